@@ -1,0 +1,35 @@
+"""Every error a user can see, one line each: what happened and what to do.
+
+    StepscopeError            exit 1   the check failed
+    ├── UsageError            exit 2   the command line or configuration cannot be used
+    ├── UnreadableInputError  exit 3   nothing could be read from a file or run folder
+    └── EnvironmentRefusal    exit 4   this machine lacks or refuses something
+
+They are caught once, in `stepscope.cli.main`, and printed without a traceback.
+"""
+
+from __future__ import annotations
+
+
+class StepscopeError(Exception):
+    """Base of all errors; `str(error)` is one line that says what happened and what to do."""
+
+    exit_code = 1
+
+
+class UsageError(StepscopeError):
+    """Options or configuration that contradict themselves or cannot be parsed."""
+
+    exit_code = 2
+
+
+class UnreadableInputError(StepscopeError):
+    """A path from which not a single event or step could be read."""
+
+    exit_code = 3
+
+
+class EnvironmentRefusal(StepscopeError):
+    """A missing program, permission or dependency."""
+
+    exit_code = 4

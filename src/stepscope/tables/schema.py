@@ -1,0 +1,188 @@
+"""The typed columns every analysis stands on, and the bundle that carries them.
+
+Column names carry units; times are integer nanoseconds on the epoch clock; a missing figure is null, never 0.
+`SCHEMAS` is the single definition: builders cast to it, the Parquet store writes it, tests check it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from stepscope.model import Quality, RunFacts
+
+FRAME = pl.Struct({"function": pl.String, "file": pl.String, "line": pl.Int64})
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    # a step of a training process; `process` is the folder ("rank-0", "rank-0.2"), the unit step numbers count in
+    "steps": {
+        "rank": pl.Int32,
+        "process": pl.String,
+        "step": pl.Int64,
+        "kind": pl.String,
+        "epoch": pl.Int64,
+        "start_ns": pl.Int64,
+        "wall_ns": pl.Int64,
+        "data_wait_ns": pl.Int64,
+        "forward_ns": pl.Int64,
+        "backward_ns": pl.Int64,
+        "optimizer_ns": pl.Int64,
+        "other_ns": pl.Int64,
+        "device_ns": pl.Int64,
+        "samples": pl.Int64,
+        "fetches": pl.Int64,
+        "first_batch": pl.Boolean,
+        "in_window": pl.Boolean,
+        "signal": pl.String,
+    },
+    # a line of rank-N/events.jsonl; `data` holds the kind's own fields as JSON text
+    "journal": {
+        "rank": pl.Int32,
+        "process": pl.String,
+        "kind": pl.String,
+        "time_ns": pl.Int64,
+        "duration_ns": pl.Int64,
+        "step": pl.Int64,
+        "data": pl.String,
+    },
+    # a slice of a trace. `id` is the row's number; `parent` and `frame` refer to it: the enclosing slice on the same
+    # track, and the innermost Python function (category python_function) around it. `self_ns` leaves children out.
+    "events": {
+        "id": pl.Int64,
+        "rank": pl.Int32,
+        "process": pl.String,
+        "trace": pl.String,
+        "track": pl.String,  # "pid/tid" of the trace
+        "category": pl.String,
+        "name": pl.String,
+        "start_ns": pl.Int64,
+        "duration_ns": pl.Int64,
+        "self_ns": pl.Int64,
+        "depth": pl.Int32,
+        "parent": pl.Int64,
+        "frame": pl.Int64,
+        "step": pl.Int64,  # the journal's step it starts in
+        "correlation": pl.Int64,
+        "external_id": pl.Int64,
+        "sequence": pl.Int64,
+        "device": pl.Int32,
+        "stream": pl.Int64,
+        "shapes": pl.String,  # JSON text of "Input Dims"
+        "types": pl.String,  # JSON text of "Input type"
+        "bytes": pl.Int64,
+    },
+    # a distinct stack of a thread in a segment of time; frames root first, ours and the agent's removed
+    "stacks": {
+        "host": pl.String,
+        "source": pl.String,  # "py-spy" | "agent"
+        "segment": pl.Int64,
+        "rank": pl.Int32,
+        "process": pl.String,  # folder of the rank it belongs to (a worker belongs to its parent's), or null
+        "pid": pl.Int64,
+        "role": pl.String,  # rank | loader_worker | launcher | helper | other
+        "thread": pl.String,
+        "thread_name": pl.String,
+        "main_thread": pl.Boolean,
+        "frames": pl.List(FRAME),
+        "samples": pl.Int64,
+        "waiting": pl.Boolean,
+        "phase": pl.String,  # data_wait | forward | backward | optimizer | other | startup | null
+        "start_ns": pl.Int64,
+        "end_ns": pl.Int64,
+        "rate_hz": pl.Float64,
+    },
+    "system": {
+        "host": pl.String,
+        "time_ns": pl.Int64,
+        "metric": pl.String,
+        "unit": pl.String,
+        "value": pl.Float64,
+        "pid": pl.Int64,
+        "device": pl.String,
+    },
+    "processes": {
+        "host": pl.String,
+        "pid": pl.Int64,
+        "ppid": pl.Int64,
+        "role": pl.String,
+        "command": pl.String,
+        "python": pl.Boolean,
+        "torch": pl.Boolean,
+        "reported": pl.Boolean,  # the agent in it wrote a line
+        "process": pl.String,  # rank folder it claimed, or null
+        "start_ns": pl.Int64,
+        "end_ns": pl.Int64,
+    },
+    "compiles": {
+        "rank": pl.Int32,
+        "process": pl.String,
+        "step": pl.Int64,
+        "time_ns": pl.Int64,
+        "duration_ns": pl.Int64,
+        "kind": pl.String,
+        "backend": pl.String,
+        "reason": pl.String,
+        "file": pl.String,
+        "line": pl.Int64,
+        "function": pl.String,
+    },
+    "memory": {
+        "rank": pl.Int32,
+        "process": pl.String,
+        "device": pl.String,
+        "time_ns": pl.Int64,
+        "bytes": pl.Int64,
+        "allocated_bytes": pl.Int64,
+        "reserved_bytes": pl.Int64,
+        "owner": pl.String,
+    },
+    "scalars": {
+        "rank": pl.Int32,
+        "process": pl.String,
+        "step": pl.Int64,
+        "time_ns": pl.Int64,
+        "name": pl.String,
+        "value": pl.Float64,
+    },
+}
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """A training process as its rank.json describes it."""
+
+    rank: int
+    process: str
+    pid: int
+    host: str
+    world_size: int | None
+    device: str | None
+    main_file: str | None
+    started_ns: int | None
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """All tables of a run. Every frame has exactly the columns of `SCHEMAS`; a source that was absent is an empty frame."""
+
+    run: RunFacts
+    quality: Quality
+    ranks: tuple[RankInfo, ...]
+    manifests: tuple[dict[str, Any], ...]  # one per host, as written
+    steps: pl.DataFrame
+    journal: pl.DataFrame
+    events: pl.DataFrame
+    stacks: pl.DataFrame
+    system: pl.DataFrame
+    processes: pl.DataFrame
+    compiles: pl.DataFrame
+    memory: pl.DataFrame
+    scalars: pl.DataFrame
+
+
+def empty(name: str) -> pl.DataFrame:
+    """An empty frame with the columns of table `name`."""
+    return pl.DataFrame(schema=SCHEMAS[name])
