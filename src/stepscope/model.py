@@ -279,6 +279,13 @@ class LoaderFacts:
     workers_idle_share: Optional[float]
     cpu_limit: float  # cores this process may use: min(affinity, cgroup quota)
     suggested_workers: int
+    # the outermost user lines below the loader: `__getitem__`, collate_fn. Their shares include what they call.
+    entries: Tuple[HotLine, ...] = ()
+    load_ms: Optional[float] = None  # work to make the batches of one step, summed over workers
+    compute_ms: Optional[float] = None  # the step without its data wait
+    cores_used: Optional[float] = None  # mean CPU use of the training process, in cores
+    library_function: Optional[str] = None  # hottest function below the loader that is not the user's
+    samples: int = 0  # sampled stacks the lines stand on
 
 
 @dataclass(frozen=True)
@@ -306,6 +313,14 @@ class LoopFacts:
     place: Place
     dimension: Optional[str]
     source: str
+    loop_line: Optional[int] = None  # the line of the `for`, where the source text was at hand
+    backward_ms_per_step: Optional[float] = None  # autograd nodes of the loop's operators; not in ms_per_step
+    backward_calls_per_step: Optional[float] = None
+    backward_node: Optional[str] = None
+    exact_line: bool = False  # False: place.line is where the function begins
+    low_confidence: bool = False
+    window_steps: int = 0
+    nested_in: Optional[Place] = None  # the loop whose iterations run this one
 
 
 @dataclass(frozen=True)
@@ -317,6 +332,29 @@ class IoFacts:
     calls_per_step: Optional[float]
     ms_per_step: float
     source: str
+    measured: bool = True  # False: estimated from sampled stacks
+    count: int = 0  # events or samples it stands on
+    detail: Optional[str] = None  # a path or the function on top
+
+
+@dataclass(frozen=True)
+class PythonFacts:
+    """A line of the user's on the main thread whose time is Python (or C code of other libraries), not torch.
+
+    `python_fraction` is the part of the line's function that ran outside torch operators in the window; None where no
+    window saw it and the sampled leaf alone decided.
+    """
+
+    place: Place
+    phase: str
+    ms_per_step: float
+    share: float  # of the mean steady step
+    samples: int
+    waiting_share: Optional[float]
+    python_fraction: Optional[float]
+    library_leaf: Optional[str]
+    source: str
+    inside_loop: Optional[Place] = None  # the user's per-item loop whose iterations run this line
 
 
 @dataclass(frozen=True)
@@ -374,6 +412,8 @@ class Analysis:
     processes: Tuple[ProcessFacts, ...]
     system: Dict[str, Any] = field(default_factory=dict)  # summary of telemetry, units in the names
     regions: Tuple[Dict[str, Any], ...] = ()  # {"name", "calls", "calls_per_step", "ms_per_step", "source"}
+    python: Optional[Tuple[PythonFacts, ...]] = None  # needs stacks; None without them
+    devices: Tuple[str, ...] = ()  # kinds of device the ranks trained on, "cpu" included
 
 
 @dataclass(frozen=True)

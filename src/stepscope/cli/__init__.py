@@ -1,0 +1,134 @@
+"""The command line: a visible table of commands, each loaded only when it is called.
+
+`stepscope --help` therefore imports neither torch, polars, numpy nor Rich. A new command is one file in this folder
+and one line in `COMMANDS`. Errors are caught here, once: a `StepscopeError` becomes one line on stderr and the exit
+code of its class; Ctrl-C ends with 130; a reader that closes the pipe ends us quietly, with 141.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from stepscope.errors import StepscopeError
+
+INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
+PIPE_CLOSED = 141  # 128 + SIGPIPE
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line of the command table. `target` is "module:function"; the function's docstring is its full help."""
+
+    target: str
+    summary: str
+    examples: tuple[str, ...]
+    settings: dict[str, Any] = field(default_factory=dict)  # context settings of the command's parser
+
+
+COMMANDS: dict[str, Command] = {
+    "run": Command(
+        "stepscope.cli.run:run",
+        "Record a training command and report where its time goes.",
+        ("stepscope run -- python train.py", "stepscope run --out runs/a -- torchrun --nproc-per-node=2 train.py"),
+        # the first word that is no option of ours starts the user's command, also without "--"
+        {"allow_interspersed_args": False},
+    ),
+    "analyze": Command(
+        "stepscope.cli.analyze:analyze",
+        "Show the report of a recorded run.",
+        ("stepscope analyze stepscope-runs/20260101-120000-train", "stepscope analyze RUN --json -"),
+    ),
+    "doctor": Command(
+        "stepscope.cli.doctor:doctor",
+        "Say what this machine allows, and what each limit costs the report.",
+        ("stepscope doctor",),
+    ),
+}
+
+
+class LazyCommand(TyperCommand):
+    """Stands in the group's table for a command whose module is imported when it is parsed."""
+
+    def __init__(self, name: str, command: Command) -> None:
+        super().__init__(name, short_help=command.summary, help=command.summary, rich_markup_mode=None)
+        self._command = command
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Parse `args` with the real command, which from here on takes this one's place."""
+        return load(self.name or "", self._command).make_context(info_name, args, parent=parent, **extra)
+
+
+class CommandGroup(TyperGroup):
+    """The group that turns the two ways of being stopped from outside into exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command; raises `typer.Exit` with 130 on Ctrl-C and 141 on a closed pipe."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # the interpreter flushes stdout once more at exit, which would print a second error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(PIPE_CLOSED) from None
+        return result
+
+
+def load(name: str, command: Command) -> Any:
+    """Import the function behind `command` and build its parser."""
+    module, _, function = command.target.partition(":")
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    # "\b" keeps the parser from joining the examples into one paragraph
+    epilog = "\n".join(["\b", "Example:" if len(command.examples) == 1 else "Examples:"])
+    epilog += "".join(f"\n  {example}" for example in command.examples)
+    register = app.command(name, epilog=epilog, context_settings=dict(command.settings))
+    register(getattr(importlib.import_module(module), function))
+    return typer.main.get_command(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from stepscope import __version__
+
+        typer.echo(f"stepscope {__version__}")
+        raise typer.Exit()
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Find why a PyTorch training run is slow, and name the line."""
+
+
+def application() -> Any:
+    """The command group, with every command of the table in place but none imported."""
+    app = typer.Typer(
+        cls=CommandGroup, name="stepscope", add_completion=False, rich_markup_mode=None, no_args_is_help=True
+    )
+    app.callback(epilog="\b\nExample:\n  stepscope run -- python train.py")(_root)
+    group = typer.main.get_command(app)
+    for name, command in COMMANDS.items():
+        group.add_command(LazyCommand(name, command), name)  # type: ignore[attr-defined]
+    return group
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; always ends in `SystemExit`."""
+    try:
+        application().main(args=arguments, prog_name="stepscope")
+    except StepscopeError as error:
+        from stepscope.report.escape import one_line
+
+        print(f"stepscope: {one_line(str(error))}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,11 @@
+"""Facts and findings → one `Report` → terminal, JSON and HTML. Computes no figure.
+
+`build` makes the document; `terminal.render`, `html.render` and `jsonfile.dumps` show it; `outputs` writes files.
+The renderers are imported where they are used, so that this package costs nothing at import.
+"""
+
+from __future__ import annotations
+
+from stepscope.report.document import build
+
+__all__ = ["build"]

@@ -1,0 +1,51 @@
+# Everything a contributor or a curious visitor runs. `make help` lists the targets.
+#
+# One virtual environment, .venv, is made once and reused; delete it with `make clean`. PYTHON chooses the interpreter.
+# On Linux, PyPI's PyTorch brings CUDA libraries along; for the small CPU build:
+#     make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+DEMO := examples/cifar_png
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1	/' | expand -t 16
+
+demo: $(VENV)/installed ## record the slow example and show what it loses time to
+	$(BIN)/python $(DEMO)/make_data.py
+	$(BIN)/stepscope run -- $(BIN)/python $(DEMO)/train.py
+
+test: $(VENV)/installed-dev ## run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/installed-dev ## lint, formatting, strict types, layer contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/installed ## measure our own overhead into benchmarks/RESULTS.md (about half an hour; keep the machine idle)
+	$(BIN)/python benchmarks/overhead.py
+
+clean: ## delete the environment, caches, example data and recorded runs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache stepscope-runs examples/*/data
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps say which installation is complete; an interrupted one is done again.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet 'pip>=25.1'
+	$(PIP) install --quiet $(INDEX) -c constraints.txt -e . torch pillow
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(PIP) install --quiet $(INDEX) -c constraints.txt -e . --group test --group check
+	touch $@

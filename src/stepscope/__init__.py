@@ -1,0 +1,43 @@
+"""stepscope finds why a PyTorch training run is slow, names the line, and proves the fix.
+
+The names below are loaded when first used: importing the package costs nothing, imports none of torch, polars and
+numpy, and works inside the training process on Python 3.8.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, List
+
+if TYPE_CHECKING:
+    from stepscope.api import Run, open_run
+    from stepscope.record.agent.marks import log, mark, region, step
+    from stepscope.record.profile import profile
+
+__version__ = "0.1.0"
+
+__all__ = ["Run", "__version__", "log", "mark", "open_run", "profile", "region", "step"]
+
+_HOMES = {
+    "Run": "stepscope.api",
+    "log": "stepscope.record.agent.marks",
+    "mark": "stepscope.record.agent.marks",
+    "open_run": "stepscope.api",
+    "profile": "stepscope.record.profile",
+    "region": "stepscope.record.agent.marks",
+    "step": "stepscope.record.agent.marks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError("module {!r} has no attribute {!r}".format(__name__, name))
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> List[str]:
+    return sorted(set(globals()) | set(__all__))

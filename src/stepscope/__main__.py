@@ -1,0 +1,8 @@
+"""`python -m stepscope`: the command line."""
+
+from __future__ import annotations
+
+from stepscope.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""From a function to the line in it: by sampled stacks where they saw it, else by the syntax tree of its source.
+
+A trace names a function by the line its definition starts on; a finding has to name the line that makes the call.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import polars as pl
+
+from stepscope.analyze.samples import Samples, short
+
+MAX_SOURCE_BYTES = 4_000_000  # a larger file is generated; parsing it would take minutes
+_LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """A line that makes a call, the loop around it if the source was at hand, and how the line was found."""
+
+    line: int
+    loop_line: int | None
+    loop_end: int | None
+    method: str
+
+
+class Lines:
+    """Finds the exact line of a call. `sources` maps absolute paths to their text; files not in it are not parsed."""
+
+    def __init__(self, samples: Samples | None, sources: Mapping[str, str]) -> None:
+        self._samples = samples
+        self._sources = sources
+        self._trees: dict[str, ast.Module | None] = {}
+
+    def call_site(self, file: str, function: str, def_line: int | None, callee: str, *, loop: bool) -> CallSite | None:
+        """The line in `function` of `file` that calls `callee`; with `loop` one inside a loop is preferred.
+
+        Args:
+            def_line: the line the function's definition (or its first decorator) starts on, None if unknown.
+            callee: the bare name called; an operator may be given as `aten::select`.
+        """
+        scope = self._function(file, function, def_line)
+        name = callee.removeprefix("aten::")
+        found = _calls(scope, name, loop=loop) if scope is not None else []
+        sampled = self._sampled_line(file, function, name, [line for line, _ in found])
+        if sampled is not None:
+            inside = next((l for line, l in found if line == sampled and l is not None), None)
+            inside = inside or (_loop_around(scope, sampled) if scope is not None else None)
+            return CallSite(sampled, *_span(inside), "sampled stacks")
+        if found:
+            line, inside = found[0]
+            return CallSite(line, *_span(inside), "syntax of the source")
+        if loop and scope is not None:
+            only = [node for node in _walk(scope) if isinstance(node, _LOOPS)]
+            if len(only) == 1:
+                return CallSite(_first_body_line(only[0]), *_span(only[0]), "the only loop of the function")
+        return None
+
+    def text(self, file: str, line: int | None) -> str | None:
+        """The source line, stripped; None where the text is not at hand."""
+        if line is None or file not in self._sources:
+            return None
+        lines = self._sources[file].splitlines()
+        return lines[line - 1].strip() if 0 < line <= len(lines) else None
+
+    @cached_property
+    def _calls_sampled(self) -> pl.DataFrame | None:
+        """(user_file, function, line, callee, n): which line called what, in the steady main threads of ranks."""
+        if self._samples is None:
+            return None
+        keep = self._samples.rank_steps().select("row", "samples")
+        frames = self._samples.frames.join(keep, on="row").sort("row", "position")
+        following = pl.col("function").shift(-1).over("row")
+        return (
+            frames.with_columns(short(following).alias("callee"), short(pl.col("function")).alias("name"))
+            .filter(pl.col("user_file").is_not_null())
+            .group_by("user_file", "name", "line", "callee")
+            .agg(n=pl.col("samples").sum())
+            .sort("n", "line", descending=[True, False])
+        )
+
+    def _sampled_line(self, file: str, function: str, name: str, candidates: list[int]) -> int | None:
+        """The line sampled most with `name` next on the stack, or, for an operator, sampled on its own line."""
+        calls = self._calls_sampled
+        if calls is None:
+            return None
+        own = calls.filter((pl.col("user_file") == file) & (pl.col("name") == function))
+        exact = own.filter(pl.col("callee") == name)
+        if exact.height:
+            return int(exact["line"][0])
+        if candidates:
+            own = own.filter(pl.col("line").is_in(candidates))
+            return int(own["line"][0]) if own.height else None
+        return None
+
+    def _function(self, file: str, function: str, def_line: int | None) -> ast.AST | None:
+        tree = self._tree(file)
+        if tree is None:
+            return None
+        if function == "<module>":
+            return tree
+        best: ast.AST | None = None
+        for node in ast.walk(tree):
+            if isinstance(node, _FUNCTIONS):
+                name = node.name if not isinstance(node, ast.Lambda) else "<lambda>"
+                first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+                if name == function and (def_line is None or first <= def_line <= node.lineno):
+                    best = best or node
+            elif isinstance(node, _LOOPS) and function in ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"):
+                if not isinstance(node, ast.For | ast.AsyncFor | ast.While) and node.lineno == def_line:
+                    best = best or node
+        return best
+
+    def _tree(self, file: str) -> ast.Module | None:
+        if file not in self._trees:
+            text = self._sources.get(file)
+            tree = None
+            if text is not None and len(text) <= MAX_SOURCE_BYTES:
+                try:
+                    tree = ast.parse(text)
+                except (SyntaxError, ValueError, RecursionError, MemoryError):
+                    tree = None
+            self._trees[file] = tree
+        return self._trees[file]
+
+
+def _walk(scope: ast.AST) -> list[ast.AST]:
+    """Nodes of a function without those of functions defined in it, in order of the text."""
+    found: list[ast.AST] = []
+    stack = [scope]
+    while stack:
+        node = stack.pop()
+        found.append(node)
+        stack.extend(
+            child for child in reversed(list(ast.iter_child_nodes(node))) if not isinstance(child, _FUNCTIONS)
+        )
+    return found
+
+
+def _calls(scope: ast.AST, name: str, *, loop: bool) -> list[tuple[int, ast.AST | None]]:
+    """(line, innermost loop) of calls of `name` in the function, those inside loops first if asked for."""
+    found = []
+    loops = [node for node in _walk(scope) if isinstance(node, _LOOPS)]
+    for node in _walk(scope):
+        if not isinstance(node, ast.Call) or _called_name(node) != name:
+            continue
+        line = _name_line(node)
+        inside = [each for each in loops if _contains(each, node)]
+        found.append((line, inside[-1] if inside else None))
+    if loop:
+        found.sort(key=lambda pair: pair[1] is None)
+    return found
+
+
+def _called_name(call: ast.Call) -> str | None:
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else None
+
+
+def _name_line(call: ast.Call) -> int:
+    """The line Python reports for the call: of a method call over several lines, the attribute's."""
+    end = call.func.end_lineno if isinstance(call.func, ast.Attribute) else None
+    return end or call.lineno
+
+
+def _contains(outer: ast.AST, inner: ast.Call) -> bool:
+    start, end = getattr(outer, "lineno", 0), getattr(outer, "end_lineno", 0) or 0
+    if outer is inner or not start <= inner.lineno <= end:
+        return False
+    return any(node is inner for node in ast.walk(outer))
+
+
+def _loop_around(scope: ast.AST, line: int) -> ast.AST | None:
+    inside = [
+        node
+        for node in _walk(scope)
+        if isinstance(node, _LOOPS) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    return inside[-1] if inside else None
+
+
+def _first_body_line(loop: ast.AST) -> int:
+    body = getattr(loop, "body", None)
+    return int(body[0].lineno) if isinstance(body, list) and body else int(getattr(loop, "lineno", 1))
+
+
+def _span(loop: ast.AST | None) -> tuple[int | None, int | None]:
+    if loop is None:
+        return None, None
+    return getattr(loop, "lineno", None), getattr(loop, "end_lineno", None)

@@ -1,0 +1,198 @@
+"""What the DataLoader that feeds training costs, which lines its time goes to, and how many workers would cover it.
+
+The number of workers comes from measured times, not from the machine: making one step's batches takes `load_ms` of
+work, the rest of the step `compute_ms`; ceil(load_ms / compute_ms) workers keep up, one more absorbs jitter. It is
+bounded by the cores this process may use (affinity and cgroup quota, shared by the ranks of the host), one of them
+left for the training process where there are several.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import polars as pl
+
+from stepscope.analyze.samples import Samples
+from stepscope.analyze.stacks import hot_lines
+from stepscope.analyze.steps import LabelledSteps
+from stepscope.analyze.windows import event_data
+from stepscope.model import HotLine, LoaderFacts, Place, StepFacts
+from stepscope.tables.schema import Tables
+
+MAX_LINES = 20
+_NO_CORES_KNOWN = 1.0  # without a manifest, promise no more than one core
+
+
+def facts(
+    tables: Tables, labelled: LabelledSteps, train: StepFacts | None, samples: Samples | None, cores: float | None
+) -> LoaderFacts | None:
+    """None without training steps whose data wait is known. `cores`: mean CPU use of the training process."""
+    if train is None:
+        return None
+    wait = next((part for part in train.partition if part.category == "data_wait"), None)
+    if wait is None:
+        return None
+    event = _feeding_loader(tables, labelled)
+    site = _site(tables, event)
+    arguments: dict[str, Any] = dict(site.get("arguments") or {}) if site else {}
+    workers = _first_int(event.get("num_workers") if event else None, arguments.get("num_workers"))
+    in_main = not workers
+    lines, entries, library, busy, idle, count = _sampled(samples, in_main)
+    compute_ms = max(0.0, train.mean_ms - wait.ms)
+    load_ms = wait.ms if in_main else _worker_load_ms(workers, busy, train.mean_ms)
+    limit = cpu_limit(tables)
+    return LoaderFacts(
+        num_workers=workers,
+        batch_size=_first_int(event.get("batch_size") if event else None, arguments.get("batch_size")),
+        site=_place(site),
+        arguments=arguments,
+        data_wait_ms=wait.ms,
+        data_wait_share=wait.share,
+        in_main_process=in_main,
+        lines=tuple(lines[:MAX_LINES]),
+        workers_busy_share=busy,
+        workers_idle_share=idle,
+        cpu_limit=limit,
+        suggested_workers=suggest_workers(load_ms, compute_ms, limit / _ranks_on_host(tables)),
+        entries=tuple(entries[:MAX_LINES]),
+        load_ms=load_ms,
+        compute_ms=compute_ms,
+        cores_used=cores,
+        library_function=library,
+        samples=count,
+    )
+
+
+def suggest_workers(load_ms: float | None, compute_ms: float, cores: float) -> int:
+    """Workers that keep up with the step, within `cores` (of one rank), at least one."""
+    bound = max(1, math.floor(cores) - 1) if cores > 1 else 1
+    if load_ms is None or load_ms <= 0:
+        return bound
+    if compute_ms <= 0:
+        return bound
+    return max(1, min(math.ceil(load_ms / compute_ms) + 1, bound))
+
+
+def cpu_limit(tables: Tables) -> float:
+    """Cores a process of the (smallest) host may use: its affinity, cut by the cgroup's quota."""
+    limits = []
+    for manifest in tables.manifests:
+        hardware = manifest.get("hardware")
+        if not isinstance(hardware, dict):
+            continue
+        affinity, quota, logical = (hardware.get(k) for k in ("affinity", "cgroup_cpu_limit", "logical_cores"))
+        known = [float(len(affinity))] if isinstance(affinity, list) and affinity else []
+        if not known and isinstance(logical, int) and logical > 0:
+            known = [float(logical)]
+        if isinstance(quota, int | float) and quota > 0:
+            known.append(float(quota))
+        if known:
+            limits.append(min(known))
+    return min(limits) if limits else _NO_CORES_KNOWN
+
+
+def _ranks_on_host(tables: Tables) -> int:
+    hosts: dict[str, set[int]] = {}
+    for rank in tables.ranks:
+        hosts.setdefault(rank.host, set()).add(rank.rank)
+    return max((len(ranks) for ranks in hosts.values()), default=1)
+
+
+def _feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | None:
+    """The loader whose iterations the most training steps follow."""
+    events = [{**data, "_process": row["process"], "_time": row["time_ns"]} for row, data in event_data(tables, "loader")]
+    if not events:
+        return None
+    train = labelled.frame.filter(pl.col("kind") == "train")
+    votes: dict[Any, int] = {}
+    for process in {event["_process"] for event in events}:
+        own = [event for event in events if event["_process"] == process]
+        ends = train.filter(pl.col("process") == process)
+        moments = (ends["start_ns"] + ends["wall_ns"]).drop_nulls().sort()
+        for index, event in enumerate(own):
+            after = own[index + 1]["_time"] if index + 1 < len(own) else None
+            steps = moments.filter(moments >= event["_time"]) if after is None else moments.filter(
+                (moments >= event["_time"]) & (moments < after)
+            )
+            votes[event.get("id")] = votes.get(event.get("id"), 0) + len(steps)
+    best = max(votes, key=lambda key: votes[key])
+    return next(event for event in events if event.get("id") == best)
+
+
+def _site(tables: Tables, event: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The construction of that loader: same id, else same arguments, else the only or first one."""
+    sites = [data for _, data in event_data(tables, "site") if data.get("what") == "DataLoader"]
+    if not sites or event is None:
+        return sites[0] if sites else None
+    for data in sites:
+        if data.get("id") is not None and data.get("id") == event.get("id"):
+            return data
+
+    def likeness(data: dict[str, Any]) -> int:
+        arguments = data.get("arguments") or {}
+        same = 0
+        for name in ("num_workers", "batch_size"):
+            default = 0 if name == "num_workers" else 1
+            same += _first_int(arguments.get(name), default) == _first_int(event.get(name), default)
+        return same
+
+    return max(sites, key=likeness)
+
+
+def _place(site: dict[str, Any] | None) -> Place | None:
+    if not site or not isinstance(site.get("file"), str):
+        return None
+    line = site.get("line")
+    return Place(site["file"], line if isinstance(line, int) else None, site.get("function"))
+
+
+def _first_int(*values: object) -> int | None:
+    for value in values:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if isinstance(value, str) and re.fullmatch(r"\d+", value):
+            return int(value)
+    return None
+
+
+def _sampled(
+    samples: Samples | None, in_main: bool
+) -> tuple[list[HotLine], list[HotLine], str | None, float | None, float | None, int]:
+    """(lines, entries, hottest library function, busy share, idle share, samples) of the loading work."""
+    if samples is None:
+        return [], [], None, None, None, 0
+    if in_main:
+        rows, role = samples.rank_steps().filter(pl.col("phase") == "data_wait"), "rank"
+        busy = idle = None
+    else:
+        everyone, role = samples.workers(), "loader_worker"
+        parked = pl.col("waiting") & ~pl.col("in_fetch") & pl.col("user_file").is_null()
+        total = int(everyone["samples"].sum())
+        idle = float(everyone.filter(parked)["samples"].sum()) / total if total else None
+        busy = 1.0 - idle if idle is not None else None
+        rows = everyone.filter(~parked)
+    rows = rows.with_columns(phase=pl.lit("data_wait"))
+    below = rows.filter(pl.col("entry_file").is_not_null())
+    inner = "inner" if below.height else "user"
+    library = (
+        rows.filter(pl.col("in_loader") & pl.col("entry_file").is_null())
+        .group_by("leaf_function")
+        .agg(pl.col("samples").sum())
+        .drop_nulls()
+        .sort("samples", descending=True)
+    )
+    return (
+        hot_lines(rows, role, None, inner),
+        hot_lines(rows, role, None, "entry"),
+        str(library[0, 0]) if library.height else None,
+        busy,
+        idle,
+        int(rows["samples"].sum()),
+    )
+
+
+def _worker_load_ms(workers: int | None, busy: float | None, mean_ms: float) -> float | None:
+    """Work of all workers per step: while one step passes, each is busy for its busy share of it."""
+    return workers * busy * mean_ms if workers and busy is not None else None

@@ -1,0 +1,232 @@
+"""Python loops of the user's that call the same thing once per item, from the calls the window saw.
+
+A function of the user's that makes the same call many times within one of its invocations and one step loops. The
+loop's time is the distance from call to call (a long break is left out), scaled from the window, where recording slows
+Python, to the steady step. Every operator of the loop that needs a gradient leaves a node for the backward pass; nodes
+carry their operator's sequence number, so the loop's part of the backward pass is added up too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analyze.dimensions import explain
+from stepscope.analyze.lines import CallSite, Lines
+from stepscope.analyze.trace import OPERATOR, TRANSPARENT, Window
+from stepscope.model import LoopFacts, Place
+
+MIN_CALLS = 32  # fewer calls of one kind are layers, heads or parameter groups rather than items
+MAX_BREAK = 5.0  # a distance of more than this many median distances is work beside the loop
+MAX_LOOPS = 20
+_ENGINE = "autograd::engine::evaluate_function: "
+_GENERATORS = ("<genexpr>",)
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """A loop in all its invocations: `calls` holds (caller, step) groups of its dominant callee."""
+
+    file: str
+    function: str
+    def_line: int
+    label: str
+    callee: str
+    calls: pl.DataFrame  # caller, step, process, track, n, starts, ends, rows
+    span_ns: float  # summed over all window steps
+    total_calls: float
+    per_invocation: int
+
+
+def facts(window: Window | None, lines: Lines, mean_ms: float | None) -> tuple[LoopFacts, ...] | None:
+    """None without a window; loops of the window, costliest first. `mean_ms` is the steady training step."""
+    if window is None or not window.step_times_known:
+        return None
+    loops = _find(window)
+    found = [(loop, _describe(window, lines, loop, mean_ms)) for loop in loops]
+    found.sort(key=lambda pair: -(pair[1].ms_per_step + (pair[1].backward_ms_per_step or 0.0)))
+    result: list[LoopFacts] = []
+    for index, (loop, fact) in enumerate(found[:MAX_LOOPS]):
+        outer = next(
+            (other for j, (around, other) in enumerate(found[:MAX_LOOPS]) if j != index and _runs_in(window, loop, around)),
+            None,
+        )
+        result.append(replace(fact, nested_in=outer.place) if outer else fact)
+    return tuple(result)
+
+
+def _find(window: Window) -> list[_Loop]:
+    calls = window.slices.filter(
+        pl.col("direct") & (pl.col("what") != TRANSPARENT) & ~pl.col("in_loader") & pl.col("step").is_not_null()
+    ).with_columns(
+        # modules keep their instance: the layers of a network are not items of a loop
+        pl.when(pl.col("name").str.starts_with("nn.Module: ")).then("name").otherwise("label").alias("key")
+    )
+    groups = (
+        calls.sort("start_ns")
+        .group_by("process", "step", "track", "caller", "key", "label", maintain_order=True)
+        .agg(
+            n=pl.len(),
+            total=pl.col("duration_ns").sum(),
+            starts=pl.col("start_ns"),
+            ends=pl.col("start_ns") + pl.col("duration_ns"),
+            rows=pl.col("row"),
+        )
+        .filter(pl.col("n") >= MIN_CALLS)
+        .join(window.callers(), on="caller", maintain_order="left")
+    )
+    loops: list[_Loop] = []
+    for (file, function, line), of_function in sorted(
+        groups.group_by("caller_file", "caller_function", "caller_line"), key=lambda pair: [str(k) for k in pair[0]]
+    ):
+        loops.extend(_of_function(window, str(file), str(function), int(str(line)), of_function))
+    return loops
+
+
+def _of_function(window: Window, file: str, function: str, line: int, groups: pl.DataFrame) -> list[_Loop]:
+    """The distinct loops of one function: calls whose time lies within another's loop belong to that loop."""
+    order = groups.group_by("key").agg(pl.col("total").sum()).sort(["total", "key"], descending=[True, False])
+    loops: list[_Loop] = []
+    for key in order["key"].to_list():
+        own = groups.filter(pl.col("key") == key)
+        if any(_inside(own, loop.calls) for loop in loops):
+            continue
+        loops.append(_build(window, file, function, line, own))
+    return loops
+
+
+def _inside(own: pl.DataFrame, other: pl.DataFrame) -> bool:
+    """Whether the calls of `own` fall between the calls of `other`, judged in the invocation with the most of them."""
+    row = own.sort("n", descending=True).row(0, named=True)
+    same = other.filter((pl.col("caller") == row["caller"]) & (pl.col("step") == row["step"]))
+    if same.is_empty():
+        return False
+    first, last = same["starts"][0].min(), same["ends"][0].max()
+    period = (last - first) / max(1, same["n"][0])
+    return bool(row["starts"][0] < last and row["ends"][-1] > first and row["starts"][0] >= first - period * MAX_BREAK)
+
+
+def _build(window: Window, file: str, function: str, line: int, own: pl.DataFrame) -> _Loop:
+    label = str(own["label"][0])
+    callee, count = label, float(own["n"].sum())
+    per_invocation = int(own["n"].median() or 0)  # type: ignore[arg-type]
+    if label in _GENERATORS:  # one more resumption ends it; the call worth naming is made inside
+        count -= own.height
+        per_invocation -= 1
+        callee = _heaviest_child(window, own["rows"].explode()) or label
+    span = sum(_span_ns(starts, ends) for starts, ends in own.select("starts", "ends").iter_rows())
+    return _Loop(file, function, line, label, callee, own, span, count, per_invocation)
+
+
+def _span_ns(starts: list[int], ends: list[int]) -> float:
+    begin = np.asarray(starts)
+    distances = np.diff(begin)
+    if not len(distances):
+        return float(ends[-1] - starts[0])
+    typical = float(np.median(distances))
+    return float(np.minimum(distances, MAX_BREAK * typical).sum()) + float(min(ends[-1] - begin[-1], MAX_BREAK * typical))
+
+
+def _heaviest_child(window: Window, rows: pl.Series) -> str | None:
+    children = (
+        window.all_slices.filter(pl.col("above").is_in(rows.to_list()))
+        .group_by("label")
+        .agg(pl.col("duration_ns").sum())
+        .sort("duration_ns", descending=True)
+    )
+    return str(children["label"][0]) if children.height else None
+
+
+def _describe(window: Window, lines: Lines, loop: _Loop, mean_ms: float | None) -> LoopFacts:
+    inside = _slices_within(window, loop)
+    operators = inside.filter(pl.col("what") == OPERATOR)
+    after_backward = _after_backward(window, loop)
+    ratio = window.ratio.get("wall", 1.0) if after_backward else _ratio(window, "forward")
+    ms = loop.span_ns / window.steps / 1e6 * ratio
+    back_ms, back_calls, node = _backward(window, operators)
+    if mean_ms is not None:
+        ms = min(ms, mean_ms)
+        back_ms = min(back_ms, mean_ms - ms) if back_ms is not None else None
+    site = lines.call_site(loop.file, loop.function, loop.def_line, loop.callee, loop=True)
+    return LoopFacts(
+        callee=loop.callee,
+        calls_per_step=loop.total_calls / window.steps,
+        ms_per_step=ms,
+        operators_per_call=operators.height / max(1.0, loop.total_calls),
+        place=_place(loop, site),
+        dimension=explain(loop.per_invocation, operators["shapes"]),
+        source=f"{window.source}, {window.steps} window steps; line: {site.method if site else 'the definition'}",
+        loop_line=site.loop_line if site else None,
+        backward_ms_per_step=back_ms,
+        backward_calls_per_step=back_calls,
+        backward_node=node,
+        exact_line=site is not None,
+        low_confidence=window.low_confidence,
+        window_steps=window.steps,
+    )
+
+
+def _place(loop: _Loop, site: CallSite | None) -> Place:
+    return Place(loop.file, site.line if site else loop.def_line, loop.function)
+
+
+def _ratio(window: Window, phase: str) -> float:
+    return window.ratio.get(phase, window.ratio.get("wall", 1.0))
+
+
+def _slices_within(window: Window, loop: _Loop) -> pl.DataFrame:
+    """Slices of the loop's threads between its first and last call, one invocation after the other."""
+    bounds = loop.calls.select(
+        "process", "step", "track", pl.col("starts").list.first().alias("first"), pl.col("ends").list.last().alias("last")
+    )
+    # the operands of the first call are made just before it
+    bounds = bounds.with_columns((pl.col("first") - (pl.col("last") - pl.col("first")) // loop.calls["n"].min()))  # type: ignore[operator]
+    joined = window.slices.join(bounds, on=["process", "step", "track"])
+    return joined.filter((pl.col("start_ns") >= pl.col("first")) & (pl.col("start_ns") < pl.col("last"))).unique("row")
+
+
+def _after_backward(window: Window, loop: _Loop) -> bool:
+    """Whether the loop runs behind the step's backward pass: an update written by hand, say."""
+    row: dict[str, Any] = loop.calls.row(0, named=True)
+    nodes = window.slices.filter(
+        (pl.col("process") == row["process"]) & (pl.col("step") == row["step"]) & pl.col("name").str.starts_with(_ENGINE)
+    )
+    return bool(nodes.height and nodes["start_ns"].min() < row["starts"][0])  # type: ignore[operator]
+
+
+def _backward(window: Window, operators: pl.DataFrame) -> tuple[float | None, float | None, str | None]:
+    """(ms per steady step, calls per step, most frequent node) of the backward nodes the loop's operators left."""
+    ranges = (
+        operators.filter(pl.col("sequence").is_not_null() & (pl.col("sequence") >= 0))
+        .group_by("process", "step")
+        .agg(low=pl.col("sequence").min(), high=pl.col("sequence").max(), first=pl.col("start_ns").min())
+    )
+    nodes = (
+        window.slices.filter(pl.col("name").str.starts_with(_ENGINE))
+        .join(ranges, on=["process", "step"])
+        .filter(pl.col("sequence").is_between("low", "high") & (pl.col("start_ns") > pl.col("first")))
+    )
+    if nodes.is_empty():
+        return None, None, None
+    names = nodes.group_by("name").agg(n=pl.len()).sort(["n", "name"], descending=[True, False])
+    ms = float(nodes["duration_ns"].sum()) / window.steps / 1e6 * _ratio(window, "backward")
+    return ms, int(names["n"][0]) / window.steps, str(names["name"][0]).removeprefix(_ENGINE)
+
+
+def _runs_in(window: Window, inner: _Loop, outer: _Loop) -> bool:
+    """Whether an invocation of `inner` lies below a call that `outer` makes once per item."""
+    row = inner.calls.row(0, named=True)
+    same = outer.calls.filter((pl.col("process") == row["process"]) & (pl.col("step") == row["step"]))
+    if same.is_empty() or row["caller"] in same["caller"].to_list():
+        return False
+    callees = set(same["rows"].explode().to_list())
+    above = dict(window.all_slices.filter(pl.col("what") != OPERATOR).select("row", "above").iter_rows())
+    at, hops = row["caller"], 0
+    while at is not None and hops < 1000:
+        if at in callees:
+            return True
+        at, hops = above.get(at), hops + 1
+    return False

@@ -1,0 +1,178 @@
+"""What a step costs: steady statistics per kind, the exclusive partition of its wall time, the series.
+
+Steady means: after warm-up, not the first batch of an epoch, outside profiler windows, not compiling. Steps left out
+are counted by reason. With several ranks all their steady steps are pooled, so the mean is weighted by steps;
+samples per second is summed over ranks, because they run beside each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from stepscope.model import PHASES, PartitionPart, StepFacts
+from stepscope.tables.schema import Tables
+
+WARMUP_RATIO = 2.0  # a leading step slower than this many medians of the later half is warm-up (allocator, caches)
+WARMUP_MAX_SHARE = 0.33  # never call more than a third of a run warm-up: a slow third is how the run is
+FEW_STEPS = 10  # below this many steady steps a mean moves by several percent between runs
+SERIES_POINTS = 500  # as many as a chart of that width can draw
+
+STEADY = "steady"  # the value of `reason` for a step that counts
+
+
+@dataclass(frozen=True)
+class LabelledSteps:
+    """The steps table with `reason`: "steady", or why a step is left out. `fallback` names the rule that was relaxed."""
+
+    frame: pl.DataFrame
+    fallback: dict[str, str]
+
+    def steady(self, kind: str = "train") -> pl.DataFrame:
+        """The rows the statistics of `kind` stand on."""
+        return self.frame.filter((pl.col("kind") == kind) & (pl.col("reason") == STEADY))
+
+
+def label(tables: Tables) -> LabelledSteps:
+    """Gives every step its reason. A kind without any steady step falls back to all outside windows, then to all."""
+    steps = tables.steps.filter(pl.col("wall_ns").is_not_null() & (pl.col("wall_ns") > 0))
+    if steps.is_empty():
+        return LabelledSteps(steps.with_columns(pl.lit(STEADY).alias("reason")), {})
+    steps = steps.sort("process", "step").join(_compiling(tables), on=["process", "step"], how="left")
+    parts = [_warmup(part) for part in steps.partition_by("process", "kind", maintain_order=True)]
+    steps = pl.concat(parts).with_columns(
+        pl.when(pl.col("in_window").fill_null(False))
+        .then(pl.lit("window"))
+        .when(pl.col("compiling").fill_null(False))
+        .then(pl.lit("compile"))
+        .when(pl.col("warmup"))
+        .then(pl.lit("warmup"))
+        .when(pl.col("first_batch").fill_null(False))
+        .then(pl.lit("first_batch"))
+        .otherwise(pl.lit(STEADY))
+        .alias("reason")
+    )
+    fallback: dict[str, str] = {}
+    for kind in steps["kind"].unique().drop_nulls().to_list():
+        own = steps.filter(pl.col("kind") == kind)
+        if (own["reason"] == STEADY).any():
+            continue
+        relaxed = pl.col("reason") != "window" if (own["reason"] != "window").any() else pl.lit(True)
+        fallback[kind] = "all steps outside windows" if (own["reason"] != "window").any() else "all steps"
+        steps = steps.with_columns(
+            pl.when((pl.col("kind") == kind) & relaxed).then(pl.lit(STEADY)).otherwise(pl.col("reason")).alias("reason")
+        )
+    return LabelledSteps(steps.drop("compiling", "warmup"), fallback)
+
+
+def facts(labelled: LabelledSteps) -> tuple[StepFacts, ...]:
+    """One `StepFacts` per kind that has steps, "train" first."""
+    kinds = sorted(labelled.frame["kind"].unique().drop_nulls().to_list(), key=lambda kind: (kind != "train", kind))
+    return tuple(_facts(labelled, kind) for kind in kinds)
+
+
+def partition(steady: pl.DataFrame) -> tuple[PartitionPart, ...]:
+    """The mean step of `steady` split by phase; time of unknown phases is "unattributed". Shares sum to 1."""
+    mean_ms = _mean(steady["wall_ns"]) / 1e6
+    if mean_ms <= 0:
+        return ()
+    parts = {}
+    for phase in PHASES:
+        column = steady[f"{phase}_ns"]
+        if column.null_count() < len(column):
+            parts[phase] = float(column.fill_null(0).clip(lower_bound=0).sum()) / steady.height / 1e6
+    known = sum(parts.values())
+    if known > mean_ms:  # phases measured by different clocks may overlap by a little
+        parts = {phase: ms * mean_ms / known for phase, ms in parts.items()}
+    elif mean_ms - known > 1e-6 * mean_ms:
+        parts["unattributed"] = mean_ms - known
+    return tuple(PartitionPart(phase, ms, ms / mean_ms) for phase, ms in parts.items())
+
+
+def thin(points: list[tuple[int, float]], limit: int = SERIES_POINTS) -> tuple[tuple[int, float], ...]:
+    """At most `limit` points: the lowest and highest of each bucket, so that no stall is lost."""
+    if len(points) <= limit:
+        return tuple(points)
+    buckets = limit // 2
+    kept: list[tuple[int, float]] = []
+    for index in range(buckets):
+        bucket = points[index * len(points) // buckets : (index + 1) * len(points) // buckets]
+        if bucket:
+            kept.extend(sorted({min(bucket, key=_value), max(bucket, key=_value)}))
+    return tuple(kept)
+
+
+def _value(point: tuple[int, float]) -> float:
+    return point[1]
+
+
+def _compiling(tables: Tables) -> pl.DataFrame:
+    """(process, step) of steps in which torch.compile compiled."""
+    journal = tables.journal.filter(pl.col("kind") == "compile").select("process", "step")
+    compiles = tables.compiles.filter(pl.col("kind").is_in(["compile", "recompile"])).select("process", "step")
+    both = pl.concat([journal, compiles]).drop_nulls().unique()
+    return both.with_columns(pl.lit(True).alias("compiling"))
+
+
+def _warmup(steps: pl.DataFrame) -> pl.DataFrame:
+    """Marks the leading steps of one process and kind that are slower than the run becomes; at least the first."""
+    wall = steps["wall_ns"].to_list()
+    outside = steps.filter(~pl.col("in_window").fill_null(False))
+    later = (outside if outside.height else steps)["wall_ns"].to_list()
+    later = sorted(later[len(later) // 2 :])
+    median = later[len(later) // 2]
+    count = 1
+    while count < len(wall) * WARMUP_MAX_SHARE and wall[count] > WARMUP_RATIO * median:
+        count += 1
+    return steps.with_columns((pl.int_range(pl.len()) < count).alias("warmup"))
+
+
+def _facts(labelled: LabelledSteps, kind: str) -> StepFacts:
+    own = labelled.frame.filter(pl.col("kind") == kind)
+    steady = labelled.steady(kind)
+    wall_ms = steady["wall_ns"] / 1e6
+    mean_ms = _mean(wall_ms)
+    left_out = own.filter(pl.col("reason") != STEADY).group_by("reason").len().sort("reason")
+    first = own.filter(pl.col("first_batch").fill_null(False) & ~pl.col("in_window").fill_null(False))
+    lead = own.sort("rank", "process")["process"][0]
+    series = own.filter(pl.col("process") == lead).select("step", pl.col("wall_ns") / 1e6).rows()
+    return StepFacts(
+        kind=kind,
+        count=steady.height,
+        signal=_most_common(steady["signal"]),
+        ranks=tuple(sorted(own["rank"].unique().drop_nulls().to_list())),
+        mean_ms=mean_ms,
+        median_ms=_quantile(wall_ms, 0.5),
+        p95_ms=_quantile(wall_ms, 0.95),
+        per_second=1000.0 / mean_ms,
+        samples_per_second=_samples_per_second(steady),
+        partition=partition(steady),
+        excluded={str(reason): int(count) for reason, count in left_out.rows()},
+        first_batch_ms=_mean(first["wall_ns"]) / 1e6 if first.height else None,
+        low_confidence=steady.height < FEW_STEPS or kind in labelled.fallback,
+        series=thin([(int(step), float(ms)) for step, ms in series]),
+    )
+
+
+def _samples_per_second(steady: pl.DataFrame) -> float | None:
+    counted = steady.filter(pl.col("samples").is_not_null())
+    if counted.is_empty():
+        return None
+    rates = counted.group_by("rank").agg(rate=pl.col("samples").sum() * 1e9 / pl.col("wall_ns").sum())
+    return float(rates["rate"].sum())
+
+
+def _most_common(values: pl.Series) -> str:
+    counts = values.drop_nulls().value_counts(sort=True)
+    return str(counts[0, 0]) if counts.height else "unknown"
+
+
+def _mean(values: pl.Series) -> float:
+    mean = values.mean()
+    return float(mean) if isinstance(mean, int | float) else 0.0
+
+
+def _quantile(values: pl.Series, q: float) -> float:
+    value = values.quantile(q, interpolation="linear")
+    return float(value) if value is not None else 0.0

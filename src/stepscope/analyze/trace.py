@@ -1,0 +1,239 @@
+"""The profiler windows made ready for questions: every host slice with the user's function that caused it.
+
+A slice's `caller` is the nearest Python function of the user's around it. `direct` says that only transparent slices
+(built-in functions, annotations) lie between: the user's own line made this call. Slices below the loader's `__next__`
+are marked, because their cost belongs to the input. Everything is done level by level on arrays, so a window of a
+million slices takes seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from stepscope.analyze.places import UserCode, is_torch
+from stepscope.analyze.steps import LabelledSteps
+from stepscope.tables.schema import Tables
+
+# What a slice is to the question "who called?".
+TRANSPARENT, OPERATOR, USER, TORCH, LIBRARY, BUILTIN = range(6)
+_PYTHON_NAME = r"^(.*)\((\d+)\): (.*)$"
+_LOADER_NEXT = r"torch/utils/data/dataloader\.py\(\d+\): __next__|^enumerate\(DataLoader\)"
+_ADDRESS = re.compile(r"( of \S+( \S+)*? object)? at 0x[0-9a-fA-F]+>?$|^<|>$")
+_MAX_DEPTH = 100_000
+
+
+@dataclass(frozen=True)
+class Window:
+    """`slices`: host slices of complete window steps, with `row`, `what`, `file`, `line`, `function`, `label` (a name for
+    people), `above`, `caller`, `via`, `direct`, `in_loader`, `in_operator`, where `above`, `caller` and `via` are rows:
+    the enclosing slice, the user's function around it, and what that function called. `all_slices` are those of
+    incomplete steps too. `steps`: how many complete steps, all processes together.
+
+    `ratio` scales a figure of the window to the steady run, by phase and for the whole step ("wall").
+    """
+
+    slices: pl.DataFrame
+    all_slices: pl.DataFrame
+    steps: int
+    ratio: dict[str, float]
+    source: str
+    step_times_known: bool
+
+    def callers(self) -> pl.DataFrame:
+        """(caller, caller_file, caller_line, caller_function) of the user's functions; the line is the definition's."""
+        return self.all_slices.filter(pl.col("what") == USER).select(
+            pl.col("row").alias("caller"),
+            pl.col("file").alias("caller_file"),
+            pl.col("line").alias("caller_line"),
+            pl.col("function").alias("caller_function"),
+        )
+
+    @property
+    def low_confidence(self) -> bool:
+        """Too few steps for a mean, or nothing to compare the window with."""
+        return self.steps < 2 or "wall" not in self.ratio
+
+
+def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps) -> Window | None:
+    """None without a trace that holds host slices."""
+    host = tables.events.filter(pl.col("stream").is_null() & pl.col("duration_ns").is_not_null())
+    if not host["category"].is_in(["cpu_op", "python_function"]).any():
+        return None
+    host = _with_steps(host).with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    host = _named(host, code)
+    host = _linked(host)
+    steps = labelled.frame.filter(pl.col("in_window").fill_null(False))
+    used = host.filter(pl.col("step").is_not_null() & pl.col("category").is_in(["cpu_op", "python_function"]))
+    seen = used.select("process", "step").unique()
+    if steps.height:  # only steps the journal calls in-window are complete in the trace
+        complete = seen.join(steps.select("process", "step"), on=["process", "step"])
+        seen = complete if complete.height else seen
+    if seen.is_empty():
+        slices, count = host, 1
+    else:
+        slices, count = host.join(seen, on=["process", "step"], how="semi", maintain_order="left"), seen.height
+    return Window(
+        slices=slices,
+        all_slices=host,
+        steps=count,
+        ratio=_ratios(labelled, seen),
+        source=_source(tables, host),
+        step_times_known=seen.height > 0,
+    )
+
+
+def callee_name(name: str) -> str:
+    """A name for people: `torch/nn/functional.py(3472): cross_entropy` is `cross_entropy`."""
+    match = re.match(_PYTHON_NAME, name)
+    if match:
+        return match[3]
+    if name.startswith("<built-in"):
+        words = _ADDRESS.sub("", name.removeprefix("<built-in function ").removeprefix("<built-in method "))
+        return words.split(" ")[0].rstrip(">")
+    if name.startswith("nn.Module: "):
+        return name.removeprefix("nn.Module: ").rsplit("_", 1)[0]
+    return name
+
+
+def _with_steps(host: pl.DataFrame) -> pl.DataFrame:
+    """A foreign trace has no journal: its own `ProfilerStep#N` annotations then name the steps."""
+    if host["step"].is_not_null().any():
+        return host
+    marks = (
+        host.filter(pl.col("name").str.starts_with("ProfilerStep#") & (pl.col("category") == "user_annotation"))
+        .select(
+            "process",
+            pl.col("start_ns").alias("mark_ns"),
+            (pl.col("start_ns") + pl.col("duration_ns")).alias("mark_end_ns"),
+            pl.col("name").str.extract(r"#(\d+)").cast(pl.Int64).alias("mark"),
+        )
+        .sort("mark_ns")
+    )
+    if marks.is_empty():
+        return host
+    joined = host.sort("start_ns").join_asof(
+        marks, left_on="start_ns", right_on="mark_ns", by="process", check_sortedness=False
+    )
+    inside = pl.col("start_ns") < pl.col("mark_end_ns")
+    return joined.with_columns(pl.when(inside).then(pl.col("mark")).alias("step")).drop("mark", "mark_ns", "mark_end_ns")
+
+
+def _named(host: pl.DataFrame, code: UserCode) -> pl.DataFrame:
+    """Adds `what`, and for Python functions `file` (resolved for the user's), `line` of the definition, `function`."""
+    names = host.filter(pl.col("category") == "python_function").select("name").unique()
+    names = names.with_columns(
+        pl.col("name").str.extract(_PYTHON_NAME, 1).alias("raw_file"),
+        pl.col("name").str.extract(_PYTHON_NAME, 2).cast(pl.Int64, strict=False).alias("line"),
+        pl.col("name").str.extract(_PYTHON_NAME, 3).alias("function"),
+    )
+    mapping = code.mapping(names["raw_file"])
+    names = names.with_columns(
+        pl.col("raw_file").replace_strict(mapping, default=None, return_dtype=pl.String).alias("user_file")
+    )
+    names = names.with_columns(
+        pl.when(pl.col("user_file").is_not_null())
+        .then(pl.lit(USER))
+        .when(pl.col("name").str.starts_with("<built-in"))
+        .then(pl.lit(BUILTIN))
+        .when(is_torch(pl.col("raw_file")) | pl.col("name").str.starts_with("nn.Module: "))
+        .then(pl.lit(TORCH))
+        .otherwise(pl.lit(LIBRARY))
+        .alias("what"),
+        pl.coalesce("user_file", "raw_file").alias("file"),
+    ).select("name", "what", "file", "line", "function")
+    python = host.filter(pl.col("category") == "python_function").join(names, on="name", how="left")
+    rest = host.filter(pl.col("category").fill_null("") != "python_function").with_columns(
+        pl.when(pl.col("category") == "cpu_op").then(pl.lit(OPERATOR)).otherwise(pl.lit(TRANSPARENT)).alias("what"),
+        pl.lit(None, pl.String).alias("file"),
+        pl.lit(None, pl.Int64).alias("line"),
+        pl.lit(None, pl.String).alias("function"),
+    )
+    host = pl.concat([python, rest.select(python.columns)]).sort("row")
+    labels = {name: callee_name(name) for name in host["name"].unique().drop_nulls().to_list()}
+    return host.with_columns(
+        pl.col("name").replace_strict(labels, default="?", return_dtype=pl.String).alias("label"),
+        pl.col("what").cast(pl.Int32),
+    )
+
+
+def _linked(host: pl.DataFrame) -> pl.DataFrame:
+    """Adds `caller`, `direct`, `in_loader`, `in_operator`, walking the tree from the roots down."""
+    count = host.height
+    parent = _parent_rows(host)
+    what = host["what"].to_numpy()
+    caller = np.full(count, -1, np.int64)
+    via = np.full(count, -1, np.int64)
+    direct = np.zeros(count, bool)
+    in_loader = host["name"].fill_null("").str.contains(_LOADER_NEXT).to_numpy().copy()
+    in_operator = np.zeros(count, bool)
+    for level in _levels(parent):
+        above = parent[level]
+        user = what[above] == USER
+        passes = (what[above] == TRANSPARENT) | (what[above] == BUILTIN)
+        caller[level] = np.where(user, above, caller[above])
+        direct[level] = user | (passes & direct[above])
+        via[level] = np.where(user, level, via[above])
+        in_loader[level] |= in_loader[above]
+        in_operator[level] = (what[above] == OPERATOR) | in_operator[above]
+    return host.with_columns(
+        pl.Series("caller", caller).replace(-1, None),
+        pl.Series("via", via).replace(-1, None),
+        pl.Series("above", parent).replace(-1, None),
+        pl.Series("direct", direct),
+        pl.Series("in_loader", in_loader),
+        pl.Series("in_operator", in_operator),
+    )
+
+
+def _parent_rows(host: pl.DataFrame) -> np.ndarray:
+    """The row of each slice's parent, -1 at a root; ids are turned into row numbers."""
+    ids = host.select(pl.col("id").alias("parent"), pl.col("row").alias("parent_row")).unique("parent")
+    joined = host.select("row", "parent").join(ids, on="parent", how="left", maintain_order="left")
+    parent: np.ndarray = joined["parent_row"].fill_null(-1).to_numpy().copy()
+    parent[parent == np.arange(len(parent))] = -1
+    return parent
+
+
+def _levels(parent: np.ndarray) -> list[np.ndarray]:
+    """Rows below the roots, level by level; rows of a broken (cyclic) tree are in none."""
+    children = np.flatnonzero(parent >= 0)
+    order = children[np.argsort(parent[children], kind="stable")]
+    sorted_parents = parent[order]
+    level = np.flatnonzero(parent < 0)
+    levels: list[np.ndarray] = []
+    while len(level) and len(levels) < _MAX_DEPTH:
+        first = np.searchsorted(sorted_parents, level, side="left")
+        last = np.searchsorted(sorted_parents, level, side="right")
+        widths = last - first
+        total = int(widths.sum())
+        if not total:
+            break
+        offsets = np.repeat(first - np.concatenate([[0], np.cumsum(widths)[:-1]]), widths)
+        level = order[np.arange(total) + offsets]
+        levels.append(level)
+    return levels
+
+
+def _ratios(labelled: LabelledSteps, seen: pl.DataFrame) -> dict[str, float]:
+    """Steady mean over window mean, for the wall time and each phase; stacks slow Python far more than operators."""
+    if seen.is_empty():
+        return {}
+    train = labelled.frame.filter(pl.col("kind") == "train")
+    inside = train.join(seen, on=["process", "step"], how="semi")
+    outside = train.filter((pl.col("reason") == "steady") & ~pl.col("in_window").fill_null(False))
+    ratios: dict[str, float] = {}
+    for name in ("wall", "data_wait", "forward", "backward", "optimizer", "other"):
+        window, steady = inside[f"{name}_ns"].mean(), outside[f"{name}_ns"].mean()
+        if isinstance(window, float) and isinstance(steady, float) and window > 0:
+            ratios[name] = steady / window
+    return ratios
+
+
+def _source(tables: Tables, host: pl.DataFrame) -> str:
+    traces = host["trace"].drop_nulls().unique().sort().to_list()
+    shown = str(traces[0]) if traces else "trace"
+    return shown if len(traces) < 2 else f"{shown} and {len(traces) - 1} more"

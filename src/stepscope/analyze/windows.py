@@ -1,0 +1,87 @@
+"""The profiler windows a run holds: whose, how many steps, what they cost, how much they slowed their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import polars as pl
+
+from stepscope.analyze.places import parse_json
+from stepscope.analyze.steps import LabelledSteps
+from stepscope.model import WindowFacts
+from stepscope.tables.schema import Tables
+
+
+def event_data(tables: Tables, kind: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The journal's rows of a kind in order of time, each with its own fields; broken ones are passed over."""
+    for row in tables.journal.filter(pl.col("kind") == kind).sort("time_ns").iter_rows(named=True):
+        data = parse_json(row["data"])
+        if isinstance(data, dict):
+            yield row, data
+
+
+def facts(tables: Tables, labelled: LabelledSteps) -> tuple[WindowFacts, ...]:
+    """One per recorded window, the user's own included."""
+    found = [_ours(row, data, labelled) for row, data in event_data(tables, "window") if data.get("status") != "dropped"]
+    known = {window.trace for window in found}
+    for row, data in event_data(tables, "user_trace"):
+        name = str(data.get("trace") or data.get("path") or "")
+        if name not in known:
+            found.append(_users(tables, row, name, labelled))
+            known.add(name)
+    return tuple(found)
+
+
+def _ours(row: dict[str, Any], data: dict[str, Any], labelled: LabelledSteps) -> WindowFacts:
+    first, count = _int(data.get("first_step")), _int(data.get("steps"))
+    return WindowFacts(
+        rank=row["rank"] if row["rank"] is not None else 0,
+        trace=str(data.get("trace") or ""),
+        owner="stepscope",
+        steps=count or 0,
+        low_confidence=data.get("confidence") == "low",
+        reason=str(data.get("reason") or ""),
+        stop_ms=_ms(data.get("stop_duration_ns")),
+        export_ms=_ms(data.get("export_duration_ns")),
+        bytes=_int(data.get("bytes")),
+        overhead_ratio=_overhead(labelled, row["process"], first, count),
+    )
+
+
+def _users(tables: Tables, row: dict[str, Any], name: str, labelled: LabelledSteps) -> WindowFacts:
+    stem = name.rsplit("/", 1)[-1]
+    own = tables.events.filter((pl.col("process") == row["process"]) & pl.col("trace").str.ends_with(stem))
+    count = own["step"].drop_nulls().n_unique() if own.height else 0
+    return WindowFacts(
+        rank=row["rank"] if row["rank"] is not None else 0,
+        trace=name,
+        owner="user",
+        steps=count,
+        low_confidence=False,
+        reason="written by the training script's own profiler",
+        stop_ms=None,
+        export_ms=None,
+        bytes=None,
+        overhead_ratio=_overhead(labelled, row["process"], None, None),
+    )
+
+
+def _overhead(labelled: LabelledSteps, process: str, first: int | None, count: int | None) -> float | None:
+    """Mean wall of the window's train steps over the mean of the steady ones of the same process."""
+    own = labelled.frame.filter((pl.col("process") == process) & (pl.col("kind") == "train"))
+    inside = own.filter(pl.col("in_window").fill_null(False))
+    if first is not None and count:
+        inside = inside.filter(pl.col("step").is_between(first, first + count - 1))
+    outside = own.filter((pl.col("reason") == "steady") & ~pl.col("in_window").fill_null(False))
+    if inside.is_empty() or outside.is_empty():
+        return None
+    return float((inside["wall_ns"].sum() / inside.height) / (outside["wall_ns"].sum() / outside.height))
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _ms(value: object) -> float | None:
+    return value / 1e6 if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,260 @@
+"""The agent of a training process: owns the clock, the guard, the journal, the step cutter and the probes.
+
+`start` is called once, after torch has been imported. Nothing here imports torch at module level, starts a thread or
+touches the device; the rank folder is claimed only when the process first trains or iterates a loader.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+import threading
+from typing import Any, Callable, Dict, List, Optional
+
+from stepscope.record.agent import marks
+from stepscope.record.agent.clock import Clock
+from stepscope.record.agent.config import Config, from_environment
+from stepscope.record.agent.device import DeviceTimer
+from stepscope.record.agent.guard import Guard
+from stepscope.record.agent.journal import EventLog, Journal, append_line, masked_command, rank_identity
+from stepscope.record.agent.probes import ProbeSet
+from stepscope.record.agent.steps import StepCutter, StepRow
+
+StepListener = Callable[["Agent", Optional[StepRow], int], None]
+
+_agent: Optional[Agent] = None
+
+
+def current() -> Optional[Agent]:
+    """The agent of this process, or None (not started, or a forked child)."""
+    return _agent
+
+
+def start(config: Optional[Config] = None) -> Optional[Agent]:
+    """Start the agent of this process, once. `config` defaults to the environment's; None when there is none."""
+    global _agent
+    if _agent is not None:
+        return _agent
+    config = config if config is not None else from_environment()
+    if config is None:
+        return None
+    agent = Agent(config)
+    _agent = agent
+    agent.begin()
+    return agent
+
+
+class Agent:
+    """What probes, listeners and marks work with. See the attributes; all of them are safe on the training thread."""
+
+    def __init__(self, config: Config, clock: Optional[Clock] = None) -> None:
+        self.config = config
+        self.clock = clock or Clock(config.epoch_offset_ns)
+        self.guard = Guard(self._report_fault, config.faults)
+        self.journal = Journal(config.run, config.host_dir, self.clock, _describe_process)
+        self.steps = StepCutter(self.clock.now, self._on_row)
+        self.events = EventLog(self.journal, self.clock, self.steps.current_step)
+        self.device = DeviceTimer(self)
+        self.probes = ProbeSet(self)
+        self.own_profiler_active = False  # a profiler of ours is being made or is recording
+        self.user_profiler_active = False
+        self.last_compile_step: Optional[int] = None
+        self.making_loader = False  # workers forked now are the loader's
+        self._listeners: List[StepListener] = []
+        self._boundary_hooks: List[Callable[[Optional[StepRow], int], None]] = []
+        self._owner: Optional[int] = None
+        self._train_steps = 0
+        self._eval_steps = 0
+        self._limit_reached = False
+        self._finished = False
+        self._write_row = self.guard.wrap("journal", self._write_row_unguarded)
+
+    # ------------------------------------------------------------------------------------------------ life cycle
+
+    def begin(self) -> None:
+        """Announce this process, install the probes, be told of forks and of the exit."""
+        self._announce(_role())
+        atexit.register(self.guard.wrap("exit", self.finish, inject=False))
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.guard.wrap("fork", self._after_fork, inject=False))
+        marks.activate(self)
+        self.probes.install_all()
+        self.guard.wrap("attachments", self._start_attachments, inject=False)()
+
+    def finish(self, reason: str = "atexit") -> None:
+        """Close the last step and write the exit event. Idempotent."""
+        if self._finished:
+            return
+        self._finished = True
+        self.steps.finish(self.clock.now())
+        self.device.drain()
+        marks.flush()
+        if self.journal.folder is not None:
+            self.events.write("exit", reason=reason, step=None)
+
+    # ------------------------------------------------------------------------------------------- what others add
+
+    def add_step_listener(self, listener: StepListener) -> None:
+        """Call `listener(agent, row, now_ns)` between two steps, on the training thread, right after a step was cut.
+
+        `row` is None when a loop starts instead. Time spent in listeners is in no step.
+        """
+        guarded = self.guard.wrap(getattr(listener, "probe_name", "listener"), listener)
+        self._listeners.append(guarded)
+
+    def add_boundary_hook(self, hook: Callable[[Optional[StepRow], int], None], probe: str) -> None:
+        """Like a listener, for probes: cheap, called before the listeners."""
+        self._boundary_hooks.append(self.guard.wrap(probe, hook))
+
+    # ------------------------------------------------------------------------------------------- who may report
+
+    def accepts(self, strong: bool = False) -> bool:
+        """Whether the calling thread is the one whose steps are cut.
+
+        The first thread that fetches, trains or marks is. A thread that prefetches batches for another one is not:
+        `strong` activity (backward, optimizer) elsewhere takes over as long as the owner has shown none itself.
+        """
+        thread = threading.get_ident()
+        if thread == self._owner:
+            if strong and not self._owner_trains:
+                self._owner_trains = True
+            return True
+        if self._owner is None:
+            self._owner = thread
+            self._owner_trains = strong
+            self.journal.claim()
+            return True
+        if not strong:
+            return False
+        if self._owner_trains:
+            # Autograd runs hooks of device tensors (an optimizer inside backward) on threads of its own.
+            return self.steps.in_backward
+        self.steps.interrupt(self.clock.now())
+        self._owner = thread
+        self._owner_trains = True
+        return True
+
+    _owner_trains = False
+
+    # ------------------------------------------------------------------------------------------------- internals
+
+    def _on_row(self, row: Optional[StepRow], live: bool, now_ns: int) -> None:
+        if row is not None:
+            self._write_row(row)
+        if not live:
+            return
+        for hook in self._boundary_hooks:
+            hook(row, now_ns)
+        for listener in self._listeners:
+            listener(self, row, now_ns)
+
+    def _write_row_unguarded(self, row: StepRow) -> None:
+        self.journal.write_step(row)
+        self.device.step_edge(row)
+        marks.step_cut(row)
+        if row.kind == "train":
+            self._train_steps += 1
+        else:
+            self._eval_steps += 1
+        limit = self.config.max_steps
+        if limit is not None and not self._limit_reached and (self._train_steps or self._eval_steps) >= limit:
+            self._limit_reached = True
+            self._tell_launcher_limit()
+
+    def _tell_launcher_limit(self) -> None:
+        self.events.write("exit", reason="max_steps", step=None)
+        append_line(
+            os.path.join(self.config.host_dir, "max-steps"),
+            {"time_ns": self.clock.now(), "pid": os.getpid(), "steps": self._train_steps or self._eval_steps},
+        )
+
+    def _report_fault(self, probe: str, error: str) -> None:
+        self.events.write("probe_error", probe=probe, error=error)
+
+    def _announce(self, role: str) -> None:
+        record: Dict[str, Any] = {
+            "time_ns": self.clock.now(),
+            "pid": os.getpid(),
+            "ppid": os.getppid(),
+            "argv": masked_command(),
+            "executable": sys.executable,
+            "python": platform.python_version(),
+            "torch": _torch_version(),
+        }
+        identity = rank_identity()
+        record.update({name: identity[name] for name in ("rank", "local_rank", "world_size")})
+        record["role"] = role
+        append_line(os.path.join(self.config.host_dir, "agents.jsonl"), record)
+
+    def _after_fork(self) -> None:
+        """In a forked child: everything off, no file of the parent's touched."""
+        global _agent
+        _agent = None
+        self._finished = True
+        marks.deactivate()
+        self.journal.abandon()
+        self._announce("worker" if self.making_loader else "fork")
+        self.guard.stop()
+
+    def _start_attachments(self) -> None:
+        """Windows and the fallback sampler live in files of their own; each adds itself to the agent."""
+        for module in ("window", "sampler"):
+            self.guard.wrap(module, lambda module=module: _attach(module, self), inject=False)()
+
+
+def _attach(module: str, agent: Agent) -> None:
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    name = "stepscope.record.agent." + module
+    if find_spec(name) is not None:
+        attach = getattr(import_module(name), "attach", None)
+        if attach is not None:
+            attach(agent)
+
+
+def _role() -> str:
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    parent = getattr(multiprocessing, "parent_process", lambda: None)()
+    return "torch" if parent is None else "worker"
+
+
+def _torch_version() -> Optional[str]:
+    version = getattr(sys.modules.get("torch"), "__version__", None)
+    return None if version is None else str(version)
+
+
+def _describe_process() -> Dict[str, Any]:
+    """The fields of rank.json that are no identity."""
+    torch = sys.modules.get("torch")
+    build = getattr(torch, "version", None)
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    versions = {
+        "python": platform.python_version(),
+        "torch": _torch_version(),
+        "cuda": getattr(build, "cuda", None),
+        "hip": getattr(build, "hip", None),
+    }
+    return {
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "argv": masked_command(),
+        "main_file": os.path.abspath(main) if main else None,
+        "cwd": os.getcwd(),
+        "versions": {name: str(value) for name, value in versions.items() if value is not None},
+        "device": _device_kind(torch),
+    }
+
+
+def _device_kind(torch: Any) -> Optional[str]:
+    """The device in use as far as it is known without initialising one."""
+    if torch is None:
+        return None
+    if "torch_xla" in sys.modules:
+        return "xla"
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return "cuda"
+    return "cpu"

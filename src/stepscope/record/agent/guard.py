@@ -1,0 +1,83 @@
+"""The one guard around everything stepscope does inside the user's process.
+
+A hook that raises is reported once and switched off; the training never notices. Only `Exception` is caught: a
+KeyboardInterrupt or SystemExit that happens to arrive inside a hook belongs to the user and passes through. Fault
+injection lives here too, so that tests exercise exactly the path a real defect would take.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Optional, TypeVar
+
+if TYPE_CHECKING:
+    from typing import ParamSpec
+
+    P = ParamSpec("P")
+
+R = TypeVar("R")
+
+
+class InjectedFault(Exception):
+    """Raised inside the guard instead of running a hook that the configuration names as faulty."""
+
+
+class _Switch:
+    __slots__ = ("off",)
+
+    def __init__(self) -> None:
+        self.off = False
+
+
+class Guard:
+    """Wraps hooks so that they never raise. `report(probe, error)` is called once per probe that failed."""
+
+    def __init__(self, report: Callable[[str, str], None], faults: Optional[str] = None) -> None:
+        self._report = report
+        self._faults: FrozenSet[str] = frozenset((faults or "").replace(",", " ").split())
+        self._switches: Dict[str, _Switch] = {}
+        self._stopped = False
+
+    def wrap(self, probe: str, hook: Callable[P, R], inject: bool = True) -> Callable[P, Optional[R]]:
+        """`hook`, guarded: returns None when it raises and does nothing from then on.
+
+        All hooks of one `probe` share a switch. `inject=False` exempts it from fault injection.
+        """
+        switch = self._switches.setdefault(probe, _Switch())
+        switch.off = switch.off or self._stopped
+        run: Callable[..., Any] = _raise_injected if inject and self._is_faulty(probe) else hook
+
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> Optional[R]:
+            if switch.off:
+                return None
+            try:
+                return run(*args, **kwargs)  # type: ignore[no-any-return]
+            except Exception as error:  # noqa: BLE001 - the one guard: nothing of ours may reach the training
+                self._trip(probe, switch, error)
+                return None
+
+        return guarded
+
+    def is_off(self, probe: str) -> bool:
+        """Whether `probe` has failed or the whole guard was stopped."""
+        switch = self._switches.get(probe)
+        return self._stopped or (switch is not None and switch.off)
+
+    def stop(self) -> None:
+        """Turn every guarded hook, present and future, into a no-op (used in forked children)."""
+        self._stopped = True
+        for switch in self._switches.values():
+            switch.off = True
+
+    def _is_faulty(self, probe: str) -> bool:
+        return bool(self._faults) and ("*" in self._faults or probe in self._faults)
+
+    def _trip(self, probe: str, switch: _Switch, error: Exception) -> None:
+        switch.off = True
+        try:
+            self._report(probe, "{}: {}".format(type(error).__name__, error)[:500])
+        except Exception:  # noqa: BLE001 - reporting a failure must not become one
+            return
+
+
+def _raise_injected(*_args: Any, **_kwargs: Any) -> Any:
+    raise InjectedFault("fault injected for a test")

@@ -1,0 +1,218 @@
+"""The agent's files: one line, one write, nothing buffered.
+
+Every line is a single `os.write` to a descriptor opened for appending, so a `kill -9` or `os._exit` loses nothing that
+was recorded, a fork inherits no half-full buffer, and no thread is needed to flush. A file that cannot be written (disk
+full, folder removed) is given up for good; the training never hears of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any, Callable, Dict, Iterable, List, Optional
+
+from stepscope.model import RANK_SCHEMA, STEP_COLUMNS, STEPS_SCHEMA
+from stepscope.record.agent.clock import Clock
+from stepscope.record.agent.masking import mask_argv
+
+STEPS_BYTE_LIMIT = 1 << 30  # a billion-byte journal is some ten million steps; beyond it a run folder is no longer handy
+EVENTS_BYTE_LIMIT = 1 << 29
+
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+
+
+class LineFile:
+    """An append-only file of lines. `write` returns False once the file is lost or full, and never raises OSError."""
+
+    def __init__(self, path: str, byte_limit: int) -> None:
+        self.path = path
+        self.full = False
+        self._left = byte_limit
+        self._descriptor: Optional[int] = None
+        self._lost = False
+
+    def write(self, line: str) -> bool:
+        """Append one line. The text must hold no line break; JSON text never does."""
+        if self._lost or self.full:
+            return False
+        data = (line + "\n").encode("utf-8", "backslashreplace")
+        self._left -= len(data)
+        if self._left < 0:
+            self.full = True
+            return False
+        try:
+            if self._descriptor is None:
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                self._descriptor = os.open(self.path, flags, 0o644)
+            written = os.write(self._descriptor, data)
+        except OSError:
+            self._lost = True
+            return False
+        self._lost = written < len(data)  # a full disk can take half a line: readers expect it to be the last
+        return not self._lost
+
+
+def append_line(path: str, record: Dict[str, Any]) -> bool:
+    """Append `record` as one JSON line to a file several processes share. False when it could not be written."""
+    data = (_encode(record) + "\n").encode("utf-8", "backslashreplace")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def rank_identity() -> Dict[str, Optional[int]]:
+    """`rank`, `local_rank`, `world_size` and `attempt` as the launcher's environment gives them, else None."""
+    slurm = (_environment_int("SLURM_NTASKS") or 1) > 1
+    return {
+        "rank": _first(_environment_int("RANK"), _environment_int("SLURM_PROCID") if slurm else None),
+        "local_rank": _first(_environment_int("LOCAL_RANK"), _environment_int("SLURM_LOCALID") if slurm else None),
+        "world_size": _first(_environment_int("WORLD_SIZE"), _environment_int("SLURM_NTASKS") if slurm else None),
+        "attempt": _environment_int("TORCHELASTIC_RESTART_COUNT"),
+    }
+
+
+def claim_rank_folder(run: str, rank: int) -> Optional[str]:
+    """Make RUN/rank-N, or RUN/rank-N.2, RUN/rank-N.3 … where taken; its path, or None when the run cannot be written.
+
+    Making the folder is the claim: two processes never get the same one, on a shared file system either.
+    """
+    for attempt in range(1, 10_000):
+        name = "rank-{}".format(rank) if attempt == 1 else "rank-{}.{}".format(rank, attempt)
+        path = os.path.join(run, name)
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            continue
+        except OSError:
+            return None
+        return path
+    return None
+
+
+class Journal:
+    """The rank folder of this process: claimed on first use, then steps.jsonl, events.jsonl and rank.json in it."""
+
+    def __init__(self, run: str, host_dir: str, clock: Clock, describe: Callable[[], Dict[str, Any]]) -> None:
+        self._run = run
+        self._host_dir = host_dir
+        self._clock = clock
+        self._describe = describe
+        self._pid = os.getpid()
+        self._steps: Optional[LineFile] = None
+        self._events: Optional[LineFile] = None
+        self._early: List[str] = []
+        self._refused = False
+        self.folder: Optional[str] = None
+
+    def claim(self) -> bool:
+        """Claim the rank folder. Idempotent; False when it cannot be had or this is a forked child."""
+        if self._events is not None:
+            return True
+        if self._refused or os.getpid() != self._pid:
+            return False
+        identity = rank_identity()
+        folder = claim_rank_folder(self._run, identity["rank"] or 0)
+        if folder is None:
+            self._refused = True
+            self._early.clear()
+            return False
+        self.folder = folder
+        self._steps = LineFile(os.path.join(folder, "steps.jsonl"), STEPS_BYTE_LIMIT)
+        self._events = LineFile(os.path.join(folder, "events.jsonl"), EVENTS_BYTE_LIMIT)
+        self._write_rank(folder, identity)
+        self._steps.write(_encode({"schema": STEPS_SCHEMA, "columns": STEP_COLUMNS}))
+        early, self._early = self._early, []
+        for line in early:
+            self._events.write(line)
+        append_line(
+            os.path.join(self._host_dir, "agents.jsonl"),
+            {"time_ns": self._clock.now(), "pid": self._pid, "folder": os.path.basename(folder)},
+        )
+        return True
+
+    def write_step(self, row: Iterable[Any]) -> bool:
+        """Append a row of `STEP_COLUMNS`. False when it was not written."""
+        if self._steps is None and not self.claim():
+            return False
+        if self._steps is None:
+            return False
+        was_full = self._steps.full
+        written = self._steps.write(_encode(row if isinstance(row, (list, tuple)) else list(row)))
+        if self._steps.full and not was_full:
+            self.write_event({"kind": "budget", "time_ns": self._clock.now(), "duration_ns": None, "step": None,
+                              "file": "steps.jsonl", "bytes": STEPS_BYTE_LIMIT})  # fmt: skip
+        return written
+
+    def write_event(self, record: Dict[str, Any]) -> bool:
+        """Append an event; kept in memory (at most 1,000) until this process claims a rank folder."""
+        line = _encode(record)
+        if self._events is None:
+            if not self._refused and len(self._early) < 1000:
+                self._early.append(line)
+            return False
+        return self._events.write(line)
+
+    def abandon(self) -> None:
+        """Write nothing any more: this is a forked child and the files are the parent's."""
+        self._refused = True
+        self._steps = None
+        self._events = None
+        self.folder = None
+        self._early.clear()
+
+    def _write_rank(self, folder: str, identity: Dict[str, Optional[int]]) -> None:
+        record: Dict[str, Any] = {"schema": RANK_SCHEMA}
+        record.update(identity)
+        record["rank"] = identity["rank"] or 0
+        record.update(self._describe())
+        record["clock"] = {"epoch_offset_ns": self._clock.epoch_offset_ns}
+        path = os.path.join(folder, "rank.json")
+        try:
+            with open(path + ".part", "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(_encode(record))
+            os.replace(path + ".part", path)
+        except OSError:
+            return
+
+
+class EventLog:
+    """rank-N/events.jsonl. `write` never raises; an event outside a step has step null."""
+
+    def __init__(self, journal: Journal, clock: Clock, current_step: Callable[[], Optional[int]]) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._current_step = current_step
+
+    def write(
+        self, kind: str, time_ns: Optional[int] = None, duration_ns: Optional[int] = None, **fields: Any
+    ) -> None:
+        """Append an event that started at `time_ns` (now when None) and lasted `duration_ns`."""
+        record: Dict[str, Any] = {
+            "kind": kind,
+            "time_ns": self._clock.now() if time_ns is None else time_ns,
+            "duration_ns": duration_ns,
+            "step": fields.pop("step") if "step" in fields else self._current_step(),
+        }
+        record.update(fields)
+        self._journal.write_event(record)
+
+
+def masked_command() -> List[str]:
+    """This process's command line, secrets masked."""
+    return mask_argv(list(getattr(sys, "orig_argv", None) or sys.argv))
+
+
+def _environment_int(name: str) -> Optional[int]:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def _first(*values: Optional[int]) -> Optional[int]:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,208 @@
+"""What a script may call itself: `step`, `region`, `mark` and `log`.
+
+All of them do nothing, at the cost of one global look-up, unless an agent is active in this process, so they may stay
+in a script that is run without stepscope. None of them ever raises, synchronises a device or reads a tensor's data on
+one.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple, Type, TypeVar, Union
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.phases import StepRow
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Regions written one by one in a step; more of the same name are summed up in one event at the step's end.
+REGIONS_PER_STEP = 50
+
+
+class _Recorder:
+    """The active side of the marks: bound to an agent, every method guarded."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._written = 0
+        self._sums: Dict[Tuple[str, str], List[int]] = {}  # (kind, name) -> [count, duration, first start]
+        self._warned_device = False
+        guard = agent.guard
+        self.now = agent.clock.now
+        self.step = guard.wrap("marks", self._step)
+        self.region = guard.wrap("marks", self._region)
+        self.mark = guard.wrap("marks", self._mark)
+        self.log = guard.wrap("marks", self._log)
+        self.flush = guard.wrap("marks", self._flush)
+
+    def _step(self) -> None:
+        if self._agent.accepts():
+            self._agent.steps.mark("user", self._agent.clock.now())
+
+    def _region(self, name: str, start_ns: int, end_ns: int, kind: str) -> None:
+        if self._written < REGIONS_PER_STEP:
+            self._written += 1
+            fields = {} if kind == "region" else {"source": kind}
+            self._agent.events.write("region", start_ns, end_ns - start_ns, name=name, **fields)
+            return
+        total = self._sums.setdefault((kind, name), [0, 0, start_ns])
+        total[0] += 1
+        total[1] += end_ns - start_ns
+
+    def _mark(self, name: str) -> None:
+        self._agent.events.write("mark", name=name)
+
+    def _log(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            number = self._as_float(value)
+            if number is None:
+                continue
+            if math.isfinite(number):
+                self._agent.events.write("scalar", name=str(name), value=number)
+            else:
+                self._agent.events.write("scalar", name=str(name), value=None, text=str(number))
+
+    def _as_float(self, value: Any) -> Optional[float]:
+        """`value` as a float, or None when reading it would wait for a device or it is no single number."""
+        if isinstance(value, (bool, int, float)):
+            return float(value)
+        device = getattr(value, "device", None)
+        if device is not None and getattr(device, "type", device) != "cpu":
+            if not self._warned_device:
+                self._warned_device = True
+                self._agent.events.write(
+                    "mark", name="stepscope.log: values on a device are not recorded, reading them would wait for it"
+                )
+            return None
+        item = getattr(value, "item", None)
+        return float(item()) if item is not None else None
+
+    def _flush(self) -> None:
+        self._written = 0
+        if self._sums:
+            sums, self._sums = self._sums, {}
+            for (kind, name), (count, duration, start) in sums.items():
+                fields = {} if kind == "region" else {"source": kind}
+                self._agent.events.write("region", start, duration, name=name, count=count, **fields)
+
+
+_recorder: Optional[_Recorder] = None
+
+
+def activate(agent: Agent) -> None:
+    """Bind the marks to an agent."""
+    global _recorder
+    _recorder = _Recorder(agent)
+
+
+def deactivate() -> None:
+    """Make the marks do nothing again (in a forked child, or when recording ends)."""
+    global _recorder
+    _recorder = None
+
+
+def flush() -> None:
+    """Write the regions summed up so far."""
+    if _recorder is not None:
+        _recorder.flush()
+
+
+def step_cut(_row: StepRow) -> None:
+    """Told by the agent after each step: the next one counts its regions anew."""
+    recorder = _recorder
+    if recorder is not None and (recorder._written or recorder._sums):
+        recorder.flush()
+
+
+def record_region(name: str, start_ns: int, end_ns: int, kind: str) -> None:
+    """A range some other source has timed (`kind` names it, e.g. "nvtx"), on the epoch clock."""
+    if _recorder is not None:
+        _recorder.region(name, start_ns, end_ns, kind)
+
+
+# ------------------------------------------------------------------------------------------------------ public
+
+
+def step() -> None:
+    """End the current step here. From the first call on, training steps are cut by these marks alone."""
+    if _recorder is not None:
+        _recorder.step()
+
+
+def mark(name: str) -> None:
+    """Note a moment under a name, such as "checkpoint written"."""
+    if _recorder is not None:
+        _recorder.mark(str(name))
+
+
+def log(values: Union[str, Mapping[str, Any]], value: Any = None) -> None:
+    """Record scalars: `log("loss", 0.3)` or `log({"loss": 0.3, "lr": 1e-4})`.
+
+    Numbers and CPU tensors of one element; a tensor on a device is left out, because reading it would wait.
+    """
+    if _recorder is not None:
+        _recorder.log({values: value} if isinstance(values, str) else values)
+
+
+class region:  # noqa: N801 - used like a function: `with region("augment"):` or `@region("augment")`
+    """A named range of the step, as a context manager or decorator; seen in a profiler's trace under its name too."""
+
+    __slots__ = ("_function", "_start", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._start: Optional[int] = None
+        self._function: Any = None
+
+    def __enter__(self) -> region:
+        recorder = _recorder
+        if recorder is not None and not _is_compiling():
+            self._function = _enter_record_function(self.name)
+            self._start = recorder.now()
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        start, function = self._start, self._function
+        self._start = self._function = None
+        recorder = _recorder
+        if start is not None and recorder is not None:
+            recorder.region(str(self.name), start, recorder.now(), "region")
+        if function is not None:
+            function.__exit__(kind, error, traceback)
+
+    def __call__(self, function: F) -> F:
+        name = self.name
+
+        @wraps(function)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with region(name):
+                return function(*args, **kwargs)
+
+        return inside  # type: ignore[return-value]
+
+
+def _is_compiling() -> bool:
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    is_compiling = getattr(compiler, "is_compiling", None)
+    return bool(is_compiling()) if is_compiling is not None else False
+
+
+def _enter_record_function(name: str) -> Any:
+    """An entered `record_function` when a profiler is on, so that the range is carried into its trace."""
+    torch = sys.modules.get("torch")
+    enabled = getattr(getattr(torch, "autograd", None), "_profiler_enabled", None)
+    if enabled is None or not enabled():
+        return None
+    function = torch.autograd.profiler.record_function(name)  # type: ignore[union-attr]
+    function.__enter__()
+    return function

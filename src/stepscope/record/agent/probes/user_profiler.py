@@ -1,0 +1,223 @@
+"""Sees the user's own profiler before it opens, while it records and when it is done; adopts the traces it writes.
+
+Two torch profilers in one process crash it or empty the user's trace, so a window of ours gives way to any profiler of
+the script. All patches sit where torch is *not* recording when they run: a frame of ours that is on the stack while a
+session with stacks begins would be an event in the user's trace. For the same reason `torch.profiler.profile.start` and
+`torch.autograd.profiler.profile.__enter__` themselves are left alone where both pass through `_prepare_trace`, which
+returns before recording starts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
+
+from stepscope.record.agent.window_session import in_our_call
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.core import Agent
+
+NAME = "user_profiler"
+MAKING = "the script made a profiler of its own"
+OPENING = "the script's own profiler opens"
+SUSPENDED = "user profiler records stacks"
+
+# make_room(why, wait): close the window of ours, if one is open. `wait` from another thread for a bounded time.
+MakeRoom = Callable[[str, bool], None]
+
+
+class UserProfilerProbe:
+    """`busy()` says why no window may be opened; `foreign_calls` moves whenever somebody else touches a session."""
+
+    name = NAME
+
+    def __init__(self) -> None:
+        self.foreign_calls = 0
+        self.make_room: Optional[MakeRoom] = None
+        self._agent: Optional[Agent] = None
+        self._patches: List[Tuple[Any, str, Any]] = []
+        self._unfinished: List["weakref.ref[Any]"] = []
+        self._recording = 0  # sessions of the user that record now, on any thread
+        self._suspender = False
+        self._exporting = threading.local()
+
+    # -------------------------------------------------------------------------------------------------- questions
+
+    def busy(self) -> Optional[str]:
+        """Why no window of ours may be opened now, or None."""
+        if not self._patches:
+            return "the script's own profilers cannot be seen"
+        if self._recording:
+            return "the script's own profiler records"
+        self._unfinished = [ref for ref in self._unfinished if ref() is not None]
+        return "the script has a profiler of its own" if self._unfinished else None
+
+    @property
+    def recording(self) -> bool:
+        """Whether a session of the user's records now."""
+        return self._recording > 0
+
+    # ----------------------------------------------------------------------------------------- install, uninstall
+
+    def install(self, agent: Agent) -> None:
+        """Patch torch's Python side of the profiler. Idempotent."""
+        if self._patches:
+            return
+        import torch.autograd.profiler as low
+        import torch.profiler.profiler as high
+
+        self._agent = agent
+        guarded = partial(agent.guard.wrap, NAME)
+        self._patch(low, "_run_on_profiler_start", partial(self._on_start, guarded(self._note_start)))
+        self._patch(low, "_run_on_profiler_stop", partial(self._on_stop, guarded(self._note_stop)))
+        if not self._patch(low.profile, "_prepare_trace", partial(self._on_call, guarded(self._note_opening))):
+            self._patch(low.profile, "__enter__", partial(self._on_call, guarded(self._note_opening)))
+            self._patch(high.profile, "start", partial(self._on_call, guarded(self._note_opening)))
+        tracker = getattr(low, "KinetoStepTracker", None)
+        self._patch_tracker(tracker, "init_step_count", guarded(self._note_made), high.profile)
+        self._patch_tracker(tracker, "erase_step_count", guarded(self._note_finished), high.profile)
+        self._patch(high._KinetoProfile, "export_chrome_trace", partial(self._on_export, guarded(self._adopt)))
+        self._patch(low.profile, "export_chrome_trace", partial(self._on_export, guarded(self._adopt)))
+
+    def uninstall(self) -> None:
+        """Put torch's own functions back."""
+        while self._patches:
+            owner, name, original = self._patches.pop()
+            setattr(owner, name, original)
+
+    def _patch(self, owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
+        original = vars(owner).get(name)
+        if original is None:
+            return False
+        setattr(owner, name, wraps(original)(make(original)))
+        self._patches.append((owner, name, original))
+        return True
+
+    def _patch_tracker(self, tracker: Any, name: str, note: Callable[[Any], Any], kind: type) -> None:
+        """The last call of `profile.__init__` and of `profile.__exit__`: wrapping those would move their warnings."""
+        descriptor = vars(tracker).get(name) if tracker is not None else None
+        if descriptor is None:
+            return
+        original = getattr(tracker, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            caller = sys._getframe(1).f_locals.get("self")
+            if isinstance(caller, kind):
+                note(caller)
+            return original(*args, **kwargs)
+
+        setattr(tracker, name, staticmethod(wraps(original)(call)))
+        self._patches.append((tracker, name, descriptor))
+
+    # --------------------------------------------------------------- what replaces torch's functions (not guarded)
+
+    def _on_start(self, note: Callable[[Any], Any], original: Callable[[], Any]) -> Callable[[], Any]:
+        def _run_on_profiler_start() -> Any:
+            if not in_our_call():
+                note(sys._getframe(1).f_locals.get("self"))
+                self.foreign_calls += 1
+            return original()
+
+        return _run_on_profiler_start
+
+    def _on_stop(self, note: Callable[[], Any], original: Callable[[], Any]) -> Callable[[], Any]:
+        def _run_on_profiler_stop() -> Any:
+            if not in_our_call():
+                self.foreign_calls += 1
+                result = original()
+                note()
+                return result
+            return original()
+
+        return _run_on_profiler_stop
+
+    def _on_call(self, note: Callable[[Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(profiler: Any, *args: Any, **kwargs: Any) -> Any:
+            if not in_our_call():
+                note(sys._getframe(1).f_locals.get("self"))
+                self.foreign_calls += 1
+            return original(profiler, *args, **kwargs)
+
+        return call
+
+    def _on_export(self, note: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        def export_chrome_trace(profiler: Any, *args: Any, **kwargs: Any) -> Any:
+            outermost = not in_our_call() and not getattr(self._exporting, "inside", False)
+            if not outermost:
+                return original(profiler, *args, **kwargs)
+            self._exporting.inside = True
+            try:
+                result = original(profiler, *args, **kwargs)
+            finally:
+                self._exporting.inside = False
+            note(args[0] if args else kwargs.get("path"))
+            return result
+
+        return export_chrome_trace
+
+    # ----------------------------------------------------------------------------------------------- notes (guarded)
+
+    def _note_made(self, profiler: Any) -> None:
+        self._make_room(MAKING, wait=False)
+        self._unfinished.append(weakref.ref(profiler))
+        self._follow_stop(profiler)
+
+    def _follow_stop(self, profiler: Any) -> None:
+        """`stop` ends in the action listed for (current action, None), run after torch has stopped recording."""
+        actions = getattr(profiler, "action_map", None)
+        kinds = getattr(sys.modules.get("torch.profiler.profiler"), "ProfilerAction", None)
+        if not isinstance(actions, dict) or kinds is None:
+            return
+        finished = partial(self._note_finished_ref, weakref.ref(profiler))
+        assert self._agent is not None
+        told = self._agent.guard.wrap(NAME, finished)
+        for kind in kinds:
+            actions[(kind, None)] = [*(actions.get((kind, None)) or []), told]
+
+    def _note_finished_ref(self, reference: "weakref.ref[Any]") -> None:
+        self._note_finished(reference())
+
+    def _note_finished(self, profiler: Any) -> None:
+        self._unfinished = [ref for ref in self._unfinished if ref() is not None and ref() is not profiler]
+
+    def _note_opening(self, caller: Any) -> None:
+        """A session of the user's is being prepared; `caller` is the object whose method asked for it."""
+        self._make_room(OPENING, wait=True)
+        tracked = any(ref() is caller for ref in self._unfinished)
+        if not tracked and hasattr(caller, "action_map"):  # started again after a stop
+            self._unfinished.append(weakref.ref(caller))
+
+    def _note_start(self, session: Any) -> None:
+        self._make_room(OPENING, wait=True)
+        self._recording += 1
+        agent = self._agent
+        assert agent is not None
+        agent.user_profiler_active = True
+        agent.steps.window(True)
+        if getattr(session, "with_stack", False) and not agent.probes.suspended:
+            agent.probes.suspend(SUSPENDED)
+            self._suspender = True
+
+    def _note_stop(self) -> None:
+        self._recording = max(0, self._recording - 1)
+        agent = self._agent
+        assert agent is not None
+        if self._recording:
+            return
+        agent.user_profiler_active = False
+        if self._suspender:
+            self._suspender = False
+            agent.probes.resume()
+        agent.steps.window(agent.own_profiler_active)
+
+    def _adopt(self, path: Any) -> None:
+        if path is not None and self._agent is not None:
+            self._agent.events.write("user_trace", path=os.path.abspath(os.fspath(path)))
+
+    def _make_room(self, why: str, wait: bool) -> None:
+        if self.make_room is not None:
+            self.make_room(why, wait)

@@ -1,0 +1,518 @@
+"""Where one step ends and the next begins, from loader, autograd, optimizer and mark events: a pure state machine.
+
+It imports nothing of torch and reads no clock but the injected one, so every kind of loop is tested without training.
+A step runs from a loader's fetch (or the previous boundary) to the next boundary; a point that may or may not be one
+starts a new segment (see `phases`) and is settled when the next event tells. Without a loader, the time before the
+first module forward is data wait; where that moment was not seen, data wait and forward are None and their time is in
+other. Event methods take `now` in nanoseconds and never raise, whatever the order of events.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Optional, Set, Tuple
+
+from stepscope.record.agent.phases import (
+    BACKWARD,
+    DATA_WAIT,
+    FORWARD,
+    OPTIMIZER,
+    OTHER,
+    Segment,
+    Snapshot,
+    StepRow,
+    build_row,
+)
+
+__all__ = ["StepCutter", "StepRow"]
+
+# Undecided boundaries held before the loader's fetches (or the optimizer's ends) are taken as the boundaries: enough
+# for any usual gradient accumulation, few enough that the journal is not far behind.
+UNDECIDED_LIMIT = 64
+# A script that has stopped marking is noticed after this many steps that look complete.
+UNMARKED_LIMIT = 8
+# A second loader that starts this many steps in a row, the first one never fetching, leads from then on.
+STRAY_LIMIT = 8
+
+MARK_PRIORITY = {"user": 3, "profiler_step": 2, "xla_sync": 1}
+BACKWARD_AS_OPTIMIZER = -1  # stands for all optimizers that step inside backward
+
+Emit = Callable[[Optional[StepRow], bool, int], None]
+
+
+class _Iterator:
+    __slots__ = ("before", "created_ns", "epoch", "fetched", "number", "step_fetches", "step_start")
+
+    def __init__(self, number: int, epoch: Optional[int], created_ns: int, before: Optional[Snapshot]) -> None:
+        self.number = number
+        self.epoch = epoch
+        self.created_ns = created_ns
+        self.before = before  # the open segment as it was when the iterator was being made
+        self.fetched = False
+        self.step_start = -1  # of the step `step_fetches` counts in
+        self.step_fetches = 0
+
+
+class StepCutter:
+    """Cuts steps. `emit(row, live, now)` gets each row; `live` when called between two steps, where listeners may act.
+
+    With `row` None a loop starts. `clock` is read again after a live `emit`: what it took is in no step.
+    """
+
+    def __init__(self, clock: Callable[[], int], emit: Emit) -> None:
+        self._clock = clock
+        self._emit = emit
+        self._segments: List[Segment] = []  # of the open step, the last one open; empty between loops
+        self._stack: List[Tuple[int, int]] = []  # (phase, token) of the calls we are inside
+        self._iterators: Dict[int, _Iterator] = {}
+        self._epochs: Dict[int, int] = {}
+        self._anchor: Optional[int] = None  # the iterator whose fetches are boundaries
+        self._before_fetch: Optional[Snapshot] = None
+        self._resting: Optional[Snapshot] = None  # the loop ended inside a step; where, if nothing continues it
+        self._idle_since: Optional[int] = None
+        self._number = 0
+        self._optimizers_exist = False
+        self._optimizer_signalled = False
+        self._cut_by_fetch = False  # optimizers exist but never signal
+        self._mark: Optional[str] = None
+        self._cycle: Optional[Set[int]] = None  # optimizers of one iteration without a loader
+        self._strays = 0
+        self._most_fetches = 0
+        self._window = False
+
+    # ------------------------------------------------------------------------------------------------ questions
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward pass is running."""
+        return any(phase == BACKWARD for phase, _ in self._stack)
+
+    @property
+    def wants_module_forward(self) -> bool:
+        """Whether the first module forward of the open step is worth a hook: the loop has no loader."""
+        if not self._segments or self._stack or self._anchor is not None:
+            return False
+        first = self._segments[0]
+        return len(self._segments) == 1 and not first.knows_forward and not first.trained and not first.partial
+
+    def current_step(self) -> Optional[int]:
+        """Number of the open step, None between loops."""
+        return self._number if self._segments and self._resting is None else None
+
+    # --------------------------------------------------------------------------------------------------- loader
+
+    def loader_created(self, loader_id: int, iterator_id: int, now: int) -> None:
+        """An iterator over a loader is about to be made; ids are never used twice."""
+        epoch = self._epochs.get(loader_id, 0)
+        self._epochs[loader_id] = epoch + 1
+        before = self._segments[-1].snapshot(now) if self._segments and not self._stack else None
+        self._iterators[iterator_id] = _Iterator(iterator_id, epoch, now, before)
+
+    def fetch_start(self, iterator_id: int, now: int) -> None:
+        """`__next__` of an iterator begins."""
+        iterator = self._iterators.get(iterator_id)
+        if iterator is None:
+            iterator = self._iterators[iterator_id] = _Iterator(iterator_id, None, now, None)
+        if self._stack and self._stack[-1][0] == OPTIMIZER and not self.in_backward:
+            self._stack.clear()  # an optimizer step that raised never told of its end
+        if self._stack:
+            self._enter(DATA_WAIT, iterator_id, now, OTHER)
+            return
+        now = self._fetch_boundary(iterator, now) if self._segments else self._start_loop(now)
+        if not self._segments:
+            self._open(now, partial=False)
+        if self._anchor is None or len(self._segments) == 1 and self._segments[0].empty:
+            self._anchor = iterator_id
+        segment = self._segments[-1]
+        if segment.leader is None:
+            self._lead(segment, iterator)
+        start = self._segments[0].start_ns
+        iterator.step_fetches = iterator.step_fetches + 1 if iterator.step_start == start else 1
+        iterator.step_start = start
+        self._before_fetch = segment.snapshot(now)
+        self._enter(DATA_WAIT, iterator_id, now, OTHER)
+
+    def fetch_end(self, iterator_id: int, samples: Optional[int], now: int) -> None:
+        """`__next__` returned a batch of `samples` rows (None when unknown), or raised something else than the end."""
+        if not self._leave(DATA_WAIT, now) or self._stack:
+            return
+        segment = self._segments[-1]
+        iterator = self._iterators.get(iterator_id)
+        if iterator is not None and not iterator.fetched:
+            iterator.fetched = True
+            segment.first_batch = True
+        if segment.leader == iterator_id:
+            segment.fetches += 1
+            if samples is not None:
+                segment.samples = (segment.samples or 0) + samples
+
+    def fetch_stop(self, iterator_id: int, start_ns: int, now: int) -> None:
+        """`__next__`, begun at `start_ns`, raised StopIteration."""
+        self._leave(DATA_WAIT, now)
+        self._iterators.pop(iterator_id, None)
+        if self._stack or not self._segments:
+            return
+        if iterator_id in (self._anchor, self._segments[0].leader):
+            self._loop_ended(self._before_fetch or (start_ns, list(self._segments[-1].phases)), now)
+
+    def iterator_dead(self, iterator_id: int, now: int) -> None:
+        """An iterator was destroyed before its end: the loop was left by break, or only peeked into it."""
+        if self._iterators.pop(iterator_id, None) is None or iterator_id != self._anchor:
+            return
+        self._anchor = None
+        if self._stack or not self._segments or self._resting is not None:
+            return
+        last = self._segments[-1]
+        if last.trained and self._complete(last):
+            last.charge(now, OTHER)
+            self._close("loader", live=False)
+            self._idle_since = now
+        elif any(segment.trained for segment in self._segments):
+            self._resting = last.snapshot(now)
+        else:
+            self._segments = []
+            self._idle_since = now
+
+    # ------------------------------------------------------------------------------------- backward and optimizer
+
+    def backward_start(self, now: int) -> None:
+        """A backward pass begins (nested calls are welcome)."""
+        self._continue_or_open(now)
+        last = self._segments[-1]
+        if not self._stack and last.stepped and last.leader is not None and self._mark is None:
+            # A second update on the same batch, or the second optimizer of a GAN: undecided.
+            self._divide(now, FORWARD, "optimizer", carried=True)
+        self._enter(BACKWARD, 0, now, FORWARD)
+        self._segments[-1].backward = True
+
+    def backward_end(self, now: int) -> None:
+        """A backward pass ends."""
+        if not self._leave(BACKWARD, now) or self.in_backward:
+            return
+        last = self._segments[-1]
+        if BACKWARD_AS_OPTIMIZER in last.optimizers and not last.stepped:
+            self._optimizer_done(BACKWARD_AS_OPTIMIZER, now)
+        elif not self._optimizers_exist:
+            last.signal = last.snapshot(now)
+
+    def optimizer_created(self) -> None:
+        """An Optimizer object exists in the process: backward alone does not complete a step any more."""
+        self._optimizers_exist = True
+
+    def optimizer_start(self, optimizer_id: int, now: int) -> None:
+        """`step` of an optimizer begins (nested calls are welcome)."""
+        self._continue_or_open(now)
+        if (OPTIMIZER, optimizer_id) in self._stack:  # the earlier call raised
+            del self._stack[self._stack.index((OPTIMIZER, optimizer_id)) :]
+        if not self._stack:
+            self._segments[-1].charge(now, OTHER)
+            self._before_optimizer(optimizer_id)
+        elif self.in_backward and BACKWARD_AS_OPTIMIZER not in self._segments[-1].optimizers:
+            self._before_optimizer(BACKWARD_AS_OPTIMIZER)
+            self._segments[-1].optimizers.add(BACKWARD_AS_OPTIMIZER)
+        self._enter(OPTIMIZER, optimizer_id, now, OTHER)
+
+    def optimizer_end(self, optimizer_id: int, now: int) -> None:
+        """`step` of an optimizer ends."""
+        if self._leave(OPTIMIZER, now, optimizer_id) and not self._stack:
+            self._optimizer_done(optimizer_id, now)
+
+    def optimizer_skipped(self, optimizer_id: int, now: int) -> None:
+        """A GradScaler found an overflow and left the update out: the iteration is complete all the same."""
+        if self._stack:
+            return
+        self._continue_or_open(now)
+        self._segments[-1].charge(now, OTHER)
+        self._before_optimizer(optimizer_id)
+        self._optimizer_done(optimizer_id, now)
+
+    # ------------------------------------------------------------------------------------------------ other events
+
+    def module_forward(self, now: int) -> None:
+        """The first module of the step is called; the gap before it was data wait where there is no loader."""
+        if self._segments and not self._stack and self._resting is None:
+            segment = self._segments[0]
+            if len(self._segments) == 1 and not segment.knows_forward and not segment.trained:
+                segment.charge(now, DATA_WAIT)
+                segment.knows_forward = True
+
+    def mark(self, source: str, now: int) -> None:
+        """A step boundary set by `source`: "user", "profiler_step" or "xla_sync". Weaker sources are ignored."""
+        if MARK_PRIORITY.get(source, 0) < MARK_PRIORITY.get(self._mark or "", 0) or self._stack:
+            return
+        self._mark = source
+        if self._resting is not None:
+            self._settle_rest()
+            now = max(now, self._clock())
+        elif self._segments:
+            self._segments[-1].charge(now, OTHER)
+            trained = any(segment.trained for segment in self._segments)
+            if not trained and len(self._segments) == 1 and self._segments[0].first_batch:
+                # A mark at the top of the loop's body, or an evaluation step: the next mark will tell.
+                self._divide(now, OTHER, source)
+                return
+            if not trained and len(self._segments) > 1:
+                self._write_each(source)
+            else:
+                now = self._close(source, live=True)
+        self._open(now, partial=False)
+
+    def window(self, active: bool) -> None:
+        """torch.profiler is on from now on, or off; the open step counts as inside when it was on at any time."""
+        self._window = active
+        if active and self._segments:
+            self._segments[-1].in_window = True
+
+    def interrupt(self, now: int) -> None:
+        """Events will be missing for a while: write what is complete, drop the rest, know nothing of what follows."""
+        self.finish(now)
+        self._idle_since = None
+
+    def finish(self, now: int) -> None:
+        """Write the last open step, ended at its last signal, if it was complete."""
+        self._stack.clear()
+        if self._resting is not None:
+            self._settle_rest(live=False)
+        elif self._segments:
+            last = self._segments[-1]
+            if last.signal is not None and self._complete(last):
+                last.rewind(last.signal)
+            else:
+                self._segments.pop()
+            silent = self._optimizers_exist and not self._optimizer_signalled
+            if any(segment.trained and (silent or self._complete(segment)) for segment in self._segments):
+                self._close_undecided("end", live=False)
+        self._segments = []
+        self._anchor = None
+        self._idle_since = now
+
+    # ---------------------------------------------------------------------------------------- boundary decisions
+
+    def _fetch_boundary(self, iterator: _Iterator, now: int) -> int:
+        """Decide whether this fetch ends the open step. Returns the time, later when a step was cut."""
+        if self._resting is not None:
+            return self._settle_rest()
+        last = self._segments[-1]
+        if all(segment.empty for segment in self._segments):
+            if self._mark is None or iterator.number != self._anchor:
+                self._segments = []  # what came before this loop is no step
+                now = self._start_loop(now)
+            return now
+        anchor = self._iterators.get(self._anchor) if self._anchor is not None else None
+        if anchor is None:
+            self._anchor = None
+            return self._loader_after_none(last, now)
+        if iterator is anchor:
+            self._strays = 0
+            return self._anchor_fetch(last, now)
+        return self._other_fetch(iterator, last, now)
+
+    def _loader_after_none(self, last: Segment, now: int) -> int:
+        """A loader's first fetch in a step that had none: a loop with a loader follows one without."""
+        if last.empty:
+            self._segments.pop()
+            return self._close("optimizer", live=True)
+        if last.trained and self._complete(last) and self._mark is None:
+            last.charge(now, OTHER)
+            return self._close("loader", live=True)
+        return now
+
+    def _anchor_fetch(self, last: Segment, now: int) -> int:
+        trained = any(segment.trained for segment in self._segments)
+        if self._complete(last) and not (trained and self._mark):
+            last.charge(now, OTHER)
+            return self._close("loader", live=True)
+        if trained:
+            # Gradients accumulate, or the optimizer is silent, or the user's mark is late: undecided.
+            self._divide(now, OTHER, "loader")
+        return now
+
+    def _other_fetch(self, iterator: _Iterator, last: Segment, now: int) -> int:
+        """A fetch of a loader that does not lead: a loop inside or after the loop, or a second source of batches."""
+        start = self._segments[0].start_ns
+        inside = iterator.created_ns >= start
+        complete = last.trained and self._complete(last)
+        if inside and complete:
+            # Making the iterator (starting its workers) is no part of the step before it.
+            if iterator.before is not None and iterator.before[0] >= last.end_ns:
+                last.rewind(iterator.before)
+            else:
+                last.charge(now, OTHER)
+            self._anchor = iterator.number
+            return self._close("loader", live=True)
+        if inside and iterator.step_start == start and iterator.step_fetches >= 1:
+            self._anchor = iterator.number
+            if any(segment.trained for segment in self._segments):
+                return now
+            last.charge(now, OTHER)
+            return self._close("loader", live=True)
+        if complete and self._mark is None:
+            self._divide(now, OTHER, "loader")
+            self._segments[-1].by_other_loader = True
+        return now
+
+    def _before_optimizer(self, optimizer_id: int) -> None:
+        """An optimizer is about to step: one that has stepped already tells that an undecided boundary was one."""
+        self._optimizers_exist = True
+        seen = self._step_optimizers(self._segments[:-1])
+        if self._mark is not None or optimizer_id not in seen:
+            if self._cycle is not None and optimizer_id not in self._cycle:
+                self._cycle = None
+            return
+        last = self._segments[-1]
+        if last.by_other_loader:
+            self._split_off_last("loader")
+            self._strays += 1
+            if self._strays > STRAY_LIMIT:
+                self._anchor = last.leader
+        elif self._without_loader():
+            self._cycle = seen
+            self._split_off_last("optimizer")
+
+    def _optimizer_done(self, optimizer_id: int, now: int) -> None:
+        last = self._segments[-1]
+        self._optimizer_signalled = True
+        self._cut_by_fetch = False
+        last.stepped = True
+        last.optimizers.add(optimizer_id)
+        last.signal = last.snapshot(now)
+        if self._mark is not None or not self._without_loader():
+            return
+        if self._cycle is not None and self._step_optimizers(self._segments) >= self._cycle:
+            now = self._close("optimizer", live=True)
+            self._open(now, partial=False)
+        else:
+            self._divide(now, OTHER, "optimizer")
+
+    def _complete(self, segment: Segment) -> bool:
+        """Whether nothing more is expected of the segment before a boundary."""
+        if segment.stepped or segment.carried:
+            return True
+        if not segment.backward:
+            return segment.fetches > 0 or len(self._segments) > 1
+        return not self._optimizers_exist or self._cut_by_fetch
+
+    def _loop_ended(self, end: Snapshot, now: int) -> None:
+        self._anchor = None
+        self._idle_since = now
+        if not any(segment.trained for segment in self._segments):
+            self._segments = []  # cut at this very fetch, or batches nothing was done with
+            return
+        last = self._segments[-1]
+        if len(self._segments) > 1 and not last.trained and not last.fetches:
+            self._segments.pop()
+            end = self._segments[-1].snapshot(0)
+        self._resting = end
+
+    # ------------------------------------------------------------------------------------------------- mechanics
+
+    def _without_loader(self) -> bool:
+        return self._anchor is None and all(segment.leader is None for segment in self._segments)
+
+    @staticmethod
+    def _step_optimizers(segments: List[Segment]) -> Set[int]:
+        return {optimizer for segment in segments for optimizer in segment.optimizers}
+
+    def _start_loop(self, now: int) -> int:
+        self._emit(None, True, now)
+        now = max(now, self._clock())
+        self._open(now, partial=False)
+        return now
+
+    def _open(self, now: int, partial: bool) -> Segment:
+        segment = Segment(now, self._window)
+        segment.partial = partial
+        self._segments = [segment]
+        self._resting = None
+        return segment
+
+    def _continue_or_open(self, now: int) -> None:
+        """Training activity: it continues a step whose loop had ended, or starts one where none is open."""
+        self._resting = None
+        if not self._segments:
+            since = self._idle_since
+            self._open(now if since is None else min(since, now), partial=since is None)
+
+    def _lead(self, segment: Segment, iterator: _Iterator) -> None:
+        segment.leader = iterator.number
+        segment.epoch = iterator.epoch
+        segment.knows_forward = True
+
+    def _divide(self, now: int, gap: int, signal: str, carried: bool = False) -> None:
+        """Begin a new segment at a point that may be a boundary; too many of them are boundaries."""
+        last = self._segments[-1]
+        now = last.charge(now, gap)
+        segment = Segment(now, self._window)
+        if carried:
+            segment.carried = True
+            segment.leader, segment.epoch = last.leader, last.epoch
+        self._segments.append(segment)
+        if len(self._segments) <= (max(UNDECIDED_LIMIT, 4 * self._most_fetches) if self._mark is None else UNMARKED_LIMIT):
+            return
+        if self._mark is not None:
+            self._mark = None
+        elif carried:
+            self._anchor = None
+            segment.carried, segment.leader = False, None
+        else:
+            self._cut_by_fetch = True
+        open_segment = self._segments.pop()
+        self._write_each(signal)
+        self._segments = [open_segment]
+
+    def _split_off_last(self, signal: str) -> None:
+        """The last division was a boundary: what precedes it is a step."""
+        last = self._segments.pop()
+        self._close(signal, live=False)
+        self._segments = [last]
+
+    def _settle_rest(self, live: bool = True) -> int:
+        """Nothing continued the step the last loop ended in: write it as it was then."""
+        end = self._resting
+        self._resting = None
+        if end is not None and self._segments:
+            self._segments[-1].rewind(end)
+        return self._close_undecided("end", live)
+
+    def _close_undecided(self, signal: str, live: bool) -> int:
+        """Write segments no later event can settle: one step each where boundaries were guessed, else one step."""
+        silent = not self._optimizer_signalled and self._optimizers_exist
+        if (silent or self._mark is not None) and len(self._segments) > 1:
+            self._write_each("loader")
+            self._segments = []
+            return self._clock()
+        return self._close(signal, live)
+
+    def _write_each(self, signal: str) -> None:
+        for segment in self._segments:
+            self._write([segment], signal, live=False)
+
+    def _close(self, signal: str, live: bool) -> int:
+        """Write the open segments as one step. Returns the time from which the next step may run."""
+        segments, self._segments = self._segments, []
+        return self._write(segments, signal, live)
+
+    def _write(self, segments: List[Segment], signal: str, live: bool) -> int:
+        end = segments[-1].end_ns
+        row: Optional[StepRow] = None
+        if not segments[0].partial:
+            row = build_row(segments, self._number, signal)
+            self._number += 1
+            self._most_fetches = max(self._most_fetches, row.fetches)
+        if row is not None or live:
+            self._emit(row, live, end)
+        return max(end, self._clock()) if live else end
+
+    def _enter(self, phase: int, token: int, now: int, gap: int) -> None:
+        if self._segments:
+            self._segments[-1].charge(now, self._stack[-1][0] if self._stack else gap)
+        self._stack.append((phase, token))
+
+    def _leave(self, phase: int, now: int, token: Optional[int] = None) -> bool:
+        """End the innermost call of `phase`, and calls inside it whose end was never told. False when there is none."""
+        for index in range(len(self._stack) - 1, -1, -1):
+            if self._stack[index][0] == phase and token in (None, self._stack[index][1]):
+                if self._segments:
+                    self._segments[-1].charge(now, self._stack[-1][0])
+                del self._stack[index:]
+                return bool(self._segments)
+        return False

@@ -1,0 +1,197 @@
+"""When to open a window and how long to keep it open: decisions only, no clock, no file, no profiler.
+
+`AutoPlan` waits for a steady step time and falls back when a run may be too short to become steady; `SchedulePlan`
+counts steps as `torch.profiler.schedule` does. Both are told every step boundary and answer with an `Opening` or None.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Deque, Optional, Tuple
+
+from stepscope.record.agent import steady
+
+HIGH = "high"
+LOW = "low"
+
+MIN_ACTIVE = 3  # per-step figures need repeats to tell a habit from an accident
+MAX_ACTIVE = 10  # more steps of the same kind add bytes, not knowledge
+AIM_NS = 1_000_000_000  # about this much training per window; stopping costs a few times what was traced
+DEVICE_WARMUP = 1  # device tracing starts lazily and drops its first records; CPU tracing has nothing to warm up
+LAST_CHANCE_MARGIN = 1  # steps kept free between a last-chance window and the end of the epoch
+GIVE_UP_STEPS = 40  # after so many steps a loop will not become steady soon
+GIVE_UP_NS = 60_000_000_000
+MAX_ATTEMPTS = 4  # windows tried in automatic mode, dropped ones included
+MAX_LOW = 1  # low-confidence windows in automatic mode: the next one must be better
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What is known between two steps. `remaining` counts steps left in the loader's epoch; None where unknown."""
+
+    completed: int
+    kind: str
+    wall_ns: int
+    first_batch: bool = False
+    compiled: bool = False
+    saved: bool = False
+    in_window: bool = False
+    remaining: Optional[int] = None
+    elapsed_ns: int = 0  # since the first step was cut
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Open now: `warmup` steps prepared, then `active` steps recorded."""
+
+    warmup: int
+    active: int
+    confidence: str
+    reason: str
+
+
+class Plan:
+    """What both plans share. `observe` is told of every boundary; `decide` changes nothing, `opened` and `closed` do."""
+
+    def __init__(self, everywhere: bool = False) -> None:
+        self.everywhere = everywhere
+        self.max_active: Optional[int] = None  # set from the bytes an earlier window took
+
+    def observe(self, at: Boundary) -> None:
+        """A step was cut."""
+
+    def decide(self, at: Boundary) -> Optional[Opening]:
+        """An `Opening`, or None to go on without a window. `at` is the boundary observed last."""
+        raise NotImplementedError
+
+    def opened(self, at: Boundary) -> None:
+        """The window decided on was opened, or given up for a reason outside this plan."""
+
+    def closed(self, *, kept: bool, confidence: str) -> None:
+        """A window that was opened has ended."""
+
+    def _forbidden(self, at: Boundary) -> bool:
+        if at.compiled:  # stacks recorded during compilation are gigabytes
+            return True
+        return not self.everywhere and (at.kind != "train" or at.saved)
+
+    def _limited(self, opening: Opening) -> Opening:
+        if self.max_active is None or opening.active <= self.max_active:
+            return opening
+        return replace(opening, active=max(1, self.max_active))
+
+
+class AutoPlan(Plan):
+    """One window over steady steps; before that at most one of low confidence, for runs that may end first."""
+
+    def __init__(self, *, everywhere: bool = False) -> None:
+        super().__init__(everywhere)
+        self.warmup = 0
+        self._walls: Deque[int] = deque(maxlen=steady.NOISY_STEPS)
+        self._outlier = False
+        self._seen = 0
+        self._attempts = 0
+        self._low = 0
+        self._done = False
+
+    def set_device(self, in_use: bool) -> None:
+        """Whether a device will be traced as well."""
+        self.warmup = DEVICE_WARMUP if in_use else 0
+
+    def observe(self, at: Boundary) -> None:
+        self._outlier = steady.is_outlier(at.wall_ns, self._walls)
+        if at.kind != "train":
+            return
+        self._seen += 1
+        if not (at.first_batch or at.compiled or at.saved or at.in_window):
+            self._walls.append(at.wall_ns)
+
+    def decide(self, at: Boundary) -> Optional[Opening]:
+        if self._done or self._attempts >= MAX_ATTEMPTS or self._forbidden(at):
+            return None
+        if self._outlier and not self.everywhere:
+            return None
+        opening = self._steady(at) or self._fallback(at)
+        return None if opening is None else self._limited(opening)
+
+    def opened(self, at: Boundary) -> None:
+        self._attempts += 1
+
+    def closed(self, *, kept: bool, confidence: str) -> None:
+        if kept and confidence == HIGH:
+            self._done = True
+        elif kept:
+            self._low += 1
+
+    def _active(self) -> int:
+        if not self._walls:
+            return MIN_ACTIVE
+        return min(MAX_ACTIVE, max(MIN_ACTIVE, AIM_NS // max(1, steady.median(self._walls))))
+
+    def _steady(self, at: Boundary) -> Optional[Opening]:
+        walls = list(self._walls)
+        active = self._active()
+        if at.remaining is not None:
+            active = max(MIN_ACTIVE, min(active, at.remaining - self.warmup))
+            if at.remaining < self.warmup + active:
+                return None
+        if not steady.is_steady(walls):
+            return None
+        return Opening(self.warmup, active, HIGH, "step time is steady")
+
+    def _fallback(self, at: Boundary) -> Optional[Opening]:
+        if self._low >= MAX_LOW:
+            return None
+        return self._last_chance(at) or self._few_that_agree(at) or self._never_steady(at)
+
+    def _last_chance(self, at: Boundary) -> Optional[Opening]:
+        needed = self.warmup + MIN_ACTIVE
+        if at.remaining is None or not 1 <= at.remaining <= needed + LAST_CHANCE_MARGIN:
+            return None
+        warmup = self.warmup if at.remaining > self.warmup + 1 else 0
+        active = max(1, min(MIN_ACTIVE, at.remaining - warmup))
+        return Opening(warmup, active, LOW, "the epoch ends before step time was steady")
+
+    def _few_that_agree(self, at: Boundary) -> Optional[Opening]:
+        if at.remaining is not None or not steady.agree(list(self._walls)):
+            return None
+        reason = "%d steps agree, too few to call step time steady" % steady.AGREEING_STEPS
+        return Opening(self.warmup, self._active(), LOW, reason)
+
+    def _never_steady(self, at: Boundary) -> Optional[Opening]:
+        if not self._walls or (self._seen < GIVE_UP_STEPS and at.elapsed_ns < GIVE_UP_NS):
+            return None
+        reason = "step time was not steady after %d steps in %.0f s" % (self._seen, at.elapsed_ns / 1e9)
+        return Opening(self.warmup, self._active(), LOW, reason)
+
+
+class SchedulePlan(Plan):
+    """skip_first, then cycles of wait, warmup and active steps; `repeat` cycles, 0 for as long as the run lasts."""
+
+    def __init__(
+        self, *, skip_first: int, wait: int, warmup: int, active: int, repeat: int, everywhere: bool = False
+    ) -> None:
+        super().__init__(everywhere)
+        self.skip_first = skip_first
+        self.wait = wait
+        self.warmup = warmup
+        self.active = max(1, active)
+        self.repeat = repeat
+        self._last_cycle = -1  # the cycle a window was last opened in
+
+    def opened(self, at: Boundary) -> None:
+        self._last_cycle = self._position(at)[0]
+
+    def decide(self, at: Boundary) -> Optional[Opening]:
+        cycle, position = self._position(at)
+        if cycle <= self._last_cycle or (0 < self.repeat <= cycle):
+            return None
+        # Later than planned where the planned step compiled or evaluated; a cycle without a fit step is left out.
+        if position < self.wait or self._forbidden(at):
+            return None
+        return self._limited(Opening(self.warmup, self.active, HIGH, "as scheduled"))
+
+    def _position(self, at: Boundary) -> Tuple[int, int]:
+        """(cycle, step in it) of the step that begins; cycle -1 while the first steps are skipped."""
+        return divmod(at.completed - self.skip_first, self.wait + self.warmup + self.active)

@@ -1,0 +1,175 @@
+"""The machine and its noise: processors, affinity, sibling threads, limits, GPUs, governor.
+
+`root` prefixes every path read, so that tests can show other machines. Unknown is None.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from stepscope.record.host.cgroups import find_cgroups
+from stepscope.record.host.gpu import Gpus
+
+ROOT = Path("/")
+
+
+def hardware_facts(root: Path = ROOT) -> dict[str, Any]:
+    """The manifest's `hardware` object."""
+    cgroups = find_cgroups(root)
+    groups = sibling_groups(online_cpus(root), root)
+    with Gpus() as gpus:
+        devices = gpus.describe()
+    return {
+        "cpu_model": cpu_model(root),
+        "logical_cores": len(online_cpus(root)) or os.cpu_count(),
+        "physical_cores": len(groups) or None,
+        "affinity": affinity(),
+        "smt_siblings": [group for group in groups if len(group) > 1],
+        "numa_nodes": numa_nodes(root),
+        "cgroup_version": cgroups.version,
+        "cgroup_cpu_limit": cgroups.cpu_limit_cores(),
+        "cgroup_memory_limit_bytes": cgroups.memory_limit_bytes(),
+        "memory_bytes": memory_bytes(root),
+        "gpus": devices,
+    }
+
+
+def noise_facts(root: Path = ROOT) -> dict[str, Any]:
+    """The manifest's `noise` object: what makes two runs of the same program differ on this machine."""
+    load = read_text(root / "proc/loadavg")
+    aslr = read_text(root / "proc/sys/kernel/randomize_va_space")
+    return {
+        "governor": governor(root),
+        "turbo": turbo(root),
+        "smt": smt_active(root),
+        "load_1m": float(load.split()[0]) if load else None,
+        "aslr": None if aslr is None else aslr != "0",
+    }
+
+
+def affinity() -> list[int]:
+    """Logical processors this process may run on."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def online_cpus(root: Path = ROOT) -> list[int]:
+    return parse_cpu_list(read_text(root / "sys/devices/system/cpu/online") or "")
+
+
+def sibling_groups(cpus: Iterable[int], root: Path = ROOT) -> list[list[int]]:
+    """`cpus` grouped by physical core; a machine that does not tell yields one group per processor."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for cpu in cpus:
+        text = read_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        key = tuple(parse_cpu_list(text or "")) or (cpu,)
+        groups.setdefault(key, []).append(cpu)
+    return [sorted(group) for group in groups.values()]
+
+
+def numa_nodes(root: Path = ROOT) -> dict[str, list[int]]:
+    nodes = {}
+    for path in sorted((root / "sys/devices/system/node").glob("node[0-9]*")):
+        nodes[path.name[4:]] = parse_cpu_list(read_text(path / "cpulist") or "")
+    return nodes
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """`0-3,8` as processor numbers; malformed parts are left out."""
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
+        if match:
+            first = int(match[1])
+            cpus.update(range(first, int(match[2] or first) + 1))
+    return sorted(cpus)
+
+
+def format_cpu_list(cpus: Iterable[int]) -> str:
+    """Processor numbers in the form `taskset -c` takes."""
+    parts: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if parts and parts[-1][1] == cpu - 1:
+            parts[-1][1] = cpu
+        else:
+            parts.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def cpu_model(root: Path = ROOT) -> str | None:
+    try:
+        with (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() in ("model name", "Model", "cpu model", "uarch"):
+                    return value.strip()
+    except OSError:
+        pass
+    return None
+
+
+def memory_bytes(root: Path = ROOT) -> int | None:
+    match = re.search(r"^MemTotal:\s+(\d+) kB", read_text(root / "proc/meminfo") or "", re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+def governor(root: Path = ROOT) -> str | None:
+    """The scaling governor, several joined by a comma when cores differ; None where the machine hides it."""
+    found = set()
+    for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor"):
+        if text := read_text(path):
+            found.add(text)
+    return ",".join(sorted(found)) or None
+
+
+def turbo(root: Path = ROOT) -> bool | None:
+    """Whether processors may exceed their base frequency."""
+    no_turbo = read_text(root / "sys/devices/system/cpu/intel_pstate/no_turbo")
+    if no_turbo is not None:
+        return no_turbo == "0"
+    boost = read_text(root / "sys/devices/system/cpu/cpufreq/boost")
+    return None if boost is None else boost == "1"
+
+
+def smt_active(root: Path = ROOT) -> bool | None:
+    text = read_text(root / "sys/devices/system/cpu/smt/active")
+    return None if text is None else text == "1"
+
+
+def frequency_mhz(cpus: Iterable[int], root: Path = ROOT) -> float | None:
+    """The present frequency, averaged over at most 16 of `cpus`; None where the machine hides it."""
+    wanted = sorted(cpus)[:16]
+    values = []
+    for cpu in wanted:
+        text = read_text(root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq")
+        if text and text.isdecimal():
+            values.append(int(text) / 1000.0)
+    if not values:
+        values = _cpuinfo_mhz(set(wanted), root)
+    return sum(values) / len(values) if values else None
+
+
+def _cpuinfo_mhz(wanted: set[int], root: Path) -> list[float]:
+    values, cpu = [], -1
+    for line in (read_text(root / "proc/cpuinfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        name = name.strip()
+        if name == "processor" and value.strip().isdecimal():
+            cpu = int(value)
+        elif name == "cpu MHz" and cpu in wanted:
+            try:
+                values.append(float(value))
+            except ValueError:
+                continue
+    return values
+
+
+def read_text(path: Path) -> str | None:
+    """A small file's stripped text, None when it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None

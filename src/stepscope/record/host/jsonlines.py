@@ -1,0 +1,76 @@
+"""Append-only JSON lines and atomic JSON files, written so that a kill loses at most the line under way."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class JsonLines:
+    """A file that only grows; each `append` is one write of one whole line.
+
+    A write that fails (disk full, folder removed) is dropped: recording must never stop what it records.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor: int | None = None
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError:
+            self.dropped = 1
+        else:
+            self.dropped = 0
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        line = json.dumps(row, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+        if self._descriptor is None:
+            self.dropped += 1
+            return
+        try:
+            os.write(self._descriptor, line)
+        except OSError:
+            self.dropped += 1
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class JsonLinesTail:
+    """Reads what was appended to a JSON-lines file since the last call; a torn last line waits for its end."""
+
+    _CHUNK = 1 << 20
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(self._CHUNK)
+        except OSError:
+            return []
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        rows = []
+        for line in data[:end].splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                rows.append(row)
+        return rows
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace `path` by `value` in one step: a reader sees the old file or the new one. Raises `OSError`."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=True) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

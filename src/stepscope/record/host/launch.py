@@ -1,0 +1,311 @@
+"""Start the command, record beside it, and end as it ended.
+
+The command is our child with our own standard streams, in our process group and session, with the signal mask we were
+started with. What it is given besides is two environment variables; what it is told of signals is what would have
+reached it without us. Telemetry and sampling live in a process of their own (`telemetry`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import stepscope
+from stepscope.record.host.clock import measure_epoch_offset_ns, now_ns
+from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
+from stepscope.record.host.folder import RunFolder, claim_folder
+from stepscope.record.host.git import git_root
+from stepscope.record.host.manifest import Manifest, first_manifest, shell_status
+from stepscope.record.host.options import FALLBACK_RATE_HZ, RecordOptions
+from stepscope.record.host.processes import descendants, read_stat
+from stepscope.record.host.pyspy import FALLBACK_MARKER, find_pyspy, pyspy_version
+from stepscope.record.host.scheduler import detect_scheduler
+from stepscope.record.host.signals import ENDINGS, BlockedSignals
+from stepscope.record.host.telemetry import TelemetryConfig
+from stepscope.record.host.traces import compress_traces, own_rank_folders
+
+MAX_STEPS_MARKER = "max-steps"
+RECORDER_LOG = "recorder.log"  # what the telemetry process had to complain about; absent when nothing
+_POLL_SECONDS = 0.05  # with --max-steps only; otherwise we sleep until a signal comes
+_IDLE_SECONDS = 60.0
+_STOP_SECONDS = 4.0  # for telemetry to write its last segment
+_QUICK_STOP_SECONDS = 1.2  # after SIGTERM a scheduler leaves little time
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the command ended. `status` is the shell's; `hurried` means a scheduler wants us gone: skip the report."""
+
+    run: Path
+    host_dir: Path
+    status: int
+    hurried: bool
+    problem: str | None = None
+
+
+def launch(options: RecordOptions, *, environ: Mapping[str, str] | None = None) -> Outcome:
+    """Run `options.command` and record it; returns when it has ended and everything is on disk.
+
+    Raises `CommandNotStarted` (126, 127), `UsageError` or `EnvironmentRefusal` before anything has started; after that
+    nothing of ours is raised.
+    """
+    environment = dict(os.environ if environ is None else environ)
+    executable = resolve_executable(options.command, environment)
+    cwd = Path.cwd()
+    script = find_script(options.command, environment, cwd)
+    now = datetime.datetime.now()
+    scheduler = detect_scheduler(environment, now=now, parent_started=_parent_started())
+    folder = claim_folder(options.out, script.label, scheduler, now=now)
+    offset = measure_epoch_offset_ns()
+    pyspy = find_pyspy(environment)
+    manifest = first_manifest(
+        folder.host / "manifest.json",
+        options,
+        script,
+        scheduler,
+        environ=environment,
+        cwd=cwd,
+        epoch_offset_ns=offset,
+        sampler={"source": "py-spy" if pyspy else "agent", "reason": None, "version": None},
+    )
+    manifest.save()
+    if pyspy is None:
+        _mark_fallback(folder.host, now_ns(offset), "py-spy is not installed")
+    return _Launch(options, environment, executable, folder, manifest, offset, pyspy).run()
+
+
+class _Launch:
+    """One execution, from the start of the command to the complete manifest."""
+
+    def __init__(
+        self,
+        options: RecordOptions,
+        environ: dict[str, str],
+        executable: str,
+        folder: RunFolder,
+        manifest: Manifest,
+        offset: int,
+        pyspy: str | None,
+    ) -> None:
+        self._options, self._environ, self._executable = options, environ, executable
+        self._folder, self._manifest, self._offset, self._pyspy = folder, manifest, offset, pyspy
+        self._problem: str | None = None
+
+    def run(self) -> Outcome:
+        with BlockedSignals() as signals:
+            child = self._start(signals)
+            telemetry = self._start_telemetry(child.pid)
+            self._manifest.started(now_ns(self._offset), child.pid)
+            describe = threading.Thread(target=self._describe, daemon=True)
+            describe.start()
+            self._watch(child, signals, telemetry)
+            ended_ns = now_ns(self._offset)
+            hurried = signals.hurried()
+            _stop_telemetry(telemetry, _QUICK_STOP_SECONDS if hurried else _STOP_SECONDS)
+            if not hurried:
+                compress_traces(own_rank_folders(self._folder.run, self._folder.host))
+            describe.join(0.2 if hurried else 5.0)
+            self._manifest.ended(ended_ns, child.returncode, self._sampler())
+            _remove_if_empty(self._folder.host / RECORDER_LOG)
+        return Outcome(
+            run=self._folder.run,
+            host_dir=self._folder.host,
+            status=shell_status(child.returncode),
+            hurried=hurried,
+            problem=self._problem or self._manifest.problem,
+        )
+
+    def _describe(self) -> None:
+        """What takes time to find out and must not delay the command."""
+        if self._pyspy is not None:
+            self._manifest.values["sampler"]["version"] = pyspy_version(self._pyspy)
+        self._manifest.add_git(git_root(Path(self._manifest.values["cwd"])))
+
+    def _start(self, signals: BlockedSignals) -> subprocess.Popen[bytes]:
+        environment = child_environment(self._environ, self._agent_configuration())
+        try:
+            return subprocess.Popen(
+                list(self._options.command),
+                executable=self._executable,
+                env=environment,
+                close_fds=False,  # the command inherits what we inherited
+                preexec_fn=_prepare_child(signals),
+            )
+        except OSError as error:
+            self._folder.discard()
+            name = self._options.command[0]
+            status = 127 if isinstance(error, FileNotFoundError) else 126
+            raise CommandNotStarted(f"{name} cannot be started: {error.strerror}", status) from None
+
+    def _agent_configuration(self) -> dict[str, Any]:
+        return {
+            "run": str(self._folder.run),
+            "host_dir": str(self._folder.host),
+            "package": package_folder(),
+            "launcher_pid": os.getpid(),
+            "epoch_offset_ns": self._offset,
+            "window": self._options.window.for_agent(),
+            "max_steps": self._options.max_steps,
+            "sampler_hz": int(max(1.0, min(self._options.rate_hz, FALLBACK_RATE_HZ))),
+            "faults": self._environ.get("STEPSCOPE_FAULTS"),
+        }
+
+    def _start_telemetry(self, root: int) -> subprocess.Popen[bytes] | None:
+        config = TelemetryConfig(
+            host_dir=str(self._folder.host),
+            root_pid=root,
+            epoch_offset_ns=self._offset,
+            rate_hz=self._options.rate_hz,
+            segment_seconds=self._options.segment_seconds,
+            pyspy=self._pyspy,
+        )
+        try:
+            with (self._folder.host / RECORDER_LOG).open("ab") as log:
+                return subprocess.Popen(
+                    [sys.executable, "-m", "stepscope.record.host.telemetry", config.dumps()],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    cwd=str(Path(package_folder()).parent),  # `-m` puts the working directory on the path
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._problem = f"no telemetry and no stacks were recorded: {error.strerror}"
+            _mark_fallback(self._folder.host, now_ns(self._offset), self._problem)
+            return None
+
+    def _watch(
+        self, child: subprocess.Popen[bytes], signals: BlockedSignals, telemetry: subprocess.Popen[bytes] | None
+    ) -> None:
+        """Until the command has ended: hand signals on, and end it after the steps it was allowed."""
+        marker = self._folder.host / MAX_STEPS_MARKER
+        pending = self._options.max_steps is not None
+        while child.poll() is None:
+            number = signals.wait(child, _POLL_SECONDS if pending else _IDLE_SECONDS)
+            if number in ENDINGS:
+                _tell(telemetry, "cut")  # what was sampled so far survives, should everything be killed
+            if pending and marker.exists():
+                pending = False
+                interrupt_as_terminal(child.pid)
+
+    def _sampler(self) -> dict[str, Any]:
+        """The manifest's `sampler`, as it turned out."""
+        values = dict(self._manifest.values["sampler"])
+        try:
+            row = json.loads((self._folder.host / FALLBACK_MARKER).read_text(encoding="utf-8").splitlines()[0])
+        except (OSError, ValueError, IndexError):
+            return values
+        return {**values, "source": "agent", "reason": row.get("reason")}
+
+
+def child_environment(environ: Mapping[str, str], configuration: Mapping[str, Any]) -> dict[str, str]:
+    """The user's environment and what brings the agent into Python children."""
+    bootstrap = os.path.join(package_folder(), "record", "agent", "bootstrap")
+    path = [bootstrap]
+    if environ.get("PYTHONPATH"):
+        path += [part for part in environ["PYTHONPATH"].split(os.pathsep) if part != bootstrap]
+    environment = dict(environ)
+    environment["PYTHONPATH"] = os.pathsep.join(path)
+    environment["STEPSCOPE_RECORD"] = json.dumps(configuration)
+    environment.setdefault("KINETO_LOG_LEVEL", "99")  # or torch's profiler writes to the user's stderr
+    return environment
+
+
+def package_folder() -> str:
+    """The folder of the stepscope package, absolute."""
+    return os.path.dirname(os.path.abspath(stepscope.__file__))
+
+
+def _prepare_child(signals: BlockedSignals) -> Callable[[], None]:
+    """What runs in the child between fork and exec; everything it needs is looked up before the fork."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    original = signals.original
+    ignore_children = signals.children_were_ignored
+
+    def prepare() -> None:
+        if prctl is not None:
+            # Under Yama only descendants may be looked into; py-spy is a sibling, so the command allows it.
+            prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+        if ignore_children:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, original)
+
+    return prepare
+
+
+def interrupt_as_terminal(root: int) -> None:
+    """SIGINT to the command and those of its descendants that share its process group, once each.
+
+    Never to the group itself: it is ours too, and a shell, make or a test runner may be in it.
+    """
+    leader = read_stat(root)
+    for pid in (root, *sorted(descendants(root))):
+        stat = read_stat(pid)
+        if stat is not None and leader is not None and stat.pgrp == leader.pgrp:
+            try:
+                os.kill(pid, signal.SIGINT)
+            except OSError:
+                continue
+
+
+def _tell(telemetry: subprocess.Popen[bytes] | None, command: str) -> None:
+    if telemetry is None or telemetry.stdin is None:
+        return
+    try:
+        telemetry.stdin.write(command.encode() + b"\n")
+        telemetry.stdin.flush()
+    except OSError:
+        return  # it has died; its log says why
+
+
+def _stop_telemetry(telemetry: subprocess.Popen[bytes] | None, seconds: float) -> None:
+    """Let it write its last segment and reading, then make sure it is gone."""
+    if telemetry is None:
+        return
+    _tell(telemetry, f"stop {seconds:g}")
+    try:
+        telemetry.wait(seconds + 0.5)
+    except subprocess.TimeoutExpired:
+        telemetry.kill()
+        telemetry.wait()
+    if telemetry.stdin is not None:
+        try:
+            telemetry.stdin.close()
+        except OSError:
+            return
+
+
+def _mark_fallback(host_dir: Path, time_ns: int, reason: str) -> None:
+    try:
+        (host_dir / FALLBACK_MARKER).write_text(json.dumps({"time_ns": time_ns, "reason": reason}) + "\n")
+    except OSError:
+        return
+
+
+def _remove_if_empty(path: Path) -> None:
+    try:
+        if path.stat().st_size == 0:
+            path.unlink()
+    except OSError:
+        return
+
+
+def _parent_started() -> datetime.datetime | None:
+    stat = read_stat(os.getppid())
+    if stat is None:
+        return None
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / os.sysconf("SC_CLK_TCK")
+    return datetime.datetime.fromtimestamp(round(time.time() - age))

@@ -1,0 +1,132 @@
+"""RUN/host-H/manifest.json: what ran where. Written before the command starts, completed after it has ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.model import RUN_SCHEMA
+from stepscope.record.agent.masking import mask_argv, mask_text
+from stepscope.record.host.command import Script, user_roots
+from stepscope.record.host.git import git_root, git_state
+from stepscope.record.host.hardware import hardware_facts, noise_facts
+from stepscope.record.host.jsonlines import write_json
+from stepscope.record.host.options import RecordOptions
+from stepscope.record.host.scheduler import Scheduler
+
+# Names that change how fast the same program runs, or say which part of a job this is. Nothing else is kept: an
+# environment is full of tokens.
+ENVIRONMENT = (
+    "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
+    "KMP_AFFINITY", "KMP_BLOCKTIME", "GOMP_CPU_AFFINITY", "MALLOC_ARENA_MAX", "LD_PRELOAD",
+    "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "HIP_VISIBLE_DEVICES",
+    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "TORCH_CUDNN_BENCHMARK", "NVIDIA_TF32_OVERRIDE",
+    "TORCH_LOGS", "TORCHDYNAMO_DISABLE", "TORCHINDUCTOR_CACHE_DIR", "TORCH_COMPILE_DISABLE", "PT_XLA_DEBUG",
+    "XLA_FLAGS",
+    "NCCL_DEBUG", "NCCL_ALGO", "NCCL_PROTO", "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME",
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK",
+    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS",
+    "SLURM_CPUS_PER_TASK",
+    "PYTHONOPTIMIZE", "PYTHONMALLOC", "PYTHONUNBUFFERED", "PYTHONDEVMODE", "PYTHONHASHSEED",
+)  # fmt: skip
+
+
+class Manifest:
+    """The manifest of one host; every `save` replaces the file in one step.
+
+    A save that fails is remembered in `problem`; the run goes on without.
+    """
+
+    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+        self._path = path
+        self.values = values
+        self.problem: str | None = None
+        self._lock = threading.Lock()  # git is asked on a thread of its own
+
+    def save(self) -> None:
+        try:
+            with self._lock:
+                write_json(self._path, self.values)
+        except OSError as error:
+            self.problem = f"cannot write {self._path}: {error.strerror}"
+
+    def add_git(self, root: Path | None) -> None:
+        """Ask git; takes seconds on a huge repository, so it happens beside the running command."""
+        self.values["git"] = git_state(root)
+        self.save()
+
+    def started(self, now_ns: int, pid: int) -> None:
+        self.values.update(started_ns=now_ns, pid=pid)
+        self.save()
+
+    def ended(self, now_ns: int, returncode: int, sampler: Mapping[str, Any]) -> None:
+        """`returncode` as `subprocess` gives it: negative for a signal."""
+        signal_number = -returncode if returncode < 0 else None
+        self.values["ended_ns"] = now_ns
+        self.values["exit"] = {
+            "status": returncode if returncode >= 0 else None,
+            "signal": signal_number,
+            "shell_status": shell_status(returncode),
+        }
+        self.values["sampler"] = dict(sampler)
+        self.save()
+
+
+def shell_status(returncode: int) -> int:
+    """The exit status a shell shows for a `subprocess` return code."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def first_manifest(
+    path: Path,
+    options: RecordOptions,
+    script: Script,
+    scheduler: Scheduler | None,
+    *,
+    environ: Mapping[str, str],
+    cwd: Path,
+    epoch_offset_ns: int,
+    sampler: Mapping[str, Any],
+) -> Manifest:
+    """Everything that is known before the command starts; git and the ending are null until they are known."""
+    values: dict[str, Any] = {
+        "schema": RUN_SCHEMA,
+        "recorder_version": recorder_version(),
+        "recorder_python": ".".join(str(part) for part in sys.version_info[:3]),
+        "name": options.name or script.label,
+        "tags": list(options.tags),
+        "command": mask_argv(list(options.command)),
+        "cwd": str(cwd),
+        "host": socket.gethostname(),
+        "pid": None,
+        "launcher_pid": os.getpid(),
+        "script": {"kind": script.kind, "path": None if script.path is None else str(script.path)},
+        "user_roots": user_roots(script, cwd, git_root(cwd)),
+        "started_ns": None,
+        "ended_ns": None,
+        "exit": {"status": None, "signal": None, "shell_status": None},
+        "clock": {"epoch_offset_ns": epoch_offset_ns},
+        "options": options.for_manifest(),
+        "git": None,
+        "environment": {name: mask_text(environ[name]) for name in ENVIRONMENT if name in environ},
+        "scheduler": None if scheduler is None else scheduler.for_manifest(),
+        "python": script.python,
+        "hardware": hardware_facts(),
+        "noise": noise_facts(),
+        "sampler": dict(sampler),
+    }
+    return Manifest(path, values)
+
+
+def recorder_version() -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version("stepscope")
+    except metadata.PackageNotFoundError:
+        return None

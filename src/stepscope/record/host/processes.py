@@ -1,0 +1,246 @@
+"""The process tree of the command, read from /proc, with a role for every process.
+
+A process once seen below the root stays in the tree when its parent dies. Discovery reads the names in /proc and only
+the entries that are new, so it can run several times a second.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_PYTHON = re.compile(r"^(python|pypy)[\d.]*(t|d)?$")
+_LAUNCHER = re.compile(
+    r"(?:^|[/ ])(torchrun|deepspeed|mpirun|mpiexec|srun|horovodrun)(?: |$)|[/ ]accelerate launch|"
+    r"torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch|torch/distributed/(?:run|launch)\.py"
+)
+_HELPER = re.compile(
+    r"multiprocessing\.(?:resource_tracker|semaphore_tracker|forkserver)|compile_worker|multiprocessing/resource_tracker"
+)
+# Looking into a process's memory map holds a lock of that process, so the looks get rarer with its age in seconds.
+_LIBRARY_LOOKS = (0.3, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
+
+
+@dataclass(frozen=True)
+class Stat:
+    """The fields of /proc/PID/stat in use. Times are clock ticks; `start_ticks` counts from boot."""
+
+    comm: str
+    state: str
+    ppid: int
+    pgrp: int
+    major_faults: int
+    cpu_ticks: int
+    threads: int
+    start_ticks: int
+    processor: int
+
+
+def read_stat(pid: int) -> Stat | None:
+    """None when the process is gone or the line cannot be understood."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read().decode("utf-8", "replace")
+        head, _, tail = text.rpartition(")")
+        comm = head.partition("(")[2]
+        part = tail.split()
+        return Stat(
+            comm=comm,
+            state=part[0],
+            ppid=int(part[1]),
+            pgrp=int(part[2]),
+            major_faults=int(part[9]),
+            cpu_ticks=int(part[11]) + int(part[12]),
+            threads=int(part[17]),
+            start_ticks=int(part[19]),
+            processor=int(part[36]),
+        )
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def read_command(pid: int) -> list[str]:
+    """argv as the kernel has it; empty for a process that is gone or a kernel thread."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            data = file.read(65536)
+    except OSError:
+        return []
+    return [part.decode("utf-8", "replace") for part in data.rstrip(b"\0").split(b"\0")] if data else []
+
+
+def read_executable(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return None
+
+
+def descendants(root: int) -> set[int]:
+    """All living processes below `root`, by one look at the whole of /proc."""
+    parents: dict[int, list[int]] = {}
+    for pid in _all_pids():
+        stat = read_stat(pid)
+        if stat is not None:
+            parents.setdefault(stat.ppid, []).append(pid)
+    found: set[int] = set()
+    pending = [root]
+    while pending:
+        for child in parents.get(pending.pop(), []):
+            if child not in found:
+                found.add(child)
+                pending.append(child)
+    return found
+
+
+def _same_program(pid: int, executable: Any) -> bool:
+    """Whether `pid` means the same process to us as to the agent; in a container of its own it may not."""
+    seen = read_executable(pid)
+    return seen is None or os.path.basename(seen) == os.path.basename(os.path.realpath(str(executable)))
+
+
+def _all_pids() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    except OSError:
+        return []
+
+
+@dataclass
+class Process:
+    """A process of the tree. `torch` and `python` are None until they could be seen."""
+
+    pid: int
+    ppid: int
+    start_ticks: int
+    first_seen_ns: int
+    comm: str = ""
+    executable: str | None = None
+    argv: tuple[str, ...] = ()
+    python: bool | None = None
+    torch: bool | None = None
+    role: str = "other"
+    looks: int = 0
+    alive: bool = True
+
+
+class ProcessTree:
+    """The root, everything started below it, and what the agents inside said about themselves."""
+
+    def __init__(self, root: int) -> None:
+        self.root = root
+        self.members: dict[int, Process] = {}
+        self._strangers: dict[int, int] = {}  # pid outside the tree -> its parent, so it is read once
+        self._claims: dict[int, str] = {}
+        self._agent_roles: dict[int, str] = {}
+
+    def hear(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Lines of agents.jsonl: processes that reported, and the rank folders they claimed."""
+        for row in rows:
+            pid = row.get("pid")
+            if not isinstance(pid, int):
+                continue
+            if isinstance(row.get("folder"), str):
+                self._claims[pid] = row["folder"]
+            executable = row.get("executable")
+            known = pid in self.members or executable is None or _same_program(pid, executable)
+            if isinstance(row.get("role"), str) and known:
+                self._agent_roles[pid] = row["role"]
+
+    def reported(self) -> set[int]:
+        """Pids of processes whose agent has written."""
+        return set(self._claims) | set(self._agent_roles)
+
+    def discover(self, now_ns: int) -> list[Process]:
+        """Add processes that appeared since the last call; returns the new ones."""
+        present = _all_pids()
+        self._strangers = {pid: ppid for pid, ppid in self._strangers.items() if pid in set(present)}
+        fresh = {pid: stat for pid in present if self._is_unknown(pid) and (stat := self._new_stat(pid)) is not None}
+        added: list[Process] = []
+        grown = True
+        while grown:
+            grown = False
+            for pid in sorted(fresh):
+                stat = fresh[pid]
+                if pid == self.root or stat.ppid in self.members or pid in self._agent_roles:
+                    member = Process(pid, stat.ppid, stat.start_ticks, now_ns, comm=stat.comm)
+                    self.members[pid] = member
+                    added.append(member)
+                    del fresh[pid]
+                    grown = True
+        self._strangers.update({pid: stat.ppid for pid, stat in fresh.items()})
+        return added
+
+    def _is_unknown(self, pid: int) -> bool:
+        if pid in self._strangers:
+            return pid in self._agent_roles  # an agent spoke from it: it is ours after all
+        member = self.members.get(pid)
+        return member is None or not member.alive
+
+    def _new_stat(self, pid: int) -> Stat | None:
+        """The stat of a process that is neither a zombie nor a dead member that is still listed."""
+        stat = read_stat(pid)
+        if stat is None or stat.state in "ZX":
+            return None
+        member = self.members.get(pid)
+        return None if member is not None and member.start_ticks == stat.start_ticks else stat
+
+    def refresh(self, process: Process, age_seconds: float) -> bool:
+        """Look at a living member again; returns whether anything that is written down has changed."""
+        before = (process.comm, process.executable, process.argv, process.python, process.torch, process.role)
+        argv = tuple(read_command(process.pid))
+        if argv and argv != process.argv:
+            if process.argv:
+                process.looks, process.torch = 0, None  # it has started another program
+            process.argv = argv
+            process.executable = read_executable(process.pid)
+            base = os.path.basename(process.executable or (argv[0] if argv else ""))
+            process.python = bool(_PYTHON.match(base)) if base else None
+        while process.looks < len(_LIBRARY_LOOKS) and age_seconds >= _LIBRARY_LOOKS[process.looks]:
+            process.looks += 1
+            if process.torch is not True:
+                self._look_for_libraries(process)
+        process.role = self.role_of(process)
+        return before != (
+            process.comm, process.executable, process.argv, process.python, process.torch, process.role,
+        )  # fmt: skip
+
+    def _look_for_libraries(self, process: Process) -> None:
+        try:
+            with open(f"/proc/{process.pid}/maps", "rb") as file:
+                maps = file.read()
+        except OSError:
+            return
+        if not maps:
+            return
+        process.torch = b"/libtorch" in maps or b"/libtorch_cpu" in maps
+        if b"/libpython" in maps:
+            process.python = True
+
+    def role_of(self, process: Process) -> str:
+        """The most specific thing that is known of a process."""
+        command = " ".join(process.argv)
+        if process.pid in self._claims:
+            return "rank"
+        if process.comm == "pt_data_worker" or self._agent_roles.get(process.pid) == "worker":
+            return "loader_worker"
+        if _HELPER.search(command):
+            return "helper"
+        if process.comm == "pt_elastic" or _LAUNCHER.search(command[:4096]):
+            return "launcher"
+        if self._is_rank_worker(process):
+            return "loader_worker"
+        return "root" if process.pid == self.root else "other"
+
+    def _is_rank_worker(self, process: Process) -> bool:
+        """A multiprocessing child of a rank: forked with its command line, spawned, or through a fork server."""
+        parent = self.members.get(process.ppid)
+        if parent is None:
+            return False
+        spawned = "--multiprocessing-fork" in process.argv or "forkserver" in " ".join(parent.argv)
+        if spawned and parent.role == "helper":
+            parent = self.members.get(parent.ppid, parent)
+        return parent.pid in self._claims and (spawned or process.argv == parent.argv)

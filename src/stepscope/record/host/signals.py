@@ -1,0 +1,107 @@
+"""Signals while the command runs: taken one by one with their origin, so that none is delivered twice.
+
+A key press at the terminal goes to the whole foreground group: the command has it already. A signal from `kill` (or a
+batch system) was meant for whoever holds this pid, so it is handed on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from types import FrameType, TracebackType
+
+_FORWARDED = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
+    signal.SIGCONT,
+)  # fmt: skip
+ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+# A scheduler kills within about 30 s of its SIGTERM; a command that lives longer was not being killed.
+_GRACE_SECONDS = 60.0
+
+
+class Interrupted(Exception):
+    """SIGTERM or SIGHUP arrived after the command had ended: stop what we are doing and leave."""
+
+
+class BlockedSignals:
+    """Blocks the signals above for the time of a `with`; `wait` takes them.
+
+    Signals that were ignored when we started (`nohup`) stay ignored, for the command too. `original` is the mask to
+    give back to the command.
+    """
+
+    def __init__(self) -> None:
+        taken = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+        self._taken = frozenset((*taken, signal.SIGCHLD))
+        self.original: set[int] = set()
+        self._child_handler = signal.getsignal(signal.SIGCHLD)
+        self._asked_to_end: float | None = None  # monotonic seconds of the last SIGTERM or SIGHUP
+
+    def hurried(self) -> bool:
+        """Whether SIGTERM or SIGHUP came so lately that SIGKILL may follow."""
+        return self._asked_to_end is not None and time.monotonic() - self._asked_to_end < _GRACE_SECONDS
+
+    @property
+    def children_were_ignored(self) -> bool:
+        """Whether SIGCHLD was ignored when we started; the command inherits that, we cannot use it."""
+        return self._child_handler is signal.SIG_IGN
+
+    def __enter__(self) -> BlockedSignals:
+        if self.children_were_ignored:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or the exit status would be lost
+        self.original = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, self._taken)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while signal.sigtimedwait(self._taken, 0) is not None:
+            pass  # a Ctrl-C that came too late was meant for the command
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.original)
+
+    def wait(self, child: subprocess.Popen[bytes], timeout: float) -> int | None:
+        """Handle at most one signal within `timeout` seconds; returns its number."""
+        info = signal.sigtimedwait(self._taken, timeout)
+        if info is None:
+            return None
+        number = info.si_signo
+        if number == signal.SIGCHLD:
+            return number
+        if number in ENDINGS:
+            self._asked_to_end = time.monotonic()
+        if info.si_code <= 0:  # SI_USER, SI_QUEUE, SI_TKILL: from a process, not from the kernel's terminal
+            forward(child, number)
+        if number == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)  # the shell waits for all of the job to stop
+        return number
+
+
+def forward(child: subprocess.Popen[bytes], number: int) -> None:
+    """Send `number` to the command unless it has ended; never raises."""
+    try:
+        child.send_signal(number)
+    except OSError:
+        return  # it runs as another user now
+
+
+class RaiseOnTermination:
+    """After the command: SIGTERM and SIGHUP raise `Interrupted`, so that we still end with the command's status."""
+
+    def __enter__(self) -> None:
+        self._before = {
+            number: signal.signal(number, _raise_interrupted)
+            for number in ENDINGS
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _raise_interrupted(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature is Python's
+    raise Interrupted(signal.Signals(number).name)

@@ -1,0 +1,216 @@
+"""The process beside the run: telemetry at 1 Hz, the process tree, and the sampler's segments.
+
+Started as `python -m stepscope.record.host.telemetry CONFIG` in a session of its own, so that neither Ctrl-C nor the
+end of the terminal reaches it. Its standard input is a pipe from the launcher: `cut` ends the current segment, `stop N`
+finishes within N seconds, and the end of the pipe means that the launcher is gone, even by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.record.agent.masking import mask_argv
+from stepscope.record.host.cgroups import find_cgroups
+from stepscope.record.host.clock import now_ns
+from stepscope.record.host.gpu import Gpus, Metric
+from stepscope.record.host.hardware import affinity
+from stepscope.record.host.jsonlines import JsonLines, JsonLinesTail
+from stepscope.record.host.machine import ProcessMeter, machine_metrics
+from stepscope.record.host.processes import Process, ProcessTree, read_stat
+from stepscope.record.host.pyspy import FALLBACK_MARKER, Sampler
+
+_TICK_SECONDS = 0.25  # a process that lives shorter may go unseen
+_READ_SECONDS = 1.0
+_FIRST_READ_SECONDS = 0.2
+_ORPHAN_STOP_SECONDS = 2.0
+_MOST_METERED = 256  # processes with metrics of their own; the rest are only listed
+_COMMAND_LENGTH = 2000
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class TelemetryConfig:
+    """What the launcher tells its telemetry process, as JSON on the command line."""
+
+    host_dir: str
+    root_pid: int
+    epoch_offset_ns: int
+    rate_hz: float
+    segment_seconds: float
+    pyspy: str | None
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Control:
+    """Commands from the launcher, one per line, without ever blocking longer than asked."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._pending = b""
+
+    def wait(self, seconds: float) -> list[str]:
+        """Commands that arrived within `seconds`; the end of the pipe reads as `orphan`."""
+        readable, _, _ = select.select([self._descriptor], [], [], max(0.0, seconds))
+        if not readable:
+            return []
+        data = os.read(self._descriptor, 4096)
+        if not data:
+            return ["orphan"]
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        return [line.decode("ascii", "replace").strip() for line in lines]
+
+
+class Telemetry:
+    """Owns processes.jsonl, system.jsonl and stacks.jsonl of one host."""
+
+    def __init__(self, config: TelemetryConfig, gpus: Gpus) -> None:
+        self._config, self._gpus = config, gpus
+        folder = Path(config.host_dir)
+        self._processes = JsonLines(folder / "processes.jsonl")
+        self._system = JsonLines(folder / "system.jsonl")
+        self._stacks = JsonLines(folder / "stacks.jsonl")
+        self._agents = JsonLinesTail(folder / "agents.jsonl")
+        self._tree = ProcessTree(config.root_pid)
+        self._meters: dict[int, ProcessMeter] = {}
+        self._cgroups, self._cpus = find_cgroups(), affinity()
+        self._boot_ns = self._now() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._sampler = self._make_sampler(folder) if config.pyspy else None
+
+    def _make_sampler(self, folder: Path) -> Sampler:
+        def give_up(reason: str) -> None:
+            marker = JsonLines(folder / FALLBACK_MARKER)
+            marker.append({"time_ns": self._now(), "reason": reason})
+            marker.close()
+
+        return Sampler(
+            str(self._config.pyspy),
+            self._config.root_pid,
+            folder,
+            rate_hz=self._config.rate_hz,
+            segment_seconds=self._config.segment_seconds,
+            now_ns=self._now,
+            write=self._stacks.append,
+            give_up=give_up,
+            commands=lambda: [p.argv for p in self._tree.members.values()],
+            suspects=lambda: [p.pid for p in self._tree.members.values() if p.alive and p.python][:3],
+        )
+
+    def _now(self) -> int:
+        return now_ns(self._config.epoch_offset_ns)
+
+    def run(self, control: Control) -> None:
+        """Until the launcher says stop, or is gone."""
+        next_read = time.monotonic() + _FIRST_READ_SECONDS
+        self._tick()
+        while True:
+            for command in control.wait(self._pause(next_read)):
+                if command == "cut" and self._sampler is not None:
+                    self._sampler.cut()
+                elif command == "orphan" or command.startswith("stop"):
+                    self._finish(_stop_seconds(command))
+                    return
+            self._tick()
+            if time.monotonic() >= next_read:
+                self._read()
+                next_read = max(next_read + _READ_SECONDS, time.monotonic() + _READ_SECONDS / 2)
+
+    def _pause(self, next_read: float) -> float:
+        """Seconds until there is something to do."""
+        due = _TICK_SECONDS if self._sampler is None else self._sampler.seconds_until_due()
+        return min(_TICK_SECONDS, next_read - time.monotonic(), due)
+
+    def _tick(self) -> None:
+        if self._sampler is not None:
+            self._sampler.poll()
+        self._tree.hear(self._agents.read())
+        now = self._now()
+        for process in self._tree.discover(now):
+            self._tree.refresh(process, 0.0)
+            self._write_process(process, now)
+
+    def _read(self) -> None:
+        """One row of system.jsonl, and every process whose description has changed."""
+        now = self._now()
+        metrics: list[Metric] = machine_metrics(self._cgroups, self._cpus) + self._gpus.metrics()
+        for process in self._tree.members.values():
+            if not process.alive:
+                continue
+            stat = read_stat(process.pid)
+            if stat is None or stat.state in "ZX" or stat.start_ticks != process.start_ticks:
+                process.alive = False
+                self._meters.pop(process.pid, None)
+                self._processes.append({"pid": process.pid, "ended_ns": now})
+                continue
+            process.comm = stat.comm
+            if self._tree.refresh(process, (now - process.first_seen_ns) / 1e9):
+                self._write_process(process, now)
+            metrics += self._meter(process.pid, stat)
+        self._system.append({"time_ns": now, "metrics": metrics})
+
+    def _meter(self, pid: int, stat: Any) -> list[Metric]:
+        if pid not in self._meters:
+            if len(self._meters) >= _MOST_METERED:
+                return []
+            self._meters[pid] = ProcessMeter(pid)
+        return self._meters[pid].metrics(stat, time.monotonic_ns())
+
+    def _write_process(self, process: Process, now: int) -> None:
+        start_ns = self._boot_ns + process.start_ticks * 1_000_000_000 // _TICKS_PER_SECOND
+        self._processes.append(
+            {
+                "time_ns": now,
+                "pid": process.pid,
+                "ppid": process.ppid,
+                "start_ns": start_ns,
+                "comm": process.comm,
+                "executable": process.executable,
+                "command": " ".join(mask_argv(list(process.argv)))[:_COMMAND_LENGTH],
+                "python": bool(process.python),
+                "torch": process.torch,
+                "role": process.role,
+            }
+        )
+
+    def _finish(self, seconds: float) -> None:
+        self._tree.hear(self._agents.read())
+        if self._sampler is not None:
+            self._sampler.stop(seconds)
+        self._read()
+        for log in (self._processes, self._system, self._stacks):
+            log.close()
+
+
+def _stop_seconds(command: str) -> float:
+    words = command.split()
+    try:
+        return float(words[1])
+    except (IndexError, ValueError):
+        return _ORPHAN_STOP_SECONDS
+
+
+def main(arguments: list[str]) -> int:
+    """Run until told to stop; the argument is a `TelemetryConfig` as JSON."""
+    # The launcher blocks signals while it waits; this process and py-spy must not inherit that. SIGTERM and SIGHUP are
+    # ignored because a scheduler sends them to every process of a job, and ours must outlive the command to finish.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    config = TelemetryConfig(**json.loads(arguments[0]))
+    with Gpus() as gpus:
+        Telemetry(config, gpus).run(Control(sys.stdin.fileno()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

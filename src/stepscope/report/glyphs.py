@@ -1,0 +1,40 @@
+"""The few drawing characters of the terminal report, with twins for terminals that cannot show them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Colours of the parts of a step by position; basic ones, which every terminal theme defines readably.
+COLOURS = ("red", "blue", "green", "magenta", "cyan", "yellow", "bright_black")
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """`fills` tell the parts of the bar apart without colour."""
+
+    fills: str
+    quote: str
+    separator: str
+    warning: str
+    dash: str
+
+    def fill(self, index: int) -> str:
+        """The character that fills part `index` of the bar."""
+        return self.fills[index % len(self.fills)]
+
+    def colour(self, index: int) -> str:
+        """The style of part `index` of the bar."""
+        return COLOURS[index % len(COLOURS)]
+
+
+UNICODE = Glyphs(fills="█▓▒░▞=+", quote="│", separator=" · ", warning="!", dash="–")
+ASCII = Glyphs(fills="#=+-:o.", quote="|", separator=", ", warning="!", dash="-")
+
+
+def glyphs_for(encoding: str) -> Glyphs:
+    """The set that `encoding` can carry."""
+    try:
+        UNICODE.fills.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return UNICODE

@@ -1,0 +1,190 @@
+"""report.html: one file without scripts or network, with what the terminal shows and the tables behind it.
+
+The page forbids itself everything but its own style sheet (Content-Security-Policy), and every text of the run goes
+through `escape.markup`. It is bounded to 3 MB by showing fewer rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stepscope.model import Report
+from stepscope.report import sentences, words
+from stepscope.report.escape import markup, one_line
+from stepscope.report.html_figures import partition, series
+from stepscope.report.html_style import STYLE
+from stepscope.report.html_tables import tables
+from stepscope.report.places import Shortener, command_line
+
+MAX_BYTES = 3_000_000
+ROWS = (60, 10)  # of a table: first try, and where the page came out too large
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+HIT = " class='hit'"
+SENTENCE = 600  # characters of a sentence in a finding
+
+
+def render(report: Report) -> str:
+    """The whole page."""
+    page = ""
+    for rows in ROWS:
+        page = _page(report, rows)
+        if len(page.encode("utf-8")) <= MAX_BYTES:
+            break
+    return page
+
+
+def _page(report: Report, rows: int) -> str:
+    shorten = Shortener(report.run)
+    name = markup(report.run.get("name") or "run", 120)
+    body = "\n".join(
+        (
+            _header(report, name),
+            _notes(report),
+            _steps(report),
+            _findings(report, shorten),
+            _next(report),
+            "<h2>Behind the findings</h2>",
+            tables(report, shorten, rows=rows),
+        )
+    )
+    return (
+        "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
+        "<meta name='referrer' content='no-referrer'>\n"
+        f"<title>{name} – stepscope</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _header(report: Report, name: str) -> str:
+    steps = report.steps
+    command = command_line(report.run)
+    line = f"<p class='soft'><code>{markup(command)}</code></p>" if command else ""
+    if steps is None:
+        return f"<header><h1>{name}</h1>{line}<p>No step was seen.</p></header>"
+    figures = [
+        ("step, mean", words.milliseconds(steps["mean_ms"])),
+        ("median", words.milliseconds(steps["median_ms"])),
+        ("95th percentile", words.milliseconds(steps["p95_ms"])),
+        ("steps per second", words.number(steps["per_second"])),
+    ]
+    if steps.get("samples_per_second") is not None:
+        figures.append(("samples per second", words.number(steps["samples_per_second"])))
+    boxes = "".join(f"<div><dt>{markup(label)}</dt><dd>{markup(text)}</dd></div>" for label, text in figures)
+    said = (
+        f"{words.count(steps['count'])} steady {words.term(steps['kind'])} steps, "
+        f"cut by {words.signal(steps.get('signal', ''))}."
+    )
+    others = "".join(
+        f"<p class='soft'>{markup(sentences.step_kind(other))}</p>"
+        for other in (report.views.get("steps_by_kind") or [])[1:]
+    )
+    return f"<header><h1>{name}</h1>{line}<dl class='figures'>{boxes}</dl><p>{markup(said)}</p>{others}</header>"
+
+
+def _notes(report: Report) -> str:
+    items = [f"<li>{markup(one_line(text), SENTENCE)}</li>" for text in sentences.warnings(report)]
+    items += [
+        f"<li class='plain'>{markup(one_line(note['text']), SENTENCE)}</li>"
+        for note in report.quality.get("notes") or []
+        if note["level"] != "warning"
+    ]
+    return f"<ul class='notes' aria-label='Quality of the recording'>{''.join(items)}</ul>" if items else ""
+
+
+def _steps(report: Report) -> str:
+    if report.steps is None:
+        return ""
+    fixed = sentences.fixed_costs(report.views.get("fixed_costs") or {})
+    said = f"<p class='soft'>{markup(fixed)}</p>" if fixed else ""
+    return (
+        f"<section><h2>Where a step goes</h2>{partition(report.steps['partition'])}{said}</section>"
+        f"{series(report.steps)}"
+    )
+
+
+def _findings(report: Report, shorten: Shortener) -> str:
+    parts = ["<section><h2>Findings</h2>"]
+    for index, finding in enumerate(report.findings, start=1):
+        parts.append(_finding(index, finding, shorten))
+    if not report.findings and report.steps is not None:
+        parts.append(f"<p class='healthy'>{markup(sentences.healthy(report.views.get('floor_share')))}</p>")
+    for rows, label, key in (
+        (report.abstained, "Not judged", "needs"),
+        (report.ignored, "Ignored by configuration", "reason"),
+    ):
+        if rows:
+            items = "".join(f"<li><code>{markup(row['rule'])}</code>: {markup(row[key])}</li>" for row in rows)
+            parts.append(
+                f"<details><summary>{label} <span class='soft'>({len(rows)})</span></summary><ul>{items}</ul></details>"
+            )
+    return "\n".join(parts) + "</section>"
+
+
+def _finding(index: int, finding: dict[str, Any], shorten: Shortener) -> str:
+    severity = finding["severity"] if finding["severity"] in ("critical", "warning", "info") else "info"
+    places = "".join(_place(place, shorten) for place in finding["where"])
+    facts = "".join(f"<dt>{markup(label)}</dt><dd>{content}</dd>" for label, content in _facts(finding))
+    return (
+        f"<article class='finding {severity}'><header><span class='severity'>{severity}</span>"
+        f"<h3>{index}. {markup(one_line(finding['title']))}</h3>"
+        f"<span class='soft'>{markup(finding['confidence'])} confidence</span>"
+        f"<span class='cost'>{markup(sentences.cost(finding))}</span></header>{places}<dl>{facts}</dl></article>"
+    )
+
+
+def _facts(finding: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Label and ready markup of each line of a finding."""
+    rows = "".join(
+        f"<li>{markup(words.term(row['metric']))}: <strong>{markup(words.quantity(row['value'], row['unit']))}</strong>"
+        f" <span class='soft'>({markup(row['source'])})</span></li>"
+        for row in finding["evidence"]
+    )
+    if rows:
+        yield "Seen", f"<ul>{rows}</ul>"
+    yield "Fix", markup(one_line(finding["fix"]), SENTENCE)
+    if finding["caveat"]:
+        yield "Price", markup(one_line(finding["caveat"]), SENTENCE)
+    yield "Gain", markup(sentences.gain(finding))
+    if finding["try"]:
+        yield "Try", ", ".join(f"<code>{markup(row['knob'])}={markup(row['value'])}</code>" for row in finding["try"])
+    if finding["ranks"]:
+        yield "Ranks", markup(", ".join(str(rank) for rank in finding["ranks"]))
+    yield "Wrong if", markup(one_line(finding["falsified_by"]), SENTENCE)
+    if finding["explains"]:
+        yield "Explains", markup(", ".join(finding["explains"]))
+    if finding["learn"].startswith("https://"):
+        yield "Learn", f"<a href='{markup(finding['learn'])}' rel='noreferrer'>{markup(finding['learn'])}</a>"
+    yield "Rule", f"<code>{markup(finding['rule'])}</code>"
+
+
+def _place(place: dict[str, Any], shorten: Shortener) -> str:
+    function = f" <code>{markup(place['function'])}</code>" if place["function"] else ""
+    part = place["share"] if place["share"] is not None and place["share"] < words.WHOLE else None
+    share = f" <span class='soft'>{markup(words.percent(part))} of it</span>" if part is not None else ""
+    head = f"<p><code>{markup(shorten(place['file'], place['line']))}</code>{function}{share}</p>"
+    source = place.get("source")
+    if not source:
+        return head
+    lines = "".join(
+        _source_line(number, text, hit=number == place["line"])
+        for number, text in enumerate(source["lines"], start=source["first_line"])
+    )
+    changed = "<p class='soft'>The file was edited since the run.</p>" if source["changed_since"] else ""
+    return f"{head}<pre>{lines}</pre>{changed}"
+
+
+def _source_line(number: int, text: str, *, hit: bool) -> str:
+    return f"<span{HIT if hit else ''}>{number:>5}  {markup(text)}</span>"
+
+
+def _next(report: Report) -> str:
+    command = command_line(report.run)
+    if not report.findings or not command:
+        return ""
+    return (
+        "<section><h2>Next</h2><p>Make one change, record again and compare the step time:</p>"
+        f"<pre><span>stepscope run -- {markup(command)}</span></pre></section>"
+    )

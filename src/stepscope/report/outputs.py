@@ -1,0 +1,139 @@
+"""Writes reports to files and shows them on streams.
+
+Files appear whole or not at all: they are written beside their place and moved over it. Only a run folder's own
+report.json and report.html are ever replaced without being asked; any other existing file needs `--force`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from stepscope.errors import EnvironmentRefusal, UsageError
+from stepscope.model import Report
+from stepscope.report import jsonfile
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STDOUT = "-"
+JSON_NAME = "report.json"
+HTML_NAME = "report.html"
+
+
+def write(report: Report, folder: Path) -> tuple[Path, Path]:
+    """Write report.json and report.html into the run folder, replacing older ones; returns their paths.
+
+    Raises `EnvironmentRefusal` where the folder cannot be written.
+    """
+    from stepscope.report import html
+
+    paths = folder / JSON_NAME, folder / HTML_NAME
+    write_file(paths[0], jsonfile.dumps(report))
+    write_file(paths[1], html.render(report).encode("utf-8"))
+    return paths
+
+
+def refresh(report: Report, folder: Path) -> str | None:
+    """Like `write`, for a folder that may be read-only: returns the page's path, or None if nothing was written."""
+    try:
+        return str(write(report, folder)[1])
+    except EnvironmentRefusal:
+        return None
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write `data` so that `path` holds either the old or the new content; raises `EnvironmentRefusal`."""
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    try:
+        # exclusive: a link that someone laid in the way is not followed
+        with open(temporary, "xb") as handle:
+            handle.write(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise EnvironmentRefusal(f"{path}: cannot be written ({error.strerror}); name another place") from None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the user asked to be written, checked before the long work and done after it."""
+
+    json_file: str | None = None
+    html_file: str | None = None
+    force: bool = False
+
+    @property
+    def uses_stdout(self) -> bool:
+        """True when stdout belongs to a document."""
+        return STDOUT in (self.json_file, self.html_file)
+
+    def check(self, folder: Path | None = None) -> None:
+        """Raise `UsageError` if a file would be overwritten; the own report files of run `folder` may be."""
+        if self.json_file == STDOUT and self.html_file == STDOUT:
+            raise UsageError("--json - and --html - both want stdout; give one of them a file name")
+        if self.json_file is not None and self.json_file == self.html_file:
+            raise UsageError("--json and --html name the same file; give them two names")
+        own = {(folder / JSON_NAME).resolve(), (folder / HTML_NAME).resolve()} if folder else set()
+        for name in (self.json_file, self.html_file):
+            if name is None or name == STDOUT:
+                continue
+            path = Path(name)
+            if path.is_dir():
+                raise UsageError(f"{path}: is a folder; name a file in it")
+            if path.exists() and not self.force and path.resolve() not in own:
+                raise UsageError(f"{path}: exists; add --force to overwrite it, or name another file")
+
+    def write(self, report: Report) -> None:
+        """Write the files and say so on stderr; `-` goes to stdout."""
+        from stepscope.report import html
+
+        if self.json_file is not None:
+            _emit(self.json_file, jsonfile.dumps(report))
+        if self.html_file is not None:
+            _emit(self.html_file, html.render(report).encode("utf-8"))
+
+
+def _emit(name: str, data: bytes) -> None:
+    if name == STDOUT:
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+        return
+    write_file(Path(name), data)
+    from stepscope.report.escape import plain
+
+    print(f"Wrote {plain(name)}", file=sys.stderr)
+
+
+def show(report: Report, stream: TextIO | None = None, *, page: str | None = None) -> None:
+    """Print the terminal report to `stream` (stdout by default)."""
+    from stepscope.report import terminal
+
+    terminal.render(report, console(stream or sys.stdout), page=page)
+
+
+def console(stream: TextIO) -> Console:
+    """A console that shows colour only on a terminal and never fails on a character it cannot encode."""
+    from rich.console import Console
+
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+    return Console(file=stream, highlight=False, markup=False, emoji=False)
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Show that work goes on, on stderr, while the block runs; silent when that is no terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with console(sys.stderr).status(f"{what} …"):
+        yield

@@ -1,0 +1,44 @@
+"""Paths and commands, short enough to read."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from stepscope.report.escape import plain
+
+MAX_COMMAND = 160  # characters
+
+
+class Shortener:
+    """Shows files relative to the folder the run was started in, or to its user roots."""
+
+    def __init__(self, run: Mapping[str, Any]) -> None:
+        roots = [run.get("cwd"), *(run.get("user_roots") or ())]
+        self._roots = [str(root).rstrip(os.sep) + os.sep for root in roots if root and root != os.sep]
+
+    def __call__(self, file: str, line: int | None = None) -> str:
+        """`file:line`, harmless to print."""
+        for root in self._roots:
+            if file.startswith(root):
+                file = file[len(root) :]
+                break
+        return plain(file, 200) + (f":{line}" if line is not None else "")
+
+
+def display_path(path: str) -> str:
+    """`path` relative to the current folder where that is inside it, harmless to print."""
+    try:
+        here = os.getcwd()
+    except OSError:  # the folder was removed under us
+        return plain(path, 300)
+    inside = path.startswith(here.rstrip(os.sep) + os.sep)
+    return plain(os.path.relpath(path, here) if inside else path, 300)
+
+
+def command_line(run: Mapping[str, Any]) -> str:
+    """The recorded command as a shell would take it, cut where it is very long."""
+    words = [str(word) for word in run.get("command") or ()]
+    return plain(shlex.join(words), MAX_COMMAND) if words else ""

@@ -1,0 +1,163 @@
+"""The report on a terminal: one screen, most important first.
+
+Headline, what to distrust, where a step goes, findings, what to do next. Colour only supports what characters already
+say, so a log file or a colour-blind reader loses nothing. Every text of the run passes `escape.plain` and is put into
+`rich.text.Text`, which interprets no markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.model import Report
+from stepscope.report import sentences, words
+from stepscope.report.escape import one_line, plain
+from stepscope.report.glyphs import Glyphs, glyphs_for
+from stepscope.report.places import Shortener, command_line, display_path
+from stepscope.report.terminal_findings import findings_block
+
+MAX_WIDTH = 100  # longer lines are hard to read
+MAX_WARNINGS = 4
+HOT_LINES = 3  # shown where no finding points at a line
+
+
+def render(report: Report, console: Console, *, page: str | None = None) -> None:
+    """Print `report` to `console`. `page` is where the HTML report lies, if it was written."""
+    width = min(console.width, MAX_WIDTH)
+    glyphs = glyphs_for(console.encoding)
+    shorten = Shortener(report.run)
+    blocks = [
+        Group(*_headline(report), *_warnings(report, glyphs)),
+        *_partition(report, width, glyphs),
+        *findings_block(report, shorten, glyphs),
+        *_hot_lines(report, shorten, glyphs),
+        Group(*_next(report, page)),
+    ]
+    with console.capture() as captured:
+        for index, block in enumerate(blocks):
+            if index:
+                console.print()
+            console.print(block, width=width)
+    # tables pad their cells; a report pasted elsewhere should not carry that along
+    for line in captured.get().splitlines():
+        text = Text.from_ansi(line)
+        text.rstrip()
+        console.print(text, soft_wrap=True)
+
+
+def _headline(report: Report) -> Iterator[RenderableType]:
+    name = Text(plain(report.run.get("name") or "run", 60), style="bold")
+    steps = report.steps
+    if steps is None:
+        yield name + Text(": no step was seen")
+        return
+    rates = [f"{words.number(steps['per_second'])} steps/s"]
+    if steps.get("samples_per_second") is not None:
+        rates.append(f"{words.number(steps['samples_per_second'])} samples/s")
+    yield Text.assemble(
+        name,
+        f": {words.count(steps['count'])} {plain(steps['kind'])} steps, ",
+        (f"{words.number(steps['mean_ms'])} ms a step", "bold"),
+        f" (median {words.number(steps['median_ms'])}, p95 {words.number(steps['p95_ms'])}), {', '.join(rates)}; ",
+        f"cut by {words.signal(steps.get('signal', ''))}",
+    )
+    for other in report.views.get("steps_by_kind", ())[1:]:
+        yield Text(sentences.step_kind(other), style="dim")
+
+
+def _warnings(report: Report, glyphs: Glyphs) -> Iterator[RenderableType]:
+    texts = sentences.warnings(report)
+    for text in texts[:MAX_WARNINGS]:
+        yield _hanging(Text(f"{glyphs.warning} ", style="yellow"), Text(one_line(text, 300)))
+    if len(texts) > MAX_WARNINGS:
+        yield Text(f"  and {len(texts) - MAX_WARNINGS} more notes on quality in the report's files", style="dim")
+
+
+def _partition(report: Report, width: int, glyphs: Glyphs) -> Iterator[RenderableType]:
+    if report.steps is None:
+        return
+    rows: list[RenderableType] = []
+    parts = [part for part in report.steps["partition"] if part["share"] > 0]
+    if parts:
+        rows += [Text("Where a step goes", style="bold"), _bar(parts, width, glyphs), _legend(parts, width, glyphs)]
+    fixed = sentences.fixed_costs(report.views.get("fixed_costs") or {})
+    if fixed:
+        rows.append(Text(fixed, style="dim"))
+    if rows:
+        yield Group(*rows)
+
+
+def _bar(parts: list[dict[str, Any]], width: int, glyphs: Glyphs) -> Text:
+    bar = Text()
+    edge, start = 0.0, 0
+    for index, part in enumerate(parts):
+        edge += part["share"]
+        end = min(width, round(edge * width))
+        bar.append(glyphs.fill(index) * (end - start), style=glyphs.colour(index))
+        start = end
+    return bar
+
+
+def _legend(parts: list[dict[str, Any]], width: int, glyphs: Glyphs) -> RenderableType:
+    """The parts in as many aligned columns as fit."""
+    names = [words.term(part["category"]) for part in parts]
+    longest = max(len(name) for name in names)
+    cell = 2 + longest + 2 + 8 + 1 + 7
+    columns = max(1, min(len(parts), (width + 4) // (cell + 4)))
+    table = Table.grid(padding=(0, 4, 0, 0))
+    texts = [
+        Text.assemble(
+            (glyphs.fill(index) + " ", glyphs.colour(index)),
+            name.ljust(longest),
+            f"  {words.milliseconds(part['ms']):>8} ",
+            (f"{words.percent(part['share']):>7}", "bold" if part["share"] >= 0.25 else ""),
+        )
+        for index, (name, part) in enumerate(zip(names, parts, strict=True))
+    ]
+    for first in range(0, len(texts), columns):
+        table.add_row(*texts[first : first + columns])
+    return table
+
+
+def _hot_lines(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterator[RenderableType]:
+    """The most sampled lines, where no finding has said them already."""
+    stacks = report.views.get("stacks")
+    if report.findings or not stacks or not stacks["hot_lines"]:
+        return
+    rows: list[RenderableType] = [Text("Most sampled lines", style="bold")]
+    for row in stacks["hot_lines"][:HOT_LINES]:
+        where = f"{words.percent(row['share']):>7}  {shorten(row['file'], row['line'])}  {plain(row['function'], 60)}"
+        rows.append(Text(where, no_wrap=True, overflow="ellipsis"))
+        if row.get("code"):
+            rows.append(
+                Text(f"{'':9}{glyphs.quote} {plain(row['code'])}", style="dim", no_wrap=True, overflow="ellipsis")
+            )
+    yield Group(*rows)
+
+
+def _next(report: Report, page: str | None) -> Iterator[RenderableType]:
+    steps = []
+    command = command_line(report.run)
+    if report.findings and command:
+        steps.append(("after a change", f"stepscope run -- {command}"))
+    if any(note["source"] == "sampler" and note["level"] == "warning" for note in report.quality.get("notes", ())):
+        steps.append(("more evidence", "stepscope doctor"))
+    folder = display_path(str(report.run.get("folder") or "RUN"))
+    steps.append(("everything", display_path(page) if page else f"stepscope analyze {folder} --html report.html"))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for index, (label, text) in enumerate(steps):
+        table.add_row(
+            Text("" if index else "Next", style="bold"), Text(label, style="dim"), Text(text, overflow="fold")
+        )
+    yield table
+
+
+def _hanging(head: Text, body: Text) -> Table:
+    table = Table.grid()
+    table.add_row(head, body)
+    return table

@@ -1,0 +1,121 @@
+"""The findings of the terminal report: the first few in full, the others one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.model import Report
+from stepscope.report import sentences, words
+from stepscope.report.escape import one_line, plain
+from stepscope.report.glyphs import Glyphs
+from stepscope.report.places import Shortener
+
+IN_FULL = 3  # what fits a screen
+LISTED = 8
+MAX_EVIDENCE = 4
+SEVERITY_STYLES = {"critical": "bold red", "warning": "bold yellow", "info": "bold cyan"}
+
+
+def findings_block(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterator[RenderableType]:
+    """One block a finding, then the rules that had nothing to go by."""
+    everywhere = report.run.get("ranks") or []
+    for index, finding in enumerate(report.findings[:IN_FULL]):
+        yield Group(*_full(index + 1, finding, shorten, glyphs, everywhere))
+    tail: list[RenderableType] = []
+    for index, finding in enumerate(report.findings[IN_FULL:LISTED], start=IN_FULL + 1):
+        tail.append(_title(index, finding))
+    if len(report.findings) > LISTED:
+        tail.append(Text(f"and {len(report.findings) - LISTED} smaller findings", style="dim"))
+    if not report.findings and report.steps is not None:
+        tail.append(Text(sentences.healthy(report.views.get("floor_share")), style="bold green"))
+    if report.abstained:
+        tail.append(_abstained(report))
+    if report.ignored:
+        names = ", ".join(plain(row["rule"], 60) for row in report.ignored)
+        tail.append(Text(f"Ignored by configuration: {names}", style="dim"))
+    if tail:
+        yield Group(*tail)
+
+
+def _abstained(report: Report) -> Text:
+    rules = ", ".join(f"{plain(row['rule'], 60)} (needs {one_line(row['needs'], 80)})" for row in report.abstained)
+    return Text(f"Not judged: {rules}", style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def _full(
+    number: int, finding: dict[str, Any], shorten: Shortener, glyphs: Glyphs, everywhere: list[int]
+) -> Iterator[RenderableType]:
+    yield _title(number, finding)
+    body: list[RenderableType] = list(_where(finding["where"], shorten, glyphs))
+    body.append(_details(finding, glyphs, everywhere))
+    yield Padding(Group(*body), (0, 0, 0, 2))
+
+
+def _title(number: int, finding: dict[str, Any]) -> Table:
+    severity = plain(finding["severity"])
+    title = Text(one_line(finding["title"], 160), style="bold")
+    if finding["confidence"] != "high":
+        title.append(f"  ({plain(finding['confidence'])} confidence)", style="not bold dim")
+    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    table.add_column(no_wrap=True, justify="right")
+    head = Text.assemble((f"{number} ", "bold"), (severity, SEVERITY_STYLES.get(severity, "bold")))
+    table.add_row(head, title, Text(sentences.cost(finding), style="bold"))
+    return table
+
+
+def _where(places: list[dict[str, Any]], shorten: Shortener, glyphs: Glyphs) -> Iterator[RenderableType]:
+    if not places:
+        return
+    first = places[0]
+    line = Text(shorten(first["file"], first["line"]), style="cyan", no_wrap=True, overflow="ellipsis")
+    if first.get("function"):
+        line.append(f"  {plain(first['function'], 80)}", style="default")
+    if first.get("share") is not None and first["share"] < words.WHOLE:
+        line.append(f"  {words.percent(first['share'])} of it", style="dim")
+    yield line
+    source = first.get("source")
+    if source:
+        text = source["lines"][first["line"] - source["first_line"]].strip()
+        quote = Text(f"{first['line']:>5} {glyphs.quote} ", style="dim", no_wrap=True, overflow="ellipsis")
+        quote.append(plain(text), style="default")
+        if source["changed_since"]:
+            quote.append("   (edited since the run)", style="yellow")
+        yield quote
+    if len(places) > 1:
+        others = ", ".join(shorten(place["file"], place["line"]) for place in places[1:3])
+        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+        yield Text(f"also {others}{more}", style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def _details(finding: dict[str, Any], glyphs: Glyphs, everywhere: list[int]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column()
+    evidence = [_evidence(row) for row in finding["evidence"][:MAX_EVIDENCE]]
+    if evidence:
+        table.add_row("Seen", Text(glyphs.separator.join(evidence)))
+    ranks = finding["ranks"]
+    if ranks and len(everywhere) > 1 and set(ranks) != set(everywhere):
+        table.add_row("Ranks", Text(", ".join(str(rank) for rank in ranks[:16])))
+    table.add_row("Fix", Text(one_line(finding["fix"], 400)))
+    if finding["caveat"]:
+        table.add_row("Note", Text(one_line(finding["caveat"], 200), style="dim"))
+    if finding["expected_gain"] or words.percent(finding["gain_ceiling"]) != words.percent(finding["share"]):
+        table.add_row("Gain", Text(sentences.gain(finding)))
+    if finding["try"]:
+        table.add_row(
+            "Try", Text(glyphs.separator.join(plain(f"{row['knob']}={row['value']}") for row in finding["try"]))
+        )
+    return table
+
+
+def _evidence(row: dict[str, Any]) -> str:
+    return f"{words.term(row['metric'])} {words.quantity(row['value'], row['unit'])}"

@@ -1,0 +1,123 @@
+"""Numbers and terms as a reader sees them, the same on every surface.
+
+Three significant digits are what a noisy training machine justifies; None is a dash, never zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepscope.report.escape import plain
+
+MISSING = "–"
+
+WHOLE = 0.995  # a share from which "of it" says nothing
+
+SIGNALS = {
+    "user": "the user's own mark",
+    "optimizer": "the optimizer's step",
+    "loader": "the loader's next fetch",
+    "profiler_step": "the profiler's step()",
+    "xla_sync": "torch_xla.sync",
+    "end": "the end of the loop",
+}
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """`value` with `digits` significant digits, thousands separated: 0.412, 41.2, 1,234."""
+    if value is None:
+        return MISSING
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size < 10**-6:
+        return f"{value:.{digits - 1}e}"
+    decimals = digits - 1
+    while size >= 10 and decimals > 0:
+        size /= 10
+        decimals -= 1
+    while size < 1:
+        size *= 10
+        decimals += 1
+    return f"{value:,.{decimals}f}"
+
+
+def _duration(value: float, unit: str) -> str:
+    size = abs(value)
+    if size >= 99.95:
+        return f"{value:,.0f} {unit}"
+    return f"{value:.1f} {unit}" if size >= 0.95 or size == 0 else f"{number(value, 2)} {unit}"
+
+
+def milliseconds(value: float | None) -> str:
+    """A duration given in ms, with its unit: 0.41 ms, 7.4 ms, 412 ms; seconds from ten seconds on."""
+    if value is None:
+        return MISSING
+    return _duration(value / 1000, "s") if abs(value) >= 10_000 else _duration(value, "ms")
+
+
+def seconds(value: float | None) -> str:
+    """A duration given in s, with its unit."""
+    return MISSING if value is None else _duration(value, "s")
+
+
+def percent(share: float | None) -> str:
+    """A fraction as percent: 67 %, 4.2 %, < 0.1 %."""
+    if share is None:
+        return MISSING
+    value = share * 100
+    if value == 0:
+        return "0 %"
+    if abs(value) < 0.1:
+        return "< 0.1 %"
+    return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
+
+
+def size(value: float | None) -> str:
+    """A count of bytes with a binary unit."""
+    if value is None:
+        return MISSING
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{number(value)} {unit}"
+        value /= 1024
+    return f"{number(value)} TiB"
+
+
+def count(value: int | float | None) -> str:
+    """A number of things, thousands separated: 1,234, and where it is an average 4.5 or 0.10."""
+    if value is None:
+        return MISSING
+    if float(value).is_integer() or abs(value) >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 0.95 else number(value, 2)
+
+
+def term(name: Any) -> str:
+    """An identifier as words: data_wait → data wait."""
+    return plain(str(name).replace("_", " "))
+
+
+def signal(name: Any) -> str:
+    """What cut the steps, in words; several are joined by "+" or "," in the facts."""
+    parts = [part.strip() for part in str(name).replace("+", ",").split(",")]
+    return " or ".join(SIGNALS.get(part, plain(part)) for part in parts if part)
+
+
+def quantity(value: Any, unit: str) -> str:
+    """An evidence value with its unit: fractions as percent, times and counts rounded, text as it is."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, (int, float)):
+        return plain(f"{value} {unit}".strip() if unit not in ("", "text", "name", "1") else value, 160)
+    if unit in ("share", "fraction", "ratio of step", "of step"):
+        return percent(value)
+    if unit in ("%", "pct", "percent"):
+        return f"{number(value)} %"
+    if unit in ("bytes", "B"):
+        return size(value)
+    if unit in ("ms", "milliseconds"):
+        return milliseconds(value)
+    return plain(f"{count(value)} {unit}".strip() if unit not in ("", "1", "count") else count(value))

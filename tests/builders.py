@@ -1,0 +1,392 @@
+"""Small run folders and tables for tests, made of plain values.
+
+`make_run_folder` writes the files a recording leaves; `make_tables` builds the typed tables an analysis reads,
+without any file. Rows are dicts of the columns in question; every other column gets a usual value or null.
+`step_rows` makes a whole series of steps. Times start at `T0` on the epoch clock; `MS` is a millisecond in ns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from stepscope.model import RANK_SCHEMA, RUN_SCHEMA, STEP_COLUMNS, STEPS_SCHEMA, Note, Quality, RunFacts
+from stepscope.tables.schema import SCHEMAS, RankInfo, Tables
+
+T0 = 1_750_000_000_000_000_000
+MS = 1_000_000
+PID = 100
+PHASE_COLUMNS = ("data_wait_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns")
+
+Row = Mapping[str, Any]
+
+
+# ------------------------------------------------------------------------------------------------------- steps
+
+
+def step_rows(
+    count: int,
+    *,
+    data_wait_ms: float = 1,
+    forward_ms: float = 3,
+    backward_ms: float = 4,
+    optimizer_ms: float = 1,
+    other_ms: float = 1,
+    start_ns: int = T0,
+    first_step: int = 0,
+    **columns: Any,
+) -> list[dict[str, Any]]:
+    """`count` equal steps, back to back from `start_ns`; `columns` are set on each of them."""
+    phases = [round(ms * MS) for ms in (data_wait_ms, forward_ms, backward_ms, optimizer_ms, other_ms)]
+    wall = sum(phases)
+    return [
+        {
+            "step": first_step + i,
+            "start_ns": start_ns + i * wall,
+            "wall_ns": wall,
+            **dict(zip(PHASE_COLUMNS, phases, strict=True)),
+            **columns,
+        }
+        for i in range(count)
+    ]
+
+
+def full_steps(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Rows with every step column: number, start and wall follow from the others where they are missing."""
+    result: list[dict[str, Any]] = []
+    clock = T0
+    for number, row in enumerate(rows):
+        phases = [row.get(name) for name in PHASE_COLUMNS]
+        wall = row.get("wall_ns")
+        if wall is None:
+            wall = sum(value for value in phases if value is not None) or 10 * MS
+        full: dict[str, Any] = {
+            "step": number,
+            "kind": "train",
+            "epoch": 0,
+            "start_ns": clock,
+            "wall_ns": wall,
+            **dict.fromkeys(PHASE_COLUMNS),
+            "device_ns": None,
+            "samples": 8,
+            "fetches": 1,
+            "first_batch": number == 0,
+            "in_window": False,
+            "signal": "optimizer",
+            **row,
+        }
+        clock = full["start_ns"] + full["wall_ns"]
+        result.append(full)
+    return result
+
+
+# ------------------------------------------------------------------------------------------------------ tables
+
+
+def make_tables(
+    *,
+    steps: Iterable[Row] = (),
+    stacks: Iterable[Row] = (),
+    events: Iterable[Row] = (),
+    journal: Iterable[Row] = (),
+    system: Iterable[Row] = (),
+    processes: Iterable[Row] = (),
+    compiles: Iterable[Row] = (),
+    memory: Iterable[Row] = (),
+    scalars: Iterable[Row] = (),
+    run: Mapping[str, Any] | None = None,
+    ranks: Sequence[RankInfo] | None = None,
+    manifests: Sequence[dict[str, Any]] = (),
+    counts: Mapping[str, int] | None = None,
+    notes: Sequence[Note] = (),
+) -> Tables:
+    """Tables of one run from partial rows.
+
+    `journal` rows may carry the kind's own fields beside the columns (`{"kind": "gc", "generation": 2}`); they end up
+    in `data`. `stacks` frames may be `"function (file:line)"` strings, root first. `events` rows get ids by position;
+    `parent` and `frame` are ids. `run` overrides fields of `RunFacts`.
+    """
+    in_rank = {"rank": 0, "process": "rank-0"}
+    step_table = full_steps(steps)
+    rank_numbers = sorted({row.get("rank", 0) for row in step_table} or {0})
+    return Tables(
+        run=run_facts(ranks=tuple(rank_numbers), world_size=len(rank_numbers), **(run or {})),
+        quality=Quality(counts=dict(counts or {}), notes=tuple(notes)),
+        ranks=tuple(ranks) if ranks is not None else tuple(rank_info(rank) for rank in rank_numbers),
+        manifests=tuple(manifests),
+        steps=_frame("steps", [{**in_rank, **row} for row in step_table]),
+        journal=_frame("journal", [_journal_row({**in_rank, **row}) for row in journal]),
+        events=_frame("events", [_event_row(i, {**in_rank, **row}) for i, row in enumerate(events)]),
+        stacks=_frame("stacks", [_stack_row(row) for row in stacks]),
+        system=_frame("system", [{"host": "host-a", "time_ns": T0, "value": 0.0, **row} for row in system]),
+        processes=_frame("processes", [_process_row(row) for row in processes]),
+        compiles=_frame("compiles", [{**in_rank, "time_ns": T0, **row} for row in compiles]),
+        memory=_frame("memory", [{**in_rank, "time_ns": T0, **row} for row in memory]),
+        scalars=_frame("scalars", [{**in_rank, "time_ns": T0, **row} for row in scalars]),
+    )
+
+
+def run_facts(**overrides: Any) -> RunFacts:
+    """RunFacts of a run on one CPU host, with fields replaced."""
+    values: dict[str, Any] = {
+        "folder": "/runs/demo",
+        "name": "demo",
+        "tags": (),
+        "command": ("python", "train.py"),
+        "cwd": "/home/user/project",
+        "started_ns": T0 - 1000 * MS,
+        "ended_ns": T0 + 60_000 * MS,
+        "exit_status": 0,
+        "hosts": ("host-a",),
+        "ranks": (0,),
+        "world_size": 1,
+        "versions": {"python": "3.11.7", "torch": "2.13.0+cpu"},
+        "hardware": {"cpu_model": "Test CPU", "logical_cores": 8, "physical_cores": 4, "affinity": list(range(8))},
+        "noise": {},
+        "git": None,
+        "user_roots": ("/home/user/project",),
+    }
+    return RunFacts(**{**values, **overrides})
+
+
+def rank_info(rank: int = 0, **overrides: Any) -> RankInfo:
+    """RankInfo of a CPU rank, with fields replaced."""
+    values: dict[str, Any] = {
+        "rank": rank,
+        "process": f"rank-{rank}",
+        "pid": PID + rank,
+        "host": "host-a",
+        "world_size": 1,
+        "device": "cpu",
+        "main_file": "/home/user/project/train.py",
+        "started_ns": T0 - 1000 * MS,
+        "versions": {"python": "3.11.7", "torch": "2.13.0+cpu"},
+    }
+    return RankInfo(**{**values, **overrides})
+
+
+def frame_of(text: str) -> dict[str, Any]:
+    """`"main (train.py:3)"` as a frame; the line is null where none is given."""
+    head, _, tail = text.rpartition(" (")
+    if not head or not tail.endswith(")"):
+        return {"function": text, "file": "", "line": None}
+    file, _, line = tail[:-1].rpartition(":")
+    if not file or not line.isdigit():
+        return {"function": head, "file": tail[:-1], "line": None}
+    return {"function": head, "file": file, "line": int(line)}
+
+
+def _frame(name: str, rows: Sequence[Row]) -> pl.DataFrame:
+    schema = SCHEMAS[name]
+    unknown = {key for row in rows for key in row} - set(schema)
+    if unknown:
+        raise ValueError(f"table {name} has no column {sorted(unknown)}")
+    return pl.DataFrame([{column: row.get(column) for column in schema} for row in rows], schema=schema, strict=True)
+
+
+def _journal_row(row: Row) -> dict[str, Any]:
+    columns = SCHEMAS["journal"]
+    own = {key: value for key, value in row.items() if key not in columns}
+    known = {key: value for key, value in row.items() if key in columns}
+    return {"time_ns": T0, "data": json.dumps(own), **known}
+
+
+def _event_row(index: int, row: Row) -> dict[str, Any]:
+    duration = row.get("duration_ns", MS)
+    usual = {
+        "id": index,
+        "trace": "trace-0.pt.trace.json",
+        "track": f"{PID}/{PID}",
+        "category": "cpu_op",
+        "start_ns": T0,
+        "duration_ns": duration,
+        "self_ns": duration,
+        "depth": 0,
+    }
+    return {**usual, **row}
+
+
+def _stack_row(row: Row) -> dict[str, Any]:
+    pid = row.get("pid", PID)
+    usual = {
+        "host": "host-a",
+        "source": "py-spy",
+        "segment": 0,
+        "rank": 0,
+        "process": "rank-0",
+        "pid": pid,
+        "role": "rank",
+        "thread": str(pid),
+        "thread_name": "MainThread",
+        "main_thread": True,
+        "samples": 1,
+        "waiting": False,
+        "phase": "other" if row.get("role", "rank") == "rank" else None,
+        "start_ns": T0,
+        "end_ns": T0 + 5000 * MS,
+        "rate_hz": 100.0,
+    }
+    frames = [frame_of(item) if isinstance(item, str) else item for item in row.get("frames", ())]
+    return {**usual, **row, "frames": frames}
+
+
+def _process_row(row: Row) -> dict[str, Any]:
+    usual = {
+        "host": "host-a",
+        "pid": PID,
+        "ppid": 1,
+        "role": "rank",
+        "command": "python train.py",
+        "python": True,
+        "torch": True,
+        "reported": True,
+        "process": "rank-0" if row.get("role", "rank") == "rank" else None,
+        "start_ns": T0 - 1000 * MS,
+    }
+    return {**usual, **row}
+
+
+# -------------------------------------------------------------------------------------------------- run folder
+
+
+def make_run_folder(
+    tmp_path: Path,
+    *,
+    steps: Iterable[Row] | None = None,
+    events: Iterable[Row] = (),
+    stacks_raw: str | Sequence[str] | None = None,
+    stacks_index: Sequence[Row] | None = None,
+    system: Iterable[Row] = (),
+    processes: Iterable[Row] | None = None,
+    agents: Iterable[Row] | None = None,
+    manifest: Mapping[str, Any] | None = None,
+    rank: int = 0,
+    pid: int = PID,
+    rank_json: Mapping[str, Any] | None = None,
+    traces: Mapping[str, bytes | Path] | None = None,
+    host: str = "a",
+    name: str = "run",
+) -> Path:
+    """Write a run folder of one host and one rank under `tmp_path / name` and return it.
+
+    `steps` rows as in `make_tables` (10 usual ones when None; an empty list writes only the header). `stacks_raw` is
+    py-spy raw text, one segment for each string, 5 s each from `T0`. `manifest` and `rank_json` override keys.
+    `traces` maps file names in the rank's folder to their bytes, or to a file to copy. Call again with the same
+    `name` and another `rank` or `host` to add to the run.
+    """
+    run = tmp_path / name
+    host_dir = run / f"host-{host}"
+    rank_dir = run / f"rank-{rank}"
+    host_dir.mkdir(parents=True, exist_ok=True)
+    rank_dir.mkdir(parents=True, exist_ok=True)
+    if not (host_dir / "manifest.json").exists():
+        (host_dir / "manifest.json").write_text(json.dumps({**_manifest(host), **(manifest or {})}))
+    _append(host_dir / "agents.jsonl", _agents(rank, pid) if agents is None else agents)
+    _append(host_dir / "processes.jsonl", _processes(pid) if processes is None else processes)
+    _append(host_dir / "system.jsonl", system)
+    _write_stacks(host_dir, stacks_raw, stacks_index)
+    (rank_dir / "rank.json").write_text(json.dumps({**_rank(rank, pid, host), **(rank_json or {})}))
+    step_table = full_steps(step_rows(10) if steps is None else steps)
+    lines: list[Any] = [{"schema": STEPS_SCHEMA, "columns": STEP_COLUMNS}]
+    lines += [[_plain(row[column]) for column in STEP_COLUMNS] for row in step_table]
+    _append(rank_dir / "steps.jsonl", lines)
+    _append(rank_dir / "events.jsonl", [{"time_ns": T0, "duration_ns": None, "step": None, **row} for row in events])
+    for file, content in (traces or {}).items():
+        (rank_dir / file).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+    return run
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, bool) else value
+
+
+def _append(path: Path, rows: Iterable[Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def _write_stacks(folder: Path, raw: str | Sequence[str] | None, index: Sequence[Row] | None) -> None:
+    texts = [raw] if isinstance(raw, str) else list(raw or ())
+    rows: list[dict[str, Any]] = []
+    for number, text in enumerate(texts):
+        file = f"stacks-{number}.raw"
+        (folder / file).write_bytes(text.encode("utf-8", "surrogateescape"))
+        start = T0 + number * 5000 * MS
+        row = {"segment": number, "file": file, "source": "py-spy", "pid": PID, "start_ns": start}
+        row |= {"end_ns": start + 5000 * MS, "rate_hz": 100, "idle": True, "blocking": False, "samples": None}
+        rows.append({**row, "errors": 0, "status": "ok", "message": ""})
+    if index is not None:
+        rows = [{**(rows[i] if i < len(rows) else {}), **row} for i, row in enumerate(index)]
+    if rows:
+        _append(folder / "stacks.jsonl", rows)
+
+
+def _manifest(host: str) -> dict[str, Any]:
+    facts = run_facts()
+    return {
+        "schema": RUN_SCHEMA,
+        "recorder_version": "0.1.0",
+        "name": facts.name,
+        "tags": [],
+        "command": list(facts.command),
+        "cwd": facts.cwd,
+        "host": host,
+        "script": {"kind": "script", "path": "/home/user/project/train.py"},
+        "user_roots": list(facts.user_roots),
+        "started_ns": facts.started_ns,
+        "ended_ns": facts.ended_ns,
+        "exit": {"status": 0, "signal": None, "shell_status": 0},
+        "clock": {"epoch_offset_ns": 0},
+        "options": {},
+        "git": None,
+        "environment": {},
+        "scheduler": None,
+        "python": "3.11.7",
+        "hardware": facts.hardware,
+        "noise": {},
+        "sampler": {"source": "py-spy", "reason": "", "version": "0.4.3"},
+    }
+
+
+def _rank(rank: int, pid: int, host: str) -> dict[str, Any]:
+    info = rank_info(rank)
+    return {
+        "schema": RANK_SCHEMA,
+        "rank": rank,
+        "local_rank": rank,
+        "world_size": 1,
+        "attempt": 0,
+        "pid": pid,
+        "host": host,
+        "started_ns": info.started_ns,
+        "argv": ["train.py"],
+        "main_file": info.main_file,
+        "cwd": "/home/user/project",
+        "versions": info.versions,
+        "device": "cpu",
+        "clock": {"epoch_offset_ns": 0},
+    }
+
+
+def _agents(rank: int, pid: int) -> list[dict[str, Any]]:
+    start = T0 - 900 * MS
+    woke = {"time_ns": start, "pid": pid, "ppid": 1, "argv": ["train.py"], "executable": "/usr/bin/python3"}
+    woke |= {"python": "3.11.7", "torch": "2.13.0", "rank": rank, "local_rank": rank, "world_size": 1, "role": "torch"}
+    return [woke, {"time_ns": start + MS, "pid": pid, "folder": f"rank-{rank}"}]
+
+
+def _processes(pid: int) -> list[dict[str, Any]]:
+    start = T0 - 1000 * MS
+    row = {
+        "time_ns": start,
+        "pid": pid,
+        "ppid": 1,
+        "start_ns": start,
+        "comm": "python",
+        "executable": "/usr/bin/python3",
+    }
+    return [{**row, "command": "python train.py", "python": True, "torch": True, "role": "root"}]

@@ -1,0 +1,65 @@
+"""A tiny training loop whose result depends on nothing but its arguments; ends in the way it is told."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def train(steps: int, pause_s: float, tell: bool) -> float:
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(256, 16), torch.randint(4, (256,)))
+    loader = DataLoader(data, batch_size=16, shuffle=True)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    done = 0
+    while done < steps:
+        for inputs, labels in loader:
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            done += 1
+            if pause_s:
+                time.sleep(pause_s)
+            if tell:
+                print(f"step {done}: {loss.item():.9f}", flush=True)
+            if done == steps:
+                break
+    return float(sum(parameter.double().sum() for parameter in model.parameters()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep in each step")
+    parser.add_argument("--tell", action="store_true")
+    parser.add_argument("--end", default="return", choices=["return", "exit3", "raise", "os_exit", "kill", "fork"])
+    args = parser.parse_args()
+    print(f"result {train(args.steps, args.pause, args.tell):.12f}", flush=True)
+    print("a line for stderr", file=sys.stderr, flush=True)
+    if args.end == "exit3":
+        sys.exit(3)
+    if args.end == "raise":
+        raise RuntimeError("the loop was told to raise")
+    if args.end == "os_exit":
+        os._exit(5)
+    if args.end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if args.end == "fork":
+        child = os.fork()
+        if child == 0:
+            train(5, 0, False)
+            os._exit(7)
+        print(f"child ended with {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+from pkgmod.work import train
+
+print(f"trained {train()} steps")

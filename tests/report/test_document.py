@@ -1,0 +1,158 @@
+"""The document has the keys of the report's schema, plain values, and no figure that the facts did not hold."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fabricate import ITEM_LINE, analysis, diagnosis, finding, run_facts, step_facts, write_script
+from stepscope.errors import UnreadableInputError
+from stepscope.model import Diagnosis, Note, Quality
+from stepscope.report import build, jsonfile
+
+STEP_KEYS = (
+    *("kind", "count", "mean_ms", "median_ms", "p95_ms", "per_second", "samples_per_second", "fixed_cost_s"),
+    *("partition", "series"),
+)
+FINDING_KEYS = (
+    *("id", "rule", "category", "title", "severity", "confidence", "cost_ms_per_step", "share", "gain_ceiling"),
+    *("expected_gain", "where", "ranks", "evidence", "fix", "caveat", "learn", "try", "falsified_by", "explains"),
+)
+VIEWS = {
+    *("steps_by_kind", "stacks", "loader", "operators", "loops", "io", "windows", "sites", "processes", "system"),
+    *("regions", "fixed_costs"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_script(tmp_path)
+    return tmp_path
+
+
+def test_every_key_of_the_schema_is_there(folder: Path) -> None:
+    report = build(analysis(folder), diagnosis(folder))
+
+    assert report.schema == "stepscope.report/1"
+    assert report.steps is not None
+    assert tuple(report.steps)[: len(STEP_KEYS)] == STEP_KEYS
+    assert [set(part) for part in report.steps["partition"]] == [{"category", "ms", "share"}] * 5
+    assert len(report.findings) == 3
+    for row in report.findings:
+        assert tuple(row) == FINDING_KEYS
+        assert all({"file", "line", "function", "share", "source"} == set(place) for place in row["where"])
+        assert all({"metric", "value", "unit", "source"} == set(seen) for seen in row["evidence"])
+    assert report.findings[0]["try"] == [{"knob": "loader.workers", "value": "4"}]
+    assert [row["expected_gain"] for row in report.findings] == [None, {"low": 0.05, "high": 0.075}, None]
+    assert report.abstained == ({"rule": "memory.fragmented", "needs": "a CUDA device"},)
+    assert report.ignored == ({"rule": "io.logging", "reason": "we need every line"},)
+    assert set(report.views) >= VIEWS
+
+
+def test_figures_are_those_of_the_facts(folder: Path) -> None:
+    facts = analysis(folder)
+    report = build(facts, diagnosis(folder))
+
+    assert report.steps is not None
+    for key in ("kind", "count", "mean_ms", "median_ms", "p95_ms", "per_second", "samples_per_second", "signal"):
+        assert report.steps[key] == getattr(facts.steps[0], key)
+    assert report.steps["fixed_cost_s"] == facts.fixed.total_s
+    assert [kind["kind"] for kind in report.views["steps_by_kind"]] == ["train", "eval"]
+    assert report.views["stacks"]["hot_lines"][0]["share"] == 0.61
+    assert report.quality["counts"] == {"steps": 521, "torn_lines": 1}
+
+
+def test_json_round_trip_keeps_the_document(folder: Path) -> None:
+    report = build(analysis(folder), diagnosis(folder))
+
+    data = jsonfile.dumps(report)
+
+    assert jsonfile.loads(data) == report
+    assert list(__import__("json").loads(data)) == list(jsonfile.KEY_ORDER)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"schema": 3}', b"\xff\xfe", b"[" * 100_000])
+def test_what_is_no_report_is_refused(data: bytes) -> None:
+    with pytest.raises(UnreadableInputError):
+        jsonfile.loads(data)
+
+
+def test_a_report_of_another_schema_is_refused_by_name(folder: Path) -> None:
+    data = jsonfile.dumps(build(analysis(folder), diagnosis(folder))).replace(
+        b"stepscope.report/1", b"stepscope.report/9"
+    )
+    with pytest.raises(UnreadableInputError, match=r"stepscope\.report/9"):
+        jsonfile.loads(data)
+
+
+def test_missing_stays_missing(folder: Path) -> None:
+    empty = analysis(folder, steps=(), stacks=None, loader=None, operators=None, loops=None, io=None)
+    report = build(empty, Diagnosis((), ()))
+
+    assert report.steps is None
+    assert [report.views[key] for key in ("stacks", "loader", "operators", "loops", "io")] == [None] * 5
+    assert report.views["fixed_costs"]["windows_s"] is None
+
+
+def test_what_json_cannot_carry_becomes_null_or_an_escape(folder: Path) -> None:
+    facts = analysis(
+        folder,
+        run=run_facts(folder, name="bad\udcff name"),
+        system={"load": math.nan, "big": 10**40, "nested": {"a": (1, {2})}, 3: Path("/x")},
+    )
+    report = build(facts, diagnosis(folder))
+
+    assert report.run["name"] == "bad\\udcff name"
+    assert report.views["system"] == {"load": None, "big": 1e40, "nested": {"a": [1, [2]]}, "3": "/x"}
+    assert jsonfile.loads(jsonfile.dumps(report)) == report
+
+
+def test_lists_are_bounded(folder: Path) -> None:
+    file = str(folder / "train.py")
+    notes = tuple(Note("info", "x" * 100_000, "s") for _ in range(5_000))
+    facts = analysis(folder, quality=Quality({}, notes), regions=tuple({"name": str(i)} for i in range(10_000)))
+    report = build(facts, Diagnosis(tuple(finding(file) for _ in range(1_000)), ()))
+
+    assert len(jsonfile.dumps(report)) < 3_000_000
+    assert 10 <= len(report.findings) < 1_000
+    assert len(report.views["regions"]) < 10_000
+
+
+def test_a_finding_quotes_its_line(folder: Path) -> None:
+    report = build(analysis(folder), diagnosis(folder))
+
+    source = _source(report.findings[0])
+    assert source["first_line"] == ITEM_LINE - 2
+    assert source["lines"][2].strip().startswith("image = Image.open")
+    assert len(source["lines"]) == 5
+    assert source["changed_since"] is False
+    assert report.findings[2]["where"][0]["source"] is None  # outside the user's roots
+    assert report.views["stacks"]["hot_lines"][0]["code"].startswith("image = Image.open")
+
+
+def test_no_source_leaves_no_line_of_it(folder: Path) -> None:
+    report = build(analysis(folder), diagnosis(folder), source=False)
+
+    assert all(place["source"] is None for row in report.findings for place in row["where"])
+    assert b"Image.open" not in jsonfile.dumps(report)
+
+
+def test_a_file_edited_after_the_start_is_marked(folder: Path) -> None:
+    facts = analysis(folder, run=run_facts(folder, started_ns=1))
+
+    assert _source(build(facts, diagnosis(folder)).findings[0])["changed_since"] is True
+
+
+def test_the_first_kind_is_the_headline(folder: Path) -> None:
+    report = build(analysis(folder, steps=(step_facts(kind="eval"),)), diagnosis(folder))
+
+    assert report.steps is not None
+    assert report.steps["kind"] == "eval"
+
+
+def _source(row: dict[str, Any]) -> dict[str, Any]:
+    source: dict[str, Any] = row["where"][0]["source"]
+    return source

@@ -1,0 +1,77 @@
+"""Source lines are quoted only from small regular Python files of the user's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stepscope.report.source import MAX_FILE_BYTES, MAX_FILES, SourceReader
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "a.py").write_text("one\ntwo\n  three\nfour\n")
+    return folder
+
+
+def test_lines_around_the_edges(root: Path) -> None:
+    reader = SourceReader([str(root)])
+    file = str(root / "a.py")
+
+    assert reader.context(file, 1) == {"first_line": 1, "lines": ["one", "two", "  three"], "changed_since": False}
+    assert (reader.context(file, 4) or {})["lines"] == ["two", "  three", "four", ""]
+    assert reader.line(file, 3) == "three"
+    assert [reader.context(file, number) for number in (None, 0, -1, 99)] == [None] * 4
+
+
+def test_lines_are_counted_as_python_counts_them(root: Path) -> None:
+    (root / "b.py").write_bytes(b"x = 1\x0c\r\ny = '\xe2\x80\xa8'\rz\xff = 3\n")
+
+    assert SourceReader([str(root)]).lines(str(root / "b.py")) == ["x = 1\x0c", "y = '\u2028'", "z\ufffd = 3", ""]
+
+
+@pytest.mark.parametrize("name", ["secret.txt", "noise", "binary.py", "huge.py", "missing.py", "folder.py", "pipe.py"])
+def test_what_is_not_a_small_source_file_is_not_read(root: Path, name: str) -> None:
+    path = root / name
+    if name == "folder.py":
+        path.mkdir()
+    elif name == "pipe.py":
+        os.mkfifo(path)
+    elif name == "huge.py":
+        path.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
+    elif name == "binary.py":
+        path.write_bytes(b"\0\1\2\n")
+    elif name != "missing.py":
+        path.write_text("token = 1\n")
+
+    assert SourceReader([str(root)]).context(str(path), 1) is None
+
+
+def test_nothing_outside_the_roots_is_read(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.py"
+    outside.write_text("secret\n")
+    (root / "link.py").symlink_to(outside)
+    twin = tmp_path / "project-two"
+    twin.mkdir()
+    (twin / "c.py").write_text("other project\n")
+    reader = SourceReader([str(root)])
+
+    for file in (outside, root / "link.py", root / ".." / "outside.py", twin / "c.py"):
+        assert reader.lines(str(file)) is None
+    assert reader.lines("a.py") is None  # relative to whom?
+
+
+def test_the_root_of_the_file_system_is_no_root(root: Path) -> None:
+    assert SourceReader(["/", "", "."]).lines(str(root / "a.py")) is None
+
+
+def test_reading_stops_at_a_number_of_files(root: Path) -> None:
+    reader = SourceReader([str(root)])
+    for index in range(MAX_FILES):
+        reader.lines(str(root / f"missing{index}.py"))
+
+    assert reader.lines(str(root / "a.py")) is None
