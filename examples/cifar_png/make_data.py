@@ -10,45 +10,63 @@ from __future__ import annotations
 
 import argparse
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFilter
 
 SIZE = 32
-CLASSES = ("disc", "ring", "square", "frame", "triangle", "cross", "bars", "stripes", "dots", "arrow")
+
+Box = tuple[int, int, int, int]  # left, top, right, bottom
+Colour = tuple[int, ...]
+Draw = ImageDraw.ImageDraw
 
 
-def draw_shape(draw: ImageDraw.ImageDraw, label: str, box: tuple[int, int, int, int], colour: tuple[int, ...]) -> None:
-    """Draws the class's shape into `box` (left, top, right, bottom)."""
+def cross(draw: Draw, box: Box, colour: Colour) -> None:
     left, top, right, bottom = box
-    middle_x, middle_y = (left + right) // 2, (top + bottom) // 2
-    third = max(2, (right - left) // 3)
-    if label == "disc":
-        draw.ellipse(box, fill=colour)
-    elif label == "ring":
-        draw.ellipse(box, outline=colour, width=3)
-    elif label == "square":
-        draw.rectangle(box, fill=colour)
-    elif label == "frame":
-        draw.rectangle(box, outline=colour, width=3)
-    elif label == "triangle":
-        draw.polygon([(middle_x, top), (right, bottom), (left, bottom)], fill=colour)
-    elif label == "cross":
-        draw.line([(left, middle_y), (right, middle_y)], fill=colour, width=4)
-        draw.line([(middle_x, top), (middle_x, bottom)], fill=colour, width=4)
-    elif label == "bars":
-        for x in range(left, right, third):
-            draw.line([(x, top), (x, bottom)], fill=colour, width=3)
-    elif label == "stripes":
-        for y in range(top, bottom, third):
-            draw.line([(left, y), (right, y)], fill=colour, width=3)
-    elif label == "dots":
-        for x in range(left, right, third):
-            for y in range(top, bottom, third):
-                draw.ellipse((x, y, x + 3, y + 3), fill=colour)
-    else:
-        draw.line([(left, bottom), (right, top)], fill=colour, width=3)
-        draw.polygon([(right, top), (right - third, top), (right, top + third)], fill=colour)
+    draw.line([(left, (top + bottom) // 2), (right, (top + bottom) // 2)], fill=colour, width=4)
+    draw.line([((left + right) // 2, top), ((left + right) // 2, bottom)], fill=colour, width=4)
+
+
+def bars(draw: Draw, box: Box, colour: Colour) -> None:
+    left, top, right, bottom = box
+    for x in range(left, right, (right - left) // 3):
+        draw.line([(x, top), (x, bottom)], fill=colour, width=3)
+
+
+def stripes(draw: Draw, box: Box, colour: Colour) -> None:
+    left, top, right, bottom = box
+    for y in range(top, bottom, (bottom - top) // 3):
+        draw.line([(left, y), (right, y)], fill=colour, width=3)
+
+
+def dots(draw: Draw, box: Box, colour: Colour) -> None:
+    left, top, right, bottom = box
+    for x in range(left, right, (right - left) // 3):
+        for y in range(top, bottom, (bottom - top) // 3):
+            draw.ellipse((x, y, x + 3, y + 3), fill=colour)
+
+
+def arrow(draw: Draw, box: Box, colour: Colour) -> None:
+    left, top, right, bottom = box
+    head = (right - left) // 3
+    draw.line([(left, bottom), (right, top)], fill=colour, width=3)
+    draw.polygon([(right, top), (right - head, top), (right, top + head)], fill=colour)
+
+
+SHAPES: dict[str, Callable[[Draw, Box, Colour], None]] = {
+    "disc": lambda draw, box, colour: draw.ellipse(box, fill=colour),
+    "ring": lambda draw, box, colour: draw.ellipse(box, outline=colour, width=3),
+    "square": lambda draw, box, colour: draw.rectangle(box, fill=colour),
+    "frame": lambda draw, box, colour: draw.rectangle(box, outline=colour, width=3),
+    "triangle": lambda draw, box, colour: draw.polygon([(box[0], box[3]), (box[2], box[3]), box[:2]], fill=colour),
+    "cross": cross,
+    "bars": bars,
+    "stripes": stripes,
+    "dots": dots,
+    "arrow": arrow,
+}
+CLASSES = tuple(SHAPES)
 
 
 def make_image(label: str, rng: random.Random) -> Image.Image:
@@ -58,7 +76,7 @@ def make_image(label: str, rng: random.Random) -> Image.Image:
     edge = rng.randint(14, 24)
     left, top = rng.randint(1, SIZE - edge - 2), rng.randint(1, SIZE - edge - 2)
     colour = tuple(rng.randint(60, 255) for _ in range(3))
-    draw_shape(ImageDraw.Draw(image), label, (left, top, left + edge, top + edge), colour)
+    SHAPES[label](ImageDraw.Draw(image), (left, top, left + edge, top + edge), colour)
     return image
 
 

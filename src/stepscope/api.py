@@ -36,18 +36,22 @@ class Run:
     @cached_property
     def tables(self) -> Tables:
         """The run's typed columns; also written to RUN/tables where that folder can be written."""
-        from stepscope import read, tables
+        from stepscope import tables
+        from stepscope.read import read_run
 
-        built = tables.build(read.read_run(self.folder))
+        built = tables.build(read_run(self.folder))
         _store(built, self.folder)
         return built
 
     @cached_property
     def analysis(self) -> Analysis:
-        """All facts of the run."""
-        from stepscope.analyze import analyze
+        """All facts of the run. The user's own files are read, where they are still there, to name exact lines."""
+        from stepscope.analyze import analyze, user_files
+        from stepscope.report.source import SourceReader
 
-        return analyze(self.tables)
+        reader = SourceReader(self.tables.run.user_roots)
+        texts = {file: reader.text(file) for file in user_files(self.tables)}
+        return analyze(self.tables, {file: text for file, text in texts.items() if text is not None})
 
     @cached_property
     def diagnosis(self) -> Diagnosis:

@@ -314,6 +314,7 @@ class LoopFacts:
     dimension: Optional[str]
     source: str
     loop_line: Optional[int] = None  # the line of the `for`, where the source text was at hand
+    loop_end: Optional[int] = None  # its last line
     backward_ms_per_step: Optional[float] = None  # autograd nodes of the loop's operators; not in ms_per_step
     backward_calls_per_step: Optional[float] = None
     backward_node: Optional[str] = None

@@ -84,12 +84,12 @@ def record(
     return Recorded(out, done.returncode, done.stdout, done.stderr)
 
 
-def plain(command: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
+def plain(command: Sequence[str], *, cwd: Path) -> subprocess.CompletedProcess[bytes]:
     """The same command without us."""
     return subprocess.run(
         list(command),
         cwd=cwd,
-        env=environment(env),
+        env=environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=TIMEOUT_S,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fabricate import ITEM_LINE, analysis, diagnosis, finding, run_facts, step_facts, write_script
 from stepscope.errors import UnreadableInputError
 from stepscope.model import Diagnosis, Note, Quality
 from stepscope.report import build, jsonfile
+from tests.report.fabricate import ITEM_LINE, analysis, diagnosis, finding, run_facts, step_facts, write_script
 
 STEP_KEYS = (
     *("kind", "count", "mean_ms", "median_ms", "p95_ms", "per_second", "samples_per_second", "fixed_cost_s"),

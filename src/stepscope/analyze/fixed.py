@@ -1,4 +1,4 @@
-"""What a run pays once: start-up, the first step, warm-up, profiler windows. Seconds; None where a source was silent."""
+"""What a run pays once, in seconds: start-up, the first step, warm-up, windows. None where a source was silent."""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ import polars as pl
 from stepscope.analyze.samples import Samples, short
 
 MAX_SOURCE_BYTES = 4_000_000  # a larger file is generated; parsing it would take minutes
-_LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_COMPREHENSION_NAMES = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+_LOOPS = (ast.For, ast.AsyncFor, ast.While, *_COMPREHENSIONS)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -49,7 +51,7 @@ class Lines:
         found = _calls(scope, name, loop=loop) if scope is not None else []
         sampled = self._sampled_line(file, function, name, [line for line, _ in found])
         if sampled is not None:
-            inside = next((l for line, l in found if line == sampled and l is not None), None)
+            inside = next((around for line, around in found if line == sampled and around is not None), None)
             inside = inside or (_loop_around(scope, sampled) if scope is not None else None)
             return CallSite(sampled, *_span(inside), "sampled stacks")
         if found:
@@ -111,9 +113,8 @@ class Lines:
                 first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
                 if name == function and (def_line is None or first <= def_line <= node.lineno):
                     best = best or node
-            elif isinstance(node, _LOOPS) and function in ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"):
-                if not isinstance(node, ast.For | ast.AsyncFor | ast.While) and node.lineno == def_line:
-                    best = best or node
+            elif isinstance(node, _COMPREHENSIONS) and function in _COMPREHENSION_NAMES and node.lineno == def_line:
+                best = best or node
         return best
 
     def _tree(self, file: str) -> ast.Module | None:
@@ -136,15 +137,13 @@ def _walk(scope: ast.AST) -> list[ast.AST]:
     while stack:
         node = stack.pop()
         found.append(node)
-        stack.extend(
-            child for child in reversed(list(ast.iter_child_nodes(node))) if not isinstance(child, _FUNCTIONS)
-        )
+        stack.extend(child for child in reversed(list(ast.iter_child_nodes(node))) if not isinstance(child, _FUNCTIONS))
     return found
 
 
 def _calls(scope: ast.AST, name: str, *, loop: bool) -> list[tuple[int, ast.AST | None]]:
     """(line, innermost loop) of calls of `name` in the function, those inside loops first if asked for."""
-    found = []
+    found: list[tuple[int, ast.AST | None]] = []
     loops = [node for node in _walk(scope) if isinstance(node, _LOOPS)]
     for node in _walk(scope):
         if not isinstance(node, ast.Call) or _called_name(node) != name:

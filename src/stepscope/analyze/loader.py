@@ -102,7 +102,9 @@ def _ranks_on_host(tables: Tables) -> int:
 
 def _feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | None:
     """The loader whose iterations the most training steps follow."""
-    events = [{**data, "_process": row["process"], "_time": row["time_ns"]} for row, data in event_data(tables, "loader")]
+    events = [
+        {**data, "_process": row["process"], "_time": row["time_ns"]} for row, data in event_data(tables, "loader")
+    ]
     if not events:
         return None
     train = labelled.frame.filter(pl.col("kind") == "train")
@@ -113,8 +115,10 @@ def _feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] |
         moments = (ends["start_ns"] + ends["wall_ns"]).drop_nulls().sort()
         for index, event in enumerate(own):
             after = own[index + 1]["_time"] if index + 1 < len(own) else None
-            steps = moments.filter(moments >= event["_time"]) if after is None else moments.filter(
-                (moments >= event["_time"]) & (moments < after)
+            steps = (
+                moments.filter(moments >= event["_time"])
+                if after is None
+                else moments.filter((moments >= event["_time"]) & (moments < after))
             )
             votes[event.get("id")] = votes.get(event.get("id"), 0) + len(steps)
     best = max(votes, key=lambda key: votes[key])

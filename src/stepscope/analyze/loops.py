@@ -48,12 +48,13 @@ def facts(window: Window | None, lines: Lines, mean_ms: float | None) -> tuple[L
     loops = _find(window)
     found = [(loop, _describe(window, lines, loop, mean_ms)) for loop in loops]
     found.sort(key=lambda pair: -(pair[1].ms_per_step + (pair[1].backward_ms_per_step or 0.0)))
+    found = found[:MAX_LOOPS]
+    if len(found) < 2:
+        return tuple(fact for _, fact in found)
+    above = dict(window.all_slices.filter(pl.col("what") != OPERATOR).select("row", "above").iter_rows())
     result: list[LoopFacts] = []
-    for index, (loop, fact) in enumerate(found[:MAX_LOOPS]):
-        outer = next(
-            (other for j, (around, other) in enumerate(found[:MAX_LOOPS]) if j != index and _runs_in(window, loop, around)),
-            None,
-        )
+    for loop, fact in found:
+        outer = next((other for around, other in found if around is not loop and _runs_in(above, loop, around)), None)
         result.append(replace(fact, nested_in=outer.place) if outer else fact)
     return tuple(result)
 
@@ -127,7 +128,9 @@ def _span_ns(starts: list[int], ends: list[int]) -> float:
     if not len(distances):
         return float(ends[-1] - starts[0])
     typical = float(np.median(distances))
-    return float(np.minimum(distances, MAX_BREAK * typical).sum()) + float(min(ends[-1] - begin[-1], MAX_BREAK * typical))
+    return float(np.minimum(distances, MAX_BREAK * typical).sum()) + float(
+        min(ends[-1] - begin[-1], MAX_BREAK * typical)
+    )
 
 
 def _heaviest_child(window: Window, rows: pl.Series) -> str | None:
@@ -160,6 +163,7 @@ def _describe(window: Window, lines: Lines, loop: _Loop, mean_ms: float | None) 
         dimension=explain(loop.per_invocation, operators["shapes"]),
         source=f"{window.source}, {window.steps} window steps; line: {site.method if site else 'the definition'}",
         loop_line=site.loop_line if site else None,
+        loop_end=site.loop_end if site else None,
         backward_ms_per_step=back_ms,
         backward_calls_per_step=back_calls,
         backward_node=node,
@@ -180,10 +184,14 @@ def _ratio(window: Window, phase: str) -> float:
 def _slices_within(window: Window, loop: _Loop) -> pl.DataFrame:
     """Slices of the loop's threads between its first and last call, one invocation after the other."""
     bounds = loop.calls.select(
-        "process", "step", "track", pl.col("starts").list.first().alias("first"), pl.col("ends").list.last().alias("last")
+        "process",
+        "step",
+        "track",
+        pl.col("starts").list.first().alias("first"),
+        pl.col("ends").list.last().alias("last"),
     )
     # the operands of the first call are made just before it
-    bounds = bounds.with_columns((pl.col("first") - (pl.col("last") - pl.col("first")) // loop.calls["n"].min()))  # type: ignore[operator]
+    bounds = bounds.with_columns(pl.col("first") - (pl.col("last") - pl.col("first")) // loop.calls["n"].min())  # type: ignore[operator]
     joined = window.slices.join(bounds, on=["process", "step", "track"])
     return joined.filter((pl.col("start_ns") >= pl.col("first")) & (pl.col("start_ns") < pl.col("last"))).unique("row")
 
@@ -192,7 +200,9 @@ def _after_backward(window: Window, loop: _Loop) -> bool:
     """Whether the loop runs behind the step's backward pass: an update written by hand, say."""
     row: dict[str, Any] = loop.calls.row(0, named=True)
     nodes = window.slices.filter(
-        (pl.col("process") == row["process"]) & (pl.col("step") == row["step"]) & pl.col("name").str.starts_with(_ENGINE)
+        (pl.col("process") == row["process"])
+        & (pl.col("step") == row["step"])
+        & pl.col("name").str.starts_with(_ENGINE)
     )
     return bool(nodes.height and nodes["start_ns"].min() < row["starts"][0])  # type: ignore[operator]
 
@@ -216,15 +226,15 @@ def _backward(window: Window, operators: pl.DataFrame) -> tuple[float | None, fl
     return ms, int(names["n"][0]) / window.steps, str(names["name"][0]).removeprefix(_ENGINE)
 
 
-def _runs_in(window: Window, inner: _Loop, outer: _Loop) -> bool:
+def _runs_in(above: dict[int, int | None], inner: _Loop, outer: _Loop) -> bool:
     """Whether an invocation of `inner` lies below a call that `outer` makes once per item."""
     row = inner.calls.row(0, named=True)
     same = outer.calls.filter((pl.col("process") == row["process"]) & (pl.col("step") == row["step"]))
     if same.is_empty() or row["caller"] in same["caller"].to_list():
         return False
     callees = set(same["rows"].explode().to_list())
-    above = dict(window.all_slices.filter(pl.col("what") != OPERATOR).select("row", "above").iter_rows())
-    at, hops = row["caller"], 0
+    at: int | None = row["caller"]
+    hops = 0
     while at is not None and hops < 1000:
         if at in callees:
             return True

@@ -25,7 +25,7 @@ _FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 
 @dataclass(frozen=True)
 class Samples:
-    """`rows`: one row per stack of a main thread, see `_pick`. `frames`: one row per frame, with `row` and `position`."""
+    """`rows`: one per stack of a main thread, see `_pick`. `frames`: one per frame, with `row` and `position`."""
 
     rows: pl.DataFrame
     frames: pl.DataFrame
@@ -54,7 +54,9 @@ def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps) -> Samples 
     frames = _explode(stacks, code)
     steady, fallback = _steady_segments(stacks, labelled)
     rows = stacks.drop("frames").join(_pick(frames), on="row", how="left").join(steady, on="row", how="left")
-    rows = rows.with_columns(pl.col("steady", "in_loader", "in_fetch").fill_null(False), pl.col("waiting").fill_null(False))
+    rows = rows.with_columns(
+        pl.col("steady", "in_loader", "in_fetch").fill_null(False), pl.col("waiting").fill_null(False)
+    )
     return Samples(rows, frames, fallback)
 
 
@@ -85,12 +87,17 @@ def _explode(stacks: pl.DataFrame, code: UserCode) -> pl.DataFrame:
 
 
 def _pick(frames: pl.DataFrame) -> pl.DataFrame:
-    """(row, user_file/line/function, below_function, leaf_*, entry_*, inner_*, in_loader, in_fetch)."""
+    """(row, user_file/line/function/position, below_file/function, leaf_*, entry_*, inner_*, in_loader, in_fetch)."""
     user = frames.filter(pl.col("user_file").is_not_null())
     innermost = user.group_by("row", maintain_order=True).agg(
         pl.col("user_file", "line", "function", "position").last()
     )
-    below = frames.select("row", (pl.col("position") - 1).alias("position"), pl.col("function").alias("below_function"))
+    below = frames.select(
+        "row",
+        (pl.col("position") - 1).alias("position"),
+        pl.col("function").alias("below_function"),
+        pl.col("file").alias("below_file"),
+    )
     innermost = innermost.join(below, on=["row", "position"], how="left").rename(
         {"line": "user_line", "function": "user_function", "position": "user_position"}
     )

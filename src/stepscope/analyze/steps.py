@@ -24,7 +24,7 @@ STEADY = "steady"  # the value of `reason` for a step that counts
 
 @dataclass(frozen=True)
 class LabelledSteps:
-    """The steps table with `reason`: "steady", or why a step is left out. `fallback` names the rule that was relaxed."""
+    """The steps with `reason`: "steady", or why one is left out. `fallback`: kind -> what stands in for steady ones."""
 
     frame: pl.DataFrame
     fallback: dict[str, str]
@@ -74,7 +74,7 @@ def facts(labelled: LabelledSteps) -> tuple[StepFacts, ...]:
 
 def partition(steady: pl.DataFrame) -> tuple[PartitionPart, ...]:
     """The mean step of `steady` split by phase; time of unknown phases is "unattributed". Shares sum to 1."""
-    mean_ms = _mean(steady["wall_ns"]) / 1e6
+    mean_ms = mean(steady["wall_ns"]) / 1e6
     if mean_ms <= 0:
         return ()
     parts = {}
@@ -132,7 +132,7 @@ def _facts(labelled: LabelledSteps, kind: str) -> StepFacts:
     own = labelled.frame.filter(pl.col("kind") == kind)
     steady = labelled.steady(kind)
     wall_ms = steady["wall_ns"] / 1e6
-    mean_ms = _mean(wall_ms)
+    mean_ms = mean(wall_ms)
     left_out = own.filter(pl.col("reason") != STEADY).group_by("reason").len().sort("reason")
     first = own.filter(pl.col("first_batch").fill_null(False) & ~pl.col("in_window").fill_null(False))
     lead = own.sort("rank", "process")["process"][0]
@@ -149,7 +149,7 @@ def _facts(labelled: LabelledSteps, kind: str) -> StepFacts:
         samples_per_second=_samples_per_second(steady),
         partition=partition(steady),
         excluded={str(reason): int(count) for reason, count in left_out.rows()},
-        first_batch_ms=_mean(first["wall_ns"]) / 1e6 if first.height else None,
+        first_batch_ms=mean(first["wall_ns"]) / 1e6 if first.height else None,
         low_confidence=steady.height < FEW_STEPS or kind in labelled.fallback,
         series=thin([(int(step), float(ms)) for step, ms in series]),
     )
@@ -168,9 +168,10 @@ def _most_common(values: pl.Series) -> str:
     return str(counts[0, 0]) if counts.height else "unknown"
 
 
-def _mean(values: pl.Series) -> float:
-    mean = values.mean()
-    return float(mean) if isinstance(mean, int | float) else 0.0
+def mean(values: pl.Series) -> float:
+    """The mean of a column, 0 where it holds nothing."""
+    value = values.mean()
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _quantile(values: pl.Series, q: float) -> float:

@@ -28,8 +28,8 @@ _MAX_DEPTH = 100_000
 
 @dataclass(frozen=True)
 class Window:
-    """`slices`: host slices of complete window steps, with `row`, `what`, `file`, `line`, `function`, `label` (a name for
-    people), `above`, `caller`, `via`, `direct`, `in_loader`, `in_operator`, where `above`, `caller` and `via` are rows:
+    """`slices`: host slices of complete window steps, with `row`, `what`, `file`, `line`, `function`, `label` (a name
+    for people), `above`, `caller`, `via`, `direct`, `in_loader`, `in_operator`, where `above`, `caller` and `via` are rows:
     the enclosing slice, the user's function around it, and what that function called. `all_slices` are those of
     incomplete steps too. `steps`: how many complete steps, all processes together.
 
@@ -81,7 +81,7 @@ def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps) -> Window |
         all_slices=host,
         steps=count,
         ratio=_ratios(labelled, seen),
-        source=_source(tables, host),
+        source=_source(host),
         step_times_known=seen.height > 0,
     )
 
@@ -119,7 +119,9 @@ def _with_steps(host: pl.DataFrame) -> pl.DataFrame:
         marks, left_on="start_ns", right_on="mark_ns", by="process", check_sortedness=False
     )
     inside = pl.col("start_ns") < pl.col("mark_end_ns")
-    return joined.with_columns(pl.when(inside).then(pl.col("mark")).alias("step")).drop("mark", "mark_ns", "mark_end_ns")
+    return joined.with_columns(pl.when(inside).then(pl.col("mark")).alias("step")).drop(
+        "mark", "mark_ns", "mark_end_ns"
+    )
 
 
 def _named(host: pl.DataFrame, code: UserCode) -> pl.DataFrame:
@@ -233,7 +235,7 @@ def _ratios(labelled: LabelledSteps, seen: pl.DataFrame) -> dict[str, float]:
     return ratios
 
 
-def _source(tables: Tables, host: pl.DataFrame) -> str:
+def _source(host: pl.DataFrame) -> str:
     traces = host["trace"].drop_nulls().unique().sort().to_list()
     shown = str(traces[0]) if traces else "trace"
     return shown if len(traces) < 2 else f"{shown} and {len(traces) - 1} more"

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from stepscope.analyze.places import parse_json
-from stepscope.analyze.steps import LabelledSteps
+from stepscope.analyze.steps import LabelledSteps, mean
 from stepscope.model import WindowFacts
 from stepscope.tables.schema import Tables
 
@@ -23,7 +23,9 @@ def event_data(tables: Tables, kind: str) -> Iterator[tuple[dict[str, Any], dict
 
 def facts(tables: Tables, labelled: LabelledSteps) -> tuple[WindowFacts, ...]:
     """One per recorded window, the user's own included."""
-    found = [_ours(row, data, labelled) for row, data in event_data(tables, "window") if data.get("status") != "dropped"]
+    found = [
+        _ours(row, data, labelled) for row, data in event_data(tables, "window") if data.get("status") != "dropped"
+    ]
     known = {window.trace for window in found}
     for row, data in event_data(tables, "user_trace"):
         name = str(data.get("trace") or data.get("path") or "")
@@ -76,7 +78,7 @@ def _overhead(labelled: LabelledSteps, process: str, first: int | None, count: i
     outside = own.filter((pl.col("reason") == "steady") & ~pl.col("in_window").fill_null(False))
     if inside.is_empty() or outside.is_empty():
         return None
-    return float((inside["wall_ns"].sum() / inside.height) / (outside["wall_ns"].sum() / outside.height))
+    return mean(inside["wall_ns"]) / mean(outside["wall_ns"])
 
 
 def _int(value: object) -> int | None:

@@ -12,13 +12,16 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from stepscope.errors import StepscopeError
+from stepscope.errors import StepscopeError, UsageError
 
+# The parser's base of everything wrong with a command line. Its own module moved between versions of Typer, which keep
+# re-exporting this child of it.
+PARSE_ERROR: Any = typer.BadParameter.__base__
 INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 
@@ -74,7 +77,7 @@ class CommandGroup(TyperGroup):
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, typer.Abort):
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             # the interpreter flushes stdout once more at exit, which would print a second error
@@ -104,17 +107,21 @@ def _print_version(wanted: bool) -> None:
 
 
 def _root(
-    version: Annotated[
+    context: typer.Context,
+    _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Find why a PyTorch training run is slow, and name the line."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(UsageError.exit_code)
 
 
 def application() -> Any:
     """The command group, with every command of the table in place but none imported."""
     app = typer.Typer(
-        cls=CommandGroup, name="stepscope", add_completion=False, rich_markup_mode=None, no_args_is_help=True
+        cls=CommandGroup, name="stepscope", add_completion=False, rich_markup_mode=None, invoke_without_command=True
     )
     app.callback(epilog="\b\nExample:\n  stepscope run -- python train.py")(_root)
     group = typer.main.get_command(app)
@@ -126,9 +133,17 @@ def application() -> Any:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends in `SystemExit`."""
     try:
-        application().main(args=arguments, prog_name="stepscope")
+        status = application().main(args=arguments, prog_name="stepscope", standalone_mode=False)
     except StepscopeError as error:
-        from stepscope.report.escape import one_line
+        _fail(str(error), error.exit_code)
+    except PARSE_ERROR as error:
+        command = error.ctx.command_path if error.ctx else "stepscope"
+        _fail(f"{error.format_message().rstrip('.')}; see `{command} --help`", UsageError.exit_code)
+    sys.exit(status if isinstance(status, int) else 0)
 
-        print(f"stepscope: {one_line(str(error))}", file=sys.stderr)
-        sys.exit(error.exit_code)
+
+def _fail(message: str, exit_code: int) -> NoReturn:
+    from stepscope.report.escape import one_line
+
+    print(f"stepscope: {one_line(message)}", file=sys.stderr)
+    sys.exit(exit_code)

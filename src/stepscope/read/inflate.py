@@ -12,6 +12,7 @@ from isal import isal_zlib
 
 _CHUNK = 2**20
 _GZIP = b"\x1f\x8b"
+_DAMAGED: type[Exception] = isal_zlib.error
 _WINDOW_BITS = 31  # zlib's way to say: a gzip header is expected
 
 
@@ -44,7 +45,7 @@ def _inflate(file: BinaryIO, limit: int) -> Content:
             return Content(b"".join(parts), None if stream.eof else "the compressed file ends too early")
         try:
             part = stream.decompress(packed, limit - size + 1)
-        except isal_zlib.error:
+        except _DAMAGED:
             return Content(b"".join(parts), "the compressed data is damaged")
         parts.append(part)
         size += len(part)

@@ -61,7 +61,6 @@ class Args(msgspec.Struct, gc=False):
     device: Any = None
     stream: Any = None
     bytes: Any = None
-    bytes_old: Any = msgspec.field(default=None, name="memory bandwidth bytes")
     shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     shapes_old: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
@@ -187,8 +186,8 @@ def _decode(data: bytes) -> _Decoded:
         return _Decoded(salvaged.events, None, metadata, salvaged.lost, f"{reason}; its events were read one by one")
     times: list[_Times] | None = None
     if any(type(event.ts) is float and abs(event.ts) > _EXACT_MICROSECONDS for event in events):
-        times = msgspec.json.decode(data, type=list[_Times] if is_array else _TimesFile)
-        times = times if is_array else times.traceEvents  # type: ignore[union-attr]
+        exact: Any = msgspec.json.decode(data, type=list[_Times] if is_array else _TimesFile)
+        times = exact if is_array else exact.traceEvents
     return _Decoded(events, times, metadata, 0, None)
 
 

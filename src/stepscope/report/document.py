@@ -12,12 +12,14 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from stepscope.diagnose import REPORT_FLOOR
 from stepscope.model import Analysis, Diagnosis, Finding, FixedCosts, Report, StepFacts
 from stepscope.report.source import SourceReader
 
 # Upper bounds of the lists in a report, so that a page of it stays small. The tables in the run folder hold the rest.
 MAX_FINDINGS = 50
-MAX_ROWS = 100  # hot lines, operators, loops, input/output, sites, regions, processes
+MAX_ROWS = 100  # of a view: hot lines, operators, loops and so on
+NOT_VIEWS = ("run", "quality", "steps", "fixed")
 MAX_SERIES = 2_000  # points of the step series of one kind
 MAX_NOTES = 200
 MAX_PLACES = 20  # of one finding
@@ -81,42 +83,37 @@ def _finding(finding: Finding, reader: SourceReader | None) -> dict[str, Any]:
 
 
 def _views(analysis: Analysis) -> dict[str, Any]:
-    return {
+    """Every part of the analysis that is not elsewhere in the document, under its own name."""
+    views: dict[str, Any] = {
+        "floor_share": REPORT_FLOOR,  # the smallest share of the step for which a finding is made
         "steps_by_kind": [_step_row(facts) for facts in analysis.steps],
         "fixed_costs": _mapping(analysis.fixed),
-        "stacks": _with_rows(analysis.stacks, "hot_lines"),
-        "loader": _with_rows(analysis.loader, "lines"),
-        "operators": _optional_rows(analysis.operators),
-        "loops": _optional_rows(analysis.loops),
-        "io": _optional_rows(analysis.io),
-        "windows": _rows(analysis.windows),
-        "sites": _rows(analysis.sites),
-        "processes": _rows(analysis.processes),
-        "system": _mapping_of(analysis.system),
-        "regions": _rows(analysis.regions),
     }
+    for item in dataclasses.fields(analysis):
+        if item.name not in NOT_VIEWS:
+            views[item.name] = _shortened(_value(getattr(analysis, item.name)))
+    return views
+
+
+def _shortened(view: Any) -> Any:
+    """A view whose lists, itself and one level down, hold at most `MAX_ROWS`."""
+    if isinstance(view, list):
+        return view[:MAX_ROWS]
+    if isinstance(view, dict):
+        return {key: value[:MAX_ROWS] if isinstance(value, list) else value for key, value in view.items()}
+    return view
 
 
 def _quote_rows(views: dict[str, Any], reader: SourceReader) -> None:
     """Give each row that names a line of the user's code the text of that line, as `code`."""
-    for view, key in (("stacks", "hot_lines"), ("loader", "lines")):
-        for row in (views[view] or {}).get(key, ()):
-            row["code"] = reader.line(row["file"], row["line"])
-    for view in ("loops", "io"):
-        for row in views[view] or ():
-            row["code"] = reader.line(row["place"]["file"], row["place"]["line"])
-
-
-def _with_rows(value: Any, key: str) -> dict[str, Any] | None:
-    if value is None:
-        return None
-    row = _mapping(value)
-    row[key] = row[key][:MAX_ROWS]
-    return row
-
-
-def _optional_rows(values: Iterable[Any] | None) -> list[dict[str, Any]] | None:
-    return None if values is None else _rows(values)
+    for view in views.values():
+        rows = view if isinstance(view, list) else [view]
+        for row in (row for row in rows if isinstance(row, dict)):
+            lines = [line for value in row.values() if isinstance(value, list) for line in value]
+            for item in (row, *lines):
+                place = item.get("place", item) if isinstance(item, dict) else None
+                if isinstance(place, dict) and {"file", "line"} <= place.keys():
+                    item["code"] = reader.line(place["file"], place["line"])
 
 
 def _rows(values: Iterable[Any], limit: int = MAX_ROWS) -> list[dict[str, Any]]:

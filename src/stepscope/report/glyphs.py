@@ -16,7 +16,6 @@ class Glyphs:
     quote: str
     separator: str
     warning: str
-    dash: str
 
     def fill(self, index: int) -> str:
         """The character that fills part `index` of the bar."""
@@ -26,9 +25,16 @@ class Glyphs:
         """The style of part `index` of the bar."""
         return COLOURS[index % len(COLOURS)]
 
+    def encodable(self, line: str) -> str:
+        """`line` in characters that the terminal has: signs of ours by their twins, others as escapes."""
+        if self is UNICODE:
+            return line
+        return line.translate(TWINS).encode("ascii", errors="backslashreplace").decode("ascii")
 
-UNICODE = Glyphs(fills="█▓▒░▞=+", quote="│", separator=" · ", warning="!", dash="–")
-ASCII = Glyphs(fills="#=+-:o.", quote="|", separator=", ", warning="!", dash="-")
+
+TWINS = {ord("–"): "-", ord("…"): "~"}  # of the same width, so that columns stay aligned
+UNICODE = Glyphs(fills="█▓▒░▞=+", quote="│", separator=" · ", warning="!")
+ASCII = Glyphs(fills="#=+-:o.", quote="|", separator=", ", warning="!")
 
 
 def glyphs_for(encoding: str) -> Glyphs:

@@ -138,7 +138,7 @@ def _finding(index: int, finding: dict[str, Any], shorten: Shortener) -> str:
 def _facts(finding: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Label and ready markup of each line of a finding."""
     rows = "".join(
-        f"<li>{markup(words.term(row['metric']))}: <strong>{markup(words.quantity(row['value'], row['unit']))}</strong>"
+        f"<li>{markup(row['metric'])}: <strong>{markup(words.quantity(row['value'], row['unit']))}</strong>"
         f" <span class='soft'>({markup(row['source'])})</span></li>"
         for row in finding["evidence"]
     )

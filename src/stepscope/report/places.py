@@ -28,16 +28,6 @@ class Shortener:
         return plain(file, 200) + (f":{line}" if line is not None else "")
 
 
-def display_path(path: str) -> str:
-    """`path` relative to the current folder where that is inside it, harmless to print."""
-    try:
-        here = os.getcwd()
-    except OSError:  # the folder was removed under us
-        return plain(path, 300)
-    inside = path.startswith(here.rstrip(os.sep) + os.sep)
-    return plain(os.path.relpath(path, here) if inside else path, 300)
-
-
 def command_line(run: Mapping[str, Any]) -> str:
     """The recorded command as a shell would take it, cut where it is very long."""
     words = [str(word) for word in run.get("command") or ()]

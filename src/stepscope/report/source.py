@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 MAX_FILE_BYTES = 1_000_000
-MAX_FILES = 64  # of one report
+MAX_FILES = 128  # of one run
 MAX_LINE_CHARACTERS = 200
 SOURCE_SUFFIXES = (".py", ".pyw", ".pyi", ".pyx")
 
@@ -35,6 +35,11 @@ class SourceReader:
         """All lines of `file` without their ends, or None where it may not or cannot be read."""
         found = self._load(file)
         return found[0] if found else None
+
+    def text(self, file: str) -> str | None:
+        """The whole text of `file` with line feeds as line ends, or None where it may not or cannot be read."""
+        lines = self.lines(file)
+        return None if lines is None else "\n".join(lines)
 
     def line(self, file: str, number: int | None) -> str | None:
         """The text of one line (1-based), stripped, or None."""
@@ -67,24 +72,29 @@ class SourceReader:
         if not path.endswith(SOURCE_SUFFIXES) or not any(_inside(path, root) for root in self._roots):
             return None
         try:
-            # O_NONBLOCK: opening a pipe that poses as a source file must not wait for its writer
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            data, changed_ns = _bytes_of(path)
         except OSError:
             return None
-        with os.fdopen(descriptor, "rb") as handle:
-            status = os.fstat(handle.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
-                return None
-            try:
-                data = handle.read(MAX_FILE_BYTES)
-            except OSError:
-                return None
         if b"\0" in data:
             return None
-        changed = self._recorded_ns is not None and status.st_mtime_ns > self._recorded_ns
+        changed = self._recorded_ns is not None and changed_ns > self._recorded_ns
         # split as Python counts lines; str.splitlines would also split at form feeds and separators
         text = data.decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
         return text.split("\n"), changed
+
+
+def _bytes_of(path: str) -> tuple[bytes, int]:
+    """Content and time of change (epoch, ns) of a small regular file; raises `OSError` for anything else."""
+    # O_NONBLOCK: opening a pipe that poses as a source file must not wait for its writer
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
+            raise OSError("not a small regular file")
+        with os.fdopen(descriptor, "rb", closefd=False) as handle:
+            return handle.read(MAX_FILE_BYTES), status.st_mtime_ns
+    finally:
+        os.close(descriptor)
 
 
 def _inside(path: str, root: str) -> bool:

@@ -7,6 +7,7 @@ say, so a log file or a colour-blind reader loses nothing. Every text of the run
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from stepscope.model import Report
 from stepscope.report import sentences, words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.glyphs import Glyphs, glyphs_for
-from stepscope.report.places import Shortener, command_line, display_path
+from stepscope.report.places import Shortener, command_line
 from stepscope.report.terminal_findings import findings_block
 
 MAX_WIDTH = 100  # longer lines are hard to read
@@ -36,16 +37,18 @@ def render(report: Report, console: Console, *, page: str | None = None) -> None
         *_partition(report, width, glyphs),
         *findings_block(report, shorten, glyphs),
         *_hot_lines(report, shorten, glyphs),
-        Group(*_next(report, page)),
     ]
     with console.capture() as captured:
         for index, block in enumerate(blocks):
             if index:
                 console.print()
             console.print(block, width=width)
+        console.print()
+        for line in _next(report, page):
+            console.print(line, soft_wrap=True)  # a path or a command broken over lines cannot be copied
     # tables pad their cells; a report pasted elsewhere should not carry that along
     for line in captured.get().splitlines():
-        text = Text.from_ansi(line)
+        text = Text.from_ansi(glyphs.encodable(line))
         text.rstrip()
         console.print(text, soft_wrap=True)
 
@@ -140,21 +143,17 @@ def _hot_lines(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterator[R
     yield Group(*rows)
 
 
-def _next(report: Report, page: str | None) -> Iterator[RenderableType]:
+def _next(report: Report, page: str | None) -> Iterator[Text]:
     steps = []
     command = command_line(report.run)
     if report.findings and command:
         steps.append(("after a change", f"stepscope run -- {command}"))
     if any(note["source"] == "sampler" and note["level"] == "warning" for note in report.quality.get("notes", ())):
         steps.append(("more evidence", "stepscope doctor"))
-    folder = display_path(str(report.run.get("folder") or "RUN"))
-    steps.append(("everything", display_path(page) if page else f"stepscope analyze {folder} --html report.html"))
-    table = Table.grid(padding=(0, 2, 0, 0))
+    folder = shlex.quote(plain(report.run.get("folder") or "RUN"))
+    steps.append(("everything", plain(page) if page else f"stepscope analyze {folder} --html report.html"))
     for index, (label, text) in enumerate(steps):
-        table.add_row(
-            Text("" if index else "Next", style="bold"), Text(label, style="dim"), Text(text, overflow="fold")
-        )
-    yield table
+        yield Text.assemble(("    " if index else "Next", "bold"), (f"  {label:<14}  ", "dim"), text)
 
 
 def _hanging(head: Text, body: Text) -> Table:

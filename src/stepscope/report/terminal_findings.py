@@ -118,4 +118,4 @@ def _details(finding: dict[str, Any], glyphs: Glyphs, everywhere: list[int]) -> 
 
 
 def _evidence(row: dict[str, Any]) -> str:
-    return f"{words.term(row['metric'])} {words.quantity(row['value'], row['unit'])}"
+    return f"{plain(row['metric'], 80)} {words.quantity(row['value'], row['unit'])}"

@@ -27,7 +27,7 @@ def number(value: float | None, digits: int = 3) -> str:
     """`value` with `digits` significant digits, thousands separated: 0.412, 41.2, 1,234."""
     if value is None:
         return MISSING
-    size = abs(value)
+    size = abs(float(f"{value:.{digits}g}"))  # rounded first: 9.996 has two digits before the point
     if size == 0:
         return "0"
     if size < 10**-6:

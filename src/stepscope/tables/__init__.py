@@ -1,0 +1,8 @@
+"""Rows to typed columns: `build` makes the tables of a run, `store` keeps them as Parquet, `schema` defines them."""
+
+from __future__ import annotations
+
+from stepscope.tables.build import build
+from stepscope.tables.schema import SCHEMAS, Tables
+
+__all__ = ["SCHEMAS", "Tables", "build"]

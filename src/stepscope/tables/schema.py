@@ -13,6 +13,8 @@ import polars as pl
 
 from stepscope.model import Quality, RunFacts
 
+TABLES_SCHEMA = "stepscope.tables/1"
+
 FRAME = pl.Struct({"function": pl.String, "file": pl.String, "line": pl.Int64})
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -166,7 +168,7 @@ class RankInfo:
 
 @dataclass(frozen=True)
 class Tables:
-    """All tables of a run. Every frame has exactly the columns of `SCHEMAS`; a source that was absent is an empty frame."""
+    """All tables of a run. Every frame has exactly the columns of `SCHEMAS`; an absent source is an empty frame."""
 
     run: RunFacts
     quality: Quality

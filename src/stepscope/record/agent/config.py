@@ -10,7 +10,7 @@ import json
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional
+from typing import Any
 
 ENVIRONMENT_NAME = "STEPSCOPE_RECORD"
 
@@ -38,12 +38,12 @@ class Config:
     run: str
     host_dir: str
     package: str = ""
-    launcher_pid: Optional[int] = None
+    launcher_pid: int | None = None
     epoch_offset_ns: int = 0
     window: WindowConfig = field(default_factory=WindowConfig)
-    max_steps: Optional[int] = None
+    max_steps: int | None = None
     sampler_hz: int = 50
-    faults: Optional[str] = None
+    faults: str | None = None
 
 
 def epoch_offset_ns() -> int:
@@ -51,7 +51,7 @@ def epoch_offset_ns() -> int:
     return time.time_ns() - time.monotonic_ns()
 
 
-def parse(text: str) -> Optional[Config]:
+def parse(text: str) -> Config | None:
     """The configuration in `text`, or None when it is no JSON object that names a run folder."""
     try:
         data = json.loads(text)
@@ -74,13 +74,13 @@ def parse(text: str) -> Optional[Config]:
     )
 
 
-def from_environment() -> Optional[Config]:
+def from_environment() -> Config | None:
     """The configuration this process was started with, or None outside of `stepscope run`."""
     text = os.environ.get(ENVIRONMENT_NAME)
     return parse(text) if text else None
 
 
-def _window(data: Dict[str, Any]) -> WindowConfig:
+def _window(data: dict[str, Any]) -> WindowConfig:
     default = WindowConfig()
     return WindowConfig(
         mode=_typed(data, "mode", str, default.mode),
@@ -96,6 +96,6 @@ def _window(data: Dict[str, Any]) -> WindowConfig:
     )
 
 
-def _typed(data: Dict[str, Any], name: str, kind: Any, default: Any) -> Any:
+def _typed(data: dict[str, Any], name: str, kind: Any, default: Any) -> Any:
     value = data.get(name)
     return value if isinstance(value, kind) else default

@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 import threading
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Optional
 
 from stepscope.record.agent import marks
 from stepscope.record.agent.clock import Clock
@@ -20,19 +20,21 @@ from stepscope.record.agent.device import DeviceTimer
 from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.journal import EventLog, Journal, append_line, masked_command, rank_identity
 from stepscope.record.agent.probes import ProbeSet
+from stepscope.record.agent.probes.module_forward import ModuleForwardProbe
+from stepscope.record.agent.probes.ptracer import allow_tracing
 from stepscope.record.agent.steps import StepCutter, StepRow
 
 StepListener = Callable[["Agent", Optional[StepRow], int], None]
 
-_agent: Optional[Agent] = None
+_agent: Agent | None = None
 
 
-def current() -> Optional[Agent]:
+def current() -> Agent | None:
     """The agent of this process, or None (not started, or a forked child)."""
     return _agent
 
 
-def start(config: Optional[Config] = None) -> Optional[Agent]:
+def start(config: Config | None = None) -> Agent | None:
     """Start the agent of this process, once. `config` defaults to the environment's; None when there is none."""
     global _agent
     if _agent is not None:
@@ -46,25 +48,51 @@ def start(config: Optional[Config] = None) -> Optional[Agent]:
     return agent
 
 
+def imported(name: str) -> None:
+    """Told by the import hook that `name` (torch or torch_xla) has just been imported."""
+    if name == "torch":
+        start()
+    elif _agent is not None:
+        _agent.guard.wrap(name, _agent.note_xla, inject=False)()
+
+
+def stop(reason: str) -> None:
+    """End recording in this process, if it records: torch is left as it was found and `start` may be called again."""
+    global _agent
+    agent, _agent = _agent, None
+    if agent is None:
+        return
+    agent.finish(reason)
+    agent.probes.uninstall_all()
+    marks.deactivate()
+    agent.guard.stop()
+
+
 class Agent:
     """What probes, listeners and marks work with. See the attributes; all of them are safe on the training thread."""
 
-    def __init__(self, config: Config, clock: Optional[Clock] = None) -> None:
+    def __init__(self, config: Config, clock: Clock | None = None) -> None:
         self.config = config
         self.clock = clock or Clock(config.epoch_offset_ns)
         self.guard = Guard(self._report_fault, config.faults)
-        self.journal = Journal(config.run, config.host_dir, self.clock, _describe_process)
+        self.journal = Journal(config.run, config.host_dir, self.clock, self._describe)
         self.steps = StepCutter(self.clock.now, self._on_row)
         self.events = EventLog(self.journal, self.clock, self.steps.current_step)
         self.device = DeviceTimer(self)
         self.probes = ProbeSet(self)
         self.own_profiler_active = False  # a profiler of ours is being made or is recording
         self.user_profiler_active = False
-        self.last_compile_step: Optional[int] = None
+        self.last_compile_step: int | None = None
+        self.last_save_step: int | None = None  # torch.save was called in it
         self.making_loader = False  # workers forked now are the loader's
-        self._listeners: List[StepListener] = []
-        self._boundary_hooks: List[Callable[[Optional[StepRow], int], None]] = []
-        self._owner: Optional[int] = None
+        self.compile_used = False  # torch.compile was called in this process
+        self.optimizer_events = 0  # optimizer steps seen, nested ones included
+        self.started_ns = self.clock.now()
+        self._listeners: list[StepListener] = []
+        self._finish_hooks: list[Callable[[], None]] = []
+        self._boundary_hooks: list[Callable[[StepRow | None, int], None]] = []
+        self._owner: int | None = None  # the thread whose steps are cut
+        self._owner_trains = False
         self._train_steps = 0
         self._eval_steps = 0
         self._limit_reached = False
@@ -88,6 +116,8 @@ class Agent:
         if self._finished:
             return
         self._finished = True
+        for hook in self._finish_hooks:
+            hook()
         self.steps.finish(self.clock.now())
         self.device.drain()
         marks.flush()
@@ -104,9 +134,26 @@ class Agent:
         guarded = self.guard.wrap(getattr(listener, "probe_name", "listener"), listener)
         self._listeners.append(guarded)
 
-    def add_boundary_hook(self, hook: Callable[[Optional[StepRow], int], None], probe: str) -> None:
+    def add_finish_hook(self, hook: Callable[[], None], probe: str) -> None:
+        """Call `hook` when recording ends, before the last step is closed."""
+        self._finish_hooks.append(self.guard.wrap(probe, hook, inject=False))
+
+    def add_boundary_hook(self, hook: Callable[[StepRow | None, int], None], probe: str) -> None:
         """Like a listener, for probes: cheap, called before the listeners."""
         self._boundary_hooks.append(self.guard.wrap(probe, hook))
+
+    def note_compile(self) -> None:
+        """torch.compile is used from now on: global module hooks would make Dynamo compile anew."""
+        self.compile_used = True
+        probe = self.probes.get("module_forward")
+        if isinstance(probe, ModuleForwardProbe):
+            probe.remove()
+
+    def note_xla(self) -> None:
+        """torch_xla has been imported after torch."""
+        probe = self.probes.get("xla")
+        if probe is not None and not self.probes.suspended:
+            probe.install(self)
 
     # ------------------------------------------------------------------------------------------- who may report
 
@@ -136,11 +183,9 @@ class Agent:
         self._owner_trains = True
         return True
 
-    _owner_trains = False
-
     # ------------------------------------------------------------------------------------------------- internals
 
-    def _on_row(self, row: Optional[StepRow], live: bool, now_ns: int) -> None:
+    def _on_row(self, row: StepRow | None, live: bool, now_ns: int) -> None:
         if row is not None:
             self._write_row(row)
         if not live:
@@ -170,11 +215,14 @@ class Agent:
             {"time_ns": self.clock.now(), "pid": os.getpid(), "steps": self._train_steps or self._eval_steps},
         )
 
+    def _describe(self) -> dict[str, Any]:
+        return dict(_describe_process(), started_ns=self.started_ns)
+
     def _report_fault(self, probe: str, error: str) -> None:
         self.events.write("probe_error", probe=probe, error=error)
 
     def _announce(self, role: str) -> None:
-        record: Dict[str, Any] = {
+        record: dict[str, Any] = {
             "time_ns": self.clock.now(),
             "pid": os.getpid(),
             "ppid": os.getppid(),
@@ -196,6 +244,7 @@ class Agent:
         marks.deactivate()
         self.journal.abandon()
         self._announce("worker" if self.making_loader else "fork")
+        allow_tracing()
         self.guard.stop()
 
     def _start_attachments(self) -> None:
@@ -221,12 +270,12 @@ def _role() -> str:
     return "torch" if parent is None else "worker"
 
 
-def _torch_version() -> Optional[str]:
+def _torch_version() -> str | None:
     version = getattr(sys.modules.get("torch"), "__version__", None)
     return None if version is None else str(version)
 
 
-def _describe_process() -> Dict[str, Any]:
+def _describe_process() -> dict[str, Any]:
     """The fields of rank.json that are no identity."""
     torch = sys.modules.get("torch")
     build = getattr(torch, "version", None)
@@ -248,7 +297,7 @@ def _describe_process() -> Dict[str, Any]:
     }
 
 
-def _device_kind(torch: Any) -> Optional[str]:
+def _device_kind(torch: Any) -> str | None:
     """The device in use as far as it is known without initialising one."""
     if torch is None:
         return None

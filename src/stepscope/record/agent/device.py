@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent
@@ -24,9 +24,9 @@ class DeviceTimer:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._last: Optional[Tuple[int, Any]] = None  # (end of the step before the edge, event)
-        self._pending: Deque[Tuple[int, Any, Any]] = deque()
-        self._spare: List[Any] = []
+        self._last: tuple[int, Any] | None = None  # (end of the step before the edge, event)
+        self._pending: deque[tuple[int, Any, Any]] = deque()
+        self._spare: list[Any] = []
         self.step_edge = agent.guard.wrap("device", self._step_edge)
         self.drain = agent.guard.wrap("device", self._drain)
 
@@ -55,7 +55,7 @@ class DeviceTimer:
             self._agent.events.write("device_step", step=step, device_ns=int(elapsed_ms * 1e6))
             self._spare.append(first)
 
-    def _cuda(self) -> Optional[Any]:
+    def _cuda(self) -> Any | None:
         """torch.cuda when events may be recorded now."""
         torch = sys.modules.get("torch")
         cuda = getattr(torch, "cuda", None)

@@ -7,7 +7,7 @@ injection lives here too, so that tests exercise exactly the path a real defect 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 if TYPE_CHECKING:
     from typing import ParamSpec
@@ -31,13 +31,13 @@ class _Switch:
 class Guard:
     """Wraps hooks so that they never raise. `report(probe, error)` is called once per probe that failed."""
 
-    def __init__(self, report: Callable[[str, str], None], faults: Optional[str] = None) -> None:
+    def __init__(self, report: Callable[[str, str], None], faults: str | None = None) -> None:
         self._report = report
-        self._faults: FrozenSet[str] = frozenset((faults or "").replace(",", " ").split())
-        self._switches: Dict[str, _Switch] = {}
+        self._faults: frozenset[str] = frozenset((faults or "").replace(",", " ").split())
+        self._switches: dict[str, _Switch] = {}
         self._stopped = False
 
-    def wrap(self, probe: str, hook: Callable[P, R], inject: bool = True) -> Callable[P, Optional[R]]:
+    def wrap(self, probe: str, hook: Callable[P, R], inject: bool = True) -> Callable[P, R | None]:
         """`hook`, guarded: returns None when it raises and does nothing from then on.
 
         All hooks of one `probe` share a switch. `inject=False` exempts it from fault injection.
@@ -46,7 +46,7 @@ class Guard:
         switch.off = switch.off or self._stopped
         run: Callable[..., Any] = _raise_injected if inject and self._is_faulty(probe) else hook
 
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> Optional[R]:
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
             if switch.off:
                 return None
             try:
@@ -74,7 +74,7 @@ class Guard:
     def _trip(self, probe: str, switch: _Switch, error: Exception) -> None:
         switch.off = True
         try:
-            self._report(probe, "{}: {}".format(type(error).__name__, error)[:500])
+            self._report(probe, f"{type(error).__name__}: {error}"[:500])
         except Exception:  # noqa: BLE001 - reporting a failure must not become one
             return
 

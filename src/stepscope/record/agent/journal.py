@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import Any, Callable, Iterable
 
 from stepscope.model import RANK_SCHEMA, STEP_COLUMNS, STEPS_SCHEMA
 from stepscope.record.agent.clock import Clock
 from stepscope.record.agent.masking import mask_argv
 
-STEPS_BYTE_LIMIT = 1 << 30  # a billion-byte journal is some ten million steps; beyond it a run folder is no longer handy
+STEPS_BYTE_LIMIT = (
+    1 << 30
+)  # a billion-byte journal is some ten million steps; beyond it a run folder is no longer handy
 EVENTS_BYTE_LIMIT = 1 << 29
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
@@ -29,7 +31,7 @@ class LineFile:
         self.path = path
         self.full = False
         self._left = byte_limit
-        self._descriptor: Optional[int] = None
+        self._descriptor: int | None = None
         self._lost = False
 
     def write(self, line: str) -> bool:
@@ -53,7 +55,7 @@ class LineFile:
         return not self._lost
 
 
-def append_line(path: str, record: Dict[str, Any]) -> bool:
+def append_line(path: str, record: dict[str, Any]) -> bool:
     """Append `record` as one JSON line to a file several processes share. False when it could not be written."""
     data = (_encode(record) + "\n").encode("utf-8", "backslashreplace")
     try:
@@ -67,7 +69,7 @@ def append_line(path: str, record: Dict[str, Any]) -> bool:
     return True
 
 
-def rank_identity() -> Dict[str, Optional[int]]:
+def rank_identity() -> dict[str, int | None]:
     """`rank`, `local_rank`, `world_size` and `attempt` as the launcher's environment gives them, else None."""
     slurm = (_environment_int("SLURM_NTASKS") or 1) > 1
     return {
@@ -78,13 +80,13 @@ def rank_identity() -> Dict[str, Optional[int]]:
     }
 
 
-def claim_rank_folder(run: str, rank: int) -> Optional[str]:
+def claim_rank_folder(run: str, rank: int) -> str | None:
     """Make RUN/rank-N, or RUN/rank-N.2, RUN/rank-N.3 … where taken; its path, or None when the run cannot be written.
 
     Making the folder is the claim: two processes never get the same one, on a shared file system either.
     """
     for attempt in range(1, 10_000):
-        name = "rank-{}".format(rank) if attempt == 1 else "rank-{}.{}".format(rank, attempt)
+        name = f"rank-{rank}" if attempt == 1 else f"rank-{rank}.{attempt}"
         path = os.path.join(run, name)
         try:
             os.mkdir(path)
@@ -99,17 +101,17 @@ def claim_rank_folder(run: str, rank: int) -> Optional[str]:
 class Journal:
     """The rank folder of this process: claimed on first use, then steps.jsonl, events.jsonl and rank.json in it."""
 
-    def __init__(self, run: str, host_dir: str, clock: Clock, describe: Callable[[], Dict[str, Any]]) -> None:
+    def __init__(self, run: str, host_dir: str, clock: Clock, describe: Callable[[], dict[str, Any]]) -> None:
         self._run = run
         self._host_dir = host_dir
         self._clock = clock
         self._describe = describe
         self._pid = os.getpid()
-        self._steps: Optional[LineFile] = None
-        self._events: Optional[LineFile] = None
-        self._early: List[str] = []
+        self._steps: LineFile | None = None
+        self._events: LineFile | None = None
+        self._early: list[str] = []
         self._refused = False
-        self.folder: Optional[str] = None
+        self.folder: str | None = None
 
     def claim(self) -> bool:
         """Claim the rank folder. Idempotent; False when it cannot be had or this is a forked child."""
@@ -150,7 +152,7 @@ class Journal:
                               "file": "steps.jsonl", "bytes": STEPS_BYTE_LIMIT})  # fmt: skip
         return written
 
-    def write_event(self, record: Dict[str, Any]) -> bool:
+    def write_event(self, record: dict[str, Any]) -> bool:
         """Append an event; kept in memory (at most 1,000) until this process claims a rank folder."""
         line = _encode(record)
         if self._events is None:
@@ -167,8 +169,8 @@ class Journal:
         self.folder = None
         self._early.clear()
 
-    def _write_rank(self, folder: str, identity: Dict[str, Optional[int]]) -> None:
-        record: Dict[str, Any] = {"schema": RANK_SCHEMA}
+    def _write_rank(self, folder: str, identity: dict[str, int | None]) -> None:
+        record: dict[str, Any] = {"schema": RANK_SCHEMA}
         record.update(identity)
         record["rank"] = identity["rank"] or 0
         record.update(self._describe())
@@ -185,16 +187,14 @@ class Journal:
 class EventLog:
     """rank-N/events.jsonl. `write` never raises; an event outside a step has step null."""
 
-    def __init__(self, journal: Journal, clock: Clock, current_step: Callable[[], Optional[int]]) -> None:
+    def __init__(self, journal: Journal, clock: Clock, current_step: Callable[[], int | None]) -> None:
         self._journal = journal
         self._clock = clock
         self._current_step = current_step
 
-    def write(
-        self, kind: str, time_ns: Optional[int] = None, duration_ns: Optional[int] = None, **fields: Any
-    ) -> None:
+    def write(self, kind: str, time_ns: int | None = None, duration_ns: int | None = None, **fields: Any) -> None:
         """Append an event that started at `time_ns` (now when None) and lasted `duration_ns`."""
-        record: Dict[str, Any] = {
+        record: dict[str, Any] = {
             "kind": kind,
             "time_ns": self._clock.now() if time_ns is None else time_ns,
             "duration_ns": duration_ns,
@@ -204,15 +204,15 @@ class EventLog:
         self._journal.write_event(record)
 
 
-def masked_command() -> List[str]:
+def masked_command() -> list[str]:
     """This process's command line, secrets masked."""
     return mask_argv(list(getattr(sys, "orig_argv", None) or sys.argv))
 
 
-def _environment_int(name: str) -> Optional[int]:
+def _environment_int(name: str) -> int | None:
     text = os.environ.get(name, "")
     return int(text) if text.isdigit() else None
 
 
-def _first(*values: Optional[int]) -> Optional[int]:
+def _first(*values: int | None) -> int | None:
     return next((value for value in values if value is not None), None)

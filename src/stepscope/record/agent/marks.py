@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple, Type, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -30,7 +30,7 @@ class _Recorder:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._written = 0
-        self._sums: Dict[Tuple[str, str], List[int]] = {}  # (kind, name) -> [count, duration, first start]
+        self._sums: dict[tuple[str, str], list[int]] = {}  # (kind, name) -> [count, duration, first start]
         self._warned_device = False
         guard = agent.guard
         self.now = agent.clock.now
@@ -67,7 +67,7 @@ class _Recorder:
             else:
                 self._agent.events.write("scalar", name=str(name), value=None, text=str(number))
 
-    def _as_float(self, value: Any) -> Optional[float]:
+    def _as_float(self, value: Any) -> float | None:
         """`value` as a float, or None when reading it would wait for a device or it is no single number."""
         if isinstance(value, (bool, int, float)):
             return float(value)
@@ -91,7 +91,7 @@ class _Recorder:
                 self._agent.events.write("region", start, duration, name=name, count=count, **fields)
 
 
-_recorder: Optional[_Recorder] = None
+_recorder: _Recorder | None = None
 
 
 def activate(agent: Agent) -> None:
@@ -140,7 +140,7 @@ def mark(name: str) -> None:
         _recorder.mark(str(name))
 
 
-def log(values: Union[str, Mapping[str, Any]], value: Any = None) -> None:
+def log(values: str | Mapping[str, Any], value: Any = None) -> None:
     """Record scalars: `log("loss", 0.3)` or `log({"loss": 0.3, "lr": 1e-4})`.
 
     Numbers and CPU tensors of one element; a tensor on a device is left out, because reading it would wait.
@@ -149,14 +149,14 @@ def log(values: Union[str, Mapping[str, Any]], value: Any = None) -> None:
         _recorder.log({values: value} if isinstance(values, str) else values)
 
 
-class region:  # noqa: N801 - used like a function: `with region("augment"):` or `@region("augment")`
+class region:
     """A named range of the step, as a context manager or decorator; seen in a profiler's trace under its name too."""
 
     __slots__ = ("_function", "_start", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._start: Optional[int] = None
+        self._start: int | None = None
         self._function: Any = None
 
     def __enter__(self) -> region:
@@ -168,9 +168,9 @@ class region:  # noqa: N801 - used like a function: `with region("augment"):` or
 
     def __exit__(
         self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         start, function = self._start, self._function
         self._start = self._function = None

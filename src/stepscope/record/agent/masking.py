@@ -7,7 +7,7 @@ that start like a token of a well-known service. The name stays, so that a reade
 from __future__ import annotations
 
 import re
-from typing import List, Sequence
+from typing import Sequence
 
 MASK = "***"
 
@@ -46,9 +46,9 @@ def mask_text(text: str) -> str:
     return _KNOWN_TOKEN.sub(MASK, text)
 
 
-def mask_argv(argv: Sequence[str]) -> List[str]:
+def mask_argv(argv: Sequence[str]) -> list[str]:
     """A command line with every value that may be a credential replaced by `***`, argument for argument."""
-    masked: List[str] = []
+    masked: list[str] = []
     hide_next = False
     for argument in argv:
         flag = _FLAG.match(argument)

@@ -7,7 +7,7 @@ as several. Times are integer nanoseconds; the phases of a segment always sum to
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import List, NamedTuple, Sequence, Tuple
 
 DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(5)
 
@@ -19,16 +19,16 @@ class StepRow(NamedTuple):
 
     step: int
     kind: str
-    epoch: Optional[int]
+    epoch: int | None
     start_ns: int
     wall_ns: int
-    data_wait_ns: Optional[int]
-    forward_ns: Optional[int]
-    backward_ns: Optional[int]
-    optimizer_ns: Optional[int]
-    other_ns: Optional[int]
-    device_ns: Optional[int]
-    samples: Optional[int]
+    data_wait_ns: int | None
+    forward_ns: int | None
+    backward_ns: int | None
+    optimizer_ns: int | None
+    other_ns: int | None
+    device_ns: int | None
+    samples: int | None
     fetches: int
     first_batch: int
     in_window: int
@@ -62,15 +62,15 @@ class Segment:
         self.start_ns = start_ns
         self.end_ns = start_ns  # up to where time has been charged
         self.phases = [0, 0, 0, 0, 0]
-        self.leader: Optional[int] = None
-        self.epoch: Optional[int] = None
+        self.leader: int | None = None
+        self.epoch: int | None = None
         self.fetches = 0
-        self.samples: Optional[int] = None
+        self.samples: int | None = None
         self.first_batch = False
         self.backward = False
         self.stepped = False  # an optimizer stepped, or was skipped by the scaler
-        self.optimizers: Set[int] = set()
-        self.signal: Optional[Snapshot] = None  # at the end of the last completing event
+        self.optimizers: set[int] = set()
+        self.signal: Snapshot | None = None  # at the end of the last completing event
         self.knows_forward = False  # where data wait ends is known: a fetch, or the first module forward
         self.partial = False  # began before anything of it was seen
         self.carried = False  # its predecessor, on the same batch, was complete
@@ -120,8 +120,8 @@ def build_row(segments: Sequence[Segment], number: int, signal: str) -> StepRow:
     counted = [segment for segment in fed if segment.leader == fed[0].leader]
     samples = [segment.samples for segment in counted if segment.samples is not None]
     train = any(segment.trained for segment in segments)
-    data_wait: Optional[int] = totals[DATA_WAIT]
-    forward: Optional[int] = totals[FORWARD]
+    data_wait: int | None = totals[DATA_WAIT]
+    forward: int | None = totals[FORWARD]
     other = totals[OTHER]
     if not first.knows_forward and not fed:
         other += totals[DATA_WAIT] + totals[FORWARD]

@@ -12,7 +12,7 @@ from typing import Sequence
 STEADY_STEPS = 5
 # Two-thread hosts show 5 to 15 % between equal steps; warm-up (allocator, autotuning, page cache) shows 50 % and more.
 STEADY_SPREAD = 0.20
-# A loop with rare stalls never has five quiet steps in a row. Over twelve, the middle half must agree and the newer half
+# A loop with stalls never has five quiet steps in a row. Over twelve, the middle half must agree and the newer half
 # must not differ from the older one.
 NOISY_STEPS = 12
 NOISY_QUARTILE_SPREAD = 0.20

@@ -9,7 +9,7 @@ other. Event methods take `now` in nanoseconds and never raise, whatever the ord
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Optional, Set, Tuple
+from typing import Callable, Optional
 
 from stepscope.record.agent.phases import (
     BACKWARD,
@@ -42,7 +42,7 @@ Emit = Callable[[Optional[StepRow], bool, int], None]
 class _Iterator:
     __slots__ = ("before", "created_ns", "epoch", "fetched", "number", "step_fetches", "step_start")
 
-    def __init__(self, number: int, epoch: Optional[int], created_ns: int, before: Optional[Snapshot]) -> None:
+    def __init__(self, number: int, epoch: int | None, created_ns: int, before: Snapshot | None) -> None:
         self.number = number
         self.epoch = epoch
         self.created_ns = created_ns
@@ -61,20 +61,20 @@ class StepCutter:
     def __init__(self, clock: Callable[[], int], emit: Emit) -> None:
         self._clock = clock
         self._emit = emit
-        self._segments: List[Segment] = []  # of the open step, the last one open; empty between loops
-        self._stack: List[Tuple[int, int]] = []  # (phase, token) of the calls we are inside
-        self._iterators: Dict[int, _Iterator] = {}
-        self._epochs: Dict[int, int] = {}
-        self._anchor: Optional[int] = None  # the iterator whose fetches are boundaries
-        self._before_fetch: Optional[Snapshot] = None
-        self._resting: Optional[Snapshot] = None  # the loop ended inside a step; where, if nothing continues it
-        self._idle_since: Optional[int] = None
+        self._segments: list[Segment] = []  # of the open step, the last one open; empty between loops
+        self._stack: list[tuple[int, int]] = []  # (phase, token) of the calls we are inside
+        self._iterators: dict[int, _Iterator] = {}
+        self._epochs: dict[int, int] = {}
+        self._anchor: int | None = None  # the iterator whose fetches are boundaries
+        self._before_fetch: Snapshot | None = None
+        self._resting: Snapshot | None = None  # the loop ended inside a step; where, if nothing continues it
+        self._idle_since: int | None = None
         self._number = 0
         self._optimizers_exist = False
         self._optimizer_signalled = False
         self._cut_by_fetch = False  # optimizers exist but never signal
-        self._mark: Optional[str] = None
-        self._cycle: Optional[Set[int]] = None  # optimizers of one iteration without a loader
+        self._mark: str | None = None
+        self._cycle: set[int] | None = None  # optimizers of one iteration without a loader
         self._strays = 0
         self._most_fetches = 0
         self._window = False
@@ -94,9 +94,14 @@ class StepCutter:
         first = self._segments[0]
         return len(self._segments) == 1 and not first.knows_forward and not first.trained and not first.partial
 
-    def current_step(self) -> Optional[int]:
+    def current_step(self) -> int | None:
         """Number of the open step, None between loops."""
         return self._number if self._segments and self._resting is None else None
+
+    def epoch_of(self, iterator_id: int) -> int | None:
+        """How often the loader of a living iterator had been iterated before."""
+        iterator = self._iterators.get(iterator_id)
+        return iterator.epoch if iterator is not None else None
 
     # --------------------------------------------------------------------------------------------------- loader
 
@@ -120,7 +125,7 @@ class StepCutter:
         now = self._fetch_boundary(iterator, now) if self._segments else self._start_loop(now)
         if not self._segments:
             self._open(now, partial=False)
-        if self._anchor is None or len(self._segments) == 1 and self._segments[0].empty:
+        if self._anchor is None or (len(self._segments) == 1 and self._segments[0].empty):
             self._anchor = iterator_id
         segment = self._segments[-1]
         if segment.leader is None:
@@ -131,7 +136,7 @@ class StepCutter:
         self._before_fetch = segment.snapshot(now)
         self._enter(DATA_WAIT, iterator_id, now, OTHER)
 
-    def fetch_end(self, iterator_id: int, samples: Optional[int], now: int) -> None:
+    def fetch_end(self, iterator_id: int, samples: int | None, now: int) -> None:
         """`__next__` returned a batch of `samples` rows (None when unknown), or raised something else than the end."""
         if not self._leave(DATA_WAIT, now) or self._stack:
             return
@@ -329,7 +334,7 @@ class StepCutter:
     def _other_fetch(self, iterator: _Iterator, last: Segment, now: int) -> int:
         """A fetch of a loader that does not lead: a loop inside or after the loop, or a second source of batches."""
         start = self._segments[0].start_ns
-        inside = iterator.created_ns >= start
+        inside = iterator.created_ns > start
         complete = last.trained and self._complete(last)
         if inside and complete:
             # Making the iterator (starting its workers) is no part of the step before it.
@@ -409,7 +414,7 @@ class StepCutter:
         return self._anchor is None and all(segment.leader is None for segment in self._segments)
 
     @staticmethod
-    def _step_optimizers(segments: List[Segment]) -> Set[int]:
+    def _step_optimizers(segments: list[Segment]) -> set[int]:
         return {optimizer for segment in segments for optimizer in segment.optimizers}
 
     def _start_loop(self, now: int) -> int:
@@ -446,7 +451,9 @@ class StepCutter:
             segment.carried = True
             segment.leader, segment.epoch = last.leader, last.epoch
         self._segments.append(segment)
-        if len(self._segments) <= (max(UNDECIDED_LIMIT, 4 * self._most_fetches) if self._mark is None else UNMARKED_LIMIT):
+        if len(self._segments) <= (
+            max(UNDECIDED_LIMIT, 4 * self._most_fetches) if self._mark is None else UNMARKED_LIMIT
+        ):
             return
         if self._mark is not None:
             self._mark = None
@@ -491,9 +498,9 @@ class StepCutter:
         segments, self._segments = self._segments, []
         return self._write(segments, signal, live)
 
-    def _write(self, segments: List[Segment], signal: str, live: bool) -> int:
+    def _write(self, segments: list[Segment], signal: str, live: bool) -> int:
         end = segments[-1].end_ns
-        row: Optional[StepRow] = None
+        row: StepRow | None = None
         if not segments[0].partial:
             row = build_row(segments, self._number, signal)
             self._number += 1
@@ -507,7 +514,7 @@ class StepCutter:
             self._segments[-1].charge(now, self._stack[-1][0] if self._stack else gap)
         self._stack.append((phase, token))
 
-    def _leave(self, phase: int, now: int, token: Optional[int] = None) -> bool:
+    def _leave(self, phase: int, now: int, token: int | None = None) -> bool:
         """End the innermost call of `phase`, and calls inside it whose end was never told. False when there is none."""
         for index in range(len(self._stack) - 1, -1, -1):
             if self._stack[index][0] == phase and token in (None, self._stack[index][1]):

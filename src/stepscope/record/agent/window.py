@@ -1,49 +1,48 @@
 """Opens torch.profiler for a few steps and keeps what it recorded.
 
-The manager is a step listener: prepare, start, stop and export all happen between two steps, on the thread that trains;
-what they take is in no step and is written with the window. `window_plan` decides when, `window_session` talks to torch,
-the `user_profiler` probe says when the script's own profiler needs the room. Ends of a window: its steps are done, the
-script's profiler opens, compilation or evaluation begins, workers are forked, the process ends.
+The manager is a step listener: prepare, start, stop and export happen between two steps, on the thread that trains;
+what they take is in no step and is written with the window. `window_plan` decides when, `window_budget` what it may
+cost, `window_session` talks to torch, the `user_profiler` probe says when the script's own profiler needs the room.
+Ends of a window: its steps are done, the script's profiler opens, compilation or evaluation begins, workers are
+forked, the process ends.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, Optional, cast
+from typing import TYPE_CHECKING, Any
 
-from stepscope.record.agent.window_plan import HIGH, LOW, AutoPlan, Boundary, Opening, Plan, SchedulePlan
-from stepscope.record.agent.window_session import Session, anything_enabled, device_in_use, trace_path
+from stepscope.record.agent.probes.loader import LoaderProbe
+from stepscope.record.agent.probes.user_profiler import UserProfilerProbe
+from stepscope.record.agent.window_budget import Budget
+from stepscope.record.agent.window_plan import HIGH, LOW, AutoPlan, Boundary, Opening, make_plan
+from stepscope.record.agent.window_session import Session, anything_enabled, device_in_use, resident_bytes, trace_path
 
 if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent
-    from stepscope.record.agent.probes.user_profiler import UserProfilerProbe
     from stepscope.record.agent.steps import StepRow
 
 NAME = "window"
 COMPILE_DISTANCE = 2  # a recompile often follows the step after a compile (dynamic shapes)
 # Another thread's profiler waits so long for the training thread to close our window; longer would look like a hang.
 WAIT_FOR_CLOSE_S = 5.0
-# Measured: a recorded event takes about a third of the memory it takes as JSON.
-JSON_BYTES_PER_BYTE = 3
-MEMORY_NOISE_BYTES = 64_000_000  # what a training process gains or frees between steps anyway
 
 
-def attach(agent: Agent) -> Optional[WindowManager]:
-    """Add windows to `agent` as its configuration asks; None when they are off or the user's profiler cannot be seen."""
+def attach(agent: Agent) -> WindowManager | None:
+    """Add windows to `agent` as its configuration asks; None when they are off or could meet the user's profiler."""
     config = agent.config.window
     if config.mode not in ("auto", "schedule"):
         return None
-    probe = cast("Optional[UserProfilerProbe]", agent.probes.get("user_profiler"))
-    if probe is None:
+    probe = agent.probes.get("user_profiler")
+    if not isinstance(probe, UserProfilerProbe):
         agent.events.write("window_skipped", reason="the script's own profilers cannot be seen", step=None)
         return None
     manager = WindowManager(agent, probe)
     agent.add_step_listener(manager)
     probe.make_room = manager.make_room
-    atexit.register(agent.guard.wrap(NAME, manager.finish, inject=False))
+    agent.add_finish_hook(manager.finish, NAME)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=agent.guard.wrap(NAME, manager.before_fork, inject=False))
     return manager
@@ -56,7 +55,7 @@ class _Window:
     session: Session
     opening: Opening
     at: Boundary
-    compile_step: Optional[int]
+    compile_step: int | None
     foreign_calls: int
     warmup_left: int
     first_step: int
@@ -76,20 +75,20 @@ class WindowManager:
         self._agent = agent
         self._probe = probe
         self._config = agent.config.window
-        self.plan = _plan(agent)
-        self._began_ns = agent.clock.now()
-        self._first_step_ns: Optional[int] = None
-        self._window: Optional[_Window] = None
+        self.plan = make_plan(agent.config.window)
+        self.budget = Budget(
+            began_ns=agent.clock.now(),
+            time_share=self._config.time_share,
+            byte_budget=self._config.byte_budget,
+        )
+        self._first_step_ns: int | None = None
+        self._window: _Window | None = None
         self._lock = threading.RLock()
         self._closed = threading.Event()
-        self._asked: Optional[str] = None  # another thread asks for the window to be closed, and why
-        self._spent_ns = 0
-        self._last_cost_ns = 0
-        self._bytes = 0
-        self._opened = 0
-        self._best: Optional[str] = None  # confidence of the best window kept
+        self._asked: str | None = None  # another thread asks for the window to be closed, and why
+        self._best: str | None = None  # confidence of the best window kept
         self._why_not = "no step was fit for a window"
-        self._said: Optional[str] = None
+        self._said: str | None = None
         self._usual_wall_ns = 0
 
     @property
@@ -99,7 +98,7 @@ class WindowManager:
 
     # ---------------------------------------------------------------------------------------------- step boundaries
 
-    def __call__(self, agent: Agent, row: Optional[StepRow], now_ns: int) -> None:
+    def __call__(self, _agent: Agent, row: StepRow | None, now_ns: int) -> None:
         """The step listener. A boundary on another thread than the window's is not ours to act on."""
         window = self._window
         if window is not None and window.session.thread != threading.get_ident():
@@ -122,8 +121,8 @@ class WindowManager:
             self._usual_wall_ns = at.wall_ns
         if self._best == HIGH and self._config.mode == "auto":
             return
-        if not self._affordable(now_ns) and self._config.mode == "auto":
-            self._why_not = self._over_time()
+        if self._config.mode == "auto" and not self.budget.affords_time(now_ns):
+            self._why_not = self.budget.over_time()
             return
         opening = self.plan.decide(at)
         if opening is None:
@@ -144,20 +143,20 @@ class WindowManager:
         if isinstance(self.plan, AutoPlan):
             self.plan.set_device(device_in_use() is not None)
         compiled = agent.last_compile_step
-        saved = getattr(agent, "last_save_step", None)
+        saved = agent.last_save_step
         return Boundary(
             completed=row.step + 1,
             kind=row.kind,
             wall_ns=row.wall_ns,
             first_batch=bool(row.first_batch),
             compiled=compiled is not None and row.step - compiled < COMPILE_DISTANCE,
-            saved=saved is not None and row.step - saved < 1,
+            saved=saved == row.step,
             in_window=bool(row.in_window),
             remaining=_remaining(agent, row),
             elapsed_ns=now_ns - self._first_step_ns,
         )
 
-    def _refusal(self, now_ns: int) -> Optional[str]:
+    def _refusal(self, now_ns: int) -> str | None:
         """Why no window may be opened here although the plan asks for one."""
         if self._agent.guard.is_off("user_profiler"):
             return "the script's own profilers cannot be seen"
@@ -166,19 +165,11 @@ class WindowManager:
             return busy
         if anything_enabled():
             return "another profiler session is enabled"
-        if not self._affordable(now_ns):
-            return self._over_time()
-        if self.plan.max_active == 0 or self._bytes >= self._config.byte_budget:
+        if not self.budget.affords_time(now_ns):
+            return self.budget.over_time()
+        if self.plan.max_active == 0 or not self.budget.fits(1):
             return "the windows' byte budget is used up"
         return None
-
-    def _affordable(self, now_ns: int) -> bool:
-        if not self._opened:  # the first window is always worth its time
-            return True
-        return self._spent_ns + self._last_cost_ns <= self._config.time_share * (now_ns - self._began_ns)
-
-    def _over_time(self) -> str:
-        return "another window would exceed %.3g %% of the run's time" % (100 * self._config.time_share)
 
     def _skip(self, reason: str) -> None:
         self._why_not = reason
@@ -195,7 +186,7 @@ class WindowManager:
             agent.own_profiler_active = True
             self._asked = None
             self._closed.clear()
-            self._opened += 1
+            self.budget.opened()
             session = Session(memory=self._config.memory, device=device_in_use())
             window = _Window(
                 session=session,
@@ -213,10 +204,10 @@ class WindowManager:
             else:
                 session.start()
             window.start_duration_ns = agent.clock.now() - started_ns
-            window.resident_bytes = _resident_bytes()
+            window.resident_bytes = resident_bytes()
             agent.steps.window(True)
 
-    def _advance(self, window: _Window, row: Optional[StepRow]) -> None:
+    def _advance(self, window: _Window, row: StepRow | None) -> None:
         agent = self._agent
         with self._lock:
             if self._window is not window:
@@ -254,27 +245,23 @@ class WindowManager:
             self._end(window)
         elif self._asked is not None:
             self._end(window, early=self._asked)
-        elif self._grows_too_fast(window):
+        elif self.budget.outgrown_by(resident_bytes() - window.resident_bytes):
             self._end(window, early="the trace grew towards its byte budget")
-
-    def _grows_too_fast(self, window: _Window) -> bool:
-        grown = _resident_bytes() - window.resident_bytes - MEMORY_NOISE_BYTES
-        return grown * JSON_BYTES_PER_BYTE > self._config.byte_budget - self._bytes
 
     def _is_lost(self, window: _Window) -> bool:
         return window.foreign_calls != self._probe.foreign_calls or not window.session.alive()
 
     # --------------------------------------------------------------------------------------------------------- end
 
-    def _end(self, window: _Window, early: Optional[str] = None, discard: Optional[str] = None) -> None:
+    def _end(self, window: _Window, early: str | None = None, discard: str | None = None) -> None:
         """Stop, export and record a window of this thread. `early` lowers its confidence, `discard` drops it."""
         clock = self._agent.clock
         confidence = LOW if early is not None else window.opening.confidence
         reason = window.opening.reason
         if early is not None:
-            reason = "%s; ended after %d of %d steps: %s" % (reason, window.steps, window.opening.active, early)
-        trace: Optional[str] = None
-        size: Optional[int] = None
+            reason = f"{reason}; ended after {window.steps} of {window.opening.active} steps: {early}"
+        trace: str | None = None
+        size: int | None = None
         stopped_ns = before_ns = clock.now()
         try:
             window.session.stop()
@@ -309,20 +296,18 @@ class WindowManager:
             return None, None, "there is no rank folder"
         path = trace_path(folder)
         size = window.session.export(path)
-        if self._bytes + size > self._config.byte_budget:
+        if not self.budget.fits(size):
             os.unlink(path)
-            left = self._config.byte_budget - self._bytes
-            return None, size, "the trace takes %d bytes, the byte budget left is %d" % (size, left)
-        self._bytes += size
+            return None, size, f"the trace takes {size} bytes, the byte budget left is {self.budget.bytes_left}"
+        self.budget.bytes += size
         return os.path.basename(path), size, None
 
-    def _charge(self, window: _Window, closing_ns: int, size: Optional[int]) -> None:
+    def _charge(self, window: _Window, closing_ns: int, size: int | None) -> None:
         """Account for what the window cost: its calls, and how much longer its steps took than usual."""
         slower_ns = max(0, window.wall_ns - window.steps * self._usual_wall_ns)
-        self._last_cost_ns = window.start_duration_ns + closing_ns + slower_ns
-        self._spent_ns += self._last_cost_ns
+        self.budget.charge(window.start_duration_ns + closing_ns + slower_ns)
         if size is not None and window.steps:
-            self.plan.max_active = (self._config.byte_budget - self._bytes) * window.steps // max(1, size)
+            self.plan.max_active = self.budget.steps_left(size, window.steps)
 
     def _forget(self, window: _Window) -> None:
         if self._window is window:
@@ -349,13 +334,13 @@ class WindowManager:
             window.session.stop()
 
     def _record(self, window: _Window, **fields: Any) -> None:
-        record: Dict[str, Any] = dict.fromkeys(("trace", "stop_duration_ns", "export_duration_ns", "bytes"))
+        record: dict[str, Any] = dict.fromkeys(("trace", "stop_duration_ns", "export_duration_ns", "bytes"))
         record.update(
             first_step=window.first_step,
             steps=window.steps,
             start_ns=window.start_ns,
             start_duration_ns=window.start_duration_ns,
-            overhead_ns=self._last_cost_ns,
+            cost_ns=self.budget.last_cost_ns,
         )
         record.update(fields)
         now_ns = self._agent.clock.now()
@@ -404,32 +389,8 @@ class WindowManager:
             self._skip(self._why_not)
 
 
-def _plan(agent: Agent) -> Plan:
-    config = agent.config.window
-    if config.mode == "auto":
-        return AutoPlan(everywhere=config.everywhere)
-    return SchedulePlan(
-        skip_first=config.skip_first,
-        wait=config.wait,
-        warmup=config.warmup,
-        active=config.active,
-        repeat=config.repeat,
-        everywhere=config.everywhere,
-    )
-
-
-def _remaining(agent: Agent, row: StepRow) -> Optional[int]:
+def _remaining(agent: Agent, row: StepRow) -> int | None:
     """Whole steps the loader of this loop still feeds in this epoch; None without a loader or a known length."""
-    batches = getattr(agent, "remaining_batches", None)
-    if batches is None:
-        return None
-    return int(batches) // max(1, row.fetches)
-
-
-def _resident_bytes() -> int:
-    """Resident memory of this process; 0 where /proc does not tell."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
+    loader = agent.probes.get("loader")
+    batches = loader.remaining() if isinstance(loader, LoaderProbe) else None
+    return None if batches is None else batches // max(1, row.fetches)

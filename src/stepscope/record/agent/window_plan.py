@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Deque, Optional, Tuple
+from typing import TYPE_CHECKING
 
 from stepscope.record.agent import steady
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.config import WindowConfig
 
 HIGH = "high"
 LOW = "low"
@@ -37,7 +40,7 @@ class Boundary:
     compiled: bool = False
     saved: bool = False
     in_window: bool = False
-    remaining: Optional[int] = None
+    remaining: int | None = None
     elapsed_ns: int = 0  # since the first step was cut
 
 
@@ -52,20 +55,20 @@ class Opening:
 
 
 class Plan:
-    """What both plans share. `observe` is told of every boundary; `decide` changes nothing, `opened` and `closed` do."""
+    """What both plans share. `observe` is told of every boundary; `decide` only answers."""
 
     def __init__(self, everywhere: bool = False) -> None:
         self.everywhere = everywhere
-        self.max_active: Optional[int] = None  # set from the bytes an earlier window took
+        self.max_active: int | None = None  # set from the bytes an earlier window took
 
     def observe(self, at: Boundary) -> None:
         """A step was cut."""
 
-    def decide(self, at: Boundary) -> Optional[Opening]:
+    def decide(self, at: Boundary) -> Opening | None:
         """An `Opening`, or None to go on without a window. `at` is the boundary observed last."""
         raise NotImplementedError
 
-    def opened(self, at: Boundary) -> None:
+    def opened(self, _at: Boundary) -> None:
         """The window decided on was opened, or given up for a reason outside this plan."""
 
     def closed(self, *, kept: bool, confidence: str) -> None:
@@ -88,7 +91,7 @@ class AutoPlan(Plan):
     def __init__(self, *, everywhere: bool = False) -> None:
         super().__init__(everywhere)
         self.warmup = 0
-        self._walls: Deque[int] = deque(maxlen=steady.NOISY_STEPS)
+        self._walls: deque[int] = deque(maxlen=steady.NOISY_STEPS)
         self._outlier = False
         self._seen = 0
         self._attempts = 0
@@ -107,7 +110,7 @@ class AutoPlan(Plan):
         if not (at.first_batch or at.compiled or at.saved or at.in_window):
             self._walls.append(at.wall_ns)
 
-    def decide(self, at: Boundary) -> Optional[Opening]:
+    def decide(self, at: Boundary) -> Opening | None:
         if self._done or self._attempts >= MAX_ATTEMPTS or self._forbidden(at):
             return None
         if self._outlier and not self.everywhere:
@@ -115,7 +118,7 @@ class AutoPlan(Plan):
         opening = self._steady(at) or self._fallback(at)
         return None if opening is None else self._limited(opening)
 
-    def opened(self, at: Boundary) -> None:
+    def opened(self, _at: Boundary) -> None:
         self._attempts += 1
 
     def closed(self, *, kept: bool, confidence: str) -> None:
@@ -129,7 +132,7 @@ class AutoPlan(Plan):
             return MIN_ACTIVE
         return min(MAX_ACTIVE, max(MIN_ACTIVE, AIM_NS // max(1, steady.median(self._walls))))
 
-    def _steady(self, at: Boundary) -> Optional[Opening]:
+    def _steady(self, at: Boundary) -> Opening | None:
         walls = list(self._walls)
         active = self._active()
         if at.remaining is not None:
@@ -140,12 +143,12 @@ class AutoPlan(Plan):
             return None
         return Opening(self.warmup, active, HIGH, "step time is steady")
 
-    def _fallback(self, at: Boundary) -> Optional[Opening]:
+    def _fallback(self, at: Boundary) -> Opening | None:
         if self._low >= MAX_LOW:
             return None
         return self._last_chance(at) or self._few_that_agree(at) or self._never_steady(at)
 
-    def _last_chance(self, at: Boundary) -> Optional[Opening]:
+    def _last_chance(self, at: Boundary) -> Opening | None:
         needed = self.warmup + MIN_ACTIVE
         if at.remaining is None or not 1 <= at.remaining <= needed + LAST_CHANCE_MARGIN:
             return None
@@ -153,16 +156,16 @@ class AutoPlan(Plan):
         active = max(1, min(MIN_ACTIVE, at.remaining - warmup))
         return Opening(warmup, active, LOW, "the epoch ends before step time was steady")
 
-    def _few_that_agree(self, at: Boundary) -> Optional[Opening]:
+    def _few_that_agree(self, at: Boundary) -> Opening | None:
         if at.remaining is not None or not steady.agree(list(self._walls)):
             return None
-        reason = "%d steps agree, too few to call step time steady" % steady.AGREEING_STEPS
+        reason = f"{steady.AGREEING_STEPS} steps agree, too few to call step time steady"
         return Opening(self.warmup, self._active(), LOW, reason)
 
-    def _never_steady(self, at: Boundary) -> Optional[Opening]:
+    def _never_steady(self, at: Boundary) -> Opening | None:
         if not self._walls or (self._seen < GIVE_UP_STEPS and at.elapsed_ns < GIVE_UP_NS):
             return None
-        reason = "step time was not steady after %d steps in %.0f s" % (self._seen, at.elapsed_ns / 1e9)
+        reason = f"step time was not steady after {self._seen} steps in {at.elapsed_ns / 1e9:.0f} s"
         return Opening(self.warmup, self._active(), LOW, reason)
 
 
@@ -180,10 +183,10 @@ class SchedulePlan(Plan):
         self.repeat = repeat
         self._last_cycle = -1  # the cycle a window was last opened in
 
-    def opened(self, at: Boundary) -> None:
-        self._last_cycle = self._position(at)[0]
+    def opened(self, _at: Boundary) -> None:
+        self._last_cycle = self._position(_at)[0]
 
-    def decide(self, at: Boundary) -> Optional[Opening]:
+    def decide(self, at: Boundary) -> Opening | None:
         cycle, position = self._position(at)
         if cycle <= self._last_cycle or (0 < self.repeat <= cycle):
             return None
@@ -192,6 +195,20 @@ class SchedulePlan(Plan):
             return None
         return self._limited(Opening(self.warmup, self.active, HIGH, "as scheduled"))
 
-    def _position(self, at: Boundary) -> Tuple[int, int]:
+    def _position(self, at: Boundary) -> tuple[int, int]:
         """(cycle, step in it) of the step that begins; cycle -1 while the first steps are skipped."""
         return divmod(at.completed - self.skip_first, self.wait + self.warmup + self.active)
+
+
+def make_plan(config: WindowConfig) -> Plan:
+    """The plan `config.mode` asks for ("auto" or "schedule")."""
+    if config.mode == "auto":
+        return AutoPlan(everywhere=config.everywhere)
+    return SchedulePlan(
+        skip_first=config.skip_first,
+        wait=config.wait,
+        warmup=config.warmup,
+        active=config.active,
+        repeat=config.repeat,
+        everywhere=config.everywhere,
+    )

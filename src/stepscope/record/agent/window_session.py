@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Iterator
 
 # With `verbose` the trace repeats a call stack on every operator: measured 1.5 times the bytes and 3 times the time to
 # stop, for what the nesting of python_function events says already.
@@ -28,8 +28,23 @@ def in_our_call() -> bool:
     return bool(getattr(_ours, "depth", 0))
 
 
+def in_shared_call() -> bool:
+    """True on a thread that drives the profiler `stepscope.profile` made for the script."""
+    return bool(getattr(_ours, "shared", 0))
+
+
 @contextmanager
-def _our_call() -> Iterator[None]:
+def shared_call() -> Iterator[None]:
+    """Marks calls of a profiler that belongs to the script and records for us as well."""
+    _ours.shared = getattr(_ours, "shared", 0) + 1
+    try:
+        yield
+    finally:
+        _ours.shared -= 1
+
+
+@contextmanager
+def our_call() -> Iterator[None]:
     """Marks the calls as ours, and keeps what torch warns about in them from reaching the user's stderr.
 
     torch remembers which warnings it has shown; that memory is put back, so the user's own profiler still warns.
@@ -55,7 +70,7 @@ def anything_enabled() -> bool:
     return bool(flag) or bool(torch.autograd._profiler_enabled())
 
 
-def device_in_use() -> Optional[str]:
+def device_in_use() -> str | None:
     """ "cuda" or "xpu" when the process already uses one and the profiler can record it; never initialises a device."""
     import torch
 
@@ -72,24 +87,33 @@ def trace_path(folder: str) -> str:
     """A path in `folder` for the next trace, never one that exists, compressed or not."""
     taken = set(os.listdir(folder))
     number = 0
-    while any("trace-%d.pt.trace.json%s" % (number, suffix) in taken for suffix in ("", ".gz", ".tmp")):
+    while any(f"trace-{number}.pt.trace.json{suffix}" in taken for suffix in ("", ".gz", ".tmp")):
         number += 1
-    return os.path.join(folder, "trace-%d.pt.trace.json" % number)
+    return os.path.join(folder, f"trace-{number}.pt.trace.json")
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process; 0 where /proc does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 class Session:
     """prepare → start → stop → export, on one thread. After `abandon` no call reaches torch any more."""
 
-    def __init__(self, *, memory: bool, device: Optional[str]) -> None:
+    def __init__(self, *, memory: bool, device: str | None) -> None:
         self.state = "new"  # new | prepared | recording | stopped | gone
         self.thread = threading.get_ident()
         self._visible = False
-        with _our_call():
+        with our_call():
             self._profiler: Any = _build(memory=memory, device=device)
 
     def prepare(self) -> None:
         """Device tracing warms up from here on."""
-        with _our_call():
+        with our_call():
             self._profiler._prepare_trace()
         self.state = "prepared"
 
@@ -99,7 +123,7 @@ class Session:
 
         if self.state == "new":
             self.prepare()
-        with _our_call():
+        with our_call():
             self._profiler._start_trace()
             # A session over all threads is not the thread's own, and torch then answers False here while it records.
             self._visible = bool(torch.autograd._profiler_enabled())
@@ -110,14 +134,14 @@ class Session:
         """Recording ends; torch assembles the trace, which takes longer than anything else here."""
         if self.state == "prepared":  # torch complains on stderr when a prepared session is left behind
             self.start()
-        with _our_call():
+        with our_call():
             self._profiler.__exit__(None, None, None)
         self.state = "stopped"
 
     def export(self, path: str) -> int:
         """Writes plain JSON to `path` by way of a temporary name; the file's size in bytes."""
         temporary = path + ".tmp"
-        with _our_call():
+        with our_call():
             self._profiler.export_chrome_trace(temporary)
         size = os.path.getsize(temporary)
         os.replace(temporary, path)
@@ -152,7 +176,7 @@ def _add_metadata(torch: Any) -> None:
         add("distributedInfo", json.dumps(_distributed_info(distributed)))
 
 
-def _distributed_info(distributed: Any) -> Dict[str, Any]:
+def _distributed_info(distributed: Any) -> dict[str, Any]:
     return {
         "backend": str(distributed.get_backend()),
         "rank": distributed.get_rank(),
@@ -160,10 +184,10 @@ def _distributed_info(distributed: Any) -> Dict[str, Any]:
     }
 
 
-def _build(*, memory: bool, device: Optional[str]) -> Any:
+def _build(*, memory: bool, device: str | None) -> Any:
     import torch
 
-    arguments: Dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "record_shapes": True,
         "with_stack": True,
         "with_flops": True,
@@ -189,7 +213,7 @@ def _use_device_suffices(torch: Any) -> bool:
     return len(parts) > 1 and (int(parts[0]), int(parts[1])) >= (2, 3)
 
 
-def _experimental_config(torch: Any) -> Optional[Any]:
+def _experimental_config(torch: Any) -> Any | None:
     """The newest set of options this torch accepts; each unknown keyword is a TypeError."""
     make = getattr(torch._C._profiler, "_ExperimentalConfig", None)
     if make is None:

@@ -7,7 +7,6 @@ reached it without us. Telemetry and sampling live in a process of their own (`t
 
 from __future__ import annotations
 
-import ctypes
 import datetime
 import json
 import os
@@ -34,6 +33,7 @@ from stepscope.record.host.scheduler import detect_scheduler
 from stepscope.record.host.signals import ENDINGS, BlockedSignals
 from stepscope.record.host.telemetry import TelemetryConfig
 from stepscope.record.host.traces import compress_traces, own_rank_folders
+from stepscope.record.host.tracing import allow_tracing
 
 MAX_STEPS_MARKER = "max-steps"
 RECORDER_LOG = "recorder.log"  # what the telemetry process had to complain about; absent when nothing
@@ -41,8 +41,6 @@ _POLL_SECONDS = 0.05  # with --max-steps only; otherwise we sleep until a signal
 _IDLE_SECONDS = 60.0
 _STOP_SECONDS = 4.0  # for telemetry to write its last segment
 _QUICK_STOP_SECONDS = 1.2  # after SIGTERM a scheduler leaves little time
-_PR_SET_PTRACER = 0x59616D61
-_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 @dataclass(frozen=True)
@@ -231,14 +229,12 @@ def package_folder() -> str:
 
 def _prepare_child(signals: BlockedSignals) -> Callable[[], None]:
     """What runs in the child between fork and exec; everything it needs is looked up before the fork."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    allow = allow_tracing()
     original = signals.original
     ignore_children = signals.children_were_ignored
 
     def prepare() -> None:
-        if prctl is not None:
-            # Under Yama only descendants may be looked into; py-spy is a sibling, so the command allows it.
-            prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+        allow()
         if ignore_children:
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, original)

@@ -1,4 +1,4 @@
-"""A user's own sitecustomize: makes each Python process unreadable to others, so that only CAP_SYS_PTRACE may attach."""
+"""A user's own sitecustomize: only CAP_SYS_PTRACE may attach to the Python processes it runs in."""
 
 import ctypes
 

@@ -7,7 +7,7 @@ A probe can be taken out again exactly as it went in: while the user's own profi
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, List, Optional, Tuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # (module under this package, class). Installed in this order, taken out in reverse. A new probe is a new line here.
-PROBES: Tuple[Tuple[str, str], ...] = (
+PROBES: tuple[tuple[str, str], ...] = (
     ("ptracer", "PtracerProbe"),
     ("sites", "SitesProbe"),
     ("loader", "LoaderProbe"),
@@ -51,18 +51,18 @@ PERMANENT = frozenset(["user_profiler", "ptracer"])
 class ProbeSet:
     """All probes of an agent, installed, suspended and resumed together."""
 
-    def __init__(self, agent: Agent, table: Tuple[Tuple[str, str], ...] = PROBES) -> None:
+    def __init__(self, agent: Agent, table: tuple[tuple[str, str], ...] = PROBES) -> None:
         self._agent = agent
         self._table = table
-        self._probes: List[Probe] = []
-        self._reason: Optional[str] = None
+        self._probes: list[Probe] = []
+        self._reason: str | None = None
 
     @property
     def suspended(self) -> bool:
         """Whether the probes are out because the user's profiler records stacks."""
         return self._reason is not None
 
-    def get(self, name: str) -> Optional[Probe]:
+    def get(self, name: str) -> Probe | None:
         """The installed probe called `name`, or None."""
         return next((probe for probe in self._probes if probe.name == name), None)
 

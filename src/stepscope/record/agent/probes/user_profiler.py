@@ -14,9 +14,9 @@ import sys
 import threading
 import weakref
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable
 
-from stepscope.record.agent.window_session import in_our_call
+from stepscope.record.agent.window_session import in_our_call, in_shared_call
 
 if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent
@@ -37,17 +37,17 @@ class UserProfilerProbe:
 
     def __init__(self) -> None:
         self.foreign_calls = 0
-        self.make_room: Optional[MakeRoom] = None
-        self._agent: Optional[Agent] = None
-        self._patches: List[Tuple[Any, str, Any]] = []
-        self._unfinished: List["weakref.ref[Any]"] = []
+        self.make_room: MakeRoom | None = None
+        self._agent: Agent | None = None
+        self._patches: list[tuple[Any, str, Any]] = []
+        self._unfinished: list[weakref.ref[Any]] = []
         self._recording = 0  # sessions of the user that record now, on any thread
         self._suspender = False
         self._exporting = threading.local()
 
     # -------------------------------------------------------------------------------------------------- questions
 
-    def busy(self) -> Optional[str]:
+    def busy(self) -> str | None:
         """Why no window of ours may be opened now, or None."""
         if not self._patches:
             return "the script's own profilers cannot be seen"
@@ -178,7 +178,7 @@ class UserProfilerProbe:
         for kind in kinds:
             actions[(kind, None)] = [*(actions.get((kind, None)) or []), told]
 
-    def _note_finished_ref(self, reference: "weakref.ref[Any]") -> None:
+    def _note_finished_ref(self, reference: weakref.ref[Any]) -> None:
         self._note_finished(reference())
 
     def _note_finished(self, profiler: Any) -> None:
@@ -198,7 +198,7 @@ class UserProfilerProbe:
         assert agent is not None
         agent.user_profiler_active = True
         agent.steps.window(True)
-        if getattr(session, "with_stack", False) and not agent.probes.suspended:
+        if getattr(session, "with_stack", False) and not in_shared_call() and not agent.probes.suspended:
             agent.probes.suspend(SUSPENDED)
             self._suspender = True
 

@@ -1,0 +1,249 @@
+"""Blocking file I/O of the main thread inside training steps.
+
+Three sources, best first: `torch.save` calls the journal timed, built-in I/O functions the window timed, and sampled
+stacks that stand in an I/O function or on a line whose text makes such a call. A line named by a better source is not
+counted again. Reading done below the loader belongs to the input, and I/O between steps is no step cost.
+"""
+
+from __future__ import annotations
+
+import re
+
+import polars as pl
+
+from stepscope.analyze.lines import Lines
+from stepscope.analyze.samples import Samples, short
+from stepscope.analyze.steps import LabelledSteps
+from stepscope.analyze.trace import BUILTIN, Window
+from stepscope.analyze.windows import event_data
+from stepscope.model import IoFacts, Place
+from stepscope.tables.schema import Tables
+
+MAX_FACTS = 20
+# Built-in functions as torch.profiler names them.
+_BUILTIN_IO = (
+    r"^<built-in method (write|writelines|flush|read|readline|readlines|readinto|close|truncate|__exit__) of _io\."
+    r"|^<built-in function (open|io_open|print|fsync|fdatasync|sync|replace|rename|copy_file_range|sendfile)>"
+)
+# Functions that do nothing but bring data to or from a file: everything below them is I/O cost.
+_WRAPPERS = [
+    "save",
+    "torch.save",
+    "dump",
+    "savez",
+    "savez_compressed",
+    "savetxt",
+    "to_csv",
+    "to_parquet",
+    "to_json",
+    "to_pickle",
+    "write_text",
+    "write_bytes",
+    "read_text",
+    "read_bytes",
+    "imwrite",
+    "imsave",
+    "savefig",
+    "save_image",
+    "save_file",
+    "save_pretrained",
+    "save_checkpoint",
+    "copyfile",
+    "copy2",
+    "copytree",
+    "move",
+    "make_archive",
+    "writerow",
+    "writerows",
+    "loadtxt",
+    "read_csv",
+    "read_parquet",
+    "add_image",
+    "emit",
+]
+_IO_FILES = (
+    r"(^|/)(pathlib(/\w+)?|shutil|gzip|bz2|lzma|zipfile|tarfile|csv|tempfile|logging/__init__|logging/handlers|"
+    r"torch/serialization|PIL/ImageFile|PIL/\w+ImagePlugin|numpy/lib/(_?npyio\w*|_?format\w*)|json/__init__)\.py$"
+)
+_IO_TEXT = re.compile(
+    r"\.(write|writelines|flush|fsync|read|readline|readlines|save|dump|to_csv|to_parquet|savetxt|savez|imwrite|"
+    r"write_text|write_bytes|read_text|read_bytes|writerow|writerows)\(|\b(open|fsync|fdatasync|print|copyfile|copytree)\("
+)
+
+
+def facts(
+    tables: Tables,
+    labelled: LabelledSteps,
+    samples: Samples | None,
+    window: Window | None,
+    lines: Lines,
+    mean_ms: float | None,
+) -> tuple[IoFacts, ...] | None:
+    """None when neither stacks nor a window could have seen any; costliest first."""
+    found = _saves(tables, labelled)
+    if mean_ms is None or (samples is None and window is None and not found):
+        return None
+    for fact in [*_from_window(window, lines), *_from_samples(samples, lines, mean_ms)]:
+        known = next((i for i, other in enumerate(found) if _same(fact, other)), None)
+        if known is None:
+            found.append(fact)
+    found.sort(key=lambda fact: -fact.ms_per_step)
+    return tuple(found[:MAX_FACTS])
+
+
+def sampled_io(rows: pl.DataFrame, lines: Lines) -> pl.DataFrame:
+    """The rows of `rank_steps` whose main thread stands in file I/O outside the loader, with `operation`."""
+    rows = rows.filter((pl.col("phase") != "data_wait") & pl.col("user_file").is_not_null())
+    below = short(pl.col("below_function"))
+    library = pl.col("leaf_file").fill_null("").str.contains(_IO_FILES) | pl.col("below_file").fill_null(
+        ""
+    ).str.contains(_IO_FILES)
+    rows = rows.with_columns(
+        pl.when(below.is_in([*_WRAPPERS, "print"]))
+        .then(below)
+        .when(library & pl.col("below_function").is_not_null())
+        .then(below)
+        .alias("operation")
+    )
+    alone = rows.filter(pl.col("operation").is_null() & pl.col("below_function").is_null())
+    texts = {
+        (file, line): _operation_in(lines.text(file, line))
+        for file, line in alone.select("user_file", "user_line").unique().rows()
+    }
+    by_text = pl.DataFrame(
+        [(file, line, operation) for (file, line), operation in texts.items() if operation],
+        schema={"user_file": pl.String, "user_line": pl.Int64, "by_text": pl.String},
+        orient="row",
+    )
+    rows = rows.join(by_text, on=["user_file", "user_line"], how="left", maintain_order="left").with_columns(
+        pl.when(pl.col("below_function").is_null()).then("by_text").otherwise("operation").alias("operation")
+    )
+    return rows.filter(pl.col("operation").is_not_null()).drop("by_text")
+
+
+def _operation_in(text: str | None) -> str | None:
+    match = _IO_TEXT.search(text) if text else None
+    return (match[1] or match[2]) if match else None
+
+
+def _same(fact: IoFacts, other: IoFacts) -> bool:
+    """Whether two sources speak of the same I/O: the same line, or the same call of the same function."""
+    if fact.place.file != other.place.file:
+        return False
+    if fact.place.line == other.place.line:
+        return True
+    names = {
+        (each.operation.rsplit(".", 1)[-1], (each.place.function or "").rsplit(".", 1)[-1]) for each in (fact, other)
+    }
+    return len(names) == 1
+
+
+def _saves(tables: Tables, labelled: LabelledSteps) -> list[IoFacts]:
+    """`torch.save` calls that began inside a steady training step, by line."""
+    steady = labelled.steady("train").filter(pl.col("start_ns").is_not_null())
+    if steady.is_empty():
+        return []
+    spans: dict[str, pl.DataFrame] = {
+        str(part["process"][0]): part.sort("start_ns") for part in steady.partition_by("process")
+    }
+    grouped: dict[tuple[str, int | None, str | None], list[tuple[int, str]]] = {}
+    for row, data in event_data(tables, "save"):
+        own, time, duration = spans.get(row["process"]), row["time_ns"], row["duration_ns"]
+        if own is None or time is None or duration is None or not isinstance(data.get("file"), str):
+            continue
+        index = int(own["start_ns"].search_sorted(time, side="right")) - 1
+        if index < 0 or time >= own["start_ns"][index] + own["wall_ns"][index]:
+            continue
+        line, function = data.get("line"), data.get("function")
+        key = (data["file"], line if isinstance(line, int) else None, function if isinstance(function, str) else None)
+        grouped.setdefault(key, []).append((duration, str(data.get("path") or "")))
+    return [
+        IoFacts(
+            operation="torch.save",
+            place=Place(file, line, function, None),
+            calls_per_step=len(calls) / steady.height,
+            ms_per_step=sum(duration for duration, _ in calls) / steady.height / 1e6,
+            source="events.jsonl, torch.save timed in steady steps",
+            measured=True,
+            count=len(calls),
+            detail=calls[-1][1] or None,
+        )
+        for (file, line, function), calls in grouped.items()
+    ]
+
+
+def _from_window(window: Window | None, lines: Lines) -> list[IoFacts]:
+    """Built-in I/O functions the window timed, by the user's function and the call that leads to them."""
+    if window is None or not window.step_times_known:
+        return []
+    slices = window.slices
+    builtin = slices.filter(
+        (pl.col("what") == BUILTIN)
+        & ~pl.col("in_loader")
+        & pl.col("caller").is_not_null()
+        & pl.col("name").str.contains(_BUILTIN_IO)
+    )
+    if builtin.is_empty():
+        return []
+    via = window.all_slices.select(
+        pl.col("row").alias("via"),
+        pl.col("label").alias("via_label"),
+        pl.col("duration_ns").alias("via_ns"),
+    )
+    joined = builtin.join(via, on="via").join(window.callers(), on="caller")
+    wrapped = pl.col("via_label").is_in(_WRAPPERS)
+    calls = (
+        joined.with_columns(
+            pl.when(wrapped).then(pl.col("via")).otherwise(pl.col("row")).alias("call"),
+            pl.when(wrapped).then(pl.col("via_ns")).otherwise(pl.col("duration_ns")).alias("call_ns"),
+        )
+        .unique("call")
+        .group_by("caller_file", "caller_line", "caller_function", "via_label")
+        .agg(n=pl.len(), total=pl.col("call_ns").sum())
+        .sort(["total", "caller_file", "caller_line"], descending=[True, False, False])
+    )
+    found = []
+    for row in calls.head(MAX_FACTS).iter_rows(named=True):
+        site = lines.call_site(
+            row["caller_file"], row["caller_function"], row["caller_line"], row["via_label"], loop=False
+        )
+        line = site.line if site else row["caller_line"]
+        found.append(
+            IoFacts(
+                operation=row["via_label"],
+                place=Place(row["caller_file"], line, row["caller_function"]),
+                calls_per_step=row["n"] / window.steps,
+                ms_per_step=row["total"] / window.steps / 1e6,
+                source=f"{window.source}, built-in I/O functions timed in {window.steps} window steps",
+                measured=True,
+                count=row["n"],
+            )
+        )
+    return found
+
+
+def _from_samples(samples: Samples | None, lines: Lines, mean_ms: float) -> list[IoFacts]:
+    if samples is None:
+        return []
+    rows = samples.rank_steps()
+    total = int(rows["samples"].sum())
+    grouped = (
+        sampled_io(rows, lines)
+        .group_by("user_file", "user_line", "user_function", "operation")
+        .agg(n=pl.col("samples").sum(), leaf=pl.col("leaf_function").first())
+        .sort(["n", "user_file", "user_line"], descending=[True, False, False])
+        .head(MAX_FACTS)
+    )
+    return [
+        IoFacts(
+            operation=row["operation"],
+            place=Place(row["user_file"], row["user_line"], row["user_function"]),
+            calls_per_step=None,
+            ms_per_step=row["n"] / total * mean_ms,
+            source=f"sampled stacks, {row['n']} of {total} samples in steps",
+            measured=False,
+            count=row["n"],
+            detail=row["leaf"],
+        )
+        for row in grouped.iter_rows(named=True)
+    ]

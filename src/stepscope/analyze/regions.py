@@ -1,0 +1,59 @@
+"""Ranges the user named: `stepscope.region` from the journal, `record_function` and NVTX ranges from the window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from stepscope.analyze.places import parse_json
+from stepscope.analyze.steps import LabelledSteps
+from stepscope.analyze.trace import Window
+from stepscope.tables.schema import Tables
+
+_OWN_TO_TORCH = (
+    r"^(ProfilerStep|Optimizer\.|enumerate\(DataLoader\)|## |Torch-Compiled|TorchDynamo|DistributedDataParallel\."
+    r"|nn\.Module|PyTorch Profiler)"
+)
+
+
+def facts(tables: Tables, labelled: LabelledSteps, window: Window | None) -> tuple[dict[str, Any], ...]:
+    """{"name", "calls", "calls_per_step", "ms_per_step", "source"}, costliest first; per steady (or window) step."""
+    found = [*_journal(tables, labelled), *_window(window)]
+    return tuple(sorted(found, key=lambda region: (-region["ms_per_step"], region["name"])))
+
+
+def _journal(tables: Tables, labelled: LabelledSteps) -> list[dict[str, Any]]:
+    steady = labelled.steady("train")
+    rows = tables.journal.filter((pl.col("kind") == "region") & pl.col("duration_ns").is_not_null())
+    if rows.is_empty() or steady.is_empty():
+        return []
+    rows = rows.join(steady.select("process", "step"), on=["process", "step"])
+    names = [parse_json(text) for text in rows["data"].to_list()]
+    rows = rows.with_columns(
+        pl.Series("name", [str(n.get("name", "?")) if isinstance(n, dict) else "?" for n in names], dtype=pl.String)
+    )
+    grouped = rows.group_by("name").agg(calls=pl.len(), total=pl.col("duration_ns").sum())
+    return [_region(name, calls, total, steady.height, "events.jsonl") for name, calls, total in grouped.rows()]
+
+
+def _window(window: Window | None) -> list[dict[str, Any]]:
+    if window is None:
+        return []
+    own = window.slices.filter(
+        pl.col("category").is_in(["user_annotation", "gpu_user_annotation"])
+        & ~pl.col("name").str.contains(_OWN_TO_TORCH)
+        & ~pl.col("in_loader")
+    )
+    grouped = own.group_by("name").agg(calls=pl.len(), total=pl.col("duration_ns").sum())
+    return [_region(name, calls, total, window.steps, window.source) for name, calls, total in grouped.rows()]
+
+
+def _region(name: str, calls: int, total_ns: int, steps: int, source: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "calls": calls,
+        "calls_per_step": calls / steps,
+        "ms_per_step": total_ns / steps / 1e6,
+        "source": source,
+    }

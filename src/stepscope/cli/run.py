@@ -1,0 +1,114 @@
+"""`stepscope run`: parse, record, then report; ends with the command's own status whatever becomes of the report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepscope.cli.options import Force, JsonFile, NoSource, Quiet
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.record.host.options import DEFAULT_RATE_HZ, RecordOptions, parse_window
+from stepscope.report import jsonfile, outputs
+
+if TYPE_CHECKING:
+    from stepscope.record.host.launch import Outcome
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The training command, unchanged.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder, new or empty.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="A name for the run; the script's by default.")] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="A tag to find the run by; repeatable.")] = None,
+    rate: Annotated[float, typer.Option("--rate", metavar="HZ", help="Stack samples per second.")] = DEFAULT_RATE_HZ,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            "--window",
+            metavar="SCHEDULE",
+            help="When torch.profiler records: skip_first=,wait=,warmup=,active=,repeat=.",
+        ),
+    ] = None,
+    no_window: Annotated[bool, typer.Option("--no-window", help="Never open torch.profiler.")] = False,
+    window_memory: Annotated[bool, typer.Option("--window-memory", help="Record memory in windows too.")] = False,
+    max_steps: Annotated[
+        int | None, typer.Option("--max-steps", metavar="N", help="End the command with SIGINT after N steps.")
+    ] = None,
+    quiet: Quiet = False,
+    json_file: JsonFile = None,
+    no_source: NoSource = False,
+    force: Force = False,
+) -> None:
+    """Record a training command and report where its time goes.
+
+    Everything of ours goes to stderr, after the command has ended. The exit status is the command's own.
+    """
+    from stepscope.record.host.launch import launch
+
+    if json_file == outputs.STDOUT:
+        raise UsageError("--json - does not work here: stdout is the command's; name a file")
+    plan = outputs.Plan(json_file=json_file, force=force)
+    plan.check()
+    options = RecordOptions(
+        command=tuple(command),
+        out=out,
+        name=name,
+        tags=tuple(tag or ()),
+        rate_hz=rate,
+        window=parse_window(window, off=no_window, memory=window_memory),
+        max_steps=max_steps,
+    )
+    outcome = launch(options)
+    with _StatusComesFirst(outcome, quiet=quiet):
+        _report(outcome, plan, quiet=quiet, source=not no_source)
+    raise typer.Exit(outcome.status)
+
+
+def _report(outcome: Outcome, plan: outputs.Plan, *, quiet: bool, source: bool) -> None:
+    from stepscope import api
+    from stepscope.record.host.signals import RaiseOnTermination
+
+    if outcome.problem and not quiet:
+        _say(outcome.problem)
+    if outcome.hurried:
+        if not quiet:
+            _say(f"asked to end, so no report yet; make it with: stepscope analyze {outcome.run}")
+        return
+    with RaiseOnTermination():
+        report = api.open_run(outcome.run).report(source=source)
+        page = outputs.write(report, outcome.run)[1]
+        if not quiet:
+            outputs.show(report, sys.stderr, page=str(page))
+        if not quiet:
+            plan.write(report)
+        elif plan.json_file is not None:
+            outputs.write_file(Path(plan.json_file), jsonfile.dumps(report))
+
+
+class _StatusComesFirst:
+    """The command has run and its status is what counts: whatever fails after it is one line, never a traceback."""
+
+    def __init__(self, outcome: Outcome, *, quiet: bool) -> None:
+        self._outcome, self._quiet = outcome, quiet
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None:
+            return False
+        if not self._quiet:
+            what = str(error) if isinstance(error, StepscopeError) else f"{type(error).__name__}: {error}".rstrip(": ")
+            _say(f"no report ({what}); the recording is kept, try: stepscope analyze {self._outcome.run}")
+        return not isinstance(error, SystemExit)
+
+
+def _say(text: str) -> None:
+    from stepscope.report.escape import one_line
+
+    print(f"stepscope: {one_line(text)}", file=sys.stderr)

@@ -1,0 +1,224 @@
+"""Python between the operators: loops that call torch once per item, and work of the main thread that is not torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from stepscope.diagnose.common import (
+    bare,
+    clip_share,
+    finding_id,
+    lowest,
+    sampled_confidence,
+    severity,
+    shown,
+    stacks_source,
+    steps_confidence,
+    steps_source,
+    train_steps,
+)
+from stepscope.diagnose.thresholds import LOOP, PYTHON
+from stepscope.model import Analysis, Evidence, Finding, LoopFacts, Place, PythonFacts, StepFacts
+
+LOOP_RULE = "host.per_item_loop"
+PYTHON_RULE = "host.python_on_critical_path"
+LEARN_LOOP = "https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+LEARN_PYTHON = "https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+
+_HINTS = {
+    "cross_entropy": "call it once: F.cross_entropy(logits.flatten(0, 1), targets.flatten()) gives the same mean",
+    "nll_loss": "call it once on the flattened tensors",
+    "item": "keep the values in one tensor and call .tolist() once, after the loop's work is done",
+    "linear": "a linear layer takes any number of leading dimensions: call it once on the whole tensor",
+    "matmul": "stack the operands and call torch.matmul or torch.einsum once",
+    "cat": "collect the parts in a list and call torch.cat once behind the loop",
+    "stack": "collect the parts in a list and call torch.stack once behind the loop",
+    "add_": "use the torch._foreach operators or an optimizer with foreach=True, which update all tensors in one call",
+    "mul_": "use the torch._foreach operators or an optimizer with foreach=True, which update all tensors in one call",
+}
+
+
+def per_item_loop(analysis: Analysis) -> list[Finding]:
+    """One finding per Python loop whose operators and backward nodes cost more than the floor."""
+    train = train_steps(analysis)
+    if train is None:
+        return []
+    made = [(loop, _loop_finding(train, loop)) for loop in reported_loops(analysis)]
+    linked = []
+    for loop, finding in made:
+        inner = tuple(other.id for each, other in made if each.nested_in == loop.place and each is not loop)
+        linked.append(replace(finding, explains=inner))
+    return linked
+
+
+def reported_loops(analysis: Analysis) -> list[LoopFacts]:
+    """Loops that run torch operators and cost more than the floor; Python inside them is theirs."""
+    train = train_steps(analysis)
+    if train is None:
+        return []
+    return [
+        loop
+        for loop in analysis.loops or ()
+        if loop.operators_per_call >= LOOP.operators_per_call and _cost(loop) >= LOOP.floor * train.mean_ms
+    ]
+
+
+def python_on_critical_path(analysis: Analysis) -> list[Finding]:
+    """One finding per function of the user's whose Python time on the main thread costs more than the floor."""
+    train = train_steps(analysis)
+    if train is None:
+        return []
+    explained = {(loop.place.file, loop.place.line) for loop in reported_loops(analysis)}
+    functions: dict[tuple[str, str], list[PythonFacts]] = {}
+    for fact in analysis.python or ():
+        loop = fact.inside_loop
+        if loop is None or (loop.file, loop.line) not in explained:
+            functions.setdefault((fact.place.file, fact.place.function or "?"), []).append(fact)
+    found = []
+    for facts in functions.values():
+        cost, samples = sum(fact.ms_per_step for fact in facts), sum(fact.samples for fact in facts)
+        if cost >= PYTHON.floor * train.mean_ms and samples >= PYTHON.samples:
+            found.append(_python_finding(analysis, train, facts, cost, samples))
+    return found
+
+
+def _cost(loop: LoopFacts) -> float:
+    return loop.ms_per_step + (loop.backward_ms_per_step or 0.0)
+
+
+def _loop_finding(train: StepFacts, loop: LoopFacts) -> Finding:
+    cost = min(_cost(loop), train.mean_ms)
+    share = clip_share(cost, train.mean_ms)
+    enough = "high" if loop.window_steps >= LOOP.steps_for_high and loop.exact_line else "medium"
+    size = f" ({loop.dimension})" if loop.dimension else ""
+    start = Place(loop.place.file, loop.loop_line or loop.place.line, loop.place.function)
+    return Finding(
+        id=finding_id(LOOP_RULE, loop.place),
+        rule=LOOP_RULE,
+        category="host",
+        title=f"A Python loop ({shown(start)}) calls {loop.callee} {loop.calls_per_step:g} times per step{size}",
+        severity=severity(share),
+        confidence=lowest([steps_confidence(train), "low" if loop.low_confidence else enough]),
+        cost_ms_per_step=cost,
+        share=share,
+        gain_ceiling=share,
+        where=_loop_places(loop),
+        ranks=train.ranks,
+        evidence=_loop_evidence(loop),
+        fix=_loop_fix(loop),
+        caveat="One call over all items holds the results of all of them at once: memory grows by the items' size. "
+        "Sums in another order differ in the last digits.",
+        learn=LEARN_LOOP,
+        falsified_by=f"With the loop replaced by one call, {loop.callee} still runs {loop.calls_per_step:g} times per "
+        "step, or the mean step does not get shorter",
+    )
+
+
+def _loop_places(loop: LoopFacts) -> tuple[Place, ...]:
+    """The line that makes the calls, then the line of the `for`."""
+    places = [replace(loop.place, share=1.0)]
+    if loop.loop_line is not None and loop.loop_line != loop.place.line:
+        places.append(Place(loop.place.file, loop.loop_line, loop.place.function))
+    return tuple(places)
+
+
+def _loop_fix(loop: LoopFacts) -> str:
+    hint = _HINTS.get(loop.callee.removeprefix("aten::"))
+    if hint is None:
+        hint = (
+            "work on the whole tensor at once instead of one slice per iteration (broadcasting, einsum, torch.vmap)"
+            if loop.dimension
+            else "work on all items at once: one tensor that holds them, or the torch._foreach operators"
+        )
+    along = f" along {loop.dimension.split(' = ', 1)[1]}" if loop.dimension else ""
+    return f"Replace the loop{along}: {hint}"
+
+
+def _loop_evidence(loop: LoopFacts) -> tuple[Evidence, ...]:
+    source = loop.source
+    found = [
+        Evidence(f"calls of {loop.callee} per step", round(loop.calls_per_step, 2), "calls", source),
+        Evidence("loop per step", round(loop.ms_per_step, 3), "ms", f"{source}; scaled to the steady step"),
+        Evidence("operators per call", round(loop.operators_per_call, 1), "operators", source),
+    ]
+    if loop.dimension:
+        found.append(Evidence("calls equal a dimension", loop.dimension, "", f"{source}; recorded shapes"))
+    if loop.backward_ms_per_step is not None:
+        found.append(
+            Evidence(
+                "backward of the loop's operators per step",
+                round(loop.backward_ms_per_step, 3),
+                "ms",
+                f"{source}; matched by sequence number, scaled to the steady step",
+            )
+        )
+    if loop.backward_node is not None and loop.backward_calls_per_step is not None:
+        found.append(
+            Evidence(f"{loop.backward_node} per step", round(loop.backward_calls_per_step, 2), "calls", source)
+        )
+    return tuple(found)
+
+
+def _python_finding(
+    analysis: Analysis, train: StepFacts, facts: list[PythonFacts], cost: float, samples: int
+) -> Finding:
+    facts = sorted(facts, key=lambda fact: -fact.ms_per_step)
+    top = facts[0]
+    share = clip_share(cost, train.mean_ms)
+    name = bare(top.place.function)
+    waits = (top.waiting_share or 0.0) >= PYTHON.waiting
+    known = all(fact.python_fraction is not None or fact.library_leaf is not None for fact in facts)
+    levels = [steps_confidence(train), sampled_confidence(samples), "high" if known else "medium"]
+    accelerator = [device for device in analysis.devices if device != "cpu"]
+    caveat = "Moving the work off the step changes when it happens, not whether; check that nothing reads it earlier."
+    if accelerator:
+        levels.append("low")
+        caveat += f" The {accelerator[0]} may be working meanwhile: then the gain is smaller, down to nothing."
+    verb = "The main thread sleeps or waits in" if waits else "Python work on the critical path:"
+    return Finding(
+        id=finding_id(PYTHON_RULE, Place(top.place.file, None, top.place.function)),
+        rule=PYTHON_RULE,
+        category="host",
+        title=f"{verb} {name} ({shown(top.place)}) takes {share:.0%} of the step",
+        severity=severity(share),
+        confidence=lowest(levels),
+        cost_ms_per_step=cost,
+        share=share,
+        gain_ceiling=share,
+        where=tuple(replace(fact.place, share=fact.ms_per_step / cost) for fact in facts[: PYTHON.lines_shown]),
+        ranks=train.ranks,
+        evidence=_python_evidence(analysis, train, facts),
+        fix=_python_fix(top, waits),
+        caveat=caveat,
+        learn=LEARN_PYTHON,
+        falsified_by=f"With the work of {name} left out, the mean step does not get shorter",
+    )
+
+
+def _python_fix(top: PythonFacts, waits: bool) -> str:
+    place = shown(top.place)
+    if waits:
+        return f"Take the wait at {place} out of the step, or do it in another thread while the step computes"
+    below = f" (most of it in {bare(top.library_leaf)})" if top.library_leaf else ""
+    return (
+        f"Take the work at {place}{below} out of the step: do it on tensors, once before training, every N steps only, "
+        "or in the DataLoader's workers"
+    )
+
+
+def _python_evidence(analysis: Analysis, train: StepFacts, facts: Iterable[PythonFacts]) -> tuple[Evidence, ...]:
+    found = [Evidence("mean steady step", round(train.mean_ms, 3), "ms", steps_source(train))]
+    for fact in list(facts)[: PYTHON.lines_shown]:
+        source = f"{stacks_source(analysis)}, {fact.samples} samples in {fact.phase}"
+        found.append(Evidence(f"main thread at {shown(fact.place)}", round(fact.ms_per_step, 3), "ms", source))
+        if fact.python_fraction is not None:
+            found.append(
+                Evidence(
+                    f"time of {bare(fact.place.function)} outside torch operators",
+                    round(fact.python_fraction, 4),
+                    "fraction",
+                    fact.source,
+                )
+            )
+    return tuple(found)

@@ -1,0 +1,197 @@
+"""The step waits for its batch: in this process, for busy workers, or behind idle ones."""
+
+from __future__ import annotations
+
+from stepscope.diagnose.common import (
+    bare,
+    clip_share,
+    finding_id,
+    lowest,
+    sampled_confidence,
+    severity,
+    shown,
+    stacks_source,
+    steps_confidence,
+    steps_source,
+    train_steps,
+)
+from stepscope.diagnose.thresholds import LOADER
+from stepscope.model import Analysis, Evidence, Finding, HotLine, Interval, LoaderFacts, Place, StepFacts, Try
+
+RULE = "input.loader_bound"
+LEARN = "https://pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading"
+
+
+def loader_bound(analysis: Analysis) -> list[Finding]:
+    """One finding when data wait takes more of the mean step than the floor."""
+    train, loader = train_steps(analysis), analysis.loader
+    if train is None or loader is None or loader.data_wait_share < LOADER.floor:
+        return []
+    where = _where(loader)
+    share = clip_share(loader.data_wait_ms, train.mean_ms)
+    title, fix = _words(loader, where)
+    levels = [steps_confidence(train)]
+    if loader.samples:
+        levels.append(sampled_confidence(loader.samples))
+    elif analysis.stacks is None:
+        levels.append("medium")  # the wait is measured, its reason is not
+    return [
+        Finding(
+            id=finding_id(RULE, loader.site or (where[0] if where else None)),
+            rule=RULE,
+            category="input",
+            title=title,
+            severity=severity(share),
+            confidence=lowest(levels),
+            cost_ms_per_step=loader.data_wait_ms,
+            share=share,
+            gain_ceiling=share,
+            expected_gain=_expected(analysis, train, loader),
+            where=where,
+            ranks=train.ranks,
+            evidence=_evidence(analysis, train, loader),
+            fix=fix,
+            caveat=_caveat(loader),
+            learn=LEARN,
+            try_=_tries(loader),
+            falsified_by=_falsified(loader),
+        )
+    ]
+
+
+def _where(loader: LoaderFacts) -> tuple[Place, ...]:
+    """The outermost user lines below the loader (`__getitem__`), then the hottest lines inside them, then its site.
+
+    Shares are of the sampled loading time; those of the outer lines include the inner ones.
+    """
+    places: list[Place] = []
+    for lines in (loader.entries, loader.lines):
+        for line in lines[: LOADER.lines_shown]:
+            place = _place(line)
+            known = any((p.file, p.line) == (place.file, place.line) for p in places)
+            if line.share >= LOADER.line_share and not known:
+                places.append(place)
+    if loader.site is not None and not any((p.file, p.line) == (loader.site.file, loader.site.line) for p in places):
+        places.append(loader.site)
+    return tuple(places)
+
+
+def _place(line: HotLine) -> Place:
+    return Place(line.file, line.line, line.function, line.share)
+
+
+def _words(loader: LoaderFacts, where: tuple[Place, ...]) -> tuple[str, str]:
+    """(title, fix)."""
+    share = f"{loader.data_wait_share:.0%}"
+    hot = next((place for place in where if place.share is not None), None)
+    named = f", mostly in {bare(hot.function)} ({shown(hot)})" if hot else ""
+    shorter = f"; then shorten the work at {shown(hot)}" if hot else ""
+    at = f" at {shown(loader.site)}" if loader.site else ""
+    wanted = loader.suggested_workers
+    if loader.num_workers is None and loader.site is None:
+        return (
+            f"The step waits {share} of its time for its input{named}",
+            f"Prepare the next batch while the step computes: feed it from a DataLoader with num_workers={wanted}{shorter}",
+        )
+    if loader.in_main_process:
+        return (
+            f"The training process loads every batch itself and waits {share} of the step{named}",
+            f"Load in worker processes: num_workers={wanted}, persistent_workers=True in the DataLoader{at}{shorter}",
+        )
+    count = loader.num_workers or 0
+    if loader.workers_idle_share is not None and loader.workers_idle_share >= LOADER.idle:
+        return (
+            f"The step waits {share} of its time for batches while its {count} loader workers are parked",
+            "The workers are not the bottleneck. Make what crosses the process border smaller (return tensors, not "
+            f"lists of objects; fewer, larger ones), and keep batches in reserve with prefetch_factor=4 in the DataLoader{at}",
+        )
+    if wanted > count:
+        return (
+            f"{count} loader workers cannot keep up: the step waits {share} of its time{named}",
+            f"Raise num_workers from {count} to {wanted} in the DataLoader{at}{shorter}",
+        )
+    place = f"at {shown(hot)}" if hot else "per item"
+    return (
+        f"{count} loader workers cannot keep up and no core is left: the step waits {share} of its time{named}",
+        f"This process may use {loader.cpu_limit:g} cores, so more workers will not help: do less {place} (decode "
+        "or resize once and store the result, transform whole batches instead of items), or ask for more cores",
+    )
+
+
+def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> tuple[Evidence, ...]:
+    steps = steps_source(train)
+    found = [
+        Evidence("data wait per step", round(loader.data_wait_ms, 3), "ms", f"{steps}, {train.count} steady steps"),
+        Evidence("data wait share of the step", round(loader.data_wait_share, 4), "fraction", steps),
+    ]
+    if loader.num_workers is not None:
+        found.append(Evidence("num_workers", loader.num_workers, "processes", "events.jsonl, the loader's own setting"))
+    if loader.batch_size is not None:
+        found.append(Evidence("batch_size", loader.batch_size, "samples", "events.jsonl, the loader's own setting"))
+    source = f"{stacks_source(analysis)}, {loader.samples} samples of loading"
+    for line in loader.lines[: LOADER.lines_shown]:
+        if line.share >= LOADER.line_share:
+            place = Place(line.file, line.line, line.function)
+            found.append(Evidence(f"loading time at {shown(place)}", round(line.share, 4), "fraction", source))
+    if loader.workers_busy_share is not None:
+        found.append(Evidence("workers busy", round(loader.workers_busy_share, 4), "fraction", stacks_source(analysis)))
+    if loader.load_ms is not None and not loader.in_main_process:
+        found.append(
+            Evidence("loading work per step", round(loader.load_ms, 3), "ms", "worker samples times step time")
+        )
+    found.append(
+        Evidence("cores this process may use", loader.cpu_limit, "cores", "manifest.json, affinity and cgroup")
+    )
+    if loader.cores_used is not None:
+        found.append(Evidence("cores in use", round(loader.cores_used, 2), "cores", "system.jsonl"))
+    return tuple(found)
+
+
+def _expected(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> Interval | None:
+    """What the suggested workers gain, when loading moves out of this process.
+
+    At best loading and computing overlap fully and idle cores absorb the workers; at worst, on a CPU, the computation
+    loses as many cores as there are workers. None where the times are not known.
+    """
+    if not loader.in_main_process or loader.num_workers is None or loader.compute_ms is None or loader.load_ms is None:
+        return None
+    workers, step, cores = loader.suggested_workers, train.mean_ms, max(1.0, loader.cpu_limit)
+    best = max(loader.compute_ms, loader.load_ms / workers)
+    on_cpu = not any(device != "cpu" for device in analysis.devices)
+    if on_cpu:
+        if loader.cores_used is not None:
+            best = max(best, loader.cores_used * step / cores)
+        worst = max(loader.compute_ms * cores / max(1.0, cores - workers), loader.load_ms / workers)
+    else:
+        worst = best
+    worst += LOADER.device_overhead * loader.load_ms
+    high = max(0.0, min(loader.data_wait_share, 1.0 - best / step))
+    return Interval(low=max(0.0, min(high, 1.0 - worst / step)), high=high)
+
+
+def _caveat(loader: LoaderFacts) -> str:
+    if loader.in_main_process or loader.suggested_workers > (loader.num_workers or 0):
+        text = "Each worker holds its own copy of the data set object and draws its own random numbers."
+        if loader.cpu_limit <= 2:
+            text += f" With {loader.cpu_limit:g} cores, workers compete with the training process on a CPU."
+        return text
+    return "Work stored ahead of training costs disk space and fixes random transforms done before it."
+
+
+def _tries(loader: LoaderFacts) -> tuple[Try, ...]:
+    if loader.num_workers is None and loader.site is None:
+        return ()
+    tries = []
+    if loader.suggested_workers > (loader.num_workers or 0):
+        tries.append(Try("loader.num_workers", str(loader.suggested_workers)))
+    if str(loader.arguments.get("persistent_workers", False)) != "True":
+        tries.append(Try("loader.persistent_workers", "true"))
+    if not loader.in_main_process:
+        tries.append(Try("loader.prefetch_factor", "4"))
+    return tuple(tries)
+
+
+def _falsified(loader: LoaderFacts) -> str:
+    if loader.in_main_process:
+        return f"With num_workers={loader.suggested_workers} the mean step does not get shorter"
+    return "With the same batch handed out again and again instead of loaded, the mean step does not get shorter"

@@ -1,0 +1,71 @@
+"""Every number a rule decides by, each with its reason. Shares are fractions of the mean steady step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Below this share of the step no finding is made: runs of the same script on one machine differ by a few percent, so
+# no experiment could confirm a smaller gain. A healthy run is one without a finding above it.
+REPORT_FLOOR = 0.05
+
+
+@dataclass(frozen=True)
+class Severity:
+    """Shares from which a finding is called a warning or critical, whatever its rule."""
+
+    warning: float = 0.10  # where other trainers' diagnosers begin to warn about their phases
+    critical: float = 0.25  # a quarter of the training time: worth stopping a running job for
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """How much evidence a sampled share needs. n samples give a share of 10 % a standard error of 0.3 / sqrt(n)."""
+
+    few_samples: int = 30  # +- 5 points: enough to rank, not to quote
+    many_samples: int = 100  # +- 3 points
+
+
+@dataclass(frozen=True)
+class Loader:
+    """When the workers are the bottleneck and when something behind them is."""
+
+    floor: float = REPORT_FLOOR
+    idle: float = 0.6  # workers parked for most of their time make batches faster than they are taken
+    lines_shown: int = 2  # of each kind; a share below `line_share` names nothing worth reading
+    line_share: float = 0.05
+    device_overhead: float = 0.1  # of the load time: handing batches over, seen at 5 to 10 % for images of a few MB
+
+
+@dataclass(frozen=True)
+class Loop:
+    """When many equal calls are a loop worth vectorising."""
+
+    floor: float = REPORT_FLOOR
+    operators_per_call: float = 1.0  # below it the iterations run no torch operator: plain Python, another rule
+    steps_for_high: int = 3  # window steps from which a mean over them is no accident
+
+
+@dataclass(frozen=True)
+class Python:
+    """When Python on the main thread counts."""
+
+    floor: float = REPORT_FLOOR
+    samples: int = 10  # fewer samples on a function are chance
+    waiting: float = 0.5  # mostly parked: it sleeps or waits rather than computes
+    lines_shown: int = 3
+
+
+@dataclass(frozen=True)
+class Io:
+    """When file I/O inside a step counts."""
+
+    floor: float = REPORT_FLOOR
+    samples: int = 10
+
+
+SEVERITY = Severity()
+CONFIDENCE = Confidence()
+LOADER = Loader()
+LOOP = Loop()
+PYTHON = Python()
+IO = Io()

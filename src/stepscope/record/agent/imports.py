@@ -1,0 +1,83 @@
+"""The finder `sitecustomize` puts first: wakes the agent once torch has been imported, and knows where stepscope is.
+
+Until then it costs a comparison per import and loads nothing. The tool's own site-packages never come onto sys.path:
+`stepscope` alone is found, by its folder, so the agent and an `import stepscope` in the user's script share one copy.
+This file is executed on its own, before the package can be imported: it must import nothing of stepscope.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Callable
+
+HOOKED = ("torch", "torch_xla")
+
+
+class Finder:
+    """A meta path finder that finds only `stepscope`, and wraps the loader of the modules in `HOOKED`."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._waiting = set(HOOKED)
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """The spec of stepscope, or of a hooked module with its loader prepared; None for everything else."""
+        if name == "stepscope":
+            return importlib.util.spec_from_file_location(
+                name, os.path.join(self._package, "__init__.py"), submodule_search_locations=[self._package]
+            )
+        if name not in self._waiting:
+            return None
+        spec = self._find_behind(name, path, target)
+        if spec is not None and spec.loader is not None:
+            self._prepare(name, spec.loader)
+        return spec
+
+    def start_now(self) -> None:
+        """Start for modules that were imported before us."""
+        for name in HOOKED:
+            if name in sys.modules and name in self._waiting:
+                self._waiting.discard(name)
+                _imported(name)
+
+    def _find_behind(self, name: str, path: Any, target: ModuleType | None) -> ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            find_spec = getattr(finder, "find_spec", None)
+            if finder is not self and find_spec is not None:
+                spec: ModuleSpec | None = find_spec(name, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
+    def _prepare(self, name: str, loader: Any) -> None:
+        """Have `_imported(name)` called after this one loader object has executed the module."""
+        original = getattr(loader, "exec_module", None)
+        attributes: dict[str, Any] | None = getattr(loader, "__dict__", None)
+        if original is None or attributes is None or "exec_module" in attributes:
+            return
+        attributes["exec_module"] = self._executor(name, original, attributes)
+
+    def _executor(
+        self, name: str, original: Callable[[ModuleType], None], attributes: dict[str, Any]
+    ) -> Callable[[ModuleType], None]:
+        def exec_module(module: ModuleType) -> None:
+            attributes.pop("exec_module", None)
+            original(module)
+            if name in self._waiting:
+                self._waiting.discard(name)
+                _imported(name)
+
+        return exec_module
+
+
+def _imported(name: str) -> None:
+    try:
+        from stepscope.record.agent import core
+
+        core.imported(name)
+    except Exception:  # noqa: BLE001 - before the agent's guard exists; the user's import must not fail because of us
+        return

@@ -1,0 +1,113 @@
+"""Where the user builds what findings speak of: loaders, optimizers, DDP, torch.compile, thread counts, scalers.
+
+Each construction is written once with its line and its arguments in short: numbers, flags, short strings and class
+names, secrets masked; never the content of a tensor, a data set or a module.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable
+
+from stepscope.record.agent.frames import place_fields, user_place
+from stepscope.record.agent.masking import MASK, is_secret_name, mask_text
+from stepscope.record.agent.probes.patch import PatchSet
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.core import Agent
+
+EVENTS_PER_SITE = 5  # a constructor inside a loop is written a few times, then no more
+SITES_LIMIT = 500
+ARGUMENTS_LIMIT = 30
+
+
+def short_repr(value: Any) -> str:
+    """A few characters that say what `value` is without looking into it."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)[:40]
+    if isinstance(value, str):
+        return mask_text(value if len(value) <= 80 else value[:77] + "...")
+    if isinstance(value, (list, tuple)) and len(value) <= 4 and all(isinstance(x, (bool, int, float)) for x in value):
+        return repr(value)[:80]
+    if isinstance(value, type) or callable(value):
+        return str(getattr(value, "__qualname__", type(value).__qualname__))[:80]
+    return str(type(value).__qualname__)[:80]
+
+
+def short_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
+    """Arguments of a call by name; positional ones get the names of the function's signature."""
+    code = getattr(function, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    named = {names[i] if i < len(names) else f"argument_{i}": value for i, value in enumerate(args)}
+    named.update(kwargs)
+    named.pop("self", None)
+    short = {}
+    for name, value in list(named.items())[:ARGUMENTS_LIMIT]:
+        short[str(name)] = MASK if isinstance(value, str) and is_secret_name(str(name)) else short_repr(value)
+    return short
+
+
+class SitesProbe:
+    """Writes `site` events and tells the agent of optimizers and torch.compile."""
+
+    name = "sites"
+
+    def __init__(self) -> None:
+        self._patches = PatchSet()
+        self._written: dict[Any, int] = {}
+
+    def install(self, agent: Agent) -> None:
+        """Wrap the constructors and functions of interest, as far as this torch has them."""
+        self._agent = agent
+        self._patches.install(self._wrap_all)
+
+    def uninstall(self) -> None:
+        """Restore the originals."""
+        self._patches.remove()
+
+    def _wrap_all(self) -> None:
+        import torch
+        from torch.optim import Optimizer
+        from torch.utils.data import DataLoader
+
+        self._wrap(DataLoader, "__init__", "DataLoader")
+        self._wrap(Optimizer, "__init__", None, self._optimizer_made)
+        self._wrap(torch.nn.DataParallel, "__init__", "DataParallel")
+        parallel = getattr(torch.nn.parallel, "DistributedDataParallel", None)
+        if parallel is not None:
+            self._wrap(parallel, "__init__", "DistributedDataParallel")
+        home = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
+        self._wrap(home.GradScaler, "__init__", "GradScaler")
+        self._wrap(torch, "compile", "torch.compile", self._agent.note_compile)
+        self._wrap(torch, "set_num_threads", "set_num_threads")
+
+    def _wrap(self, owner: Any, name: str, what: str | None, told: Callable[[], None] | None = None) -> None:
+        function = getattr(owner, name, None)
+        is_method = isinstance(owner, type)
+
+        def before(*args: Any, **kwargs: Any) -> None:
+            if told is not None:
+                told()
+            # A subclass that builds its base: the line is the user's either way, the name is the subclass's.
+            kind = what if what is not None else type(args[0]).__name__
+            self._write(kind, function, args[1:] if is_method else args, kwargs, is_method)
+
+        self._patches.around(owner, name, self._agent.guard.wrap(self.name, before), _nothing)
+
+    def _optimizer_made(self) -> None:
+        self._agent.steps.optimizer_created()
+
+    def _write(self, what: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_method: bool) -> None:
+        place = user_place()
+        key = (what, place)
+        count = self._written.get(key, 0)
+        if count >= EVENTS_PER_SITE or (count == 0 and len(self._written) >= SITES_LIMIT):
+            return
+        self._written[key] = count + 1
+        shown = short_arguments(function, ((None, *args)) if is_method else args, kwargs)
+        if is_method:
+            shown.pop("self", None)
+        self._agent.events.write("site", what=what, arguments=shown, **place_fields(place))
+
+
+def _nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
+    return

@@ -1,0 +1,237 @@
+"""Stacks from inside, for machines where no other process may look in: a thread reads `sys._current_frames()`.
+
+It starts only when the launcher's `sampler-fallback` file is there, at most 50 times a second with jitter, sums equal
+stacks in memory and writes them every few seconds in py-spy's raw grammar. Whether a thread waits cannot be told from
+inside, so every sample counts as wall time. The same module lets py-spy look in where a kernel asks for a permission.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+
+from stepscope.record.agent.guard import Guard
+from stepscope.record.agent.journal import append_line, masked_command
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    from stepscope.record.agent.config import Config
+    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.steps import StepRow
+
+MARKER = "sampler-fallback"
+HIGHEST_HZ = 50  # every sample holds the interpreter lock while it walks all threads
+SEGMENT_SECONDS = 5.0
+SUSPENDED_POLL_SECONDS = 0.5
+DEEPEST_STACK = 400
+MOST_STACKS = 20_000  # distinct stacks per segment; beyond it the segment ends early
+_FIRST_LOOK_NS = 500_000_000
+_LONGEST_LOOK_NS = 30_000_000_000
+_PR_SET_PTRACER = 0x59616D61
+
+Stack = Tuple[int, Tuple[Tuple["CodeType", int], ...]]  # thread ident; (code, line) from the root
+
+_sampler: Optional[FallbackSampler] = None
+
+
+def attach(agent: Agent) -> None:
+    """Called once by the agent: allow py-spy in, and start sampling now or as soon as the launcher asks for it."""
+    allow_tracing()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=agent.guard.wrap("tracing", allow_tracing, inject=False))
+    if not maybe_start(agent):
+        agent.add_step_listener(_Lookout(agent.clock.now()))
+
+
+def maybe_start(agent: Agent) -> bool:
+    """Start the sampler when the launcher's marker file is there; returns whether one runs. Cheap to call again."""
+    global _sampler
+    if _sampler is not None:
+        return True
+    if not os.path.exists(os.path.join(agent.config.host_dir, MARKER)):
+        return False
+    _sampler = FallbackSampler(agent.config, agent.clock.now, lambda: _is_busy(agent), agent.guard)
+    _sampler.start()
+    return True
+
+
+def allow_tracing() -> None:
+    """Let any process of this user read our stacks; Yama would allow ancestors only. Per process, not inherited."""
+    import ctypes
+
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
+
+
+def _is_busy(agent: Agent) -> bool:
+    """Whether a profiler, ours or the user's, is recording: our thread must not show up in it."""
+    return bool(agent.probes.suspended) or agent.own_profiler_active or agent.user_profiler_active
+
+
+class _Lookout:
+    """A step listener that looks for the marker, ever more rarely: refusals show in the first seconds."""
+
+    probe_name = "sampler"
+
+    def __init__(self, now_ns: int) -> None:
+        self._pause_ns = _FIRST_LOOK_NS
+        self._next_ns = now_ns
+
+    def __call__(self, agent: Agent, row: Optional[StepRow], now_ns: int) -> None:  # noqa: ARG002
+        if now_ns < self._next_ns:
+            return
+        self._pause_ns = min(self._pause_ns * 3 // 2, _LONGEST_LOOK_NS)
+        self._next_ns = _LONGEST_LOOK_NS * 1_000_000 + now_ns if maybe_start(agent) else now_ns + self._pause_ns
+
+
+class FallbackSampler:
+    """Samples all Python threads of this process. `busy()` tells when to hold still; `now()` is the run's clock.
+
+    In children made by `multiprocessing` it starts anew, with files of its own.
+    """
+
+    def __init__(
+        self, config: Config, now: Callable[[], int], busy: Callable[[], bool], guard: Optional[Guard] = None
+    ) -> None:
+        self._config, self._now, self._busy = config, now, busy
+        self._guard = guard if guard is not None else Guard(_ignore, config.faults)
+        self._rate_hz = max(1, min(config.sampler_hz, HIGHEST_HZ))
+        self._lock = threading.Lock()  # around the segment under way: the thread samples, the exit flushes
+        self._thread: Optional[threading.Thread] = None
+        self._stopping = False
+        self._number = 0
+        self._reset()
+
+    def start(self) -> None:
+        """Start the thread; it ends with the process."""
+        self._launch()
+        atexit.register(self._guard.wrap("sampler", self.stop, inject=False))
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util.register_after_fork(self, FallbackSampler._restart)
+
+    def stop(self) -> None:
+        """Write what is pending and sample no more."""
+        self._stopping = True
+        self._flush()
+
+    def _launch(self) -> None:
+        self._pid = os.getpid()
+        run = self._guard.wrap("sampler", self._run)
+        self._thread = threading.Thread(target=run, name="stepscope-sampler", daemon=True)
+        self._thread.start()
+
+    def _restart(self) -> None:
+        """In a multiprocessing child, before its target: the thread is gone, and what it summed is the parent's."""
+        from multiprocessing.util import Finalize
+
+        self._guard = Guard(_ignore, self._config.faults)
+        self._lock = threading.Lock()
+        self._stopping, self._number, self._busy = False, 0, lambda: False
+        self._reset()
+        self._guard.wrap("sampler", self._launch, inject=False)()
+        Finalize(None, self._guard.wrap("sampler", self.stop, inject=False), exitpriority=100)
+
+    def _reset(self) -> None:
+        self._counts: Dict[Stack, int] = {}
+        self._names: Dict[int, str] = {}
+        self._samples = 0
+        self._started_ns = self._now()
+
+    def _run(self) -> None:
+        interval = 1.0 / self._rate_hz
+        segment_ns = int(SEGMENT_SECONDS * 1e9)
+        while not self._stopping:
+            if self._busy():
+                time.sleep(SUSPENDED_POLL_SECONDS)
+                continue
+            time.sleep(interval * random_factor())
+            with self._lock:
+                if not self._stopping and not self._busy():
+                    self._sample()
+            if self._now() - self._started_ns >= segment_ns or len(self._counts) >= MOST_STACKS:
+                self._flush()
+
+    def _sample(self) -> None:
+        own = threading.get_ident()
+        frames = sys._current_frames()
+        for ident, frame in frames.items():
+            if ident == own:
+                continue
+            stack: List[Tuple[CodeType, int]] = []
+            current: Any = frame
+            while current is not None and len(stack) < DEEPEST_STACK:
+                stack.append((current.f_code, current.f_lineno or 0))
+                current = current.f_back
+            key = (ident, tuple(reversed(stack)))
+            self._counts[key] = self._counts.get(key, 0) + 1
+        self._samples += 1
+        for thread in threading.enumerate():
+            if thread.ident is not None and thread.ident not in self._names:
+                self._names[thread.ident] = _thread_label(thread)
+
+    def _flush(self) -> None:
+        """Write the segment and begin the next."""
+        with self._lock:
+            counts, names, samples = self._counts, self._names, self._samples
+            started_ns, ended_ns, number = self._started_ns, self._now(), self._number
+            self._reset()
+            if not samples:
+                return
+            self._number += 1
+        name = f"stacks-{self._pid}-{number}.raw"
+        path = os.path.join(self._config.host_dir, name)
+        try:
+            with open(path + ".part", "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.writelines(self._lines(counts, names))
+            os.replace(path + ".part", path)
+        except OSError:
+            return
+        append_line(
+            os.path.join(self._config.host_dir, "stacks.jsonl"),
+            {
+                "segment": number, "file": name, "source": "agent", "pid": self._pid, "start_ns": started_ns,
+                "end_ns": ended_ns, "rate_hz": float(self._rate_hz), "idle": True, "blocking": True,
+                "samples": samples, "errors": 0, "status": "ok", "message": None,
+            },
+        )  # fmt: skip
+
+    def _lines(self, counts: Dict[Stack, int], names: Dict[int, str]) -> List[str]:
+        command = " ".join(masked_command()).replace("\n", " ")
+        process = f'process {self._pid}:"{command}"'
+        lines = []
+        for (ident, stack), count in counts.items():
+            thread = names.get(ident) or f"thread ({ident:#x})"
+            frames = [_frame_text(code, line) for code, line in stack]
+            lines.append(";".join([process, thread, *frames]) + f" {count}\n")
+        return lines
+
+
+def _ignore(probe: str, error: str) -> None:
+    """There is no journal to report to in a child; its sampler just ends."""
+
+
+def random_factor() -> float:
+    """Jitter around 1, so that a loop of the same period is not always met at the same place."""
+    return _random.uniform(0.5, 1.5)
+
+
+_random = random.Random(os.urandom(8))  # the user's generator is not ours to advance
+
+
+def _thread_label(thread: threading.Thread) -> str:
+    tid = getattr(thread, "native_id", None) or thread.ident
+    name = thread.name.replace("\n", " ")
+    return f"thread ({tid}): {name}"
+
+
+def _frame_text(code: CodeType, line: int) -> str:
+    name = getattr(code, "co_qualname", code.co_name)
+    return f"{name} ({code.co_filename}:{line})" if line else f"{name} ({code.co_filename})"

@@ -1,0 +1,251 @@
+"""The recording behind `stepscope.profile`: the run under way, or a run folder and an agent for one `with` block.
+
+Everything here is called through a guard: when the folder cannot be written or the agent cannot start, the block runs
+unrecorded and `ProfiledRun.problem` says why. Standard library only, Python 3.8.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stepscope.model import RUN_SCHEMA
+from stepscope.record.agent import core, marks
+from stepscope.record.agent.config import Config, WindowConfig, epoch_offset_ns
+from stepscope.record.agent.guard import Guard
+from stepscope.record.agent.journal import masked_command
+from stepscope.record.agent.window_session import our_call, shared_call, trace_path
+
+DEFAULT_PARENT = "stepscope-runs"
+MOST_SUFFIXES = 1000
+
+
+class ProfiledRun:
+    """Steps and traces of one `stepscope.profile` block. `folder` is the run folder, None when nothing is recorded."""
+
+    def __init__(self, *, traced: bool, out: str | None, name: str | None) -> None:
+        self.folder: str | None = None
+        self.problem: str | None = None
+        self._agent: core.Agent | None = None
+        self._manifest: _Manifest | None = None
+        self._first_traced: int | None = None
+        self._guard = Guard(self._note_problem)
+        self._step = self._guard.wrap("step", marks.step)
+        self._guard.wrap("begin", self._begin)(traced, out, name)
+
+    def step(self) -> None:
+        """A training step has ended."""
+        self._step()
+
+    def keep_trace(self, profiler: Any) -> None:
+        """Export what torch's profiler has recorded into the rank folder; the script's own handler follows."""
+        self._guard.wrap("trace", self._keep_trace)(profiler)
+
+    def torch_acted(self, profiler: Any) -> None:
+        """torch's profiler was started or told of a step: note the step its recording begins with."""
+        self._guard.wrap("trace", self._torch_acted)(profiler)
+
+    def end(self) -> None:
+        """Close the journal and take the agent out again, unless the run is `stepscope run`'s."""
+        self._guard.wrap("end", self._end)()
+
+    @contextmanager
+    def torch_call(self) -> Iterator[None]:
+        """Around calls of the profiler this block made: its stacks are for us, so the probes stay in."""
+        with shared_call():
+            yield
+
+    def _note_problem(self, _part: str, error: str) -> None:
+        self.problem = self.problem or error
+        if self._agent is not None:
+            self._agent.events.write("probe_error", probe="profile", error=error)
+
+    def _begin(self, traced: bool, out: str | None, name: str | None) -> None:
+        running = core.current()
+        if running is not None:
+            self._agent = running
+            self.folder = running.config.run
+            return
+        run, host = claim_folder(out)
+        offset = epoch_offset_ns()
+        self._manifest = _Manifest(os.path.join(host, "manifest.json"), name, offset)
+        self.folder = run
+        config = Config(
+            run=run,
+            host_dir=host,
+            package=os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+            epoch_offset_ns=offset,
+            window=WindowConfig(mode="off" if traced else "auto"),
+        )
+        self._agent = core.start(config)
+
+    def _torch_acted(self, profiler: Any) -> None:
+        action = getattr(getattr(profiler, "current_action", None), "name", "")
+        if not action.startswith("RECORD"):
+            self._first_traced = None
+        elif self._first_traced is None and self._agent is not None:
+            self._first_traced = self._agent.steps.current_step()
+
+    def _keep_trace(self, profiler: Any) -> None:
+        agent = self._agent
+        if agent is None or not agent.journal.claim() or agent.journal.folder is None:
+            return
+        path = trace_path(agent.journal.folder)
+        started_ns = agent.clock.now()
+        with our_call():
+            profiler.export_chrome_trace(path)
+        first, current = self._first_traced, agent.steps.current_step()
+        agent.events.write(
+            "window",
+            time_ns=started_ns,
+            step=first,
+            trace=os.path.basename(path),
+            owner="user",
+            first_step=first,
+            steps=None if first is None or current is None else max(0, current - first),
+            start_ns=None,
+            stop_duration_ns=None,
+            export_duration_ns=agent.clock.now() - started_ns,
+            bytes=os.path.getsize(path),
+            confidence="high",
+            reason="stepscope.profile was asked for it",
+            status="kept",
+        )
+        self._first_traced = None
+
+    def _end(self) -> None:
+        agent, manifest = self._agent, self._manifest
+        self._agent = None
+        if manifest is None:
+            return
+        if agent is not None:
+            core.stop("end of stepscope.profile")
+        manifest.ended()
+
+
+def claim_folder(out: str | None) -> tuple[str, str]:
+    """Make the run folder and its host folder; (RUN, RUN/host-H), absolute. Never one that holds a recording.
+
+    Ranks of one launch on this host share both: they see the same name and only a lone process insists on a new one.
+    """
+    together = (os.environ.get("WORLD_SIZE") or "1") not in ("", "1")
+    base = os.path.abspath(out) if out else os.path.join(os.getcwd(), DEFAULT_PARENT, _default_name(together))
+    host_name = "host-" + _safe(platform.node() or "localhost")
+    for number in range(1, MOST_SUFFIXES):
+        run = base if number == 1 else f"{base}-{number}"
+        host = os.path.join(run, host_name)
+        if os.path.isdir(run) and os.listdir(run) and not together:
+            continue
+        try:
+            os.makedirs(host, exist_ok=together)
+        except FileExistsError:
+            continue
+        return run, host
+    raise OSError(f"{base} and its numbered successors are all taken")
+
+
+def _default_name(together: bool) -> str:
+    begun = _parent_start() if together else None
+    label = time.strftime("%Y%m%d-%H%M%S", time.localtime(begun))
+    script = _main_file()
+    return "{}-{}".format(label, _safe(os.path.splitext(os.path.basename(script))[0] if script else "python"))
+
+
+def _parent_start() -> float | None:
+    """When the launcher of this rank started, seconds since the epoch: the same for all its ranks."""
+    try:
+        with open(f"/proc/{os.getppid()}/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        with open("/proc/stat", "rb") as file:
+            boot = next(int(line.split()[1]) for line in file if line.startswith(b"btime"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+    return boot + ticks // os.sysconf("SC_CLK_TCK")
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("._")[:80] or "run"
+
+
+def _main_file() -> str | None:
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    return os.path.abspath(path) if path else None
+
+
+class _Manifest:
+    """The host's manifest with what this process knows; the first rank of a host writes it, the others leave it."""
+
+    def __init__(self, path: str, name: str | None, offset_ns: int) -> None:
+        self._path = path
+        self._offset_ns = offset_ns
+        script = _main_file()
+        values: dict[str, Any] = {
+            "schema": RUN_SCHEMA,
+            "recorder_version": None,
+            "name": name or (os.path.basename(script) if script else "python"),
+            "tags": [],
+            "command": masked_command(),
+            "cwd": os.getcwd(),
+            "host": platform.node(),
+            "script": {"kind": "script" if script else "other", "path": script},
+            "user_roots": _user_roots(script),
+            "started_ns": self._now(),
+            "ended_ns": None,
+            "exit": {"status": None, "signal": None, "shell_status": None},
+            "clock": {"epoch_offset_ns": offset_ns},
+            "options": {"recorded_by": "stepscope.profile"},
+            "git": None,
+            "environment": {},
+            "scheduler": None,
+            "python": platform.python_version(),
+            "hardware": _hardware(),
+            "noise": {},
+            "sampler": {"source": "none", "reason": "recorded from code, nothing runs beside it", "version": None},
+        }
+        self._values: dict[str, Any] | None = None if os.path.exists(path) else values
+        self._save()
+
+    def ended(self) -> None:
+        """The block was left."""
+        if self._values is not None:
+            self._values["ended_ns"] = self._now()
+            self._save()
+
+    def _now(self) -> int:
+        return time.monotonic_ns() + self._offset_ns
+
+    def _save(self) -> None:
+        if self._values is None:
+            return
+        temporary = f"{self._path}.{os.getpid()}"
+        with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump(self._values, file)
+        os.replace(temporary, self._path)
+
+
+def _user_roots(script: str | None) -> list[str]:
+    """The folder of the script, the working directory and its git root, each once."""
+    roots: list[str] = [os.path.dirname(script)] if script else []
+    folder = os.getcwd()
+    roots.append(folder)
+    while folder != os.path.dirname(folder):
+        if os.path.exists(os.path.join(folder, ".git")):
+            roots.append(folder)
+            break
+        folder = os.path.dirname(folder)
+    return sorted(set(roots))
+
+
+def _hardware() -> dict[str, Any]:
+    affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    names = ("cpu_model", "physical_cores", "cgroup_cpu_limit", "cgroup_memory_limit_bytes", "memory_bytes")
+    hardware: dict[str, Any] = dict.fromkeys(names)
+    hardware.update(logical_cores=os.cpu_count(), affinity=affinity, gpus=[])
+    return hardware

@@ -1,0 +1,47 @@
+"""How far a trace's clock is from the journal's.
+
+The journal runs on the monotonic clock plus one offset per run; the profiler converts its own clock to time of day
+when a window opens. After hours, or when time of day was corrected, the two differ. Both see the same moments: an
+optimizer's step (its annotation ends where the journal's step ends) and the marks of a profiler schedule. The median
+difference of those moments is the offset; without enough of them, or when it is implausible, it is zero.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.read.kineto import RawTrace
+from stepscope.read.raw import RawRank
+
+MAX_OFFSET_NS = 2_000_000_000  # further apart than this is another run's trace, not a clock that drifted
+MIN_ANCHORS = 2
+# The journal's boundary follows the annotation's end by the optimizer's hook alone; less is no sign of drift.
+NEGLIGIBLE_NS = 200_000
+
+
+def offset_ns(trace: RawTrace, rank: RawRank) -> int:
+    """What to add to the trace's times to get the journal's."""
+    steps = [row for row in rank.steps if row["in_window"] and row["signal"] == "optimizer"]
+    ends = np.array([row["start_ns"] + row["wall_ns"] for row in steps], dtype=np.int64)
+    seen = np.array(sorted(_optimizer_ends(trace)), dtype=np.int64)
+    if len(ends) < MIN_ANCHORS or len(seen) < MIN_ANCHORS:
+        return 0
+    if len(ends) == len(seen):
+        differences = ends - seen
+    else:
+        # Several optimizer calls a step, or a step only partly traced: each end belongs to the nearest annotation.
+        right = np.clip(np.searchsorted(seen, ends), 1, len(seen) - 1)
+        left = right - 1
+        nearest = np.where(np.abs(ends - seen[left]) <= np.abs(ends - seen[right]), seen[left], seen[right])
+        differences = ends - nearest
+    median = int(np.median(differences))
+    return median if NEGLIGIBLE_NS < abs(median) <= MAX_OFFSET_NS else 0
+
+
+def _optimizer_ends(trace: RawTrace) -> list[int]:
+    events = trace.events
+    return [
+        int(events.start_ns[i] + events.duration_ns[i])
+        for i, name in enumerate(events.name)
+        if name.startswith("Optimizer.step#") and not events.category[i].startswith("gpu_")
+    ]

@@ -1,0 +1,102 @@
+"""What ran, from manifests and rank.json files; a field no one recorded is None or empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from stepscope.model import RunFacts
+from stepscope.read.raw import RawRank, RawRun
+from stepscope.read.text import integer, moment_ns, string
+from stepscope.tables.processes import HostProcesses
+from stepscope.tables.schema import RankInfo
+
+_SIGNAL_BASE = 128  # a shell's exit status of a command killed by signal n is 128 + n
+
+
+def run_facts(raw: RawRun, ranks: Iterable[RankInfo]) -> RunFacts:
+    """One RunFacts for all hosts: the earliest start, the latest end, the first exit status that is not 0."""
+    infos = tuple(ranks)
+    manifests = [host.manifest for host in raw.hosts if host.manifest is not None]
+    first: Mapping[str, Any] = manifests[0] if manifests else {}
+    starts = [time for manifest in manifests if (time := moment_ns(manifest.get("started_ns"))) is not None]
+    ends = [moment_ns(manifest.get("ended_ns")) for manifest in manifests]
+    known_ends = [time for time in ends if time is not None]
+    statuses = [status for manifest in manifests if (status := _exit_status(manifest.get("exit"))) is not None]
+    sizes = [info.world_size for info in infos if info.world_size is not None]
+    return RunFacts(
+        folder=str(raw.folder),
+        name=string(first.get("name")) or raw.folder.name,
+        tags=_strings(first.get("tags")),
+        command=_strings(first.get("command")),
+        cwd=string(first.get("cwd")) or "",
+        started_ns=min(starts, default=None),
+        ended_ns=max(known_ends, default=None) if len(known_ends) == len(manifests) else None,
+        exit_status=next((status for status in statuses if status), statuses[0] if statuses else None),
+        hosts=tuple(host.name for host in raw.hosts),
+        ranks=tuple(sorted({info.rank for info in infos})),
+        world_size=max(sizes, default=None),
+        versions=_versions(infos, first),
+        hardware=_mapping(first.get("hardware")),
+        noise=_mapping(first.get("noise")),
+        git=_mapping(first.get("git")) or None,
+        user_roots=tuple(dict.fromkeys(root for m in manifests for root in _strings(m.get("user_roots")))),
+    )
+
+
+def rank_infos(ranks: Iterable[RawRank], hosts: Iterable[HostProcesses]) -> tuple[RankInfo, ...]:
+    """One RankInfo per rank folder; the host is the one in whose agents.jsonl the folder was claimed."""
+    claims = {process.claimed: (host.host, process) for host in hosts for process in host.all if process.claimed}
+    result: list[RankInfo] = []
+    for rank in ranks:
+        info = rank.info or {}
+        host, process = claims.get(rank.name, (None, None))
+        pid = integer(info.get("pid"))
+        result.append(
+            RankInfo(
+                rank=rank.rank,
+                process=rank.name,
+                pid=pid if pid is not None else process.pid if process else -1,
+                host=host or string(info.get("host")) or "",
+                world_size=integer(info.get("world_size")),
+                device=string(info.get("device")),
+                main_file=string(info.get("main_file")),
+                started_ns=moment_ns(info.get("started_ns")),
+                versions=_texts(info.get("versions")),
+            )
+        )
+    return tuple(result)
+
+
+def _exit_status(value: Any) -> int | None:
+    if not isinstance(value, dict):
+        return None
+    shell = integer(value.get("shell_status"))
+    if shell is not None:
+        return shell
+    signal = integer(value.get("signal"))
+    return _SIGNAL_BASE + signal if signal else integer(value.get("status"))
+
+
+def _versions(ranks: Iterable[RankInfo], manifest: Mapping[str, Any]) -> dict[str, str]:
+    versions: dict[str, str] = {}
+    for name, key in (("python", "python"), ("stepscope", "recorder_version")):
+        value = string(manifest.get(key))
+        if value:
+            versions[name] = value
+    for info in ranks:
+        versions.update(info.versions)
+        break
+    return versions
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
+
+
+def _texts(value: Any) -> dict[str, str]:
+    return {key: item for key, item in value.items() if isinstance(item, str)} if isinstance(value, dict) else {}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

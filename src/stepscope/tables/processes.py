@@ -1,0 +1,195 @@
+"""Who is who among the processes of a run: roles, claimed rank folders, and whether the agent inside ever spoke.
+
+Two sources are merged by pid: processes.jsonl (seen from outside) and agents.jsonl (said from inside). A Python process
+with torch that claimed no folder and in whose tree nobody did is still a rank: it is analysed from stacks alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from stepscope.read.raw import RawHost, RawRank, Row
+from stepscope.read.text import boolean, integer, moment_ns, string
+from stepscope.tables.schema import SCHEMAS
+
+RANK, WORKER, LAUNCHER, HELPER, OTHER = "rank", "loader_worker", "launcher", "helper", "other"
+_ROOT = "root"
+_MAX_GENERATIONS = 64  # a chain of parents longer than this is a cycle of reused pids
+
+
+@dataclass
+class Process:
+    """One process of a host. Fields are None where neither source knew."""
+
+    pid: int
+    ppid: int | None = None
+    role: str | None = None
+    command: str | None = None
+    comm: str | None = None
+    python: bool | None = None
+    torch: bool | None = None
+    reported: bool = False
+    claimed: str | None = None  # rank folder
+    start_ns: int | None = None
+    end_ns: int | None = None
+
+
+@dataclass
+class HostProcesses:
+    """The processes of a host by pid (the latest where a pid was reused), and all of them in order of appearance."""
+
+    host: str
+    by_pid: dict[int, Process] = field(default_factory=dict)
+    all: list[Process] = field(default_factory=list)
+
+    def owner(self, pids: Iterable[int]) -> str | None:
+        """The rank folder of the innermost of `pids` (ancestors first), or of its recorded ancestors."""
+        chain = list(pids)
+        for pid in reversed(chain):
+            for ancestor in self.ancestry(pid):
+                if ancestor.claimed:
+                    return ancestor.claimed
+        return None
+
+    def ancestry(self, pid: int) -> list[Process]:
+        """The process and its recorded parents, nearest first."""
+        chain: list[Process] = []
+        current: int | None = pid
+        while current is not None and len(chain) < _MAX_GENERATIONS:
+            process = self.by_pid.get(current)
+            if process is None or process in chain:
+                break
+            chain.append(process)
+            current = process.ppid
+        return chain
+
+
+def host_processes(host: RawHost, ranks: Iterable[RawRank], only_host: bool) -> HostProcesses:
+    """Merge what is known of a host's processes. `only_host` lets rank.json name the pid where no claim was read."""
+    found = HostProcesses(host.name)
+    for row in host.processes:
+        _from_outside(found, row)
+    for row in host.agents:
+        _from_inside(found, row)
+    claimed = {process.claimed for process in found.all}
+    for rank in ranks:
+        info = rank.info or {}
+        pid = integer(info.get("pid"))
+        here = only_host or info.get("host") == host.name
+        if rank.name not in claimed and here and pid is not None:
+            process = _get(found, pid)
+            process.claimed, process.reported = rank.name, True
+            process.command = process.command or _joined(info.get("argv"))
+    _settle_roles(found)
+    return found
+
+
+def processes_table(hosts: Iterable[HostProcesses]) -> pl.DataFrame:
+    """One row per process; `process` is the rank folder it claimed."""
+    rows: list[dict[str, Any]] = [
+        {
+            "host": host.host,
+            "pid": process.pid,
+            "ppid": process.ppid,
+            "role": process.role,
+            "command": process.command,
+            "python": process.python,
+            "torch": process.torch,
+            "reported": process.reported,
+            "process": process.claimed,
+            "start_ns": process.start_ns,
+            "end_ns": process.end_ns,
+        }
+        for host in hosts
+        for process in host.all
+    ]
+    return pl.DataFrame(rows, schema=SCHEMAS["processes"])
+
+
+def _get(found: HostProcesses, pid: int) -> Process:
+    process = found.by_pid.get(pid)
+    if process is None:
+        process = Process(pid)
+        found.by_pid[pid] = process
+        found.all.append(process)
+    return process
+
+
+def _from_outside(found: HostProcesses, row: Row) -> None:
+    pid = row["pid"]
+    ended = moment_ns(row.get("ended_ns"))
+    started = moment_ns(row.get("start_ns"))
+    known = found.by_pid.get(pid)
+    if known is not None and ended is None and (known.end_ns is not None or _differs(known.start_ns, started)):
+        del found.by_pid[pid]  # the pid was reused
+    process = _get(found, pid)
+    if ended is not None:
+        process.end_ns = ended
+        return
+    process.start_ns = started if started is not None else process.start_ns
+    for name, check in (("ppid", integer), ("role", string), ("command", string), ("comm", string)):
+        value = check(row.get(name))
+        if value is not None:
+            setattr(process, name, value)
+    for name in ("python", "torch"):
+        flag = boolean(row.get(name))
+        if flag is not None:
+            setattr(process, name, flag)
+
+
+def _differs(known_ns: int | None, new_ns: int | None) -> bool:
+    return known_ns is not None and new_ns is not None and abs(known_ns - new_ns) > 10**9
+
+
+def _from_inside(found: HostProcesses, row: Row) -> None:
+    process = _get(found, row["pid"])
+    process.reported = True
+    process.python = True
+    folder = string(row.get("folder"))
+    if folder is not None:
+        process.claimed = folder
+        process.torch = True
+        return
+    if row.get("torch") is not None:
+        process.torch = True
+    process.ppid = process.ppid if process.ppid is not None else integer(row.get("ppid"))
+    process.command = process.command or _joined(row.get("argv"))
+    if row.get("role") == "worker" and process.role in (None, _ROOT, OTHER):
+        process.role = WORKER
+
+
+def _joined(argv: Any) -> str | None:
+    return " ".join(str(part) for part in argv) if isinstance(argv, list) else None
+
+
+def _settle_roles(found: HostProcesses) -> None:
+    for process in found.all:
+        if process.claimed:
+            process.role = RANK
+    parents_of_torch = {
+        ancestor.pid
+        for process in found.all
+        if process.torch and process.role not in (WORKER, HELPER)
+        for ancestor in found.ancestry(process.pid)[1:]
+    }
+    below_rank = {
+        process.pid for process in found.all if any(parent.claimed for parent in found.ancestry(process.pid)[1:])
+    }
+    for process in found.all:
+        if process.role not in (None, _ROOT, OTHER):
+            continue
+        trains = process.torch and process.python is not False
+        if trains and process.pid not in below_rank and process.pid not in parents_of_torch:
+            process.role = RANK
+        elif process.pid in parents_of_torch or (process.role == _ROOT and _has_children(found, process.pid)):
+            process.role = LAUNCHER
+        else:
+            process.role = OTHER
+
+
+def _has_children(found: HostProcesses, pid: int) -> bool:
+    return any(process.ppid == pid for process in found.all)

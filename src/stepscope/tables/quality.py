@@ -1,0 +1,195 @@
+"""What was read, what was lost and who was not heard from, in words and counts, before any figure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from stepscope.model import Note, Quality
+from stepscope.read.raw import RawHost, RawRank, RawRun, Row
+from stepscope.read.text import string
+from stepscope.tables.events import EventsTable
+from stepscope.tables.processes import RANK, HostProcesses
+from stepscope.tables.stacks import StacksTable
+
+INFO, WARNING = "info", "warning"
+REMEDY = (
+    "run it without -I, -E or -S, keep PYTHONPATH and STEPSCOPE_RECORD in its environment, and for a container run "
+    "stepscope inside it"
+)
+_MAX_NAMED = 3  # files or processes named in one note
+
+# loss -> (its name in the counts, level, what to say; {n} is the count)
+_LOSSES: dict[str, tuple[str, str, str]] = {
+    "torn_lines": ("torn_lines", INFO, "{n} last line(s) were cut off when the writer ended and were left out"),
+    "bad_lines": ("skipped_lines", WARNING, "{n} line(s) could not be understood and were left out"),
+    "bad_steps": (
+        "skipped_steps",
+        WARNING,
+        "{n} row(s) of the step journal broke a bound or came twice and were left out",
+    ),
+    "unordered_steps": ("unordered_steps", WARNING, "{n} step(s) were out of order and have been sorted"),
+    "skipped_records": ("skipped_records", WARNING, "{n} sampled stack(s) could not be read and were left out"),
+    "skipped_samples": ("stack_samples_skipped", INFO, ""),
+    "oversized_files": (
+        "oversized_files",
+        WARNING,
+        "{n} file(s) are larger than the reader accepts and were cut short",
+    ),
+    "unreadable_files": ("unreadable_files", WARNING, "{n} file(s) could not be read"),
+    "unreadable_traces": ("unreadable_traces", WARNING, "{n} trace(s) hold no event that can be read"),
+    "user_traces_left_out": (
+        "user_traces_left_out",
+        INFO,
+        "{n} trace(s) of the script's own profiler are gone, too large or too many, and were left out",
+    ),
+}
+
+
+def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable, stacks: StacksTable) -> Quality:
+    """Counts (every one of them at least 0) and notes, warnings first."""
+    segments = [segment for host in raw.hosts for segment in host.segments]
+    counts: Counter[str] = Counter({name: raw.losses.counts.get(loss, 0) for loss, (name, _, _) in _LOSSES.items()})
+    counts["steps_read"] = sum(len(rank.steps) for rank in raw.ranks)
+    counts["stack_errors"] = sum(max(segment.errors or 0, 0) for segment in segments)
+    counts["segments"] = len(segments)
+    counts["segments_failed"] = sum(segment.status == "failed" for segment in segments)
+    counts["probe_errors"] = sum(len(_events(rank, "probe_error")) for rank in raw.ranks)
+    for name in ("stack_samples", "torn_stack_samples", "own_stack_samples"):
+        counts[name] = stacks.counts[name]
+    for name in ("trace_events", "trace_events_lost", "clipped_overlaps"):
+        counts[name] = events.counts[name]
+    notes = [*_loss_notes(raw), *_host_notes(raw.hosts), *_process_notes(processes), *_stack_notes(counts)]
+    for rank in raw.ranks:
+        notes += _rank_notes(rank)
+    notes += _clock_notes(events)
+    if not counts["steps_read"]:
+        notes.append(_no_steps(raw, processes))
+    notes.sort(key=lambda note: note.level != WARNING)
+    return Quality(counts=dict(counts), notes=tuple(notes))
+
+
+def _loss_notes(raw: RawRun) -> list[Note]:
+    notes: list[Note] = []
+    for loss, (_, level, text) in _LOSSES.items():
+        count = raw.losses.counts.get(loss, 0)
+        if count and text:
+            notes.append(Note(level, text.format(n=count), _named(raw.losses.files.get(loss, []))))
+    return notes
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
+
+
+def _host_notes(hosts: Iterable[RawHost]) -> list[Note]:
+    notes: list[Note] = []
+    for host in hosts:
+        source = f"host-{host.name}/manifest.json"
+        manifest = host.manifest
+        if manifest is None:
+            notes.append(
+                Note(WARNING, f"host {host.name} left no manifest: command, hardware and exit are unknown", source)
+            )
+            continue
+        if manifest.get("ended_ns") is None:
+            text = f"the recording on host {host.name} never ended: stepscope was killed, or the run is still going"
+            notes.append(Note(WARNING, text, source))
+        sampler = manifest.get("sampler")
+        if isinstance(sampler, dict):
+            notes += _sampler_notes(sampler, source)
+    return notes
+
+
+def _sampler_notes(sampler: Row, source: str) -> list[Note]:
+    reason = string(sampler.get("reason")) or "no reason recorded"
+    if sampler.get("source") == "agent":
+        text = f"stacks come from a thread inside the process, at a lower rate, not from py-spy: {reason}"
+        return [Note(INFO, text, source)]
+    if sampler.get("source") == "none":
+        return [Note(WARNING, f"no stacks were sampled, so lines rest on the window alone: {reason}", source)]
+    return []
+
+
+def _process_notes(processes: Iterable[HostProcesses]) -> list[Note]:
+    notes: list[Note] = []
+    for host in processes:
+        silent = [process for process in host.all if process.role == RANK and process.torch and not process.reported]
+        source = f"host-{host.host}/processes.jsonl"
+        for process in silent[:_MAX_NAMED]:
+            command = (process.command or "unknown command")[:200]
+            text = f"the agent never reported from process {process.pid} ({command}), so it has no steps: {REMEDY}"
+            notes.append(Note(WARNING, text, source))
+        if len(silent) > _MAX_NAMED:
+            text = f"the agent never reported from {len(silent) - _MAX_NAMED} more processes with torch"
+            notes.append(Note(WARNING, text, source))
+    return notes
+
+
+def _stack_notes(counts: Counter[str]) -> list[Note]:
+    notes: list[Note] = []
+    if counts["segments_failed"]:
+        text = f"{counts['segments_failed']} of {counts['segments']} stack segments failed, their time has no stacks"
+        notes.append(Note(WARNING, text, "stacks.jsonl"))
+    torn, all_samples = counts["torn_stack_samples"], counts["stack_samples"]
+    if torn:
+        text = f"{torn} of {all_samples} sampled stacks were torn (read while the program ran on) and were left out"
+        notes.append(Note(INFO, text, "stacks.jsonl"))
+    return notes
+
+
+def _rank_notes(rank: RawRank) -> list[Note]:
+    source = f"{rank.name}/events.jsonl"
+    notes: list[Note] = []
+    for event in _events(rank, "probe_error"):
+        probe, error = (string(event.get(key)) or "unknown" for key in ("probe", "error"))
+        text = f"probe {probe} failed in {rank.name} and was off from then on: {error}"
+        notes.append(Note(WARNING, text, source))
+    for event in _events(rank, "window"):
+        if event.get("status") == "dropped":
+            text = (
+                f"a profiler window of {rank.name} was dropped: {string(event.get('reason')) or 'no reason recorded'}"
+            )
+            notes.append(Note(WARNING, text, source))
+    for kind, text in (
+        ("window_skipped", "no profiler window was opened in"),
+        ("suspended", "probes were suspended, so some phases are unknown, in"),
+    ):
+        reasons = dict.fromkeys(string(event.get("reason")) or "no reason recorded" for event in _events(rank, kind))
+        notes += [Note(INFO, f"{text} {rank.name}: {reason}", source) for reason in reasons]
+    for trace in rank.traces:
+        lost, problem = trace.quality.lost, trace.quality.problem
+        if lost or problem:
+            said = f": {problem}" if problem else ""
+            text = f"{lost} of {trace.quality.events} events of a trace could not be read{said}"
+            notes.append(Note(WARNING, text, f"{rank.name}/{trace.name}"))
+    return notes
+
+
+def _clock_notes(events: EventsTable) -> list[Note]:
+    return [
+        Note(INFO, f"the trace's clock was {-offset / 1e6:.1f} ms ahead of the journal's and has been moved", source)
+        if offset < 0
+        else Note(INFO, f"the trace's clock was {offset / 1e6:.1f} ms behind the journal's and has been moved", source)
+        for source, offset in events.offsets.items()
+    ]
+
+
+def _no_steps(raw: RawRun, processes: Sequence[HostProcesses]) -> Note:
+    everyone = [process for host in processes for process in host.all]
+    if raw.ranks or any(process.torch for process in everyone):
+        text = (
+            "no step was seen: the script ran no training or evaluation loop the recorder knows; "
+            "mark its steps with stepscope.step()"
+        )
+    elif any(process.python and process.torch is None for process in everyone):
+        text = f"no step was seen, nor whether any process imported torch; if one did, {REMEDY}"
+    else:
+        text = "no process of this run imported torch: there is no training to speak of"
+    return Note(WARNING, text, "steps.jsonl")
+
+
+def _events(rank: RawRank, kind: str) -> list[dict[str, Any]]:
+    return [event for event in rank.journal if event["kind"] == kind]

@@ -1,0 +1,158 @@
+"""`stepscope analyze` on a run folder, with the stages before the report replaced by made-up facts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from stepscope import api, cli
+from stepscope.report import jsonfile
+from tests.cli.test_cli import stepscope
+from tests.report.fabricate import analysis, diagnosis, write_script
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder in the current folder whose facts are made up."""
+    write_script(tmp_path)
+    folder = tmp_path / "run"
+    (folder / "rank-0").mkdir(parents=True)
+    monkeypatch.setattr(api.Run, "analysis", analysis(tmp_path))
+    monkeypatch.setattr(api.Run, "diagnosis", diagnosis(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def main(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["analyze", *arguments])
+    return int(ended.value.code or 0)
+
+
+def test_it_shows_the_report_and_keeps_it_in_the_run_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("run") == 0
+
+    shown = capsys.readouterr()
+    assert shown.out.startswith("pictures: 512 train steps, 61.3 ms a step")
+    assert "Image.open" in shown.out
+    assert "run/report.html" in shown.out
+    assert shown.err == ""
+    assert jsonfile.load(run / "report.json").run["name"] == "pictures"
+    assert "<title>pictures" in (run / "report.html").read_text()
+    assert sorted(os.listdir(run)) == ["rank-0", "report.html", "report.json"]
+
+
+@pytest.mark.usefixtures("run")
+def test_json_on_stdout_is_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main("run", "--json", "-") == 0
+
+    shown = capfd.readouterr()
+    assert json.loads(shown.out)["schema"] == "stepscope.report/1"
+    assert shown.err == ""
+
+
+@pytest.mark.usefixtures("run")
+def test_html_on_stdout_is_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main("run", "--html", "-") == 0
+
+    out = capfd.readouterr().out
+    assert out.startswith("<!doctype html>")
+    assert out.endswith("</html>\n")
+
+
+@pytest.mark.usefixtures("run")
+def test_files_are_written_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("run", "--json", "a.json", "--html", "a.html") == 0
+
+    assert capsys.readouterr().err == "Wrote a.json\nWrote a.html\n"
+    assert jsonfile.load(Path("a.json")).steps is not None
+    assert Path("a.html").read_text().startswith("<!doctype html>")
+
+
+def test_an_existing_file_is_kept_unless_forced(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.json").write_text("mine")
+
+    assert main("run", "--json", "a.json") == 2
+    assert "a.json: exists; add --force" in capsys.readouterr().err
+    assert Path("a.json").read_text() == "mine"
+    assert not (run / "report.json").exists()  # refused before the work
+
+    assert main("run", "--json", "a.json", "--force") == 0
+    assert Path("a.json").read_text() != "mine"
+
+
+@pytest.mark.usefixtures("run")
+def test_the_runs_own_report_is_replaced_without_asking() -> None:
+    assert main("run") == 0
+    assert main("run", "--json", "run/report.json", "--html", "run/report.html") == 0
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize(
+    "arguments",
+    [("--json", "-", "--html", "-"), ("--json", "x", "--html", "x"), ("--json", "."), ("--html", "missing/folder/x")],
+)
+def test_outputs_that_cannot_be(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("run", *arguments) in (2, 4)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_no_source_quotes_nothing_anywhere(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("run", "--no-source") == 0
+
+    assert "Image.open" not in capsys.readouterr().out
+    for name in ("report.json", "report.html"):
+        assert "Image.open" not in (run / name).read_text()
+
+
+def test_a_folder_that_cannot_be_written_is_shown_all_the_same(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+
+    assert main("run") == 0
+    assert "--html report.html" in " ".join(capsys.readouterr().out.split())
+    assert os.listdir(run) == ["rank-0"]
+
+
+def test_unreadable_input_is_one_line_and_3(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.txt").write_text("x")
+    for index in range(5):
+        (tmp_path / "runs" / f"run-{index}" / "rank-0").mkdir(parents=True)
+
+    for name, said in (
+        ("missing", "no such folder"),
+        ("empty", "nothing recorded"),
+        ("file.txt", "a file"),
+        ("runs", "holds 5 runs, name one of them, e.g. runs/run-2, runs/run-3, runs/run-4"),
+    ):
+        done = stepscope("analyze", name, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (3, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("stepscope: ")
+        assert said in line
+
+
+def test_a_run_folder_in_which_nothing_was_recorded_is_3(tmp_path: Path) -> None:
+    (tmp_path / "run" / "rank-0").mkdir(parents=True)
+
+    done = stepscope("analyze", "run", cwd=tmp_path)
+
+    assert (done.returncode, done.stdout) == (3, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_open_run_caches_and_names_itself(run: Path) -> None:
+    opened = api.open_run("run")
+
+    assert opened.folder == run
+    assert str(run) in repr(opened)
+    assert opened.report() is opened.report()
+    assert opened.report(source=False) is not opened.report()

@@ -1,0 +1,170 @@
+"""The command line as a shell sees it: help, exit codes, one-line errors, quiet ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope import cli
+from stepscope.cli import COMMANDS, Command
+from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
+
+
+def stepscope(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stepscope", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+
+
+def test_help_lists_every_command_with_what_it_does() -> None:
+    done = stepscope("--help")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    for name, command in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(command.summary[:40])}", done.stdout, re.MULTILINE)
+    assert "stepscope run -- python train.py" in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(name: str) -> None:
+    done = stepscope(name, "--help")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    for example in COMMANDS[name].examples:
+        assert example.startswith(f"stepscope {name}")
+        assert f"\n    {example}\n" in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines() if "stepscope" not in line)
+
+
+def test_version() -> None:
+    import stepscope as package
+
+    done = stepscope("--version")
+
+    assert (done.returncode, done.stdout) == (0, f"stepscope {package.__version__}\n")
+
+
+def test_no_command_shows_the_help_and_is_a_usage_error() -> None:
+    done = stepscope()
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Commands:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nonsense",), "nonsense"),
+        (("--nonsense",), "--nonsense"),
+        (("analyze",), "RUN"),
+        (("analyze", ".", "--nonsense"), "--nonsense"),
+        (("analyze", ".", "--json"), "--json"),
+        (("analyze", "a", "b"), "b"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_2(arguments: tuple[str, ...], said: str) -> None:
+    done = stepscope(*arguments)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("stepscope: ")
+    assert said in line
+    assert "--help`" in line
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(StepscopeError, 1), (UsageError, 2), (UnreadableInputError, 3), (EnvironmentRefusal, 4)]
+)
+def test_an_error_of_ours_is_one_line_and_its_code(
+    error: type[StepscopeError], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        """Fail."""
+        raise error("two\nlines \x1b[2J of text")
+
+    assert run_command(broken, monkeypatch) == code
+    assert capsys.readouterr().err == "stepscope: two lines \\x1b[2J of text\n"
+
+
+def test_a_defect_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        """Fail."""
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_command(broken, monkeypatch)
+
+
+@pytest.mark.parametrize("status", [0, 3, 137])
+def test_a_command_ends_with_its_own_status(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import typer
+
+    def leave() -> None:
+        """Leave."""
+        raise typer.Exit(status)
+
+    assert run_command(leave, monkeypatch) == status
+
+
+def run_command(function: object, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Put `function` into the table of commands and run it in this process."""
+    monkeypatch.setattr("stepscope.cli.options.trial", function, raising=False)
+    monkeypatch.setitem(COMMANDS, "trial", Command("stepscope.cli.options:trial", "Try.", ("stepscope trial",)))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["trial"])
+    return int(ended.value.code or 0)
+
+
+SLOW = """
+import sys, time
+from stepscope import cli
+import stepscope.cli.options as options
+def trial():
+    "Wait, or write."
+    {body}
+options.trial = trial
+cli.COMMANDS["trial"] = cli.Command("stepscope.cli.options:trial", "Try.", ())
+cli.main(["trial"])
+"""
+
+
+def test_ctrl_c_ends_with_130_and_no_traceback() -> None:
+    body = "print('ready', flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW.format(body=body)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert errors == ""
+
+
+@pytest.mark.parametrize("body", ["print('x' * 1_000_000)", "print('x')", "while True: print('x')"])
+def test_a_closed_pipe_ends_quietly(body: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW.format(body=body)], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    os.close(writer)
+
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_every_target_of_the_table_exists() -> None:
+    for name, command in COMMANDS.items():
+        assert cli.load(name, command).name == name

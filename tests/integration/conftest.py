@@ -1,0 +1,67 @@
+"""Recordings that several tests look at, each made once per session.
+
+A real training process costs seconds; a test that only reads a report takes it from here.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.harness import EXAMPLES, PYTHON, SCRIPTS, Recorded, record
+
+NO_WINDOW = ("--no-window",)
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small version of the example's data set: ten batches of 64."""
+    folder = tmp_path_factory.mktemp("pictures") / "train"
+    make_data = EXAMPLES / "cifar_png" / "make_data.py"
+    subprocess.run([PYTHON, str(make_data), "--data", str(folder), "--images", "640"], check=True)
+    return folder
+
+
+def train_line(pictures: Path, *arguments: str) -> list[str]:
+    """The demo's command on the small data set."""
+    train = EXAMPLES / "cifar_png" / "train.py"
+    return [PYTHON, str(train), "--data", str(pictures), "--epochs", "14", *arguments]
+
+
+@pytest.fixture(scope="session")
+def demo(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """The demo: pictures decoded in the training process."""
+    return record(tmp_path_factory.mktemp("demo") / "run", train_line(pictures))
+
+
+@pytest.fixture(scope="session")
+def demo_with_workers(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """The same with two loader processes."""
+    return record(tmp_path_factory.mktemp("workers") / "run", train_line(pictures, "--workers", "2"))
+
+
+@pytest.fixture(scope="session")
+def naive_gpt(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """The example whose loss loops over the tokens, started as its README says."""
+    script = "examples/naive_gpt/train.py"
+    return record(tmp_path_factory.mktemp("gpt") / "run", [PYTHON, script, "--steps", "40"], cwd=EXAMPLES.parent)
+
+
+@pytest.fixture(scope="session")
+def plain_loop(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """The tiny loop, recorded; ends with status 0."""
+    return record(tmp_path_factory.mktemp("loop") / "run", [PYTHON, str(SCRIPTS / "loop.py")], options=NO_WINDOW)
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Two ranks under torchrun."""
+    launcher = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
+    return record(
+        tmp_path_factory.mktemp("ddp") / "run",
+        [*launcher, "--master-port=0", str(SCRIPTS / "ddp.py")],
+        options=NO_WINDOW,
+        env={"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"},
+    )

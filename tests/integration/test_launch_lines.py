@@ -1,0 +1,89 @@
+"""Launch lines people use: torchrun, a shell script, `python -m`, a child the agent never reaches."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import NO_WINDOW
+from tests.integration.harness import PYTHON, SCRIPTS, Recorded, record, step_rows
+
+pytestmark = [pytest.mark.process, pytest.mark.torch]
+
+
+def test_torchrun_records_every_rank(two_ranks: Recorded) -> None:
+    assert two_ranks.status == 0, two_ranks.text
+    assert sorted(path.name for path in two_ranks.folder.glob("rank-*")) == ["rank-0", "rank-1"]
+    for rank in (0, 1):
+        assert len(step_rows(two_ranks.folder / f"rank-{rank}")) in {31, 32}
+    run = two_ranks.report["run"]
+    assert run["ranks"] == [0, 1]
+    assert run["world_size"] == 2
+    assert two_ranks.report["steps"]["ranks"] == [0, 1]
+
+
+def test_the_launcher_of_the_ranks_is_none_of_them(two_ranks: Recorded) -> None:
+    roles = [process["role"] for process in two_ranks.report["views"]["processes"]]
+    assert roles.count("rank") == 2, roles
+
+
+def test_shell_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(
+        f'#!/bin/sh\nset -e\necho starting\n"{PYTHON}" "{SCRIPTS / "loop.py"}" "$@"\necho ended\nexit 4\n'
+    )
+    script.chmod(0o755)
+    recorded = record(tmp_path / "run", [str(script), "--steps", "30"], options=NO_WINDOW)
+    assert recorded.status == 4, recorded.text
+    assert recorded.stdout.startswith(b"starting\nresult ")
+    assert len(step_rows(tmp_path / "run" / "rank-0")) in {29, 30}
+
+
+def test_python_dash_m(tmp_path: Path) -> None:
+    recorded = record(tmp_path / "run", [PYTHON, "-m", "pkgmod"], options=NO_WINDOW, cwd=SCRIPTS)
+    assert recorded.status == 0, recorded.text
+    assert recorded.stdout == b"trained 30 steps\n"
+    assert len(step_rows(tmp_path / "run" / "rank-0")) in {29, 30}
+    assert str(SCRIPTS) in " ".join(recorded.report["run"]["user_roots"])
+
+
+@pytest.mark.parametrize("way", ["isolated", "ignored environment", "overwritten PYTHONPATH"])
+def test_a_child_the_agent_did_not_reach_is_named_with_the_remedy(tmp_path: Path, way: str) -> None:
+    loop = [str(SCRIPTS / "loop.py"), "--steps", "60", "--pause", "0.05"]
+    lines = {
+        "isolated": [PYTHON, "-I", *loop],
+        "ignored environment": [PYTHON, "-E", *loop],
+        "overwritten PYTHONPATH": ["env", f"PYTHONPATH={tmp_path}", PYTHON, *loop],
+    }
+    recorded = record(tmp_path / "run", lines[way], options=NO_WINDOW)
+    assert recorded.status == 0, recorded.text
+    unreached = [row for row in recorded.report["views"]["processes"] if row["remedy"]]
+    assert unreached, recorded.report["views"]["processes"]
+    assert unreached[0]["reported"] is False
+    assert "loop.py" in unreached[0]["command"]
+    assert unreached[0]["remedy"].split()[0] in recorded.text
+    # stacks alone still say where it was
+    stacks = recorded.report["views"]["stacks"]
+    assert stacks["samples"] > 0
+    assert recorded.report["steps"] is None
+
+
+def test_a_users_own_sitecustomize_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['SEEN'] = 'theirs ran'\n")
+    code = "import os, torch; print(os.environ.get('SEEN'))"
+    recorded = record(tmp_path / "run", [PYTHON, "-c", code], options=NO_WINDOW, env={"PYTHONPATH": str(tmp_path)})
+    assert recorded.stdout == b"theirs ran\n"
+
+
+def test_manifest_masks_secrets_and_keeps_no_environment(tmp_path: Path) -> None:
+    command = [PYTHON, "-c", "pass", "--api-key", "hunter2", "--token=hunter3", "PASSWORD=hunter4", "--lr", "0.1"]
+    recorded = record(tmp_path / "run", command, options=NO_WINDOW, env={"WANDB_API_KEY": "hunter5"})
+    assert recorded.status == 0, recorded.text
+    for folder, _, names in os.walk(tmp_path / "run"):
+        for name in names:
+            assert b"hunter" not in (Path(folder) / name).read_bytes(), name
+    manifest = json.loads(next((tmp_path / "run").glob("host-*/manifest.json")).read_text())
+    assert manifest["command"][-2:] == ["--lr", "0.1"]

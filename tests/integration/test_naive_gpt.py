@@ -1,0 +1,38 @@
+"""The loop over tokens is found: its line, its calls per step, and the dimension they equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.harness import EXAMPLES, Recorded, line_of, lines_of_function
+
+pytestmark = [pytest.mark.process, pytest.mark.torch]
+
+TRAIN = EXAMPLES / "naive_gpt" / "train.py"
+
+
+def test_first_finding_is_the_loop(naive_gpt: Recorded) -> None:
+    assert naive_gpt.status == 0, naive_gpt.text
+    first = naive_gpt.findings[0]
+    assert first["rule"] == "host.per_item_loop"
+    place = first["where"][0]
+    assert Path(place["file"]).resolve() == TRAIN
+    assert place["line"] in lines_of_function(TRAIN, "looped_loss")
+    assert abs(place["line"] - line_of(TRAIN, "loss = loss + F.cross_entropy")) <= 1
+
+
+def test_calls_per_step_and_dimension(naive_gpt: Recorded) -> None:
+    loops = [loop for loop in naive_gpt.report["views"]["loops"] if "cross_entropy" in loop["callee"]]
+    assert loops, naive_gpt.report["views"]["loops"]
+    assert loops[0]["calls_per_step"] == pytest.approx(256, rel=0.02)
+    assert "256 = dim 1 of (8, 256" in loops[0]["dimension"]
+    assert "256" in naive_gpt.text
+
+
+def test_steps_without_a_loader_are_cut_by_the_optimizer(naive_gpt: Recorded) -> None:
+    steps = naive_gpt.report["steps"]
+    assert steps["signal"] == "optimizer"
+    assert {part["category"] for part in steps["partition"]}
+    assert naive_gpt.report["views"]["loader"] is None or naive_gpt.report["views"]["loader"]["num_workers"] is None

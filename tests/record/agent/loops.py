@@ -1,0 +1,102 @@
+"""A fake clock and training loops in miniature, to drive the step cutter without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stepscope.record.agent.steps import StepCutter, StepRow
+
+
+class Loop:
+    """Drives a StepCutter; every verb takes the milliseconds it lasts, `rows` collects what was cut."""
+
+    def __init__(self, optimizers: bool = True) -> None:
+        self.now = 1_000_000_000
+        self.rows: list[StepRow] = []
+        self.live: list[StepRow | None] = []
+        self.listener_ms = 0
+        self.cutter = StepCutter(lambda: self.now, self._emit)
+        self._ids = iter(range(1, 1_000_000))
+        if optimizers:
+            self.cutter.optimizer_created()
+
+    def _emit(self, row: StepRow | None, live: bool, now_ns: int) -> None:
+        assert now_ns <= self.now
+        if row is not None:
+            self.rows.append(row)
+        if live:
+            self.live.append(row)
+            self.now += self.listener_ms * 1_000_000
+
+    # ---------------------------------------------------------------------------------------------- the verbs
+
+    def spend(self, ms: float) -> None:
+        self.now += int(ms * 1_000_000)
+
+    def iterate(self, loader: int, making_ms: float = 0) -> int:
+        iterator = next(self._ids)
+        self.cutter.loader_created(loader, iterator, self.now)
+        self.spend(making_ms)
+        return iterator
+
+    def fetch(self, iterator: int, ms: float = 2, samples: int | None = 8) -> None:
+        self.cutter.fetch_start(iterator, self.now)
+        self.spend(ms)
+        self.cutter.fetch_end(iterator, samples, self.now)
+
+    def stop(self, iterator: int, ms: float = 0) -> None:
+        start = self.now
+        self.cutter.fetch_start(iterator, start)
+        self.spend(ms)
+        self.cutter.fetch_stop(iterator, start, self.now)
+
+    def dead(self, iterator: int) -> None:
+        self.cutter.iterator_dead(iterator, self.now)
+
+    def batches(self, loader: int, count: int, fetch_ms: float = 2, making_ms: float = 0) -> Iterator[int]:
+        """A for loop over a loader, exhausted at its end."""
+        iterator = self.iterate(loader, making_ms)
+        for number in range(count):
+            self.fetch(iterator, fetch_ms)
+            yield number
+        self.stop(iterator)
+
+    def forward(self, ms: float = 3) -> None:
+        self.cutter.module_forward(self.now)
+        self.spend(ms)
+
+    def backward(self, ms: float = 4) -> None:
+        self.cutter.backward_start(self.now)
+        self.spend(ms)
+        self.cutter.backward_end(self.now)
+
+    def step(self, optimizer: int = 500, ms: float = 1) -> None:
+        self.cutter.optimizer_start(optimizer, self.now)
+        self.spend(ms)
+        self.cutter.optimizer_end(optimizer, self.now)
+
+    def train(self, optimizer: int = 500) -> None:
+        """Forward, backward, optimizer: 8 ms."""
+        self.forward()
+        self.backward()
+        self.step(optimizer)
+
+    def finish(self) -> list[StepRow]:
+        self.cutter.finish(self.now)
+        return self.rows
+
+
+def ms(value: int | None) -> float | None:
+    """Nanoseconds as milliseconds."""
+    return None if value is None else value / 1e6
+
+
+def walls(rows: list[StepRow]) -> list[float]:
+    return [row.wall_ns / 1e6 for row in rows]
+
+
+def phases(row: StepRow) -> tuple[float | None, ...]:
+    """Data wait, forward, backward, optimizer, other in milliseconds."""
+    return tuple(
+        ms(value) for value in (row.data_wait_ns, row.forward_ns, row.backward_ns, row.optimizer_ns, row.other_ns)
+    )

@@ -1,0 +1,185 @@
+"""The terminal report: what an engineer reads, in one screen, and nothing a hostile name can do to it."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from stepscope.model import Abstention, Diagnosis, Evidence, Note, Place, Quality, Report
+from stepscope.report import build, terminal
+from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts, write_script
+
+HOSTILE = "<script>x</script>\x1b[2J\x1b]0;t\x07[bold red]b[/]\u202eevil\u2066\x9b31m\r\nfake: 0 ms"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_script(tmp_path)
+    return tmp_path
+
+
+def shown(report: Report, *, width: int = 80, encoding: str = "utf-8", terminal_like: bool = False) -> str:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
+    console = Console(
+        file=stream, width=width, force_terminal=terminal_like, color_system="standard" if terminal_like else None
+    )
+    terminal.render(report, console)
+    stream.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def words_of(text: str) -> str:
+    """The text with line breaks and indents taken out, so that wrapping does not matter."""
+    return " ".join(text.split())
+
+
+def test_the_report_fits_a_screen_and_says_it_all(folder: Path) -> None:
+    text = shown(build(analysis(folder), diagnosis(folder)))
+    lines, flat = text.splitlines(), words_of(text)
+
+    assert len(lines) <= 45
+    assert max(map(len, lines[: lines.index("", len(lines) - 5)])) <= 80  # paths and commands at the end stay whole
+    assert flat.startswith(
+        "pictures: 512 train steps, 61.3 ms a step (median 60.1, p95 88.0), 16.3 steps/s, 522 samples/s; "
+        "cut by the loader's next fetch eval: 40 steps, 20.1 ms a step"
+    )
+    assert "! 1 torn line at the end of rank-0/steps.jsonl was dropped" in lines
+    assert "py-spy" not in text  # a note that is no warning
+    assert "█ data wait 41.2 ms 67 %" in flat
+    assert "Paid once: 4.2 s (before the first step 3.1 s" in flat
+    assert "1 critical Waiting for the loader 41.2 ms a step, 67 %" in flat
+    assert "  train.py:7  Pictures.__getitem__  91 % of it" in lines
+    assert '      7 │ image = Image.open(self.paths[index]).convert("RGB")' in lines
+    assert "Fix Load in 4 worker processes" in flat
+    assert "Note Each worker holds a copy" in flat
+    assert "Try loader.workers=4" in flat
+    assert "Gain 5.0 % to 7.5 % of the step expected, 8.0 % at most" in flat
+    assert "(medium confidence)" in flat
+    assert "Not judged: memory.fragmented (needs a CUDA device)" in lines
+    assert "stepscope run -- python train.py --lr 0.1" in flat
+    order = [flat.index(part) for part in ("61.3 ms", "torn line", "Where a step", "1 critical", "2 warning", "Next")]
+    assert order == sorted(order)
+
+
+def test_the_bar_is_as_wide_as_the_screen_and_needs_no_colour(folder: Path) -> None:
+    bar = shown(build(analysis(folder), diagnosis(folder))).split("Where a step goes\n")[1].splitlines()[0]
+
+    assert len(bar) == 80
+    assert [bar.count(fill) for fill in "█▓▒░▞"] == [54, 9, 12, 2, 3]
+
+
+def test_no_colour_codes_unless_on_a_terminal(folder: Path) -> None:
+    report = build(analysis(folder), diagnosis(folder))
+
+    assert "\x1b" not in shown(report)
+    assert "\x1b[" in shown(report, terminal_like=True)
+
+
+def test_an_ascii_terminal_gets_ascii_drawings(folder: Path) -> None:
+    (folder / "train.py").write_text("name = 'Größe'\n" * 20)
+    text = shown(build(analysis(folder), diagnosis(folder)), encoding="ascii")
+
+    assert set(text.split("Where a step goes\n")[1].splitlines()[0]) == set("#=+-:")
+    assert "7 | name = 'Gr\\xf6\\xdfe'" in text
+
+
+def test_lines_end_without_blanks(folder: Path) -> None:
+    text = shown(build(analysis(folder), diagnosis(folder)))
+
+    assert [line for line in text.splitlines() if line != line.rstrip()] == []
+
+
+def test_a_healthy_run_says_so(folder: Path) -> None:
+    text = shown(build(analysis(folder), Diagnosis((), ())))
+
+    assert "Nothing worth fixing above 5.0 % of the step." in text
+    assert "Most sampled lines" in text
+    assert "train.py:7" in text
+    assert "after a change" not in text
+
+
+def test_a_run_without_steps_says_so(folder: Path) -> None:
+    text = shown(build(analysis(folder, steps=(), run=run_facts(folder, exit_status=137)), Diagnosis((), ())))
+
+    assert text.startswith("pictures: no step was seen\n")
+    assert "ended by SIGKILL (status 137)" in text
+    assert "train.py:7" in text  # the stacks still speak
+    assert "Nothing worth fixing" not in text
+    assert "Where a step goes" not in text
+
+
+def test_more_findings_than_fit_are_listed_and_counted(folder: Path) -> None:
+    file = str(folder / "train.py")
+    many = tuple(finding(file, title=f"Loss number {index}") for index in range(20))
+    text = shown(build(analysis(folder), Diagnosis(many, tuple(Abstention(f"rule.{i}", "x" * 60) for i in range(40)))))
+
+    assert "Loss number 4" in text
+    assert "Loss number 12" not in text
+    assert "and 12 smaller findings" in text
+    assert len(text.splitlines()) <= 60
+
+
+def test_many_warnings_leave_room_for_the_report(folder: Path) -> None:
+    notes = tuple(Note("warning", f"thing {index} was lost", "reader") for index in range(30))
+    text = shown(build(analysis(folder, quality=Quality({}, notes)), diagnosis(folder)))
+
+    assert "thing 0 was lost" in text
+    assert "thing 20 was lost" not in text
+    assert "and 26 more" in text
+
+
+def test_a_refused_sampler_points_to_doctor(folder: Path) -> None:
+    notes = (Note("warning", "stacks could not be sampled by py-spy", "sampler"),)
+    text = shown(build(analysis(folder, quality=Quality({}, notes)), diagnosis(folder)))
+
+    assert "stepscope doctor" in text
+
+
+@pytest.mark.parametrize("terminal_like", [False, True])
+@pytest.mark.parametrize("width", [40, 80])
+def test_hostile_names_are_shown_not_obeyed(folder: Path, terminal_like: bool, width: int) -> None:
+    file = str(folder / "train.py")
+    hostile = finding(
+        file,
+        title=HOSTILE,
+        fix=HOSTILE,
+        caveat=HOSTILE,
+        severity=HOSTILE,
+        confidence=HOSTILE,
+        where=(Place(HOSTILE, 3, HOSTILE, 0.5), Place(HOSTILE, None)),
+        evidence=(Evidence(HOSTILE, HOSTILE, HOSTILE, HOSTILE), Evidence(HOSTILE, 3.0, HOSTILE, "")),
+        try_=(),
+    )
+    (folder / "train.py").write_text((HOSTILE + "\n") * 20)
+    facts = analysis(
+        folder,
+        run=run_facts(folder, name=HOSTILE, command=("python", HOSTILE)),
+        quality=Quality({}, (Note("warning", HOSTILE, HOSTILE),)),
+        steps=(step_facts(kind=HOSTILE, signal=HOSTILE), step_facts(kind=HOSTILE)),
+    )
+    for findings in ((hostile, finding(file)), ()):
+        text = shown(
+            build(facts, Diagnosis(findings, (Abstention(HOSTILE, HOSTILE),))), width=width, terminal_like=terminal_like
+        )
+        if terminal_like:
+            for code in range(110):
+                text = text.replace(f"\x1b[{code}m", "").replace(f"\x1b[1;{code}m", "").replace(f"\x1b[2;{code}m", "")
+        harmful = {char for char in text if unicodedata.category(char) in ("Cc", "Cf") and char != "\n"}
+        assert harmful == set()
+        assert width < 80 or not any(line.startswith("fake:") for line in text.splitlines())
+        assert "[bold" in text.replace("\n", "")  # as text, not as a style
+
+
+def test_hot_lines_of_a_hostile_file_are_harmless(folder: Path) -> None:
+    facts = analysis(folder)
+    assert facts.stacks is not None
+    stacks = type(facts.stacks)("py-spy", 1.0, 1, 0, 1, {}, (hot_line(HOSTILE, function=HOSTILE),))
+    text = shown(build(analysis(folder, steps=(), stacks=stacks), Diagnosis((), ())))
+
+    assert "\x1b" not in text
+    assert "\u202e" not in text

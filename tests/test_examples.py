@@ -1,0 +1,91 @@
+"""The examples do what their READMEs say, without us: same data every time, and the fix computes the same figure."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def load(name: str) -> ModuleType:
+    """An example's file as a module; `name` is its path below examples/, without the ending."""
+    spec = importlib.util.spec_from_file_location(name.replace("/", "_"), EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every picture, by its path below `folder`."""
+    files = sorted(folder.glob("*/*.png"))
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_pictures_are_the_same_every_time(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    make_data = load("cifar_png/make_data")
+    assert make_data.make_data(tmp_path / "a", 40) == 40
+    assert make_data.make_data(tmp_path / "b", 40) == 40
+    first = digests(tmp_path / "a")
+    assert first == digests(tmp_path / "b")
+    assert len(set(first.values())) == 40
+    assert {name.split("/")[0] for name in first} == set(make_data.CLASSES)
+
+
+def test_only_missing_pictures_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    make_data = load("cifar_png/make_data")
+    make_data.make_data(tmp_path, 20)
+    before = digests(tmp_path)
+    (tmp_path / "disc" / "00001.png").unlink()
+    assert make_data.make_data(tmp_path, 20) == 1
+    assert digests(tmp_path) == before
+
+
+@pytest.mark.torch
+def test_a_picture_becomes_a_normalised_tensor(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    load("cifar_png/make_data").make_data(tmp_path, 10)
+    train = load("cifar_png/train")
+    dataset = train.PngFolder(tmp_path)
+    image, label = dataset[0]
+    assert len(dataset) == 10
+    assert image.shape == (3, 32, 32)
+    assert -3 < image.min() < image.max() < 3
+    assert dataset.classes[label] == dataset.files[0][0].parent.name
+
+
+@pytest.mark.torch
+def test_both_losses_are_the_same_figure() -> None:
+    import torch
+
+    gpt = load("naive_gpt/train")
+    logits, targets = torch.randn(2, 5, 7), torch.randint(7, (2, 5))
+    assert gpt.looped_loss(logits, targets).item() == pytest.approx(gpt.vectorized_loss(logits, targets).item())
+
+
+@pytest.mark.torch
+@pytest.mark.process
+@pytest.mark.parametrize("arguments", [["--steps", "10"], ["--steps", "10", "--vectorized"]])
+def test_gpt_trains(arguments: list[str]) -> None:
+    line = [sys.executable, str(EXAMPLES / "naive_gpt" / "train.py"), *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=150, check=True)
+    assert done.stdout.startswith("step 10: loss ")
+
+
+def test_missing_data_is_said_in_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("PIL")
+    line = [sys.executable, str(EXAMPLES / "cifar_png" / "train.py"), "--data", str(tmp_path / "absent")]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 2
+    assert "make_data.py" in done.stderr

@@ -1,0 +1,50 @@
+"""What costs much is imported late: seen in a fresh interpreter, by module names, never by time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "polars", "numpy", "rich", "psutil", "msgspec", "isal", "pynvml")
+REPORT = f"print([name for name in {HEAVY!r} if name in __import__('sys').modules])"
+
+
+def loaded_after(statement: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{statement}\n{REPORT}"], capture_output=True, text=True, timeout=120, check=True
+    )
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import stepscope",
+        "import stepscope.record",
+        "import stepscope.model, stepscope.errors",
+        "import stepscope.api",
+        "import stepscope.report",
+        "import stepscope.cli.analyze",
+        "try:\n    __import__('stepscope.cli').cli.main(['--help'])\nexcept SystemExit:\n    pass",
+        "try:\n    __import__('stepscope.cli').cli.main(['analyze', '--help'])\nexcept SystemExit:\n    pass",
+    ],
+)
+def test_it_imports_nothing_heavy(statement: str) -> None:
+    assert loaded_after(statement) == "[]"
+
+
+def test_the_probe_sees_what_is_imported() -> None:
+    assert loaded_after("import msgspec") == "['msgspec']"
+
+
+def test_errors_and_model_need_the_standard_library_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import stepscope.model, stepscope.errors, stepscope.record"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PYTHONPATH": __import__("stepscope").__path__[0].removesuffix("/stepscope")},
+    )
+    assert done.returncode == 0, done.stderr
