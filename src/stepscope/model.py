@@ -286,6 +286,8 @@ class LoaderFacts:
     cores_used: Optional[float] = None  # mean CPU use of the training process, in cores
     library_function: Optional[str] = None  # hottest function below the loader that is not the user's
     samples: int = 0  # sampled stacks the lines stand on
+    threads: Optional[int] = None  # of torch on the CPU, where the script set them
+    ranks_on_host: int = 1  # they share `cpu_limit`
 
 
 @dataclass(frozen=True)
@@ -322,6 +324,8 @@ class LoopFacts:
     low_confidence: bool = False
     window_steps: int = 0
     nested_in: Optional[Place] = None  # the loop whose iterations run this one
+    samples: int = 0  # sampled stacks that stand in the loop
+    time_source: str = ""  # where ms_per_step comes from
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ def analysis(folder: Path, **changes: Any) -> Analysis:
             ),
         ),
         steps=(step_facts(), step_facts(kind="eval", count=40, mean_ms=20.1, median_ms=20.0, p95_ms=22.0)),
-        fixed=FixedCosts(4.21, 3.1, 0.61, 0.5, None),
+        fixed=FixedCosts(4.21, 3.1, 0.61, 1.11, None),
         stacks=StackFacts("py-spy", 100.0, 3100, 4, 2900, {"data_wait": 1900, "forward": 400}, (line,)),
         loader=LoaderFacts(
             num_workers=0,

@@ -58,7 +58,7 @@ def test_the_report_fits_a_screen_and_says_it_all(folder: Path) -> None:
     assert "Fix Load in 4 worker processes" in flat
     assert "Note Each worker holds a copy" in flat
     assert "Try loader.workers=4" in flat
-    assert "Gain 5.0 % to 7.5 % of the step expected, 8.0 % at most" in flat
+    assert "Gain 5 % to 7.5 % of the step expected, 8 % at most" in flat
     assert "(medium confidence)" in flat
     assert "Not judged: memory.fragmented (needs a CUDA device)" in lines
     assert "stepscope run -- python train.py --lr 0.1" in flat
@@ -97,7 +97,7 @@ def test_lines_end_without_blanks(folder: Path) -> None:
 def test_a_healthy_run_says_so(folder: Path) -> None:
     text = shown(build(analysis(folder), Diagnosis((), ())))
 
-    assert "Nothing worth fixing above 5.0 % of the step." in text
+    assert "Nothing worth fixing above 5 % of the step." in text
     assert "Most sampled lines" in text
     assert "train.py:7" in text
     assert "after a change" not in text

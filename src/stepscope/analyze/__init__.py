@@ -46,7 +46,7 @@ def analyze(tables: Tables, sources: Mapping[str, str] | None = None) -> Analysi
     window = trace.prepare(tables, code, labelled)
     lines = Lines(sampled, sources)
     telemetry = system.summary(tables, labelled)
-    loop_facts = loops.facts(window, lines, mean_ms)
+    loop_facts = loops.facts(window, lines, sampled, mean_ms)
     return Analysis(
         run=tables.run,
         quality=tables.quality,

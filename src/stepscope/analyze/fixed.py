@@ -11,10 +11,11 @@ from stepscope.tables.schema import Tables
 
 
 def facts(tables: Tables, labelled: LabelledSteps) -> FixedCosts:
-    """`warmup_s` is the excess of all warm-up steps, the first included, over as many steady ones."""
-    run = tables.run
-    started = run.started_ns
-    total = (run.ended_ns - started) / 1e9 if run.ended_ns is not None and started is not None else None
+    """`warmup_s` is the excess of all warm-up steps, the first included, over as many steady ones.
+
+    `total_s` is the sum of what is known; the first step counts in it only where no warm-up does.
+    """
+    started = tables.run.started_ns
     train = labelled.frame.filter(pl.col("kind") == "train")
     steps = train if train.height else labelled.frame
     first = steps.filter(pl.col("start_ns").is_not_null()).sort("start_ns").head(1)
@@ -23,12 +24,14 @@ def facts(tables: Tables, labelled: LabelledSteps) -> FixedCosts:
         first_step = first["wall_ns"][0] / 1e9
         if started is not None:
             before = max(0.0, (first["start_ns"][0] - started) / 1e9)
+    warmup, windows = _warmup(steps), _windows(tables)
+    known = [part for part in (before, first_step if warmup is None else warmup, windows) if part is not None]
     return FixedCosts(
-        total_s=total,
+        total_s=sum(known) if known else None,
         before_first_step_s=before,
         first_step_s=first_step,
-        warmup_s=_warmup(steps),
-        windows_s=_windows(tables),
+        warmup_s=warmup,
+        windows_s=windows,
     )
 
 

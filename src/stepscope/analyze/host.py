@@ -12,6 +12,7 @@ import polars as pl
 
 from stepscope.analyze.io import sampled_io
 from stepscope.analyze.lines import Lines
+from stepscope.analyze.loops import stacks_in
 from stepscope.analyze.places import is_torch
 from stepscope.analyze.samples import Samples, short
 from stepscope.analyze.trace import BUILTIN, OPERATOR, USER, Window
@@ -125,10 +126,6 @@ def _in_loops(samples: Samples, loops: tuple[LoopFacts, ...]) -> pl.DataFrame:
     """(row, loop): the stacks that stand in an iteration of one of the loops (its index)."""
     found = [pl.DataFrame(schema={"row": pl.UInt32, "loop": pl.Int64})]
     for index, loop in enumerate(loops):
-        function = (loop.place.function or "").rsplit(".", 1)[-1]
-        here = samples.frames.filter((pl.col("user_file") == loop.place.file) & (short(pl.col("function")) == function))
-        if loop.loop_line is not None and loop.place.line is not None:
-            # the line of the `for` itself pays for the iteration; the body ends at the latest line known
-            here = here.filter(pl.col("line").is_between(loop.loop_line, max(loop.place.line, loop.loop_end or 0)))
-        found.append(here.select("row", pl.lit(index, pl.Int64).alias("loop")))
+        rows = stacks_in(samples, loop)
+        found.append(pl.DataFrame({"row": rows.cast(pl.UInt32)}).with_columns(pl.lit(index, pl.Int64).alias("loop")))
     return pl.concat(found).group_by("row").agg(pl.col("loop").min())

@@ -1,9 +1,9 @@
 """What the DataLoader that feeds training costs, which lines its time goes to, and how many workers would cover it.
 
 The number of workers comes from measured times, not from the machine: making one step's batches takes `load_ms` of
-work, the rest of the step `compute_ms`; ceil(load_ms / compute_ms) workers keep up, one more absorbs jitter. It is
-bounded by the cores this process may use (affinity and cgroup quota, shared by the ranks of the host), one of them
-left for the training process where there are several.
+work, the rest of the step `compute_ms`; ceil(load_ms / compute_ms) workers keep up, one more absorbs jitter. The bound
+is loading's share of the cores this process may use (affinity and cgroup quota, shared by the ranks of the host): where
+loading is two thirds of all CPU work, workers on more than two thirds of the cores would starve the training process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def facts(
     lines, entries, library, busy, idle, count = _sampled(samples, in_main)
     compute_ms = max(0.0, train.mean_ms - wait.ms)
     load_ms = wait.ms if in_main else _worker_load_ms(workers, busy, train.mean_ms)
-    limit = cpu_limit(tables)
+    limit, ranks, threads = cpu_limit(tables), _ranks_on_host(tables), _threads(tables)
     return LoaderFacts(
         num_workers=workers,
         batch_size=_first_int(event.get("batch_size") if event else None, arguments.get("batch_size")),
@@ -55,24 +55,50 @@ def facts(
         workers_busy_share=busy,
         workers_idle_share=idle,
         cpu_limit=limit,
-        suggested_workers=suggest_workers(load_ms, compute_ms, limit / _ranks_on_host(tables)),
+        suggested_workers=suggest_workers(
+            load_ms,
+            compute_ms,
+            limit / ranks,
+            compute_cpu_ms=_compute_cpu_ms(train, load_ms, compute_ms, cores, threads, in_main),
+            current=workers or 0,
+        ),
         entries=tuple(entries[:MAX_LINES]),
         load_ms=load_ms,
         compute_ms=compute_ms,
         cores_used=cores,
         library_function=library,
         samples=count,
+        threads=threads,
+        ranks_on_host=ranks,
     )
 
 
-def suggest_workers(load_ms: float | None, compute_ms: float, cores: float) -> int:
-    """Workers that keep up with the step, within `cores` (of one rank), at least one."""
-    bound = max(1, math.floor(cores) - 1) if cores > 1 else 1
-    if load_ms is None or load_ms <= 0:
-        return bound
-    if compute_ms <= 0:
-        return bound
-    return max(1, min(math.ceil(load_ms / compute_ms) + 1, bound))
+def suggest_workers(
+    load_ms: float | None, compute_ms: float, cores: float, *, compute_cpu_ms: float | None = None, current: int = 0
+) -> int:
+    """Workers that keep up with the step, within `cores` (of one rank), at least one.
+
+    Args:
+        load_ms: work to make one step's batches; None when not known, then all cores but one are promised.
+        compute_ms: the rest of the step.
+        compute_cpu_ms: CPU time of the rest on all threads; `compute_ms` when None.
+        current: workers there are now and that do not keep up; the answer is more where the cores allow it.
+    """
+    most = max(1, math.floor(cores))
+    if load_ms is None or load_ms <= 0 or compute_ms <= 0:
+        return max(1, most - 1)
+    cpu_ms = max(compute_ms, compute_cpu_ms or 0.0)
+    bound = max(1, min(most, math.ceil(cores * load_ms / (load_ms + cpu_ms))))
+    return min(bound, max(math.ceil(load_ms / compute_ms) + 1, current + 1))
+
+
+def _compute_cpu_ms(
+    train: StepFacts, load_ms: float | None, compute_ms: float, cores: float | None, threads: int | None, in_main: bool
+) -> float:
+    """CPU time of a step without its loading: measured, else from the threads the script asked for."""
+    if cores is None:
+        return compute_ms * (threads or 1)
+    return cores * train.mean_ms - ((load_ms or 0.0) if in_main else 0.0)
 
 
 def cpu_limit(tables: Tables) -> float:
@@ -91,6 +117,16 @@ def cpu_limit(tables: Tables) -> float:
         if known:
             limits.append(min(known))
     return min(limits) if limits else _NO_CORES_KNOWN
+
+
+def _threads(tables: Tables) -> int | None:
+    """What the script last gave `torch.set_num_threads`."""
+    threads = None
+    for _, data in event_data(tables, "site"):
+        if data.get("what") == "set_num_threads":
+            values = [_first_int(value) for value in (data.get("arguments") or {}).values()]
+            threads = next((value for value in values if value), threads)
+    return threads
 
 
 def _ranks_on_host(tables: Tables) -> int:

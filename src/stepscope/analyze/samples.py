@@ -21,6 +21,23 @@ STEADY_COVERAGE = 0.5  # a segment counts when steady steps fill at least half o
 _FORK_POINT = "_worker_loop"
 _LOADER_FILE = "torch/utils/data/"
 _FETCH_FILE = "torch/utils/data/_utils/fetch.py"
+# Opening, stopping and exporting a profiler window happens between two steps and is no part of any.
+_PROFILER_FILES = r"(^|/)torch/(autograd|profiler)/profiler\.py$"
+_PROFILER_WORK = (
+    "__enter__",
+    "__exit__",
+    "start",
+    "stop",
+    "start_trace",
+    "stop_trace",
+    "prepare_trace",
+    "step",
+    "_start_trace",
+    "_prepare_trace",
+    "_transit_action",
+    "export_chrome_trace",
+    "_parse_kineto_results",
+)
 
 
 @dataclass(frozen=True)
@@ -33,11 +50,24 @@ class Samples:
 
     def rank_steps(self) -> pl.DataFrame:
         """Main threads of ranks, in steady state, inside one of the five phases."""
-        return self.rows.filter(pl.col("steady") & (pl.col("role") == "rank") & pl.col("phase").is_in(PHASES))
+        in_step = (pl.col("role") == "rank") & pl.col("phase").is_in(PHASES) & ~pl.col("in_profiler")
+        return self.rows.filter(pl.col("steady") & in_step)
+
+    def through(self, file: str, function: str, first_line: int | None, last_line: int | None) -> pl.Series:
+        """`row` of the stacks with a frame of this function, between the lines where they are given."""
+        here = self.frames.filter((pl.col("user_file") == file) & (short(pl.col("function")) == bare(function)))
+        if first_line is not None and last_line is not None:
+            here = here.filter(pl.col("line").is_between(first_line, last_line))
+        return here["row"].unique()
 
     def workers(self) -> pl.DataFrame:
         """Main threads of loader workers in steady state."""
         return self.rows.filter(pl.col("steady") & (pl.col("role") == "loader_worker"))
+
+
+def bare(function: str | None) -> str:
+    """The last part of a qualified name, as `short`."""
+    return (function or "").rsplit(".", 1)[-1]
 
 
 def short(function: pl.Expr) -> pl.Expr:
@@ -55,7 +85,7 @@ def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps) -> Samples 
     steady, fallback = _steady_segments(stacks, labelled)
     rows = stacks.drop("frames").join(_pick(frames), on="row", how="left").join(steady, on="row", how="left")
     rows = rows.with_columns(
-        pl.col("steady", "in_loader", "in_fetch").fill_null(False), pl.col("waiting").fill_null(False)
+        pl.col("steady", "in_loader", "in_fetch", "in_profiler").fill_null(False), pl.col("waiting").fill_null(False)
     )
     return Samples(rows, frames, fallback)
 
@@ -87,7 +117,7 @@ def _explode(stacks: pl.DataFrame, code: UserCode) -> pl.DataFrame:
 
 
 def _pick(frames: pl.DataFrame) -> pl.DataFrame:
-    """(row, user_file/line/function/position, below_file/function, leaf_*, entry_*, inner_*, in_loader, in_fetch)."""
+    """(row, user_file/line/function/position, below_file/function, leaf_*, entry_*, inner_*, in_loader, in_*)."""
     user = frames.filter(pl.col("user_file").is_not_null())
     innermost = user.group_by("row", maintain_order=True).agg(
         pl.col("user_file", "line", "function", "position").last()
@@ -107,6 +137,9 @@ def _pick(frames: pl.DataFrame) -> pl.DataFrame:
         pl.col("position").last().alias("leaf_position"),
         pl.col("loader").any().alias("in_loader"),
         pl.col("file").fill_null("").str.contains(_FETCH_FILE, literal=True).any().alias("in_fetch"),
+        (pl.col("file").fill_null("").str.contains(_PROFILER_FILES) & short(pl.col("function")).is_in(_PROFILER_WORK))
+        .any()
+        .alias("in_profiler"),
         pl.col("position").filter(pl.col("loader")).first().alias("boundary"),
     )
     loaded = user.join(leaf.select("row", "boundary"), on="row").filter(pl.col("position") > pl.col("boundary"))

@@ -92,7 +92,7 @@ def _during_training(readings: pl.DataFrame, labelled: LabelledSteps) -> pl.Data
     if steady.is_empty():
         return readings
     first, last = steady["start_ns"].min(), (steady["start_ns"] + steady["wall_ns"]).max()
-    inside = readings.filter(pl.col("time_ns").is_between(first, last))  # type: ignore[arg-type]
+    inside = readings.filter(pl.col("time_ns").is_between(first, last))
     return inside if inside.height else readings
 
 

@@ -29,8 +29,8 @@ _MAX_DEPTH = 100_000
 @dataclass(frozen=True)
 class Window:
     """`slices`: host slices of complete window steps, with `row`, `what`, `file`, `line`, `function`, `label` (a name
-    for people), `above`, `caller`, `via`, `direct`, `in_loader`, `in_operator`, where `above`, `caller` and `via` are rows:
-    the enclosing slice, the user's function around it, and what that function called. `all_slices` are those of
+    for people), `above`, `caller`, `via`, `direct`, `in_loader`, `in_operator`, where `above`, `caller` and `via` are
+    rows: the enclosing slice, the user's function around it, and what that function called. `all_slices` are those of
     incomplete steps too. `steps`: how many complete steps, all processes together.
 
     `ratio` scales a figure of the window to the steady run, by phase and for the whole step ("wall").

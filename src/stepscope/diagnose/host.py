@@ -18,7 +18,7 @@ from stepscope.diagnose.common import (
     steps_source,
     train_steps,
 )
-from stepscope.diagnose.thresholds import LOOP, PYTHON
+from stepscope.diagnose.thresholds import CONFIDENCE, LOOP, PYTHON
 from stepscope.model import Analysis, Evidence, Finding, LoopFacts, Place, PythonFacts, StepFacts
 
 LOOP_RULE = "host.per_item_loop"
@@ -26,16 +26,17 @@ PYTHON_RULE = "host.python_on_critical_path"
 LEARN_LOOP = "https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 LEARN_PYTHON = "https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 
+# What to write instead, by what the loop calls.
 _HINTS = {
-    "cross_entropy": "call it once: F.cross_entropy(logits.flatten(0, 1), targets.flatten()) gives the same mean",
-    "nll_loss": "call it once on the flattened tensors",
-    "item": "keep the values in one tensor and call .tolist() once, after the loop's work is done",
-    "linear": "a linear layer takes any number of leading dimensions: call it once on the whole tensor",
-    "matmul": "stack the operands and call torch.matmul or torch.einsum once",
-    "cat": "collect the parts in a list and call torch.cat once behind the loop",
-    "stack": "collect the parts in a list and call torch.stack once behind the loop",
-    "add_": "use the torch._foreach operators or an optimizer with foreach=True, which update all tensors in one call",
-    "mul_": "use the torch._foreach operators or an optimizer with foreach=True, which update all tensors in one call",
+    "cross_entropy": "by one call: F.cross_entropy(logits.flatten(0, 1), targets.flatten()) is the mean over all items",
+    "nll_loss": "by one call on the flattened tensors",
+    "item": "by keeping the values in one tensor and one .tolist() behind the loop",
+    "linear": "by one call: a linear layer takes any number of leading dimensions",
+    "matmul": "by one torch.matmul or torch.einsum on the stacked operands",
+    "cat": "by collecting the parts in a list and one torch.cat behind the loop",
+    "stack": "by collecting the parts in a list and one torch.stack behind the loop",
+    "add_": "by the torch._foreach operators or an optimizer with foreach=True, which update all tensors in one call",
+    "mul_": "by the torch._foreach operators or an optimizer with foreach=True, which update all tensors in one call",
 }
 
 
@@ -90,7 +91,6 @@ def _cost(loop: LoopFacts) -> float:
 def _loop_finding(train: StepFacts, loop: LoopFacts) -> Finding:
     cost = min(_cost(loop), train.mean_ms)
     share = clip_share(cost, train.mean_ms)
-    enough = "high" if loop.window_steps >= LOOP.steps_for_high and loop.exact_line else "medium"
     size = f" ({loop.dimension})" if loop.dimension else ""
     start = Place(loop.place.file, loop.loop_line or loop.place.line, loop.place.function)
     return Finding(
@@ -99,7 +99,7 @@ def _loop_finding(train: StepFacts, loop: LoopFacts) -> Finding:
         category="host",
         title=f"A Python loop ({shown(start)}) calls {loop.callee} {loop.calls_per_step:g} times per step{size}",
         severity=severity(share),
-        confidence=lowest([steps_confidence(train), "low" if loop.low_confidence else enough]),
+        confidence=lowest([steps_confidence(train), _loop_confidence(loop)]),
         cost_ms_per_step=cost,
         share=share,
         gain_ceiling=share,
@@ -127,32 +127,33 @@ def _loop_fix(loop: LoopFacts) -> str:
     hint = _HINTS.get(loop.callee.removeprefix("aten::"))
     if hint is None:
         hint = (
-            "work on the whole tensor at once instead of one slice per iteration (broadcasting, einsum, torch.vmap)"
+            "by operators on the whole tensor (broadcasting, einsum, torch.vmap)"
             if loop.dimension
-            else "work on all items at once: one tensor that holds them, or the torch._foreach operators"
+            else "by operators on all items at once: one tensor that holds them, or the torch._foreach operators"
         )
-    along = f" along {loop.dimension.split(' = ', 1)[1]}" if loop.dimension else ""
-    return f"Replace the loop{along}: {hint}"
+    over = f" over {loop.dimension.split(' = ', 1)[1]}" if loop.dimension else ""
+    return f"Replace the loop{over} {hint}"
+
+
+def _loop_confidence(loop: LoopFacts) -> str:
+    """The window counts calls exactly; how well it times them depends on its steps, or on samples that agree."""
+    if loop.low_confidence:
+        return "low" if loop.samples < CONFIDENCE.few_samples else "medium"
+    return "high" if loop.window_steps >= LOOP.steps_for_high and loop.exact_line else "medium"
 
 
 def _loop_evidence(loop: LoopFacts) -> tuple[Evidence, ...]:
     source = loop.source
     found = [
         Evidence(f"calls of {loop.callee} per step", round(loop.calls_per_step, 2), "calls", source),
-        Evidence("loop per step", round(loop.ms_per_step, 3), "ms", f"{source}; scaled to the steady step"),
-        Evidence("operators per call", round(loop.operators_per_call, 1), "operators", source),
+        Evidence("loop per step, forward", round(loop.ms_per_step, 3), "ms", loop.time_source or source),
     ]
+    if loop.backward_ms_per_step is not None:
+        matched = f"{source}; matched by sequence number, scaled to the steady step"
+        found.append(Evidence("loop per step, backward", round(loop.backward_ms_per_step, 3), "ms", matched))
     if loop.dimension:
         found.append(Evidence("calls equal a dimension", loop.dimension, "", f"{source}; recorded shapes"))
-    if loop.backward_ms_per_step is not None:
-        found.append(
-            Evidence(
-                "backward of the loop's operators per step",
-                round(loop.backward_ms_per_step, 3),
-                "ms",
-                f"{source}; matched by sequence number, scaled to the steady step",
-            )
-        )
+    found.append(Evidence("operators per call", round(loop.operators_per_call, 1), "operators", source))
     if loop.backward_node is not None and loop.backward_calls_per_step is not None:
         found.append(
             Evidence(f"{loop.backward_node} per step", round(loop.backward_calls_per_step, 2), "calls", source)

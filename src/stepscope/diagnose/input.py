@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from stepscope.diagnose.common import (
-    bare,
     clip_share,
     finding_id,
     lowest,
@@ -82,40 +81,57 @@ def _place(line: HotLine) -> Place:
 
 def _words(loader: LoaderFacts, where: tuple[Place, ...]) -> tuple[str, str]:
     """(title, fix)."""
-    share = f"{loader.data_wait_share:.0%}"
+    waits = f"{loader.data_wait_share:.0%} of the step"
     hot = next((place for place in where if place.share is not None), None)
-    named = f", mostly in {bare(hot.function)} ({shown(hot)})" if hot else ""
+    named = _named(loader, hot)
     shorter = f"; then shorten the work at {shown(hot)}" if hot else ""
     at = f" at {shown(loader.site)}" if loader.site else ""
-    wanted = loader.suggested_workers
-    if loader.num_workers is None and loader.site is None:
-        return (
-            f"The step waits {share} of its time for its input{named}",
-            f"Prepare the next batch while the step computes: feed it from a DataLoader with num_workers={wanted}{shorter}",
-        )
+    wanted, count = loader.suggested_workers, loader.num_workers or 0
     if loader.in_main_process:
         return (
-            f"The training process loads every batch itself and waits {share} of the step{named}",
+            f"The training process loads every batch itself, {waits}{named}",
             f"Load in worker processes: num_workers={wanted}, persistent_workers=True in the DataLoader{at}{shorter}",
         )
-    count = loader.num_workers or 0
-    if loader.workers_idle_share is not None and loader.workers_idle_share >= LOADER.idle:
+    many = f"{count} loader workers" if count != 1 else "1 loader worker"
+    if _parked(loader):
         return (
-            f"The step waits {share} of its time for batches while its {count} loader workers are parked",
-            "The workers are not the bottleneck. Make what crosses the process border smaller (return tensors, not "
-            f"lists of objects; fewer, larger ones), and keep batches in reserve with prefetch_factor=4 in the DataLoader{at}",
+            f"The step waits for batches, {waits}, while {many} sat parked",
+            "The workers are not the bottleneck. Make what crosses the process border smaller (tensors, not lists "
+            f"of objects; fewer, larger ones), and keep more in reserve: prefetch_factor=4 in the DataLoader{at}",
         )
     if wanted > count:
         return (
-            f"{count} loader workers cannot keep up: the step waits {share} of its time{named}",
+            f"{many} cannot keep up: the step waits, {waits}{named}",
             f"Raise num_workers from {count} to {wanted} in the DataLoader{at}{shorter}",
         )
     place = f"at {shown(hot)}" if hot else "per item"
     return (
-        f"{count} loader workers cannot keep up and no core is left: the step waits {share} of its time{named}",
-        f"This process may use {loader.cpu_limit:g} cores, so more workers will not help: do less {place} (decode "
-        "or resize once and store the result, transform whole batches instead of items), or ask for more cores",
+        f"{many} cannot keep up and no core is left: the step waits, {waits}{named}",
+        f"{_cores(loader)}, so more workers will not help: do less {place} (decode or "
+        "resize once and store the result, transform whole batches instead of items), or ask for more cores",
     )
+
+
+def _parked(loader: LoaderFacts) -> bool:
+    return loader.workers_idle_share is not None and loader.workers_idle_share >= LOADER.idle
+
+
+def _cores(loader: LoaderFacts) -> str:
+    ranks = f" for {loader.ranks_on_host} ranks" if loader.ranks_on_host > 1 else ""
+    return f"There are {loader.cpu_limit:g} cores{ranks}"
+
+
+def _named(loader: LoaderFacts, hot: Place | None) -> str:
+    """The function most of the loading time lies in, else the hottest line."""
+    if hot is None:
+        return ""
+    of_function: dict[str, float] = {}
+    for line in loader.entries or loader.lines:
+        of_function[line.function] = of_function.get(line.function, 0.0) + line.share
+    function = max(of_function, key=lambda name: of_function[name], default=None)
+    if function is not None and of_function[function] >= LOADER.mostly:
+        return f", mostly in {function} (hottest: {shown(hot)})"
+    return f", hottest in {hot.function} ({shown(hot)})"
 
 
 def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> tuple[Evidence, ...]:
@@ -150,21 +166,18 @@ def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> tupl
 def _expected(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> Interval | None:
     """What the suggested workers gain, when loading moves out of this process.
 
-    At best loading and computing overlap fully and idle cores absorb the workers; at worst, on a CPU, the computation
-    loses as many cores as there are workers. None where the times are not known.
+    At best loading and computing overlap fully and only the CPU time measured now has to fit into the cores; at worst,
+    on a CPU, the computation keeps all its threads busy all the time. None where the times are not known.
     """
-    if not loader.in_main_process or loader.num_workers is None or loader.compute_ms is None or loader.load_ms is None:
+    if not loader.in_main_process or loader.compute_ms is None or loader.load_ms is None:
         return None
-    workers, step, cores = loader.suggested_workers, train.mean_ms, max(1.0, loader.cpu_limit)
-    best = max(loader.compute_ms, loader.load_ms / workers)
-    on_cpu = not any(device != "cpu" for device in analysis.devices)
-    if on_cpu:
-        if loader.cores_used is not None:
-            best = max(best, loader.cores_used * step / cores)
-        worst = max(loader.compute_ms * cores / max(1.0, cores - workers), loader.load_ms / workers)
-    else:
-        worst = best
-    worst += LOADER.device_overhead * loader.load_ms
+    step, cores = train.mean_ms, max(1.0, loader.cpu_limit / loader.ranks_on_host)
+    best = worst = max(loader.compute_ms, loader.load_ms / loader.suggested_workers)
+    if not any(device != "cpu" for device in analysis.devices):
+        threads = min(cores, loader.threads or cores)
+        best = max(best, (loader.cores_used or 0.0) * step / cores)
+        worst = max(worst, (loader.compute_ms * threads + loader.load_ms) / cores)
+    worst += LOADER.handover * loader.load_ms
     high = max(0.0, min(loader.data_wait_share, 1.0 - best / step))
     return Interval(low=max(0.0, min(high, 1.0 - worst / step)), high=high)
 
@@ -172,17 +185,15 @@ def _expected(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> Inte
 def _caveat(loader: LoaderFacts) -> str:
     if loader.in_main_process or loader.suggested_workers > (loader.num_workers or 0):
         text = "Each worker holds its own copy of the data set object and draws its own random numbers."
-        if loader.cpu_limit <= 2:
-            text += f" With {loader.cpu_limit:g} cores, workers compete with the training process on a CPU."
+        if loader.cpu_limit / loader.ranks_on_host <= 2:
+            text += f" {_cores(loader)}: workers compete with the training process on a CPU."
         return text
     return "Work stored ahead of training costs disk space and fixes random transforms done before it."
 
 
 def _tries(loader: LoaderFacts) -> tuple[Try, ...]:
-    if loader.num_workers is None and loader.site is None:
-        return ()
     tries = []
-    if loader.suggested_workers > (loader.num_workers or 0):
+    if loader.suggested_workers > (loader.num_workers or 0) and not _parked(loader):
         tries.append(Try("loader.num_workers", str(loader.suggested_workers)))
     if str(loader.arguments.get("persistent_workers", False)) != "True":
         tries.append(Try("loader.persistent_workers", "true"))

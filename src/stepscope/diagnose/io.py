@@ -75,8 +75,8 @@ def _fix(top: IoFacts) -> str:
     place = shown(top.place)
     if top.operation in _SAVES:
         return (
-            f"Save less often at {place} (every N steps or minutes), or copy the tensors and write them in a background "
-            "thread (torch.distributed.checkpoint.async_save does both)"
+            f"Save less often at {place} (every N steps or minutes), or copy the tensors and write them in a "
+            "background thread (torch.distributed.checkpoint.async_save does both)"
         )
     if top.operation in _READS or top.operation == "open":
         return f"Read at {place} before training, or in the DataLoader's workers"

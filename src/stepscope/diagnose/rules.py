@@ -33,12 +33,20 @@ class Rule:
 
 STEPS = Need("training steps", lambda analysis: train_steps(analysis) is not None)
 DATA_WAIT = Need("the data wait of the steps", lambda analysis: analysis.loader is not None)
+# Without a DataLoader the data wait is the gap before the first operator: whatever fills it is Python work or file I/O,
+# and the rules for those name its lines.
+LOADER = Need(
+    "a torch DataLoader in the training process",
+    lambda analysis: (
+        analysis.loader is None or (analysis.loader.num_workers is not None or analysis.loader.site is not None)
+    ),
+)
 STACKS = Need("sampled stacks of steady steps", lambda analysis: analysis.python is not None)
 WINDOW = Need("a profiler window with complete steps", lambda analysis: analysis.loops is not None)
 IO_SEEN = Need("sampled stacks or a profiler window", lambda analysis: analysis.io is not None)
 
 RULES: tuple[Rule, ...] = (
-    Rule(input.RULE, "input", (STEPS, DATA_WAIT), input.loader_bound),
+    Rule(input.RULE, "input", (STEPS, DATA_WAIT, LOADER), input.loader_bound),
     Rule(host.LOOP_RULE, "host", (STEPS, WINDOW), host.per_item_loop),
     Rule(host.PYTHON_RULE, "host", (STEPS, STACKS), host.python_on_critical_path),
     Rule(io.RULE, "io", (STEPS, IO_SEEN), io.blocking_in_step),

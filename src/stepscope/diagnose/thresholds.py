@@ -31,9 +31,10 @@ class Loader:
 
     floor: float = REPORT_FLOOR
     idle: float = 0.6  # workers parked for most of their time make batches faster than they are taken
-    lines_shown: int = 2  # of each kind; a share below `line_share` names nothing worth reading
+    lines_shown: int = 3  # of each kind; a share below `line_share` names nothing worth reading
     line_share: float = 0.05
-    device_overhead: float = 0.1  # of the load time: handing batches over, seen at 5 to 10 % for images of a few MB
+    mostly: float = 0.5  # a function with more than half of the loading time is named in the title
+    handover: float = 0.1  # of the load time: handing batches over, seen at 5 to 10 % for images of a few MB
 
 
 @dataclass(frozen=True)

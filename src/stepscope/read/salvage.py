@@ -79,7 +79,7 @@ def _decode(chunk: bytes, decoder: Any) -> Any:
     event = _decode_strict(chunk, decoder)
     if event is not None:
         return event
-    repaired = _STRAY_BACKSLASH.sub(rb"\\\\\g<0>", _NOT_A_NUMBER.sub(rb"\1null", chunk))
+    repaired = _STRAY_BACKSLASH.sub(rb"\\\g<0>", _NOT_A_NUMBER.sub(rb"\1null", chunk))
     value = _first_value(repaired)
     if not isinstance(value, dict):
         return None

@@ -125,23 +125,19 @@ def _findings(report: Report, shorten: Shortener) -> str:
 
 def _finding(index: int, finding: dict[str, Any], shorten: Shortener) -> str:
     severity = finding["severity"] if finding["severity"] in ("critical", "warning", "info") else "info"
-    places = "".join(_place(place, shorten) for place in finding["where"])
+    places = "".join(_place(place, shorten, alone=rank > 0) for rank, place in enumerate(finding["where"]))
     facts = "".join(f"<dt>{markup(label)}</dt><dd>{content}</dd>" for label, content in _facts(finding))
     return (
         f"<article class='finding {severity}'><header><span class='severity'>{severity}</span>"
-        f"<h3>{index}. {markup(one_line(finding['title']))}</h3>"
         f"<span class='soft'>{markup(finding['confidence'])} confidence</span>"
-        f"<span class='cost'>{markup(sentences.cost(finding))}</span></header>{places}<dl>{facts}</dl></article>"
+        f"<span class='cost'>{markup(sentences.cost(finding))}</span></header>"
+        f"<h3>{index}. {markup(one_line(finding['title']))}</h3>{places}<dl>{facts}</dl></article>"
     )
 
 
 def _facts(finding: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Label and ready markup of each line of a finding."""
-    rows = "".join(
-        f"<li>{markup(row['metric'])}: <strong>{markup(words.quantity(row['value'], row['unit']))}</strong>"
-        f" <span class='soft'>({markup(row['source'])})</span></li>"
-        for row in finding["evidence"]
-    )
+    rows = "".join(_evidence(row) for row in finding["evidence"])
     if rows:
         yield "Seen", f"<ul>{rows}</ul>"
     yield "Fix", markup(one_line(finding["fix"]), SENTENCE)
@@ -160,7 +156,14 @@ def _facts(finding: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Rule", f"<code>{markup(finding['rule'])}</code>"
 
 
-def _place(place: dict[str, Any], shorten: Shortener) -> str:
+def _evidence(row: dict[str, Any]) -> str:
+    metric, value = words.evidence(row)
+    source = f" <span class='soft'>({markup(row['source'])})</span>" if row["source"] else ""
+    return f"<li>{markup(metric)}: <strong>{markup(value)}</strong>{source}</li>"
+
+
+def _place(place: dict[str, Any], shorten: Shortener, *, alone: bool) -> str:
+    """A place with its source: the line `alone`, or with the lines around it."""
     function = f" <code>{markup(place['function'])}</code>" if place["function"] else ""
     part = place["share"] if place["share"] is not None and place["share"] < words.WHOLE else None
     share = f" <span class='soft'>{markup(words.percent(part))} of it</span>" if part is not None else ""
@@ -171,6 +174,7 @@ def _place(place: dict[str, Any], shorten: Shortener) -> str:
     lines = "".join(
         _source_line(number, text, hit=number == place["line"])
         for number, text in enumerate(source["lines"], start=source["first_line"])
+        if number == place["line"] or not alone
     )
     changed = "<p class='soft'>The file was edited since the run.</p>" if source["changed_since"] else ""
     return f"{head}<pre>{lines}</pre>{changed}"

@@ -11,7 +11,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --page: #12161c; --text: #e4e8ee; --soft: #9aa6b6; --line: #2d3540;
   --box: #1a2028; --accent: #8ab4f8; --critical: #ff8a80; --warning: #f2c063; --info: #8ab4f8; --good: #6fdc8c; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; background: var(--page); color: var(--text);
+body { margin: 0 auto; max-width: 72rem; padding: 2rem 1.25rem 4rem; background: var(--page); color: var(--text);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 h1 { font-size: 1.5rem; margin: 0; }
 h2 { font-size: 1.1rem; margin: 2.25rem 0 .6rem; }
@@ -40,6 +40,7 @@ svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 .finding.warning { border-left-color: var(--warning); }
 .finding.info { border-left-color: var(--info); }
 .finding header { display: flex; flex-wrap: wrap; gap: .2rem .8rem; align-items: baseline; }
+h3 { margin: .25rem 0 .5rem; }
 .finding .cost { margin-left: auto; font-weight: 600; font-variant-numeric: tabular-nums; }
 .severity { text-transform: uppercase; font-size: .75rem; font-weight: 700; letter-spacing: .04em; }
 .critical .severity { color: var(--critical); }
@@ -56,15 +57,16 @@ pre .hit { background: color-mix(in srgb, var(--warning) 18%, transparent); font
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 caption { text-align: left; color: var(--soft); padding: .2rem 0 .4rem; }
-th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
-  overflow-wrap: anywhere; }
+th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { font-weight: 600; white-space: nowrap; }
 .right { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 details { border-top: 1px solid var(--line); padding: .6rem 0; }
 summary { cursor: pointer; font-weight: 600; }
 summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
-td code { white-space: pre-wrap; }
-td.line code { white-space: nowrap; }
+td code { white-space: pre-wrap; overflow-wrap: anywhere; display: block; min-width: 9rem; }
+td.source { width: 30%; max-width: 1px; min-width: 9rem; }
+td.source code { white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
+td.line code { white-space: nowrap; min-width: 0; }
 a { color: var(--accent); }
 @media print { body { max-width: none; } details > * { display: block; } }
 """

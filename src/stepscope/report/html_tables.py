@@ -23,7 +23,7 @@ CELL = 240  # characters of a cell
 
 @dataclass(frozen=True)
 class Column:
-    """`style`: "" for words, "right" for figures, "code" for source text and names, "line" for an unwrapped place."""
+    """`style`: "" for words, "right" for figures, "code" for names, "line" for whole ones, "source" for cut ones."""
 
     heading: str
     cell: Cell
@@ -96,12 +96,12 @@ _LINE_COLUMNS = (
     Column("Share", _figure("share", words.percent), "right"),
     Column("Per step", _figure("ms_per_step", words.milliseconds), "right"),
     Column("Line", _place, "line"),
-    Column("Function", _field("function"), "code"),
-    Column("Source", _field("code"), "code"),
+    Column("Function", _field("function"), "line"),
+    Column("Source", _field("code"), "source"),
     Column("Process", _figure("role", words.term)),
     Column("Phase", _figure("phase", words.term)),
     Column("Waiting", _figure("waiting_share", words.percent), "right"),
-    Column("On top", _field("library_leaf"), "code"),
+    Column("On top", lambda row, shorten: shorten(row.get("library_leaf") or ""), "source"),
 )
 _PAIR_COLUMNS = (Column("Name", _field("name")), Column("Value", _field("value"), "code"))
 
@@ -135,8 +135,23 @@ TABLES: tuple[View, ...] = (
             Column("Per step", _figure("ms_per_step", words.milliseconds), "right"),
             Column("Operators a call", _figure("operators_per_call", words.count), "right"),
             Column("Line", _place, "line"),
-            Column("Source", _field("code"), "code"),
+            Column("Source", _field("code"), "source"),
             Column("Equals", _field("dimension")),
+        ),
+    ),
+    View(
+        "Python on the main thread",
+        "Lines that are neither waiting for data nor inside torch operators.",
+        _view("python"),
+        (
+            Column("Share", _figure("share", words.percent), "right"),
+            Column("Per step", _figure("ms_per_step", words.milliseconds), "right"),
+            Column("Line", _place, "line"),
+            Column("Source", _field("code"), "source"),
+            Column("Phase", _figure("phase", words.term)),
+            Column("Outside operators", _figure("python_fraction", words.percent), "right"),
+            Column("Waiting", _figure("waiting_share", words.percent), "right"),
+            Column("Samples", _figure("samples", words.count), "right"),
         ),
     ),
     View(
@@ -148,7 +163,7 @@ TABLES: tuple[View, ...] = (
             Column("Calls a step", _figure("calls_per_step", words.count), "right"),
             Column("Per step", _figure("ms_per_step", words.milliseconds), "right"),
             Column("Line", _place, "line"),
-            Column("Source", _field("code"), "code"),
+            Column("Source", _field("code"), "source"),
             Column("Seen in", _field("source")),
         ),
     ),
@@ -236,10 +251,12 @@ def table(caption: str, columns: Sequence[Column], rows: Sequence[Row], shorten:
 
 
 def _class(column: Column) -> str:
-    return f" class='{column.style}'" if column.style in ("right", "line") else ""
+    return f" class='{column.style}'" if column.style in ("right", "line", "source") else ""
 
 
 def _cell(column: Column, row: Row) -> str:
     value = row[column.heading]
     text = markup(words.MISSING if value is None else value, CELL)
+    if column.style == "source":  # one line, cut by the page; whole where the pointer rests
+        return f"<td class='source'><code title='{text}'>{text}</code></td>"
     return f"<td{_class(column)}>{f'<code>{text}</code>' if column.style in ('code', 'line') else text}</td>"

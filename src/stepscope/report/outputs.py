@@ -113,10 +113,13 @@ def _emit(name: str, data: bytes) -> None:
 
 
 def show(report: Report, stream: TextIO | None = None, *, page: str | None = None) -> None:
-    """Print the terminal report to `stream` (stdout by default)."""
+    """Print the terminal report to `stream` (stdout by default); on stderr, a blank line ends what came before."""
     from stepscope.report import terminal
 
-    terminal.render(report, console(stream or sys.stdout), page=page)
+    target = console(stream or sys.stdout)
+    if stream is sys.stderr:
+        target.print()
+    terminal.render(report, target, page=page)
 
 
 def console(stream: TextIO) -> Console:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 from stepscope.report.escape import plain
 
 MAX_COMMAND = 160  # characters
+_LIBRARY = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python3\.\d+)/")
 
 
 class Shortener:
-    """Shows files relative to the folder the run was started in, or to its user roots."""
+    """Shows files relative to the folder the run was started in or to its user roots, libraries from their name on."""
 
     def __init__(self, run: Mapping[str, Any]) -> None:
         roots = [run.get("cwd"), *(run.get("user_roots") or ())]
@@ -21,11 +23,9 @@ class Shortener:
 
     def __call__(self, file: str, line: int | None = None) -> str:
         """`file:line`, harmless to print."""
-        for root in self._roots:
-            if file.startswith(root):
-                file = file[len(root) :]
-                break
-        return plain(file, 200) + (f":{line}" if line is not None else "")
+        inside = next((root for root in self._roots if file.startswith(root)), "")
+        shown = _LIBRARY.sub("", file[len(inside) :])
+        return plain(shown, 200) + (f":{line}" if line is not None else "")
 
 
 def command_line(run: Mapping[str, Any]) -> str:

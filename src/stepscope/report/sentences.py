@@ -9,13 +9,6 @@ from typing import Any
 from stepscope.model import Report
 from stepscope.report import words
 
-FIXED_COSTS = (
-    ("before_first_step_s", "before the first step"),
-    ("first_step_s", "first step"),
-    ("warmup_s", "warm-up"),
-    ("windows_s", "profiler windows"),
-)
-
 
 def ended(status: int | None) -> str | None:
     """How the command ended, where it did not end well. `status` is the shell's."""
@@ -50,7 +43,10 @@ def fixed_costs(costs: Mapping[str, Any]) -> str | None:
     """What the run paid once, or None where nothing was measured."""
     if costs.get("total_s") is None:
         return None
-    parts = [f"{label} {words.seconds(costs[key])}" for key, label in FIXED_COSTS if costs.get(key)]
+    # warm-up includes the first step
+    warmup = ("first_step_s", "first step") if costs.get("warmup_s") is None else ("warmup_s", "warm-up")
+    shown = (("before_first_step_s", "before the first step"), warmup, ("windows_s", "profiler windows"))
+    parts = [f"{label} {words.seconds(costs[key])}" for key, label in shown if costs.get(key)]
     detail = f" ({', '.join(parts)})" if parts else ""
     return f"Paid once: {words.seconds(costs['total_s'])}{detail}"
 

@@ -44,8 +44,8 @@ def render(report: Report, console: Console, *, page: str | None = None) -> None
                 console.print()
             console.print(block, width=width)
         console.print()
-        for line in _next(report, page):
-            console.print(line, soft_wrap=True)  # a path or a command broken over lines cannot be copied
+        for step in _next(report, page):
+            console.print(step, soft_wrap=True)  # a path or a command broken over lines cannot be copied
     # tables pad their cells; a report pasted elsewhere should not carry that along
     for line in captured.get().splitlines():
         text = Text.from_ansi(glyphs.encodable(line))

@@ -18,7 +18,7 @@ from stepscope.report.places import Shortener
 
 IN_FULL = 3  # what fits a screen
 LISTED = 8
-MAX_EVIDENCE = 4
+MAX_EVIDENCE = 5
 SEVERITY_STYLES = {"critical": "bold red", "warning": "bold yellow", "info": "bold cyan"}
 
 
@@ -44,8 +44,10 @@ def findings_block(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterat
 
 
 def _abstained(report: Report) -> Text:
-    rules = ", ".join(f"{plain(row['rule'], 60)} (needs {one_line(row['needs'], 80)})" for row in report.abstained)
-    return Text(f"Not judged: {rules}", style="dim", no_wrap=True, overflow="ellipsis")
+    """One line: the names of the rules, and what a rule lacked where it is the only one."""
+    names = ", ".join(plain(row["rule"], 60) for row in report.abstained)
+    needs = f" (needs {one_line(report.abstained[0]['needs'], 120)})" if len(report.abstained) == 1 else ""
+    return Text(f"Not judged: {names}{needs}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def _full(
@@ -99,9 +101,9 @@ def _details(finding: dict[str, Any], glyphs: Glyphs, everywhere: list[int]) -> 
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")
     table.add_column()
-    evidence = [_evidence(row) for row in finding["evidence"][:MAX_EVIDENCE]]
+    evidence = [text for row in finding["evidence"] if (text := _evidence(row, finding))]
     if evidence:
-        table.add_row("Seen", Text(glyphs.separator.join(evidence)))
+        table.add_row("Seen", Text(glyphs.separator, style="dim").join(evidence[:MAX_EVIDENCE]))
     ranks = finding["ranks"]
     if ranks and len(everywhere) > 1 and set(ranks) != set(everywhere):
         table.add_row("Ranks", Text(", ".join(str(rank) for rank in ranks[:16])))
@@ -117,5 +119,9 @@ def _details(finding: dict[str, Any], glyphs: Glyphs, everywhere: list[int]) -> 
     return table
 
 
-def _evidence(row: dict[str, Any]) -> str:
-    return f"{plain(row['metric'], 80)} {words.quantity(row['value'], row['unit'])}"
+def _evidence(row: dict[str, Any], finding: dict[str, Any]) -> Text | None:
+    """One figure; None where the finding's title line gives the same one already."""
+    metric, value = words.evidence(row)
+    if value in (words.milliseconds(finding["cost_ms_per_step"]), words.percent(finding["share"])):
+        return None
+    return Text.assemble((f"{metric}: ", "dim"), value)

@@ -62,7 +62,7 @@ def seconds(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A fraction as percent: 67 %, 4.2 %, < 0.1 %."""
+    """A fraction as percent: 67 %, 5 %, 4.2 %, < 0.1 %."""
     if share is None:
         return MISSING
     value = share * 100
@@ -70,7 +70,7 @@ def percent(share: float | None) -> str:
         return "0 %"
     if abs(value) < 0.1:
         return "< 0.1 %"
-    return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
+    return f"{value:.1f}".removesuffix(".0") + " %" if abs(value) < 9.95 else f"{value:.0f} %"
 
 
 def size(value: float | None) -> str:
@@ -102,6 +102,12 @@ def signal(name: Any) -> str:
     """What cut the steps, in words; several are joined by "+" or "," in the facts."""
     parts = [part.strip() for part in str(name).replace("+", ",").split(",")]
     return " or ".join(SIGNALS.get(part, plain(part)) for part in parts if part)
+
+
+def evidence(row: dict[str, Any]) -> tuple[str, str]:
+    """What was measured and its figure; a unit that the words before it name already is not said again."""
+    metric, unit = plain(row["metric"], 80), str(row["unit"])
+    return metric, quantity(row["value"], "" if unit in metric.split() else unit)
 
 
 def quantity(value: Any, unit: str) -> str:

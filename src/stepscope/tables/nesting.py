@@ -93,8 +93,8 @@ class _Sweep:
         self.frame = [NONE] * count
         self.extent = [0] * count
         self.cut: set[int] = set()
-        self._open: list[tuple[int, int, int, int]] = []  # (slice, start, end, innermost function up to it)
-        self._late: list[tuple[int, int]] = []  # (start, slice): annotations that wait for a function's end
+        self._open: list[tuple[int, int, int]] = []  # (slice, end, innermost function up to it)
+        self._late: list[tuple[int, int, int]] = []  # (start, -end, slice): those that wait for the end of another
 
     def run(self, tracks: Sequence[int]) -> None:
         current = None
@@ -103,45 +103,44 @@ class _Sweep:
             if tracks[i] != current:
                 self._finish_track()
                 current = tracks[i]
-            while late and late[0][0] <= start:
-                self._place(*heapq.heappop(late))
+            key = (start, -start - self.durations[i])
+            while late and late[0][:2] <= key:
+                self._place_late()
             self._place(start, i)
         self._finish_track()
 
     def _finish_track(self) -> None:
         while self._late:
-            self._place(*heapq.heappop(self._late))
+            self._place_late()
         self._open.clear()
+
+    def _place_late(self) -> None:
+        start, _, i = heapq.heappop(self._late)
+        self._place(start, i)
 
     def _place(self, start: int, i: int) -> None:
         end = self.starts[i] + self.durations[i]
         stack = self._open
         while stack:
-            above, _, last, _ = stack[-1]
+            above, last, _ = stack[-1]
             if last <= start:
                 stack.pop()
             elif end <= last:
                 break
-            elif self.annotations[i] and self.functions[above]:
-                self.cut.add(i)
-                heapq.heappush(self._late, (last, i))
-                return
-            elif last - start >= end - last:
+            elif last - start >= end - last and not (self.annotations[i] and self.functions[above]):
                 self.cut.add(i)
                 end = last
                 break
             else:
+                # What else begins before that end still belongs to the slices now open, so this one waits its turn.
                 self.cut.add(i)
-                start = last
-                stack.pop()
+                heapq.heappush(self._late, (last, -end, i))
+                return
         function = NONE
         if stack:
-            above, earliest, _, function = stack[-1]
-            # A parent whose own start was moved does not contain what began before.
-            start = max(start, earliest)
-            end = max(start, end)
+            above, _, function = stack[-1]
             self.parent[i], self.frame[i], self.depth[i] = above, function, len(stack)
             self.self_ns[above] -= end - start
         self.extent[i] = end - start
         self.self_ns[i] += end - start
-        stack.append((i, start, end, i if self.functions[i] else function))
+        stack.append((i, end, i if self.functions[i] else function))

@@ -19,6 +19,7 @@ REMEDY = (
     "stepscope inside it"
 )
 _MAX_NAMED = 3  # files or processes named in one note
+_MAX_QUOTED = 300  # characters of a recorded message in a note
 
 # loss -> (its name in the counts, level, what to say; {n} is the count)
 _LOSSES: dict[str, tuple[str, str, str]] = {
@@ -79,6 +80,10 @@ def _loss_notes(raw: RawRun) -> list[Note]:
     return notes
 
 
+def _quoted(value: Any) -> str:
+    return (string(value) or "no reason recorded")[:_MAX_QUOTED]
+
+
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(names[:_MAX_NAMED]) + more
@@ -104,7 +109,7 @@ def _host_notes(hosts: Iterable[RawHost]) -> list[Note]:
 
 
 def _sampler_notes(sampler: Row, source: str) -> list[Note]:
-    reason = string(sampler.get("reason")) or "no reason recorded"
+    reason = _quoted(sampler.get("reason"))
     if sampler.get("source") == "agent":
         text = f"stacks come from a thread inside the process, at a lower rate, not from py-spy: {reason}"
         return [Note(INFO, text, source)]
@@ -144,10 +149,14 @@ def _rank_notes(rank: RawRank) -> list[Note]:
     source = f"{rank.name}/events.jsonl"
     notes: list[Note] = []
     for event in _events(rank, "probe_error"):
-        probe, error = (string(event.get(key)) or "unknown" for key in ("probe", "error"))
+        probe, error = (_quoted(event.get(key)) for key in ("probe", "error"))
         text = f"probe {probe} failed in {rank.name} and was off from then on: {error}"
         notes.append(Note(WARNING, text, source))
+    traces = {trace.name for trace in rank.traces}
     for event in _events(rank, "window"):
+        name = (string(event.get("trace")) or "").removesuffix(".gz")
+        if event.get("status") == "kept" and name and name not in traces:
+            notes.append(Note(WARNING, f"the trace of a profiler window is missing or unreadable: {name}", source))
         if event.get("status") == "dropped":
             text = (
                 f"a profiler window of {rank.name} was dropped: {string(event.get('reason')) or 'no reason recorded'}"
@@ -157,7 +166,7 @@ def _rank_notes(rank: RawRank) -> list[Note]:
         ("window_skipped", "no profiler window was opened in"),
         ("suspended", "probes were suspended, so some phases are unknown, in"),
     ):
-        reasons = dict.fromkeys(string(event.get("reason")) or "no reason recorded" for event in _events(rank, kind))
+        reasons = dict.fromkeys(_quoted(event.get("reason")) for event in _events(rank, kind))
         notes += [Note(INFO, f"{text} {rank.name}: {reason}", source) for reason in reasons]
     for trace in rank.traces:
         lost, problem = trace.quality.lost, trace.quality.problem

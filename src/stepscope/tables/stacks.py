@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-import stepscope
 from stepscope.read.raw import Frame, RawHost, RawRank, RawSegment, RawStack
 from stepscope.tables import phases
 from stepscope.tables.processes import HELPER, OTHER, RANK, WORKER, HostProcesses
 from stepscope.tables.schema import FRAME, SCHEMAS
 
-_OWN_PACKAGE = str(Path(stepscope.__path__[0])) + "/"
+_OWN_PACKAGE = f"{Path(__file__).parents[1]}/"
 _OWN_PARTS = ("/stepscope/record/agent/",)  # the recorder may live in another environment than this reader
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 _PROCESS_FILE = "multiprocessing/process.py"

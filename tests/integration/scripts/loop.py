@@ -33,7 +33,7 @@ def train(steps: int, pause_s: float, tell: bool) -> float:
                 print(f"step {done}: {loss.item():.9f}", flush=True)
             if done == steps:
                 break
-    return float(sum(parameter.double().sum() for parameter in model.parameters()))
+    return float(sum(parameter.detach().double().sum() for parameter in model.parameters()))
 
 
 def main() -> None:

@@ -487,14 +487,3 @@ def test_an_optimizer_that_raised_does_not_swallow_the_steps_after_it(loop: Loop
             loop.step()
     rows = loop.finish()
     assert walls(rows)[:1] + walls(rows)[-3:] == [10] * 4
-
-
-def test_module_forward_is_wanted_only_without_a_loader(loop: Loop) -> None:
-    wanted = []
-    for _ in range(5):
-        wanted.append(loop.cutter.wants_module_forward)
-        loop.train()
-    assert wanted[-2:] == [True, True]
-    for _ in loop.batches(1, 3):
-        assert not loop.cutter.wants_module_forward
-        loop.train()

@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional
 
 from stepscope.record.agent import marks
 from stepscope.record.agent.clock import Clock
+from stepscope.record.agent.compiling import skip_own_code
 from stepscope.record.agent.config import Config, from_environment
 from stepscope.record.agent.device import DeviceTimer
 from stepscope.record.agent.guard import Guard
@@ -96,6 +97,7 @@ class Agent:
         self._train_steps = 0
         self._eval_steps = 0
         self._limit_reached = False
+        self._faults: dict[str, str] = {}
         self._finished = False
         self._write_row = self.guard.wrap("journal", self._write_row_unguarded)
 
@@ -110,6 +112,7 @@ class Agent:
         marks.activate(self)
         self.probes.install_all()
         self.guard.wrap("attachments", self._start_attachments, inject=False)()
+        self.guard.wrap("compiling", skip_own_code, inject=False)()
 
     def finish(self, reason: str = "atexit") -> None:
         """Close the last step and write the exit event. Idempotent."""
@@ -123,6 +126,11 @@ class Agent:
         marks.flush()
         if self.journal.folder is not None:
             self.events.write("exit", reason=reason, step=None)
+        elif self._faults:
+            # Nobody claimed a folder, perhaps because of these very faults: say so where the process is announced.
+            record = {"time_ns": self.clock.now(), "pid": os.getpid(), "probe_errors": self._faults}
+            append_line(os.path.join(self.config.host_dir, "agents.jsonl"), record)
+        self.probes.uninstall_all()
 
     # ------------------------------------------------------------------------------------------- what others add
 
@@ -219,6 +227,7 @@ class Agent:
         return dict(_describe_process(), started_ns=self.started_ns)
 
     def _report_fault(self, probe: str, error: str) -> None:
+        self._faults[probe] = error
         self.events.write("probe_error", probe=probe, error=error)
 
     def _announce(self, role: str) -> None:

@@ -33,7 +33,9 @@ def is_user_file(path: str) -> bool:
     if known is None:
         global _prefixes
         _prefixes = _prefixes or _library_prefixes()
-        known = not path.startswith(_prefixes) and not any(marker in path for marker in _MARKERS)
+        # "<string>" and the like are generated code; cells of a notebook are the user's.
+        generated = path.startswith("<") and not path.startswith(("<ipython", "<stdin>"))
+        known = not generated and not path.startswith(_prefixes) and not any(marker in path for marker in _MARKERS)
         if len(_known) < 10_000:
             _known[path] = known
     return known
@@ -47,7 +49,8 @@ def user_place(skip: int = 1) -> Place | None:
             return None
         code = frame.f_code
         if is_user_file(code.co_filename):
-            return os.path.abspath(code.co_filename), frame.f_lineno, getattr(code, "co_qualname", code.co_name)
+            file = code.co_filename if code.co_filename.startswith("<") else os.path.abspath(code.co_filename)
+            return file, frame.f_lineno, getattr(code, "co_qualname", code.co_name)
         frame = frame.f_back
     return None
 

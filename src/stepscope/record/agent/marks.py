@@ -12,6 +12,8 @@ import sys
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 
+from stepscope.record.agent.compiling import is_compiling_check
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -92,12 +94,14 @@ class _Recorder:
 
 
 _recorder: _Recorder | None = None
+_is_compiling: Callable[[], bool] = is_compiling_check()  # a plain global, which Dynamo can fold
 
 
 def activate(agent: Agent) -> None:
     """Bind the marks to an agent."""
-    global _recorder
+    global _recorder, _is_compiling
     _recorder = _Recorder(agent)
+    _is_compiling = is_compiling_check()
 
 
 def deactivate() -> None:
@@ -189,12 +193,6 @@ class region:
                 return function(*args, **kwargs)
 
         return inside  # type: ignore[return-value]
-
-
-def _is_compiling() -> bool:
-    compiler = getattr(sys.modules.get("torch"), "compiler", None)
-    is_compiling = getattr(compiler, "is_compiling", None)
-    return bool(is_compiling()) if is_compiling is not None else False
 
 
 def _enter_record_function(name: str) -> Any:

@@ -107,6 +107,21 @@ class Segment:
         self.end_ns, self.phases = snapshot
 
 
+class Iterator:
+    """An iterator over a loader, as the step cutter knows it. It may be asked for batches of several steps."""
+
+    __slots__ = ("before", "created_ns", "epoch", "fetched", "number", "step_fetches", "step_start")
+
+    def __init__(self, number: int, epoch: int | None, created_ns: int, before: Snapshot | None) -> None:
+        self.number = number
+        self.epoch = epoch
+        self.created_ns = created_ns
+        self.before = before  # the open segment as it was when the iterator was being made
+        self.fetched = False
+        self.step_start = -1  # of the step `step_fetches` counts in
+        self.step_fetches = 0
+
+
 def build_row(segments: Sequence[Segment], number: int, signal: str) -> StepRow:
     """The row of consecutive segments merged into one step.
 

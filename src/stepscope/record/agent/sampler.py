@@ -2,7 +2,7 @@
 
 It starts only when the launcher's `sampler-fallback` file is there, at most 50 times a second with jitter, sums equal
 stacks in memory and writes them every few seconds in py-spy's raw grammar. Whether a thread waits cannot be told from
-inside, so every sample counts as wall time. The same module lets py-spy look in where a kernel asks for a permission.
+inside, so every sample counts as wall time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Tuple
 
 from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.journal import append_line, masked_command
@@ -33,18 +33,14 @@ DEEPEST_STACK = 400
 MOST_STACKS = 20_000  # distinct stacks per segment; beyond it the segment ends early
 _FIRST_LOOK_NS = 500_000_000
 _LONGEST_LOOK_NS = 30_000_000_000
-_PR_SET_PTRACER = 0x59616D61
 
 Stack = Tuple[int, Tuple[Tuple["CodeType", int], ...]]  # thread ident; (code, line) from the root
 
-_sampler: Optional[FallbackSampler] = None
+_sampler: FallbackSampler | None = None
 
 
 def attach(agent: Agent) -> None:
-    """Called once by the agent: allow py-spy in, and start sampling now or as soon as the launcher asks for it."""
-    allow_tracing()
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=agent.guard.wrap("tracing", allow_tracing, inject=False))
+    """Called once by the agent: start sampling now, or as soon as the launcher asks for it."""
     if not maybe_start(agent):
         agent.add_step_listener(_Lookout(agent.clock.now()))
 
@@ -61,15 +57,6 @@ def maybe_start(agent: Agent) -> bool:
     return True
 
 
-def allow_tracing() -> None:
-    """Let any process of this user read our stacks; Yama would allow ancestors only. Per process, not inherited."""
-    import ctypes
-
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
-
-
 def _is_busy(agent: Agent) -> bool:
     """Whether a profiler, ours or the user's, is recording: our thread must not show up in it."""
     return bool(agent.probes.suspended) or agent.own_profiler_active or agent.user_profiler_active
@@ -84,7 +71,7 @@ class _Lookout:
         self._pause_ns = _FIRST_LOOK_NS
         self._next_ns = now_ns
 
-    def __call__(self, agent: Agent, row: Optional[StepRow], now_ns: int) -> None:  # noqa: ARG002
+    def __call__(self, agent: Agent, row: StepRow | None, now_ns: int) -> None:  # noqa: ARG002
         if now_ns < self._next_ns:
             return
         self._pause_ns = min(self._pause_ns * 3 // 2, _LONGEST_LOOK_NS)
@@ -98,13 +85,13 @@ class FallbackSampler:
     """
 
     def __init__(
-        self, config: Config, now: Callable[[], int], busy: Callable[[], bool], guard: Optional[Guard] = None
+        self, config: Config, now: Callable[[], int], busy: Callable[[], bool], guard: Guard | None = None
     ) -> None:
         self._config, self._now, self._busy = config, now, busy
         self._guard = guard if guard is not None else Guard(_ignore, config.faults)
         self._rate_hz = max(1, min(config.sampler_hz, HIGHEST_HZ))
         self._lock = threading.Lock()  # around the segment under way: the thread samples, the exit flushes
-        self._thread: Optional[threading.Thread] = None
+        self._thread: threading.Thread | None = None
         self._stopping = False
         self._number = 0
         self._reset()
@@ -140,8 +127,8 @@ class FallbackSampler:
         Finalize(None, self._guard.wrap("sampler", self.stop, inject=False), exitpriority=100)
 
     def _reset(self) -> None:
-        self._counts: Dict[Stack, int] = {}
-        self._names: Dict[int, str] = {}
+        self._counts: dict[Stack, int] = {}
+        self._names: dict[int, str] = {}
         self._samples = 0
         self._started_ns = self._now()
 
@@ -165,7 +152,7 @@ class FallbackSampler:
         for ident, frame in frames.items():
             if ident == own:
                 continue
-            stack: List[Tuple[CodeType, int]] = []
+            stack: list[tuple[CodeType, int]] = []
             current: Any = frame
             while current is not None and len(stack) < DEEPEST_STACK:
                 stack.append((current.f_code, current.f_lineno or 0))
@@ -203,7 +190,7 @@ class FallbackSampler:
             },
         )  # fmt: skip
 
-    def _lines(self, counts: Dict[Stack, int], names: Dict[int, str]) -> List[str]:
+    def _lines(self, counts: dict[Stack, int], names: dict[int, str]) -> list[str]:
         command = " ".join(masked_command()).replace("\n", " ")
         process = f'process {self._pid}:"{command}"'
         lines = []

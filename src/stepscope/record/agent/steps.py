@@ -9,18 +9,19 @@ other. Event methods take `now` in nanoseconds and never raise, whatever the ord
 
 from __future__ import annotations
 
-from typing import Callable, Optional
+from typing import Callable
 
+from stepscope.record.agent.open_step import Emit, OpenStep
 from stepscope.record.agent.phases import (
     BACKWARD,
     DATA_WAIT,
     FORWARD,
     OPTIMIZER,
     OTHER,
+    Iterator,
     Segment,
     Snapshot,
     StepRow,
-    build_row,
 )
 
 __all__ = ["StepCutter", "StepRow"]
@@ -36,67 +37,24 @@ STRAY_LIMIT = 8
 MARK_PRIORITY = {"user": 3, "profiler_step": 2, "xla_sync": 1}
 BACKWARD_AS_OPTIMIZER = -1  # stands for all optimizers that step inside backward
 
-Emit = Callable[[Optional[StepRow], bool, int], None]
 
-
-class _Iterator:
-    __slots__ = ("before", "created_ns", "epoch", "fetched", "number", "step_fetches", "step_start")
-
-    def __init__(self, number: int, epoch: int | None, created_ns: int, before: Snapshot | None) -> None:
-        self.number = number
-        self.epoch = epoch
-        self.created_ns = created_ns
-        self.before = before  # the open segment as it was when the iterator was being made
-        self.fetched = False
-        self.step_start = -1  # of the step `step_fetches` counts in
-        self.step_fetches = 0
-
-
-class StepCutter:
+class StepCutter(OpenStep):
     """Cuts steps. `emit(row, live, now)` gets each row; `live` when called between two steps, where listeners may act.
 
     With `row` None a loop starts. `clock` is read again after a live `emit`: what it took is in no step.
     """
 
     def __init__(self, clock: Callable[[], int], emit: Emit) -> None:
-        self._clock = clock
-        self._emit = emit
-        self._segments: list[Segment] = []  # of the open step, the last one open; empty between loops
-        self._stack: list[tuple[int, int]] = []  # (phase, token) of the calls we are inside
-        self._iterators: dict[int, _Iterator] = {}
+        super().__init__(clock, emit)
+        self._iterators: dict[int, Iterator] = {}
         self._epochs: dict[int, int] = {}
-        self._anchor: int | None = None  # the iterator whose fetches are boundaries
         self._before_fetch: Snapshot | None = None
-        self._resting: Snapshot | None = None  # the loop ended inside a step; where, if nothing continues it
         self._idle_since: int | None = None
-        self._number = 0
-        self._optimizers_exist = False
-        self._optimizer_signalled = False
         self._cut_by_fetch = False  # optimizers exist but never signal
-        self._mark: str | None = None
         self._cycle: set[int] | None = None  # optimizers of one iteration without a loader
         self._strays = 0
-        self._most_fetches = 0
-        self._window = False
 
     # ------------------------------------------------------------------------------------------------ questions
-
-    @property
-    def in_backward(self) -> bool:
-        """Whether a backward pass is running."""
-        return any(phase == BACKWARD for phase, _ in self._stack)
-
-    @property
-    def wants_module_forward(self) -> bool:
-        """Whether the first module forward of the open step is worth a hook: the loop has no loader."""
-        if not self._segments or self._stack or self._anchor is not None:
-            return False
-        first = self._segments[0]
-        return len(self._segments) == 1 and not first.knows_forward and not first.trained and not first.partial
-
-    def current_step(self) -> int | None:
-        """Number of the open step, None between loops."""
-        return self._number if self._segments and self._resting is None else None
 
     def epoch_of(self, iterator_id: int) -> int | None:
         """How often the loader of a living iterator had been iterated before."""
@@ -110,13 +68,13 @@ class StepCutter:
         epoch = self._epochs.get(loader_id, 0)
         self._epochs[loader_id] = epoch + 1
         before = self._segments[-1].snapshot(now) if self._segments and not self._stack else None
-        self._iterators[iterator_id] = _Iterator(iterator_id, epoch, now, before)
+        self._iterators[iterator_id] = Iterator(iterator_id, epoch, now, before)
 
     def fetch_start(self, iterator_id: int, now: int) -> None:
         """`__next__` of an iterator begins."""
         iterator = self._iterators.get(iterator_id)
         if iterator is None:
-            iterator = self._iterators[iterator_id] = _Iterator(iterator_id, None, now, None)
+            iterator = self._iterators[iterator_id] = Iterator(iterator_id, None, now, None)
         if self._stack and self._stack[-1][0] == OPTIMIZER and not self.in_backward:
             self._stack.clear()  # an optimizer step that raised never told of its end
         if self._stack:
@@ -244,7 +202,9 @@ class StepCutter:
         """A step boundary set by `source`: "user", "profiler_step" or "xla_sync". Weaker sources are ignored."""
         if MARK_PRIORITY.get(source, 0) < MARK_PRIORITY.get(self._mark or "", 0) or self._stack:
             return
-        self._mark = source
+        first, self._mark = self._mark is None, source
+        if first and self._segments and all(segment.empty for segment in self._segments):
+            self._segments = []  # the optimizer or the loader had cut this step already
         if self._resting is not None:
             self._settle_rest()
             now = max(now, self._clock())
@@ -260,12 +220,6 @@ class StepCutter:
             else:
                 now = self._close(source, live=True)
         self._open(now, partial=False)
-
-    def window(self, active: bool) -> None:
-        """torch.profiler is on from now on, or off; the open step counts as inside when it was on at any time."""
-        self._window = active
-        if active and self._segments:
-            self._segments[-1].in_window = True
 
     def interrupt(self, now: int) -> None:
         """Events will be missing for a while: write what is complete, drop the rest, know nothing of what follows."""
@@ -292,7 +246,7 @@ class StepCutter:
 
     # ---------------------------------------------------------------------------------------- boundary decisions
 
-    def _fetch_boundary(self, iterator: _Iterator, now: int) -> int:
+    def _fetch_boundary(self, iterator: Iterator, now: int) -> int:
         """Decide whether this fetch ends the open step. Returns the time, later when a step was cut."""
         if self._resting is not None:
             return self._settle_rest()
@@ -316,6 +270,9 @@ class StepCutter:
         if last.empty:
             self._segments.pop()
             return self._close("optimizer", live=True)
+        if self._segments[0].partial and self._mark is None:
+            self._segments = []  # nobody saw it begin: this fetch is a better start
+            return self._start_loop(now)
         if last.trained and self._complete(last) and self._mark is None:
             last.charge(now, OTHER)
             return self._close("loader", live=True)
@@ -331,7 +288,7 @@ class StepCutter:
             self._divide(now, OTHER, "loader")
         return now
 
-    def _other_fetch(self, iterator: _Iterator, last: Segment, now: int) -> int:
+    def _other_fetch(self, iterator: Iterator, last: Segment, now: int) -> int:
         """A fetch of a loader that does not lead: a loop inside or after the loop, or a second source of batches."""
         start = self._segments[0].start_ns
         inside = iterator.created_ns > start
@@ -410,37 +367,12 @@ class StepCutter:
 
     # ------------------------------------------------------------------------------------------------- mechanics
 
-    def _without_loader(self) -> bool:
-        return self._anchor is None and all(segment.leader is None for segment in self._segments)
-
-    @staticmethod
-    def _step_optimizers(segments: list[Segment]) -> set[int]:
-        return {optimizer for segment in segments for optimizer in segment.optimizers}
-
-    def _start_loop(self, now: int) -> int:
-        self._emit(None, True, now)
-        now = max(now, self._clock())
-        self._open(now, partial=False)
-        return now
-
-    def _open(self, now: int, partial: bool) -> Segment:
-        segment = Segment(now, self._window)
-        segment.partial = partial
-        self._segments = [segment]
-        self._resting = None
-        return segment
-
     def _continue_or_open(self, now: int) -> None:
         """Training activity: it continues a step whose loop had ended, or starts one where none is open."""
         self._resting = None
         if not self._segments:
             since = self._idle_since
             self._open(now if since is None else min(since, now), partial=since is None)
-
-    def _lead(self, segment: Segment, iterator: _Iterator) -> None:
-        segment.leader = iterator.number
-        segment.epoch = iterator.epoch
-        segment.knows_forward = True
 
     def _divide(self, now: int, gap: int, signal: str, carried: bool = False) -> None:
         """Begin a new segment at a point that may be a boundary; too many of them are boundaries."""
@@ -465,61 +397,3 @@ class StepCutter:
         open_segment = self._segments.pop()
         self._write_each(signal)
         self._segments = [open_segment]
-
-    def _split_off_last(self, signal: str) -> None:
-        """The last division was a boundary: what precedes it is a step."""
-        last = self._segments.pop()
-        self._close(signal, live=False)
-        self._segments = [last]
-
-    def _settle_rest(self, live: bool = True) -> int:
-        """Nothing continued the step the last loop ended in: write it as it was then."""
-        end = self._resting
-        self._resting = None
-        if end is not None and self._segments:
-            self._segments[-1].rewind(end)
-        return self._close_undecided("end", live)
-
-    def _close_undecided(self, signal: str, live: bool) -> int:
-        """Write segments no later event can settle: one step each where boundaries were guessed, else one step."""
-        silent = not self._optimizer_signalled and self._optimizers_exist
-        if (silent or self._mark is not None) and len(self._segments) > 1:
-            self._write_each("loader")
-            self._segments = []
-            return self._clock()
-        return self._close(signal, live)
-
-    def _write_each(self, signal: str) -> None:
-        for segment in self._segments:
-            self._write([segment], signal, live=False)
-
-    def _close(self, signal: str, live: bool) -> int:
-        """Write the open segments as one step. Returns the time from which the next step may run."""
-        segments, self._segments = self._segments, []
-        return self._write(segments, signal, live)
-
-    def _write(self, segments: list[Segment], signal: str, live: bool) -> int:
-        end = segments[-1].end_ns
-        row: StepRow | None = None
-        if not segments[0].partial:
-            row = build_row(segments, self._number, signal)
-            self._number += 1
-            self._most_fetches = max(self._most_fetches, row.fetches)
-        if row is not None or live:
-            self._emit(row, live, end)
-        return max(end, self._clock()) if live else end
-
-    def _enter(self, phase: int, token: int, now: int, gap: int) -> None:
-        if self._segments:
-            self._segments[-1].charge(now, self._stack[-1][0] if self._stack else gap)
-        self._stack.append((phase, token))
-
-    def _leave(self, phase: int, now: int, token: int | None = None) -> bool:
-        """End the innermost call of `phase`, and calls inside it whose end was never told. False when there is none."""
-        for index in range(len(self._stack) - 1, -1, -1):
-            if self._stack[index][0] == phase and token in (None, self._stack[index][1]):
-                if self._segments:
-                    self._segments[-1].charge(now, self._stack[-1][0])
-                del self._stack[index:]
-                return bool(self._segments)
-        return False

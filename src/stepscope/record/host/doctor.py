@@ -29,7 +29,7 @@ _SPARE_CORES_FROM = 4  # from here on one core is left to the system, the sample
 
 @dataclass(frozen=True)
 class Check:
-    """One thing a recording can use; `state` is ok, limited, missing or unknown. Without a loss, no cost and no remedy."""
+    """One thing a recording can use; `state` is ok, limited, missing or unknown. No loss, no cost and no remedy."""
 
     name: str
     state: str
@@ -118,7 +118,8 @@ def gpu_checks(gpus: probes.GpuAccess) -> tuple[Check, ...]:
                 "GPU telemetry (NVML)",
                 "missing",
                 why,
-                "no GPU load, memory, power or clocks; none needed without a GPU",
+                "with a GPU in it: its load, memory, power and clocks, and whether it was throttled",
+                "install the driver; start a container with --gpus all (nothing is lost without a GPU)",
             ),
         )
     names = f"{len(gpus.names)} × {gpus.names[0]}, driver {gpus.driver}"

@@ -29,7 +29,7 @@ _REFUSED = re.compile(
 _RESULT = re.compile(r"Samples: (\d+) Errors: (\d+)")
 # `process PID:"CMDLINE"` as py-spy writes it: unescaped, so it ends where the grammar can go on
 _COMMAND = re.compile(r'(?<=:")(.*?)(?="(?:;process \d+:"|;thread \())', re.DOTALL)
-_REFUSALS_TO_GIVE_UP = 2
+_REFUSALS_TO_GIVE_UP = 3  # a child may still be on its way to allow it
 _RETRY_SECONDS = 0.4
 _LONGEST_RETRY_SECONDS = 5.0
 _PROBE_SECONDS = 3.0
@@ -219,6 +219,8 @@ class Sampler:
         reason = _first_line(text) if _REFUSED.search(text) else None
         for pid in self._suspects() if reason is None else ():
             reason = reason or why_refused(self._program, pid)
+            if reason is not None and pid == self._root:
+                self._refusals = _REFUSALS_TO_GIVE_UP  # the command itself has allowed it, so trying again is no use
         if reason is not None:
             self._refuse(reason)
         return reason is not None

@@ -26,9 +26,8 @@ CYCLE = 7
 STEPS = 14
 OUTPUT, STACK = sys.argv[1], sys.argv[2] == "stack"
 FOLDER = tempfile.mkdtemp()
-data = torch.utils.data.TensorDataset(torch.randn(16, 8), torch.randn(16, 2))
-sampler = torch.utils.data.RandomSampler(data, replacement=True, num_samples=100_000)
-batches = iter(torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler))
+data = torch.utils.data.TensorDataset(torch.randn(40_000, 8), torch.randn(40_000, 2))
+batches = iter(torch.utils.data.DataLoader(data, batch_size=4))
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 counts = {}

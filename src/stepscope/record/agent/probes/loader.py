@@ -191,7 +191,9 @@ class LoaderProbe:
 
 def _length(loader: Any) -> int | None:
     """Batches of an epoch where the data set has a length; torch's own `__len__`, never the user's, is asked."""
-    sampler = getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None)
+    sampler = getattr(loader, "batch_sampler", None)
+    if sampler is None:
+        sampler = getattr(loader, "sampler", None)
     if not type(sampler).__module__.startswith("torch."):
         return None
     try:

@@ -6,7 +6,8 @@ import threading
 from typing import TYPE_CHECKING, Any, Callable
 
 from stepscope.record.agent import marks
-from stepscope.record.agent.probes.patch import Patch, is_compiling_check
+from stepscope.record.agent.compiling import is_compiling_check
+from stepscope.record.agent.probes.patch import Patch
 
 if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent

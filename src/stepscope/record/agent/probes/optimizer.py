@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepscope.record.agent.probes.patch import is_compiling_check
+from stepscope.record.agent.compiling import is_compiling_check
 
 if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent

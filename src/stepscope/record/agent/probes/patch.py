@@ -56,16 +56,3 @@ class PatchSet:
         self.enabled = False
         self._stuck.extend(patch for patch in reversed(self._patches) if not patch.remove())
         self._patches.clear()
-
-
-def is_compiling_check() -> Callable[[], bool]:
-    """torch's own "am I being traced by Dynamo" function: inside a traced region Dynamo replaces the call by True."""
-    import torch
-
-    compiler = getattr(torch, "compiler", None)
-    check = getattr(compiler, "is_compiling", None)
-    if check is None:
-        import torch._dynamo
-
-        check = torch._dynamo.is_compiling
-    return check  # type: ignore[no-any-return]

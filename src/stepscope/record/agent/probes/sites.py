@@ -54,6 +54,7 @@ class SitesProbe:
     def __init__(self) -> None:
         self._patches = PatchSet()
         self._written: dict[Any, int] = {}
+        self._optimizer: Any = None
 
     def install(self, agent: Agent) -> None:
         """Wrap the constructors and functions of interest, as far as this torch has them."""
@@ -69,6 +70,7 @@ class SitesProbe:
         from torch.optim import Optimizer
         from torch.utils.data import DataLoader
 
+        self._optimizer = Optimizer
         self._wrap(DataLoader, "__init__", "DataLoader")
         self._wrap(Optimizer, "__init__", None, self._optimizer_made)
         self._wrap(torch.nn.DataParallel, "__init__", "DataParallel")
@@ -89,6 +91,8 @@ class SitesProbe:
                 told()
             # A subclass that builds its base: the line is the user's either way, the name is the subclass's.
             kind = what if what is not None else type(args[0]).__name__
+            if owner is self._optimizer:
+                args, kwargs = args[:1], _optimizer_arguments(*args[1:], **kwargs)
             self._write(kind, function, args[1:] if is_method else args, kwargs, is_method)
 
         self._patches.around(owner, name, self._agent.guard.wrap(self.name, before), _nothing)
@@ -107,6 +111,11 @@ class SitesProbe:
         if is_method:
             shown.pop("self", None)
         self._agent.events.write("site", what=what, arguments=shown, **place_fields(place))
+
+
+def _optimizer_arguments(_params: Any = None, defaults: Any = None, **_other: Any) -> dict[str, Any]:
+    """What a subclass handed to `Optimizer.__init__`: its own arguments are the defaults of the parameter groups."""
+    return dict(defaults) if isinstance(defaults, dict) else {}
 
 
 def _nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:

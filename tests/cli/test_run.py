@@ -1,0 +1,67 @@
+"""`stepscope run` as a user types it: options, the streams it may use, and whose exit status it ends with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+
+def stepscope(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-m", "stepscope", *arguments], cwd=cwd, capture_output=True, timeout=120)
+
+
+def test_everything_of_ours_is_on_stderr_and_the_status_is_the_commands(tmp_path: Path) -> None:
+    program = "print('out'); raise SystemExit(3)"
+    done = stepscope(
+        "run", "--out", "r", "--name", "n", "--tag", "a", "--tag", "b", sys.executable, "-c", program, cwd=tmp_path
+    )
+    assert done.returncode == 3
+    assert done.stdout == b"out\n"
+    assert b"Traceback" not in done.stderr
+    assert done.stderr
+    (found,) = (tmp_path / "r").glob("host-*/manifest.json")
+    manifest = json.loads(found.read_text())
+    assert (manifest["name"], manifest["tags"], manifest["exit"]["shell_status"]) == ("n", ["a", "b"], 3)
+
+
+def test_quiet_leaves_both_streams_to_the_command(tmp_path: Path) -> None:
+    program = "import sys; print('out'); print('err', file=sys.stderr)"
+    done = stepscope("run", "--quiet", "--", sys.executable, "-c", program, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"out\n", b"err\n")
+    assert len(list((tmp_path / "stepscope-runs").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--json", "-", "--", "true"], 2, "stdout is the command's"),
+        (["--window", "active=x", "--", "true"], 2, "--window"),
+        (["--no-window", "--window", "active=1", "--", "true"], 2, "--no-window"),
+        (["--rate", "0", "--", "true"], 2, "--rate"),
+        (["--max-steps", "0", "--", "true"], 2, "--max-steps"),
+        (["--out", "/proc/self/nothing/here", "--", "true"], 4, "--out"),
+        (["--", "no-such-program-here"], 127, "command not found"),
+    ],
+)
+def test_what_cannot_start_is_one_line_and_leaves_nothing(
+    tmp_path: Path, arguments: list[str], status: int, words: str
+) -> None:
+    done = stepscope("run", *arguments, cwd=tmp_path)
+    assert done.returncode == status
+    assert words in done.stderr.decode()
+    assert done.stderr.count(b"\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recording_is_never_written_over(tmp_path: Path) -> None:
+    assert stepscope("run", "--quiet", "--out", "r", "--", "true", cwd=tmp_path).returncode == 0
+    before = sorted(path.name for path in (tmp_path / "r").rglob("*"))
+    done = stepscope("run", "--quiet", "--out", "r", "--", "true", cwd=tmp_path)
+    assert done.returncode == 2
+    assert sorted(path.name for path in (tmp_path / "r").rglob("*")) == before

@@ -1,0 +1,88 @@
+"""The in-process sampler, in real processes: what it writes, when it holds still, and that children get their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope
+from stepscope.read.pyspy import parse
+
+pytestmark = pytest.mark.process
+
+PROGRAM = """
+import json, multiprocessing, sys, time
+from stepscope.record.agent.config import Config
+from stepscope.record.agent.sampler import FallbackSampler
+folder, seconds, quiet = sys.argv[1], 1.0, sys.argv[2] == "quiet"
+def busy_line(seconds):
+    end = time.time() + seconds
+    while time.time() < end:
+        sum(range(500))
+def worker_line():
+    busy_line(seconds)
+if __name__ == "__main__":
+    sampler = FallbackSampler(Config(run=folder, host_dir=folder, sampler_hz=1000), time.time_ns, lambda: quiet)
+    sampler.start()
+    busy_line(seconds)
+    child = multiprocessing.get_context("fork").Process(target=worker_line)
+    child.start()
+    child.join()
+    print(json.dumps({"status": child.exitcode, "worker": child.pid}))
+"""
+
+
+def sample(folder: Path, mode: str, *arguments: str) -> tuple[dict[str, Any], list[dict[str, Any]], int]:
+    """Run the program; returns what it printed, the lines of stacks.jsonl, and its pid."""
+    script = folder / "program.py"
+    script.write_text(PROGRAM)
+    environment = {"PYTHONPATH": str(Path(stepscope.__file__).parents[1]), "PATH": "/usr/bin:/bin"}
+    run = subprocess.Popen(
+        [sys.executable, str(script), str(folder), mode, *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+    )  # fmt: skip
+    stdout, stderr = run.communicate(timeout=60)
+    assert (run.returncode, stderr) == (0, b"")
+    log = folder / "stacks.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return json.loads(stdout), rows, run.pid
+
+
+def test_the_hot_line_of_process_and_forked_worker_is_written(tmp_path: Path) -> None:
+    printed, rows, pid = sample(tmp_path, "busy", "--token", "hunter2")
+    assert printed["status"] == 0
+    assert {row["pid"] for row in rows} == {pid, printed["worker"]}
+    for row in rows:
+        assert (row["source"], row["status"], row["rate_hz"], row["idle"]) == ("agent", "ok", 50.0, True)
+        assert row["start_ns"] < row["end_ns"]
+        assert 0 < row["samples"] <= 50 * 1.6 * (row["end_ns"] - row["start_ns"]) / 1e9 + 2
+        text = (tmp_path / row["file"]).read_text()
+        line = "busy_line (" + str(tmp_path / "program.py")
+        own = [entry for entry in text.splitlines() if f"process {row['pid']}:" in entry and line in entry]
+        assert own, text
+        assert "hunter2" not in text
+        assert "stepscope-sampler" not in text
+    (worker,) = [row for row in rows if row["pid"] == printed["worker"]]
+    assert "worker_line (" in (tmp_path / worker["file"]).read_text()
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_its_files_are_read_like_py_spys(tmp_path: Path) -> None:
+    _, rows, pid = sample(tmp_path, "busy")
+    (row, *_) = [row for row in rows if row["pid"] == pid]
+    raw = parse((tmp_path / row["file"]).read_text().splitlines())
+    assert (raw.skipped_records, raw.skipped_samples) == (0, 0)
+    assert {stack.pid for stack in raw.stacks} == {pid}
+    names = {frame.function for stack in raw.stacks for frame in stack.frames}
+    assert {"<module>", "busy_line"} <= names
+
+
+def test_it_holds_still_while_a_profiler_records(tmp_path: Path) -> None:
+    printed, rows, pid = sample(tmp_path, "quiet")
+    assert [row for row in rows if row["pid"] == pid] == []
+    assert printed["status"] == 0

@@ -1,0 +1,129 @@
+"""The script's own profiler beside ours, in real processes: same ending, same output, same trace as without us."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.record.agent.window_harness import CYCLES, Finished, read_events, read_steps, recorded, run_script, train
+
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+
+
+def profile_with(tmp_path: Path, kind: str, name: str, **settings: Any) -> tuple[Finished, dict[str, Any]]:
+    output = tmp_path / f"{name}.json"
+    done = run_script("profilers.py", str(output), kind, **settings)
+    assert output.exists(), done.stderr
+    return done, json.loads(output.read_text())
+
+
+@pytest.mark.parametrize("kind", ["plain", "stack"])
+def test_the_scripts_profiler_sees_what_it_would_see_without_us(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("torch")
+    without, expected = profile_with(tmp_path, kind, "without")
+    run = tmp_path / "run"
+    beside, seen = profile_with(tmp_path, kind, "beside", run=run, window=CYCLES)
+    assert (beside.status, beside.stdout, beside.stderr) == (without.status, without.stdout, without.stderr)
+    assert len(expected) == 11
+    assert seen == expected
+    # and it did meet our windows: some gave way in the middle, others were kept whole before and after
+    windows = read_events(run, "window")
+    reasons = [window["reason"] for window in windows if window["confidence"] == "low"]
+    assert sum("made a profiler of its own" in reason for reason in reasons) >= 3
+    assert sum("own profiler opens" in reason for reason in reasons) >= 1
+    assert sum(window["confidence"] == "high" for window in windows) >= 5
+    adopted = {Path(event["path"]).stem for event in read_events(run, "user_trace")}
+    assert adopted == set(expected)
+    assert not read_events(run, "probe_error")
+    suspended = read_events(run, "suspended")
+    assert bool(suspended) == (kind == "stack")
+
+
+def test_a_faulty_probe_of_ours_does_not_reach_the_scripts_profiler(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    without, expected = profile_with(tmp_path, "plain", "without")
+    run = tmp_path / "run"
+    beside, seen = profile_with(tmp_path, "plain", "beside", run=run, window=CYCLES, faults="user_profiler")
+    assert (beside.status, beside.stdout) == (without.status, without.stdout)
+    assert seen == expected
+    assert read_events(run, "probe_error")
+
+
+def test_no_window_opens_while_the_script_has_a_profiler(tmp_path: Path) -> None:
+    import torch
+
+    run = tmp_path / "run"
+    with recorded(run, **CYCLES):
+        prof = torch.profiler.profile(schedule=lambda _: torch.profiler.ProfilerAction.NONE)
+        prof.start()
+        train(8)
+        assert not read_events(run, "window")
+        prof.stop()
+        train(8)
+        assert read_events(run, "window")
+    assert any("profiler of its own" in event["reason"] for event in read_events(run, "window_skipped"))
+
+
+def test_a_profiler_that_was_thrown_away_is_no_obstacle(tmp_path: Path) -> None:
+    import gc
+
+    import torch
+
+    run = tmp_path / "run"
+    with recorded(run, **CYCLES):
+        prof = torch.profiler.profile()
+        train(1)
+        del prof
+        gc.collect()
+        train(8)
+        assert read_events(run, "window")
+
+
+def test_steps_under_the_scripts_profiler_are_flagged(tmp_path: Path) -> None:
+    import torch
+
+    run = tmp_path / "run"
+    with recorded(run, mode="off"):
+        train(2)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            train(2)
+        train(2)
+    flagged = [bool(step["in_window"]) for step in read_steps(run)]
+    # the step under way when the profiler opens or closes is flagged as well
+    assert flagged == [False, False, True, True, True, False]
+
+
+def test_traces_the_script_writes_are_adopted(tmp_path: Path) -> None:
+    import torch
+
+    run, traces = tmp_path / "run", tmp_path / "traces"
+    with recorded(run, mode="off"):
+        train(1)
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            on_trace_ready=torch.profiler.tensorboard_trace_handler(str(traces), use_gzip=True),
+        ) as prof:
+            train(1)
+        prof.export_chrome_trace(str(tmp_path / "again.json"))
+    paths = [Path(event["path"]) for event in read_events(run, "user_trace")]
+    assert sorted(paths) == sorted([*traces.iterdir(), tmp_path / "again.json"])
+    assert paths[0].name.endswith(".gz")
+
+
+def test_torch_is_left_as_it_was_found(tmp_path: Path) -> None:
+    import torch.autograd.profiler as low
+    import torch.profiler.profiler as high
+
+    def state() -> list[Any]:
+        owners = (low.profile, high.profile, high._KinetoProfile, low.KinetoStepTracker)
+        functions = [low._run_on_profiler_start, low._run_on_profiler_stop]
+        return functions + [dict(vars(owner)) for owner in owners]
+
+    before = state()
+    with recorded(tmp_path / "run", mode="off"):
+        train(1)
+        assert state() != before
+    assert state() == before

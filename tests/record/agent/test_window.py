@@ -1,0 +1,186 @@
+"""Windows of this very process: what is recorded, kept, dropped and said."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.record.agent.window_harness import CYCLES, read_events, read_steps, read_trace, recorded, train
+
+pytestmark = pytest.mark.torch
+
+
+def windows(run: Path) -> list[dict[str, Any]]:
+    return read_events(run, "window")
+
+
+def test_a_window_is_a_readable_trace_with_stacks_and_shapes(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with recorded(run, **CYCLES):
+        train(8)
+    (window,) = windows(run)
+    assert (window["status"], window["confidence"], window["steps"], window["first_step"]) == ("kept", "high", 4, 3)
+    trace = run / "rank-0" / window["trace"]
+    assert trace.stat().st_size == window["bytes"]
+    events = read_trace(trace)
+    assert any(e.get("cat") == "python_function" and "window_harness.py" in e["name"] for e in events)
+    linear = [e for e in events if e.get("cat") == "cpu_op" and e["name"] == "aten::addmm"]
+    assert len(linear) == 4
+    assert [4, 8] in linear[0]["args"]["Input Dims"]
+    assert not list((run / "rank-0").glob("*.tmp"))
+
+
+def test_steps_of_a_window_are_flagged_and_its_closing_is_in_none(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with recorded(run, **CYCLES):
+        train(8)
+    steps = read_steps(run)
+    assert [step["step"] for step in steps if step["in_window"]] == [2, 3, 4, 5, 6]
+    (window,) = windows(run)
+    last = next(step for step in steps if step["step"] == 6)
+    following = next(step for step in steps if step["step"] == 7)
+    between = following["start_ns"] - (last["start_ns"] + last["wall_ns"])
+    assert window["stop_duration_ns"] > 0
+    assert between >= window["stop_duration_ns"] + window["export_duration_ns"]
+
+
+def test_a_repeated_window_needs_time_in_the_budget(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with recorded(run, **{**CYCLES, "time_share": 0.0}):
+        train(20)
+    assert len(windows(run)) == 1
+    assert any("of the run's time" in event["reason"] for event in read_events(run, "window_skipped"))
+
+
+def test_a_trace_over_the_byte_budget_is_deleted_and_said(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with recorded(run, **{**CYCLES, "byte_budget": 1000}):
+        train(20)
+    (window,) = windows(run)
+    assert window["status"] == "dropped"
+    assert window["bytes"] > 1000
+    assert "byte budget" in window["reason"]
+    assert not list((run / "rank-0").glob("trace-*"))
+    assert read_events(run, "window_skipped")
+
+
+def test_a_window_open_at_the_end_is_kept_with_low_confidence(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with recorded(run, **CYCLES):
+        train(6)
+    (window,) = windows(run)
+    assert (window["status"], window["confidence"], window["steps"]) == ("kept", "low", 3)
+    assert read_trace(run / "rank-0" / window["trace"])
+
+
+def test_a_window_without_a_whole_step_is_dropped(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with recorded(run, **CYCLES):
+        train(3)
+    (window,) = windows(run)
+    assert (window["status"], window["trace"]) == ("dropped", None)
+
+
+def test_evaluation_ends_a_window(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with recorded(run, **CYCLES):
+        train(5)
+        train(2, backward=False)
+    (window,) = windows(run)
+    assert (window["status"], window["confidence"], window["steps"]) == ("kept", "low", 2)
+    assert "evaluation" in window["reason"]
+
+
+def test_compilation_inside_a_window_drops_it_and_allows_another(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with recorded(run, **CYCLES) as agent:
+
+        def compile_in_step_4(index: int) -> None:
+            if index == 4:
+                agent.last_compile_step = agent.steps.current_step()
+
+        train(15, at=compile_in_step_4)
+    first, second = windows(run)
+    assert (first["status"], second["status"]) == ("dropped", "kept")
+    assert "compilation" in first["reason"]
+
+
+def test_a_stolen_session_is_dropped_and_never_touched_again(tmp_path: Path) -> None:
+    import torch.autograd.profiler as low
+
+    run = tmp_path / "run"
+    prepare, start = low.profile._prepare_trace, low._run_on_profiler_start
+    stop = low._run_on_profiler_stop
+
+    def steal(index: int) -> None:
+        if index == 4:  # as code would that holds torch's own functions from before the recorder came
+            seen = low.profile._prepare_trace, low._run_on_profiler_start, low._run_on_profiler_stop
+            low.profile._prepare_trace, low._run_on_profiler_start, low._run_on_profiler_stop = prepare, start, stop
+            with low.profile(use_kineto=True) as prof:
+                pass
+            assert prof.kineto_results is not None
+            low.profile._prepare_trace, low._run_on_profiler_start, low._run_on_profiler_stop = seen
+
+    with recorded(run, **CYCLES):
+        train(15, at=steal)
+    first, second = windows(run)
+    assert first["status"] == "dropped"
+    assert "took the session over" in first["reason"]
+    assert second["status"] == "kept"
+
+
+def test_a_boundary_on_another_thread_is_left_alone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with recorded(run, **CYCLES) as agent:
+        manager = agent.probes.get("user_profiler").make_room.__self__
+        train(4)
+        assert manager.is_open
+        thread = threading.Thread(target=manager, args=(agent, None, agent.clock.now()))
+        thread.start()
+        thread.join()
+        assert manager.is_open
+        train(4)
+    assert [window["status"] for window in windows(run)] == ["kept"]
+
+
+def test_workers_are_not_forked_into_a_recording(tmp_path: Path) -> None:
+    import os
+
+    run = tmp_path / "run"
+
+    def fork(index: int) -> None:
+        if index == 5:
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0)
+            os.waitpid(pid, 0)
+
+    with recorded(run, **CYCLES):
+        train(8, at=fork)
+    (window,) = windows(run)
+    assert (window["status"], window["steps"]) == ("kept", 2)
+    assert "forked" in window["reason"]
+
+
+@pytest.mark.parametrize("faulty", ["window", "user_profiler"])
+def test_a_fault_of_ours_costs_the_window_and_nothing_else(tmp_path: Path, faulty: str) -> None:
+    import torch
+
+    run = tmp_path / "run"
+    with recorded(run, faults=faulty, **CYCLES):
+        train(5)
+        with torch.profiler.profile() as prof:
+            torch.ones(3) + 1
+        train(12)
+    assert any(event.key == "aten::add" for event in prof.key_averages())
+    assert any(event["probe"] == faulty for event in read_events(run, "probe_error"))
+    assert all(window["status"] == "dropped" for window in windows(run))
+
+
+def test_off_means_none(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with recorded(run, mode="off"):
+        train(12)
+    assert not read_events(run, "window", "window_skipped")

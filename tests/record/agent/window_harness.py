@@ -1,0 +1,100 @@
+"""Runs training scripts with and without the recorder, and reads back what it wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "window_scripts"
+SOURCE = Path(__file__).parents[3] / "src"
+# Windows in cycles of seven steps, and time for all of them: tests are short.
+CYCLES = {"mode": "schedule", "wait": 2, "warmup": 1, "active": 4, "repeat": 0, "time_share": 1e6}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A process that has ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def run_script(name: str, *arguments: str, run: Path | None = None, **settings: Any) -> Finished:
+    """Runs a script of `window_scripts`; recorded into `run` when it is given, `settings` being the agent's."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("STEPSCOPE")}
+    environment.update(PYTHONPATH=str(SOURCE), KINETO_LOG_LEVEL="99")
+    if run is not None:
+        (run / "host-test").mkdir(parents=True)
+        environment["STEPSCOPE_RECORD"] = json.dumps({"run": str(run), "host_dir": str(run / "host-test"), **settings})
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / name), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def read_events(run: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The events of rank 0, of the given kinds only when some are given."""
+    lines = (run / "rank-0" / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if not kinds or event["kind"] in kinds]
+
+
+def read_steps(run: Path) -> list[dict[str, Any]]:
+    """The step journal of rank 0, a dictionary per step."""
+    header, *rows = map(json.loads, (run / "rank-0" / "steps.jsonl").read_text().splitlines())
+    return [dict(zip(header["columns"], row, strict=True)) for row in rows]
+
+
+def read_trace(path: Path) -> list[dict[str, Any]]:
+    """The events of a trace."""
+    events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    return events
+
+
+@contextlib.contextmanager
+def recorded(run: Path, *, faults: str | None = None, **window: Any) -> Iterator[Any]:
+    """Records this very process into `run` for the length of the block; yields the agent."""
+    pytest.importorskip("torch")
+    from stepscope.record.agent import core
+    from stepscope.record.agent.config import Config, WindowConfig
+
+    host = run / "host-test"
+    host.mkdir(parents=True)
+    config = Config(run=str(run), host_dir=str(host), window=WindowConfig(**window), faults=faults)
+    try:
+        yield core.start(config)
+    finally:
+        core.stop("end of test")
+
+
+def train(steps: int, *, backward: bool = True, at: Any = None) -> None:
+    """Steps of a tiny model, each ended by the script's own mark; `at(index)` is called inside each."""
+    import torch
+
+    from stepscope.record.agent import core, marks
+
+    agent = core.current()
+    if agent is not None and agent.steps.current_step() is None:
+        marks.step()  # what came before the first mark is no step
+    model = torch.nn.Linear(8, 2)
+    for index in range(steps):
+        if at is not None:
+            at(index)
+        loss = model(torch.ones(4, 8)).sum()
+        if backward:
+            loss.backward()
+        marks.step()

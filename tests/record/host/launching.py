@@ -1,0 +1,94 @@
+"""Starts the recording launcher as a real process, and small helpers to watch it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+PATIENCE_SECONDS = 60.0
+
+
+def launcher(out: Path, *command: str, options: tuple[str, ...] = ()) -> list[str]:
+    """argv of a launcher that records `command` into `out`."""
+    return [sys.executable, "-m", "stepscope.record.host", "--out", str(out), *options, "--", *command]
+
+
+def record(out: Path, *command: str, **keywords: Any) -> subprocess.CompletedProcess[bytes]:
+    """Record `command` to its end."""
+    return subprocess.run(launcher(out, *command), capture_output=True, timeout=PATIENCE_SECONDS, **keywords)
+
+
+def start(
+    out: Path, *command: str, options: tuple[str, ...] = (), environ: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a launcher in a process group of its own, as a shell would."""
+    return subprocess.Popen(
+        launcher(out, *command, options=options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        process_group=0 if sys.version_info >= (3, 11) else None,
+        env={**os.environ, **(environ or {})},
+    )
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    """The first true value of `condition`; fails the test when it does not come."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited in vain for {what}")
+
+
+def host_dir(out: Path) -> Path:
+    (found,) = out.glob("host-*")
+    return found
+
+
+def manifest(out: Path) -> dict[str, Any]:
+    value = json.loads((host_dir(out) / "manifest.json").read_text())
+    assert isinstance(value, dict)
+    return value
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def processes_with(text: str) -> Iterator[int]:
+    """Living processes whose command line contains `text`, other than this one."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found = text.encode() in path.read_bytes()
+        except OSError:
+            continue
+        pid = int(path.parent.name)
+        if found and pid != os.getpid() and is_alive(pid):
+            yield pid
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Whatever happened in the test, leave nothing running."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,72 @@
+"""Doctor's facts: which processors to pin to, and what each finding is called."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from stepscope.record.host.cgroups import Cgroups
+from stepscope.record.host.doctor import (
+    examine,
+    frequency_check,
+    pinned_cpus,
+    processors_check,
+    stacks_check,
+    torch_check,
+)
+from stepscope.record.host.doctor_probes import Attach, TorchBuild, has_ptrace_capability
+
+PAIRS = [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "cores", "limit", "expected"),
+    [
+        (range(8), PAIRS, None, [1, 2, 3, 5, 6, 7]),  # one whole core is left to the system
+        (range(8), PAIRS, 2.5, [1, 2, 5, 6]),
+        ([0, 1, 4], [[0, 4], [1]], None, [0, 4]),  # 5, the sibling of 1, belongs to somebody else
+        ([1, 2], [[1], [2]], None, [1, 2]),
+        ([0, 1], [[0], [1]], 0.5, [0]),
+    ],
+)
+def test_pinning_takes_whole_cores(
+    allowed: list[int], cores: list[list[int]], limit: float | None, expected: list[int]
+) -> None:
+    assert pinned_cpus(allowed, cores, limit, PAIRS) == expected
+
+
+def test_a_refusal_says_what_it_costs_and_how_to_lift_it() -> None:
+    container = stacks_check(Attach(version="0.4.3", refusal="Permission denied", yama=1, capability=False))
+    assert container.state == "limited"
+    assert "--cap-add SYS_PTRACE" in container.remedy
+    assert container.cost
+    locked = stacks_check(Attach(version="0.4.3", refusal="Permission denied", yama=3, capability=False))
+    assert "ptrace_scope=1" in locked.remedy
+    assert stacks_check(Attach(version=None, refusal=None, yama=None, capability=None)).state == "missing"
+    assert stacks_check(Attach(version="0.4.3", refusal=None, yama=0, capability=None)).state == "ok"
+
+
+def test_other_checks() -> None:
+    assert frequency_check("performance", True).state == "ok"
+    assert frequency_check("powersave", None).remedy
+    assert frequency_check(None, None).state == "unknown"
+    assert torch_check(TorchBuild("python", problem="no torch")).state == "missing"
+    assert torch_check(TorchBuild("python", "3.11.7", "2.9.0", None, 2, ("CPU",))).state == "ok"
+    assert torch_check(TorchBuild("python", "3.11.7", "2.9.0", None, 2, ())).state == "limited"
+    assert processors_check([0, 1], [0, 1], Cgroups(None, (), ())).state == "ok"
+
+
+def test_capability_is_read_from_the_effective_set() -> None:
+    assert has_ptrace_capability("CapPrm:\t0\nCapEff:\t0000000000080000\n") is True
+    assert has_ptrace_capability("CapEff:\t000001fffff7ffff\n") is False
+    assert has_ptrace_capability("") is None
+
+
+@pytest.mark.process
+def test_examining_this_machine_reaches_a_verdict_on_everything() -> None:
+    facts = examine(sys.executable)
+    assert {check.state for check in facts.checks} <= {"ok", "limited", "missing", "unknown"}
+    assert all(check.cost for check in facts.checks if check.state in ("limited", "missing"))
+    assert facts.pinned_command is not None
+    assert facts.for_json()["schema"] == "stepscope.doctor/1"

@@ -1,0 +1,123 @@
+"""Names and ownership of run folders."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from stepscope.errors import EnvironmentRefusal, UsageError
+from stepscope.record.host.folder import RunFolder, claim_folder
+from stepscope.record.host.scheduler import Scheduler, detect_scheduler
+
+NOW = datetime.datetime(2026, 1, 2, 3, 4, 5)
+
+
+def claim(out: Path | None = None, environ: dict[str, str] | None = None, host: str = "alpha") -> RunFolder:
+    return claim_folder(out, "train", scheduler(environ or {}), now=NOW, host=host)
+
+
+def scheduler(environ: dict[str, str]) -> Scheduler | None:
+    return detect_scheduler(environ, now=NOW, parent_started=datetime.datetime(2026, 1, 2, 3, 0, 0))
+
+
+def write_manifest(folder: RunFolder, environ: dict[str, str]) -> None:
+    found = scheduler(environ)
+    value = {"scheduler": None if found is None else found.for_manifest()}
+    (folder.host / "manifest.json").write_text(json.dumps(value))
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_default_name_is_time_and_script_and_is_never_taken_twice(tmp_path: Path) -> None:
+    first, second = claim(), claim()
+    assert first.run == tmp_path / "stepscope-runs/20260102-030405-train"
+    assert first.host == first.run / "host-alpha"
+    assert second.run == tmp_path / "stepscope-runs/20260102-030405-train-2"
+
+
+def test_hosts_of_a_slurm_step_share_a_folder_and_the_next_step_does_not(tmp_path: Path) -> None:
+    step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}
+    first = claim(environ=step)
+    other_host = claim(environ=step, host="beta")
+    other_task = claim(environ={**step, "SLURM_LOCALID": "1"})
+    again = claim(environ=step)
+    requeued = claim(environ={**step, "SLURM_RESTART_COUNT": "1"})
+    assert first.run == other_host.run == other_task.run == tmp_path / "stepscope-runs/slurm-17.0-train"
+    assert [first.host.name, other_host.host.name, other_task.host.name] == ["host-alpha", "host-beta", "host-alpha.2"]
+    assert again.run.name == "slurm-17.0-train-2"
+    assert requeued.run.name == "slurm-17.0-restart1-train"
+
+
+def test_a_batch_script_may_record_twice() -> None:
+    first = claim(environ={"SLURM_JOB_ID": "17"})
+    assert first.run.name == "slurm-17-20260102-030405-train"
+    assert claim(environ={"SLURM_JOB_ID": "17"}).run != first.run
+
+
+def test_workers_of_one_torchrun_share_a_folder() -> None:
+    named = {"TORCHELASTIC_RUN_ID": "abc/1", "LOCAL_RANK": "0"}
+    assert claim(environ=named).run.name == "torchrun-abc_1-train"
+    nameless = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0"}
+    first, second = claim(environ=nameless), claim(environ={**nameless, "LOCAL_RANK": "1"})
+    assert first.run == second.run
+    assert first.run.name == "torchrun-20260102-030000-train"
+
+
+def test_out_is_used_as_given_and_a_second_recording_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "deep/er"
+    folder = claim(out)
+    assert folder.run == out
+    write_manifest(folder, {})
+    with pytest.raises(UsageError, match="not empty"):
+        claim(out)
+    with pytest.raises(UsageError, match="not empty"):
+        claim(out, host="beta")
+
+
+def test_out_with_strange_content_or_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes.txt").touch()
+    for path in (tmp_path / "full", tmp_path / "full/notes.txt"):
+        with pytest.raises(UsageError, match="--out"):
+            claim(path)
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
+
+
+def test_out_is_shared_by_the_hosts_of_one_step_only(tmp_path: Path) -> None:
+    step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
+    write_manifest(claim(tmp_path / "o", step), step)
+    assert claim(tmp_path / "o", step, host="beta").host.name == "host-beta"
+    with pytest.raises(UsageError, match="already holds"):
+        claim(tmp_path / "o", step)
+    with pytest.raises(UsageError, match="not empty"):
+        claim(tmp_path / "o", {**step, "SLURM_STEP_ID": "1"}, host="gamma")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_place_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(EnvironmentRefusal, match="--out"):
+            claim(tmp_path / "x")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_place_that_cannot_exist_is_refused() -> None:
+    with pytest.raises(EnvironmentRefusal, match="cannot write the run folder"):
+        claim(Path("/proc/self/nothing/here"))
+
+
+def test_discarding_leaves_no_trace_but_keeps_other_runs(tmp_path: Path) -> None:
+    kept, dropped = claim(), claim()
+    dropped.discard()
+    assert [path.name for path in (tmp_path / "stepscope-runs").iterdir()] == [kept.run.name]
+    kept.discard()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,260 @@
+"""The command behaves as it would without us: status, streams, signals, environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepscope.record.host.pyspy import find_pyspy
+from tests.record.host.launching import (
+    end,
+    host_dir,
+    is_alive,
+    launcher,
+    manifest,
+    processes_with,
+    record,
+    rows,
+    start,
+    wait_for,
+)
+
+pytestmark = pytest.mark.process
+
+# Writes its pid, counts the signals it gets into a file, ends after `seconds` or on SIGTERM (status 5).
+COUNTER = """
+import os, signal, sys, time
+folder, seconds = sys.argv[1], float(sys.argv[2])
+def note(number, frame):
+    with open(folder + "/got", "a") as file:
+        file.write(signal.Signals(number).name + "\\n")
+    if number == signal.SIGTERM:
+        sys.exit(5)
+for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+    signal.signal(getattr(signal, name), note)
+with open(folder + "/pid.part", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(folder + "/pid.part", folder + "/pid")
+end = time.time() + seconds
+while time.time() < end and not os.path.exists(folder + "/leave"):
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def counter(tmp_path: Path) -> Path:
+    path = tmp_path / "counter.py"
+    path.write_text(COUNTER)
+    return path
+
+
+def got(folder: Path) -> list[str]:
+    path = folder / "got"
+    return path.read_text().split() if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "shell_exit"),
+    [
+        ("raise SystemExit(0)", 0, {"status": 0, "signal": None, "shell_status": 0}),
+        ("raise SystemExit(3)", 3, {"status": 3, "signal": None, "shell_status": 3}),
+        ("import os; os._exit(7)", 7, {"status": 7, "signal": None, "shell_status": 7}),
+        ("import os; os.kill(os.getpid(), 9)", 137, {"status": None, "signal": 9, "shell_status": 137}),
+    ],
+)
+def test_exit_status_is_the_commands_own(tmp_path: Path, program: str, status: int, shell_exit: object) -> None:
+    done = record(tmp_path / "run", sys.executable, "-c", program)
+    assert (done.returncode, done.stdout, done.stderr) == (status, b"", b"")
+    assert manifest(tmp_path / "run")["exit"] == shell_exit
+
+
+def test_streams_are_byte_identical_and_the_command_may_fork(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "sys.stdout.buffer.write(b'\\x00\\xff out\\r\\n'); sys.stdout.flush()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n    os.write(1, b'child\\n'); os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+        "sys.stderr.write(sys.stdin.readline().upper())\n"
+        "raise ValueError('mine')\n"
+    )
+    plain = subprocess.run([sys.executable, "-c", program], input=b"typed\n", capture_output=True)
+    recorded = record(tmp_path / "run", sys.executable, "-c", program, input=b"typed\n")
+    assert plain.returncode == 1
+    assert (recorded.returncode, recorded.stdout, recorded.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+def test_the_command_sees_the_same_terminal_signals_group_and_descriptors(tmp_path: Path) -> None:
+    program = (
+        "import json, os, signal, sys\n"
+        "print(json.dumps({'tty': [os.isatty(n) for n in range(3)],\n"
+        " 'mask': sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),\n"
+        " 'status': [l for l in open('/proc/self/status') if l.startswith(('SigBlk', 'SigIgn'))],\n"
+        " 'same_session': os.getsid(0) == os.getsid(os.getppid()),\n"
+        " 'same_group': os.getpgrp() == os.getpgid(os.getppid()),\n"
+        " 'descriptors': sorted(n for n in os.listdir('/proc/self/fd') if os.path.exists('/proc/self/fd/' + n))}))\n"
+    )
+    seen = []
+    for command in ([sys.executable, "-c", program], launcher(tmp_path / "run", sys.executable, "-c", program)):
+        parent, child = pty.openpty()
+        done = subprocess.run(command, stdin=child, stdout=subprocess.PIPE, stderr=child, timeout=60)
+        os.close(child)
+        os.close(parent)
+        seen.append(json.loads(done.stdout))
+    assert seen[0]["tty"] == [True, False, True]
+    assert seen[1] == seen[0]
+
+
+def test_environment_gains_the_agent_and_keeps_the_users_path(tmp_path: Path) -> None:
+    program = "import json, os; print(json.dumps(dict(os.environ)))"
+    mine = f"{tmp_path}/a{os.pathsep}{tmp_path}/b"
+    environ = {**os.environ, "PYTHONPATH": mine, "OMP_NUM_THREADS": "3"}
+    done = record(tmp_path / "run", "sh", "-c", f"exec {sys.executable} -c '{program}'", env=environ)
+    seen = json.loads(done.stdout)
+    first, _, rest = seen["PYTHONPATH"].partition(os.pathsep)
+    assert first.endswith("record/agent/bootstrap")
+    assert rest == mine
+    configuration = json.loads(seen["STEPSCOPE_RECORD"])
+    assert configuration["run"] == str(tmp_path / "run")
+    assert configuration["host_dir"] == str(host_dir(tmp_path / "run"))
+    assert seen["KINETO_LOG_LEVEL"] == "99"
+    changed = {"PYTHONPATH", "STEPSCOPE_RECORD", "KINETO_LOG_LEVEL"}
+    before = {
+        name: value for name, value in environ.items() if name not in changed and name not in ("_", "PWD", "SHLVL")
+    }
+    assert {name: seen.get(name) for name in before} == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_sent_to_stepscope_alone_reaches_the_command_once(
+    tmp_path: Path, counter: Path, number: signal.Signals
+) -> None:
+    run = start(tmp_path / "run", sys.executable, str(counter), str(tmp_path), "60")
+    try:
+        wait_for((tmp_path / "pid").exists, "the command")
+        run.send_signal(number)
+        wait_for(lambda: got(tmp_path), "the signal")
+        (tmp_path / "leave").touch()
+        run.communicate(timeout=60)
+    finally:
+        end(run)
+    assert got(tmp_path) == [number.name]
+    assert run.returncode == (5 if number == signal.SIGTERM else 0)
+    assert manifest(tmp_path / "run")["exit"]["shell_status"] == run.returncode
+
+
+def test_a_key_press_at_the_terminal_reaches_the_command_once(tmp_path: Path, counter: Path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = launcher(tmp_path / "run", sys.executable, str(counter), str(tmp_path), "60")
+        os.execv(command[0], command)
+    wait_for((tmp_path / "pid").exists, "the command")
+    os.write(terminal, b"\x03")
+    wait_for(lambda: got(tmp_path), "Ctrl-C")
+    time.sleep(0.3)  # time for a second, wrong one
+    (tmp_path / "leave").touch()
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert got(tmp_path) == ["SIGINT"]
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_an_ignored_hangup_stays_ignored(tmp_path: Path, counter: Path) -> None:
+    """As under nohup: neither the launcher nor the command ends."""
+    command = launcher(tmp_path / "run", sys.executable, str(counter), str(tmp_path), "60")
+    run = subprocess.Popen(["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *command])
+    try:
+        pid = int(wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the command"))
+        run.send_signal(signal.SIGHUP)
+        os.kill(pid, signal.SIGHUP)
+        time.sleep(0.3)
+        assert is_alive(pid)
+        assert run.poll() is None
+        (tmp_path / "leave").touch()
+        assert run.wait(60) == 0
+    finally:
+        if run.poll() is None:
+            run.kill()
+
+
+def test_killing_stepscope_leaves_the_command_alone_and_its_helpers_end(tmp_path: Path, counter: Path) -> None:
+    out = tmp_path / "run"
+    run = start(out, sys.executable, str(counter), str(tmp_path), "60")
+    try:
+        pid = int(wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the command"))
+        wait_for((host_dir(out) / "system.jsonl").exists, "telemetry")
+        if find_pyspy() is not None:
+            wait_for(lambda: list(processes_with(f"{host_dir(out)}/stacks-0.raw")), "the sampler")
+        run.kill()
+        run.wait()
+        # telemetry and py-spy have the folder on their command lines
+        wait_for(lambda: not list(processes_with(str(host_dir(out)))), "the end of the helpers")
+        assert is_alive(pid)
+        assert not got(tmp_path)
+    finally:
+        (tmp_path / "leave").touch()
+        end(run)
+    wait_for(lambda: not is_alive(pid), "the command's own end")
+    assert manifest(out)["ended_ns"] is None
+    assert rows(host_dir(out) / "processes.jsonl")
+    assert not list(host_dir(out).glob("*.part"))
+
+
+def test_max_steps_interrupts_the_command_and_its_children_like_a_terminal(tmp_path: Path, counter: Path) -> None:
+    out = tmp_path / "run"
+    script = tmp_path / "job.sh"
+    # The shell ignores SIGINT only to be there still when its child has been asked.
+    script.write_text(f"trap : INT\n{sys.executable} {counter} {tmp_path} 60\necho status $?\n")
+    run = start(out, "bash", str(script), options=("--max-steps", "10"))
+    try:
+        wait_for((tmp_path / "pid").exists, "the command")
+        (host_dir(out) / "max-steps").write_text("{}\n")
+        wait_for(lambda: got(tmp_path), "SIGINT")
+        time.sleep(0.3)
+        (tmp_path / "leave").touch()
+        stdout, _ = run.communicate(timeout=60)
+    finally:
+        end(run)
+    assert got(tmp_path) == ["SIGINT"]
+    assert stdout == b"status 0\n"
+    assert run.returncode == 0
+    assert manifest(out)["options"]["max_steps"] == 10
+
+
+@pytest.mark.parametrize(
+    ("make", "status", "words"),
+    [
+        (lambda _: "no-such-program-here", 127, b"command not found"),
+        (lambda folder: str(folder / "missing.sh"), 127, b"command not found"),
+        (lambda folder: str(folder), 126, b"is a folder"),
+        (lambda folder: str(write(folder / "plain.txt", "hello", 0o644)), 126, b"not executable"),
+        (lambda folder: str(write(folder / "bad.sh", "#!/no/such/interpreter\n", 0o755)), 127, b"cannot be started"),
+    ],
+)
+def test_a_command_that_cannot_start_gives_a_shells_status_and_leaves_nothing(
+    tmp_path: Path, make: object, status: int, words: bytes
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    assert callable(make)
+    done = subprocess.run(
+        [sys.executable, "-m", "stepscope.record.host", "--", make(tmp_path)], cwd=work, capture_output=True, timeout=60
+    )
+    assert done.returncode == status
+    assert words in done.stderr
+    assert done.stderr.count(b"\n") == 1
+    assert list(work.iterdir()) == []
+
+
+def write(path: Path, text: str, mode: int) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    return path

@@ -1,0 +1,109 @@
+"""Limits and processors of machines other than this one, from copies of the files a kernel shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepscope.record.host.cgroups import find_cgroups
+from stepscope.record.host.hardware import (
+    format_cpu_list,
+    hardware_facts,
+    noise_facts,
+    parse_cpu_list,
+    sibling_groups,
+)
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return root
+
+
+def test_version_2_limits_come_from_every_level(tmp_path: Path) -> None:
+    root = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/pod/box",
+            "sys/fs/cgroup/cgroup.controllers": "cpu memory",
+            "sys/fs/cgroup/pod/cpu.max": "150000 100000",
+            "sys/fs/cgroup/pod/memory.max": "max",
+            "sys/fs/cgroup/pod/box/cpu.max": "max 100000",
+            "sys/fs/cgroup/pod/box/memory.max": "1073741824",
+            "sys/fs/cgroup/pod/box/cpu.stat": "usage_usec 5\nthrottled_usec 7",
+            "sys/fs/cgroup/pod/box/memory.events": "low 0\noom 3\noom_kill 2",
+            "sys/fs/cgroup/pod/box/cpu.pressure": "some avg10=1.50 avg60=0 avg300=0 total=1",
+        },
+    )
+    found = find_cgroups(root)
+    assert found.version == 2
+    assert found.cpu_limit_cores() == 1.5
+    assert found.memory_limit_bytes() == 1 << 30
+    assert found.throttled_ns() == 7000
+    assert found.oom_events() == 2
+    assert found.pressure_file("cpu") == root / "sys/fs/cgroup/pod/box/cpu.pressure"
+    assert found.pressure_file("io") is None
+
+
+def test_version_1_and_a_path_that_only_the_host_has(tmp_path: Path) -> None:
+    root = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.stat": "nr_throttled 1\nthrottled_time 9",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+            "sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\noom_kill 1",
+        },
+    )
+    found = find_cgroups(root)
+    assert found.version == 1
+    assert found.cpu_limit_cores() == 0.5
+    assert found.memory_limit_bytes() is None
+    assert found.throttled_ns() == 9
+    assert found.oom_events() == 1
+
+
+def test_a_machine_without_files_has_unknowns_and_no_zeros(tmp_path: Path) -> None:
+    found = find_cgroups(tmp_path)
+    assert (found.version, found.cpu_limit_cores(), found.memory_limit_bytes(), found.throttled_ns()) == (None,) * 4
+    assert set(noise_facts(tmp_path).values()) == {None}
+    facts = hardware_facts(tmp_path)
+    unknown = ("cpu_model", "physical_cores", "cgroup_version", "cgroup_cpu_limit", "memory_bytes")
+    assert [facts[name] for name in unknown] == [None] * len(unknown)
+
+
+def test_hardware_and_noise_of_a_big_machine(tmp_path: Path) -> None:
+    files = {f"sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list": f"{n % 4},{n % 4 + 4}" for n in range(8)}
+    files |= {f"sys/devices/system/cpu/cpu{n}/cpufreq/scaling_governor": "powersave" for n in range(8)}
+    files |= {
+        "sys/devices/system/cpu/online": "0-7",
+        "sys/devices/system/cpu/intel_pstate/no_turbo": "0",
+        "sys/devices/system/cpu/smt/active": "1",
+        "sys/devices/system/node/node0/cpulist": "0-3",
+        "sys/devices/system/node/node1/cpulist": "4-7",
+        "proc/loadavg": "0.50 1 1 1/300 5",
+        "proc/cpuinfo": "processor\t: 0\nmodel name\t: Fast One\n",
+        "proc/meminfo": "MemTotal:       1024 kB",
+        "proc/sys/kernel/randomize_va_space": "0",
+    }
+    root = machine(tmp_path, files)
+    facts = hardware_facts(root)
+    assert (facts["cpu_model"], facts["logical_cores"], facts["physical_cores"]) == ("Fast One", 8, 4)
+    assert facts["smt_siblings"] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert facts["numa_nodes"] == {"0": [0, 1, 2, 3], "1": [4, 5, 6, 7]}
+    assert facts["memory_bytes"] == 1 << 20
+    noise = {"governor": "powersave", "turbo": True, "smt": True, "load_1m": 0.5, "aslr": False}
+    assert noise_facts(root) == noise
+    assert sibling_groups([1, 5, 2], root) == [[1, 5], [2]]
+
+
+@pytest.mark.parametrize(("text", "cpus"), [("0-3,8", [0, 1, 2, 3, 8]), ("", []), ("x,2", [2]), ("5", [5])])
+def test_processor_lists(text: str, cpus: list[int]) -> None:
+    assert parse_cpu_list(text) == cpus
+    assert parse_cpu_list(format_cpu_list(cpus)) == cpus

@@ -1,0 +1,122 @@
+"""The sampler's supervisor: masking of raw files, refusals, the hand-over to the agent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.record.host.pyspy import Sampler, find_pyspy, mask_raw, why_refused
+
+RAW = (
+    'process 10:"bash run.sh";process 11:"python train.py --token abc def --lr 1";thread (11): M;f (a.py:1) 3\n'
+    'process 12:"python -c import x;\nf(1) --password=pw";thread (12);f (a;b.py:2) 4\n'
+)
+
+
+def test_secrets_leave_command_lines_and_nothing_else_changes() -> None:
+    masked = mask_raw(RAW, [("python", "train.py", "--token", "abc def", "--lr", "1")])
+    assert "abc" not in masked
+    assert "pw" not in masked
+    assert masked == RAW.replace("abc def", "***").replace("=pw", "=***")
+
+
+def test_text_without_secrets_is_kept_to_the_byte() -> None:
+    text = 'process 1:"python a.py";thread (1): x";y;f (<string>:1) 2\n 59\nthread (3): MainThread 77\n'
+    assert mask_raw(text, []) == text
+
+
+def test_a_named_sampler_that_is_not_there_is_not_replaced(tmp_path: Path) -> None:
+    assert find_pyspy({"STEPSCOPE_PYSPY": str(tmp_path / "nothing"), "PATH": os.environ["PATH"]}) is None
+
+
+def denied(tmp_path: Path) -> str:
+    """A py-spy that runs as nobody, as an unprivileged user on a shared machine would."""
+    program = find_pyspy()
+    assert program is not None
+    script = tmp_path / "py-spy-denied"
+    script.write_text(f'#!/bin/sh\nexec setpriv --reuid 65534 --regid 65534 --clear-groups {program} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or find_pyspy() is None, reason="needs root, to give its rights away, and py-spy"
+)
+
+
+class Watched:
+    """A Python child to look at, and a sampler of it."""
+
+    def __init__(self, program: str, folder: Path, segment_seconds: float = 1.0) -> None:
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", "import time\ndef waits():\n    time.sleep(60)\nprint(flush=True); waits()"],
+            stdout=subprocess.PIPE,
+        )
+        assert self.child.stdout is not None
+        self.child.stdout.readline()
+        self.rows: list[Mapping[str, Any]] = []
+        self.reasons: list[str] = []
+        self.sampler = Sampler(
+            program, self.child.pid, folder, rate_hz=50.0, segment_seconds=segment_seconds, now_ns=time.time_ns,
+            write=self.rows.append, give_up=self.reasons.append, commands=list, suspects=lambda: [self.child.pid],
+        )  # fmt: skip
+
+    def poll_until(self, ended: Any) -> None:
+        deadline = time.monotonic() + 60
+        while not ended() and time.monotonic() < deadline:
+            self.sampler.poll()
+            time.sleep(0.02)
+        assert ended()
+
+    def close(self) -> None:
+        self.sampler.stop(5.0)
+        self.child.kill()
+        self.child.communicate()
+
+
+@needs_root
+@pytest.mark.process
+def test_a_refusal_is_recognised_and_sampling_ends(tmp_path: Path) -> None:
+    watched = Watched(denied(tmp_path), tmp_path)
+    try:
+        reason = why_refused(denied(tmp_path), watched.child.pid)
+        assert reason is not None
+        assert "ermission" in reason
+        watched.poll_until(lambda: watched.reasons)
+        assert watched.sampler.active is False
+        assert watched.rows[-1]["status"] == "failed"
+        assert "ermission" in watched.reasons[0]
+    finally:
+        watched.close()
+
+
+@pytest.mark.process
+@pytest.mark.skipif(find_pyspy() is None, reason="needs py-spy")
+def test_segments_follow_each_other_and_survive_the_death_of_the_process(tmp_path: Path) -> None:
+    program = find_pyspy()
+    assert program is not None
+    watched = Watched(program, tmp_path, segment_seconds=1.0)
+    try:
+        if why_refused(program, watched.child.pid) is not None:
+            pytest.skip("py-spy may not attach here")
+        watched.poll_until(lambda: len(watched.rows) >= 1)
+        time.sleep(0.5)
+        watched.sampler.poll()
+        time.sleep(0.5)
+        watched.child.kill()
+        watched.child.wait()
+        watched.poll_until(lambda: len(watched.rows) >= 2)
+    finally:
+        watched.close()
+    assert [row["file"] for row in watched.rows[:2]] == ["stacks-0.raw", "stacks-1.raw"]
+    assert watched.rows[0]["end_ns"] <= watched.rows[1]["start_ns"]
+    for row in watched.rows[:2]:
+        assert row["status"] == "ok"
+        assert "waits (<string>:3)" in (tmp_path / row["file"]).read_text()

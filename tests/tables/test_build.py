@@ -1,0 +1,343 @@
+"""A whole small run folder to tables: every column of every table, joins, clocks, notes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from stepscope import tables
+from stepscope.errors import UnreadableInputError
+from stepscope.read import read_run
+from stepscope.tables import store
+from stepscope.tables.schema import SCHEMAS, Tables
+from tests.builders import MS, T0, make_run_folder, step_rows
+
+RAW = 'process 100:"python";thread (100): MainThread;<module> (train.py:3);f (a;b.py:4) 7\n'
+SYSTEM = [
+    {"time_ns": T0, "metrics": [["cpu_pct", "%", 150.5, 100, None], ["load_1m", "1", 2]]},
+    {"time_ns": T0 + MS, "metrics": [["gpu_util_pct", "%", 3, None, "0"], ["x", "1", None], 7, ["y"]]},
+    {"time_ns": "?", "metrics": []},
+]
+EVENTS = [
+    {"kind": "scalar", "name": "loss", "value": 0.5, "step": 3},
+    {"kind": "scalar", "name": "loss", "value": None, "text": "nan", "step": 4},
+    {"kind": "compile", "count": 2, "step": 1, "duration_ns": 5 * MS},
+    {"kind": "device_step", "step": 2, "device_ns": 9 * MS},
+    {"kind": "gc", "generation": 2, "file": "/x/é\n.py", "line": 3},
+]
+
+
+def build(tmp_path: Path, **parts: Any) -> Tables:
+    return tables.build(read_run(make_run_folder(tmp_path, **parts)))
+
+
+def trace(*slices: dict[str, Any], base: int = 0) -> bytes:
+    events = [{"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, **row} for row in slices]
+    return json.dumps({"baseTimeNanoseconds": base, "traceEvents": events}).encode()
+
+
+def notes(result: Tables) -> str:
+    return "\n".join(note.text for note in result.quality.notes)
+
+
+def test_every_table_has_its_schema_empty_or_not(tmp_path: Path):
+    full = build(
+        tmp_path,
+        stacks_raw=RAW,
+        system=SYSTEM,
+        events=EVENTS,
+        traces={"trace-0.json": trace({"name": "a", "ts": 1, "dur": 1})},
+    )
+    bare = build(tmp_path, steps=[], name="bare", processes=[], agents=[])
+    for result in (full, bare):
+        for name, schema in SCHEMAS.items():
+            assert dict(getattr(result, name).schema) == schema, name
+    for name in ("steps", "journal", "events", "stacks", "system", "processes", "compiles", "scalars"):
+        assert getattr(full, name).height > 0, name
+
+
+def test_steps_and_device_time(tmp_path: Path):
+    steps = build(tmp_path, events=EVENTS).steps
+    assert steps["step"].to_list() == list(range(10))
+    assert steps["device_ns"].to_list() == [None, None, 9 * MS, *[None] * 7]
+    assert (steps["rank"].unique().to_list(), steps["process"].unique().to_list()) == ([0], ["rank-0"])
+    assert steps["wall_ns"].to_list() == [10 * MS] * 10
+
+
+def test_journal_scalars_compiles_system(tmp_path: Path):
+    result = build(tmp_path, events=EVENTS, system=SYSTEM)
+    assert result.journal["kind"].to_list() == [event["kind"] for event in EVENTS]
+    assert json.loads(result.journal[4, "data"]) == {"generation": 2, "file": "/x/é\n.py", "line": 3}
+    assert result.scalars.select("step", "name", "value").rows() == [(3, "loss", 0.5), (4, "loss", None)]
+    assert result.compiles.select("step", "kind", "duration_ns").rows() == [(1, "compile", 5 * MS)]
+    assert result.system.select("metric", "value", "pid", "device").rows() == [
+        ("cpu_pct", 150.5, 100, None),
+        ("load_1m", 2.0, None, None),
+        ("gpu_util_pct", 3.0, None, "0"),
+    ]
+    assert result.quality.counts["skipped_lines"] == 1
+
+
+def test_slices_are_nested_and_joined_to_steps(tmp_path: Path):
+    us = T0 // 1000
+    content = trace(
+        {"name": "before", "ts": -5, "dur": 1},
+        {"name": "train.py(3): main", "cat": "python_function", "ts": 1000, "dur": 30_000},
+        {"name": "aten::linear", "ts": 2000, "dur": 100, "args": {"Input Dims": [[2, 3]], "External id": 5}},
+        {"name": "aten::addmm", "ts": 2010, "dur": 50},
+        {"name": "other thread", "tid": 2, "ts": 25_000, "dur": 10},
+        base=us * 1000,
+    )
+    events = build(tmp_path, traces={"trace-0.pt.trace.json": content, "trace-1.json": content}).events
+    assert events.height == 10
+    first = events.filter(pl.col("trace") == "trace-0.pt.trace.json")
+    assert first["id"].to_list() == [0, 1, 2, 3, 4]
+    assert first["parent"].to_list() == [None, None, 1, 2, None]
+    assert first["frame"].to_list() == [None, None, 1, 1, None]
+    assert first["depth"].to_list() == [0, 0, 1, 2, 0]
+    assert first["self_ns"].to_list() == [1000, 29_900_000, 50_000, 50_000, 10_000]
+    assert first["step"].to_list() == [None, 0, 0, 0, 2]
+    assert first["track"].to_list() == ["1/1"] * 4 + ["1/2"]
+    assert (first[2, "shapes"], first[2, "external_id"]) == ("[[2, 3]]", 5)
+    second = events.filter(pl.col("trace") == "trace-1.json")
+    assert second["parent"].to_list() == [None, None, 6, 7, None]
+    assert events["id"].to_list() == list(range(10))
+
+
+@pytest.mark.parametrize("drift_ms", [0, 3, -40])
+def test_clock_of_the_trace_is_moved_to_the_journals(tmp_path: Path, drift_ms: int):
+    steps = step_rows(6, in_window=True)
+    ends = [row["start_ns"] + row["wall_ns"] + drift_ms * MS for row in steps]
+    slices = [
+        {"name": "Optimizer.step#SGD.step", "cat": "user_annotation", "ts": (end - T0) / 1000 - 500, "dur": 490}
+        for end in ends
+    ]
+    result = build(tmp_path, steps=steps, traces={"trace-0.json": trace(*slices, base=T0)})
+    assert result.events["step"].to_list() == [0, 1, 2, 3, 4, 5]
+    assert ("clock" in notes(result)) is (drift_ms != 0)
+
+
+def test_trace_of_another_run_is_not_moved(tmp_path: Path):
+    slices = [
+        {"name": "Optimizer.step#SGD.step", "cat": "user_annotation", "ts": i * 1000, "dur": 10} for i in range(5)
+    ]
+    result = build(
+        tmp_path, steps=step_rows(5, in_window=True), traces={"trace-0.json": trace(*slices, base=T0 - 10**15)}
+    )
+    assert result.events["start_ns"][0] == T0 - 10**15
+    assert result.events["step"].to_list() == [None] * 5
+
+
+def test_run_facts_and_ranks(tmp_path: Path):
+    facts = build(
+        tmp_path, manifest={"tags": ["a"], "user_roots": ["/p", 3], "exit": {"status": None, "signal": 9}}
+    ).run
+    assert (facts.name, facts.tags, facts.command) == ("demo", ("a",), ("python", "train.py"))
+    assert (facts.exit_status, facts.hosts, facts.ranks, facts.world_size) == (137, ("a",), (0,), 1)
+    assert facts.user_roots == ("/p",)
+    assert facts.versions["torch"] == "2.13.0+cpu"
+
+
+def test_missing_manifest_and_rank_json(tmp_path: Path):
+    folder = make_run_folder(tmp_path)
+    (folder / "host-a" / "manifest.json").unlink()
+    (folder / "rank-0" / "rank.json").unlink()
+    result = tables.build(read_run(folder))
+    assert (result.run.name, result.run.exit_status, result.run.started_ns) == ("run", None, None)
+    assert (result.run.hardware, result.run.user_roots) == ({}, ())
+    assert (result.ranks[0].pid, result.ranks[0].host, result.ranks[0].device) == (100, "a", None)
+    assert "no manifest" in notes(result)
+
+
+def test_two_hosts_and_exit_of_the_failed_one(tmp_path: Path):
+    make_run_folder(tmp_path, host="a", rank=0)
+    folder = make_run_folder(tmp_path, host="b", rank=1, manifest={"exit": {"shell_status": 3}, "ended_ns": None})
+    result = tables.build(read_run(folder))
+    assert (result.run.exit_status, result.run.ended_ns, result.run.ranks) == (3, None, (0, 1))
+    assert [info.host for info in result.ranks] == ["a", "b"]
+    assert result.processes.select("host", "pid", "process").rows() == [("a", 100, "rank-0"), ("b", 100, "rank-1")]
+
+
+def test_launcher_workers_and_helpers(tmp_path: Path):
+    process = {"time_ns": T0, "python": True, "start_ns": T0, "torch": True}
+    processes = [
+        {**process, "pid": 1, "ppid": 0, "role": "root", "command": "torchrun train.py"},
+        {**process, "pid": 100, "ppid": 1, "role": "other", "command": "train.py"},
+        {**process, "pid": 201, "ppid": 100, "role": "loader_worker", "command": "train.py"},
+        {**process, "pid": 202, "ppid": 100, "role": "other", "torch": False, "command": "tracker"},
+        {**process, "pid": 201, "ended_ns": T0 + MS},
+        {
+            **process,
+            "pid": 201,
+            "ppid": 100,
+            "role": "other",
+            "start_ns": T0 + 5000 * MS,
+            "torch": None,
+            "command": "ls",
+        },
+    ]
+    result = build(tmp_path, processes=processes)
+    rows = result.processes.sort("start_ns", "pid").select("pid", "role", "reported", "process").rows()
+    assert rows == [
+        (1, "launcher", False, None),
+        (100, "rank", True, "rank-0"),
+        (201, "loader_worker", False, None),
+        (202, "other", False, None),
+        (201, "other", False, None),
+    ]
+    assert "never reported" not in notes(result)
+
+
+def test_notes_name_what_was_lost(tmp_path: Path):
+    events = [
+        {"kind": "probe_error", "probe": "gc", "error": "boom"},
+        {"kind": "window", "status": "dropped", "reason": "the user's profiler started"},
+        {"kind": "window", "status": "kept", "trace": "trace-7.json"},
+        {"kind": "window_skipped", "reason": "torch.compile was busy"},
+        {"kind": "suspended", "reason": "with_stack"},
+    ]
+    manifest = {"ended_ns": None, "sampler": {"source": "agent", "reason": "ptrace is refused"}}
+    folder = make_run_folder(
+        tmp_path,
+        events=events,
+        manifest=manifest,
+        stacks_raw=[RAW, ""],
+        stacks_index=[{"errors": 3}, {"status": "failed", "errors": None}],
+    )
+    with (folder / "rank-0" / "steps.jsonl").open("a") as file:
+        file.write('[99,"tra')
+    result = tables.build(read_run(folder))
+    text = notes(result)
+    for said in (
+        "probe gc failed",
+        "boom",
+        "trace-7.json",
+        "dropped",
+        "torch.compile was busy",
+        "suspended",
+        "never ended",
+        "ptrace is refused",
+        "1 of 2 stack segments",
+        "cut off",
+    ):
+        assert said in text, said
+    counts = result.quality.counts
+    expected = {
+        "torn_lines": 1,
+        "probe_errors": 1,
+        "segments": 2,
+        "segments_failed": 1,
+        "stack_errors": 3,
+        "steps_read": 10,
+        "stack_samples": 7,
+    }
+    assert {name: counts[name] for name in expected} == expected
+    levels = [note.level for note in result.quality.notes]
+    assert levels == sorted(levels, reverse=True)
+
+
+def test_healthy_run_has_no_notes(tmp_path: Path):
+    assert build(tmp_path, stacks_raw=RAW).quality.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("torch", "said"), [(True, "no step was seen"), (False, "imported torch"), (None, "nor whether")]
+)
+def test_runs_without_steps(tmp_path: Path, torch: bool | None, said: str):
+    process = {"time_ns": T0, "pid": 100, "ppid": 1, "role": "root", "python": True, "torch": torch}
+    folder = make_run_folder(tmp_path, steps=[], agents=[], processes=[process])
+    shutil.rmtree(folder / "rank-0")
+    result = tables.build(read_run(folder))
+    assert said in notes(result)
+    assert result.steps.height == 0
+
+
+def test_store_round_trip(tmp_path: Path):
+    content = trace({"name": "é\x1b[31m", "ts": 1, "dur": 1})
+    built = build(tmp_path, stacks_raw=RAW, system=SYSTEM, events=EVENTS, traces={"trace-0.json": content})
+    where = store.write(built, tmp_path / "run")
+    assert where == tmp_path / "run" / "tables"
+    store.write(built, tmp_path / "run")  # over an older one
+    again = store.read(tmp_path / "run")
+    for name in SCHEMAS:
+        assert getattr(again, name).equals(getattr(built, name)), name
+    assert (again.run, again.quality, again.ranks, again.manifests) == (
+        built.run,
+        built.quality,
+        built.ranks,
+        built.manifests,
+    )
+    assert read_run(tmp_path / "run").losses.counts  # the folder still reads as a run
+
+
+@pytest.mark.parametrize("damage", ["absent", "version", "parquet", "index"])
+def test_stored_tables_that_cannot_be_used(tmp_path: Path, damage: str):
+    where = store.write(build(tmp_path), tmp_path / "run")
+    if damage == "absent":
+        (where / "steps.parquet").unlink()
+    elif damage == "parquet":
+        (where / "steps.parquet").write_bytes(b"PAR1")
+    else:
+        index = where / "tables.json"
+        index.write_text("{" if damage == "index" else index.read_text().replace("tables/1", "tables/99"))
+    with pytest.raises(UnreadableInputError, match="analyze the run again"):
+        store.read(tmp_path / "run")
+
+
+def test_hostile_values_everywhere(tmp_path: Path):
+    odd: list[Any] = [None, True, -1, 2**70, 1e400, "x", [], {}, {"a": []}, "\ud800", "\x00"]
+    for number, value in enumerate(odd):
+        rows = [
+            {
+                "pid": 100,
+                "ppid": value,
+                "role": value,
+                "command": value,
+                "start_ns": value,
+                "torch": value,
+                "folder": value,
+                "argv": value,
+            }
+        ]
+        manifest = dict.fromkeys(
+            (
+                "name",
+                "tags",
+                "command",
+                "cwd",
+                "exit",
+                "hardware",
+                "noise",
+                "git",
+                "user_roots",
+                "sampler",
+                "ended_ns",
+                "python",
+            ),
+            value,
+        )
+        info = dict.fromkeys(("rank", "pid", "host", "world_size", "device", "main_file", "versions", "argv"), value)
+        kinds = ("window", "site", "scalar", "compile", "device_step", "user_trace", "probe_error", "suspended", value)
+        fields = ("name", "value", "reason", "status", "path", "device_ns", "file", "line", "duration_ns", "step")
+        result = build(
+            tmp_path,
+            name=str(number),
+            processes=rows,
+            agents=rows,
+            manifest=manifest,
+            rank_json=info,
+            events=[{"kind": kind, **dict.fromkeys(fields, value)} for kind in kinds],
+            system=[{"time_ns": T0, "metrics": value}, {"time_ns": T0, "metrics": [[value] * 5]}],
+            stacks_raw=RAW,
+            stacks_index=[
+                dict.fromkeys(("segment", "source", "pid", "start_ns", "rate_hz", "idle", "errors", "status"), value)
+            ],
+        )
+        assert result.steps.height == 10
+        store.write(result, tmp_path / str(number))
+        store.read(tmp_path / str(number))

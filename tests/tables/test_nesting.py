@@ -1,0 +1,115 @@
+"""Nesting of slices: trees, overlaps, and sums that hold whatever the input."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.tables.nesting import NONE, Nesting, nest
+
+
+def nested(*slices: tuple[int, int], functions: str = "", annotations: str = "", tracks: str = "") -> Nesting:
+    """Slices as (start, duration); the letters `x` in `functions` and `annotations` mark slices by position."""
+    count = len(slices)
+    return nest(
+        np.array([ord(c) for c in tracks] or [0] * count, dtype=np.int64),
+        np.array([start for start, _ in slices], dtype=np.int64),
+        np.array([duration for _, duration in slices], dtype=np.int64),
+        is_function=np.array([c == "x" for c in functions.ljust(count)], dtype=bool),
+        is_annotation=np.array([c == "x" for c in annotations.ljust(count)], dtype=bool),
+        precedence=np.zeros(count, dtype=np.int64),
+    )
+
+
+def test_tree_in_any_order():
+    result = nested((60, 20), (0, 100), (65, 5), (10, 30))
+    assert result.parent.tolist() == [1, NONE, 0, 1]
+    assert result.depth.tolist() == [1, 0, 2, 1]
+    assert result.self_ns.tolist() == [15, 50, 5, 30]
+    assert result.clipped == 0
+
+
+def test_innermost_function_around():
+    result = nested((0, 100), (10, 80), (20, 10), (25, 2), (50, 5), functions="x x")
+    assert result.frame.tolist() == [NONE, 0, 0, 2, 0]
+
+
+def test_tracks_do_not_mix():
+    result = nested((0, 100), (10, 10), (20, 10), tracks="aba")
+    assert result.parent.tolist() == [NONE, NONE, 0]
+
+
+def test_neighbours_and_empty_slices():
+    result = nested((0, 10), (10, 10), (10, 0), (20, 0))
+    assert result.parent.tolist() == [NONE, NONE, 1, NONE]
+    assert result.self_ns.tolist() == [10, 10, 0, 0]
+
+
+def test_child_that_reaches_over_the_end_is_cut():
+    result = nested((0, 100), (90, 12))
+    assert result.parent.tolist() == [NONE, 0]
+    assert result.self_ns.tolist() == [90, 10]
+    assert result.clipped == 1
+
+
+def test_slice_mostly_outside_is_a_sibling():
+    result = nested((0, 100), (90, 200), (95, 3))
+    assert result.parent.tolist() == [NONE, NONE, 0]
+    assert result.self_ns.tolist() == [97, 190, 3]
+    assert result.clipped == 1
+
+
+def test_annotation_outlives_the_function_that_opened_it():
+    # __enter__ [0, 50), its helper [42, 48), the annotation [40, 70), an operator inside the annotation
+    result = nested((0, 50), (42, 6), (40, 30), (55, 10), functions="xx", annotations="  x")
+    assert result.parent.tolist() == [NONE, 0, NONE, 2]
+    assert result.frame.tolist() == [NONE, 0, NONE, NONE]
+    assert result.self_ns.tolist() == [44, 6, 10, 10]
+    assert result.clipped == 1
+
+
+def test_annotation_in_a_parent_that_rounds_short_is_cut():
+    result = nested((0, 50), (0, 51), annotations=" x", functions="")
+    assert result.parent.tolist() == [1, NONE]  # the longer one is outer
+    result = nested((0, 50), (1, 50), annotations="xx")
+    assert result.parent.tolist() == [NONE, 0]
+
+
+def test_equal_times_nest_by_precedence():
+    args = np.array([0, 0]), np.array([5, 5]), np.array([10, 10])
+    flags = np.array([False, False])
+    result = nest(*args, is_function=flags, is_annotation=flags, precedence=np.array([2, 1]))
+    assert result.parent.tolist() == [1, NONE]
+
+
+def test_nothing():
+    assert nested().parent.tolist() == []
+
+
+slices = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40), st.booleans(), st.booleans()), max_size=30)
+
+
+@given(slices)
+def test_self_times_add_up_to_the_roots(rows: list[tuple[int, int, bool, bool]]):
+    flags = ["".join("x" if row[column] else " " for row in rows) for column in (2, 3)]
+    result = nested(*[row[:2] for row in rows], functions=flags[0], annotations=flags[1])
+    roots = result.parent == NONE
+    assert result.self_ns.sum() == result.extent_ns[roots].sum()
+    assert (result.self_ns >= 0).all()
+    assert (result.extent_ns <= [row[1] for row in rows]).all()
+    for i, parent in enumerate(result.parent.tolist()):
+        assert result.depth[i] == (0 if parent == NONE else result.depth[parent] + 1)
+        if parent != NONE:
+            assert result.extent_ns[i] <= result.extent_ns[parent]
+            assert result.frame[i] == (parent if rows[parent][2] else result.frame[parent])
+
+
+@given(slices)
+def test_slices_that_nest_are_left_alone(rows: list[tuple[int, int, bool, bool]]):
+    # Laid out as equal halves of halves, nothing overlaps partially.
+    laid = [(start % 8 * 64 >> (depth % 4), 64 >> (depth % 4)) for start, depth, _, _ in rows]
+    laid = [(start // length * length, length) for start, length in laid]
+    result = nested(*laid)
+    assert result.clipped == 0
+    assert (result.extent_ns == [length for _, length in laid]).all()

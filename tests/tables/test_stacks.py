@@ -1,0 +1,214 @@
+"""Sampled stacks: whose they are, their phase, whether they wait, and which frames are nobody's business."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from stepscope import tables
+from stepscope.read import read_run
+from stepscope.tables.schema import SCHEMAS, Tables
+from tests.builders import MS, T0, make_run_folder, step_rows
+
+SHARED = Path(__file__).parents[2] / ".." / "shared" / "traces" / "py_spy"
+ROOT = "<module> (/home/u/train.py:70);main (/home/u/train.py:64)"
+NEXT = "_BaseDataLoaderIter.__next__ (/v/torch/utils/data/dataloader.py:700)"
+CALL = "Module._call_impl (/v/torch/nn/modules/module.py:1500)"
+BACKWARD = "Tensor.backward (/v/torch/_tensor.py:600);backward (/v/torch/autograd/__init__.py:300)"
+STEP = "Optimizer.profile_hook_step.<locals>.wrapper (/v/torch/optim/optimizer.py:500)"
+IMPORT = "_find_and_load (<frozen importlib._bootstrap>:1176)"
+WAIT = "Condition.wait (/usr/lib/python3.11/threading.py:324)"
+SELECT = "select (/usr/lib/python3.11/selectors.py:415)"
+WORKER_LOOP = "_worker_loop (/v/torch/utils/data/_utils/worker.py:349)"
+RUN = "BaseProcess.run (/usr/lib/python3.11/multiprocessing/process.py:108)"
+AGENT = "fetch (/opt/x/stepscope/record/agent/probes/loader.py:12)"
+
+
+def record(*frames: str, pid: int = 100, tid: int | None = None, name: str = "MainThread", count: int = 1) -> str:
+    chain = 'process 100:"python train.py --api-key k";'
+    if pid != 100:
+        chain += f'process {pid}:"python train.py --api-key k";'
+    return f"{chain}thread ({tid or pid}): {name};{';'.join(frames)} {count}\n"
+
+
+def build(tmp_path: Path, raw: str | list[str], index: list[dict[str, Any]] | None = None, **more: Any) -> Tables:
+    return tables.build(read_run(make_run_folder(tmp_path, stacks_raw=raw, stacks_index=index, **more)))
+
+
+def one(tmp_path: Path, *frames: str, **more: Any) -> dict[str, Any]:
+    stacks = build(tmp_path, record(*frames), **more).stacks
+    assert dict(stacks.schema) == SCHEMAS["stacks"]
+    assert stacks.height == 1
+    return stacks.row(0, named=True)
+
+
+@pytest.mark.parametrize(
+    ("frames", "phase"),
+    [
+        ([ROOT], "other"),
+        ([ROOT, NEXT], "data_wait"),
+        ([ROOT, NEXT.replace("_BaseDataLoaderIter.", "").replace("/v/", "")], "data_wait"),
+        ([ROOT, NEXT, CALL, "f (/home/u/transform.py:3)"], "data_wait"),
+        ([ROOT, CALL, "f (/home/u/model.py:3)"], "forward"),
+        ([ROOT, BACKWARD], "backward"),
+        ([ROOT, BACKWARD, CALL], "backward"),
+        ([ROOT, BACKWARD, STEP], "optimizer"),
+        ([ROOT, STEP, BACKWARD], "backward"),
+        ([ROOT, STEP, "LBFGS.step (/v/torch/optim/lbfgs.py:3)", CALL], "optimizer"),
+        ([ROOT, "Adam.step (/v/torch/optim/adam.py:200)"], "optimizer"),
+        ([ROOT, "LRScheduler.step (/v/torch/optim/lr_scheduler.py:200)"], "other"),
+        ([ROOT, "backward (/home/u/mytorch/autograd/__init__.py.txt:3)"], "other"),
+        ([ROOT, "__next__ (/home/u/dataloader.py:3)"], "other"),
+        ([ROOT, "backward (/home/u/xtorch/_tensor.py:3)"], "other"),
+        ([ROOT, IMPORT, "<module> (/v/x.py:1)"], "startup"),
+        ([ROOT, CALL, IMPORT], "forward"),
+    ],
+)
+def test_phase_of_the_main_thread(tmp_path: Path, frames: list[str], phase: str):
+    row = one(tmp_path, *frames)
+    assert (row["role"], row["rank"], row["process"], row["main_thread"]) == ("rank", 0, "rank-0", True)
+    assert row["phase"] == phase
+
+
+def test_before_the_first_step_everything_is_startup(tmp_path: Path):
+    late = step_rows(5, start_ns=T0 + 5000 * MS)
+    table = build(tmp_path, [record(ROOT, CALL), record(ROOT, CALL)], steps=late).stacks
+    assert table.sort("segment")["phase"].to_list() == ["startup", "forward"]
+
+
+def test_other_threads_have_no_phase(tmp_path: Path):
+    table = build(tmp_path, record(ROOT, CALL, tid=105, name="Thread-1")).stacks
+    assert (table[0, "phase"], table[0, "main_thread"], table[0, "role"]) == (None, False, "rank")
+
+
+@pytest.mark.parametrize(
+    ("frames", "waiting"),
+    [
+        ([ROOT, NEXT, WAIT], True),
+        ([ROOT, SELECT], True),
+        ([ROOT, WAIT, "f (/home/u/a.py:3)"], False),
+        ([ROOT, "wait (/home/u/a.py:3)"], False),
+        ([ROOT, "_engine_run_backward (/v/torch/autograd/graph.py:979)"], False),
+    ],
+)
+def test_waiting_by_leaf(tmp_path: Path, frames: list[str], waiting: bool):
+    assert one(tmp_path, *frames)["waiting"] is waiting
+
+
+def test_backward_on_a_device_waits(tmp_path: Path):
+    leaf = "_engine_run_backward (/v/torch/autograd/graph.py:979)"
+    assert one(tmp_path, ROOT, leaf, rank_json={"device": "cuda:0"})["waiting"] is True
+
+
+def test_unknown_idle_mode_leaves_waiting_open(tmp_path: Path):
+    table = build(tmp_path, record(ROOT, WAIT), index=[{"idle": None}]).stacks
+    assert table[0, "waiting"] is None
+
+
+def test_our_own_frames_are_removed(tmp_path: Path):
+    row = one(tmp_path, ROOT, AGENT, NEXT)
+    assert [frame["file"].rsplit("/", 1)[-1] for frame in row["frames"]] == ["train.py", "train.py", "dataloader.py"]
+    assert row["phase"] == "data_wait"
+
+
+def test_our_own_thread_is_left_out(tmp_path: Path):
+    threading = "Thread._bootstrap (/usr/lib/python3.11/threading.py:1002)"
+    raw = record(threading, AGENT, tid=107, name="sampler", count=5) + record(ROOT, count=2)
+    result = build(tmp_path, raw)
+    assert result.stacks["samples"].to_list() == [2]
+    assert result.quality.counts["own_stack_samples"] == 5
+
+
+def test_project_folder_that_is_named_like_us_is_the_users(tmp_path: Path):
+    row = one(tmp_path, ROOT, "f (/home/u/stepscope/examples/train.py:3)")
+    assert row["frames"][-1]["file"] == "/home/u/stepscope/examples/train.py"
+
+
+def test_fork_worker_drops_its_parents_frames(tmp_path: Path):
+    own = "D.__getitem__ (/home/u/train.py:12)"
+    raw = record(ROOT, "DataLoader.__iter__ (/v/torch/utils/data/dataloader.py:505)", RUN, WORKER_LOOP, own, pid=200)
+    raw += record(
+        "Thread._bootstrap (/usr/lib/python3.11/threading.py:1)", SELECT, pid=200, tid=205, name="QueueFeeder"
+    )
+    table = build(tmp_path, raw).stacks.sort("main_thread", descending=True)
+    assert table["role"].to_list() == ["loader_worker", "loader_worker"]
+    assert [frame["function"] for frame in table[0, "frames"]] == ["_worker_loop", "D.__getitem__"]
+    assert table["process"].to_list() == ["rank-0", "rank-0"]
+    assert table["phase"].to_list() == [None, None]
+    assert table["waiting"].to_list() == [False, True]
+
+
+def test_other_forked_child_is_cut_at_its_run(tmp_path: Path):
+    table = build(tmp_path, record(ROOT, RUN, "child (/home/u/train.py:9)", pid=200)).stacks
+    assert [frame["function"] for frame in table[0, "frames"]] == ["BaseProcess.run", "child"]
+    assert (table[0, "role"], table[0, "process"]) == ("other", "rank-0")
+
+
+def test_torn_stacks_are_left_out_and_counted(tmp_path: Path):
+    raw = record("main (/home/u/train.py:64)", CALL, count=3) + record(ROOT, CALL, count=4)
+    result = build(tmp_path, raw)
+    assert result.stacks["samples"].to_list() == [4]
+    assert result.quality.counts["torn_stack_samples"] == 3
+    assert any("torn" in note.text for note in result.quality.notes)
+    blocking = build(tmp_path, raw, index=[{"blocking": True}], name="other")
+    assert sorted(blocking.stacks["samples"].to_list()) == [3, 4]
+
+
+def test_stack_without_frames_is_kept(tmp_path: Path):
+    row = build(tmp_path, 'process 100:"a";thread (100): MainThread 77\n').stacks.row(0, named=True)
+    assert (row["frames"], row["samples"], row["phase"]) == ([], 77, "other")
+
+
+def test_secrets_of_command_lines_stay_out(tmp_path: Path):
+    result = build(tmp_path, record(ROOT))
+    assert "--api-key" not in result.stacks.write_json()
+
+
+def test_process_that_never_reported_is_a_rank_from_stacks_alone(tmp_path: Path):
+    folder = make_run_folder(tmp_path, stacks_raw=record(ROOT, BACKWARD), agents=[], steps=[], rank_json={"pid": 999})
+    shutil.rmtree(folder / "rank-0")
+    result = tables.build(read_run(folder))
+    row = result.stacks.row(0, named=True)
+    assert (row["role"], row["rank"], row["process"], row["phase"]) == ("rank", None, None, "backward")
+    note = next(note for note in result.quality.notes if "never reported" in note.text)
+    assert note.level == "warning"
+    assert "-I" in note.text
+    assert "PYTHONPATH" in note.text
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")
+@pytest.mark.parametrize(
+    ("name", "pid"), [("databound_idle.txt", 26221), ("spawn.txt", 13310), ("forkserver.txt", 13493)]
+)
+def test_real_samples_keep_their_sum(tmp_path: Path, name: str, pid: int):
+    text = (SHARED / name).read_text(encoding="utf-8", errors="surrogateescape")
+    result = build(tmp_path, text, pid=pid)
+    own = sum(int(count) for count in re.findall(r"(?m) (\d+)$", text))
+    counts = result.quality.counts
+    assert counts["stack_samples"] == own
+    kept = int(result.stacks["samples"].sum())
+    assert kept + counts["torn_stack_samples"] + counts["own_stack_samples"] == own
+    assert counts["torn_stack_samples"] < own * 0.01
+    by_role = dict(result.stacks.group_by("role").agg(pl.col("samples").sum()).iter_rows())
+    assert by_role["loader_worker"] > 100
+    main = result.stacks.filter(pl.col("main_thread") & (pl.col("role") == "rank"))
+    assert {"data_wait", "forward", "backward", "optimizer"} <= set(main["phase"].to_list())
+    first = result.stacks.filter(pl.col("main_thread") & (pl.col("role") == "loader_worker"))
+    files = {row[0]["file"] for row in first["frames"].to_list() if row}
+    assert any(file.endswith("worker.py") for file in files)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")
+def test_real_data_starved_loop_waits_for_data(tmp_path: Path):
+    text = (SHARED / "databound_idle.txt").read_text(encoding="utf-8", errors="surrogateescape")
+    table = build(tmp_path, text, pid=26221).stacks
+    main = table.filter(pl.col("main_thread") & (pl.col("role") == "rank") & (pl.col("phase") != "startup"))
+    in_loop = main.filter(pl.col("phase").is_in(["data_wait", "forward", "backward", "optimizer"]))
+    wait = in_loop.filter(pl.col("phase") == "data_wait")
+    assert 0.5 < wait["samples"].sum() / in_loop["samples"].sum() < 0.8  # 64.7 % when it was recorded
+    assert wait.filter(pl.col("waiting"))["samples"].sum() > 0.9 * wait["samples"].sum()
