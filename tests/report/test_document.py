@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def test_json_round_trip_keeps_the_document(folder: Path) -> None:
     data = jsonfile.dumps(report)
 
     assert jsonfile.loads(data) == report
-    assert list(__import__("json").loads(data)) == list(jsonfile.KEY_ORDER)
+    assert list(json.loads(data)) == list(jsonfile.KEY_ORDER)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"schema": 3}', b"\xff\xfe", b"[" * 100_000])

@@ -103,6 +103,34 @@ def test_a_healthy_run_says_so(folder: Path) -> None:
     assert "after a change" not in text
 
 
+def test_several_ranks_are_said_where_they_matter(folder: Path) -> None:
+    file = str(folder / "train.py")
+    facts = analysis(folder, run=run_facts(folder, ranks=(0, 1, 2)), steps=(step_facts(ranks=(0, 1, 2)),))
+    some = shown(build(facts, Diagnosis((finding(file, ranks=(1,)),), ())))
+    every = shown(build(facts, Diagnosis((finding(file, ranks=(0, 1, 2)),), ())))
+
+    assert "512 train steps of 3 ranks, " in some
+    assert "Ranks  1\n" in some
+    assert "Ranks  " not in every
+
+
+def test_evidence_does_not_repeat_the_title_line(folder: Path) -> None:
+    evidence = (
+        Evidence("data wait per step", 41.2, "ms", "steps.jsonl"),
+        Evidence("share of the step", 0.672, "fraction", "steps.jsonl"),
+        Evidence("operators per call", 22.0, "operators", "trace"),
+    )
+    text = shown(build(analysis(folder), Diagnosis((finding(str(folder / "train.py"), evidence=evidence),), ())))
+
+    assert "  Seen  operators per call: 22\n" in text
+
+
+def test_an_edited_file_is_said_to_be_one(folder: Path) -> None:
+    text = shown(build(analysis(folder, run=run_facts(folder, started_ns=1)), diagnosis(folder)), width=100)
+
+    assert "(edited since the run)" in text
+
+
 def test_a_run_without_steps_says_so(folder: Path) -> None:
     text = shown(build(analysis(folder, steps=(), run=run_facts(folder, exit_status=137)), Diagnosis((), ())))
 

@@ -124,6 +124,16 @@ def test_our_own_thread_is_left_out(tmp_path: Path):
     assert result.quality.counts["own_stack_samples"] == 5
 
 
+def test_exporting_a_window_is_nobodys_line(tmp_path: Path):
+    window = "_end (/opt/x/stepscope/record/agent/window.py:256)"
+    raw = record(ROOT, window, "profile.export_chrome_trace (/v/torch/autograd/profiler.py:545)", count=9) + record(
+        ROOT
+    )
+    result = build(tmp_path, raw)
+    assert result.stacks["samples"].to_list() == [1]
+    assert result.quality.counts["own_stack_samples"] == 9
+
+
 def test_project_folder_that_is_named_like_us_is_the_users(tmp_path: Path):
     row = one(tmp_path, ROOT, "f (/home/u/stepscope/examples/train.py:3)")
     assert row["frames"][-1]["file"] == "/home/u/stepscope/examples/train.py"

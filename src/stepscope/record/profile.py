@@ -188,7 +188,7 @@ class _Recording(Profile):
         return self._steps if self.torch_profiler is None else int(self.torch_profiler.step_num)
 
     @property
-    def current_action(self) -> Any:  # type: ignore[override]
+    def current_action(self) -> Any:
         """torch's current `ProfilerAction`, None without torch's profiler."""
         return None if self.torch_profiler is None else self.torch_profiler.current_action
 
@@ -252,15 +252,20 @@ class _Recording(Profile):
             return None
         import torch.profiler
 
+        from stepscope.record.profile_run import Exports
+
         arguments = dict(self._given)
         handler = arguments.pop("on_trace_ready", None)
 
         def on_trace_ready(profiler: Any) -> None:
-            run.keep_trace(profiler)
+            exports.renew()
             if handler is not None:
                 handler(profiler)
+            run.keep_trace(exports)
 
-        return torch.profiler.profile(on_trace_ready=on_trace_ready, **arguments)
+        profiler = torch.profiler.profile(on_trace_ready=on_trace_ready, **arguments)
+        exports = Exports(profiler)
+        return profiler
 
     def key_averages(self, *args: Any, **kwargs: Any) -> Any:
         if self.torch_profiler is None:

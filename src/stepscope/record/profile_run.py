@@ -6,14 +6,16 @@ unrecorded and `ProfiledRun.problem` says why. Standard library only, Python 3.8
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import platform
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from stepscope.model import RUN_SCHEMA
@@ -25,6 +27,7 @@ from stepscope.record.agent.window_session import our_call, shared_call, trace_p
 
 DEFAULT_PARENT = "stepscope-runs"
 MOST_SUFFIXES = 1000
+KINETO_LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
 class ProfiledRun:
@@ -35,6 +38,7 @@ class ProfiledRun:
         self.problem: str | None = None
         self._agent: core.Agent | None = None
         self._manifest: _Manifest | None = None
+        self._quietened = False
         self._first_traced: int | None = None
         self._guard = Guard(self._note_problem)
         self._step = self._guard.wrap("step", marks.step)
@@ -44,9 +48,9 @@ class ProfiledRun:
         """A training step has ended."""
         self._step()
 
-    def keep_trace(self, profiler: Any) -> None:
-        """Export what torch's profiler has recorded into the rank folder; the script's own handler follows."""
-        self._guard.wrap("trace", self._keep_trace)(profiler)
+    def keep_trace(self, exports: Exports) -> None:
+        """Keep in the rank folder what torch's profiler has recorded; the script's own handler went first."""
+        self._guard.wrap("trace", self._keep_trace)(exports)
 
     def torch_acted(self, profiler: Any) -> None:
         """torch's profiler was started or told of a step: note the step its recording begins with."""
@@ -84,7 +88,11 @@ class ProfiledRun:
             epoch_offset_ns=offset,
             window=WindowConfig(mode="off" if traced else "auto"),
         )
+        if KINETO_LOG_LEVEL not in os.environ:  # else libkineto writes lines of its own to the script's stderr
+            os.environ[KINETO_LOG_LEVEL] = "99"
+            self._quietened = True
         self._agent = core.start(config)
+        marks.step()  # the first step begins here
 
     def _torch_acted(self, profiler: Any) -> None:
         action = getattr(getattr(profiler, "current_action", None), "name", "")
@@ -93,15 +101,15 @@ class ProfiledRun:
         elif self._first_traced is None and self._agent is not None:
             self._first_traced = self._agent.steps.current_step()
 
-    def _keep_trace(self, profiler: Any) -> None:
+    def _keep_trace(self, exports: Exports) -> None:
         agent = self._agent
         if agent is None or not agent.journal.claim() or agent.journal.folder is None:
             return
-        path = trace_path(agent.journal.folder)
         started_ns = agent.clock.now()
         with our_call():
-            profiler.export_chrome_trace(path)
+            path = exports.save_as(trace_path(agent.journal.folder))
         first, current = self._first_traced, agent.steps.current_step()
+        self._first_traced = None
         agent.events.write(
             "window",
             time_ns=started_ns,
@@ -118,7 +126,6 @@ class ProfiledRun:
             reason="stepscope.profile was asked for it",
             status="kept",
         )
-        self._first_traced = None
 
     def _end(self) -> None:
         agent, manifest = self._agent, self._manifest
@@ -127,7 +134,49 @@ class ProfiledRun:
             return
         if agent is not None:
             core.stop("end of stepscope.profile")
+        if self._quietened:
+            os.environ.pop(KINETO_LOG_LEVEL, None)
         manifest.ended()
+
+
+class Exports:
+    """Lets one recording of torch's profiler be exported more than once, which torch refuses: later ones are copies."""
+
+    def __init__(self, profiler: Any) -> None:
+        self._original = profiler.export_chrome_trace
+        self._saved: str | None = None
+        profiler.export_chrome_trace = self.export
+
+    def renew(self) -> None:
+        """The profiler has recorded anew."""
+        self._saved = None
+
+    def export(self, path: str, *args: Any, **kwargs: Any) -> None:
+        """Stands in for the profiler's `export_chrome_trace`."""
+        if self._saved is not None and os.path.exists(self._saved):
+            _copy(self._saved, path)
+            return
+        self._original(path, *args, **kwargs)
+        self._saved = os.path.abspath(os.fspath(path))
+
+    def save_as(self, path: str) -> str:
+        """Export to `path`, by way of a temporary name; the path written to, which ends with .gz for a packed copy."""
+        if self._saved is not None and self._saved.endswith(".gz"):
+            path += ".gz"
+        temporary = path + (".tmp.gz" if path.endswith(".gz") else ".tmp")
+        self.export(temporary)
+        os.replace(temporary, path)
+        if self._saved == temporary:
+            self._saved = path
+        return path
+
+
+def _copy(source: str, target: str) -> None:
+    """A trace to another name, packed or unpacked as the names say."""
+    with ExitStack() as stack:
+        read: Any = gzip.open if source.endswith(".gz") else open
+        write: Any = gzip.open if os.fspath(target).endswith(".gz") else open
+        shutil.copyfileobj(stack.enter_context(read(source, "rb")), stack.enter_context(write(target, "wb")), 1 << 20)
 
 
 def claim_folder(out: str | None) -> tuple[str, str]:

@@ -74,7 +74,7 @@ def _header(report: Report, name: str) -> str:
         figures.append(("samples per second", words.number(steps["samples_per_second"])))
     boxes = "".join(f"<div><dt>{markup(label)}</dt><dd>{markup(text)}</dd></div>" for label, text in figures)
     said = (
-        f"{words.count(steps['count'])} steady {words.term(steps['kind'])} steps, "
+        f"{words.count(steps['count'])} steady {words.term(steps['kind'])} steps{sentences.of_ranks(steps)}, "
         f"cut by {words.signal(steps.get('signal', ''))}."
     )
     others = "".join(

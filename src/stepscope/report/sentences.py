@@ -39,6 +39,12 @@ def step_kind(steps: Mapping[str, Any]) -> str:
     )
 
 
+def of_ranks(steps: Mapping[str, Any]) -> str:
+    """How many ranks the figures are means of, where they are several."""
+    ranks = steps.get("ranks") or ()
+    return f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
+
+
 def fixed_costs(costs: Mapping[str, Any]) -> str | None:
     """What the run paid once, or None where nothing was measured."""
     if costs.get("total_s") is None:

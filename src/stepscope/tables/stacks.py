@@ -21,6 +21,8 @@ from stepscope.tables.schema import FRAME, SCHEMAS
 
 _OWN_PACKAGE = f"{Path(__file__).parents[1]}/"
 _OWN_PARTS = ("/stepscope/record/agent/",)  # the recorder may live in another environment than this reader
+# Windows open and export on the training thread, between steps: none of the user's lines is to blame for that.
+_OWN_WORK = "/stepscope/record/agent/window"
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 _PROCESS_FILE = "multiprocessing/process.py"
 _HELPER_FILES = ("multiprocessing/resource_tracker.py", "multiprocessing/forkserver.py")
@@ -41,6 +43,7 @@ class _Shape(NamedTuple):
 
     frames: tuple[Frame, ...]
     is_own_thread: bool
+    is_own_work: bool
     is_worker: bool
     is_helper: bool
     is_torn: bool
@@ -88,7 +91,7 @@ class _Builder:
         self.counts["stack_samples"] += stack.samples
         pid = _pid(segment, stack)
         main = stack.thread_name == "MainThread" or (stack.thread is not None and stack.thread == str(pid))
-        if shape.is_own_thread and not main:
+        if shape.is_own_work or (shape.is_own_thread and not main):
             self.counts["own_stack_samples"] += stack.samples
             return
         if main and shape.is_torn and segment.blocking is False:
@@ -150,6 +153,7 @@ def _shape_of(frames: tuple[Frame, ...]) -> _Shape:
     return _Shape(
         frames=cut,
         is_own_thread=any(own) and all(phases.in_file(frame.file, "threading.py") for frame in kept),
+        is_own_work=any(_OWN_WORK in frame.file for frame in frames),
         is_worker=worker_at is not None,
         is_helper=any(phases.in_file(frame.file, file) for frame in kept for file in _HELPER_FILES),
         is_torn=bool(frames) and not own[0] and not _is_root(frames[0]),

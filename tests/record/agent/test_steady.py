@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stepscope.record.agent import steady
 
 MS = 1_000_000

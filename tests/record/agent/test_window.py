@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.record.agent.window_harness import CYCLES, read_events, read_steps, read_trace, recorded, train
 
 pytestmark = pytest.mark.torch

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+
 from stepscope.record.agent.config import WindowConfig
 from stepscope.record.agent.window_budget import Budget
 from stepscope.record.agent.window_plan import HIGH, LOW, AutoPlan, Boundary, Opening, Plan, SchedulePlan, make_plan

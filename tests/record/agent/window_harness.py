@@ -75,10 +75,14 @@ def recorded(run: Path, *, faults: str | None = None, **window: Any) -> Iterator
     host = run / "host-test"
     host.mkdir(parents=True)
     config = Config(run=str(run), host_dir=str(host), window=WindowConfig(**window), faults=faults)
+    agent = core.start(config)
+    assert agent is not None
     try:
-        yield core.start(config)
+        yield agent
     finally:
+        probe: Any = agent.probes.get("user_profiler")
         core.stop("end of test")
+        probe.uninstall()  # a probe that has failed is not asked any more
 
 
 def train(steps: int, *, backward: bool = True, at: Any = None) -> None:

@@ -87,7 +87,7 @@ class WindowManager:
         self._closed = threading.Event()
         self._asked: str | None = None  # another thread asks for the window to be closed, and why
         self._best: str | None = None  # confidence of the best window kept
-        self._why_not = "no step was fit for a window"
+        self._why_not: str | None = None
         self._said: str | None = None
         self._usual_wall_ns = 0
 
@@ -385,8 +385,10 @@ class WindowManager:
                     self._drop_lost(window)
                 else:
                     self._end(window, early=reason)
-        if self._best != HIGH and self._first_step_ns is not None and self._said is None:
-            self._skip(self._why_not)
+        if self._first_step_ns is None or self._said is not None or self._best == HIGH:
+            return
+        if self._best is None or self._why_not is not None:
+            self._skip(self._why_not or "no step was fit for a window")
 
 
 def _remaining(agent: Agent, row: StepRow) -> int | None:

@@ -41,7 +41,11 @@ def count(name, prof):
     counts[name] = dict(collections.Counter(event.get("cat", "none") for event in events))
 
 
-def train(steps, before_step=lambda index: None, after_step=lambda index: None):
+def nothing(_index):
+    pass
+
+
+def train(steps, before_step=nothing, after_step=nothing):
     for index in range(steps):
         x, y = next(batches)
         before_step(index)

@@ -215,7 +215,7 @@ class UserProfilerProbe:
         agent.steps.window(agent.own_profiler_active)
 
     def _adopt(self, path: Any) -> None:
-        if path is not None and self._agent is not None:
+        if path is not None and self._agent is not None and not in_shared_call():
             self._agent.events.write("user_trace", path=os.path.abspath(os.fspath(path)))
 
     def _make_room(self, why: str, wait: bool) -> None:

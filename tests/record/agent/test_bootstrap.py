@@ -1,0 +1,67 @@
+"""The injected sitecustomize: inert without torch, chained, harmless, and fit for Python 3.8."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from .processes import SCRIPTS, run_script
+
+FAKE_TORCH = SCRIPTS / "fake_torch"
+OLD = Path.home() / ".pyenv" / "versions" / "3.8.18" / "bin" / "python"
+PYTHONS = [
+    sys.executable,
+    pytest.param(str(OLD), marks=pytest.mark.skipif(not OLD.exists(), reason="no Python 3.8 here")),
+]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_without_torch_nothing_of_ours_is_there(tmp_path: Path, python: str) -> None:
+    outcome = run_script(tmp_path, "plain.py", "names", python=python)
+    assert (outcome.status, outcome.stdout, outcome.stderr) == (0, "[]\n[] 1\nNone\n", "")
+    assert [path.name for path in outcome.run.rglob("*")] == ["host-h"]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_a_torch_that_lacks_everything_wakes_the_agent_and_breaks_nothing(tmp_path: Path, python: str) -> None:
+    outcome = run_script(tmp_path, "plain.py", "torch", python=python, path=(FAKE_TORCH,))
+    assert (outcome.status, outcome.stdout, outcome.stderr) == (0, "\n[] 1\nNone\n", "")
+    announced = outcome.agents()[0]
+    assert (announced["role"], announced["torch"]) == ("torch", "2.1.0-fake")
+    assert outcome.ranks == []
+
+
+@pytest.mark.parametrize("configured", ["", "no JSON", '{"run": 3}', "{}"])
+def test_a_broken_configuration_is_ignored(tmp_path: Path, configured: str) -> None:
+    environment = {"STEPSCOPE_RECORD": configured}
+    outcome = run_script(tmp_path, "plain.py", "torch", path=(FAKE_TORCH,), environment=environment)
+    assert (outcome.status, outcome.stdout, outcome.stderr) == (0, "\n[] 1\nNone\n", "")
+    assert outcome.agents() == []
+
+
+def test_the_users_own_sitecustomize_runs(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("GREETING = 'hello'\n")
+    outcome = run_script(tmp_path, "plain.py", path=(tmp_path / "site",))
+    assert (outcome.status, outcome.stdout) == (0, "\n[] 1\nhello\n")
+
+
+@pytest.mark.parametrize("error", ["ValueError('mine')", "ImportError('mine')"])
+def test_a_raising_sitecustomize_raises_as_without_us(tmp_path: Path, error: str) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(f"raise {error}\n")
+    with_us = run_script(tmp_path, "plain.py", path=(tmp_path / "site",))
+    without = run_script(tmp_path, "plain.py", path=(tmp_path / "site",), recorded=False)
+    assert (with_us.status, with_us.stdout, with_us.stderr) == (without.status, without.stdout, without.stderr)
+
+
+def test_a_torch_that_fails_to_import_fails_the_same_way(tmp_path: Path) -> None:
+    (tmp_path / "site" / "torch").mkdir(parents=True)
+    (tmp_path / "site" / "torch" / "__init__.py").write_text("raise OSError('libtorch is missing')\n")
+    with_us = run_script(tmp_path, "plain.py", "torch", path=(tmp_path / "site",))
+    without = run_script(tmp_path, "plain.py", "torch", path=(tmp_path / "site",), recorded=False)
+    assert with_us.status == without.status == 1
+    assert with_us.stderr.splitlines()[-1] == without.stderr.splitlines()[-1] == "OSError: libtorch is missing"
+    assert with_us.agents() == []

@@ -1,0 +1,100 @@
+"""The agent inside real processes: what is recorded, and that nothing changes for the script."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from .processes import PACKAGE, run_script
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+
+
+def test_a_whole_training_script(tmp_path: Path) -> None:
+    outcome = run_script(tmp_path, "loops.py", "whole", environment={"RANK": "3", "WORLD_SIZE": "4"})
+    assert (outcome.status, outcome.stderr) == (0, "")
+    assert outcome.stdout.splitlines()[0] == "child 7"
+    assert outcome.stdout.split()[-1] == str(PACKAGE)  # the script's `import stepscope` is the agent's copy
+    assert outcome.ranks == ["rank-3"]
+    steps = outcome.steps("rank-3")
+    loops = [step for step in steps if step["fetches"]]
+    assert [step["kind"] for step in loops] == ["train"] * 3 + ["eval"] * 2 + ["train"] + ["train"] * 3 + [
+        "eval"
+    ] * 2 + ["train"]
+    assert [step["samples"] for step in loops] == [8, 8, 8, 16, 16, 8] * 2
+    assert [step["epoch"] for step in loops if step["kind"] == "train"] == [0] * 4 + [1] * 4
+    assert [step["first_batch"] for step in loops] == [1, 0, 0, 1, 0, 0] * 2
+    for step in loops:
+        assert step["wall_ns"] == sum(
+            step[p + "_ns"] for p in ("data_wait", "forward", "backward", "optimizer", "other")
+        )
+    unfed = [step for step in steps if not step["fetches"] and step["kind"] == "train"]
+    assert len(unfed) >= 3
+    assert all(step["data_wait_ns"] > 3_000_000 for step in unfed[2:4])
+    assert len(outcome.events("scaler_skip", "rank-3")) == 1
+    sites = {site["what"]: site for site in outcome.events("site", "rank-3")}
+    assert {"DataLoader", "SGD", "GradScaler", "set_num_threads"} <= set(sites)
+    assert sites["SGD"]["arguments"]["momentum"] == "0.9"
+    assert Path(sites["SGD"]["file"]).name == "loops.py"
+    assert Path(outcome.events("save", "rank-3")[0]["path"]).name == "model.pt"
+    assert outcome.events("save", "rank-3")[0]["bytes"] > 100
+    assert outcome.events("region", "rank-3")[0]["name"] == "forward"
+    assert len(outcome.events("scalar", "rank-3")) == 8
+    assert [event["reason"] for event in outcome.events("exit", "rank-3")] == ["atexit"]
+    assert [event["generation"] for event in outcome.events("gc", "rank-3")].count(2) >= 1
+    assert not outcome.events("probe_error", "rank-3")
+    roles = [agent["role"] for agent in outcome.agents() if "role" in agent]
+    assert sorted(roles) == ["fork", "torch"] + ["worker"] * 4
+    rank = json.loads((outcome.run / "rank-3" / "rank.json").read_text())
+    assert (rank["rank"], rank["world_size"], Path(rank["main_file"]).name) == (3, 4, "loops.py")
+
+
+def test_os_exit_loses_no_step(tmp_path: Path) -> None:
+    outcome = run_script(tmp_path, "loops.py", "os_exit")
+    assert (outcome.status, outcome.stdout, outcome.stderr) == (5, "leaving\n", "")
+    steps = outcome.steps()
+    assert len([step for step in steps if step["kind"] == "train"]) == 5
+    assert len([step for step in steps if step["kind"] == "eval"]) == 2
+
+
+def test_a_fault_in_every_hook_changes_nothing(tmp_path: Path) -> None:
+    recorded = run_script(tmp_path, "loops.py", "raise")
+    faulty = run_script(tmp_path / "faulty", "loops.py", "raise", faults="*")
+    assert recorded.status == faulty.status == 1
+    assert "ValueError: out of the loop" in recorded.stderr
+    assert (recorded.stdout, recorded.stderr) == (faulty.stdout, faulty.stderr)
+    assert len([step for step in recorded.steps() if step["kind"] == "train"]) == 6
+    assert recorded.events("exit")
+    assert set(faulty.agents()[-1]["probe_errors"]) >= {"loader", "autograd", "optimizer", "scaler"}
+
+
+def test_a_faulty_probe_is_reported_once_and_max_steps_tells_the_launcher_once(tmp_path: Path) -> None:
+    outcome = run_script(tmp_path, "loops.py", "plain", faults="autograd", max_steps=3)
+    assert outcome.status == 0
+    assert [error["probe"] for error in outcome.events("probe_error")] == ["autograd"]
+    assert len([step for step in outcome.steps() if step["kind"] == "train"]) == 8
+    marker = (outcome.run / "host-h" / "max-steps").read_text().splitlines()
+    assert [json.loads(line)["steps"] for line in marker] == [3]
+    assert [event["reason"] for event in outcome.events("exit")] == ["max_steps", "atexit"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="before Python 3.11 one more line appears in a traceback")
+def test_warnings_and_tracebacks_name_the_same_lines_as_without_us(tmp_path: Path) -> None:
+    with_us = run_script(tmp_path, "warnings_and_errors.py")
+    without = run_script(tmp_path, "warnings_and_errors.py", recorded=False)
+    assert "bad item" in without.stderr
+    assert "reported to be 2" in without.stderr
+    assert (with_us.status, with_us.stdout, with_us.stderr) == (without.status, without.stdout, without.stderr)
+
+
+def test_compiled_code_has_the_same_graphs_and_breaks(tmp_path: Path) -> None:
+    with_us = run_script(tmp_path, "compiled.py")
+    without = run_script(tmp_path, "compiled.py", recorded=False)
+    assert json.loads(without.stdout)[0] >= 3
+    assert json.loads(with_us.stdout) == json.loads(without.stdout)
+    assert not with_us.events("probe_error")
+    assert len([step for step in with_us.steps() if step["fetches"]]) == 4

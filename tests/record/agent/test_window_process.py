@@ -1,0 +1,51 @@
+"""Windows in real training processes: short runs, runs that end inside a window, compilation inside a window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.record.agent.window_harness import CYCLES, Finished, read_events, read_steps, read_trace, run_script
+
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+
+
+def run_loop(run: Path, what: str, window: dict[str, Any]) -> tuple[Finished, list[dict[str, Any]]]:
+    pytest.importorskip("torch")
+    done = run_script("loop.py", what, run=run, window=window)
+    return done, read_events(run, "window")
+
+
+def test_a_run_too_short_to_become_steady_gets_a_low_confidence_window(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done, windows = run_loop(run, "short", {"mode": "auto"})
+    assert (done.status, done.stdout, done.stderr) == (0, "done\n", "")
+    (window,) = windows
+    assert (window["status"], window["confidence"]) == ("kept", "low")
+    assert window["steps"] >= 1
+    assert "epoch ends" in window["reason"]
+    assert any(event.get("cat") == "python_function" for event in read_trace(run / "rank-0" / window["trace"]))
+    assert len(read_steps(run)) == 6
+
+
+def test_a_process_that_ends_inside_a_window_keeps_it_and_its_status(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done, windows = run_loop(run, "raise", CYCLES)
+    assert (done.status, done.stdout, done.stderr) == (3, "", "")
+    (window,) = windows
+    assert (window["status"], window["confidence"], window["steps"]) == ("kept", "low", 2)
+    assert "process ended" in window["reason"]
+    assert read_trace(run / "rank-0" / window["trace"])
+
+
+def test_compilation_drops_a_window_and_the_next_is_kept(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done, windows = run_loop(run, "compile", CYCLES)
+    assert (done.status, done.stdout, done.stderr) == (0, "done\n", "")
+    assert [window["status"] for window in windows][:2] == ["dropped", "kept"]
+    assert "compilation" in windows[0]["reason"]
+    compiled = [event["step"] for event in read_events(run, "compile")]
+    assert compiled == [4]
+    assert windows[1]["first_step"] > 6
