@@ -5,12 +5,13 @@ A real training process costs seconds; a test that only reads a report takes it 
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import EXAMPLES, PYTHON, SCRIPTS, Recorded, record
+from tests.integration.harness import EXAMPLES, PYTHON, SCRIPTS, Recorded, plain, record
 
 NO_WINDOW = ("--no-window",)
 
@@ -46,7 +47,13 @@ def demo_with_workers(pictures: Path, tmp_path_factory: pytest.TempPathFactory) 
 def naive_gpt(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """The example whose loss loops over the tokens, started as its README says."""
     script = "examples/naive_gpt/train.py"
-    return record(tmp_path_factory.mktemp("gpt") / "run", [PYTHON, script, "--steps", "40"], cwd=EXAMPLES.parent)
+    return record(tmp_path_factory.mktemp("gpt") / "run", [PYTHON, script, "--steps", "30"], cwd=EXAMPLES.parent)
+
+
+@pytest.fixture(scope="session")
+def loop_result(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What 40 steps of the tiny loop print without us."""
+    return plain([PYTHON, str(SCRIPTS / "loop.py")], cwd=tmp_path_factory.mktemp("plain")).stdout
 
 
 @pytest.fixture(scope="session")
@@ -55,13 +62,21 @@ def plain_loop(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return record(tmp_path_factory.mktemp("loop") / "run", [PYTHON, str(SCRIPTS / "loop.py")], options=NO_WINDOW)
 
 
+def free_port() -> int:
+    """A port nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 @pytest.fixture(scope="session")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """Two ranks under torchrun."""
     launcher = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
     return record(
         tmp_path_factory.mktemp("ddp") / "run",
-        [*launcher, "--master-port=0", str(SCRIPTS / "ddp.py")],
+        [*launcher, f"--master-port={free_port()}", str(SCRIPTS / "ddp.py")],
         options=NO_WINDOW,
         env={"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"},
     )

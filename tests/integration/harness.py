@@ -6,8 +6,11 @@ that send signals. Timeouts are generous: they end a hang, they judge no speed.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = REPOSITORY / "examples"
@@ -72,45 +77,63 @@ def record(
     prefix: Sequence[str] = (),
 ) -> Recorded:
     """Run `command` under `stepscope run --out out`; `prefix` goes before it all (a wrapper that limits rights)."""
-    done = subprocess.run(
-        [*prefix, *run_line(out, command, options)],
-        cwd=cwd or out.parent,
-        env=environment(env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = run_to_end([*prefix, *run_line(out, command, options)], cwd or out.parent, environment(env))
     return Recorded(out, done.returncode, done.stdout, done.stderr)
 
 
 def plain(command: Sequence[str], *, cwd: Path) -> subprocess.CompletedProcess[bytes]:
     """The same command without us."""
-    return subprocess.run(
-        list(command),
+    return run_to_end(command, cwd, environment())
+
+
+def run_to_end(line: Sequence[str], cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:
+    """Run `line` in a session of its own; a hang ends all of it, so that no test leaves a process behind."""
+    process = subprocess.Popen(
+        line,
         cwd=cwd,
-        env=environment(),
+        env=dict(env),
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=TIMEOUT_S,
-        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
+    try:
+        stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    except BaseException:
+        end_session(process)
+        raise
+    return subprocess.CompletedProcess(list(line), process.returncode, stdout, stderr)
 
 
-def start(
-    out: Path, command: Sequence[str], *, options: Sequence[str] = (), env: Mapping[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    """`stepscope run` in a session of its own, output into files beside `out`."""
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill whatever is left of the process group that `process` leads, and its descendants in other groups."""
+    try:
+        others = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        others = []
+    for kill in (lambda: os.killpg(process.pid, signal.SIGKILL), *(other.kill for other in others)):
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            kill()
+    process.wait()
+
+
+@contextlib.contextmanager
+def started(out: Path, command: Sequence[str], *, options: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
+    """`stepscope run` in a session of its own, output into files beside `out`; nothing of it outlives the block."""
     with open(f"{out}.stdout", "wb") as stdout, open(f"{out}.stderr", "wb") as stderr:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             run_line(out, command, options),
             cwd=out.parent,
-            env=environment(env),
+            env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
         )
+    try:
+        yield process
+    finally:
+        end_session(process)
 
 
 def finish(process: subprocess.Popen[bytes], out: Path) -> Recorded:
@@ -173,8 +196,6 @@ def line_of(path: Path, fragment: str) -> int:
 
 def lines_of_function(path: Path, name: str) -> range:
     """The lines of function `name` in `path`, by its syntax tree."""
-    import ast
-
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
             return range(node.lineno, (node.end_lineno or node.lineno) + 1)

@@ -52,7 +52,7 @@ def test_python_dash_m(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["isolated", "ignored environment", "overwritten PYTHONPATH"])
 def test_a_child_the_agent_did_not_reach_is_named_with_the_remedy(tmp_path: Path, way: str) -> None:
-    loop = [str(SCRIPTS / "loop.py"), "--steps", "60", "--pause", "0.05"]
+    loop = [str(SCRIPTS / "loop.py"), "--pause", "0.05"]
     lines = {
         "isolated": [PYTHON, "-I", *loop],
         "ignored environment": [PYTHON, "-E", *loop],
@@ -64,7 +64,9 @@ def test_a_child_the_agent_did_not_reach_is_named_with_the_remedy(tmp_path: Path
     assert unreached, recorded.report["views"]["processes"]
     assert unreached[0]["reported"] is False
     assert "loop.py" in unreached[0]["command"]
-    assert unreached[0]["remedy"].split()[0] in recorded.text
+    said = " ".join(recorded.text.split())
+    assert "never reported" in said
+    assert {"isolated": "-I", "ignored environment": "-E", "overwritten PYTHONPATH": "PYTHONPATH"}[way] in said
     # stacks alone still say where it was
     stacks = recorded.report["views"]["stacks"]
     assert stacks["samples"] > 0

@@ -24,6 +24,7 @@ _PYTHON_NAME = r"^(.*)\((\d+)\): (.*)$"
 _LOADER_NEXT = r"torch/utils/data/dataloader\.py\(\d+\): __next__|^enumerate\(DataLoader\)"
 _ADDRESS = re.compile(r"( of \S+( \S+)*? object)? at 0x[0-9a-fA-F]+>?$|^<|>$")
 _MAX_DEPTH = 100_000
+_OLD_CATEGORIES = {"Operator": "cpu_op", "operator": "cpu_op"}  # traces of 2021 and 2022
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ class Window:
 
 def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps) -> Window | None:
     """None without a trace that holds host slices."""
-    host = tables.events.filter(pl.col("stream").is_null() & pl.col("duration_ns").is_not_null())
+    host = tables.events.filter(pl.col("stream").is_null() & pl.col("duration_ns").is_not_null()).with_columns(
+        pl.col("category").replace(_OLD_CATEGORIES)
+    )
     if not host["category"].is_in(["cpu_op", "python_function"]).any():
         return None
     host = _with_steps(host).with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))

@@ -85,7 +85,7 @@ def _disabled() -> bool:
     return environ.get("STEPSCOPE", "").lower() in _OFF or environ.get("STEPSCOPE_DISABLED", "").lower() in _ON
 
 
-class Nothing(list[Any]):
+class Nothing(list):  # type: ignore[type-arg] # list[Any] is no base class on Python 3.8
     """The events of a profiler that recorded none: an empty list with the methods of torch's `EventList`."""
 
     self_cpu_time_total = 0

@@ -33,6 +33,22 @@ def test_a_window_is_a_readable_trace_with_stacks_and_shapes(tmp_path: Path) -> 
     assert not list((run / "rank-0").glob("*.tmp"))
 
 
+def test_regions_are_carried_into_the_trace(tmp_path: Path) -> None:
+    from stepscope.record.agent.marks import region
+
+    run = tmp_path / "run"
+
+    def mark_region(_index: int) -> None:
+        with region("augment"):
+            pass
+
+    with recorded(run, **CYCLES):
+        train(8, at=mark_region)
+    (window,) = windows(run)
+    events = read_trace(run / "rank-0" / window["trace"])
+    assert sum(e.get("cat") == "user_annotation" and e["name"] == "augment" for e in events) == 4
+
+
 def test_steps_of_a_window_are_flagged_and_its_closing_is_in_none(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with recorded(run, **CYCLES):

@@ -198,8 +198,11 @@ class region:
 def _enter_record_function(name: str) -> Any:
     """An entered `record_function` when a profiler is on, so that the range is carried into its trace."""
     torch = sys.modules.get("torch")
-    enabled = getattr(getattr(torch, "autograd", None), "_profiler_enabled", None)
-    if enabled is None or not enabled():
+    autograd = getattr(torch, "autograd", None)
+    enabled = getattr(autograd, "_profiler_enabled", None)
+    # A session over all threads is not this thread's own: torch then answers False here and sets a flag.
+    everywhere = getattr(getattr(autograd, "profiler", None), "_is_profiler_enabled", False)
+    if enabled is None or not (everywhere or enabled()):
         return None
     function = torch.autograd.profiler.record_function(name)  # type: ignore[union-attr]
     function.__enter__()

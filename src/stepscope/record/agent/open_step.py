@@ -120,6 +120,8 @@ class OpenStep:
 
     def _leave(self, phase: int, now: int, token: int | None = None) -> bool:
         """End the innermost call of `phase`, and calls inside it whose end was never told. False when there is none."""
+        if not self._stack:
+            return False
         for index in range(len(self._stack) - 1, -1, -1):
             if self._stack[index][0] == phase and token in (None, self._stack[index][1]):
                 if self._segments:

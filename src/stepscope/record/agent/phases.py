@@ -36,46 +36,32 @@ class StepRow(NamedTuple):
 
 
 class Segment:
-    """What happened from `start_ns` to `end_ns`. `leader` is the iterator whose batches the segment works on."""
+    """What happened from `start_ns` to `end_ns`. `leader` is the iterator whose batches the segment works on.
 
-    __slots__ = (
-        "backward",
-        "by_other_loader",
-        "carried",
-        "end_ns",
-        "epoch",
-        "fetches",
-        "first_batch",
-        "in_window",
-        "knows_forward",
-        "leader",
-        "optimizers",
-        "partial",
-        "phases",
-        "samples",
-        "signal",
-        "start_ns",
-        "stepped",
-    )
+    Defaults live on the class: one segment is made per step, on the training thread.
+    """
+
+    leader: int | None = None
+    epoch: int | None = None
+    fetches = 0
+    samples: int | None = None
+    first_batch = False
+    backward = False
+    stepped = False  # an optimizer stepped, or was skipped by the scaler
+    optimizers: frozenset[int] = frozenset()
+    signal: Snapshot | None = None  # at the end of the last completing event
+    knows_forward = False  # where data wait ends is known: a fetch, or the first module forward
+    partial = False  # began before anything of it was seen
+    carried = False  # its predecessor, on the same batch, was complete
+    by_other_loader = False  # began at a fetch of a second loader
+    in_window = False
 
     def __init__(self, start_ns: int, in_window: bool) -> None:
         self.start_ns = start_ns
         self.end_ns = start_ns  # up to where time has been charged
         self.phases = [0, 0, 0, 0, 0]
-        self.leader: int | None = None
-        self.epoch: int | None = None
-        self.fetches = 0
-        self.samples: int | None = None
-        self.first_batch = False
-        self.backward = False
-        self.stepped = False  # an optimizer stepped, or was skipped by the scaler
-        self.optimizers: set[int] = set()
-        self.signal: Snapshot | None = None  # at the end of the last completing event
-        self.knows_forward = False  # where data wait ends is known: a fetch, or the first module forward
-        self.partial = False  # began before anything of it was seen
-        self.carried = False  # its predecessor, on the same batch, was complete
-        self.by_other_loader = False  # began at a fetch of a second loader
-        self.in_window = in_window
+        if in_window:
+            self.in_window = True
 
     @property
     def trained(self) -> bool:
@@ -122,43 +108,58 @@ class Iterator:
         self.step_fetches = 0
 
 
-def build_row(segments: Sequence[Segment], number: int, signal: str) -> StepRow:
-    """The row of consecutive segments merged into one step.
+def merge(segments: Sequence[Segment]) -> Segment:
+    """Consecutive segments as one. Batches are counted for the first one's loader only.
 
-    Batches are counted for the first segment's loader only: the second loader of a zip does not double the samples.
-    Where data wait cannot be told from forward (no loader, and no module was called under the one-time hook) both are
-    None and their time is in other. In an evaluation step everything after the fetch is forward.
+    The second loader of a zip, or of a second optimizer's turn, does not double the samples.
     """
     first = segments[0]
-    totals = [sum(column) for column in zip(*(segment.phases for segment in segments))]
+    merged = Segment(first.start_ns, any(segment.in_window for segment in segments))
+    merged.end_ns = segments[-1].end_ns
+    merged.phases = [sum(column) for column in zip(*(segment.phases for segment in segments))]
     fed = [segment for segment in segments if segment.leader is not None]
     counted = [segment for segment in fed if segment.leader == fed[0].leader]
     samples = [segment.samples for segment in counted if segment.samples is not None]
-    train = any(segment.trained for segment in segments)
-    data_wait: int | None = totals[DATA_WAIT]
-    forward: int | None = totals[FORWARD]
-    other = totals[OTHER]
-    if not first.knows_forward and not fed:
-        other += totals[DATA_WAIT] + totals[FORWARD]
-        data_wait = forward = None
+    if fed:
+        merged.leader, merged.epoch = fed[0].leader, fed[0].epoch
+        merged.fetches = sum(segment.fetches for segment in counted)
+        merged.samples = sum(samples) if samples else None
+    merged.first_batch = any(segment.first_batch for segment in segments)
+    merged.backward = any(segment.trained for segment in segments)
+    merged.knows_forward = first.knows_forward
+    return merged
+
+
+def build_row(segments: Sequence[Segment], number: int, signal: str) -> StepRow:
+    """The row of consecutive segments merged into one step.
+
+    Where data wait cannot be told from forward (no loader, and no module was called under the one-time hook) both are
+    None and their time is in other. In an evaluation step everything after the fetch is forward.
+    """
+    step = segments[0] if len(segments) == 1 else merge(segments)
+    wait, ahead, backward, optimizer, other = step.phases
+    train = step.backward or step.stepped
+    data_wait: int | None = wait
+    forward: int | None = ahead
+    if not step.knows_forward and step.leader is None:
+        data_wait, forward, other = None, None, other + wait + ahead
     elif not train:
-        forward = totals[FORWARD] + other
-        other = 0
+        forward, other = ahead + other, 0
     return StepRow(
-        step=number,
-        kind="train" if train else "eval",
-        epoch=fed[0].epoch if fed else None,
-        start_ns=first.start_ns,
-        wall_ns=sum(totals),
-        data_wait_ns=data_wait,
-        forward_ns=forward,
-        backward_ns=totals[BACKWARD],
-        optimizer_ns=totals[OPTIMIZER],
-        other_ns=other,
-        device_ns=None,
-        samples=sum(samples) if samples else None,
-        fetches=sum(segment.fetches for segment in counted),
-        first_batch=int(any(segment.first_batch for segment in segments)),
-        in_window=int(any(segment.in_window for segment in segments)),
-        signal=signal,
+        number,
+        "train" if train else "eval",
+        step.epoch,
+        step.start_ns,
+        step.end_ns - step.start_ns,
+        data_wait,
+        forward,
+        backward,
+        optimizer,
+        other,
+        None,
+        step.samples,
+        step.fetches,
+        int(step.first_batch),
+        int(step.in_window),
+        signal,
     )

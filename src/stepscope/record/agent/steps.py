@@ -149,7 +149,7 @@ class StepCutter(OpenStep):
 
     def backward_end(self, now: int) -> None:
         """A backward pass ends."""
-        if not self._leave(BACKWARD, now) or self.in_backward:
+        if not self._leave(BACKWARD, now) or (self._stack and self.in_backward):
             return
         last = self._segments[-1]
         if BACKWARD_AS_OPTIMIZER in last.optimizers and not last.stepped:
@@ -171,7 +171,7 @@ class StepCutter(OpenStep):
             self._before_optimizer(optimizer_id)
         elif self.in_backward and BACKWARD_AS_OPTIMIZER not in self._segments[-1].optimizers:
             self._before_optimizer(BACKWARD_AS_OPTIMIZER)
-            self._segments[-1].optimizers.add(BACKWARD_AS_OPTIMIZER)
+            self._segments[-1].optimizers |= {BACKWARD_AS_OPTIMIZER}
         self._enter(OPTIMIZER, optimizer_id, now, OTHER)
 
     def optimizer_end(self, optimizer_id: int, now: int) -> None:
@@ -251,6 +251,10 @@ class StepCutter(OpenStep):
         if self._resting is not None:
             return self._settle_rest()
         last = self._segments[-1]
+        if last.stepped and iterator.number == self._anchor and self._mark is None:  # nearly always
+            self._strays = 0
+            last.charge(now, OTHER)
+            return self._close("loader", live=True)
         if all(segment.empty for segment in self._segments):
             if self._mark is None or iterator.number != self._anchor:
                 self._segments = []  # what came before this loop is no step
@@ -315,7 +319,7 @@ class StepCutter(OpenStep):
     def _before_optimizer(self, optimizer_id: int) -> None:
         """An optimizer is about to step: one that has stepped already tells that an undecided boundary was one."""
         self._optimizers_exist = True
-        seen = self._step_optimizers(self._segments[:-1])
+        seen = self._step_optimizers(self._segments[:-1]) if len(self._segments) > 1 else set()
         if self._mark is not None or optimizer_id not in seen:
             if self._cycle is not None and optimizer_id not in self._cycle:
                 self._cycle = None
@@ -335,7 +339,7 @@ class StepCutter(OpenStep):
         self._optimizer_signalled = True
         self._cut_by_fetch = False
         last.stepped = True
-        last.optimizers.add(optimizer_id)
+        last.optimizers |= {optimizer_id}
         last.signal = last.snapshot(now)
         if self._mark is not None or not self._without_loader():
             return

@@ -107,7 +107,7 @@ class WindowManager:
         try:
             if window is not None:
                 self._advance(window, row)
-            elif row is not None:
+            elif row is not None and not self.plan.over:
                 self._consider(row, now_ns)
             completed = True
         finally:
@@ -119,8 +119,6 @@ class WindowManager:
         self.plan.observe(at)
         if not at.in_window:
             self._usual_wall_ns = at.wall_ns
-        if self._best == HIGH and self._config.mode == "auto":
-            return
         if self._config.mode == "auto" and not self.budget.affords_time(now_ns):
             self._why_not = self.budget.over_time()
             return

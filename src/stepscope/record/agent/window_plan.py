@@ -61,6 +61,11 @@ class Plan:
         self.everywhere = everywhere
         self.max_active: int | None = None  # set from the bytes an earlier window took
 
+    @property
+    def over(self) -> bool:
+        """Whether no window will be asked for any more."""
+        raise NotImplementedError
+
     def observe(self, at: Boundary) -> None:
         """A step was cut."""
 
@@ -98,6 +103,10 @@ class AutoPlan(Plan):
         self._low = 0
         self._done = False
 
+    @property
+    def over(self) -> bool:
+        return self._done or self._attempts >= MAX_ATTEMPTS
+
     def set_device(self, in_use: bool) -> None:
         """Whether a device will be traced as well."""
         self.warmup = DEVICE_WARMUP if in_use else 0
@@ -111,7 +120,7 @@ class AutoPlan(Plan):
             self._walls.append(at.wall_ns)
 
     def decide(self, at: Boundary) -> Opening | None:
-        if self._done or self._attempts >= MAX_ATTEMPTS or self._forbidden(at):
+        if self.over or self._forbidden(at):
             return None
         if self._outlier and not self.everywhere:
             return None
@@ -182,6 +191,10 @@ class SchedulePlan(Plan):
         self.active = max(1, active)
         self.repeat = repeat
         self._last_cycle = -1  # the cycle a window was last opened in
+
+    @property
+    def over(self) -> bool:
+        return 0 < self.repeat <= self._last_cycle + 1
 
     def opened(self, _at: Boundary) -> None:
         self._last_cycle = self._position(_at)[0]

@@ -10,7 +10,6 @@ import gc
 import json
 import os
 import sys
-import tempfile
 import threading
 
 import torch
@@ -25,7 +24,7 @@ if os.environ.get("STEPSCOPE_RECORD"):
 CYCLE = 7
 STEPS = 14
 OUTPUT, STACK = sys.argv[1], sys.argv[2] == "stack"
-FOLDER = tempfile.mkdtemp()
+FOLDER = os.path.dirname(OUTPUT)
 data = torch.utils.data.TensorDataset(torch.randn(40_000, 8), torch.randn(40_000, 2))
 batches = iter(torch.utils.data.DataLoader(data, batch_size=4))
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))

@@ -1,0 +1,200 @@
+"""Python loops, operators and their places, found in the window's calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.analyze import analyze
+from stepscope.analyze.dimensions import explain
+from stepscope.model import LoopFacts
+from stepscope.tables.schema import Tables
+from tests.analyze.scenes import (
+    CALL_LINE,
+    LOOP_LINE,
+    LOOP_SOURCE,
+    TRAIN,
+    US,
+    Trace,
+    loop_tables,
+    loop_trace,
+    steps_with_window,
+)
+from tests.builders import MS, make_tables
+
+SOURCES = {TRAIN: LOOP_SOURCE}
+
+
+def only_loop(tables: Tables, sources: dict[str, str] | None = None) -> LoopFacts:
+    loops = analyze(tables, sources).loops
+    assert loops is not None
+    assert len(loops) == 1
+    return loops[0]
+
+
+def test_the_loop_its_line_and_its_dimension() -> None:
+    loop = only_loop(loop_tables(), SOURCES)
+    assert loop.callee == "cross_entropy"
+    assert loop.calls_per_step == 256
+    assert loop.dimension == "256 = dim 1 of (8, 256)"
+    assert (loop.place.file, loop.place.line, loop.place.function) == (TRAIN, CALL_LINE, "token_loss")
+    assert loop.loop_line == LOOP_LINE
+    assert loop.exact_line
+    assert loop.operators_per_call == pytest.approx(3)
+    assert loop.backward_node == "SelectBackward0"
+    assert loop.backward_calls_per_step == 256
+    assert loop.backward_ms_per_step == pytest.approx(32)  # 64 ms in a window that halves the speed
+
+
+def test_time_comes_from_samples_where_they_are_many_else_from_the_window() -> None:
+    assert only_loop(loop_tables(), SOURCES).ms_per_step == pytest.approx(37.5)  # 75 of 200 samples
+    assert only_loop(loop_tables(stacks=False), SOURCES).ms_per_step == pytest.approx(51.2 / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("stacks", "sources", "line", "exact"),
+    [(True, None, CALL_LINE, True), (False, SOURCES, CALL_LINE, True), (False, None, 3, False)],
+)
+def test_the_line_degrades_openly(stacks: bool, sources: dict[str, str] | None, line: int, exact: bool) -> None:
+    loop = only_loop(loop_tables(stacks=stacks), sources)
+    assert (loop.place.line, loop.exact_line) == (line, exact)
+
+
+def test_broken_source_is_as_good_as_none() -> None:
+    assert only_loop(loop_tables(stacks=False), {TRAIN: "def token_loss(:\n"}).place.line == 3
+
+
+def test_few_calls_are_no_loop() -> None:
+    assert analyze(loop_tables(items=15)).loops == ()
+
+
+def test_without_a_window_loops_are_unknown() -> None:
+    assert analyze(make_tables(steps=steps_with_window())).loops is None
+
+
+def test_calls_below_the_loader_belong_to_the_input() -> None:
+    steps = steps_with_window()
+    trace = Trace()
+    for row in steps:
+        if row["in_window"]:
+            at = row["start_ns"]
+            trace.add("torch/utils/data/dataloader.py(733): __next__", at, 50 * MS, step=row["step"])
+            trace.add("train.py(3): collate", at, 50 * MS, step=row["step"])
+            for i in range(64):
+                trace.add("aten::to", at + i * 500 * US, 400 * US, step=row["step"], category="cpu_op")
+    assert analyze(make_tables(steps=steps, events=trace.rows)).loops == ()
+
+
+def test_layers_of_a_network_are_no_items() -> None:
+    steps = steps_with_window()
+    trace = Trace()
+    for row in steps:
+        if row["in_window"]:
+            trace.add("train.py(3): forward", row["start_ns"], 70 * MS, step=row["step"])
+            for i in range(48):
+                trace.add(f"nn.Module: Block_{i}", row["start_ns"] + i * MS, MS, step=row["step"])
+    assert analyze(make_tables(steps=steps, events=trace.rows)).loops == ()
+
+
+def nested_tables() -> Tables:
+    """`outer` calls `inner` 40 times, which calls an operator 50 times."""
+    steps = steps_with_window()
+    trace = Trace()
+    for row in steps:
+        if row["in_window"]:
+            at = row["start_ns"]
+            trace.add("train.py(3): outer", at, 80 * MS, step=row["step"])
+            for i in range(40):
+                trace.add("train.py(9): inner", at + i * 2 * MS, 2 * MS, step=row["step"])
+                for j in range(50):
+                    start = at + i * 2 * MS + j * 40 * US
+                    trace.add("aten::add", start, 20 * US, step=row["step"], category="cpu_op")
+    return make_tables(steps=steps, events=trace.rows)
+
+
+def test_a_loop_inside_a_loop_says_so() -> None:
+    loops = analyze(nested_tables()).loops
+    assert loops is not None
+    by_function = {loop.place.function: loop for loop in loops}
+    assert by_function["inner"].nested_in == by_function["outer"].place
+    assert by_function["outer"].nested_in is None
+    assert by_function["inner"].calls_per_step == 2000
+
+
+def test_a_generator_expression_counts_its_items() -> None:
+    source = "def total(xs):\n    return sum(x.item() for x in xs)\n"
+    steps = steps_with_window()
+    trace = Trace()
+    for row in steps:
+        if row["in_window"]:
+            at, step = row["start_ns"], row["step"]
+            trace.add("train.py(1): total", at, 60 * MS, step=step)
+            trace.add("<built-in function sum>", at, 59 * MS, step=step)
+            for i in range(101):  # the last resumption ends it
+                trace.add("train.py(2): <genexpr>", at + i * 500 * US, 400 * US, step=step)
+                if i < 100:
+                    name = "<built-in method item of Tensor object at 0x7f12>"
+                    trace.add(name, at + i * 500 * US + 10 * US, 300 * US, step=step)
+                    trace.add("aten::item", at + i * 500 * US + 20 * US, 200 * US, step=step, category="cpu_op")
+    loop = only_loop(make_tables(steps=steps, events=trace.rows), {TRAIN: source})
+    assert (loop.callee, loop.calls_per_step, loop.place.line) == ("item", 100, 2)
+
+
+def test_operators_per_step_with_their_place() -> None:
+    analysis = analyze(loop_tables(), SOURCES)
+    assert analysis.operators is not None
+    by_name = {operator.name: operator for operator in analysis.operators}
+    assert by_name["aten::select"].calls_per_step == 512
+    loss = by_name["aten::cross_entropy_loss"]
+    assert loss.host_total_ms_per_step == pytest.approx(256 * 0.08)
+    assert loss.place is not None
+    assert (loss.place.file, loss.place.line) == (TRAIN, CALL_LINE)
+
+
+def test_only_complete_window_steps_count() -> None:
+    steps = steps_with_window()
+    trace = loop_trace(steps)
+    stray = {**trace.rows[2], "step": 12, "parent": None, "name": "aten::select", "category": "cpu_op"}
+    analysis = analyze(make_tables(steps=steps, events=[*trace.rows, *[stray] * 100]))
+    assert analysis.operators is not None
+    assert {o.name: o.calls_per_step for o in analysis.operators}["aten::select"] == 512
+
+
+def test_a_foreign_trace_has_operators_by_its_own_step_marks() -> None:
+    rows: list[dict[str, Any]] = []
+    for number in range(4):
+        start = number * 100 * MS
+        mark = {"name": f"ProfilerStep#{number}", "category": "user_annotation", "start_ns": start, "step": None}
+        rows.append({**mark, "duration_ns": 100 * MS})
+        rows += [{"name": "aten::mm", "start_ns": start + i * MS, "step": None} for i in range(5)]
+    analysis = analyze(make_tables(events=rows))
+    assert analysis.operators is not None
+    assert [(o.name, o.calls_per_step) for o in analysis.operators] == [("aten::mm", 5)]
+
+
+def test_a_cyclic_tree_does_not_hang() -> None:
+    rows = [{"name": "aten::a", "parent": 1, "step": 10}, {"name": "aten::b", "parent": 0, "step": 10}]
+    assert analyze(make_tables(steps=steps_with_window(), events=rows)).operators is not None
+
+
+@pytest.mark.parametrize(
+    ("count", "shapes", "expected"),
+    [
+        (256, ["[[8, 256, 96], [], []]", "[[8, 256], [], []]"], "256 = dim 1 of (8, 256)"),
+        (255, ["[[8, 256], []]"], "255 = dim 1 of (8, 256) without one"),
+        (12, ["[[[12, 3], [12, 3]], []]"], "12 = dim 0 of (12, 3)"),
+        (7, ["[[7]]"], "7 = dim 0 of (7,)"),
+        (5, ["[[8, 256]]", "", "nonsense", "{}", "[3, null]"], None),
+    ],
+)
+def test_dimensions(count: int, shapes: list[str], expected: str | None) -> None:
+    assert explain(count, pl.Series(shapes, dtype=pl.String)) == expected
+
+
+@given(st.integers(0, 10**6), st.lists(st.text(max_size=20), max_size=5))
+def test_any_text_is_survived_as_a_shape(count: int, texts: list[str]) -> None:
+    explain(count, pl.Series(texts, dtype=pl.String))

@@ -1,0 +1,118 @@
+"""Hot lines of the user's own code, and the loader's."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.analyze import analyze, user_files
+from tests.analyze.scenes import AUGMENT, ITEM, LOADER_FRAMES, TORCH, TRAIN, loader_tables, stack
+from tests.builders import MS, T0, make_tables, step_rows
+
+STEPS = step_rows(400, first_batch=False)  # 4 s
+
+
+def test_lines_are_the_innermost_of_the_user() -> None:
+    stacks = [
+        stack(
+            [f"main ({TRAIN}:1)", f"Net.forward ({TRAIN}:7)", f"relu ({TORCH}/nn/functional.py:3)"], 30, phase="forward"
+        ),
+        stack([f"main ({TRAIN}:2)", "load (/home/user/project/.venv/lib/python3.11/site-packages/x/y.py:3)"], 10),
+    ]
+    facts = analyze(make_tables(steps=STEPS, stacks=stacks)).stacks
+    assert facts is not None
+    assert facts.by_phase == {"forward": 30, "other": 10}
+    first, second = facts.hot_lines
+    assert (first.file, first.line, first.function, first.phase) == (TRAIN, 7, "Net.forward", "forward")
+    assert first.share == pytest.approx(0.75)
+    assert first.ms_per_step == pytest.approx(7.5)
+    assert first.library_leaf == f"{TORCH}/nn/functional.py:relu"
+    assert second.line == 2
+
+
+def test_samples_outside_the_steady_state_do_not_count() -> None:
+    frames = [f"main ({TRAIN}:1)"]
+    stacks = [
+        stack(frames, 100, start_ns=T0 - 5000 * MS, end_ns=T0, segment=0),
+        stack(frames, 7, segment=1),
+        stack([*frames, f"profile.export_chrome_trace ({TORCH}/autograd/profiler.py:545)"], 90, segment=1),
+        stack(frames, 50, phase="startup", segment=1),
+    ]
+    facts = analyze(make_tables(steps=STEPS, stacks=stacks)).stacks
+    assert facts is not None
+    assert facts.samples == 247
+    assert facts.steady_samples == 7
+
+
+def test_without_stacks_there_are_no_facts() -> None:
+    analysis = analyze(make_tables(steps=STEPS))
+    assert analysis.stacks is None
+    assert analysis.python is None
+
+
+def test_the_loader_in_the_main_process() -> None:
+    loader = analyze(loader_tables()).loader
+    assert loader is not None
+    assert loader.in_main_process
+    assert loader.num_workers == 0
+    assert loader.batch_size == 64
+    assert loader.site is not None
+    assert (loader.site.file, loader.site.line) == (TRAIN, 75)
+    assert [(line.line, line.function) for line in loader.lines] == [(12, "augment"), (31, "PngFolder.__getitem__")]
+    assert [(line.line, round(line.share, 2)) for line in loader.entries] == [(30, 0.67), (31, 0.33)]
+
+
+def test_a_forked_worker_is_not_charged_to_its_parents_lines() -> None:
+    loader = analyze(loader_tables(workers=2, busy=80)).loader
+    assert loader is not None
+    assert {line.line for line in (*loader.lines, *loader.entries)} == {12, 30}
+    assert loader.workers_busy_share == pytest.approx(0.8)
+    assert loader.workers_idle_share == pytest.approx(0.2)
+    assert loader.load_ms == pytest.approx(2 * 0.8 * 100)
+
+
+def test_a_library_data_set_leaves_no_user_line() -> None:
+    frames = [
+        *LOADER_FRAMES,
+        "CIFAR10.__getitem__ (/venv/lib/python3.11/site-packages/torchvision/datasets/cifar.py:9)",
+    ]
+    loader = analyze(
+        make_tables(steps=step_rows(400, data_wait_ms=5), stacks=[stack(frames, 50, phase="data_wait")])
+    ).loader
+    assert loader is not None
+    assert loader.entries == ()
+    assert [line.line for line in loader.lines] == [80]  # the loop over the loader
+    assert loader.library_function == "CIFAR10.__getitem__"
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "affinity", "quota", "expected"),
+    [
+        (60, 64, None, 3),  # ceil(60 / 40) + 1
+        (60, 2, None, 2),
+        (60, 64, 2.0, 2),  # the quota counts, not the 64 cores
+        (60, 1, None, 1),
+        (10, 64, None, 2),
+        (4000, 8, None, 8),
+    ],
+)
+def test_workers_follow_measured_times_and_allowed_cores(
+    wait_ms: float, affinity: int, quota: float | None, expected: int
+) -> None:
+    loader = analyze(loader_tables(wait_ms=wait_ms, affinity=affinity, quota=quota)).loader
+    assert loader is not None
+    assert loader.suggested_workers == expected
+
+
+def test_the_loader_that_feeds_training_is_found() -> None:
+    evaluation = {"kind": "loader", "id": 2, "num_workers": 3, "batch_size": 1, "time_ns": T0 + 3990 * MS}
+    training = {"kind": "loader", "id": 1, "num_workers": 0, "batch_size": 16, "time_ns": T0 - MS}
+    loader = analyze(make_tables(steps=STEPS, journal=[evaluation, training])).loader
+    assert loader is not None
+    assert loader.batch_size == 16
+
+
+def test_files_worth_reading_are_the_users() -> None:
+    stacks = [stack([f"main ({TRAIN}:1)", ITEM, AUGMENT, f"f ({TORCH}/a.py:1)", "g (<frozen x>:1)"], 1)]
+    events = [{"name": "models/net.py(3): forward", "category": "python_function"}]
+    events += [{"name": "torch/nn/functional.py(3): relu", "category": "python_function"}]
+    assert user_files(make_tables(stacks=stacks, events=events)) == ("/home/user/project/models/net.py", TRAIN)

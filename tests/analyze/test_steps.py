@@ -1,0 +1,139 @@
+"""Step statistics: what counts, what is left out and why, the partition, the series."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.analyze import analyze
+from stepscope.model import PHASES, StepFacts
+from tests.builders import MS, T0, make_tables, step_rows
+
+
+def train(**tables: Any) -> StepFacts:
+    return analyze(make_tables(**tables)).steps[0]
+
+
+def test_equal_steps() -> None:
+    facts = train(steps=step_rows(20, samples=32, first_batch=False))
+    assert facts.kind == "train"
+    assert facts.count == 19
+    assert facts.excluded == {"warmup": 1}
+    assert facts.mean_ms == facts.median_ms == facts.p95_ms == pytest.approx(10)
+    assert facts.per_second == pytest.approx(100)
+    assert facts.samples_per_second == pytest.approx(3200)
+    assert {part.category: part.ms for part in facts.partition} == pytest.approx(
+        {"data_wait": 1, "forward": 3, "backward": 4, "optimizer": 1, "other": 1}
+    )
+    assert not facts.low_confidence
+
+
+def test_steps_are_left_out_by_reason() -> None:
+    rows = step_rows(40, first_batch=False)
+    for number in (0, 1):
+        rows[number]["wall_ns"] = 90 * MS
+    for number in (10, 11):
+        rows[number]["in_window"] = True
+    rows[20] |= {"first_batch": True, "wall_ns": 50 * MS}
+    compiling = {"kind": "compile", "step": 30, "count": 1, "time_ns": T0}
+    facts = train(steps=rows, journal=[compiling])
+    assert facts.excluded == {"warmup": 2, "window": 2, "first_batch": 1, "compile": 1}
+    assert facts.mean_ms == pytest.approx(10)
+    assert facts.first_batch_ms == pytest.approx(50)
+    assert len(facts.series) == 40
+
+
+def test_a_slow_run_is_not_all_warmup() -> None:
+    rows = step_rows(30, first_batch=False)
+    for row in rows[:25]:
+        row["wall_ns"] = 100 * MS
+    assert train(steps=rows).count >= 20
+
+
+@pytest.mark.parametrize(
+    ("columns", "count"),
+    [({"first_batch": True}, 1), ({"in_window": True}, 3), ({"first_batch": True, "in_window": True}, 3)],
+)
+def test_a_short_run_falls_back_and_says_so(columns: dict[str, Any], count: int) -> None:
+    facts = train(steps=step_rows(count, **columns))
+    assert facts.count == count
+    assert facts.low_confidence
+
+
+def test_no_steps() -> None:
+    analysis = analyze(make_tables())
+    assert analysis.steps == ()
+    assert analysis.loader is None
+    assert analysis.loops is None
+    assert analysis.fixed.first_step_s is None
+    assert analysis.fixed.total_s is None
+
+
+def test_kinds_have_statistics_of_their_own() -> None:
+    rows = step_rows(20, first_batch=False) + step_rows(
+        20, first_step=20, start_ns=T0 + 1000 * MS, kind="eval", forward_ms=1, backward_ms=0, optimizer_ms=0
+    )
+    facts = analyze(make_tables(steps=rows)).steps
+    assert [fact.kind for fact in facts] == ["train", "eval"]
+    assert facts[1].mean_ms == pytest.approx(3)
+
+
+def test_ranks_are_pooled_and_their_samples_add_up() -> None:
+    rows: list[dict[str, Any]] = []
+    for rank, forward in ((0, 3), (1, 13)):
+        more = {"rank": rank, "process": f"rank-{rank}", "samples": 10, "first_batch": False}
+        rows += step_rows(21, forward_ms=forward, **more)
+    facts = train(steps=rows)
+    assert facts.ranks == (0, 1)
+    assert facts.mean_ms == pytest.approx(15)
+    assert facts.samples_per_second == pytest.approx(1000 + 500)
+
+
+def test_unknown_phases_are_unattributed() -> None:
+    rows = step_rows(20, backward_ns=None, data_wait_ns=None)
+    parts = {part.category: part.ms for part in train(steps=rows).partition}
+    assert parts == pytest.approx({"forward": 3, "optimizer": 1, "other": 1, "unattributed": 5})
+
+
+def test_a_long_series_keeps_its_stall() -> None:
+    rows = step_rows(5000, first_batch=False)
+    rows[1234]["wall_ns"] = 900 * MS
+    series = train(steps=rows).series
+    assert len(series) <= 500
+    assert (1234, 900.0) in series
+    assert [step for step, _ in series] == sorted(step for step, _ in series)
+
+
+phase_ns = st.one_of(st.none(), st.integers(0, 10**10))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 10**10), phase_ns, phase_ns, phase_ns, phase_ns, phase_ns), min_size=1, max_size=8
+    )
+)
+def test_the_partition_sums_to_the_mean_step(steps: list[tuple[int | None, ...]]) -> None:
+    rows = [
+        {"wall_ns": wall, **dict(zip((f"{phase}_ns" for phase in PHASES), phases, strict=True))}
+        for wall, *phases in steps
+    ]
+    facts = train(steps=rows)
+    assert sum(part.share for part in facts.partition) == pytest.approx(1)
+    assert sum(part.ms for part in facts.partition) == pytest.approx(facts.mean_ms)
+    assert all(0 <= part.share <= 1 + 1e-9 for part in facts.partition)
+    assert len({part.category for part in facts.partition}) == len(facts.partition)
+
+
+def test_fixed_costs() -> None:
+    rows = step_rows(20, first_batch=False)
+    rows[0]["wall_ns"] = 510 * MS
+    window = {"kind": "window", "trace": "t.json", "stop_duration_ns": 200 * MS, "export_duration_ns": 300 * MS}
+    fixed = analyze(make_tables(steps=rows, journal=[window])).fixed
+    assert fixed.before_first_step_s == pytest.approx(1)
+    assert fixed.first_step_s == pytest.approx(0.51)
+    assert fixed.warmup_s == pytest.approx(0.5)
+    assert fixed.windows_s == pytest.approx(0.5)
+    assert fixed.total_s == pytest.approx(1 + 0.5 + 0.5)

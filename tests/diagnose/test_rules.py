@@ -1,0 +1,281 @@
+"""Every rule fires on its loss, keeps quiet on a healthy run, and abstains by name where an input is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.analyze import analyze
+from stepscope.diagnose import REPORT_FLOOR, RULES, diagnose
+from stepscope.errors import UsageError
+from stepscope.model import CATEGORIES, SEVERITIES, Diagnosis, Finding
+from stepscope.tables.schema import Tables
+from tests.analyze.scenes import (
+    CALL_LINE,
+    LOOP_LINE,
+    LOOP_SOURCE,
+    TORCH,
+    TRAIN,
+    loader_tables,
+    loop_tables,
+    python_tables,
+    stack,
+    steps_with_window,
+)
+from tests.builders import MS, T0, make_tables, rank_info, step_rows
+
+
+def judged(tables: Tables, sources: dict[str, str] | None = None) -> Diagnosis:
+    return diagnose(analyze(tables, sources))
+
+
+def only(tables: Tables, rule: str, sources: dict[str, str] | None = None) -> Finding:
+    findings = judged(tables, sources).findings
+    assert [finding.rule for finding in findings] == [rule]
+    return findings[0]
+
+
+def test_the_rules_have_unique_names_and_known_categories() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert all(rule.category in CATEGORIES and rule.name.startswith(rule.category) for rule in RULES)
+
+
+# ------------------------------------------------------------------------------------------------------- input
+
+
+def test_the_training_process_loads_itself() -> None:
+    finding = only(loader_tables(), "input.loader_bound")
+    assert finding.cost_ms_per_step == pytest.approx(60)
+    assert finding.share == finding.gain_ceiling == pytest.approx(0.6)
+    assert finding.severity == "critical"
+    first = finding.where[0]
+    assert (first.file, first.line, first.function) == (TRAIN, 30, "PngFolder.__getitem__")
+    assert {place.line for place in finding.where} == {30, 31, 12, 75}
+    assert "num_workers=3" in finding.fix
+    assert "train.py:75" in finding.fix
+    assert (finding.try_[0].knob, finding.try_[0].value) == ("loader.num_workers", "3")
+    assert finding.expected_gain is not None
+    assert 0 <= finding.expected_gain.low <= finding.expected_gain.high <= finding.gain_ceiling
+
+
+def test_the_quota_limits_the_advice_and_the_promise() -> None:
+    finding = only(loader_tables(affinity=64, quota=1.0), "input.loader_bound")
+    assert "num_workers=1" in finding.fix
+    assert finding.expected_gain is not None
+    assert finding.expected_gain.low == 0
+
+
+def test_busy_workers_need_help() -> None:
+    finding = only(loader_tables(workers=1, busy=95, affinity=8), "input.loader_bound")
+    assert finding.title.startswith("1 loader worker cannot keep up")
+    assert "from 1 to" in finding.fix
+
+
+def test_busy_workers_without_a_core_left_need_less_work() -> None:
+    finding = only(loader_tables(workers=2, busy=95, affinity=2), "input.loader_bound")
+    assert "no core is left" in finding.title
+    assert "loader.num_workers" not in {each.knob for each in finding.try_}
+    assert "train.py:30" in finding.fix
+
+
+def test_parked_workers_are_not_the_bottleneck() -> None:
+    finding = only(loader_tables(workers=4, busy=20, affinity=8), "input.loader_bound")
+    assert "parked" in finding.title
+    assert "loader.num_workers" not in {each.knob for each in finding.try_}
+
+
+def test_without_stacks_the_wait_is_still_a_finding() -> None:
+    tables = loader_tables()
+    finding = only(make_tables(steps=tables.steps.to_dicts(), journal=tables.journal.to_dicts()), "input.loader_bound")
+    assert [place.line for place in finding.where] == [75]
+    assert finding.confidence == "medium"
+
+
+def test_a_covered_loader_is_healthy() -> None:
+    assert judged(loader_tables(workers=2, wait_ms=1, compute_ms=99)).findings == ()
+
+
+# -------------------------------------------------------------------------------------------------------- host
+
+
+def test_the_token_loop() -> None:
+    finding = only(loop_tables(), "host.per_item_loop", {TRAIN: LOOP_SOURCE})
+    assert "256 times per step" in finding.title
+    assert "256 = dim 1 of (8, 256)" in finding.title
+    assert [(place.file, place.line) for place in finding.where] == [(TRAIN, CALL_LINE), (TRAIN, LOOP_LINE)]
+    assert finding.cost_ms_per_step == pytest.approx(37.5 + 32)
+    values = {evidence.metric: evidence.value for evidence in finding.evidence}
+    assert values["calls of cross_entropy per step"] == 256
+    assert values["loop per step, backward"] == pytest.approx(32)
+    assert "flatten" in finding.fix
+
+
+def test_without_a_window_the_loop_rule_abstains() -> None:
+    tables = make_tables(steps=step_rows(40))
+    abstained = {abstention.rule: abstention.needs for abstention in judged(tables).abstained}
+    assert "window" in abstained["host.per_item_loop"]
+    assert "stacks" in abstained["host.python_on_critical_path"]
+    assert "DataLoader" in abstained["input.loader_bound"]
+    assert "io.blocking_in_step" in abstained
+
+
+def test_python_on_the_critical_path() -> None:
+    finding = only(python_tables(), "host.python_on_critical_path")
+    assert finding.cost_ms_per_step == pytest.approx(50)
+    assert (finding.where[0].line, finding.where[0].function) == (20, "clean")
+    assert "clean" in finding.title
+    assert finding.confidence == "high"
+
+
+def test_python_beside_a_gpu_is_a_weak_finding() -> None:
+    finding = only(python_tables(ranks=[rank_info(device="cuda")]), "host.python_on_critical_path")
+    assert finding.confidence == "low"
+    assert "cuda" in finding.caveat
+
+
+def test_a_main_thread_that_sleeps_is_said_to_wait() -> None:
+    tables = python_tables(leaf="wait (/usr/lib/python3.11/threading.py:324)")
+    rows = tables.stacks.to_dicts()
+    rows[0]["waiting"] = True
+    tables = make_tables(steps=tables.steps.to_dicts(), stacks=rows, events=tables.events.to_dicts())
+    assert "waits" in only(tables, "host.python_on_critical_path").title
+
+
+def test_torch_work_is_no_python_finding() -> None:
+    assert judged(python_tables(share=0.02)).findings == ()
+    assert judged(python_tables(leaf=f"relu ({TORCH}/nn/functional.py:1)")).findings == ()
+
+
+# ---------------------------------------------------------------------------------------------------------- io
+
+
+def saving(duration_ms: float) -> Tables:
+    row = {"kind": "save", "duration_ns": round(duration_ms * MS), "file": TRAIN, "line": 30, "function": "train"}
+    steps = step_rows(40)
+    return make_tables(steps=steps, journal=[{**row, "time_ns": step["start_ns"] + MS} for step in steps])
+
+
+def test_saving_in_every_step() -> None:
+    finding = only(saving(3), "io.blocking_in_step")
+    assert finding.cost_ms_per_step == pytest.approx(3)
+    assert finding.where[0].line == 30
+    assert "background" in finding.fix
+
+
+def test_cheap_saving_is_healthy() -> None:
+    assert judged(saving(0.1)).findings == ()
+
+
+def test_lines_of_one_function_are_one_finding() -> None:
+    stacks = [stack([f"log ({TRAIN}:{line})"], 20, phase="other") for line in (1, 2)]
+    stacks.append(stack([f"main ({TRAIN}:9)", f"relu ({TORCH}/nn/functional.py:1)"], 60))
+    tables = make_tables(steps=steps_with_window(window=()), stacks=stacks)
+    finding = only(tables, "io.blocking_in_step", {TRAIN: "f.write(x)\nf.flush()\n"})
+    assert finding.cost_ms_per_step == pytest.approx(40)
+    assert {place.line for place in finding.where} == {1, 2}
+
+
+# --------------------------------------------------------------------------------------------------- all rules
+
+
+def test_nothing_recorded_is_no_error() -> None:
+    diagnosis = judged(make_tables())
+    assert diagnosis.findings == ()
+    assert {abstention.rule for abstention in diagnosis.abstained} == {rule.name for rule in RULES}
+    assert all("training steps" in abstention.needs for abstention in diagnosis.abstained)
+
+
+def test_findings_come_in_order_of_cost() -> None:
+    tables = loader_tables()
+    save = {"kind": "save", "duration_ns": 20 * MS, "file": TRAIN, "line": 9, "function": "keep"}
+    journal = tables.journal.to_dicts()
+    journal += [{**save, "time_ns": row["start_ns"] + MS} for row in tables.steps.to_dicts()]
+    rows = {"steps": tables.steps.to_dicts(), "stacks": tables.stacks.to_dicts()}
+    findings = judged(make_tables(journal=journal, manifests=tables.manifests, **rows)).findings
+    assert [finding.rule for finding in findings] == ["input.loader_bound", "io.blocking_in_step"]
+
+
+def test_ignored_rules_are_named_with_their_reason() -> None:
+    diagnosis = diagnose(analyze(loader_tables()), ignored={"input.loader_bound": "the disk is replaced in May"})
+    assert diagnosis.findings == ()
+    assert [(each.rule, each.reason) for each in diagnosis.ignored] == [
+        ("input.loader_bound", "the disk is replaced in May")
+    ]
+
+
+def test_ignoring_an_unknown_rule_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match=r"input\.loader_bound"):
+        diagnose(analyze(make_tables()), ignored={"input.typo": "x"})
+
+
+def test_two_ranks_are_one_finding_that_names_both() -> None:
+    rows: list[dict[str, Any]] = []
+    for rank in (0, 1):
+        rows += step_rows(20, data_wait_ms=20, rank=rank, process=f"rank-{rank}")
+    made = [
+        {"kind": "loader", "id": 1, "num_workers": 0, "time_ns": T0 - MS, "rank": rank, "process": f"rank-{rank}"}
+        for rank in (0, 1)
+    ]
+    hardware = {"hardware": {"affinity": [0, 1, 2, 3]}}
+    finding = only(make_tables(steps=rows, journal=made, manifests=[hardware]), "input.loader_bound")
+    assert finding.ranks == (0, 1)
+    assert "num_workers=2" in finding.fix  # four cores for two ranks
+
+
+def test_a_run_with_windows_only_is_judged_with_low_confidence() -> None:
+    tables = loop_tables(stacks=False)
+    inside = [row for row in tables.steps.to_dicts() if row["in_window"]]
+    finding = only(make_tables(steps=inside, events=tables.events.to_dicts()), "host.per_item_loop")
+    assert finding.confidence == "low"
+
+
+def test_ids_are_stable_and_unique() -> None:
+    first, second = (judged(loop_tables(), {TRAIN: LOOP_SOURCE}).findings for _ in range(2))
+    assert [finding.id for finding in first] == [finding.id for finding in second]
+    assert len({finding.id for finding in first}) == len(first)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    wait=st.floats(0, 500),
+    compute=st.floats(0.1, 500),
+    workers=st.integers(0, 4),
+    busy=st.integers(1, 99),
+    affinity=st.integers(1, 64),
+    count=st.integers(1, 30),
+)
+def test_every_finding_keeps_the_schema(
+    wait: float, compute: float, workers: int, busy: int, affinity: int, count: int
+) -> None:
+    tables = loader_tables(wait_ms=wait, compute_ms=compute, workers=workers, busy=busy, affinity=affinity, count=count)
+    analysis = analyze(tables)
+    for finding in diagnose(analysis).findings:
+        check_schema(finding, analysis.steps[0].mean_ms)
+        assert finding.share >= REPORT_FLOOR
+
+
+@pytest.mark.parametrize("make", [loop_tables, loader_tables, python_tables])
+def test_each_scene_keeps_the_schema(make: Any) -> None:
+    analysis = analyze(make())
+    findings = diagnose(analysis).findings
+    assert findings
+    for finding in findings:
+        check_schema(finding, analysis.steps[0].mean_ms)
+
+
+def check_schema(finding: Finding, mean_ms: float) -> None:
+    assert 0 <= finding.gain_ceiling <= finding.share <= 1
+    assert finding.share == pytest.approx(finding.cost_ms_per_step / mean_ms)
+    assert finding.severity in SEVERITIES
+    assert finding.confidence in ("high", "medium", "low")
+    assert finding.category in CATEGORIES
+    assert finding.evidence
+    assert all(evidence.source for evidence in finding.evidence)
+    assert finding.fix
+    assert finding.falsified_by
+    assert all(place.share is None or 0 <= place.share <= 1 + 1e-9 for place in finding.where)
+    if finding.expected_gain is not None:
+        assert 0 <= finding.expected_gain.low <= finding.expected_gain.high <= finding.gain_ceiling + 1e-9
