@@ -164,13 +164,15 @@ def test_only_complete_window_steps_count() -> None:
     assert {o.name: o.calls_per_step for o in analysis.operators}["aten::select"] == 512
 
 
-def test_a_foreign_trace_has_operators_by_its_own_step_marks() -> None:
+@pytest.mark.parametrize(("operator", "annotation"), [("cpu_op", "user_annotation"), ("Operator", "Operator")])
+def test_a_foreign_trace_has_operators_by_its_own_step_marks(operator: str, annotation: str) -> None:
     rows: list[dict[str, Any]] = []
     for number in range(4):
         start = number * 100 * MS
-        mark = {"name": f"ProfilerStep#{number}", "category": "user_annotation", "start_ns": start, "step": None}
+        mark = {"name": f"ProfilerStep#{number}", "category": annotation, "start_ns": start, "step": None}
         rows.append({**mark, "duration_ns": 100 * MS})
-        rows += [{"name": "aten::mm", "start_ns": start + i * MS, "step": None} for i in range(5)]
+        own = {"name": "aten::mm", "category": operator, "step": None}
+        rows += [{**own, "start_ns": start + i * MS} for i in range(5)]
     analysis = analyze(make_tables(events=rows))
     assert analysis.operators is not None
     assert [(o.name, o.calls_per_step) for o in analysis.operators] == [("aten::mm", 5)]

@@ -24,7 +24,8 @@ _PYTHON_NAME = r"^(.*)\((\d+)\): (.*)$"
 _LOADER_NEXT = r"torch/utils/data/dataloader\.py\(\d+\): __next__|^enumerate\(DataLoader\)"
 _ADDRESS = re.compile(r"( of \S+( \S+)*? object)? at 0x[0-9a-fA-F]+>?$|^<|>$")
 _MAX_DEPTH = 100_000
-_OLD_CATEGORIES = {"Operator": "cpu_op", "operator": "cpu_op"}  # traces of 2021 and 2022
+_OLD_OPERATORS = ("Operator", "operator")  # traces of 2021 and 2022, which called annotations so too
+_ANNOTATIONS = r"^(ProfilerStep#|enumerate\(DataLoader\)#|Optimizer\.)"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,12 @@ class Window:
 def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps) -> Window | None:
     """None without a trace that holds host slices."""
     host = tables.events.filter(pl.col("stream").is_null() & pl.col("duration_ns").is_not_null()).with_columns(
-        pl.col("category").replace(_OLD_CATEGORIES)
+        pl.when(pl.col("category").is_in(_OLD_OPERATORS) & pl.col("name").str.contains(_ANNOTATIONS))
+        .then(pl.lit("user_annotation"))
+        .when(pl.col("category").is_in(_OLD_OPERATORS))
+        .then(pl.lit("cpu_op"))
+        .otherwise("category")
+        .alias("category")
     )
     if not host["category"].is_in(["cpu_op", "python_function"]).any():
         return None

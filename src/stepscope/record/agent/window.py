@@ -14,11 +14,12 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stepscope.record.agent import memory
 from stepscope.record.agent.probes.loader import LoaderProbe
 from stepscope.record.agent.probes.user_profiler import UserProfilerProbe
 from stepscope.record.agent.window_budget import Budget
 from stepscope.record.agent.window_plan import HIGH, LOW, AutoPlan, Boundary, Opening, make_plan
-from stepscope.record.agent.window_session import Session, anything_enabled, device_in_use, resident_bytes, trace_path
+from stepscope.record.agent.window_session import Session, anything_enabled, device_in_use, trace_path
 
 if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent
@@ -61,7 +62,7 @@ class _Window:
     first_step: int
     start_ns: int
     start_duration_ns: int = 0
-    resident_bytes: int = 0
+    peak_bytes: int = 0  # resident at most before it opened: what training itself takes and gives back
     steps: int = 0
     wall_ns: int = 0
 
@@ -202,7 +203,7 @@ class WindowManager:
             else:
                 session.start()
             window.start_duration_ns = agent.clock.now() - started_ns
-            window.resident_bytes = resident_bytes()
+            window.peak_bytes = memory.peak_resident_bytes()
             agent.steps.window(True)
 
     def _advance(self, window: _Window, row: StepRow | None) -> None:
@@ -243,7 +244,7 @@ class WindowManager:
             self._end(window)
         elif self._asked is not None:
             self._end(window, early=self._asked)
-        elif self.budget.outgrown_by(resident_bytes() - window.resident_bytes):
+        elif self.budget.outgrown_by(memory.resident_bytes() - window.peak_bytes):
             self._end(window, early="the trace grew towards its byte budget")
 
     def _is_lost(self, window: _Window) -> bool:

@@ -92,15 +92,6 @@ def trace_path(folder: str) -> str:
     return os.path.join(folder, f"trace-{number}.pt.trace.json")
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process; 0 where /proc does not tell."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
 class Session:
     """prepare → start → stop → export, on one thread. After `abandon` no call reaches torch any more."""
 
