@@ -139,7 +139,8 @@ class Agent:
 
         `row` is None when a loop starts instead. Time spent in listeners is in no step.
         """
-        guarded = self.guard.wrap(getattr(listener, "probe_name", "listener"), listener)
+        name = getattr(listener, "probe_name", None) or f"listener {len(self._listeners) + 1}"
+        guarded = self.guard.wrap(name, listener)
         self._listeners.append(guarded)
 
     def add_finish_hook(self, hook: Callable[[], None], probe: str) -> None:
@@ -300,10 +301,17 @@ def _describe_process() -> dict[str, Any]:
         "host": platform.node(),
         "argv": masked_command(),
         "main_file": os.path.abspath(main) if main else None,
-        "cwd": os.getcwd(),
+        "cwd": _working_directory(),
         "versions": {name: str(value) for name, value in versions.items() if value is not None},
         "device": _device_kind(torch),
     }
+
+
+def _working_directory() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed under the process
+        return None
 
 
 def _device_kind(torch: Any) -> str | None:

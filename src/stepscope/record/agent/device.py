@@ -27,6 +27,8 @@ class DeviceTimer:
         self._last: tuple[int, Any] | None = None  # (end of the step before the edge, event)
         self._pending: deque[tuple[int, Any, Any]] = deque()
         self._spare: list[Any] = []
+        build = getattr(sys.modules.get("torch"), "version", None)
+        self._possible = bool(getattr(build, "cuda", None) or getattr(build, "hip", None))
         self.step_edge = agent.guard.wrap("device", self._step_edge)
         self.drain = agent.guard.wrap("device", self._drain)
 
@@ -57,8 +59,9 @@ class DeviceTimer:
 
     def _cuda(self) -> Any | None:
         """torch.cuda when events may be recorded now."""
-        torch = sys.modules.get("torch")
-        cuda = getattr(torch, "cuda", None)
+        if not self._possible:
+            return None
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if cuda is None or not cuda.is_initialized() or self._agent.user_profiler_active:
             return None
         return None if cuda.is_current_stream_capturing() else cuda

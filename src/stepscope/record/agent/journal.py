@@ -24,6 +24,11 @@ EVENTS_BYTE_LIMIT = 1 << 29
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 
+def _encode_row(row: Iterable[Any]) -> str:
+    """A row of integers, None and plain words as JSON; a third of the time the encoder takes, once per step."""
+    return "[" + ",".join(["null" if x is None else '"' + x + '"' if x.__class__ is str else str(x) for x in row]) + "]"
+
+
 class LineFile:
     """An append-only file of lines. `write` returns False once the file is lost or full, and never raises OSError."""
 
@@ -80,6 +85,14 @@ def rank_identity() -> dict[str, int | None]:
     }
 
 
+def process_group_identity() -> dict[str, int | None]:
+    """`rank` and `world_size` of an initialised default process group (ranks made by `mp.spawn`), else nothing."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return {}
+    return {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
+
+
 def claim_rank_folder(run: str, rank: int) -> str | None:
     """Make RUN/rank-N, or RUN/rank-N.2, RUN/rank-N.3 … where taken; its path, or None when the run cannot be written.
 
@@ -120,6 +133,8 @@ class Journal:
         if self._refused or os.getpid() != self._pid:
             return False
         identity = rank_identity()
+        if identity["rank"] is None:
+            identity.update(process_group_identity())
         folder = claim_rank_folder(self._run, identity["rank"] or 0)
         if folder is None:
             self._refused = True
@@ -146,7 +161,7 @@ class Journal:
         if self._steps is None:
             return False
         was_full = self._steps.full
-        written = self._steps.write(_encode(row if isinstance(row, (list, tuple)) else list(row)))
+        written = self._steps.write(_encode_row(row))
         if self._steps.full and not was_full:
             self.write_event({"kind": "budget", "time_ns": self._clock.now(), "duration_ns": None, "step": None,
                               "file": "steps.jsonl", "bytes": STEPS_BYTE_LIMIT})  # fmt: skip

@@ -54,8 +54,6 @@ class StepCutter(OpenStep):
         self._cycle: set[int] | None = None  # optimizers of one iteration without a loader
         self._strays = 0
 
-    # ------------------------------------------------------------------------------------------------ questions
-
     def epoch_of(self, iterator_id: int) -> int | None:
         """How often the loader of a living iterator had been iterated before."""
         iterator = self._iterators.get(iterator_id)
@@ -85,10 +83,9 @@ class StepCutter(OpenStep):
             self._open(now, partial=False)
         if self._anchor is None or (len(self._segments) == 1 and self._segments[0].empty):
             self._anchor = iterator_id
-        segment = self._segments[-1]
+        segment, start = self._segments[-1], self._segments[0].start_ns
         if segment.leader is None:
             self._lead(segment, iterator)
-        start = self._segments[0].start_ns
         iterator.step_fetches = iterator.step_fetches + 1 if iterator.step_start == start else 1
         iterator.step_start = start
         self._before_fetch = segment.snapshot(now)
@@ -206,8 +203,7 @@ class StepCutter(OpenStep):
         if first and self._segments and all(segment.empty for segment in self._segments):
             self._segments = []  # the optimizer or the loader had cut this step already
         if self._resting is not None:
-            self._settle_rest()
-            now = max(now, self._clock())
+            now = max(now, self._settle_rest())
         elif self._segments:
             self._segments[-1].charge(now, OTHER)
             trained = any(segment.trained for segment in self._segments)

@@ -7,6 +7,8 @@ from outside (a tensor's `shape`), never read; nothing of torch is called.
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -16,27 +18,41 @@ if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent
 
 _SERIAL = "_stepscope_serial"
+_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_CRITICAL = frozenset(os.path.join(_FOLDER, name + ".py") for name in ("steps", "open_step", "phases", "core"))
 _NO_LENGTH = (TypeError, NotImplementedError, AttributeError)
 
 
-def batch_rows(batch: Any, depth: int = 3) -> int | None:
-    """Rows of a batch: the first dimension of the first tensor-like found in it, or None."""
+def batch_rows(batch: Any, batch_size: int | None = None, depth: int = 3) -> int | None:
+    """Rows of a batch: the first dimension of a tensor-like directly in it, else of one deeper down, or None.
+
+    A sequence of tensors that were not stacked (images of different sizes) counts as its length, where that is at most
+    `batch_size` and their first dimensions are no batch of that size.
+    """
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if isinstance(shape, tuple) and shape and isinstance(shape[0], int) else None
     if depth == 0 or batch is None or isinstance(batch, (str, bytes, int, float)):
         return None
-    if isinstance(batch, dict):
-        parts: Any = itertools.islice(batch.values(), 3)
-    elif isinstance(batch, (list, tuple)):
-        parts = batch[:3]
-    else:
-        parts = itertools.islice(getattr(batch, "__dict__", {}).values(), 8)
+    parts = _parts(batch)
     for part in parts:
-        rows = batch_rows(part, depth - 1)
+        if hasattr(part, "shape"):
+            rows = batch_rows(part)
+            unstacked = depth < 3 and isinstance(batch, (list, tuple)) and batch_size not in (None, rows)
+            return len(batch) if unstacked and len(batch) <= (batch_size or 0) else rows
+    for part in parts:
+        rows = batch_rows(part, batch_size, depth - 1)
         if rows is not None:
             return rows
     return None
+
+
+def _parts(batch: Any) -> list[Any]:
+    if isinstance(batch, dict):
+        return list(itertools.islice(batch.values(), 8))
+    if isinstance(batch, (list, tuple)):
+        return list(batch[:8])
+    return list(itertools.islice(getattr(batch, "__dict__", {}).values(), 8))
 
 
 class LoaderProbe:
@@ -49,7 +65,8 @@ class LoaderProbe:
         self._serials = itertools.count(1)
         self._loaders: dict[int, tuple[int, Any]] = {}  # id -> (serial, weak reference)
         self._watched: dict[int, Any] = {}  # serial -> weak reference to the iterator
-        self._making: int | None = None
+        self._sizes: dict[int, int] = {}  # serial -> batch size of its loader
+        self._deaths: list[int] = []  # told while one of our own functions was running
         self._lengths: dict[int, int | None] = {}  # serial of an iterator -> batches of its epoch
         self._fetching = 0  # serial of the iterator fetched from last
 
@@ -99,6 +116,8 @@ class LoaderProbe:
             serial = self._adopt(iterator)
         self._fetching = serial
         now = agent.clock.now()
+        if self._deaths:
+            self._tell_deaths(now)
         agent.steps.fetch_start(serial, now)
         return serial, now
 
@@ -107,7 +126,7 @@ class LoaderProbe:
             return
         steps, now = self._agent.steps, self._agent.clock.now()
         if error is None:
-            steps.fetch_end(token[0], batch_rows(batch), now)
+            steps.fetch_end(token[0], batch_rows(batch, self._sizes.get(token[0])), now)
         elif isinstance(error, StopIteration):
             steps.fetch_stop(token[0], token[1], now)
         else:
@@ -132,6 +151,7 @@ class LoaderProbe:
         if not agent.accepts():
             return None
         now = agent.clock.now()
+        self._tell_deaths(now)
         serial = next(self._serials)
         agent.steps.loader_created(self._loader_serial(loader), serial, now)
         return serial, now, loader
@@ -141,6 +161,8 @@ class LoaderProbe:
         if token is None or error is not None:
             return
         serial, start, loader = token
+        if isinstance(getattr(loader, "batch_size", None), int):
+            self._sizes[serial] = loader.batch_size
         if iterator is not None:  # None after a reset, where the iterator is known already
             iterator.__dict__[_SERIAL] = serial
             self._watch(iterator, serial)
@@ -166,8 +188,15 @@ class LoaderProbe:
     def _iterator_dead(self, serial: int) -> None:
         self._watched.pop(serial, None)
         self._lengths.pop(serial, None)
-        if self._agent.accepts():
+        self._sizes.pop(serial, None)
+        if _struck_own_code():
+            self._deaths.append(serial)
+        elif self._agent.accepts():
             self._agent.steps.iterator_dead(serial, self._agent.clock.now())
+
+    def _tell_deaths(self, now: int) -> None:
+        while self._deaths:
+            self._agent.steps.iterator_dead(self._deaths.pop(), now)
 
     def _adopt(self, iterator: Any) -> int:
         """An iterator made before we came, or by a loader that makes its iterators itself."""
@@ -187,6 +216,18 @@ class LoaderProbe:
         serial = next(self._serials)
         self._loaders[id(loader)] = (serial, weakref.ref(loader))
         return serial
+
+
+def _struck_own_code() -> bool:
+    """Whether the garbage collector interrupted the step cutter or the agent, which must not be re-entered."""
+    frame: Any = sys._getframe(1)
+    for _ in range(8):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename in _CRITICAL:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _length(loader: Any) -> int | None:

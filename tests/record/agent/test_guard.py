@@ -1,0 +1,64 @@
+"""The guard: one report, one switch per probe, and everything of the user's passes."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.record.agent.guard import Guard
+
+
+@pytest.fixture
+def reports() -> list[tuple[str, str]]:
+    return []
+
+
+def fail(*_: object) -> None:
+    raise ValueError("defect")
+
+
+def test_a_failing_hook_is_reported_once_and_switched_off(reports: list[tuple[str, str]]) -> None:
+    calls = []
+    guard = Guard(lambda probe, error: reports.append((probe, error)))
+    hook = guard.wrap("loader", lambda: (calls.append(1), fail()))
+    sibling = guard.wrap("loader", lambda: calls.append(2))
+    other = guard.wrap("other", lambda: "works")
+    assert [hook(), hook(), sibling()] == [None] * 3
+    assert calls == [1]
+    assert reports == [("loader", "ValueError: defect")]
+    assert guard.is_off("loader")
+    assert other() == "works"
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_belongs_to_the_user_passes(interruption: type[BaseException], reports: list[tuple[str, str]]) -> None:
+    guard = Guard(lambda probe, error: reports.append((probe, error)))
+
+    def interrupted() -> None:
+        raise interruption
+
+    with pytest.raises(interruption):
+        guard.wrap("loader", interrupted)()
+    assert not guard.is_off("loader")
+    assert reports == []
+
+
+def test_injected_faults_take_the_hooks_place(reports: list[tuple[str, str]]) -> None:
+    guard = Guard(lambda probe, error: reports.append((probe, error)), faults="loader,scaler")
+    assert guard.wrap("loader", lambda: 1)() is None
+    assert guard.wrap("autograd", lambda: 1)() == 1
+    assert guard.wrap("scaler", lambda: 1, inject=False)() == 1
+    assert [probe for probe, _ in reports] == ["loader"]
+
+
+def test_a_report_that_fails_is_swallowed() -> None:
+    assert Guard(fail).wrap("loader", fail)() is None
+
+
+def test_stop_silences_present_and_future_hooks(reports: list[tuple[str, str]]) -> None:
+    guard = Guard(lambda probe, error: reports.append((probe, error)))
+    before = guard.wrap("loader", lambda: 1)
+    guard.stop()
+    assert before() is None
+    assert guard.wrap("loader", lambda: 1)() is None
+    assert guard.wrap("new", lambda: 1)() is None
+    assert reports == []

@@ -1,0 +1,83 @@
+"""The agent's files: claimed late, written line by line, given up in silence."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from stepscope.model import STEP_COLUMNS
+from stepscope.record.agent.clock import Clock
+from stepscope.record.agent.config import parse
+from stepscope.record.agent.journal import EventLog, Journal, LineFile, claim_rank_folder, rank_identity
+
+
+def journal(folder: Path) -> Journal:
+    (folder / "host-h").mkdir(exist_ok=True)
+    return Journal(str(folder), str(folder / "host-h"), Clock(5), lambda: {"pid": 1})
+
+
+def test_nothing_is_made_before_the_first_row_and_early_events_are_kept(tmp_path: Path) -> None:
+    written = journal(tmp_path)
+    EventLog(written, Clock(0), lambda: None).write("site", what="DataLoader")
+    assert list(tmp_path.glob("rank-*")) == []
+    assert written.write_step([0, "train", None] + [1] * 12 + ["loader"])
+    lines = (tmp_path / "rank-0" / "steps.jsonl").read_text().splitlines()
+    assert tuple(json.loads(lines[0])["columns"]) == STEP_COLUMNS
+    assert json.loads(lines[1])[:3] == [0, "train", None]
+    event = json.loads((tmp_path / "rank-0" / "events.jsonl").read_text())
+    assert (event["kind"], event["what"], event["step"]) == ("site", "DataLoader", None)
+    assert json.loads((tmp_path / "rank-0" / "rank.json").read_text())["clock"] == {"epoch_offset_ns": 5}
+    assert json.loads((tmp_path / "host-h" / "agents.jsonl").read_text())["folder"] == "rank-0"
+
+
+def test_a_taken_rank_gets_the_next_number(tmp_path: Path) -> None:
+    names = [os.path.basename(claim_rank_folder(str(tmp_path), 2) or "") for _ in range(3)]
+    assert names == ["rank-2", "rank-2.2", "rank-2.3"]
+
+
+def test_a_run_folder_that_cannot_be_written_is_given_up_in_silence(tmp_path: Path) -> None:
+    gone = Journal(str(tmp_path / "gone"), str(tmp_path / "gone"), Clock(0), dict)
+    assert not gone.claim()
+    assert not gone.write_step([1])
+    assert not gone.write_event({"kind": "x"})
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_ends_the_file_not_the_training() -> None:
+    file = LineFile("/dev/full", 1000)
+    assert not file.write("x")
+    assert not file.write("x")
+
+
+def test_a_file_stops_at_its_budget(tmp_path: Path) -> None:
+    file = LineFile(str(tmp_path / "x"), 10)
+    assert file.write("12345678")
+    assert not file.write("9")
+    assert file.full
+    assert (tmp_path / "x").read_text() == "12345678\n"
+
+
+def test_the_rank_comes_from_torchrun_or_a_slurm_step_of_several_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    assert rank_identity()["rank"] is None
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    assert rank_identity()["rank"] is None
+    monkeypatch.setenv("SLURM_PROCID", "5")
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    assert (rank_identity()["rank"], rank_identity()["world_size"]) == (5, 8)
+    monkeypatch.setenv("RANK", "1")
+    assert rank_identity()["rank"] == 1
+
+
+def test_configurations_of_the_wrong_shape_fall_back_field_by_field() -> None:
+    assert parse("{") is None
+    assert parse('{"run": ""}') is None
+    config = parse('{"run": "/r", "max_steps": "7", "window": {"active": "x", "mode": "off", "new": 1}, "newer": 2}')
+    assert config is not None
+    assert (config.max_steps, config.window.active, config.window.mode) == (None, 3, "off")
+    assert config.host_dir.startswith("/r/host-")

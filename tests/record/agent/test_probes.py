@@ -1,0 +1,204 @@
+"""Probes go in and come out without a trace, and see what they are for; real torch, fake neighbours."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from stepscope.record.agent import core, marks  # noqa: E402 - after the check for torch
+from stepscope.record.agent.config import Config  # noqa: E402
+from stepscope.record.agent.probes.loader import batch_rows  # noqa: E402
+from stepscope.record.agent.probes.sites import short_repr  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def surface() -> list[Any]:
+    """Everything of torch a probe may touch."""
+    from torch.optim import optimizer
+    from torch.utils.data import dataloader
+
+    owners = [
+        torch,
+        torch.autograd,
+        torch.cuda.nvtx,
+        torch.amp.GradScaler,
+        torch.optim.Optimizer,
+        dataloader.DataLoader,
+    ]
+    owners += [dataloader._BaseDataLoaderIter, dataloader._MultiProcessingDataLoaderIter, torch.profiler.profile]
+    hooks = [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]
+    modules = torch.nn.modules.module._global_forward_pre_hooks
+    return [dict(vars(owner)) for owner in owners] + [dict(hook) for hook in hooks] + [dict(modules)]
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[core.Agent]:
+    made = core.Agent(Config(run=str(tmp_path), host_dir=str(tmp_path)))
+    events: list[dict[str, Any]] = []
+    made.journal.write_event = lambda record: events.append(record) or True  # type: ignore[method-assign]
+    made.seen = events  # type: ignore[attr-defined]
+    marks.activate(made)
+    made.probes.install_all()
+    yield made
+    made.probes.uninstall_all()
+    marks.deactivate()
+
+
+def kinds(agent: core.Agent, kind: str) -> list[dict[str, Any]]:
+    return [event for event in agent.seen if event["kind"] == kind]  # type: ignore[attr-defined]
+
+
+def test_uninstalling_leaves_torch_exactly_as_it_was(tmp_path: Path) -> None:
+    before = surface()
+    agent = core.Agent(Config(run=str(tmp_path), host_dir=str(tmp_path)))
+    agent.probes.install_all()
+    assert surface() != before
+    agent.probes.uninstall_all()
+    assert surface() == before
+
+
+def test_suspended_probes_are_out_and_come_back(agent: core.Agent) -> None:
+    inside = torch.autograd.backward
+    agent.probes.suspend("the user's profiler")
+    assert agent.probes.suspended
+    assert torch.autograd.backward is not inside
+    agent.probes.resume()
+    assert not agent.probes.suspended
+    assert torch.autograd.backward.__name__ == "stepscope_wrapper" or hasattr(torch.autograd.backward, "__wrapped__")
+    assert [event["reason"] for event in kinds(agent, "suspended")] == ["the user's profiler"]
+    assert kinds(agent, "probe_error") == []
+
+
+def test_a_wrapper_someone_wrapped_goes_quiet_instead_of_away(agent: core.Agent) -> None:
+    ours = torch.save
+    torch.save = lambda *args, **kwargs: ours(*args, **kwargs)
+    theirs = torch.save
+    try:
+        agent.probes.suspend("x")
+        assert torch.save is theirs
+        torch.save({}, "/dev/null")
+        assert kinds(agent, "save") == []
+        agent.probes.resume()
+        torch.save({}, "/dev/null")
+        assert len(kinds(agent, "save")) == 1
+    finally:
+        agent.probes.uninstall_all()
+        torch.save = ours.__wrapped__
+
+
+def test_a_profilers_steps_are_marks_but_not_those_of_ours(agent: core.Agent) -> None:
+    marked: list[str] = []
+    agent.steps.mark = lambda source, _now: marked.append(source)  # type: ignore[method-assign]
+    schedule = torch.profiler.schedule(wait=100, warmup=1, active=1)
+    user = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule)
+    agent.own_profiler_active = True
+    ours = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule)
+    agent.own_profiler_active = False
+    ours.schedule(1)
+    assert marked == []
+    assert user.schedule(1) == schedule(1)
+    assert marked == ["profiler_step"]
+    agent.probes.suspend("x")
+    assert user.schedule is schedule
+    agent.probes.resume()
+    user.schedule(2)
+    assert marked == ["profiler_step"] * 2
+
+
+def test_an_xla_sync_is_one_mark_however_deep(agent: core.Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    marked: list[str] = []
+    agent.steps.mark = lambda source, _now: marked.append(source)  # type: ignore[method-assign]
+    xla, model = ModuleType("torch_xla"), ModuleType("torch_xla.core.xla_model")
+    xla.sync = lambda **_options: "synced"  # type: ignore[attr-defined]
+    model.mark_step = lambda: xla.sync()
+    monkeypatch.setitem(sys.modules, "torch_xla", xla)
+    monkeypatch.setitem(sys.modules, "torch_xla.core.xla_model", model)
+    agent.note_xla()
+    assert xla.sync(wait=True) == "synced"
+    assert model.mark_step() == "synced"
+    assert marked == ["xla_sync"] * 2
+
+
+def test_construction_sites_name_the_line_and_hide_secrets(agent: core.Agent) -> None:
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=3e-4)
+    site = next(event for event in kinds(agent, "site") if event["what"] == "AdamW")
+    assert site["file"] == __file__
+    assert site["function"].endswith("test_construction_sites_name_the_line_and_hide_secrets")
+    assert site["arguments"]["lr"] == "0.0003"
+    assert short_repr("hf_abcdefghijklmnopqrst") == "***"
+    assert short_repr(torch.zeros(2)) == "Tensor"
+
+
+def test_nvtx_ranges_are_regions(agent: core.Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent.probes.uninstall_all()
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda _name: 0)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: 0)
+    agent.probes.install_all()
+    for _ in range(60):
+        with torch.cuda.nvtx.range("attention"):
+            pass
+    marks.flush()
+    regions = kinds(agent, "region")
+    assert {(region["name"], region["source"]) for region in regions} == {("attention", "nvtx")}
+    assert len(regions) == 51
+    assert regions[-1]["count"] == 10
+    agent.probes.uninstall_all()
+
+
+def test_scalars_on_a_device_are_left_out_and_said_so_once(agent: core.Agent) -> None:
+    meta = torch.zeros((), device="meta")
+    for value in (1, torch.tensor(2.5), float("nan"), meta, meta):
+        marks.log("loss", value)
+    assert [event["value"] for event in kinds(agent, "scalar")] == [1.0, 2.5, None]
+    assert len(kinds(agent, "mark")) == 1
+    assert kinds(agent, "probe_error") == []
+
+
+def test_marks_do_nothing_without_an_agent() -> None:
+    marks.deactivate()
+    marks.step()
+    marks.mark("x")
+    marks.log({"loss": object()})
+    with marks.region("x") as region:
+        assert region.name == "x"
+    assert marks.region("y")(lambda a, b=2: a + b)(1) == 3
+
+
+def test_rows_of_a_batch() -> None:
+    image = torch.zeros(3, 8, 8)
+    x, y = torch.zeros(4, 2), torch.zeros(4)
+    assert batch_rows(x) == 4
+    assert batch_rows([x, y]) == 4
+    assert batch_rows({"meta": "text", "x": x}) == 4
+    assert batch_rows(([x, x], y), 4) == 4
+    assert batch_rows(([image, image], [{"boxes": torch.zeros(7, 4)}] * 2), 2) == 2
+    assert batch_rows(([image], [{}]), 2) == 1
+    assert batch_rows("text") is None
+    assert batch_rows([1, 2]) is None
+    assert batch_rows(torch.tensor(3)) is None
+
+
+def test_the_prefetching_thread_does_not_own_the_steps(agent: core.Agent) -> None:
+    import threading
+
+    agent.journal.claim = lambda: True  # type: ignore[method-assign]
+    seen: dict[str, bool] = {}
+    thread = threading.Thread(target=lambda: seen.update(fetcher=agent.accepts()))
+    thread.start()
+    thread.join()
+    assert seen == {"fetcher": True}
+    assert not agent.accepts()
+    assert agent.accepts(strong=True)
+    assert agent.accepts()
+    thread = threading.Thread(target=lambda: seen.update(late=agent.accepts(strong=True)))
+    thread.start()
+    thread.join()
+    assert seen["late"] is False

@@ -1,0 +1,152 @@
+"""The documents say what the program has: commands, options, rules, event kinds, targets, links."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SOURCE = REPOSITORY / "src" / "stepscope"
+README = (REPOSITORY / "README.md").read_text()
+DOCUMENTS = sorted(
+    [
+        *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / "docs").glob("*.md"),
+        *(REPOSITORY / "examples").glob("*/README.md"),
+        *(REPOSITORY / "benchmarks").glob("*.md"),
+    ]
+)
+
+# What the README's code leaves to the reader's imagination.
+README_LOOP = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+loader = DataLoader(TensorDataset(torch.randn(320, 8), torch.randn(320, 8)), batch_size=8)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def augment(images):
+    return images * 2
+
+
+def train(images, labels):
+    loss = (model(images) - labels).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+"""
+
+
+def options_of_commands() -> list[tuple[str, str]]:
+    """(command, long option) of the whole command line, from the parsers themselves."""
+    from stepscope.cli import COMMANDS, load
+
+    return [
+        (name, option)
+        for name, command in COMMANDS.items()
+        for parameter in load(name, command).params
+        for option in parameter.opts
+        if option.startswith("--") and option != "--help"
+    ]
+
+
+def event_kinds() -> set[str]:
+    """The first arguments of `….events.write("kind", …)` in the agent and in what it attaches."""
+    kinds = set()
+    for path in (SOURCE / "record").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "write":
+                continue
+            owner = node.func.value
+            is_log = isinstance(owner, ast.Attribute) and owner.attr in {"events", "_events"}
+            first = node.args[0] if node.args else None
+            if is_log and isinstance(first, ast.Constant) and isinstance(first.value, str):
+                kinds.add(first.value)
+    return kinds
+
+
+def test_every_option_is_in_the_readme() -> None:
+    found = options_of_commands()
+    assert len(found) > 10
+    missing = [f"{command} {option}" for command, option in found if f"`{option}" not in README]
+    assert missing == []
+
+
+def test_every_command_is_in_the_readme() -> None:
+    from stepscope.cli import COMMANDS
+
+    assert [name for name in COMMANDS if f"stepscope {name}" not in README] == []
+
+
+def test_the_rules_page_names_exactly_the_rules() -> None:
+    from stepscope.diagnose.rules import RULES
+
+    page = (REPOSITORY / "docs" / "rules.md").read_text()
+    assert re.findall(r"^## (\S+)$", page, re.MULTILINE) == [rule.name for rule in RULES]
+
+
+def test_every_event_kind_is_documented() -> None:
+    page = (REPOSITORY / "docs" / "run_folder.md").read_text()
+    documented = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    kinds = event_kinds()
+    assert {"loader", "gc", "site", "probe_error"} <= kinds
+    assert kinds - documented == set()
+
+
+def test_every_public_name_is_in_the_readme() -> None:
+    import stepscope
+
+    public = [name for name in stepscope.__all__ if not name.startswith("_")]
+    assert [name for name in public if f"stepscope.{name}" not in README] == []
+
+
+def test_make_targets_named_anywhere_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    for path in DOCUMENTS:
+        named = set(re.findall(r"`(?:PYTHON=\S+ )?make ([a-z-]+)", path.read_text()))
+        assert named <= targets, path
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_relative_links_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", path.read_text())
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_source_files_named_in_the_architecture_exist() -> None:
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    names = set(re.findall(r"`([\w/]+\.py)`", page))
+    everything = [str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py")]
+    assert len(names) > 20
+    missing = [name for name in names if not any(f"/{file}".endswith(f"/{name}") for file in everything)]
+    assert missing == []
+
+
+@pytest.mark.torch
+@pytest.mark.process
+def test_the_code_in_the_readme_runs(tmp_path: Path) -> None:
+    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    assert code is not None
+    script = tmp_path / "train.py"
+    script.write_text(README_LOOP + code.group(1) + "print(run.analysis.steps[0].count > 0, run.analysis.regions)")
+    line = [sys.executable, str(script)]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("True ")
+    assert "augment" in done.stdout
+
+
+def test_the_readme_shows_a_real_report() -> None:
+    assert "examples/cifar_png/train.py" in README
+    assert re.search(r"data wait\s+[\d.]+ ms\s+\d+ %", README)
+    assert "input" in README
