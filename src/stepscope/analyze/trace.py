@@ -19,11 +19,14 @@ from stepscope.analyze.steps import LabelledSteps
 from stepscope.tables.schema import Tables
 
 # What a slice is to the question "who called?".
-TRANSPARENT, OPERATOR, USER, TORCH, LIBRARY, BUILTIN = range(6)
+TRANSPARENT, OPERATOR, USER, TORCH, LIBRARY, BUILTIN, OWN = range(7)
 _PYTHON_NAME = r"^(.*)\((\d+)\): (.*)$"
 _LOADER_NEXT = r"torch/utils/data/dataloader\.py\(\d+\): __next__|^enumerate\(DataLoader\)"
 _ADDRESS = re.compile(r"( of \S+( \S+)*? object)? at 0x[0-9a-fA-F]+>?$|^<|>$")
 _MAX_DEPTH = 100_000
+# The recorder's own functions are no part of the run; its wrapper around torch's functions lets the caller show through.
+_OWN = r"(^|/)stepscope/record/"
+_OWN_WRAPPER = r"(^|/)stepscope/record/agent/probes/wrapper_importlib_bootstrap\.py"
 _OLD_OPERATORS = ("Operator", "operator")  # traces of 2021 and 2022, which called annotations so too
 _ANNOTATIONS = r"^(ProfilerStep#|enumerate\(DataLoader\)#|Optimizer\.)"
 
@@ -146,7 +149,11 @@ def _named(host: pl.DataFrame, code: UserCode) -> pl.DataFrame:
         pl.col("raw_file").replace_strict(mapping, default=None, return_dtype=pl.String).alias("user_file")
     )
     names = names.with_columns(
-        pl.when(pl.col("user_file").is_not_null())
+        pl.when(pl.col("name").str.contains(_OWN_WRAPPER))
+        .then(pl.lit(TRANSPARENT))
+        .when(pl.col("name").str.contains(_OWN))
+        .then(pl.lit(OWN))
+        .when(pl.col("user_file").is_not_null())
         .then(pl.lit(USER))
         .when(pl.col("name").str.starts_with("<built-in"))
         .then(pl.lit(BUILTIN))
@@ -172,7 +179,7 @@ def _named(host: pl.DataFrame, code: UserCode) -> pl.DataFrame:
 
 
 def _linked(host: pl.DataFrame) -> pl.DataFrame:
-    """Adds `caller`, `direct`, `in_loader`, `in_operator`, walking the tree from the roots down."""
+    """Adds `caller`, `direct`, `in_loader`, `in_operator`, walking the tree from the roots down; ours are left out."""
     count = host.height
     parent = _parent_rows(host)
     what = host["what"].to_numpy()
@@ -181,6 +188,7 @@ def _linked(host: pl.DataFrame) -> pl.DataFrame:
     direct = np.zeros(count, bool)
     in_loader = host["name"].fill_null("").str.contains(_LOADER_NEXT).to_numpy().copy()
     in_operator = np.zeros(count, bool)
+    own = what == OWN
     for level in _levels(parent):
         above = parent[level]
         user = what[above] == USER
@@ -190,6 +198,7 @@ def _linked(host: pl.DataFrame) -> pl.DataFrame:
         via[level] = np.where(user, level, via[above])
         in_loader[level] |= in_loader[above]
         in_operator[level] = (what[above] == OPERATOR) | in_operator[above]
+        own[level] |= own[above]
     return host.with_columns(
         pl.Series("caller", caller).replace(-1, None),
         pl.Series("via", via).replace(-1, None),
@@ -197,7 +206,7 @@ def _linked(host: pl.DataFrame) -> pl.DataFrame:
         pl.Series("direct", direct),
         pl.Series("in_loader", in_loader),
         pl.Series("in_operator", in_operator),
-    )
+    ).filter(pl.Series(~own))
 
 
 def _parent_rows(host: pl.DataFrame) -> np.ndarray:

@@ -20,8 +20,7 @@ class Loop:
         if optimizers:
             self.cutter.optimizer_created()
 
-    def _emit(self, row: StepRow | None, live: bool, now_ns: int) -> None:
-        assert now_ns <= self.now
+    def _emit(self, row: StepRow | None, live: bool, _now_ns: int) -> None:
         if row is not None:
             self.rows.append(row)
         if live:

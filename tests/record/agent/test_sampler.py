@@ -77,7 +77,7 @@ def test_its_files_are_read_like_py_spys(tmp_path: Path) -> None:
     (row, *_) = [row for row in rows if row["pid"] == pid]
     raw = parse((tmp_path / row["file"]).read_text().splitlines())
     assert (raw.skipped_records, raw.skipped_samples) == (0, 0)
-    assert {stack.pid for stack in raw.stacks} == {pid}
+    assert {stack.pids for stack in raw.stacks} == {(pid,)}
     names = {frame.function for stack in raw.stacks for frame in stack.frames}
     assert {"<module>", "busy_line"} <= names
 

@@ -92,6 +92,7 @@ class Agent:
         self._listeners: list[StepListener] = []
         self._finish_hooks: list[Callable[[], None]] = []
         self._boundary_hooks: list[Callable[[StepRow | None, int], None]] = []
+        self._unfed_hooks: list[Callable[[StepRow | None, int], None]] = []
         self._owner: int | None = None  # the thread whose steps are cut
         self._owner_trains = False
         self._train_steps = 0
@@ -147,9 +148,12 @@ class Agent:
         """Call `hook` when recording ends, before the last step is closed."""
         self._finish_hooks.append(self.guard.wrap(probe, hook, inject=False))
 
-    def add_boundary_hook(self, hook: Callable[[StepRow | None, int], None], probe: str) -> None:
-        """Like a listener, for probes: cheap, called before the listeners."""
-        self._boundary_hooks.append(self.guard.wrap(probe, hook))
+    def add_boundary_hook(
+        self, hook: Callable[[StepRow | None, int], None], probe: str, unfed_only: bool = False
+    ) -> None:
+        """Like a listener, for probes: cheap, called before the listeners; or only after steps without a fetch."""
+        hooks = self._unfed_hooks if unfed_only else self._boundary_hooks
+        hooks.append(self.guard.wrap(probe, hook))
 
     def note_compile(self) -> None:
         """torch.compile is used from now on: global module hooks would make Dynamo compile anew."""
@@ -201,12 +205,16 @@ class Agent:
             return
         for hook in self._boundary_hooks:
             hook(row, now_ns)
+        if row is not None and row.fetches == 0:
+            for hook in self._unfed_hooks:
+                hook(row, now_ns)
         for listener in self._listeners:
             listener(self, row, now_ns)
 
     def _write_row_unguarded(self, row: StepRow) -> None:
         self.journal.write_step(row)
-        self.device.step_edge(row)
+        if self.device.possible:
+            self.device.step_edge(row)
         marks.step_cut(row)
         if row.kind == "train":
             self._train_steps += 1

@@ -28,7 +28,7 @@ class DeviceTimer:
         self._pending: deque[tuple[int, Any, Any]] = deque()
         self._spare: list[Any] = []
         build = getattr(sys.modules.get("torch"), "version", None)
-        self._possible = bool(getattr(build, "cuda", None) or getattr(build, "hip", None))
+        self.possible = bool(getattr(build, "cuda", None) or getattr(build, "hip", None))
         self.step_edge = agent.guard.wrap("device", self._step_edge)
         self.drain = agent.guard.wrap("device", self._drain)
 
@@ -59,7 +59,7 @@ class DeviceTimer:
 
     def _cuda(self) -> Any | None:
         """torch.cuda when events may be recorded now."""
-        if not self._possible:
+        if not self.possible:
             return None
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if cuda is None or not cuda.is_initialized() or self._agent.user_profiler_active:

@@ -98,11 +98,11 @@ class FallbackSampler:
 
     def start(self) -> None:
         """Start the thread; it ends with the process."""
+        from multiprocessing.util import register_after_fork  # torch has imported it already
+
         self._launch()
         atexit.register(self._guard.wrap("sampler", self.stop, inject=False))
-        util = sys.modules.get("multiprocessing.util")
-        if util is not None:
-            util.register_after_fork(self, FallbackSampler._restart)
+        register_after_fork(self, FallbackSampler._restart)
 
     def stop(self) -> None:
         """Write what is pending and sample no more."""

@@ -59,8 +59,6 @@ class StepCutter(OpenStep):
         iterator = self._iterators.get(iterator_id)
         return iterator.epoch if iterator is not None else None
 
-    # --------------------------------------------------------------------------------------------------- loader
-
     def loader_created(self, loader_id: int, iterator_id: int, now: int) -> None:
         """An iterator over a loader is about to be made; ids are never used twice."""
         epoch = self._epochs.get(loader_id, 0)
@@ -88,8 +86,12 @@ class StepCutter(OpenStep):
             self._lead(segment, iterator)
         iterator.step_fetches = iterator.step_fetches + 1 if iterator.step_start == start else 1
         iterator.step_start = start
-        self._before_fetch = segment.snapshot(now)
-        self._enter(DATA_WAIT, iterator_id, now, OTHER)
+        if segment.end_ns != now or segment.backward:
+            self._before_fetch = segment.snapshot(now)
+            segment.charge(now, OTHER)
+        else:
+            self._before_fetch = None  # the step begins here
+        self._stack.append((DATA_WAIT, iterator_id))
 
     def fetch_end(self, iterator_id: int, samples: int | None, now: int) -> None:
         """`__next__` returned a batch of `samples` rows (None when unknown), or raised something else than the end."""
@@ -161,12 +163,14 @@ class StepCutter(OpenStep):
     def optimizer_start(self, optimizer_id: int, now: int) -> None:
         """`step` of an optimizer begins (nested calls are welcome)."""
         self._continue_or_open(now)
-        if (OPTIMIZER, optimizer_id) in self._stack:  # the earlier call raised
+        if self._stack and (OPTIMIZER, optimizer_id) in self._stack:  # the earlier call raised
             del self._stack[self._stack.index((OPTIMIZER, optimizer_id)) :]
         if not self._stack:
             self._segments[-1].charge(now, OTHER)
             self._before_optimizer(optimizer_id)
-        elif self.in_backward and BACKWARD_AS_OPTIMIZER not in self._segments[-1].optimizers:
+            self._stack.append((OPTIMIZER, optimizer_id))
+            return
+        if self.in_backward and BACKWARD_AS_OPTIMIZER not in self._segments[-1].optimizers:
             self._before_optimizer(BACKWARD_AS_OPTIMIZER)
             self._segments[-1].optimizers |= {BACKWARD_AS_OPTIMIZER}
         self._enter(OPTIMIZER, optimizer_id, now, OTHER)
@@ -184,8 +188,6 @@ class StepCutter(OpenStep):
         self._segments[-1].charge(now, OTHER)
         self._before_optimizer(optimizer_id)
         self._optimizer_done(optimizer_id, now)
-
-    # ------------------------------------------------------------------------------------------------ other events
 
     def module_forward(self, now: int) -> None:
         """The first module of the step is called; the gap before it was data wait where there is no loader."""
@@ -364,8 +366,6 @@ class StepCutter(OpenStep):
             self._segments.pop()
             end = self._segments[-1].snapshot(0)
         self._resting = end
-
-    # ------------------------------------------------------------------------------------------------- mechanics
 
     def _continue_or_open(self, now: int) -> None:
         """Training activity: it continues a step whose loop had ended, or starts one where none is open."""

@@ -31,7 +31,7 @@ class ModuleForwardProbe:
             self._agent = agent
             self._called = agent.guard.wrap(self.name, self._first_call)
             self._is_compiling = is_compiling_check()
-            agent.add_boundary_hook(self._at_boundary, self.name)
+            agent.add_boundary_hook(self._at_boundary, self.name, unfed_only=True)
         self._installed = True
 
     def uninstall(self) -> None:
@@ -49,7 +49,7 @@ class ModuleForwardProbe:
         agent = self._agent
         if agent is None or not self._installed or self._handle is not None or agent.compile_used:
             return
-        if row is not None and row.fetches == 0:
+        if row is not None:
             from torch.nn.modules.module import register_module_forward_pre_hook
 
             is_compiling, called = self._is_compiling, self._called
