@@ -167,6 +167,58 @@ def test_a_key_press_at_the_terminal_reaches_the_command_once(tmp_path: Path, co
     assert os.waitstatus_to_exitcode(status) == 0
 
 
+# What an interactive shell does with a job: a group of its own in the foreground, wait until it stops, continue it.
+SHELL = """
+import os, signal, sys
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+pid = os.fork()
+if pid == 0:
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpgrp())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+    os.execv(sys.argv[2], sys.argv[2:])
+_, status = os.waitpid(pid, os.WUNTRACED)
+assert os.WIFSTOPPED(status), status
+open(sys.argv[1] + "/stopped", "w").close()
+while not os.path.exists(sys.argv[1] + "/go-on"):
+    pass
+os.killpg(pid, signal.SIGCONT)
+_, status = os.waitpid(pid, 0)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_ctrl_z_stops_the_whole_job_and_the_shell_can_continue_it(tmp_path: Path, counter: Path) -> None:
+    command = launcher(tmp_path / "run", sys.executable, str(counter), str(tmp_path), "60")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", SHELL, str(tmp_path), *command])
+    child = int(wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the command"))
+    os.write(terminal, b"\x1a")
+    wait_for((tmp_path / "stopped").exists, "the stop")
+    wait_for(lambda: Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "T", "the command's stop")
+    (tmp_path / "leave").touch()
+    (tmp_path / "go-on").touch()
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_ctrl_z_without_a_shell_stops_nobody(tmp_path: Path, counter: Path) -> None:
+    """As in a container, where nobody could ever continue the job."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = launcher(tmp_path / "run", sys.executable, str(counter), str(tmp_path), "60")
+        os.execv(command[0], command)
+    wait_for((tmp_path / "pid").exists, "the command")
+    os.write(terminal, b"\x1a")
+    time.sleep(0.3)
+    (tmp_path / "leave").touch()
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
 def test_an_ignored_hangup_stays_ignored(tmp_path: Path, counter: Path) -> None:
     """As under nohup: neither the launcher nor the command ends."""
     command = launcher(tmp_path / "run", sys.executable, str(counter), str(tmp_path), "60")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.host.pyspy import Sampler, find_pyspy, mask_raw, why_refused
+from stepscope.record.host.pyspy import Sampler, find_pyspy, look_into, mask_raw
 
 RAW = (
     'process 10:"bash run.sh";process 11:"python train.py --token abc def --lr 1";thread (11): M;f (a.py:1) 3\n'
@@ -86,9 +86,8 @@ class Watched:
 def test_a_refusal_is_recognised_and_sampling_ends(tmp_path: Path) -> None:
     watched = Watched(denied(tmp_path), tmp_path)
     try:
-        reason = why_refused(denied(tmp_path), watched.child.pid)
-        assert reason is not None
-        assert "ermission" in reason
+        look = look_into(denied(tmp_path), watched.child.pid)
+        assert (look.works, look.refused) == (False, True)
         watched.poll_until(lambda: watched.reasons)
         assert watched.sampler.active is False
         assert watched.rows[-1]["status"] == "failed"
@@ -104,7 +103,7 @@ def test_segments_follow_each_other_and_survive_the_death_of_the_process(tmp_pat
     assert program is not None
     watched = Watched(program, tmp_path, segment_seconds=1.0)
     try:
-        if why_refused(program, watched.child.pid) is not None:
+        if not look_into(program, watched.child.pid).works:
             pytest.skip("py-spy may not attach here")
         watched.poll_until(lambda: len(watched.rows) >= 1)
         time.sleep(0.5)
@@ -120,3 +119,20 @@ def test_segments_follow_each_other_and_survive_the_death_of_the_process(tmp_pat
     for row in watched.rows[:2]:
         assert row["status"] == "ok"
         assert "waits (<string>:3)" in (tmp_path / row["file"]).read_text()
+
+
+@pytest.mark.process
+def test_an_interpreter_py_spy_does_not_know_is_handed_over_after_some_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.record.host.pyspy._RETRY_SECONDS", 0.01)
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\necho 'Error: Failed to find python version from target process' >&2\nexit 1\n")
+    program.chmod(0o755)
+    watched = Watched(str(program), tmp_path)
+    try:
+        watched.poll_until(lambda: watched.reasons)
+    finally:
+        watched.close()
+    assert watched.reasons == ["Error: Failed to find python version from target process"]
+    assert len(list(tmp_path.glob("stacks-*"))) == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stepscope.record.host.gpu import Gpus
 from stepscope.record.host.hardware import ROOT, read_text
-from stepscope.record.host.pyspy import find_pyspy, pyspy_version, why_refused
+from stepscope.record.host.pyspy import find_pyspy, look_into, pyspy_version
 from stepscope.record.host.tracing import allow_tracing
 
 _CAP_SYS_PTRACE = 19
@@ -84,11 +84,11 @@ def attach(root: Path = ROOT) -> Attach:
     try:
         if child.stdout is not None:
             child.stdout.readline()
-        refusal = why_refused(program, child.pid)
+        look = look_into(program, child.pid)
     finally:
         child.kill()
         child.communicate()
-    return Attach(version, refusal, scope, capability)
+    return Attach(version, None if look.works else look.message, scope, capability)
 
 
 def has_ptrace_capability(status: str) -> bool | None:

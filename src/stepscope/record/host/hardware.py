@@ -18,11 +18,9 @@ ROOT = Path("/")
 
 
 def hardware_facts(root: Path = ROOT) -> dict[str, Any]:
-    """The manifest's `hardware` object."""
+    """The manifest's `hardware` object; `gpus` is left None, because asking a driver may take seconds."""
     cgroups = find_cgroups(root)
     groups = sibling_groups(online_cpus(root), root)
-    with Gpus() as gpus:
-        devices = gpus.describe()
     return {
         "cpu_model": cpu_model(root),
         "logical_cores": len(online_cpus(root)) or os.cpu_count(),
@@ -34,8 +32,14 @@ def hardware_facts(root: Path = ROOT) -> dict[str, Any]:
         "cgroup_cpu_limit": cgroups.cpu_limit_cores(),
         "cgroup_memory_limit_bytes": cgroups.memory_limit_bytes(),
         "memory_bytes": memory_bytes(root),
-        "gpus": devices,
+        "gpus": None,
     }
+
+
+def gpu_facts() -> list[dict[str, Any]]:
+    """`hardware.gpus` of the manifest."""
+    with Gpus() as gpus:
+        return gpus.describe()
 
 
 def noise_facts(root: Path = ROOT) -> dict[str, Any]:

@@ -7,6 +7,7 @@ reached it without us. Telemetry and sampling live in a process of their own (`t
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -21,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import stepscope
+from stepscope.errors import EnvironmentRefusal
 from stepscope.record.host.clock import measure_epoch_offset_ns, now_ns
 from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
 from stepscope.record.host.folder import RunFolder, claim_folder
 from stepscope.record.host.git import git_root
+from stepscope.record.host.hardware import gpu_facts
 from stepscope.record.host.manifest import Manifest, first_manifest, shell_status
 from stepscope.record.host.options import FALLBACK_RATE_HZ, RecordOptions
 from stepscope.record.host.processes import descendants, read_stat
@@ -40,6 +43,7 @@ RECORDER_LOG = "recorder.log"  # what the telemetry process had to complain abou
 _POLL_SECONDS = 0.05  # with --max-steps only; otherwise we sleep until a signal comes
 _IDLE_SECONDS = 60.0
 _STOP_SECONDS = 4.0  # for telemetry to write its last segment
+_STOP_MARGIN_SECONDS = 0.5  # beyond what it was given
 _QUICK_STOP_SECONDS = 1.2  # after SIGTERM a scheduler leaves little time
 
 
@@ -62,7 +66,7 @@ def launch(options: RecordOptions, *, environ: Mapping[str, str] | None = None) 
     """
     environment = dict(os.environ if environ is None else environ)
     executable = resolve_executable(options.command, environment)
-    cwd = Path.cwd()
+    cwd = _working_directory()
     script = find_script(options.command, environment, cwd)
     now = datetime.datetime.now()
     scheduler = detect_scheduler(environment, now=now, parent_started=_parent_started())
@@ -104,15 +108,16 @@ class _Launch:
 
     def run(self) -> Outcome:
         with BlockedSignals() as signals:
+            started_ns = now_ns(self._offset)
             child = self._start(signals)
             telemetry = self._start_telemetry(child.pid)
-            self._manifest.started(now_ns(self._offset), child.pid)
+            self._manifest.started(started_ns, child.pid)
             describe = threading.Thread(target=self._describe, daemon=True)
             describe.start()
             self._watch(child, signals, telemetry)
             ended_ns = now_ns(self._offset)
             hurried = signals.hurried()
-            _stop_telemetry(telemetry, _QUICK_STOP_SECONDS if hurried else _STOP_SECONDS)
+            self._stop_telemetry(telemetry, _QUICK_STOP_SECONDS if hurried else _STOP_SECONDS)
             if not hurried:
                 compress_traces(own_rank_folders(self._folder.run, self._folder.host))
             describe.join(0.2 if hurried else 5.0)
@@ -122,7 +127,7 @@ class _Launch:
             run=self._folder.run,
             host_dir=self._folder.host,
             status=shell_status(child.returncode),
-            hurried=hurried,
+            hurried=signals.hurried(),
             problem=self._problem or self._manifest.problem,
         )
 
@@ -130,6 +135,7 @@ class _Launch:
         """What takes time to find out and must not delay the command."""
         if self._pyspy is not None:
             self._manifest.values["sampler"]["version"] = pyspy_version(self._pyspy)
+        self._manifest.values["hardware"]["gpus"] = gpu_facts()
         self._manifest.add_git(git_root(Path(self._manifest.values["cwd"])))
 
     def _start(self, signals: BlockedSignals) -> subprocess.Popen[bytes]:
@@ -199,6 +205,23 @@ class _Launch:
                 pending = False
                 interrupt_as_terminal(child.pid)
 
+    def _stop_telemetry(self, telemetry: subprocess.Popen[bytes] | None, seconds: float) -> None:
+        """Let it write its last segment and reading, then make sure it is gone."""
+        if telemetry is None:
+            return
+        _tell(telemetry, f"stop {seconds:g}")
+        try:
+            status = telemetry.wait(seconds + _STOP_MARGIN_SECONDS)
+        except subprocess.TimeoutExpired:
+            telemetry.kill()
+            status = telemetry.wait()
+        if telemetry.stdin is not None:
+            with contextlib.suppress(OSError):
+                telemetry.stdin.close()
+        if status != 0:
+            log = self._folder.host / RECORDER_LOG
+            self._problem = f"telemetry and stacks are incomplete, their process ended early; its words are in {log}"
+
     def _sampler(self) -> dict[str, Any]:
         """The manifest's `sampler`, as it turned out."""
         values = dict(self._manifest.values["sampler"])
@@ -267,23 +290,6 @@ def _tell(telemetry: subprocess.Popen[bytes] | None, command: str) -> None:
         return  # it has died; its log says why
 
 
-def _stop_telemetry(telemetry: subprocess.Popen[bytes] | None, seconds: float) -> None:
-    """Let it write its last segment and reading, then make sure it is gone."""
-    if telemetry is None:
-        return
-    _tell(telemetry, f"stop {seconds:g}")
-    try:
-        telemetry.wait(seconds + 0.5)
-    except subprocess.TimeoutExpired:
-        telemetry.kill()
-        telemetry.wait()
-    if telemetry.stdin is not None:
-        try:
-            telemetry.stdin.close()
-        except OSError:
-            return
-
-
 def _mark_fallback(host_dir: Path, time_ns: int, reason: str) -> None:
     try:
         (host_dir / FALLBACK_MARKER).write_text(json.dumps({"time_ns": time_ns, "reason": reason}) + "\n")
@@ -297,6 +303,13 @@ def _remove_if_empty(path: Path) -> None:
             path.unlink()
     except OSError:
         return
+
+
+def _working_directory() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:
+        raise EnvironmentRefusal("the working directory no longer exists; change to one that does") from None
 
 
 def _parent_started() -> datetime.datetime | None:

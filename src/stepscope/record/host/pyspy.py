@@ -30,6 +30,7 @@ _RESULT = re.compile(r"Samples: (\d+) Errors: (\d+)")
 # `process PID:"CMDLINE"` as py-spy writes it: unescaped, so it ends where the grammar can go on
 _COMMAND = re.compile(r'(?<=:")(.*?)(?="(?:;process \d+:"|;thread \())', re.DOTALL)
 _REFUSALS_TO_GIVE_UP = 3  # a child may still be on its way to allow it
+_FAILURES_TO_GIVE_UP = 6
 _RETRY_SECONDS = 0.4
 _LONGEST_RETRY_SECONDS = 5.0
 _PROBE_SECONDS = 3.0
@@ -58,11 +59,17 @@ def pyspy_version(program: str) -> str | None:
     return match[0] if match else None
 
 
-def why_refused(program: str, pid: int) -> str | None:
-    """What py-spy says when it may not look into `pid`; None when it may, or when `pid` is no Python yet.
+@dataclass(frozen=True)
+class Look:
+    """One try to read a process: `works`, or `refused` for lack of a right, or neither (no Python yet, or unknown)."""
 
-    `record --subprocesses` hides the reason, a single dump tells it.
-    """
+    works: bool
+    refused: bool
+    message: str
+
+
+def look_into(program: str, pid: int) -> Look:
+    """Have py-spy read `pid` once. `record --subprocesses` hides why it fails; a single dump tells."""
     try:
         done = subprocess.run(
             [program, "dump", "--nonblocking", "-p", str(pid)],
@@ -72,11 +79,10 @@ def why_refused(program: str, pid: int) -> str | None:
             check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return f"py-spy cannot be run: {error}"
-    if done.returncode == 0:
-        return None
-    text = done.stderr.decode("utf-8", "replace").strip()
-    return text.splitlines()[0][:300] if _REFUSED.search(text) else None
+        return Look(works=False, refused=False, message=f"py-spy cannot be run: {error}")
+    text = done.stderr.decode("utf-8", "replace")
+    works = done.returncode == 0
+    return Look(works=works, refused=not works and bool(_REFUSED.search(text)), message=_first_line(text))
 
 
 @dataclass
@@ -216,18 +222,31 @@ class Sampler:
         """Wait before the next try, longer each time; returns whether the failure is worth a line."""
         self._failures += 1
         self._next_start = time.monotonic() + min(_RETRY_SECONDS * 1.5**self._failures, _LONGEST_RETRY_SECONDS)
-        reason = _first_line(text) if _REFUSED.search(text) else None
-        for pid in self._suspects() if reason is None else ():
-            reason = reason or why_refused(self._program, pid)
-            if reason is not None and pid == self._root:
-                self._refusals = _REFUSALS_TO_GIVE_UP  # the command itself has allowed it, so trying again is no use
-        if reason is not None:
-            self._refuse(reason)
-        return reason is not None
+        if _REFUSED.search(text):
+            self._refuse(_first_line(text))
+            return True
+        for pid in self._suspects():
+            look = look_into(self._program, pid)
+            if look.works:
+                self._failures = 0  # it came too early, or that process is new
+            elif look.refused and pid == self._root:
+                self._end(look.message)  # the command itself has allowed it, so trying again is no use
+            elif look.refused:
+                self._refuse(look.message)
+            elif self._failures >= _FAILURES_TO_GIVE_UP:
+                self._end(look.message)  # a Python it does not know
+            else:
+                continue
+            return not look.works
+        return False
 
     def _refuse(self, reason: str) -> None:
         self._refusals += 1
-        if self._refusals >= _REFUSALS_TO_GIVE_UP and self.active:
+        if self._refusals >= _REFUSALS_TO_GIVE_UP:
+            self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        if self.active:
             self.active = False
             self._give_up(reason)
 

@@ -1,7 +1,8 @@
 """Signals while the command runs: taken one by one with their origin, so that none is delivered twice.
 
 A key press at the terminal goes to the whole foreground group: the command has it already. A signal from `kill` (or a
-batch system) was meant for whoever holds this pid, so it is handed on.
+batch system) was meant for whoever holds this pid, so it is handed on. Who signals every process of a job one by one
+reaches the command twice, as with any launcher.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ class BlockedSignals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        while signal.sigtimedwait(self._taken, 0) is not None:
-            pass  # a Ctrl-C that came too late was meant for the command
+        while (info := signal.sigtimedwait(self._taken, 0)) is not None:
+            # A Ctrl-C that came too late was meant for the command; an order to end is still one.
+            if info.si_signo in ENDINGS:
+                self._asked_to_end = time.monotonic()
         signal.pthread_sigmask(signal.SIG_SETMASK, self.original)
 
     def wait(self, child: subprocess.Popen[bytes], timeout: float) -> int | None:
@@ -74,8 +77,19 @@ class BlockedSignals:
         if info.si_code <= 0:  # SI_USER, SI_QUEUE, SI_TKILL: from a process, not from the kernel's terminal
             forward(child, number)
         if number == signal.SIGTSTP:
-            os.kill(os.getpid(), signal.SIGSTOP)  # the shell waits for all of the job to stop
+            _stop_like_the_command()
         return number
+
+
+def _stop_like_the_command() -> None:
+    """Take SIGTSTP ourselves: the shell waits until all of the job has stopped.
+
+    By the same signal, not SIGSTOP: where no shell could ever continue us (the first process of a container) the
+    kernel ignores it for the command, and so it must for us.
+    """
+    os.kill(os.getpid(), signal.SIGTSTP)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTSTP,))
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
 
 
 def forward(child: subprocess.Popen[bytes], number: int) -> None:

@@ -2,7 +2,8 @@
 
 Started as `python -m stepscope.record.host.telemetry CONFIG` in a session of its own, so that neither Ctrl-C nor the
 end of the terminal reaches it. Its standard input is a pipe from the launcher: `cut` ends the current segment, `stop N`
-finishes within N seconds, and the end of the pipe means that the launcher is gone, even by SIGKILL.
+finishes within N seconds, and the end of the pipe means that the launcher is gone, even by SIGKILL. It keeps its normal
+priority: py-spy inherits it, and a sampler that waits for a free core would mostly see a training that waits.
 """
 
 from __future__ import annotations
