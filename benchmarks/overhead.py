@@ -185,7 +185,7 @@ def hooks(plan: Plan, threads: int, folder: Path) -> list[Row]:
     """Microseconds the agent adds to a step that does nothing. Half the rounds are plenty: the effect is large."""
     config = {"mode": "noop", "threads": threads, "seconds": plan.seconds / 2}
     measured = rounds(max(2, plan.pairs // 2), lambda arm: run_loop(config, folder, recorded=arm == "B"))
-    # The tenth percentile over blocks: another process can only make a block slower, and that says nothing of the hooks.
+    # The tenth percentile over blocks: other processes can only make a block slower, which says nothing of the hooks.
     costs = [
         {arm: tenth_percentile([end - start for start, end in steps["noop"]]) / 1e3 for arm, steps in arms.items()}
         for arms in measured
@@ -245,8 +245,8 @@ def block(arm: str, pid: int, pyspy: str, seconds: float, folder: Path) -> tuple
         now_ns=lambda: now_ns(0),
         write=lambda row: failures.append(row) if row["status"] != "ok" else None,
         give_up=failures.append,
-        commands=lambda: (),
-        suspects=lambda: (pid,),
+        targets=lambda: (pid,),
+        chain=lambda _: (),
     )
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -12,24 +12,14 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.host.pyspy import Sampler, find_pyspy, look_into, mask_raw
-
-RAW = (
-    'process 10:"bash run.sh";process 11:"python train.py --token abc def --lr 1";thread (11): M;f (a.py:1) 3\n'
-    'process 12:"python -c import x;\nf(1) --password=pw";thread (12);f (a;b.py:2) 4\n'
-)
+from stepscope.read.pyspy import parse
+from stepscope.record.host.pyspy import Sampler, find_pyspy, look_into, process_prefix
 
 
-def test_secrets_leave_command_lines_and_nothing_else_changes() -> None:
-    masked = mask_raw(RAW, [("python", "train.py", "--token", "abc def", "--lr", "1")])
-    assert "abc" not in masked
-    assert "pw" not in masked
-    assert masked == RAW.replace("abc def", "***").replace("=pw", "=***")
-
-
-def test_text_without_secrets_is_kept_to_the_byte() -> None:
-    text = 'process 1:"python a.py";thread (1): x";y;f (<string>:1) 2\n 59\nthread (3): MainThread 77\n'
-    assert mask_raw(text, []) == text
+def test_secrets_leave_command_lines_and_line_breaks_do_not_split_records() -> None:
+    chain = [(10, ("bash", "run.sh")), (11, ("python", "train.py", "--token", "abc def", "--note", "a\nb"))]
+    prefix = process_prefix(chain)
+    assert prefix == 'process 10:"bash run.sh";process 11:"python train.py --token *** --note a b";'
 
 
 def test_a_named_sampler_that_is_not_there_is_not_replaced(tmp_path: Path) -> None:
@@ -65,8 +55,12 @@ class Watched:
         self.reasons: list[str] = []
         self.sampler = Sampler(
             program, self.child.pid, folder, rate_hz=50.0, segment_seconds=segment_seconds, now_ns=time.time_ns,
-            write=self.rows.append, give_up=self.reasons.append, commands=list, suspects=lambda: [self.child.pid],
+            write=self.rows.append, give_up=self.reasons.append, targets=self.targets,
+            chain=lambda pid: [(pid, ('python', '--key', 'hunter2'))],
         )  # fmt: skip
+
+    def targets(self) -> list[int]:
+        return [self.child.pid] if self.child.poll() is None else []
 
     def poll_until(self, ended: Any) -> None:
         deadline = time.monotonic() + 60
@@ -106,9 +100,8 @@ def test_segments_follow_each_other_and_survive_the_death_of_the_process(tmp_pat
         if not look_into(program, watched.child.pid).works:
             pytest.skip("py-spy may not attach here")
         watched.poll_until(lambda: len(watched.rows) >= 1)
-        time.sleep(0.5)
-        watched.sampler.poll()
-        time.sleep(0.5)
+        end = time.monotonic() + 0.6
+        watched.poll_until(lambda: time.monotonic() > end)
         watched.child.kill()
         watched.child.wait()
         watched.poll_until(lambda: len(watched.rows) >= 2)
@@ -118,7 +111,12 @@ def test_segments_follow_each_other_and_survive_the_death_of_the_process(tmp_pat
     assert watched.rows[0]["end_ns"] <= watched.rows[1]["start_ns"]
     for row in watched.rows[:2]:
         assert row["status"] == "ok"
-        assert "waits (<string>:3)" in (tmp_path / row["file"]).read_text()
+        text = (tmp_path / row["file"]).read_text()
+        assert "waits (<string>:3)" in text
+        parsed = parse(text.splitlines())
+        assert {stack.pids for stack in parsed.stacks} == {(watched.child.pid,)}
+        assert parsed.skipped_records == 0
+        assert "hunter2" not in text
 
 
 @pytest.mark.process

@@ -8,10 +8,9 @@ from typing import Any
 
 from stepscope.errors import UsageError
 
-# Sampling may slow training by at most 2 %. Measured with py-spy 0.4.3 on two cores: 35 ms of processor time to start a
-# segment, 1.3 % of a core to look for new children, 0.2 ms per sample and process (0.7 ms when the cores are fought
-# over). At 20 Hz in segments of 5 s a process with two loader workers so costs 3 % of one core; 50 Hz cost twice that.
-# A line that takes 5 % of a 20 s run still gets 20 samples.
+# Sampling may slow training by at most 2 %. Measured with py-spy 0.4.3 on two cores: 15 ms of processor time to start
+# the sampler of a process for a segment, 0.3 ms per sample. At 20 Hz in segments of 5 s that is 0.9 % of a core per
+# sampled process; 50 Hz cost 1.8 %. A line that takes 5 % of a 20 s run still gets 20 samples.
 DEFAULT_RATE_HZ = 20.0
 SEGMENT_SECONDS = 5.0
 HIGHEST_RATE_HZ = 1000.0

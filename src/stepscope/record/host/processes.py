@@ -22,6 +22,8 @@ _HELPER = re.compile(
 )
 # Looking into a process's memory map holds a lock of that process, so the looks get rarer with its age in seconds.
 _LIBRARY_LOOKS = (0.3, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
+_SAMPLED_ROLES = ("rank", "root", "loader_worker", "other")
+_DEEPEST_CHAIN = 32
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,23 @@ class ProcessTree:
         return before != (
             process.comm, process.executable, process.argv, process.python, process.torch, process.role,
         )  # fmt: skip
+
+    def sampling_order(self) -> list[int]:
+        """Living Python processes worth sampling: ranks, then the root, loader workers and others.
+
+        Launchers wait and helpers serve; their stacks would say nothing and cost as much.
+        """
+        found = [p for p in self.members.values() if p.alive and p.python and p.role in _SAMPLED_ROLES]
+        return [p.pid for p in sorted(found, key=lambda p: (_SAMPLED_ROLES.index(p.role), p.first_seen_ns, p.pid))]
+
+    def chain(self, pid: int) -> list[tuple[int, tuple[str, ...]]]:
+        """(pid, argv) from the root down to `pid`."""
+        found: list[tuple[int, tuple[str, ...]]] = []
+        member = self.members.get(pid)
+        while member is not None and len(found) < _DEEPEST_CHAIN:
+            found.insert(0, (member.pid, member.argv))
+            member = self.members.get(member.ppid) if member.pid != self.root else None
+        return found
 
     def _look_for_libraries(self, process: Process) -> None:
         try:

@@ -29,6 +29,7 @@ from stepscope.record.host.processes import Process, ProcessTree, read_stat
 from stepscope.record.host.pyspy import FALLBACK_MARKER, Sampler
 
 _TICK_SECONDS = 0.25  # a process that lives shorter may go unseen
+_YOUNG_NS = 1_500_000_000
 _READ_SECONDS = 1.0
 _FIRST_READ_SECONDS = 0.2
 _ORPHAN_STOP_SECONDS = 2.0
@@ -102,8 +103,8 @@ class Telemetry:
             now_ns=self._now,
             write=self._stacks.append,
             give_up=give_up,
-            commands=lambda: [p.argv for p in self._tree.members.values()],
-            suspects=lambda: [p.pid for p in self._tree.members.values() if p.alive and p.python][:3],
+            targets=self._tree.sampling_order,
+            chain=self._tree.chain,
         )
 
     def _now(self) -> int:
@@ -131,13 +132,17 @@ class Telemetry:
         return min(_TICK_SECONDS, next_read - time.monotonic(), due)
 
     def _tick(self) -> None:
-        if self._sampler is not None:
-            self._sampler.poll()
         self._tree.hear(self._agents.read())
         now = self._now()
         for process in self._tree.discover(now):
             self._tree.refresh(process, 0.0)
             self._write_process(process, now)
+        for process in self._tree.members.values():
+            # a child that was met between fork and exec is another program a moment later
+            if process.alive and now - process.first_seen_ns < _YOUNG_NS and self._tree.refresh(process, 0.0):
+                self._write_process(process, now)
+        if self._sampler is not None:
+            self._sampler.poll()
 
     def _read(self) -> None:
         """One row of system.jsonl, and every process whose description has changed."""
