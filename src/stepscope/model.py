@@ -8,7 +8,7 @@ name says otherwise; `None` means "not measured" and is never replaced by zero.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 RUN_SCHEMA = "stepscope.run/1"
 RANK_SCHEMA = "stepscope.rank/1"
@@ -61,9 +61,9 @@ class Place:
     """A line of the user's code. `share` is this line's part of the finding's cost (0 to 1), or None."""
 
     file: str
-    line: Optional[int]
-    function: Optional[str] = None
-    share: Optional[float] = None
+    line: int | None
+    function: str | None = None
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -105,16 +105,16 @@ class Finding:
     cost_ms_per_step: float
     share: float
     gain_ceiling: float
-    where: Tuple[Place, ...]
-    evidence: Tuple[Evidence, ...]
+    where: tuple[Place, ...]
+    evidence: tuple[Evidence, ...]
     fix: str
     falsified_by: str
-    expected_gain: Optional[Interval] = None
-    ranks: Tuple[int, ...] = ()
+    expected_gain: Interval | None = None
+    ranks: tuple[int, ...] = ()
     caveat: str = ""
     learn: str = ""
-    try_: Tuple[Try, ...] = ()
-    explains: Tuple[str, ...] = ()
+    try_: tuple[Try, ...] = ()
+    explains: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ class Ignored:
 class Diagnosis:
     """What the rules said of a run, findings in order of cost."""
 
-    findings: Tuple[Finding, ...]
-    abstained: Tuple[Abstention, ...]
-    ignored: Tuple[Ignored, ...] = ()
+    findings: tuple[Finding, ...]
+    abstained: tuple[Abstention, ...]
+    ignored: tuple[Ignored, ...] = ()
 
 
 # ------------------------------------------------------------------------------------------------------- facts
@@ -151,20 +151,20 @@ class RunFacts:
 
     folder: str
     name: str
-    tags: Tuple[str, ...]
-    command: Tuple[str, ...]
+    tags: tuple[str, ...]
+    command: tuple[str, ...]
     cwd: str
-    started_ns: Optional[int]
-    ended_ns: Optional[int]
-    exit_status: Optional[int]
-    hosts: Tuple[str, ...]
-    ranks: Tuple[int, ...]
-    world_size: Optional[int]
-    versions: Dict[str, str]
-    hardware: Dict[str, Any]
-    noise: Dict[str, Any]
-    git: Optional[Dict[str, Any]]
-    user_roots: Tuple[str, ...]  # folders whose files are the user's own code
+    started_ns: int | None
+    ended_ns: int | None
+    exit_status: int | None
+    hosts: tuple[str, ...]
+    ranks: tuple[int, ...]
+    world_size: int | None
+    versions: dict[str, str]
+    hardware: dict[str, Any]
+    noise: dict[str, Any]
+    git: dict[str, Any] | None
+    user_roots: tuple[str, ...]  # folders whose files are the user's own code
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ class Note:
 class Quality:
     """Stated before any number: what was read, what was lost, who was not heard from."""
 
-    counts: Dict[str, int]
-    notes: Tuple[Note, ...]
+    counts: dict[str, int]
+    notes: tuple[Note, ...]
 
 
 @dataclass(frozen=True)
@@ -203,28 +203,28 @@ class StepFacts:
     kind: str
     count: int
     signal: str
-    ranks: Tuple[int, ...]
+    ranks: tuple[int, ...]
     mean_ms: float
     median_ms: float
     p95_ms: float
     per_second: float
-    samples_per_second: Optional[float]
-    partition: Tuple[PartitionPart, ...]
-    excluded: Dict[str, int]  # reason -> steps left out of the statistics
-    first_batch_ms: Optional[float]  # mean wall of the first step of an epoch
+    samples_per_second: float | None
+    partition: tuple[PartitionPart, ...]
+    excluded: dict[str, int]  # reason -> steps left out of the statistics
+    first_batch_ms: float | None  # mean wall of the first step of an epoch
     low_confidence: bool
-    series: Tuple[Tuple[int, float], ...]  # (step, wall ms), thinned, stalls kept
+    series: tuple[tuple[int, float], ...]  # (step, wall ms), thinned, stalls kept
 
 
 @dataclass(frozen=True)
 class FixedCosts:
     """Seconds a run pays once. None where the source was silent."""
 
-    total_s: Optional[float]
-    before_first_step_s: Optional[float]
-    first_step_s: Optional[float]
-    warmup_s: Optional[float]
-    windows_s: Optional[float]
+    total_s: float | None
+    before_first_step_s: float | None
+    first_step_s: float | None
+    warmup_s: float | None
+    windows_s: float | None
 
 
 @dataclass(frozen=True)
@@ -242,9 +242,9 @@ class HotLine:
     phase: str
     self_samples: int
     share: float  # of the samples of the same role's main threads during steps
-    ms_per_step: Optional[float]
-    waiting_share: Optional[float]
-    library_leaf: Optional[str]
+    ms_per_step: float | None
+    waiting_share: float | None
+    library_leaf: str | None
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,8 @@ class StackFacts:
     samples: int
     skipped: int
     steady_samples: int
-    by_phase: Dict[str, int]  # main threads of ranks, steady state
-    hot_lines: Tuple[HotLine, ...]
+    by_phase: dict[str, int]  # main threads of ranks, steady state
+    hot_lines: tuple[HotLine, ...]
 
 
 @dataclass(frozen=True)
@@ -267,26 +267,26 @@ class LoaderFacts:
     The worker shares describe sampled worker time while the main process sat in data wait.
     """
 
-    num_workers: Optional[int]
-    batch_size: Optional[int]
-    site: Optional[Place]
-    arguments: Dict[str, Any]
+    num_workers: int | None
+    batch_size: int | None
+    site: Place | None
+    arguments: dict[str, Any]
     data_wait_ms: float
     data_wait_share: float
     in_main_process: bool
-    lines: Tuple[HotLine, ...]  # of the data set, collate_fn or transform, hottest first
-    workers_busy_share: Optional[float]
-    workers_idle_share: Optional[float]
+    lines: tuple[HotLine, ...]  # of the data set, collate_fn or transform, hottest first
+    workers_busy_share: float | None
+    workers_idle_share: float | None
     cpu_limit: float  # cores this process may use: min(affinity, cgroup quota)
     suggested_workers: int
     # the outermost user lines below the loader: `__getitem__`, collate_fn. Their shares include what they call.
-    entries: Tuple[HotLine, ...] = ()
-    load_ms: Optional[float] = None  # work to make the batches of one step, summed over workers
-    compute_ms: Optional[float] = None  # the step without its data wait
-    cores_used: Optional[float] = None  # mean CPU use of the training process, in cores
-    library_function: Optional[str] = None  # hottest function below the loader that is not the user's
+    entries: tuple[HotLine, ...] = ()
+    load_ms: float | None = None  # work to make the batches of one step, summed over workers
+    compute_ms: float | None = None  # the step without its data wait
+    cores_used: float | None = None  # mean CPU use of the training process, in cores
+    library_function: str | None = None  # hottest function below the loader that is not the user's
     samples: int = 0  # sampled stacks the lines stand on
-    threads: Optional[int] = None  # of torch on the CPU, where the script set them
+    threads: int | None = None  # of torch on the CPU, where the script set them
     ranks_on_host: int = 1  # they share `cpu_limit`
 
 
@@ -298,7 +298,7 @@ class OperatorFacts:
     calls_per_step: float
     host_self_ms_per_step: float
     host_total_ms_per_step: float
-    place: Optional[Place]
+    place: Place | None
 
 
 @dataclass(frozen=True)
@@ -313,17 +313,17 @@ class LoopFacts:
     ms_per_step: float
     operators_per_call: float
     place: Place
-    dimension: Optional[str]
+    dimension: str | None
     source: str
-    loop_line: Optional[int] = None  # the line of the `for`, where the source text was at hand
-    loop_end: Optional[int] = None  # its last line
-    backward_ms_per_step: Optional[float] = None  # autograd nodes of the loop's operators; not in ms_per_step
-    backward_calls_per_step: Optional[float] = None
-    backward_node: Optional[str] = None
+    loop_line: int | None = None  # the line of the `for`, where the source text was at hand
+    loop_end: int | None = None  # its last line
+    backward_ms_per_step: float | None = None  # autograd nodes of the loop's operators; not in ms_per_step
+    backward_calls_per_step: float | None = None
+    backward_node: str | None = None
     exact_line: bool = False  # False: place.line is where the function begins
     low_confidence: bool = False
     window_steps: int = 0
-    nested_in: Optional[Place] = None  # the loop whose iterations run this one
+    nested_in: Place | None = None  # the loop whose iterations run this one
     samples: int = 0  # sampled stacks that stand in the loop
     time_source: str = ""  # where ms_per_step comes from
 
@@ -334,12 +334,12 @@ class IoFacts:
 
     operation: str
     place: Place
-    calls_per_step: Optional[float]
+    calls_per_step: float | None
     ms_per_step: float
     source: str
     measured: bool = True  # False: estimated from sampled stacks
     count: int = 0  # events or samples it stands on
-    detail: Optional[str] = None  # a path or the function on top
+    detail: str | None = None  # a path or the function on top
 
 
 @dataclass(frozen=True)
@@ -355,11 +355,11 @@ class PythonFacts:
     ms_per_step: float
     share: float  # of the mean steady step
     samples: int
-    waiting_share: Optional[float]
-    python_fraction: Optional[float]
-    library_leaf: Optional[str]
+    waiting_share: float | None
+    python_fraction: float | None
+    library_leaf: str | None
     source: str
-    inside_loop: Optional[Place] = None  # the user's per-item loop whose iterations run this line
+    inside_loop: Place | None = None  # the user's per-item loop whose iterations run this line
 
 
 @dataclass(frozen=True)
@@ -372,10 +372,10 @@ class WindowFacts:
     steps: int
     low_confidence: bool
     reason: str
-    stop_ms: Optional[float]
-    export_ms: Optional[float]
-    bytes: Optional[int]
-    overhead_ratio: Optional[float]
+    stop_ms: float | None
+    export_ms: float | None
+    bytes: int | None
+    overhead_ratio: float | None
 
 
 @dataclass(frozen=True)
@@ -383,8 +383,8 @@ class Site:
     """Where the user constructed something a finding may speak of (a loader, an optimizer, DDP …)."""
 
     what: str
-    place: Optional[Place]
-    arguments: Dict[str, Any]
+    place: Place | None
+    arguments: dict[str, Any]
     rank: int
 
 
@@ -396,7 +396,7 @@ class ProcessFacts:
     role: str
     command: str
     reported: bool
-    remedy: Optional[str]
+    remedy: str | None
 
 
 @dataclass(frozen=True)
@@ -405,31 +405,31 @@ class Analysis:
 
     run: RunFacts
     quality: Quality
-    steps: Tuple[StepFacts, ...]  # one per kind, "train" first
+    steps: tuple[StepFacts, ...]  # one per kind, "train" first
     fixed: FixedCosts
-    stacks: Optional[StackFacts]
-    loader: Optional[LoaderFacts]
-    operators: Optional[Tuple[OperatorFacts, ...]]
-    loops: Optional[Tuple[LoopFacts, ...]]
-    io: Optional[Tuple[IoFacts, ...]]
-    windows: Tuple[WindowFacts, ...]
-    sites: Tuple[Site, ...]
-    processes: Tuple[ProcessFacts, ...]
-    system: Dict[str, Any] = field(default_factory=dict)  # summary of telemetry, units in the names
-    regions: Tuple[Dict[str, Any], ...] = ()  # {"name", "calls", "calls_per_step", "ms_per_step", "source"}
-    python: Optional[Tuple[PythonFacts, ...]] = None  # needs stacks; None without them
-    devices: Tuple[str, ...] = ()  # kinds of device the ranks trained on, "cpu" included
+    stacks: StackFacts | None
+    loader: LoaderFacts | None
+    operators: tuple[OperatorFacts, ...] | None
+    loops: tuple[LoopFacts, ...] | None
+    io: tuple[IoFacts, ...] | None
+    windows: tuple[WindowFacts, ...]
+    sites: tuple[Site, ...]
+    processes: tuple[ProcessFacts, ...]
+    system: dict[str, Any] = field(default_factory=dict)  # summary of telemetry, units in the names
+    regions: tuple[dict[str, Any], ...] = ()  # {"name", "calls", "calls_per_step", "ms_per_step", "source"}
+    python: tuple[PythonFacts, ...] | None = None  # needs stacks; None without them
+    devices: tuple[str, ...] = ()  # kinds of device the ranks trained on, "cpu" included
 
 
 @dataclass(frozen=True)
 class Report:
     """The one document every surface renders: `report.json` is this, key for key."""
 
-    run: Dict[str, Any]
-    quality: Dict[str, Any]
-    steps: Optional[Dict[str, Any]]
-    findings: Tuple[Dict[str, Any], ...]
-    abstained: Tuple[Dict[str, Any], ...]
-    ignored: Tuple[Dict[str, Any], ...]
-    views: Dict[str, Any]
+    run: dict[str, Any]
+    quality: dict[str, Any]
+    steps: dict[str, Any] | None
+    findings: tuple[dict[str, Any], ...]
+    abstained: tuple[dict[str, Any], ...]
+    ignored: tuple[dict[str, Any], ...]
+    views: dict[str, Any]
     schema: str = REPORT_SCHEMA

@@ -24,7 +24,7 @@ _PYTHON_NAME = r"^(.*)\((\d+)\): (.*)$"
 _LOADER_NEXT = r"torch/utils/data/dataloader\.py\(\d+\): __next__|^enumerate\(DataLoader\)"
 _ADDRESS = re.compile(r"( of \S+( \S+)*? object)? at 0x[0-9a-fA-F]+>?$|^<|>$")
 _MAX_DEPTH = 100_000
-# The recorder's own functions are no part of the run; its wrapper around torch's functions lets the caller show through.
+# The recorder's own functions are no part of the run; through its wrapper around torch's functions the caller shows.
 _OWN = r"(^|/)stepscope/record/"
 _OWN_WRAPPER = r"(^|/)stepscope/record/agent/probes/wrapper_importlib_bootstrap\.py"
 _OLD_OPERATORS = ("Operator", "operator")  # traces of 2021 and 2022, which called annotations so too
@@ -38,13 +38,15 @@ class Window:
     rows: the enclosing slice, the user's function around it, and what that function called. `all_slices` are those of
     incomplete steps too. `steps`: how many complete steps, all processes together.
 
-    `ratio` scales a figure of the window to the steady run, by phase and for the whole step ("wall").
+    `ratio` scales a figure of the window to the steady run, by phase and for the whole step ("wall"); `phase_ms` are the
+    two means it comes from, (window, steady).
     """
 
     slices: pl.DataFrame
     all_slices: pl.DataFrame
     steps: int
     ratio: dict[str, float]
+    phase_ms: dict[str, tuple[float, float]]
     source: str
     step_times_known: bool
 
@@ -88,11 +90,13 @@ def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps) -> Window |
         slices, count = host, 1
     else:
         slices, count = host.join(seen, on=["process", "step"], how="semi", maintain_order="left"), seen.height
+    phase_ms = _phase_ms(labelled, seen)
     return Window(
         slices=slices,
         all_slices=host,
         steps=count,
-        ratio=_ratios(labelled, seen),
+        ratio={name: steady / window for name, (window, steady) in phase_ms.items()},
+        phase_ms=phase_ms,
         source=_source(host),
         step_times_known=seen.height > 0,
     )
@@ -238,19 +242,19 @@ def _levels(parent: np.ndarray) -> list[np.ndarray]:
     return levels
 
 
-def _ratios(labelled: LabelledSteps, seen: pl.DataFrame) -> dict[str, float]:
-    """Steady mean over window mean, for the wall time and each phase; stacks slow Python far more than operators."""
+def _phase_ms(labelled: LabelledSteps, seen: pl.DataFrame) -> dict[str, tuple[float, float]]:
+    """Mean ms per step (in the window, in the steady steps outside it), for the wall time and each phase."""
     if seen.is_empty():
         return {}
     train = labelled.frame.filter(pl.col("kind") == "train")
     inside = train.join(seen, on=["process", "step"], how="semi")
     outside = train.filter((pl.col("reason") == "steady") & ~pl.col("in_window").fill_null(False))
-    ratios: dict[str, float] = {}
+    means: dict[str, tuple[float, float]] = {}
     for name in ("wall", "data_wait", "forward", "backward", "optimizer", "other"):
         window, steady = inside[f"{name}_ns"].mean(), outside[f"{name}_ns"].mean()
         if isinstance(window, float) and isinstance(steady, float) and window > 0:
-            ratios[name] = steady / window
-    return ratios
+            means[name] = (window / 1e6, steady / 1e6)
+    return means
 
 
 def _source(host: pl.DataFrame) -> str:

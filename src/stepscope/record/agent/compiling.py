@@ -11,7 +11,6 @@ import sys
 from types import CodeType, FunctionType
 from typing import Any, Callable, Iterator
 
-
 # Functions of ours that stand for the user's: a function decorated with `region` is compiled like any other.
 USER_SIDE = frozenset(["inside"])
 

@@ -245,7 +245,7 @@ class WindowManager:
         elif self._asked is not None:
             self._end(window, early=self._asked)
         elif self.budget.outgrown_by(memory.resident_bytes() - window.peak_bytes):
-            self._end(window, early="the trace grew towards its byte budget")
+            self._end(window, early="the process grew by more memory than a trace within the byte budget takes")
 
     def _is_lost(self, window: _Window) -> bool:
         return window.foreign_calls != self._probe.foreign_calls or not window.session.alive()
