@@ -11,7 +11,8 @@ import pytest
 from stepscope.model import STEP_COLUMNS
 from stepscope.record.agent.clock import Clock
 from stepscope.record.agent.config import parse
-from stepscope.record.agent.journal import EventLog, Journal, LineFile, claim_rank_folder, rank_identity
+from stepscope.record.agent.journal import BATCH_NS, EventLog, Journal, LineFile, claim_rank_folder, rank_identity
+from stepscope.record.agent.phases import StepRow
 
 
 def journal(folder: Path) -> Journal:
@@ -19,11 +20,15 @@ def journal(folder: Path) -> Journal:
     return Journal(str(folder), str(folder / "host-h"), Clock(5), lambda: {"pid": 1})
 
 
+def row(step: int, wall_ns: int, start_ns: int = 0) -> StepRow:
+    return StepRow(step, "train", None, start_ns, wall_ns, 1, 1, 1, 1, 1, None, None, 1, 0, 0, "loader")
+
+
 def test_nothing_is_made_before_the_first_row_and_early_events_are_kept(tmp_path: Path) -> None:
     written = journal(tmp_path)
     EventLog(written, Clock(0), lambda: None).write("site", what="DataLoader")
     assert list(tmp_path.glob("rank-*")) == []
-    assert written.write_step([0, "train", None] + [1] * 12 + ["loader"])
+    written.write_step(row(0, BATCH_NS))
     lines = (tmp_path / "rank-0" / "steps.jsonl").read_text().splitlines()
     assert tuple(json.loads(lines[0])["columns"]) == STEP_COLUMNS
     assert json.loads(lines[1])[:3] == [0, "train", None]
@@ -31,6 +36,25 @@ def test_nothing_is_made_before_the_first_row_and_early_events_are_kept(tmp_path
     assert (event["kind"], event["what"], event["step"]) == ("site", "DataLoader", None)
     assert json.loads((tmp_path / "rank-0" / "rank.json").read_text())["clock"] == {"epoch_offset_ns": 5}
     assert json.loads((tmp_path / "host-h" / "agents.jsonl").read_text())["folder"] == "rank-0"
+
+
+def test_short_steps_share_a_write_and_an_event_brings_them_along(tmp_path: Path) -> None:
+    written = journal(tmp_path)
+    written.claim()
+
+    def rows_on_disk() -> list[int]:
+        lines = (tmp_path / "rank-0" / "steps.jsonl").read_text().splitlines()[1:]
+        return [json.loads(line)[0] for line in lines]
+
+    for step in range(3):
+        written.write_step(row(step, BATCH_NS // 2, start_ns=step * BATCH_NS // 2))
+    assert rows_on_disk() == [0, 1]
+    written.write_event({"kind": "mark"})
+    assert rows_on_disk() == [0, 1, 2]
+    written.write_step(row(3, 1))
+    written.abandon()
+    written.flush()
+    assert rows_on_disk() == [0, 1, 2]
 
 
 def test_a_taken_rank_gets_the_next_number(tmp_path: Path) -> None:
@@ -41,7 +65,7 @@ def test_a_taken_rank_gets_the_next_number(tmp_path: Path) -> None:
 def test_a_run_folder_that_cannot_be_written_is_given_up_in_silence(tmp_path: Path) -> None:
     gone = Journal(str(tmp_path / "gone"), str(tmp_path / "gone"), Clock(0), dict)
     assert not gone.claim()
-    assert not gone.write_step([1])
+    gone.write_step(row(0, BATCH_NS))
     assert not gone.write_event({"kind": "x"})
 
 

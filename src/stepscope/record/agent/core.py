@@ -123,6 +123,7 @@ class Agent:
         for hook in self._finish_hooks:
             hook()
         self.steps.finish(self.clock.now())
+        self.journal.flush()
         self.device.drain()
         marks.flush()
         if self.journal.folder is not None:

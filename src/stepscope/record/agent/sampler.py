@@ -129,7 +129,6 @@ class FallbackSampler:
     def _reset(self) -> None:
         self._counts: dict[Stack, int] = {}
         self._names: dict[int, str] = {}
-        self._samples = 0
         self._started_ns = self._now()
 
     def _run(self) -> None:
@@ -159,7 +158,6 @@ class FallbackSampler:
                 current = current.f_back
             key = (ident, tuple(reversed(stack)))
             self._counts[key] = self._counts.get(key, 0) + 1
-        self._samples += 1
         for thread in threading.enumerate():
             if thread.ident is not None and thread.ident not in self._names:
                 self._names[thread.ident] = _thread_label(thread)
@@ -167,10 +165,10 @@ class FallbackSampler:
     def _flush(self) -> None:
         """Write the segment and begin the next."""
         with self._lock:
-            counts, names, samples = self._counts, self._names, self._samples
+            counts, names = self._counts, self._names
             started_ns, ended_ns, number = self._started_ns, self._now(), self._number
             self._reset()
-            if not samples:
+            if not counts:
                 return
             self._number += 1
         name = f"stacks-{self._pid}-{number}.raw"
@@ -186,7 +184,7 @@ class FallbackSampler:
             {
                 "segment": number, "file": name, "source": "agent", "pid": self._pid, "start_ns": started_ns,
                 "end_ns": ended_ns, "rate_hz": float(self._rate_hz), "idle": True, "blocking": True,
-                "samples": samples, "errors": 0, "status": "ok", "message": None,
+                "samples": sum(counts.values()), "errors": 0, "status": "ok", "message": None,
             },
         )  # fmt: skip
 

@@ -29,6 +29,10 @@ def batch_rows(batch: Any, batch_size: int | None = None, depth: int = 3) -> int
     A sequence of tensors that were not stacked (images of different sizes) counts as its length, where that is at most
     `batch_size` and their first dimensions are no batch of that size.
     """
+    if batch.__class__ in (list, tuple) and batch and depth == 3:  # what nearly every loader yields
+        shape = getattr(batch[0], "shape", None)
+        if shape and shape[0].__class__ is int:
+            return shape[0]
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if isinstance(shape, tuple) and shape and isinstance(shape[0], int) else None
