@@ -38,8 +38,8 @@ class Window:
     rows: the enclosing slice, the user's function around it, and what that function called. `all_slices` are those of
     incomplete steps too. `steps`: how many complete steps, all processes together.
 
-    `ratio` scales a figure of the window to the steady run, by phase and for the whole step ("wall"); `phase_ms` are the
-    two means it comes from, (window, steady).
+    `ratio` scales a figure of the window to the steady run, by phase and for the whole step ("wall"); `phase_ms` are
+    the two means it comes from, (window, steady).
     """
 
     slices: pl.DataFrame

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 
 import stepscope
 from stepscope.read.pyspy import parse
+from stepscope.record.agent.config import Config
+from stepscope.record.agent.sampler import FallbackSampler
 
 pytestmark = pytest.mark.process
 
@@ -86,3 +90,19 @@ def test_it_holds_still_while_a_profiler_records(tmp_path: Path) -> None:
     printed, rows, pid = sample(tmp_path, "quiet")
     assert [row for row in rows if row["pid"] == pid] == []
     assert printed["status"] == 0
+
+
+def test_taken_out_as_a_probe_it_has_no_thread(tmp_path: Path) -> None:
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name == "stepscope-sampler"]
+
+    sampler = FallbackSampler(Config(run=str(tmp_path), host_dir=str(tmp_path)), time.time_ns, lambda: False)
+    sampler.install(None)  # type: ignore[arg-type]
+    assert len(threads()) == 1
+    sampler.uninstall()
+    assert threads() == []
+    sampler.install(None)  # type: ignore[arg-type]
+    assert len(threads()) == 1
+    sampler.stop()
+    sampler.uninstall()
+    assert threads() == []

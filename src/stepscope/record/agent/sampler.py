@@ -12,7 +12,6 @@ import os
 import random
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Callable, Tuple
 
 from stepscope.record.agent.guard import Guard
@@ -54,6 +53,7 @@ def maybe_start(agent: Agent) -> bool:
         return False
     _sampler = FallbackSampler(agent.config, agent.clock.now, lambda: _is_busy(agent), agent.guard)
     _sampler.start()
+    agent.probes.add(_sampler)
     return True
 
 
@@ -81,8 +81,11 @@ class _Lookout:
 class FallbackSampler:
     """Samples all Python threads of this process. `busy()` tells when to hold still; `now()` is the run's clock.
 
-    In children made by `multiprocessing` it starts anew, with files of its own.
+    In children made by `multiprocessing` it starts anew, with files of its own. It is a probe as well: while the user's
+    profiler records stacks its thread is gone, for the stack of a thread at rest would be recorded too.
     """
+
+    name = "sampler"
 
     def __init__(
         self, config: Config, now: Callable[[], int], busy: Callable[[], bool], guard: Guard | None = None
@@ -93,6 +96,7 @@ class FallbackSampler:
         self._lock = threading.Lock()  # around the segment under way: the thread samples, the exit flushes
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._end = threading.Event()  # ends the thread, not the sampler
         self._number = 0
         self._reset()
 
@@ -109,8 +113,20 @@ class FallbackSampler:
         self._stopping = True
         self._flush()
 
+    def install(self, agent: Agent) -> None:  # noqa: ARG002 - every probe is told its agent
+        """Go on after `uninstall`."""
+        if not self._stopping and (self._thread is None or not self._thread.is_alive()):
+            self._launch()
+
+    def uninstall(self) -> None:
+        """End the thread; it is gone when this returns, unless it hangs in a write."""
+        self._end.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(1.0)
+
     def _launch(self) -> None:
         self._pid = os.getpid()
+        self._end.clear()
         run = self._guard.wrap("sampler", self._run)
         self._thread = threading.Thread(target=run, name="stepscope-sampler", daemon=True)
         self._thread.start()
@@ -121,6 +137,7 @@ class FallbackSampler:
 
         self._guard = Guard(_ignore, self._config.faults)
         self._lock = threading.Lock()
+        self._end = threading.Event()
         self._stopping, self._number, self._busy = False, 0, lambda: False
         self._reset()
         self._guard.wrap("sampler", self._launch, inject=False)()
@@ -134,13 +151,13 @@ class FallbackSampler:
     def _run(self) -> None:
         interval = 1.0 / self._rate_hz
         segment_ns = int(SEGMENT_SECONDS * 1e9)
-        while not self._stopping:
+        while not self._stopping and not self._end.is_set():
             if self._busy():
-                time.sleep(SUSPENDED_POLL_SECONDS)
+                self._end.wait(SUSPENDED_POLL_SECONDS)
                 continue
-            time.sleep(interval * random_factor())
+            self._end.wait(interval * random_factor())
             with self._lock:
-                if not self._stopping and not self._busy():
+                if not self._stopping and not self._end.is_set() and not self._busy():
                     self._sample()
             if self._now() - self._started_ns >= segment_ns or len(self._counts) >= MOST_STACKS:
                 self._flush()

@@ -74,6 +74,10 @@ class ProbeSet:
                 self._probes.append(probe)
                 self._guarded(module, lambda probe=probe: self._install(probe))
 
+    def add(self, probe: Probe) -> None:
+        """Take in a probe that is installed already, so that it is suspended and resumed with the others."""
+        self._probes.append(probe)
+
     def suspend(self, reason: str) -> None:
         """Take all probes out (except the permanent ones) and close the step that cannot be followed any further."""
         if self._reason is not None:
@@ -83,7 +87,7 @@ class ProbeSet:
         self._agent.steps.interrupt(self._agent.clock.now())
         for probe in reversed(self._probes):
             if probe.name not in PERMANENT:
-                self._guarded(probe.name, probe.uninstall)
+                self._take_out(probe)
 
     def resume(self) -> None:
         """Put the probes back in; steps are cut again from the next boundary on."""
@@ -97,8 +101,12 @@ class ProbeSet:
     def uninstall_all(self) -> None:
         """Leave torch as it was found."""
         for probe in reversed(self._probes):
-            self._guarded(probe.name, probe.uninstall)
+            self._take_out(probe)
         self._probes.clear()
+
+    def _take_out(self, probe: Probe) -> None:
+        # A switch of its own: a probe that failed is off, and its wrappers must leave torch all the same.
+        self._guarded(probe.name + ".uninstall", probe.uninstall)
 
     def _install(self, probe: Probe) -> None:
         probe.install(self._agent)
