@@ -246,14 +246,22 @@ def test_healthy_run_has_no_notes(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("torch", "said"), [(True, "no step was seen"), (False, "imported torch"), (None, "nor whether")]
+    ("torch", "reported", "said", "unsaid"),
+    [
+        (True, True, "no step was seen", "never reported"),
+        (True, False, "never reported", "no step was seen"),
+        (False, False, "imported torch", "never reported"),
+        (None, False, "nor whether", "never reported"),
+    ],
 )
-def test_runs_without_steps(tmp_path: Path, torch: bool | None, said: str):
+def test_runs_without_steps(tmp_path: Path, torch: bool | None, reported: bool, said: str, unsaid: str):
     process = {"time_ns": T0, "pid": 100, "ppid": 1, "role": "root", "python": True, "torch": torch}
-    folder = make_run_folder(tmp_path, steps=[], agents=[], processes=[process])
+    agents = [{"time_ns": T0, "pid": 100, "role": "torch"}] if reported else []
+    folder = make_run_folder(tmp_path, steps=[], agents=agents, processes=[process])
     shutil.rmtree(folder / "rank-0")
     result = tables.build(read_run(folder))
     assert said in notes(result)
+    assert unsaid not in notes(result)
     assert result.steps.height == 0
 
 

@@ -66,7 +66,7 @@ def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable
         notes += _rank_notes(rank)
     notes += _clock_notes(events)
     if not counts["steps_read"]:
-        notes.append(_no_steps(raw, processes))
+        notes += _no_steps(raw, processes)
     notes.sort(key=lambda note: note.level != WARNING)
     return Quality(counts=dict(counts), notes=tuple(notes))
 
@@ -186,8 +186,10 @@ def _clock_notes(events: EventsTable) -> list[Note]:
     ]
 
 
-def _no_steps(raw: RawRun, processes: Sequence[HostProcesses]) -> Note:
+def _no_steps(raw: RawRun, processes: Sequence[HostProcesses]) -> list[Note]:
     everyone = [process for host in processes for process in host.all]
+    if any(process.torch and not process.reported for process in everyone):
+        return []  # that process may have stepped; the note on it says so and what to do
     if raw.ranks or any(process.torch for process in everyone):
         text = (
             "no step was seen: the script ran no training or evaluation loop the recorder knows; "
@@ -197,7 +199,7 @@ def _no_steps(raw: RawRun, processes: Sequence[HostProcesses]) -> Note:
         text = f"no step was seen, nor whether any process imported torch; if one did, {REMEDY}"
     else:
         text = "no process of this run imported torch: there is no training to speak of"
-    return Note(WARNING, text, "steps.jsonl")
+    return [Note(WARNING, text, "steps.jsonl")]
 
 
 def _events(rank: RawRank, kind: str) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ LOW = "low"
 MIN_ACTIVE = 3  # per-step figures need repeats to tell a habit from an accident
 MAX_ACTIVE = 10  # more steps of the same kind add bytes, not knowledge
 # About this much training per window: stopping and exporting took 13 times what was traced in a Python-heavy loop.
-AIM_NS = 250_000_000
+AIM_NS = 100_000_000
 DEVICE_WARMUP = 1  # device tracing starts lazily and drops its first records; CPU tracing has nothing to warm up
 LAST_CHANCE_MARGIN = 1  # steps kept free between a last-chance window and the end of the epoch
 GIVE_UP_STEPS = 40  # after so many steps a loop will not become steady soon
