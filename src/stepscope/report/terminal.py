@@ -134,8 +134,8 @@ def _hot_lines(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterator[R
         return
     rows: list[RenderableType] = [Text("Most sampled lines", style="bold")]
     for row in stacks["hot_lines"][:HOT_LINES]:
-        phase = words.term(row["phase"])
-        where = f"{words.percent(row['share']):>7}  {shorten(row['file'], row['line'])}  {plain(row['function'], 60)}, {phase}"
+        place = f"{shorten(row['file'], row['line'])}  {plain(row['function'], 60)}"
+        where = f"{words.percent(row['share']):>7}  {place}, {words.term(row['phase'])}"
         rows.append(Text(where, no_wrap=True, overflow="ellipsis"))
         if row.get("code"):
             rows.append(
