@@ -44,10 +44,9 @@ class Loop:
         self.cutter.fetch_end(iterator, samples, self.now)
 
     def stop(self, iterator: int, ms: float = 0) -> None:
-        start = self.now
-        self.cutter.fetch_start(iterator, start)
+        self.cutter.fetch_start(iterator, self.now)
         self.spend(ms)
-        self.cutter.fetch_stop(iterator, start, self.now)
+        self.cutter.fetch_stop(iterator, self.now)
 
     def dead(self, iterator: int) -> None:
         self.cutter.iterator_dead(iterator, self.now)

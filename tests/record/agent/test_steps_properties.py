@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.model import STEP_COLUMNS
@@ -17,7 +17,7 @@ EVENTS: list[Callable[[Loop, int], object]] = [
     lambda loop, i: loop.cutter.loader_created(i % 2, i + 1, loop.now),
     lambda loop, i: loop.cutter.fetch_start(i + 1, loop.now),
     lambda loop, i: loop.cutter.fetch_end(i + 1, i or None, loop.now),
-    lambda loop, i: loop.cutter.fetch_stop(i + 1, loop.now, loop.now),
+    lambda loop, i: loop.cutter.fetch_stop(i + 1, loop.now),
     lambda loop, i: loop.fetch(i + 1),
     lambda loop, i: loop.stop(i + 1),
     lambda loop, i: loop.cutter.iterator_dead(i + 1, loop.now),
@@ -60,6 +60,7 @@ def check(rows: list[StepRow]) -> None:
     st.lists(st.tuples(st.integers(0, len(EVENTS) - 1), identities, st.integers(0, 5)), max_size=120),
     st.integers(0, 1),
 )
+@example([(1, 1, 0), (7, 0, 0), (2, 0, 0), (3, 1, 1)], 0)  # training inside the fetch that begins the step
 def test_any_order_of_events(events: list[tuple[int, int, int]], listener_ms: int) -> None:
     loop = Loop(optimizers=False)
     loop.listener_ms = listener_ms

@@ -107,14 +107,15 @@ class StepCutter(OpenStep):
             if samples is not None:
                 segment.samples = (segment.samples or 0) + samples
 
-    def fetch_stop(self, iterator_id: int, start_ns: int, now: int) -> None:
-        """`__next__`, begun at `start_ns`, raised StopIteration."""
+    def fetch_stop(self, iterator_id: int, now: int) -> None:
+        """`__next__` raised StopIteration: the step ended where that call began."""
         self._leave(DATA_WAIT, now)
         self._iterators.pop(iterator_id, None)
         if self._stack or not self._segments:
             return
         if iterator_id in (self._anchor, self._segments[0].leader):
-            self._loop_ended(self._before_fetch or (start_ns, list(self._segments[-1].phases)), now)
+            begun_here = (self._segments[-1].start_ns, [0, 0, 0, 0, 0])
+            self._loop_ended(self._before_fetch or begun_here, now)
 
     def iterator_dead(self, iterator_id: int, now: int) -> None:
         """An iterator was destroyed before its end: the loop was left by break, or only peeked into it."""

@@ -111,11 +111,11 @@ class LoaderProbe:
 
     # Called around __next__ ---------------------------------------------------------------------------------
 
-    def _before_next(self, iterator: Any) -> tuple[int, int] | None:
+    def _before_next(self, iterator: Any) -> int | None:
         agent = self._agent
         if not agent.accepts():
             return None
-        serial = iterator.__dict__.get(_SERIAL)
+        serial: int | None = iterator.__dict__.get(_SERIAL)
         if serial is None:
             serial = self._adopt(iterator)
         self._fetching = serial
@@ -123,18 +123,18 @@ class LoaderProbe:
         if self._deaths:
             self._tell_deaths(now)
         agent.steps.fetch_start(serial, now)
-        return serial, now
+        return serial
 
-    def _after_next(self, token: tuple[int, int] | None, batch: Any, error: BaseException | None) -> None:
+    def _after_next(self, token: int | None, batch: Any, error: BaseException | None) -> None:
         if token is None:
             return
         steps, now = self._agent.steps, self._agent.clock.now()
         if error is None:
-            steps.fetch_end(token[0], batch_rows(batch, self._sizes.get(token[0])), now)
+            steps.fetch_end(token, batch_rows(batch, self._sizes.get(token)), now)
         elif isinstance(error, StopIteration):
-            steps.fetch_stop(token[0], token[1], now)
+            steps.fetch_stop(token, now)
         else:
-            steps.fetch_end(token[0], None, now)
+            steps.fetch_end(token, None, now)
 
     # Called around the making of an iterator -----------------------------------------------------------------
 
