@@ -1,4 +1,4 @@
-"""What recording costs a training loop: `python benchmarks/overhead.py [--quick] [--pairs N] [--only PART …]`.
+"""What recording costs a training loop: `python benchmarks/overhead.py [--quick] [--only PART …]`.
 
 Three parts, each for one thread and for as many threads as there are cores, each with A against A beside it:
 
@@ -49,9 +49,13 @@ SAMPLING_LIMIT = 0.02
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how often. `block_seconds` is one on or off period of sampling: a whole segment by default."""
+    """How long and how often: `pairs` rounds of sampling in one loop, `process_pairs` rounds of whole processes.
+
+    `block_seconds` is one on or off period of sampling: a whole segment by default.
+    """
 
     pairs: int = 20
+    process_pairs: int = 12
     seconds: float = 6.0
     block_seconds: float = SEGMENT_SECONDS
 
@@ -160,7 +164,9 @@ def rounds(pairs: int, measure: Callable[[str], Steps]) -> list[dict[str, Steps]
 def recording(plan: Plan, threads: int, repeats: dict[str, int], folder: Path) -> list[Row]:
     """Whole processes with and without the agent and telemetry."""
     config = {"mode": "mixed", "threads": threads, "repeats": repeats, "seconds": plan.seconds}
-    measured = rounds(plan.pairs, lambda arm: run_loop(config, folder, recorded=arm == "B", telemetry=arm == "B"))
+    measured = rounds(
+        plan.process_pairs, lambda arm: run_loop(config, folder, recorded=arm == "B", telemetry=arm == "B")
+    )
     return [recording_row(threads, length, measured) for length in repeats]
 
 
@@ -182,9 +188,9 @@ def ratio_row(
 
 
 def hooks(plan: Plan, threads: int, folder: Path) -> list[Row]:
-    """Microseconds the agent adds to a step that does nothing. Half the rounds are plenty: the effect is large."""
+    """Microseconds the agent adds to a step that does nothing."""
     config = {"mode": "noop", "threads": threads, "seconds": plan.seconds / 2}
-    measured = rounds(max(2, plan.pairs // 2), lambda arm: run_loop(config, folder, recorded=arm == "B"))
+    measured = rounds(plan.process_pairs, lambda arm: run_loop(config, folder, recorded=arm == "B"))
     # The tenth percentile over blocks: other processes can only make a block slower, which says nothing of the hooks.
     costs = [
         {arm: tenth_percentile([end - start for start, end in steps["noop"]]) / 1e3 for arm, steps in arms.items()}
@@ -209,7 +215,7 @@ def sampling(plan: Plan, threads: int, repeats: dict[str, int], folder: Path) ->
         print("  py-spy is not installed: sampling is not measured", file=sys.stderr)
         return []
     out = Path(tempfile.mkdtemp(dir=folder)) / "steps.json"
-    seconds = 3 * plan.pairs * (plan.block_seconds + 0.5) + 5
+    seconds = 3 * plan.pairs * (plan.block_seconds + 1.0) + 15  # starting and stopping py-spy takes a part of it
     config = {"mode": "mixed", "threads": threads, "repeats": repeats, "seconds": seconds, "out": str(out)}
     process = start_loop(config)
     time.sleep(3)  # warm-up and the first second
@@ -303,7 +309,8 @@ def figure(value: Estimate, unit: str) -> str:
 def table(rows: list[Row], plan: Plan, command: str, about: dict[str, str]) -> str:
     """The result as Markdown."""
     lines = [
-        f"Made with `{command}`: {plan.pairs} rounds, medians with 95 % sign intervals.",
+        f"Made with `{command}`: {plan.pairs} rounds of sampling, {plan.process_pairs} of processes, medians with 95 % "
+        "sign intervals.",
         "",
         *(f"- {name}: {value}" for name, value in about.items()),
         "",
@@ -332,7 +339,8 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="measure what recording costs a training loop")
     parser.add_argument("--quick", action="store_true", help="a smoke test: the figures mean nothing, none is kept")
-    parser.add_argument("--pairs", type=int, default=Plan.pairs, help="rounds per case")
+    parser.add_argument("--pairs", type=int, default=Plan.pairs, help="rounds of sampling")
+    parser.add_argument("--process-pairs", type=int, default=Plan.process_pairs, help="rounds of whole processes")
     parser.add_argument("--seconds", type=float, default=Plan.seconds, help="measured seconds of a process")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--threads", nargs="+", type=int, default=None, help="default: 1 and the number of cores")
@@ -343,9 +351,9 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, print, keep."""
     args = arguments()
-    plan = Plan(pairs=args.pairs, seconds=args.seconds)
+    plan = Plan(pairs=args.pairs, process_pairs=args.process_pairs, seconds=args.seconds)
     if args.quick:
-        plan = replace(plan, pairs=2, seconds=1.0, block_seconds=2.0)
+        plan = replace(plan, pairs=2, process_pairs=2, seconds=1.0, block_seconds=2.0)
     about = machine()
     if float(about["load before"]) > 0.5:
         print(f"the machine is busy (load {about['load before']}): expect 'undecided'", file=sys.stderr)
