@@ -94,7 +94,7 @@ class Agent:
         self._boundary_hooks: list[Callable[[StepRow | None, int], None]] = []
         self._unfed_hooks: list[Callable[[StepRow | None, int], None]] = []
         self._owner: int | None = None  # the thread whose steps are cut
-        self._owner_trains = False
+        self.training_thread: int | None = None  # the owner once it trains; hooks compare with it before they ask
         self._train_steps = 0
         self._eval_steps = 0
         self._limit_reached = False
@@ -179,22 +179,21 @@ class Agent:
         """
         thread = threading.get_ident()
         if thread == self._owner:
-            if strong and not self._owner_trains:
-                self._owner_trains = True
+            if strong:
+                self.training_thread = thread
             return True
         if self._owner is None:
             self._owner = thread
-            self._owner_trains = strong
+            self.training_thread = thread if strong else None
             self.journal.claim()
             return True
         if not strong:
             return False
-        if self._owner_trains:
+        if self.training_thread is not None:
             # Autograd runs hooks of device tensors (an optimizer inside backward) on threads of its own.
             return self.steps.in_backward
         self.steps.interrupt(self.clock.now())
-        self._owner = thread
-        self._owner_trains = True
+        self._owner = self.training_thread = thread
         return True
 
     # ------------------------------------------------------------------------------------------------- internals

@@ -21,10 +21,8 @@ from stepscope.record.agent.phases import (
     Iterator,
     Segment,
     Snapshot,
-    StepRow,
 )
-
-__all__ = ["StepCutter", "StepRow"]
+from stepscope.record.agent.phases import StepRow as StepRow
 
 # Undecided boundaries held before the loader's fetches (or the optimizer's ends) are taken as the boundaries: enough
 # for any usual gradient accumulation, few enough that the journal is not far behind.
@@ -139,7 +137,8 @@ class StepCutter(OpenStep):
 
     def backward_start(self, now: int) -> None:
         """A backward pass begins (nested calls are welcome)."""
-        self._continue_or_open(now)
+        if self._resting is not None or not self._segments:
+            self._continue_or_open(now)
         last = self._segments[-1]
         if not self._stack and last.stepped and last.leader is not None and self._mark is None:
             # A second update on the same batch, or the second optimizer of a GAN: undecided.
@@ -163,7 +162,8 @@ class StepCutter(OpenStep):
 
     def optimizer_start(self, optimizer_id: int, now: int) -> None:
         """`step` of an optimizer begins (nested calls are welcome)."""
-        self._continue_or_open(now)
+        if self._resting is not None or not self._segments:
+            self._continue_or_open(now)
         if self._stack and (OPTIMIZER, optimizer_id) in self._stack:  # the earlier call raised
             del self._stack[self._stack.index((OPTIMIZER, optimizer_id)) :]
         if not self._stack:
@@ -254,7 +254,7 @@ class StepCutter(OpenStep):
             self._strays = 0
             last.charge(now, OTHER)
             return self._close("loader", live=True)
-        if all(segment.empty for segment in self._segments):
+        if self._segments[0].leader is None and all(segment.empty for segment in self._segments):
             if self._mark is None or iterator.number != self._anchor:
                 self._segments = []  # what came before this loop is no step
                 now = self._start_loop(now)
@@ -282,7 +282,7 @@ class StepCutter(OpenStep):
         return now
 
     def _anchor_fetch(self, last: Segment, now: int) -> int:
-        trained = any(segment.trained for segment in self._segments)
+        trained = last.stepped or last.backward or any(segment.trained for segment in self._segments)
         if self._complete(last) and not (trained and self._mark):
             last.charge(now, OTHER)
             return self._close("loader", live=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from stepscope.record.agent.probes.patch import PatchSet
@@ -37,7 +38,7 @@ class AutogradProbe:
 
     def _before(self, *_args: Any, **_kwargs: Any) -> bool:
         agent = self._agent
-        if not agent.accepts(strong=True):
+        if get_ident() != agent.training_thread and not agent.accepts(strong=True):
             return False
         agent.steps.backward_start(agent.clock.now())
         return True

@@ -10,6 +10,7 @@ import itertools
 import os
 import sys
 import weakref
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from stepscope.record.agent.probes.patch import PatchSet
@@ -113,7 +114,7 @@ class LoaderProbe:
 
     def _before_next(self, iterator: Any) -> int | None:
         agent = self._agent
-        if not agent.accepts():
+        if get_ident() != agent.training_thread and not agent.accepts():
             return None
         serial: int | None = iterator.__dict__.get(_SERIAL)
         if serial is None:

@@ -5,6 +5,7 @@ Under torch.compile both hooks return at once, so that a compiled optimizer step
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from stepscope.record.agent.compiling import is_compiling_check
@@ -51,11 +52,11 @@ class OptimizerProbe:
 
     def _start(self, optimizer: Any) -> None:
         agent = self._agent
-        if agent.accepts(strong=True):
+        if get_ident() == agent.training_thread or agent.accepts(strong=True):
             agent.optimizer_events += 1
             agent.steps.optimizer_start(id(optimizer), agent.clock.now())
 
     def _end(self, optimizer: Any) -> None:
         agent = self._agent
-        if agent.accepts(strong=True):
+        if get_ident() == agent.training_thread or agent.accepts(strong=True):
             agent.steps.optimizer_end(id(optimizer), agent.clock.now())
