@@ -318,6 +318,7 @@ class LoopFacts:
     loop_line: int | None = None  # the line of the `for`, where the source text was at hand
     loop_end: int | None = None  # its last line
     backward_ms_per_step: float | None = None  # autograd nodes of the loop's operators; not in ms_per_step
+    backward_at_most_ms_per_step: float | None = None  # the same, were the window's slowing proportional
     backward_calls_per_step: float | None = None
     backward_node: str | None = None
     exact_line: bool = False  # False: place.line is where the function begins

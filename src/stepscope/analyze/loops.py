@@ -182,10 +182,11 @@ def _describe(window: Window, lines: Lines, loop: _Loop, mean_ms: float | None) 
     after_backward = _after_backward(window, loop)
     ratio = window.ratio.get("wall", 1.0) if after_backward else _ratio(window, "forward")
     ms = loop.span_ns / window.steps / 1e6 * ratio
-    back_ms, back_calls, node = _backward(window, operators)
+    back_ms, back_at_most, back_calls, node = _backward(window, operators)
     if mean_ms is not None:
         ms = min(ms, mean_ms)
         back_ms = min(back_ms, mean_ms - ms) if back_ms is not None else None
+        back_at_most = min(back_at_most, mean_ms - ms) if back_at_most is not None else None
     site = lines.call_site(loop.file, loop.function, loop.def_line, loop.callee, loop=True)
     return LoopFacts(
         callee=loop.callee,
@@ -198,6 +199,7 @@ def _describe(window: Window, lines: Lines, loop: _Loop, mean_ms: float | None) 
         loop_line=site.loop_line if site else None,
         loop_end=site.loop_end if site else None,
         backward_ms_per_step=back_ms,
+        backward_at_most_ms_per_step=back_at_most,
         backward_calls_per_step=back_calls,
         backward_node=node,
         exact_line=site is not None,
@@ -241,8 +243,9 @@ def _after_backward(window: Window, loop: _Loop) -> bool:
     return bool(nodes.height and nodes["start_ns"].min() < row["starts"][0])
 
 
-def _backward(window: Window, operators: pl.DataFrame) -> tuple[float | None, float | None, str | None]:
-    """(ms per steady step, calls per step, most frequent node) of the backward nodes the loop's operators left."""
+def _backward(window: Window, operators: pl.DataFrame) -> tuple[float | None, float | None, float | None, str | None]:
+    """Of the backward nodes the loop's operators left: ms per steady step, the most it can be, calls per step, and the
+    most frequent node."""
     ranges = (
         operators.filter(pl.col("sequence").is_not_null() & (pl.col("sequence") >= 0))
         .group_by("process", "step")
@@ -254,21 +257,27 @@ def _backward(window: Window, operators: pl.DataFrame) -> tuple[float | None, fl
         .filter(pl.col("sequence").is_between("low", "high") & (pl.col("start_ns") > pl.col("first")))
     )
     if nodes.is_empty():
-        return None, None, None
+        return None, None, None, None
     names = nodes.group_by("name").agg(n=pl.len()).sort(["n", "name"], descending=[True, False])
     every = window.slices.filter(pl.col("name").str.starts_with(_ENGINE))
     recorded_ms = float(nodes["duration_ns"].sum()) / window.steps / 1e6
     others_ms = float(every["duration_ns"].sum()) / window.steps / 1e6 - recorded_ms
-    ms = _in_steady_backward(window, recorded_ms, others_ms)
-    return ms, int(names["n"][0]) / window.steps, str(names["name"][0]).removeprefix(_ENGINE)
+    least = _least_in_steady_backward(window, recorded_ms, others_ms)
+    most = recorded_ms * _ratio(window, "backward")
+    return (
+        (min(least, most) + most) / 2,
+        most,
+        int(names["n"][0]) / window.steps,
+        str(names["name"][0]).removeprefix(_ENGINE),
+    )
 
 
-def _in_steady_backward(window: Window, recorded_ms: float, others_ms: float) -> float:
-    """The nodes' part of a steady backward pass: what the other nodes leave of it.
+def _least_in_steady_backward(window: Window, recorded_ms: float, others_ms: float) -> float:
+    """What the other nodes, at their recorded time, leave of a steady backward pass.
 
-    Recording slows many small nodes far more than few large ones (and can fragment the heap under them), so the others'
-    recorded time is the better measured of the two; taking it as it is errs on the small side. Time of the pass that is
-    in no node shrinks with the pass.
+    Recording slows many small nodes far more than few large ones, and can fragment the heap under all of them: scaling
+    in proportion gives the loop too much, taking the others' recorded time as it is gives it too little. The middle is
+    reported, and the proportion bounds the gain.
     """
     means = window.phase_ms.get("backward")
     if means is None:

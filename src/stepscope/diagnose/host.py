@@ -88,6 +88,11 @@ def _cost(loop: LoopFacts) -> float:
     return loop.ms_per_step + (loop.backward_ms_per_step or 0.0)
 
 
+def _ceiling(loop: LoopFacts) -> float:
+    at_most = loop.backward_at_most_ms_per_step
+    return max(_cost(loop), loop.ms_per_step + (at_most or 0.0))
+
+
 def _loop_finding(train: StepFacts, loop: LoopFacts) -> Finding:
     cost = min(_cost(loop), train.mean_ms)
     share = clip_share(cost, train.mean_ms)
@@ -102,7 +107,7 @@ def _loop_finding(train: StepFacts, loop: LoopFacts) -> Finding:
         confidence=lowest([steps_confidence(train), _loop_confidence(loop)]),
         cost_ms_per_step=cost,
         share=share,
-        gain_ceiling=share,
+        gain_ceiling=clip_share(_ceiling(loop), train.mean_ms),
         where=_loop_places(loop),
         ranks=train.ranks,
         evidence=_loop_evidence(loop),
@@ -151,6 +156,9 @@ def _loop_evidence(loop: LoopFacts) -> tuple[Evidence, ...]:
     if loop.backward_ms_per_step is not None:
         matched = f"{source}; matched by sequence number, scaled to the steady step"
         found.append(Evidence("loop per step, backward", round(loop.backward_ms_per_step, 3), "ms", matched))
+        at_most = loop.backward_at_most_ms_per_step
+        if at_most is not None and at_most > loop.backward_ms_per_step:
+            found.append(Evidence("loop per step, backward, at most", round(at_most, 3), "ms", matched))
     if loop.dimension:
         found.append(Evidence("calls equal a dimension", loop.dimension, "", f"{source}; recorded shapes"))
     found.append(Evidence("operators per call", round(loop.operators_per_call, 1), "operators", source))
