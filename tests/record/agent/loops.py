@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope.record.agent.step_queue import QueuedCutter
 from stepscope.record.agent.steps import StepCutter, StepRow
 
 
 class Loop:
-    """Drives a StepCutter; every verb takes the milliseconds it lasts, `rows` collects what was cut."""
+    """Drives the agent's step cutter; every verb takes the milliseconds it lasts, `rows` collects what was cut."""
 
-    def __init__(self, optimizers: bool = True) -> None:
+    def __init__(self, optimizers: bool = True, cutter: type[StepCutter] = QueuedCutter) -> None:
         self.now = 1_000_000_000
         self.rows: list[StepRow] = []
         self.live: list[StepRow | None] = []
         self.listener_ms = 0
-        self.cutter = StepCutter(lambda: self.now, self._emit)
+        self.cutter = cutter(lambda: self.now, self._emit)
         self._ids = iter(range(1, 1_000_000))
         if optimizers:
             self.cutter.optimizer_created()

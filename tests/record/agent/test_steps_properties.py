@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.model import STEP_COLUMNS
-from stepscope.record.agent.steps import StepRow
+from stepscope.record.agent.step_queue import QueuedCutter
+from stepscope.record.agent.steps import StepCutter, StepRow
 
 from .loops import Loop
 
@@ -69,6 +70,55 @@ def test_any_order_of_events(events: list[tuple[int, int, int]], listener_ms: in
         EVENTS[event](loop, identity)
     loop.spend(1)
     check(loop.finish())
+
+
+PLAIN_STEP = [(4, 1, 2), (9, 0, 1), (13, 1, 0)]  # fetch, backward, optimizer
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, len(EVENTS) - 1), identities, st.integers(0, 5)), max_size=12)
+        | st.just(PLAIN_STEP),
+        max_size=12,
+    ),
+    st.integers(0, 1),
+)
+def test_events_that_wait_change_nothing(parts: list[list[tuple[int, int, int]]], listener_ms: int) -> None:
+    results = []
+    for cutter in (StepCutter, QueuedCutter):
+        loop = Loop(cutter=cutter)
+        loop.listener_ms = listener_ms
+        numbers = []
+        for event, identity, gap in (event for part in parts for event in part):
+            loop.spend(gap)
+            EVENTS[event](loop, identity)
+            numbers.append(loop.cutter.current_step())
+        loop.spend(1)
+        results.append((loop.finish(), loop.live, numbers))
+    assert results[0] == results[1]
+
+
+def test_a_backward_pass_that_waits_is_running() -> None:
+    loop = Loop()
+    iterator = loop.iterate(1)
+    loop.fetch(iterator)
+    assert not loop.cutter.in_backward
+    loop.cutter.backward_start(loop.now)
+    assert loop.cutter.in_backward
+    loop.step()  # inside backward
+    assert loop.cutter.in_backward
+    loop.cutter.backward_end(loop.now)
+    loop.cutter.backward_end(loop.now)
+    assert not loop.cutter.in_backward
+
+
+def test_the_usual_step_is_cut_without_the_state_machine() -> None:
+    loop = Loop()
+    loop.cutter._at_once = ()  # type: ignore[attr-defined]
+    for _ in loop.batches(1, 5):
+        loop.train()
+    assert [row.kind for row in loop.finish()] == ["train"] * 5
 
 
 @settings(max_examples=100, deadline=None)

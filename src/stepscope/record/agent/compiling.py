@@ -13,6 +13,10 @@ from typing import Any, Callable, Iterator
 
 # Functions of ours that stand for the user's: a function decorated with `region` is compiled like any other.
 USER_SIDE = frozenset(["inside"])
+# Functions of ours that call what they stand for: torch's own functions, or the user's.
+PASSES_ON = frozenset(
+    ["stepscope_wrapper", "call", "range_push", "range_pop", "export_chrome_trace", "exec_module", "__enter__"]
+).union(["__exit__", "_run_on_profiler_start", "_run_on_profiler_stop"])
 
 
 def is_compiling_check() -> Callable[[], bool]:
@@ -50,8 +54,9 @@ def _skip_function() -> Callable[[CodeType], None] | None:
         return None
 
     def skip_code(code: CodeType) -> None:
-        # What a guarded hook calls (the standard library, a profiler of ours) is left alone as well.
-        inside = action.SKIP if code.co_name == "guarded" else action.DEFAULT
+        # What a hook calls (the standard library, a profiler of ours) is left alone as well; what a wrapper calls is
+        # the user's or torch's.
+        inside = action.DEFAULT if code.co_name in PASSES_ON else action.SKIP
         assign(code, strategy(action.SKIP, inside))
 
     return skip_code

@@ -18,14 +18,15 @@ from stepscope.record.agent.clock import Clock
 from stepscope.record.agent.compiling import skip_own_code
 from stepscope.record.agent.config import Config, from_environment
 from stepscope.record.agent.device import DeviceTimer
-from stepscope.record.agent.guard import Guard
+from stepscope.record.agent.guard import Guard, HookList
 from stepscope.record.agent.journal import EventLog, Journal, append_line, masked_command, rank_identity
 from stepscope.record.agent.probes import ProbeSet
 from stepscope.record.agent.probes.module_forward import ModuleForwardProbe
 from stepscope.record.agent.probes.ptracer import allow_tracing
-from stepscope.record.agent.steps import StepCutter, StepRow
+from stepscope.record.agent.step_queue import QueuedCutter
+from stepscope.record.agent.steps import StepRow
 
-StepListener = Callable[["Agent", Optional[StepRow], int], None]
+StepListener = Callable[[Optional[StepRow], int], None]
 
 _agent: Agent | None = None
 
@@ -77,7 +78,7 @@ class Agent:
         self.clock = clock or Clock(config.epoch_offset_ns)
         self.guard = Guard(self._report_fault, config.faults)
         self.journal = Journal(config.run, config.host_dir, self.clock, self._describe)
-        self.steps = StepCutter(self.clock.now, self._on_row)
+        self.steps = QueuedCutter(self.clock.now, self._on_row)
         self.events = EventLog(self.journal, self.clock, self.steps.current_step)
         self.device = DeviceTimer(self)
         self.probes = ProbeSet(self)
@@ -89,10 +90,12 @@ class Agent:
         self.compile_used = False  # torch.compile was called in this process
         self.optimizer_events = 0  # optimizer steps seen, nested ones included
         self.started_ns = self.clock.now()
-        self._listeners: list[StepListener] = []
+        self.regions_written = False  # since the last step was cut
+        self._at_row = HookList(self.guard)
+        self._at_row.add("journal", self._write_row)
+        self._at_boundary = HookList(self.guard)
+        self._after_unfed = HookList(self.guard)
         self._finish_hooks: list[Callable[[], None]] = []
-        self._boundary_hooks: list[Callable[[StepRow | None, int], None]] = []
-        self._unfed_hooks: list[Callable[[StepRow | None, int], None]] = []
         self._owner: int | None = None  # the thread whose steps are cut
         self.training_thread: int | None = None  # the owner once it trains; hooks compare with it before they ask
         self._train_steps = 0
@@ -100,7 +103,6 @@ class Agent:
         self._limit_reached = False
         self._faults: dict[str, str] = {}
         self._finished = False
-        self._write_row = self.guard.wrap("journal", self._write_row_unguarded)
 
     # ------------------------------------------------------------------------------------------------ life cycle
 
@@ -137,24 +139,19 @@ class Agent:
     # ------------------------------------------------------------------------------------------- what others add
 
     def add_step_listener(self, listener: StepListener) -> None:
-        """Call `listener(agent, row, now_ns)` between two steps, on the training thread, right after a step was cut.
+        """Call `listener(row, now_ns)` between two steps, on the training thread, right after a step was cut.
 
         `row` is None when a loop starts instead. Time spent in listeners is in no step.
         """
-        name = getattr(listener, "probe_name", None) or f"listener {len(self._listeners) + 1}"
-        guarded = self.guard.wrap(name, listener)
-        self._listeners.append(guarded)
+        self._at_boundary.add(getattr(listener, "probe_name", "listener"), listener)
 
     def add_finish_hook(self, hook: Callable[[], None], probe: str) -> None:
         """Call `hook` when recording ends, before the last step is closed."""
         self._finish_hooks.append(self.guard.wrap(probe, hook, inject=False))
 
-    def add_boundary_hook(
-        self, hook: Callable[[StepRow | None, int], None], probe: str, unfed_only: bool = False
-    ) -> None:
+    def add_boundary_hook(self, hook: StepListener, probe: str, unfed_only: bool = False) -> None:
         """Like a listener, for probes: cheap, called before the listeners; or only after steps without a fetch."""
-        hooks = self._unfed_hooks if unfed_only else self._boundary_hooks
-        hooks.append(self.guard.wrap(probe, hook))
+        (self._after_unfed if unfed_only else self._at_boundary).add(probe, hook, first=True)
 
     def note_compile(self) -> None:
         """torch.compile is used from now on: global module hooks would make Dynamo compile anew."""
@@ -200,28 +197,28 @@ class Agent:
 
     def _on_row(self, row: StepRow | None, live: bool, now_ns: int) -> None:
         if row is not None:
-            self._write_row(row)
-        if not live:
-            return
-        for hook in self._boundary_hooks:
-            hook(row, now_ns)
-        if row is not None and row.fetches == 0:
-            for hook in self._unfed_hooks:
-                hook(row, now_ns)
-        for listener in self._listeners:
-            listener(self, row, now_ns)
+            self._at_row.call(row)
+        if live:
+            if row is not None and row.fetches == 0:
+                self._after_unfed.call(row, now_ns)
+            self._at_boundary.call(row, now_ns)
 
-    def _write_row_unguarded(self, row: StepRow) -> None:
+    def _write_row(self, row: StepRow) -> None:
         self.journal.write_step(row)
         if self.device.possible:
             self.device.step_edge(row)
-        marks.step_cut(row)
-        if row.kind == "train":
+        if self.regions_written:
+            self.regions_written = False
+            marks.flush()
+        if self.config.max_steps is not None and not self._limit_reached:
+            self._count_towards_limit(row.kind, self.config.max_steps)
+
+    def _count_towards_limit(self, kind: str, limit: int) -> None:
+        if kind == "train":
             self._train_steps += 1
         else:
             self._eval_steps += 1
-        limit = self.config.max_steps
-        if limit is not None and not self._limit_reached and (self._train_steps or self._eval_steps) >= limit:
+        if (self._train_steps or self._eval_steps) >= limit:
             self._limit_reached = True
             self._tell_launcher_limit()
 

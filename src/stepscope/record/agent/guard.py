@@ -7,7 +7,7 @@ injection lives here too, so that tests exercise exactly the path a real defect 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
 
 if TYPE_CHECKING:
     from typing import ParamSpec
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
 
 R = TypeVar("R")
+
+Before = Callable[..., Any]  # called with the arguments of the call; its result is handed to After
+After = Callable[[Any, Any, Optional[BaseException]], Any]  # (what before returned, result, exception)
 
 
 class InjectedFault(Exception):
@@ -26,6 +29,43 @@ class _Switch:
 
     def __init__(self) -> None:
         self.off = False
+
+
+class Pair:
+    """What a probe does before and after a call, with the probe's switch.
+
+    The wrapper around the call is the guard itself: it asks `switch.off`, calls `before` and `after` directly and hands
+    what they raise to `trip`. A layer less than a wrapped hook, for calls made several times a step.
+    """
+
+    __slots__ = ("after", "before", "switch", "trip")
+
+    def __init__(self, switch: _Switch, before: Before, after: After, trip: Callable[[Exception], None]) -> None:
+        self.switch = switch
+        self.before = before
+        self.after = after
+        self.trip = trip
+
+
+class HookList:
+    """Guarded hooks that are called together: one failing does not keep the others from being called."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._pairs: list[Pair] = []
+
+    def add(self, probe: str, hook: Callable[..., Any], first: bool = False) -> None:
+        """Call `hook` from now on, before (`first`) or after the others."""
+        self._pairs.insert(0 if first else len(self._pairs), self._guard.pair(probe, hook))
+
+    def call(self, *args: Any) -> None:
+        """Call all hooks that are not switched off."""
+        for pair in self._pairs:
+            if not pair.switch.off:
+                try:
+                    pair.before(*args)
+                except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
+                    pair.trip(defect)
 
 
 class Guard:
@@ -42,8 +82,7 @@ class Guard:
 
         All hooks of one `probe` share a switch. `inject=False` exempts it from fault injection.
         """
-        switch = self._switches.setdefault(probe, _Switch())
-        switch.off = switch.off or self._stopped
+        switch = self._switch(probe)
         run: Callable[..., Any] = _raise_injected if inject and self._is_faulty(probe) else hook
 
         def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -57,6 +96,13 @@ class Guard:
 
         return guarded
 
+    def pair(self, probe: str, before: Before, after: After | None = None) -> Pair:
+        """`before` and `after` for a wrapper that guards them (see `Pair`), on the switch of `probe`."""
+        switch = self._switch(probe)
+        if self._is_faulty(probe):
+            before = after = _raise_injected
+        return Pair(switch, before, after or _nothing, lambda error: self._trip(probe, switch, error))
+
     def is_off(self, probe: str) -> bool:
         """Whether `probe` has failed or the whole guard was stopped."""
         switch = self._switches.get(probe)
@@ -68,6 +114,11 @@ class Guard:
         for switch in self._switches.values():
             switch.off = True
 
+    def _switch(self, probe: str) -> _Switch:
+        switch = self._switches.setdefault(probe, _Switch())
+        switch.off = switch.off or self._stopped
+        return switch
+
     def _is_faulty(self, probe: str) -> bool:
         return bool(self._faults) and ("*" in self._faults or probe in self._faults)
 
@@ -77,6 +128,10 @@ class Guard:
             self._report(probe, f"{type(error).__name__}: {error}"[:500])
         except Exception:  # noqa: BLE001 - reporting a failure must not become one
             return
+
+
+def _nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
+    return
 
 
 def _raise_injected(*_args: Any, **_kwargs: Any) -> Any:

@@ -28,9 +28,13 @@ BATCH_NS = 20_000_000
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 
-def _encode_row(row: StepRow) -> str:
-    """A row of integers, None and plain words as JSON; a fifth of the time the encoder takes, once per step."""
-    return str(list(row)).replace("None", "null").replace("'", '"').replace(" ", "")
+# Whole numbers, None and two plain words: half the time the encoder takes.
+_ROW_FORMAT = "[" + ",".join('"%s"' if name in ("kind", "signal") else "%s" for name in STEP_COLUMNS) + "]"
+
+
+def _encode_rows(rows: list[StepRow]) -> str:
+    """Rows as lines of JSON, without the last line break."""
+    return "\n".join([_ROW_FORMAT % row for row in rows]).replace("None", "null")
 
 
 class LineFile:
@@ -171,7 +175,7 @@ class Journal:
         if not rows or (self._steps is None and not self.claim()) or self._steps is None:
             return
         was_full = self._steps.full
-        self._steps.write("\n".join(map(_encode_row, rows)))
+        self._steps.write(_encode_rows(rows))
         if self._steps.full and not was_full:
             self.write_event({"kind": "budget", "time_ns": self._clock.now(), "duration_ns": None, "step": None,
                               "file": "steps.jsonl", "bytes": STEPS_BYTE_LIMIT})  # fmt: skip

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from stepscope.record.agent.core import Agent
-    from stepscope.record.agent.phases import StepRow
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,6 +46,7 @@ class _Recorder:
             self._agent.steps.mark("user", self._agent.clock.now())
 
     def _region(self, name: str, start_ns: int, end_ns: int, kind: str) -> None:
+        self._agent.regions_written = True
         if self._written < REGIONS_PER_STEP:
             self._written += 1
             fields = {} if kind == "region" else {"source": kind}
@@ -111,16 +111,9 @@ def deactivate() -> None:
 
 
 def flush() -> None:
-    """Write the regions summed up so far."""
+    """Write the regions summed up so far; called after each step that has any, so that the next counts anew."""
     if _recorder is not None:
         _recorder.flush()
-
-
-def step_cut(_row: StepRow) -> None:
-    """Told by the agent after each step: the next one counts its regions anew."""
-    recorder = _recorder
-    if recorder is not None and (recorder._written or recorder._sums):
-        recorder.flush()
 
 
 def record_region(name: str, start_ns: int, end_ns: int, kind: str) -> None:

@@ -41,7 +41,7 @@ _sampler: FallbackSampler | None = None
 def attach(agent: Agent) -> None:
     """Called once by the agent: start sampling now, or as soon as the launcher asks for it."""
     if not maybe_start(agent):
-        agent.add_step_listener(_Lookout(agent.clock.now()))
+        agent.add_step_listener(_Lookout(agent))
 
 
 def maybe_start(agent: Agent) -> bool:
@@ -67,15 +67,16 @@ class _Lookout:
 
     probe_name = "sampler"
 
-    def __init__(self, now_ns: int) -> None:
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
         self._pause_ns = _FIRST_LOOK_NS
-        self._next_ns = now_ns
+        self._next_ns = agent.clock.now()
 
-    def __call__(self, agent: Agent, row: StepRow | None, now_ns: int) -> None:  # noqa: ARG002
+    def __call__(self, row: StepRow | None, now_ns: int) -> None:  # noqa: ARG002
         if now_ns < self._next_ns:
             return
         self._pause_ns = min(self._pause_ns * 3 // 2, _LONGEST_LOOK_NS)
-        self._next_ns = _LONGEST_LOOK_NS * 1_000_000 + now_ns if maybe_start(agent) else now_ns + self._pause_ns
+        self._next_ns = _LONGEST_LOOK_NS * 1_000_000 + now_ns if maybe_start(self._agent) else now_ns + self._pause_ns
 
 
 class FallbackSampler:

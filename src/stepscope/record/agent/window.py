@@ -99,7 +99,7 @@ class WindowManager:
 
     # ---------------------------------------------------------------------------------------------- step boundaries
 
-    def __call__(self, _agent: Agent, row: StepRow | None, now_ns: int) -> None:
+    def __call__(self, row: StepRow | None, now_ns: int) -> None:
         """The step listener. A boundary on another thread than the window's is not ours to act on."""
         window = self._window
         if window is not None and window.session.thread != threading.get_ident():

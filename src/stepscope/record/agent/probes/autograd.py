@@ -22,13 +22,12 @@ class AutogradProbe:
     def install(self, agent: Agent) -> None:
         """Wrap `torch.autograd.backward`, which `Tensor.backward` calls as well."""
         self._agent = agent
-        before = agent.guard.wrap(self.name, self._before)
-        after = agent.guard.wrap(self.name, self._after)
+        pair = agent.guard.pair(self.name, self._before, self._after)
 
         def make() -> None:
             import torch
 
-            self._patches.around(torch.autograd, "backward", before, after)
+            self._patches.around(torch.autograd, "backward", pair)
 
         self._patches.install(make)
 

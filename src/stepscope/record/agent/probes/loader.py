@@ -10,6 +10,7 @@ import itertools
 import os
 import sys
 import weakref
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 _SERIAL = "_stepscope_serial"
 _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_CRITICAL = frozenset(os.path.join(_FOLDER, name + ".py") for name in ("steps", "open_step", "phases", "core"))
+_CRITICAL = frozenset(
+    os.path.join(_FOLDER, name + ".py") for name in ("steps", "step_queue", "open_step", "phases", "core")
+)
 _NO_LENGTH = (TypeError, NotImplementedError, AttributeError)
 
 
@@ -78,23 +81,21 @@ class LoaderProbe:
     def install(self, agent: Agent) -> None:
         """Wrap `_BaseDataLoaderIter.__next__` and the places where an iterator is made or started anew."""
         self._agent = agent
-        guard = agent.guard
-        before_next = guard.wrap(self.name, self._before_next)
-        after_next = guard.wrap(self.name, self._after_next)
-        before_make = guard.wrap(self.name, self._before_make)
-        after_make = guard.wrap(self.name, self._after_make)
-        before_reset = guard.wrap(self.name, self._before_reset)
-        before_delete = guard.wrap(self.name, self._before_delete)
-        self._dead = guard.wrap(self.name, self._iterator_dead)
+        pair = partial(agent.guard.pair, self.name)
+        fetch = pair(self._before_next, self._after_next)
+        made = pair(self._before_make, self._after_make)
+        reset = pair(self._before_reset, self._after_make)
+        deleted = pair(self._before_delete)
+        self._dead = agent.guard.wrap(self.name, self._iterator_dead)
 
         def make() -> None:
             from torch.utils.data import dataloader
 
             around = self._patches.around
-            around(dataloader._BaseDataLoaderIter, "__next__", before_next, after_next)
-            around(dataloader.DataLoader, "_get_iterator", before_make, after_make)
-            around(dataloader._MultiProcessingDataLoaderIter, "_reset", before_reset, after_make)
-            around(dataloader._MultiProcessingDataLoaderIter, "__del__", before_delete, _nothing)
+            around(dataloader._BaseDataLoaderIter, "__next__", fetch)
+            around(dataloader.DataLoader, "_get_iterator", made)
+            around(dataloader._MultiProcessingDataLoaderIter, "_reset", reset)
+            around(dataloader._MultiProcessingDataLoaderIter, "__del__", deleted)
 
         self._patches.install(make)
 
@@ -246,7 +247,3 @@ def _length(loader: Any) -> int | None:
         return len(sampler)  # type: ignore[arg-type]
     except _NO_LENGTH:
         return None
-
-
-def _nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    return

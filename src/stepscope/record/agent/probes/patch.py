@@ -5,9 +5,12 @@ A wrapper someone else has wrapped since cannot be taken out any more; it then p
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
-from stepscope.record.agent.probes.wrapper_importlib_bootstrap import After, Before, make_wrapper
+from stepscope.record.agent.probes.wrapper_importlib_bootstrap import make_wrapper
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.guard import Pair
 
 
 class Patch:
@@ -46,10 +49,10 @@ class PatchSet:
         if not self._stuck:
             make()
 
-    def around(self, owner: Any, name: str, before: Before, after: After) -> None:
-        """Call `before` and `after` (both guarded by the caller) around `owner.name`; no-op where it does not exist."""
+    def around(self, owner: Any, name: str, pair: Pair) -> None:
+        """Call the hooks of `pair` around `owner.name`; no-op where it does not exist."""
         if getattr(owner, name, None) is not None:
-            self._patches.append(Patch(owner, name, lambda original: make_wrapper(self, original, before, after)))
+            self._patches.append(Patch(owner, name, lambda original: make_wrapper(self, original, pair)))
 
     def remove(self) -> None:
         """Take all wrappers out, the newest first."""

@@ -44,12 +44,12 @@ class ProfilerStepProbe:
         """Wrap `torch.profiler.profile.__init__`, and the schedules of profilers seen before a suspension."""
         self._agent = agent
         self.asked = agent.guard.wrap(self.name, self._asked)
-        after = agent.guard.wrap(self.name, self._after_init)
+        pair = agent.guard.pair(self.name, _first_argument, self._after_init)
 
         def make() -> None:
             from torch.profiler import profile
 
-            self._patches.around(profile, "__init__", _first_argument, after)
+            self._patches.around(profile, "__init__", pair)
 
         self._patches.install(make)
         for reference in self._profilers:

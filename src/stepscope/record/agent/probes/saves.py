@@ -23,13 +23,12 @@ class SavesProbe:
     def install(self, agent: Agent) -> None:
         """Wrap `torch.save`."""
         self._agent = agent
-        before = agent.guard.wrap(self.name, self._before)
-        after = agent.guard.wrap(self.name, self._after)
+        pair = agent.guard.pair(self.name, self._before, self._after)
 
         def make() -> None:
             import torch
 
-            self._patches.around(torch, "save", before, after)
+            self._patches.around(torch, "save", pair)
 
         self._patches.install(make)
 

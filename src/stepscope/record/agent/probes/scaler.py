@@ -21,14 +21,13 @@ class ScalerProbe:
     def install(self, agent: Agent) -> None:
         """Wrap `step` of torch.amp's GradScaler, or of torch.cuda.amp's where that is all there is (before 2.3)."""
         self._agent = agent
-        before = agent.guard.wrap(self.name, self._before)
-        after = agent.guard.wrap(self.name, self._after)
+        pair = agent.guard.pair(self.name, self._before, self._after)
 
         def make() -> None:
             import torch
 
             home = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
-            self._patches.around(home.GradScaler, "step", before, after)
+            self._patches.around(home.GradScaler, "step", pair)
 
         self._patches.install(make)
 

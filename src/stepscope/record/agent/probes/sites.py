@@ -95,7 +95,7 @@ class SitesProbe:
                 args, kwargs = args[:1], _optimizer_arguments(*args[1:], **kwargs)
             self._write(kind, function, args[1:] if is_method else args, kwargs, is_method)
 
-        self._patches.around(owner, name, self._agent.guard.wrap(self.name, before), _nothing)
+        self._patches.around(owner, name, self._agent.guard.pair(self.name, before))
 
     def _optimizer_made(self) -> None:
         self._agent.steps.optimizer_created()
@@ -116,7 +116,3 @@ class SitesProbe:
 def _optimizer_arguments(_params: Any = None, defaults: Any = None, **_other: Any) -> dict[str, Any]:
     """What a subclass handed to `Optimizer.__init__`: its own arguments are the defaults of the parameter groups."""
     return dict(defaults) if isinstance(defaults, dict) else {}
-
-
-def _nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    return

@@ -25,14 +25,13 @@ class XlaProbe:
         self._agent = agent
         if "torch_xla" not in sys.modules:
             return
-        before = agent.guard.wrap(self.name, self._before)
-        after = agent.guard.wrap(self.name, self._after)
+        pair = agent.guard.pair(self.name, self._before, self._after)
 
         def make() -> None:
-            self._patches.around(sys.modules["torch_xla"], "sync", before, after)
+            self._patches.around(sys.modules["torch_xla"], "sync", pair)
             model = sys.modules.get("torch_xla.core.xla_model")
             if model is not None:
-                self._patches.around(model, "mark_step", before, after)
+                self._patches.around(model, "mark_step", pair)
 
         self._patches.install(make)
 
