@@ -31,11 +31,12 @@ check: $(VENV)/installed-dev ## lint, formatting, strict types, layer contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/installed ## measure our own overhead into benchmarks/RESULTS.md (about half an hour; keep the machine idle)
+bench: $(VENV)/installed ## measure our overhead and our reader into benchmarks/RESULTS.md (about 45 minutes; keep the machine idle)
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/read.py
 
 clean: ## delete the environment, caches, example data and recorded runs
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache stepscope-runs examples/*/data
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache benchmarks/.peers stepscope-runs examples/*/data
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps say which installation is complete; an interrupted one is done again.

@@ -17,7 +17,6 @@ import contextlib
 import itertools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from estimates import Estimate, estimate, verdict
+from results import RESULTS, machine, put_between_markers
 
 from stepscope.record.host.clock import measure_epoch_offset_ns, now_ns
 from stepscope.record.host.launch import child_environment, package_folder
@@ -37,8 +37,6 @@ from stepscope.record.host.pyspy import Sampler, find_pyspy
 from stepscope.record.host.telemetry import TelemetryConfig
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "RESULTS.md"
-BEGIN, END = "<!-- overhead:begin -->", "<!-- overhead:end -->"
 ORDERS = tuple(itertools.permutations("ABC"))
 PARTS = ("recording", "sampling", "hooks")
 
@@ -272,29 +270,6 @@ def within(steps: Steps, begin: int, end: int) -> Steps:
 # ------------------------------------------------------------------------------------------------------- reporting
 
 
-def machine() -> dict[str, str]:
-    """What the figures depend on."""
-    import importlib.metadata
-
-    model = next(
-        (line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.machine()
-    )
-    versions = {name: importlib.metadata.version(name) for name in ("stepscope", "torch", "py-spy")}
-    return {
-        "processor": f"{model}, {len(os.sched_getaffinity(0))} cores to use",
-        "Python": platform.python_version(),
-        **versions,
-        "load before": f"{os.getloadavg()[0]:.2f}",
-    }
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
-
-
 def figure(value: Estimate, unit: str) -> str:
     """Median and interval, as a change in percent or in microseconds."""
 
@@ -325,16 +300,6 @@ def table(rows: list[Row], plan: Plan, command: str, about: dict[str, str]) -> s
     return "\n".join(lines)
 
 
-def put_between_markers(path: Path, text: str) -> None:
-    """Replace what stands between the markers of `path`; both are added where they are missing."""
-    old = path.read_text() if path.exists() else "# Benchmark results\n"
-    if BEGIN not in old or END not in old:
-        old += f"\n{BEGIN}\n{END}\n"
-    head, _, rest = old.partition(BEGIN)
-    tail = rest.partition(END)[2]
-    path.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}")
-
-
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="measure what recording costs a training loop")
@@ -354,7 +319,7 @@ def main() -> None:
     plan = Plan(pairs=args.pairs, process_pairs=args.process_pairs, seconds=args.seconds)
     if args.quick:
         plan = replace(plan, pairs=2, process_pairs=2, seconds=1.0, block_seconds=2.0)
-    about = machine()
+    about = machine("stepscope", "torch", "py-spy")
     if float(about["load before"]) > 0.5:
         print(f"the machine is busy (load {about['load before']}): expect 'undecided'", file=sys.stderr)
     rows: list[Row] = []
@@ -374,7 +339,7 @@ def main() -> None:
     if args.json is not None:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     if not args.quick:
-        put_between_markers(RESULTS, text)
+        put_between_markers(RESULTS, "overhead", text)
         print(f"written to {RESULTS}", file=sys.stderr)
 
 

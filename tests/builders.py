@@ -92,6 +92,8 @@ def make_tables(
     steps: Iterable[Row] = (),
     stacks: Iterable[Row] = (),
     events: Iterable[Row] = (),
+    links: Iterable[Row] = (),
+    traces: Iterable[Row] = (),
     journal: Iterable[Row] = (),
     system: Iterable[Row] = (),
     processes: Iterable[Row] = (),
@@ -108,7 +110,8 @@ def make_tables(
 
     `journal` rows may carry the kind's own fields beside the columns (`{"kind": "gc", "generation": 2}`); they end up
     in `data`. `stacks` frames may be `"function (file:line)"` strings, root first. `events` rows get ids by position;
-    `parent` and `frame` are ids. `run` overrides fields of `RunFacts`.
+    `parent` and `frame` are ids. `links` rows name a device slice by its id in `event`; with a `launch` or an
+    `operator` they count as linked by correlation. `run` overrides fields of `RunFacts`.
     """
     in_rank = {"rank": 0, "process": "rank-0"}
     step_table = full_steps(steps)
@@ -121,6 +124,8 @@ def make_tables(
         steps=_frame("steps", [{**in_rank, **row} for row in step_table]),
         journal=_frame("journal", [_journal_row({**in_rank, **row}) for row in journal]),
         events=_frame("events", [_event_row(i, {**in_rank, **row}) for i, row in enumerate(events)]),
+        links=_frame("links", [_link_row({"process": "rank-0", **row}) for row in links]),
+        traces=_frame("traces", [_trace_row({**in_rank, **row}) for row in traces]),
         stacks=_frame("stacks", [_stack_row(row) for row in stacks]),
         system=_frame("system", [{"host": "host-a", "time_ns": T0, "value": 0.0, **row} for row in system]),
         processes=_frame("processes", [_process_row(row) for row in processes]),
@@ -208,6 +213,23 @@ def _event_row(index: int, row: Row) -> dict[str, Any]:
         "depth": 0,
     }
     return {**usual, **row}
+
+
+def _link_row(row: Row) -> dict[str, Any]:
+    linked = row.get("operator") is not None
+    usual = {
+        "trace": "trace-0.pt.trace.json",
+        "method": "correlation" if linked or row.get("launch") is not None else None,
+        "state": "linked" if linked else "unlinked" if row.get("launch") is not None else "before_recording",
+        "forward_method": "sequence" if row.get("forward") is not None else None,
+    }
+    return {**usual, **row}
+
+
+def _trace_row(row: Row) -> dict[str, Any]:
+    counts = dict.fromkeys(("events", "salvaged", "lost", "unsupported", "clipped", "repaired"), 0)
+    usual = {"trace": "trace-0.pt.trace.json", "owner": "user", "problems": [], "metadata": "{}", "threads": "{}"}
+    return {**usual, **counts, **row}
 
 
 def _stack_row(row: Row) -> dict[str, Any]:

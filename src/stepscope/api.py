@@ -1,6 +1,7 @@
-"""Open a recorded run and ask for its tables, facts, findings and report.
+"""Open a recorded run, or traces that others recorded, and ask for tables, facts, findings and the report.
 
     run = stepscope.open_run("stepscope-runs/20260101-120000-train")
+    run = stepscope.open_run("logs/worker0.pt.trace.json.gz", "logs/worker1.pt.trace.json.gz")
     run.diagnosis.findings[0].where
 
 Each stage is computed on first use and kept. Heavy imports happen then, so that `import stepscope.api` is cheap.
@@ -9,38 +10,100 @@ Each stage is computed on first use and kept. Heavy imports happen then, so that
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.errors import UnreadableInputError
+from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.model import Analysis, Diagnosis, Report
 
 if TYPE_CHECKING:
+    from stepscope.analyze import CodeOptions
     from stepscope.tables.schema import Tables
 
-READABLE = "a run folder that `stepscope run` or `stepscope.profile` wrote (it holds host-*/ or rank-*/)"
+READABLE = (
+    "a run folder that `stepscope run` or `stepscope.profile` wrote, a trace of torch.profiler, or a folder of them"
+)
+OWN_FILES = ("manifest.json", "rank.json", "steps.jsonl", "events.jsonl", "agents.jsonl", "system.jsonl")
+TRACES = (".json", ".json.gz")
 MAX_SUGGESTED = 3  # run folders named when a folder of runs was given
+MAX_SOURCE_FILES = 20_000  # looked at below all source roots together
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to read traces, and which code in them is the user's.
+
+    Attributes:
+        tables: folder to keep tables in, by content, so that a second reading is quick; the user's cache by default.
+        cache: False keeps no tables.
+        steps: first and last step to read, both included; all of them by default.
+        source_roots: folders of the user's code.
+        maps: (old, new) beginnings of paths, for traces recorded on another machine.
+        libraries: names of path components, or beginnings of paths, that are not the user's code.
+        workers: processes that read traces side by side; as many as there are cores by default.
+        progress: called with a trace's name, the bytes read of it and its size, now and then.
+    """
+
+    tables: Path | None = None
+    cache: bool = True
+    steps: tuple[int, int] | None = None
+    source_roots: tuple[Path, ...] = ()
+    maps: tuple[tuple[str, str], ...] = ()
+    libraries: tuple[str, ...] = ()
+    workers: int | None = None
+    progress: Progress | None = None
+
+
+DEFAULTS = ReadOptions()
 
 
 class Run:
-    """One recorded run. Make it with `open_run`."""
+    """One recorded run, or the traces of one. Make it with `open_run`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, paths: tuple[Path, ...], options: ReadOptions = DEFAULTS, *, recorded: bool = True) -> None:
+        self.paths = paths
+        self.options = options
+        self.recorded = recorded  # False: traces of others, beside which nothing is written
         self._reports: dict[bool, Report] = {}
 
     def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r})"
+        return f"Run({', '.join(repr(str(path)) for path in self.paths)})"
+
+    @property
+    def folder(self) -> Path:
+        """The run folder; of traces, the folder that holds them all."""
+        if self.recorded:
+            return self.paths[0]
+        parents = [path if path.is_dir() else path.parent for path in self.paths]
+        return Path(os.path.commonpath([str(parent) for parent in parents]))
 
     @cached_property
     def tables(self) -> Tables:
-        """The run's typed columns; also written to RUN/tables where that folder can be written."""
+        """The run's typed columns; those of a run folder are also written to RUN/tables where it can be written."""
         from stepscope import tables
         from stepscope.read import read_run
+        from stepscope.read.traces import read_traces
+        from stepscope.tables.options import BuildOptions
 
-        built = tables.build(read_run(self.folder))
-        _store(built, self.folder)
+        options = BuildOptions(
+            cache=_cache(self.options),
+            workers=self.options.workers,
+            progress=self.options.progress,
+            steps=self.options.steps,
+        )
+        try:
+            raw = read_run(self.folder) if self.recorded else read_traces(self.paths)
+        except OSError as error:
+            raise UnreadableInputError(f"{self.folder}: {error.strerror or error}; check its permissions") from error
+        built = tables.build(raw, options)
+        if self.recorded:
+            _store(built, self.folder)
         return built
 
     @cached_property
@@ -49,9 +112,10 @@ class Run:
         from stepscope.analyze import analyze, user_files
         from stepscope.report.source import SourceReader
 
-        reader = SourceReader(self.tables.run.user_roots)
-        texts = {file: reader.text(file) for file in user_files(self.tables)}
-        return analyze(self.tables, {file: text for file, text in texts.items() if text is not None})
+        code = _code(self.options)
+        reader = SourceReader((*self.tables.run.user_roots, *code.source_roots))
+        texts = {file: reader.text(file) for file in user_files(self.tables, code)}
+        return analyze(self.tables, {file: text for file, text in texts.items() if text is not None}, code)
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
@@ -69,32 +133,78 @@ class Run:
         return self._reports[source]
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
-    """Open a run folder.
+def open_run(*paths: str | os.PathLike[str], options: ReadOptions = DEFAULTS) -> Run:
+    """Open a run folder, or traces that anything else recorded with torch.profiler.
 
-    Raises `UnreadableInputError` if `path` is none; what is inside is read when it is first asked for, which raises
-    the same error if not a single line of it can be read.
+    Args:
+        paths: one run folder, or one or more trace files (.json, .json.gz) and folders of them.
+        options: how to read them, and which code in them is yours.
+
+    Raises `UnreadableInputError` if one of `paths` cannot be what is asked for; what is inside is read when it is first
+    asked for, which raises the same error if not a single event or step can be read.
     """
-    folder = Path(path)
-    if not folder.exists():
-        raise UnreadableInputError(f"{folder}: no such folder; name {READABLE}")
-    if not folder.is_dir():
-        raise UnreadableInputError(f"{folder}: a file; this version reads {READABLE}")
+    if not paths:
+        raise UsageError(f"nothing to open; name {READABLE}")
+    found = [Path(path) for path in paths]
+    for path in found:
+        if not path.exists():
+            raise UnreadableInputError(f"{path}: no such file or folder; name {READABLE}")
     try:
-        if is_run_folder(folder):
-            return Run(folder.resolve())
-        runs = sorted(child.name for child in folder.iterdir() if child.is_dir() and is_run_folder(child))
+        recorded = [path for path in found if path.is_dir() and is_run_folder(path)]
+        runs = [] if recorded else _runs_in(found)
     except OSError as error:
-        raise UnreadableInputError(f"{folder}: {error.strerror}; name {READABLE}") from None
+        raise UnreadableInputError(f"{error.filename}: {error.strerror}; name {READABLE}") from None
+    if recorded and len(found) > 1:
+        raise UsageError(f"{recorded[0]}: a run folder; open it alone")
     if runs:
-        named = ", ".join(str(folder / name) for name in runs[-MAX_SUGGESTED:])
-        raise UnreadableInputError(f"{folder}: holds {len(runs)} runs, name one of them, e.g. {named}")
-    raise UnreadableInputError(f"{folder}: nothing recorded in it; name {READABLE}")
+        named = ", ".join(str(path) for path in runs[-MAX_SUGGESTED:])
+        raise UnreadableInputError(f"{found[0]}: holds {len(runs)} runs, name one of them, e.g. {named}")
+    return Run(tuple(path.resolve() for path in found), options, recorded=bool(recorded))
 
 
 def is_run_folder(folder: Path) -> bool:
-    """True when `folder` holds a part that a recorder writes."""
-    return any(child.is_dir() and child.name.startswith(("host-", "rank-")) for child in folder.iterdir())
+    """True when `folder` holds a part that a recorder of ours writes; folders of ranks with traces alone do not."""
+    from stepscope.read.run_folder import is_run_folder as looks_like_a_run
+
+    if not looks_like_a_run(folder):
+        return False
+    parts = [part for part in folder.iterdir() if part.is_dir() and part.name.startswith(("host-", "rank-"))]
+    names = [child.name for part in parts for child in part.iterdir()]
+    return any(name in OWN_FILES for name in names) or not any(name.endswith(TRACES) for name in names)
+
+
+def _runs_in(paths: list[Path]) -> list[Path]:
+    """The run folders directly below the one folder given."""
+    if len(paths) != 1 or not paths[0].is_dir():
+        return []
+    return sorted(child for child in paths[0].iterdir() if child.is_dir() and is_run_folder(child))
+
+
+def _cache(options: ReadOptions) -> Path | None:
+    """Where tables are kept, None for nowhere."""
+    if options.tables is not None:
+        return options.tables
+    if not options.cache:
+        return None
+    from stepscope.tables.cache import default_folder
+
+    return default_folder()
+
+
+def _code(options: ReadOptions) -> CodeOptions:
+    """The options on the user's code with the source files that lie below the roots."""
+    from stepscope.analyze import CodeOptions
+
+    files = tuple(islice((file for root in options.source_roots for file in _sources(root)), MAX_SOURCE_FILES))
+    roots = dict.fromkeys(name for root in options.source_roots for name in (str(root.absolute()), str(root)))
+    return CodeOptions(source_roots=tuple(roots), maps=options.maps, libraries=options.libraries, files=files)
+
+
+def _sources(root: Path) -> Iterator[str]:
+    """Python files below `root`, environments and hidden folders left out."""
+    for folder, children, names in os.walk(root.absolute()):
+        children[:] = [name for name in sorted(children) if name[:1] != "." and name not in ("site-packages", "venv")]
+        yield from (os.path.join(folder, name) for name in sorted(names) if name.endswith(".py"))
 
 
 def _store(built: Tables, folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze import analyze
@@ -110,6 +110,7 @@ def test_a_long_series_keeps_its_stall() -> None:
 phase_ns = st.one_of(st.none(), st.integers(0, 10**10))
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(
     st.lists(
         st.tuples(st.integers(1, 10**10), phase_ns, phase_ns, phase_ns, phase_ns, phase_ns), min_size=1, max_size=8

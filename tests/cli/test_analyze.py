@@ -128,9 +128,9 @@ def test_unreadable_input_is_one_line_and_3(tmp_path: Path) -> None:
         (tmp_path / "runs" / f"run-{index}" / "rank-0").mkdir(parents=True)
 
     for name, said in (
-        ("missing", "no such folder"),
-        ("empty", "nothing recorded"),
-        ("file.txt", "a file"),
+        ("missing", "no such file or folder"),
+        ("empty", "no trace in it"),
+        ("file.txt", "file.txt"),
         ("runs", "holds 5 runs, name one of them, e.g. runs/run-2, runs/run-3, runs/run-4"),
     ):
         done = stepscope("analyze", name, cwd=tmp_path)

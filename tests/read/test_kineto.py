@@ -1,4 +1,7 @@
-"""Traces of all ages: times to the nanosecond, damage, bombs, secrets, and real files."""
+"""Traces of every age and vendor: what the columns hold, one test or more for each way in which writers differ.
+
+Times are in test_times.py, damage in test_damage.py.
+"""
 
 from __future__ import annotations
 
@@ -8,238 +11,385 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from stepscope.errors import UnreadableInputError
-from stepscope.read import kineto
-from stepscope.read.kineto import RawTrace, read_trace
+from stepscope.read.formats import open_trace
+from stepscope.read.trace import TraceQuality
+from tests.read.collected import BASE, SHARED, Collected, event, kernel, read
 
-SHARED = Path(__file__).parents[2] / ".." / "shared" / "traces"
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")
-BASE = 1_790_857_026_000_000_000
 
 
-def slice_(name: str = "aten::add", ts: Any = 1.5, dur: Any = 2, **more: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, **more}
-
-
-def read(tmp_path: Path, content: Any, name: str = "trace-0.json") -> RawTrace:
-    path = tmp_path / name
-    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    return read_trace(path)
-
-
-def test_columns(tmp_path: Path):
-    args = {"External id": 4, "Sequence number": 9, "Input Dims": [[4, 8], []], "Input type": ["float", ""], "x": 1}
-    device = {"device": 0, "stream": 7, "correlation": 12, "bytes": 4096, "External id": 4}
+def test_columns_of_operators_kernels_and_python(tmp_path: Path):
+    operator = {
+        "External id": 4, "Sequence number": 9, "Fwd thread id": 1, "Input Dims": [[4, 8], []],
+        "Input type": ["float", ""], "Ev Idx": 3,
+    }  # fmt: skip
+    figures = {
+        "External id": 4, "device": 0, "stream": 7, "correlation": 12, "registers per thread": 32, "shared memory": 64,
+        "blocks per SM": 4.25, "warps per SM": 17, "grid": [564, 2, 1], "block": [128, 1, 1],
+        "est. achieved occupancy %": 31,
+    }  # fmt: skip
+    python = {"Python id": 3, "Python parent id": 2, "Python module id": 1}
     events = [
-        slice_(args=args),
-        slice_("Memcpy HtoD", 5, 1, cat="gpu_memcpy", tid=7, pid=0, args=device),
-        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "thread 1 (python)"}},
-        {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": 1},
-        {"ph": "s", "id": 1, "pid": 1, "tid": 1, "ts": 1, "cat": "ac2g", "name": "ac2g"},
+        event(args=operator),
+        kernel(**figures),
+        event("Memcpy HtoD", cat="gpu_memcpy", args={"bytes": 4096, "correlation": 13, "memory bandwidth (GB/s)": 1.5}),
+        event("cudaLaunchKernel", cat="cuda_runtime", args={"correlation": 12, "cbid": 211}),
+        event("train.py(3): main", cat="python_function", args=python),
+        event("bare"),
     ]
     trace = read(tmp_path, {"baseTimeNanoseconds": BASE, "traceEvents": events})
-    columns = trace.events
-    assert columns.name == ["aten::add", "Memcpy HtoD"]
-    assert columns.category == ["cpu_op", "gpu_memcpy"]
-    assert columns.track == ["1/1", "0/7"]
-    assert columns.start_ns.tolist() == [BASE + 1500, BASE + 5000]
-    assert columns.duration_ns.tolist() == [2000, 1000]
-    assert (columns.external_id, columns.sequence) == ([4, 4], [9, None])
-    assert (columns.device, columns.stream, columns.correlation) == ([None, 0], [None, 7], [None, 12])
-    assert columns.bytes == [None, 4096]
-    assert [json.loads(text) if text else None for text in columns.shapes] == [[[4, 8], []], None]
-    assert [json.loads(text) if text else None for text in columns.types] == [["float", ""], None]
-    assert trace.threads == {"1/1": "thread 1 (python)"}
-    assert trace.quality == kineto.TraceQuality(2, 0, None)
+    slices = trace.slices
+    assert slices["category"] == ["cpu_op", "kernel", "gpu_memcpy", "cuda_runtime", "python_function", "cpu_op"]
+    assert slices["track"] == ["1/1", "0/7", *["1/1"] * 4]
+    assert trace.starts == [BASE + 1500, BASE + 5000, *[BASE + 1500] * 4]
+    assert slices["duration_ns"] == [2000, 3000, *[2000] * 4]
+    assert slices["external_id"] == [4, 4, None, None, None, None]
+    assert slices["correlation"] == [None, 12, 13, 12, None, None]
+    assert (slices["sequence"][0], slices["forward_thread"][0]) == (9, 1)
+    assert (slices["shapes"][0], slices["types"][0]) == ("[[4,8],[]]", '["float",""]')
+    assert [slices[name][1] for name in ("device", "stream", "blocks", "threads")] == [0, 7, 1128, 128]
+    assert [slices[name][1] for name in ("registers", "shared_memory", "blocks_per_sm")] == [32, 64, 4.25]
+    assert [slices[name][1] for name in ("warps_per_sm", "occupancy")] == [17, 31]
+    assert slices["bytes"] == [None, None, 4096, None, None, None]
+    assert [slices[f"python_{name}"][4] for name in ("id", "parent", "module")] == [3, 2, 1]
+    assert all(values[5] is None for name, values in slices.items() if name in ("shapes", "stream", "occupancy"))
+    assert trace.quality == TraceQuality(events=6)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-@given(st.integers(0, 92 * 86_400 * 10**9), st.integers(0, 10**12))
-def test_relative_times_are_exact(tmp_path: Path, start_ns: int, duration_ns: int):
-    def microseconds(ns: int) -> str:
-        return f"{ns // 1000}.{ns % 1000:03d}"
-
-    event = f'{{"ph": "X", "name": "a", "ts": {microseconds(start_ns)}, "dur": {microseconds(duration_ns)}}}'
-    text = f'{{"baseTimeNanoseconds": {BASE}, "traceEvents": [{event}]}}'
-    trace = read(tmp_path, text.encode())
-    assert trace.events.start_ns.tolist() == [BASE + start_ns]
-    assert trace.events.duration_ns.tolist() == [duration_ns]
+def test_schema_version_decides_nothing(tmp_path: Path):  # pitfall 1
+    columns = [
+        read(tmp_path, {**version, "baseTimeNanoseconds": BASE, "traceEvents": [event(), kernel(correlation=1)]}).slices
+        for version in ({"schemaVersion": 1}, {"schemaVersion": 99}, {"schemaVersion": "x"}, {})
+    ]
+    assert all(other == columns[0] for other in columns)
 
 
-def test_absolute_decimals_are_exact(tmp_path: Path):
-    first = b'{"ph": "X", "name": "a", "ts": 1712195495519689.047, "dur": 63.813}'
-    text = b'{"traceEvents": [' + first + b"," + first.replace(b".047", b".048").replace(b"63.813", b"1") + b"]}"
-    events = read(tmp_path, text).events
-    assert events.start_ns.tolist() == [1712195495519689047, 1712195495519689048]
-    assert events.duration_ns.tolist() == [63813, 1000]
+def test_ids_beyond_float_and_beyond_64_bits(tmp_path: Path):  # pitfalls 4 and 10
+    big = 2**53 + 1
+    events = [
+        kernel(correlation=big, stream=2**63 - 1),
+        kernel(correlation=str(big), stream=2**64 - 1, device="0"),
+        kernel(correlation=0, stream=2**64 - 2),
+        kernel(correlation=2**70, stream="stream 7", device=True),
+        {"ph": "f", "id": big, "pid": 0, "tid": 7, "ts": 1, "cat": "ac2g", "name": "ac2g", "bp": "e"},
+        {"ph": "s", "id": str(big), "pid": 0, "tid": 7, "ts": 1, "cat": "ac2g", "name": "ac2g"},
+    ]
+    trace = read(tmp_path, events)
+    assert trace.slices["correlation"] == [big, big, 0, None]
+    assert len({*trace.slices["stream"][:3]}) == 3
+    assert trace.slices["stream"][3] is None
+    assert trace.slices["device"] == [None, 0, None, None]
+    assert trace.flows["id"] == [big, big]
+    assert trace.quality.lost == 0
 
 
-def test_whole_microseconds_and_text(tmp_path: Path):
-    events = read(tmp_path, [slice_(ts=1623143622460111, dur=0), slice_(ts="1623143622460111.25", dur="2.5")]).events
-    assert events.start_ns.tolist() == [1623143622460111000, 1623143622460111250]
-    assert events.duration_ns.tolist() == [0, 2500]
+@pytest.mark.parametrize(
+    ("pid", "tid", "track"),
+    [
+        ("Spans", "PyTorch Profiler", "Spans/PyTorch Profiler"),
+        (0, "stream 7", "0/stream 7"),
+        ("GPU 0 Counters", "", "GPU 0 Counters/"),
+        ("", 1, "/1"),
+        (-1, -1, "-1/-1"),
+        (2**64, 5, f"{2**64}/5"),
+        (None, {"a": 1}, "?/?"),
+        (True, 1.5, "?/?"),
+        ("CPU functions", [1], "CPU functions/?"),
+    ],
+)
+def test_process_and_thread_ids_of_any_type(tmp_path: Path, pid: Any, tid: Any, track: str):  # pitfall 5
+    trace = read(tmp_path, [event(), event(pid=pid, tid=tid), event()])
+    assert trace.slices["track"] == ["1/1", track, "1/1"]
+
+
+def test_number_and_text_of_one_id_are_one_track(tmp_path: Path):
+    trace = read(tmp_path, [event(), event(pid="1", tid="1"), event("b")])
+    assert trace.slices["track"] == ["1/1"] * 3
+
+
+class TestRoots:  # pitfall 6 and 21
+    def test_array_object_and_byte_order_mark(self, tmp_path: Path):
+        events = [event(pid="CPU functions"), event("b")]
+        for content in (events, {"traceEvents": events}, b"\xef\xbb\xbf" + json.dumps(events).encode()):
+            trace = read(tmp_path, content)
+            assert trace.names == ["aten::add", "b"]
+            assert trace.quality == TraceQuality(events=2)
+
+    def test_metadata_on_either_side(self, tmp_path: Path):
+        info = {"backend": "nccl", "rank": 3, "world_size": 8}
+        before = {"distributedInfo": info, "traceEvents": [event()], "with_stack": 1, "traceName": "/home/me/x.json"}
+        after = {"with_stack": 1, "traceEvents": [event()], "INFO": ["a {"], "distributedInfo": info, "trace_id": "q"}
+        for content in (before, after):
+            summary = read(tmp_path, content).summary
+            assert (summary.rank, summary.world_size) == (3, 8)
+            assert summary.metadata == {"with_stack": 1, "distributedInfo": info}
+
+    def test_log_arrays_of_objects_behind_the_events(self, tmp_path: Path):
+        content = {"traceEvents": [event()] * 3, "ERROR": [{"a": 1}, {"b": 2}], "schemaVersion": 1}
+        trace = read(tmp_path, content)
+        assert trace.quality == TraceQuality(events=3)
+        assert trace.summary.metadata == {"schemaVersion": 1}
+
+    def test_environment_dumps_stay_out(self, tmp_path: Path):
+        dump = {"environ": {"HF_TOKEN": "example-not-a-secret"}, "schemaVersion": 9, "traceEvents": []}
+        whole = {"schemaVersion": 1, "PT_PROFILER_JOB": "example-not-a-secret", "traceEvents": [event()], "env": dump}
+        for content in (whole, json.dumps(whole).encode()[:-2], json.dumps(whole).encode()[:-60]):
+            trace = read(tmp_path, content)
+            assert trace.summary.metadata == {"schemaVersion": 1}
+            assert "example-not-a-secret" not in repr(trace.summary)
+
+
+def test_old_and_new_categories_stay_as_they_are(tmp_path: Path):  # pitfall 8
+    categories = [
+        "Operator", "cpu_op", "Kernel", "kernel", "Memcpy", "gpu_memcpy", "Memset", "Runtime", "cuda_runtime",
+        "cuda_driver", "user_annotation", "gpu_user_annotation", "overhead", "mtia_ccp_events", "privateuse1_runtime",
+        "hpu_op", "something new", "",
+    ]  # fmt: skip
+    trace = read(
+        tmp_path, [event(cat=category, args={"correlation": 5}) for category in categories] + [event(cat=None)]
+    )
+    assert trace.slices["category"] == [*categories, None]
+    assert [
+        category
+        for category, value in zip(categories, trace.slices["correlation"], strict=False)
+        if value is None
+    ] == ["Operator", "cpu_op"]  # fmt: skip
+
+
+def test_both_spellings_of_the_external_id(tmp_path: Path):  # pitfall 9
+    args = [{"External id": 4}, {"external id": 5}, {"External id": "6"}, {"External id": None}, {}]
+    for category in ("cpu_op", "cuda_runtime", "kernel", "xpu_runtime"):
+        trace = read(tmp_path, [event(cat=category, args=each) for each in args])
+        assert trace.slices["external_id"] == [4, 5, 6, None, None]
+
+
+def test_one_graph_launch_shares_its_correlation(tmp_path: Path):  # pitfall 11
+    launch = event("cudaGraphLaunch", cat="cuda_runtime", args={"correlation": 9, "External id": 2})
+    trace = read(tmp_path, [launch, kernel("a", correlation=9, **{"graph node id": 4}), kernel("b", correlation=9)])
+    assert trace.slices["correlation"] == [9, 9, 9]
+
+
+def test_overlaps_and_impossible_durations_are_kept_for_the_tables(tmp_path: Path):  # pitfalls 12 and 13
+    week = 8 * 86_400 * 10**6
+    trace = read(tmp_path, [event("a", 0, 10), event("b", 5, 10), kernel("late", 1, week), event("none", 2, 0)])
+    assert trace.slices["duration_ns"] == [10_000, 10_000, week * 1000, 0]
+    assert read(tmp_path, [event(), event(dur=-1), event(dur=10**16), event(dur=None)]).quality.lost == 3
+
+
+def test_steps_of_host_and_device_are_told_apart(tmp_path: Path):  # pitfalls 14 and 15
+    spans = [event("ProfilerStep#3", cat=category) for category in ("user_annotation", "gpu_user_annotation")]
+    trace = read(tmp_path, spans)
+    assert trace.slices["category"] == ["user_annotation", "gpu_user_annotation"]
+
+
+def test_python_without_a_parent(tmp_path: Path):  # pitfall 16
+    args = [{"Python id": 1, "Python parent id": None}, {"Python id": 2, "Python parent id": 1, "Python module id": 0}]
+    trace = read(tmp_path, [event("nn.Module: Linear_0", cat="python_function", args=each) for each in args])
+    assert trace.slices["python_parent"] == [None, 1]
+    assert trace.slices["python_id"] == [1, 2]
+    assert trace.slices["python_module"] == [None, 0]
+
+
+def test_memory_instants(tmp_path: Path):  # pitfall 17
+    full = {"Addr": 2**47, "Bytes": -512, "Device Type": 1, "Device Id": 0, "Total Allocated": 7, "Total Reserved": 9}
+    old = {"Bytes": 512, "Device Type": 20, "Device Id": -1}
+    instants = [
+        {
+            "ph": "i",
+            "cat": "cpu_instant_event",
+            "s": "t",
+            "name": "[memory]",
+            "pid": 1,
+            "tid": 1,
+            "ts": ts,
+            "args": args,
+        }
+        for ts, args in ((1, full), (2.5, old))
+    ]
+    trace = read(tmp_path, [event(), *instants, {**instants[0], "name": "Iteration Start"}, {"ph": "C", "name": "c"}])
+    assert trace.memory == {
+        "track": ["1/1", "1/1"], "time_ns": [1000, 2500], "address": [2**47, None], "bytes": [-512, 512],
+        "device_type": [1, 20], "device": [0, -1], "allocated_bytes": [7, None], "reserved_bytes": [9, None],
+    }  # fmt: skip
+    assert trace.quality == TraceQuality(events=5, unsupported=2)
+
+
+class TestDistributed:  # pitfall 18
+    ARGS = {  # noqa: RUF012
+        "Collective name": "allreduce", "In msg nelems": 8, "Out msg nelems": 8, "dtype": "Float", "Group size": 2,
+        "Process Group Name": "0", "Process Group Description": "default_pg", "Process Group Ranks": "[0, 1]",
+        "In split size": "[1, 2, ...]", "Seq": 7, "Comms Id": 2**60, "Src Rank": 1, "Dst Rank": 0,
+    }  # fmt: skip
+
+    def test_collectives_on_operators_and_kernels(self, tmp_path: Path):
+        other = {"correlation": 3, "token": "example-not-a-secret"}
+        events = [event("record_param_comms", args={**self.ARGS, **other}), kernel("ncclKernel", **self.ARGS, **other)]
+        trace = read(tmp_path, [*events, event()])
+        assert [json.loads(text) if text else None for text in trace.slices["collective"]] == [
+            self.ARGS,
+            self.ARGS,
+            None,
+        ]
+        assert "example-not-a-secret" not in trace.slices["collective"][0]
+
+    def test_a_list_of_ranks_and_absurd_sizes(self, tmp_path: Path):
+        args = {**self.ARGS, "Process Group Ranks": [0, 1], "In split size": list(range(100_000))}
+        text = read(tmp_path, [kernel("nccl", **args)]).slices["collective"][0]
+        assert json.loads(text)["Process Group Ranks"] == [0, 1]
+        assert len(text) < 20_000
+
+    @pytest.mark.parametrize("info", [None, {}, [], {"rank": "x"}, {"rank": -1}, {"rank": 2**40}, 7])
+    def test_no_rank(self, tmp_path: Path, info: Any):
+        summary = read(tmp_path, {"distributedInfo": info, "traceEvents": [event()]}).summary
+        assert (summary.rank, summary.world_size) == (None, None)
+
+    def test_a_rank_as_text_and_groups_as_text_or_list(self, tmp_path: Path):
+        for groups in ("[{...}]", [{"pg_name": "0", "ranks": [0, 1]}], [{"pg_name": "0", "ranks": "0,1"}]):
+            info = {"rank": "2", "world_size": "4", "pg_config": groups, "hosts": "example-not-a-secret"}
+            summary = read(tmp_path, {"distributedInfo": info, "traceEvents": [event()]}).summary
+            assert (summary.rank, summary.world_size) == (2, 4)
+            assert summary.metadata["distributedInfo"] == {"rank": "2", "world_size": "4", "pg_config": groups}
+
+
+VENDORS = {  # pitfall 19
+    "amd_trace/mi250_minitoy_train_ROCm6_2_kineto.json.gz": ("kernel", True),
+    "mtia_inference_trace/mtia_inference_rank_0.json.gz": ("mtia_ccp_events", False),
+    "triton_example/triton_example.json.gz": ("kernel", True),
+    "cpu_only/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz": ("cpu_op", False),
+}
+
+
+@needs_shared
+@pytest.mark.parametrize("name", VENDORS)
+def test_vendors(name: str):
+    category, has_kernels = VENDORS[name]
+    trace = Collected(SHARED / "hta" / name)
+    assert category in trace.slices["category"]
+    assert ("kernel" in trace.slices["category"]) == has_kernels
+    assert any(value is not None for value in trace.slices["correlation"]) == (category != "cpu_op")
+    assert trace.quality.lost == 0
+
+
+def test_host_only_and_device_only(tmp_path: Path):
+    assert read(tmp_path, [event()]).slices["device"] == [None]
+    assert read(tmp_path, [kernel(device=0, stream=2**63 - 5)]).slices["stream"] == [2**63 - 5]
+
+
+def test_device_properties(tmp_path: Path):  # pitfall 20
+    nvidia = {"id": 0, "name": "NVIDIA B200", "numSms": 148, "computeMajor": 10, "maxThreadsPerMultiprocessor": 2048}
+    amd = {"id": 0, "name": "AMD", "multiProcessorCount": 104, "maxThreadsPerMultiProcessor": 2048, "extra": {"a": 1}}
+    for given_, kept in (
+        ([nvidia, amd], [nvidia, {k: v for k, v in amd.items() if k != "extra"}]),
+        ([], []),
+        ({}, [{}]),
+    ):
+        content = {"deviceProperties": given_, "traceEvents": [event()]}
+        assert read(tmp_path, content).summary.metadata["deviceProperties"] == kept
+    many = {"deviceProperties": [nvidia] * 1000, "traceEvents": [event()]}
+    assert len(read(tmp_path, many).summary.metadata["deviceProperties"]) <= 64
+    long = {"deviceProperties": [{"name": "x" * 10_000}], "schemaVersion": "v" * 10_000, "traceEvents": [event()]}
+    assert len(repr(read(tmp_path, long).summary.metadata)) < 1000
+
+
+def test_names_of_threads_and_processes(tmp_path: Path):
+    entries = [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "thread 1 (python)"}},
+        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}},
+        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "python"}},
+        {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}},
+        {"ph": "M", "name": "process_labels", "pid": 1, "tid": 0, "args": {"labels": ["CPU"]}},
+        {"ph": "M", "name": "process_sort_index", "pid": 1, "tid": 0, "args": {"sort_index": 5}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": 7}},
+    ]
+    for content in ([*entries, event()], [event(), *entries]):
+        summary = read(tmp_path, content).summary
+        assert summary.threads == {"1/1": "thread 1 (python)"}
+        assert summary.processes == {"1": "python", "0": "GPU 0"}
+        assert summary.quality == TraceQuality(events=8)
+
+
+def test_call_stacks_of_operators(tmp_path: Path):
+    stack = "train.py(3): main;train.py(9): <module>"
+    trace = read(tmp_path, [event(cat="Operator", args={"Call stack": stack}), event()])
+    assert trace.slices["call_stack"] == [stack, None]
+
+
+def test_long_names_and_arguments_are_bounded(tmp_path: Path):
+    long = "x" * 100_000
+    args = {"Input Dims": [[1]] * 100_000, "Call stack": long}
+    trace = read(tmp_path, [event(long, args=args), event(long + "y")])
+    assert {len(name) for name in trace.names} == {4096}
+    assert trace.slices["shapes"] == [None, None]
+    assert len(trace.slices["call_stack"][0]) < 100_000
 
 
 def test_odd_events_cost_only_themselves(tmp_path: Path):
-    bad = [
-        slice_(ts=None),
-        slice_(ts="soon"),
-        slice_(dur=-1),
-        slice_(dur=1e300),
-        slice_(ts=10**30),
-        slice_(name=7),
-        slice_(ts=True),
-    ]
-    odd = [
-        slice_("ok", pid="Spans", tid={"a": 1}, cat=None, args={"stream": "x", "device": 2**40, "correlation": "12"})
-    ]
-    trace = read(tmp_path, {"traceEvents": [*bad, *odd]})
-    assert trace.events.name == ["ok"]
-    assert trace.events.correlation == [12]
-    assert (trace.events.stream, trace.events.device) == ([None], [None])
-    assert trace.quality == kineto.TraceQuality(8, 7, None)
+    bad = [event(ts=value) for value in (None, "soon", 10**30, True, [], 1e300)]
+    bad += [event(dur=-1), event(dur=1e300), event(name=7), event(name=None)]
+    odd = event("ok", pid="Spans", tid={"a": 1}, cat=7, args=[1])
+    odd_args = kernel("k", grid="x", block=[1, 2], stream=[1], bytes={}, device=1.5, **{"blocks per SM": "many"})
+    trace = read(tmp_path, [*bad, odd, event(), odd_args])
+    assert trace.names == ["ok", "aten::add", "k"]
+    assert trace.slices["category"] == [None, "cpu_op", "kernel"]
+    assert all(trace.slices[name][2] is None for name in ("blocks", "threads", "stream", "bytes", "blocks_per_sm"))
+    assert (trace.quality.events, trace.quality.lost) == (13, 10)
 
 
 def test_gzip_by_content_not_by_name(tmp_path: Path):
-    content = gzip.compress(json.dumps({"traceEvents": [slice_()]}).encode())
-    assert len(read(tmp_path, content, "trace-0.json").events) == 1
-    two = gzip.compress(b'{"traceEvents": [') + gzip.compress(json.dumps(slice_()).encode() + b"]}")
-    assert read(tmp_path, two, "trace-1.json.gz").name == "trace-1.json"
+    assert len(read(tmp_path, gzip.compress(json.dumps([event()]).encode()), "plain.json").names) == 1
+    two = gzip.compress(b'{"traceEvents": [') + gzip.compress(json.dumps(event()).encode() + b"]}")
+    assert len(read(tmp_path, two, "two.json.gz").names) == 1
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_cut_off_file_is_salvaged(tmp_path: Path, packed: bool):
-    rng_names = [f"op{i}-{hash(i * 7919) % 10**9}" for i in range(2000)]
-    whole = json.dumps({"baseTimeNanoseconds": BASE, "traceEvents": [slice_(name) for name in rng_names]}, indent=1)
-    data = gzip.compress(whole.encode()) if packed else whole.encode()
-    trace = read(tmp_path, data[: len(data) // 2], "cut.json")
-    assert 500 < len(trace.events) < 1500
-    assert trace.events.name == rng_names[: len(trace.events)]
-    assert trace.events.start_ns[0] == BASE + 1500
-    assert trace.quality.problem
-    assert trace.quality.lost <= 1
+REAL = sorted(path for part in ("hta", "kineto_tb_plugin", "tracelens") for path in (SHARED / part).rglob("*.json*"))
 
 
-@pytest.mark.parametrize(
-    "middle",
-    [
-        b'{"ph": "X", "name": "C:\\path\\x", "ts": 2, "dur": 1}',
-        b'{"ph": "X", "name": "bytes \xff\xfe", "ts": 2, "dur": 1}',
-        b'{"ph": "X", "name": "bandwidth", "ts": 2, "dur": 1, "args": {"x": inf, "y": [NaN, N/A]}}',
-        b'{"ph": "X", "name": "line\nbreak", "ts": 2, "dur": 1}',
-        b'{"ph": "X", "name": "list, {\\"a\\"}", "ts": 2, "dur": 1, "args": []}',
-        b'{"ph": "X", "name": "half \\ud800", "ts": 2, "dur": 1}',
-    ],
-)
-def test_invalid_json_is_repaired_where_it_can_be(tmp_path: Path, middle: bytes):
-    good = json.dumps(slice_()).encode()
-    data = b'{"baseTimeNanoseconds": 7, "traceEvents": [' + good + b",\n" + middle + b",\n" + good
-    trace = read(tmp_path, data + b'], "traceName": "x"}')
-    names = trace.events.name
-    assert names[0] == names[-1] == "aten::add"
-    assert len(names) == 3 or (trace.quality.lost == 1 and b"args" in middle)
-    assert trace.events.start_ns[0] == 1507
-    "".join(names).encode()
-
-
-def test_unescaped_quote_costs_one_event(tmp_path: Path):
-    events = [json.dumps(slice_(f"op{i}")) for i in range(10)]
-    events[4] = events[4].replace("op4", 'op"4')
-    trace = read(tmp_path, ('{"traceEvents": [' + ",\n".join(events) + "]}").encode())
-    assert len(trace.events) == 9
-    assert trace.quality.lost == 1
-
-
-def test_only_allowed_metadata_comes_out(tmp_path: Path):
-    dump = {"environ": {"HF_TOKEN": "example-not-a-secret"}, "schemaVersion": 9}
-    whole = {"schemaVersion": 1, "metadata": dump, "trace_id": "x", "with_stack": 1, "traceEvents": [slice_()]}
-    trace = read(tmp_path, whole)
-    assert trace.metadata == {"schemaVersion": 1, "with_stack": 1}
-    damaged = read(tmp_path, json.dumps(whole).encode()[:-2])
-    assert "example-not-a-secret" not in repr(damaged)
-
-
-def test_bomb_stops_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kineto, "MAX_TRACE_BYTES", 100_000)
-    head = b'{"traceEvents": [' + json.dumps(slice_()).encode() + b","
-    trace = read(tmp_path, gzip.compress(head + b" " * 50_000_000))
-    assert len(trace.events) == 1
-    assert "more than" in (trace.quality.problem or "")
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\x1f\x8b", b"\x1f\x8b\x08garbage", b"[" * 100_000, b"<svg>"])
-def test_nothing_usable(tmp_path: Path, content: bytes):
-    with pytest.raises(UnreadableInputError, match="no trace event"):
-        read(tmp_path, content)
-
-
-def test_absent_file(tmp_path: Path):
-    with pytest.raises(UnreadableInputError, match="No such file"):
-        read_trace(tmp_path / "none.json")
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
-@given(st.data())
-def test_damage_never_raises_anything_else(tmp_path: Path, data: st.DataObject):
-    whole = json.dumps({"baseTimeNanoseconds": 5, "traceEvents": [slice_(args={"Input Dims": [[1]]})] * 4}).encode()
-    at = data.draw(st.integers(0, len(whole)))
-    width = data.draw(st.integers(0, 20))
-    content = whole[:at] + data.draw(st.binary(max_size=12)) + whole[at + width :]
-    try:
-        trace = read(tmp_path, content)
-    except UnreadableInputError:
-        return
-    assert len(trace.events.start_ns) == len(trace.events.name) == len(trace.events.shapes)
+@needs_shared
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name[:40])
+def test_every_real_trace_is_read(path: Path):
+    source = open_trace(path)
+    chunks = list(source.chunks())
+    quality = source.summary().quality
+    entries = sum(len(part) for chunk in chunks for part in (chunk.slices, chunk.flows, chunk.memory))
+    assert (quality.lost, quality.salvaged, quality.problems) == (0, 0, ())
+    assert 0 < entries + quality.unsupported <= quality.events
+    assert sum(len(chunk.slices) for chunk in chunks) > 0
 
 
 @needs_shared
 @pytest.mark.parametrize(
-    "name",
-    [
-        "hta/cpu_only/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz",
-        "hta/ns_resolution_trace/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz",
-        "hta/amd_trace/mi250_minitoy_train_ROCm6_2_kineto.json.gz",
-        "hta/mtia_inference_trace/mtia_inference_rank_0.json.gz",
-        "hta/triton_example/triton_example.json.gz",
-        "hta/critical_path/alexnet/benchmark_result_2869224_1695835535_trace.json.gz",
-        "hta/call_stack/backward_thread.json",
-        "tracelens/h100/gaunernst_bert-small-uncased__1016001.json.gz",
-        "tracelens/torch_compile_triton/trace.json.gz",
-        "tracelens/inference/vllm_decode_full/graph_execution.json.gz",
-    ],
+    "path", [path for path in REAL if path.stat().st_size < 500_000], ids=lambda path: path.name[:40]
 )
-def test_real_traces(name: str):
-    path = SHARED / name
-    trace = read_trace(path)
-    opener = gzip.open if name.endswith(".gz") else open
-    with opener(path, "rt") as file:
+def test_real_traces_lose_nothing(path: Path):
+    trace = Collected(path)
+    with gzip.open(path, "rt") if path.name.endswith(".gz") else path.open() as file:
         whole = json.load(file)
-    events = whole["traceEvents"] if isinstance(whole, dict) else whole
-    expected = [event for event in events if event["ph"] == "X"]
-    assert trace.events.name == [event["name"][: kineto.MAX_NAME_CHARS] for event in expected]
-    assert trace.quality == kineto.TraceQuality(len(expected), 0, None)
-    assert "example-not-a-secret" not in repr(trace)
-
-
-@needs_shared
-def test_nanoseconds_of_a_real_absolute_trace():
-    trace = read_trace(SHARED / "hta/ns_resolution_trace/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz")
-    assert trace.events.start_ns[0] == 1712195495519689047
+    expected = [entry for entry in whole["traceEvents"] if entry["ph"] == "X"]
+    assert trace.names == [entry["name"][:4096] for entry in expected]
+    correlations = [entry.get("args", {}).get("correlation") for entry in expected if entry["cat"] == "kernel"]
+    kernels = [i for i, category in enumerate(trace.slices["category"]) if category == "kernel"]
+    assert [trace.slices["correlation"][i] for i in kernels] == correlations
+    assert trace.quality.lost == trace.quality.salvaged == 0
+    assert trace.quality.problems == ()
+    assert trace.quality.events == len(whole["traceEvents"])
+    assert len(trace.flows["id"]) == sum(entry["ph"] in ("s", "t", "f") for entry in whole["traceEvents"])
+    secrets = [value for key, value in whole.items() if key in ("metadata", "trace_id") and isinstance(value, str)]
+    assert all(secret not in repr(trace.summary) for secret in [*secrets, "environ"])
 
 
 @pytest.mark.torch
 def test_trace_of_the_installed_torch(tmp_path: Path):
     import torch
 
-    with torch.profiler.profile(record_shapes=True, with_stack=True) as profiler:
+    with torch.profiler.profile(record_shapes=True, with_stack=True, profile_memory=True) as profiler:
         torch.nn.functional.linear(torch.ones(4, 8), torch.ones(2, 8)).sum()
     path = tmp_path / "t.json"
     profiler.export_chrome_trace(str(path))
-    events = read_trace(path).events
-    at = events.name.index("aten::linear")
-    assert json.loads(events.shapes[at] or "null")[0] == [4, 8]
-    assert "python_function" in events.category
-    assert events.duration_ns[at] > 0
+    trace = Collected(path)
+    at = trace.names.index("aten::linear")
+    assert json.loads(trace.slices["shapes"][at])[0] == [4, 8]
+    assert "python_function" in trace.slices["category"]
+    assert trace.slices["duration_ns"][at] > 0
+    assert max(trace.memory["bytes"]) > 0 > min(trace.memory["bytes"])
+    assert trace.quality.lost == 0

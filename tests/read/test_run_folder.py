@@ -91,14 +91,19 @@ def test_half_packed_trace_yields_to_the_plain_one(tmp_path: Path):
         "trace-1.json.gz.part": b"x",
     }
     run = read_run(make_run_folder(tmp_path, traces=traces))
-    assert [(trace.name, len(trace.events)) for trace in run.ranks[0].traces] == [("trace-0.pt.trace.json", 1)]
+    assert [(trace.name, trace.path.name) for trace in run.ranks[0].traces] == [("trace-0.pt.trace.json",) * 2]
     assert not run.losses.counts
 
 
-def test_unreadable_trace_is_counted(tmp_path: Path):
-    run = read_run(make_run_folder(tmp_path, traces={"trace-0.json": b"not json"}))
-    assert run.ranks[0].traces == ()
-    assert run.losses.counts == {"unreadable_traces": 1}
+def test_traces_are_listed_and_not_opened(tmp_path: Path):
+    run = read_run(make_run_folder(tmp_path, traces={"trace-0.json": b"not json", "trace-1.json.gz": b"\x1f\x8b"}))
+    traces = run.ranks[0].traces
+    assert [(trace.name, trace.owner) for trace in traces] == [
+        ("trace-0.json", "stepscope"),
+        ("trace-1.json", "stepscope"),
+    ]
+    assert all(trace.path.is_file() for trace in traces)
+    assert not run.losses.counts
 
 
 def test_user_traces_are_adopted(tmp_path: Path):

@@ -14,7 +14,7 @@ from stepscope import tables
 from stepscope.errors import UnreadableInputError
 from stepscope.read import read_run
 from stepscope.tables import store
-from stepscope.tables.schema import SCHEMAS, Tables
+from stepscope.tables.schema import SCHEMAS, TABLES_SCHEMA, Tables
 from tests.builders import MS, T0, make_run_folder, step_rows
 
 RAW = 'process 100:"python";thread (100): MainThread;<module> (train.py:3);f (a;b.py:4) 7\n'
@@ -103,7 +103,7 @@ def test_slices_are_nested_and_joined_to_steps(tmp_path: Path):
     assert first["self_ns"].to_list() == [1000, 29_900_000, 50_000, 50_000, 10_000]
     assert first["step"].to_list() == [None, 0, 0, 0, 2]
     assert first["track"].to_list() == ["1/1"] * 4 + ["1/2"]
-    assert (first[2, "shapes"], first[2, "external_id"]) == ("[[2, 3]]", 5)
+    assert (first[2, "shapes"], first[2, "external_id"]) == ("[[2,3]]", 5)
     second = events.filter(pl.col("trace") == "trace-1.json")
     assert second["parent"].to_list() == [None, None, 6, 7, None]
     assert events["id"].to_list() == list(range(10))
@@ -292,7 +292,7 @@ def test_stored_tables_that_cannot_be_used(tmp_path: Path, damage: str):
         (where / "steps.parquet").write_bytes(b"PAR1")
     else:
         index = where / "tables.json"
-        index.write_text("{" if damage == "index" else index.read_text().replace("tables/1", "tables/99"))
+        index.write_text("{" if damage == "index" else index.read_text().replace(TABLES_SCHEMA, "stepscope.tables/99"))
     with pytest.raises(UnreadableInputError, match="analyze the run again"):
         store.read(tmp_path / "run")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from stepscope.analyze import (
+    device,
+    device_lines,
     fixed,
     host,
     io,
@@ -22,22 +25,23 @@ from stepscope.analyze import (
     windows,
 )
 from stepscope.analyze.lines import Lines
-from stepscope.analyze.places import user_code, user_files
+from stepscope.analyze.places import NO_OPTIONS, CodeOptions, user_code, user_files
 from stepscope.model import Analysis
 from stepscope.tables.schema import Tables
 
-__all__ = ["analyze", "user_files"]
+__all__ = ["CodeOptions", "analyze", "user_files"]
 
 
-def analyze(tables: Tables, sources: Mapping[str, str] | None = None) -> Analysis:
-    """All facts of a run.
+def analyze(tables: Tables, sources: Mapping[str, str] | None = None, options: CodeOptions = NO_OPTIONS) -> Analysis:
+    """All facts of a run, or of traces that others recorded.
 
     Args:
         sources: text of the user's files by absolute path, where at hand (`user_files` lists the useful ones). They
             turn "the function that begins here" into the exact line; everything works without.
+        options: what the user says of which code is theirs.
     """
     sources = sources or {}
-    code = user_code(tables, sources)
+    code = user_code(tables, sources, options)
     labelled = steps.label(tables)
     step_facts = steps.facts(labelled)
     train = next((fact for fact in step_facts if fact.kind == "train"), None)
@@ -47,8 +51,11 @@ def analyze(tables: Tables, sources: Mapping[str, str] | None = None) -> Analysi
     lines = Lines(sampled, sources)
     telemetry = system.summary(tables, labelled)
     loop_facts = loops.facts(window, lines, sampled, mean_ms)
+    slices = device.slices(tables)
+    trace_facts = device.traces(tables, slices)
+    roots = (*tables.run.user_roots, *options.source_roots)
     return Analysis(
-        run=tables.run,
+        run=dataclasses.replace(tables.run, user_roots=tuple(dict.fromkeys(roots))),
         quality=tables.quality,
         steps=step_facts,
         fixed=fixed.facts(tables, labelled),
@@ -64,4 +71,8 @@ def analyze(tables: Tables, sources: Mapping[str, str] | None = None) -> Analysi
         regions=regions.facts(tables, labelled, window),
         python=host.facts(sampled, window, lines, loop_facts, mean_ms),
         devices=tuple(sorted({rank.device for rank in tables.ranks if rank.device})),
+        traces=trace_facts,
+        reading=device.reading(trace_facts),
+        device_time=device.times(slices),
+        device_lines=device_lines.facts(tables, slices, code, lines),
     )

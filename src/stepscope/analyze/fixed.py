@@ -20,6 +20,8 @@ def facts(tables: Tables, labelled: LabelledSteps) -> FixedCosts:
     steps = train if train.height else labelled.frame
     first = steps.filter(pl.col("start_ns").is_not_null()).sort("start_ns").head(1)
     before = first_step = None
+    if started is None and first["in_window"].fill_null(False).all():
+        return FixedCosts(None, None, None, None, None)  # traces of others begin anywhere in a run
     if first.height:
         first_step = first["wall_ns"][0] / 1e9
         if started is not None:

@@ -81,7 +81,8 @@ def facts(
 ) -> tuple[IoFacts, ...] | None:
     """None when neither stacks nor a window could have seen any; costliest first."""
     found = _saves(tables, labelled)
-    if mean_ms is None or (samples is None and window is None and not found):
+    traced = window is not None and window.has_functions
+    if mean_ms is None or (samples is None and not traced and not found):
         return None
     for fact in [*_from_window(window, lines), *_from_samples(samples, lines, mean_ms)]:
         known = next((i for i, other in enumerate(found) if _same(fact, other)), None)
@@ -182,7 +183,7 @@ def _from_window(window: Window | None, lines: Lines) -> list[IoFacts]:
         & ~pl.col("in_loader")
         & pl.col("caller").is_not_null()
         & pl.col("name").str.contains(_BUILTIN_IO)
-    )
+    ).collect()
     if builtin.is_empty():
         return []
     via = window.all_slices.select(

@@ -18,6 +18,27 @@ MAX_SOURCE_BYTES = 4_000_000  # a larger file is generated; parsing it would tak
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _COMPREHENSION_NAMES = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, *_COMPREHENSIONS)
+# Operators of torch that a line calls without naming them.
+_SIGNS: dict[str, tuple[type[ast.AST], ...]] = {
+    "matmul": (ast.MatMult,),
+    "mul": (ast.Mult,),
+    "add": (ast.Add,),
+    "sub": (ast.Sub,),
+    "div": (ast.Div,),
+    "floor_divide": (ast.FloorDiv,),
+    "remainder": (ast.Mod,),
+    "pow": (ast.Pow,),
+    "neg": (ast.USub,),
+    "bitwise_and": (ast.BitAnd,),
+    "bitwise_or": (ast.BitOr,),
+    "bitwise_not": (ast.Invert,),
+    "eq": (ast.Eq,),
+    "ne": (ast.NotEq,),
+    "lt": (ast.Lt,),
+    "le": (ast.LtE,),
+    "gt": (ast.Gt,),
+    "ge": (ast.GtE,),
+}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -63,6 +84,24 @@ class Lines:
                 return CallSite(_first_body_line(only[0]), *_span(only[0]), "the only loop of the function")
         return None
 
+    def only_line(self, file: str, function: str, def_line: int | None, callee: str) -> int | None:
+        """The line in `function` that calls `callee`, None where it is not the only one or cannot be found.
+
+        The arguments are those of `call_site`; an operator may also stand for its sign: `aten::mul` for `*`.
+        """
+        scope = self._function(file, function, def_line)
+        name = callee.removeprefix("aten::")
+        found: set[int] = set()
+        if scope is not None:
+            found = {line for line, _ in _calls(scope, name, loop=False)}
+            if callee != name:
+                found |= _signs(scope, name.rstrip("_"))
+        calls = self._calls_sampled
+        if not found and calls is not None:
+            here = (pl.col("user_file") == file) & (pl.col("name") == function) & (pl.col("callee") == name)
+            found = set(calls.filter(here & pl.col("line").is_not_null())["line"].to_list())
+        return found.pop() if len(found) == 1 else None
+
     def text(self, file: str, line: int | None) -> str | None:
         """The source line, stripped; None where the text is not at hand."""
         if line is None or file not in self._sources:
@@ -107,15 +146,21 @@ class Lines:
         if function == "<module>":
             return tree
         best: ast.AST | None = None
+        # of a function that ran before the recording began, traces give the line it was at
+        around: ast.AST | None = None
         for node in ast.walk(tree):
             if isinstance(node, _FUNCTIONS):
                 name = node.name if not isinstance(node, ast.Lambda) else "<lambda>"
                 first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-                if name == function and (def_line is None or first <= def_line <= node.lineno):
+                if name != function:
+                    continue
+                if def_line is None or first <= def_line <= node.lineno:
                     best = best or node
+                elif node.lineno < def_line <= (node.end_lineno or node.lineno):
+                    around = node
             elif isinstance(node, _COMPREHENSIONS) and function in _COMPREHENSION_NAMES and node.lineno == def_line:
                 best = best or node
-        return best
+        return best or around
 
     def _tree(self, file: str) -> ast.Module | None:
         if file not in self._trees:
@@ -153,6 +198,17 @@ def _calls(scope: ast.AST, name: str, *, loop: bool) -> list[tuple[int, ast.AST 
         found.append((line, inside[-1] if inside else None))
     if loop:
         found.sort(key=lambda pair: pair[1] is None)
+    return found
+
+
+def _signs(scope: ast.AST, operator: str) -> set[int]:
+    """Lines of the function on which a sign stands for `operator`."""
+    wanted = _SIGNS.get(operator, ())
+    found: set[int] = set()
+    for node in _walk(scope):
+        signs = [*getattr(node, "ops", ())] if isinstance(node, ast.Compare) else [getattr(node, "op", None)]
+        if wanted and any(isinstance(sign, wanted) for sign in signs):
+            found.add(int(getattr(node, "lineno", 0)))
     return found
 
 

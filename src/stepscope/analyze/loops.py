@@ -46,8 +46,8 @@ class _Loop:
 def facts(
     window: Window | None, lines: Lines, samples: Samples | None, mean_ms: float | None
 ) -> tuple[LoopFacts, ...] | None:
-    """None without a window; loops of the window, costliest first. `mean_ms` is the steady training step."""
-    if window is None or not window.step_times_known:
+    """None without a window with Python functions; costliest first. `mean_ms` is the steady training step."""
+    if window is None or not window.step_times_known or not window.has_functions:
         return None
     loops = _find(window)
     found = [(loop, _with_samples(_describe(window, lines, loop, mean_ms), samples, mean_ms)) for loop in loops]
@@ -95,7 +95,8 @@ def _with_samples(fact: LoopFacts, samples: Samples | None, mean_ms: float | Non
 def _find(window: Window) -> list[_Loop]:
     calls = window.slices.filter(
         pl.col("direct") & (pl.col("what") != TRANSPARENT) & ~pl.col("in_loader") & pl.col("step").is_not_null()
-    ).with_columns(
+    )
+    calls = calls.with_columns(
         # modules keep their instance: the layers of a network are not items of a loop
         pl.when(pl.col("name").str.starts_with("nn.Module: ")).then("name").otherwise("label").alias("key")
     )
@@ -110,6 +111,7 @@ def _find(window: Window) -> list[_Loop]:
             rows=pl.col("row"),
         )
         .filter(pl.col("n") >= MIN_CALLS)
+        .collect()
         .join(window.callers(), on="caller", maintain_order="left")
     )
     loops: list[_Loop] = []
@@ -228,8 +230,9 @@ def _slices_within(window: Window, loop: _Loop) -> pl.DataFrame:
     )
     # the operands of the first call are made just before it
     bounds = bounds.with_columns(pl.col("first") - (pl.col("last") - pl.col("first")) // loop.calls["n"].min())
-    joined = window.slices.join(bounds, on=["process", "step", "track"])
-    return joined.filter((pl.col("start_ns") >= pl.col("first")) & (pl.col("start_ns") < pl.col("last"))).unique("row")
+    joined = window.slices.join(bounds.lazy(), on=["process", "step", "track"])
+    inside = (pl.col("start_ns") >= pl.col("first")) & (pl.col("start_ns") < pl.col("last"))
+    return joined.filter(inside).unique("row").collect()
 
 
 def _after_backward(window: Window, loop: _Loop) -> bool:
@@ -239,7 +242,7 @@ def _after_backward(window: Window, loop: _Loop) -> bool:
         (pl.col("process") == row["process"])
         & (pl.col("step") == row["step"])
         & pl.col("name").str.starts_with(_ENGINE)
-    )
+    ).collect()
     return bool(nodes.height and nodes["start_ns"].min() < row["starts"][0])
 
 
@@ -253,13 +256,14 @@ def _backward(window: Window, operators: pl.DataFrame) -> tuple[float | None, fl
     )
     nodes = (
         window.slices.filter(pl.col("name").str.starts_with(_ENGINE))
-        .join(ranges, on=["process", "step"])
+        .join(ranges.lazy(), on=["process", "step"])
         .filter(pl.col("sequence").is_between("low", "high") & (pl.col("start_ns") > pl.col("first")))
+        .collect()
     )
     if nodes.is_empty():
         return None, None, None, None
     names = nodes.group_by("name").agg(n=pl.len()).sort(["n", "name"], descending=[True, False])
-    every = window.slices.filter(pl.col("name").str.starts_with(_ENGINE))
+    every = window.slices.filter(pl.col("name").str.starts_with(_ENGINE)).select("duration_ns").collect()
     recorded_ms = float(nodes["duration_ns"].sum()) / window.steps / 1e6
     others_ms = float(every["duration_ns"].sum()) / window.steps / 1e6 - recorded_ms
     least = _least_in_steady_backward(window, recorded_ms, others_ms)

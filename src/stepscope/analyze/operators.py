@@ -17,12 +17,15 @@ def facts(window: Window | None, lines: Lines) -> tuple[OperatorFacts, ...] | No
     """Operators by host time per step of the window; times are the window's own, not scaled to the steady step."""
     if window is None:
         return None
-    operators = window.slices.filter(pl.col("what") == OPERATOR)
+    columns = ("name", "above", "self_ns", "duration_ns")
+    operators = window.slices.filter(pl.col("what") == OPERATOR).select(columns).collect()
     if operators.is_empty():
         return ()
     # a call inside a call of the same name is one of the two calls, but its time is already in the outer one
     outer = operators.join(
-        window.slices.select(pl.col("row").alias("above"), pl.col("name").alias("outer_name")), on="above", how="left"
+        window.slices.select(pl.col("row").alias("above"), pl.col("name").alias("outer_name")).collect(),
+        on="above",
+        how="left",
     )
     grouped = (
         outer.filter(~pl.col("name").str.starts_with(_ENGINE))
@@ -50,7 +53,8 @@ def facts(window: Window | None, lines: Lines) -> tuple[OperatorFacts, ...] | No
 
 def _places(window: Window, lines: Lines, names: list[str]) -> dict[str, Place]:
     """The user's call an operator's time comes from most; its line is exact where stacks or the source tell it."""
-    own = window.slices.filter((pl.col("what") == OPERATOR) & pl.col("name").is_in(names))
+    called = window.slices.filter((pl.col("what") == OPERATOR) & pl.col("name").is_in(names))
+    own = called.select("name", "caller", "via", "duration_ns").collect()
     via = window.all_slices.select(pl.col("row").alias("via"), pl.col("label").alias("via_label"))
     best = (
         own.join(window.callers(), on="caller")

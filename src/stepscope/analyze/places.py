@@ -3,7 +3,7 @@
 A file is the user's when it lies under one of the run's roots and is no installed package, standard library, torch or
 this package. torch.profiler shortens file names by the entries of `sys.path`, so `train.py` in a trace has to be found
 again among the files other sources name in full; one that none names is the user's only when its first part is no known
-module. Nothing here touches the file system.
+module. What the reader says about it (`CodeOptions`) wins over all of that. Nothing here touches the file system.
 """
 
 from __future__ import annotations
@@ -12,110 +12,60 @@ import json
 import os
 import posixpath
 import re
-import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import polars as pl
+
+from stepscope.analyze.libraries import CHECKOUTS, FRAMEWORKS, LIBRARY_PARTS, STANDARD
 
 if TYPE_CHECKING:
     from stepscope.tables.schema import Tables
 
 # Folders of installed code. A virtual environment may lie below the project, so they win over the roots.
 _INSTALLED = re.compile(r"/(site-packages|dist-packages|lib(64)?/python\d+(\.\d+)?t?)/|/lib/python\d+\.zip/")
+_PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages)/")
 _OWN_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"  # this package itself
-# First parts of names a training trace commonly holds; the standard library is added from `sys`.
-_DISTRIBUTIONS = frozenset(
-    [
-        "torch",
-        "torchvision",
-        "torchaudio",
-        "torchtext",
-        "torch_xla",
-        "functorch",
-        "numpy",
-        "scipy",
-        "pandas",
-        "PIL",
-        "cv2",
-        "sklearn",
-        "skimage",
-        "matplotlib",
-        "transformers",
-        "datasets",
-        "accelerate",
-        "tokenizers",
-        "huggingface_hub",
-        "diffusers",
-        "peft",
-        "timm",
-        "lightning",
-        "pytorch_lightning",
-        "lightning_fabric",
-        "torchmetrics",
-        "deepspeed",
-        "megatron",
-        "apex",
-        "fairscale",
-        "fairseq",
-        "xformers",
-        "flash_attn",
-        "triton",
-        "einops",
-        "albumentations",
-        "kornia",
-        "monai",
-        "wandb",
-        "tensorboard",
-        "tensorboardX",
-        "mlflow",
-        "tqdm",
-        "yaml",
-        "requests",
-        "urllib3",
-        "fsspec",
-        "pyarrow",
-        "polars",
-        "h5py",
-        "zarr",
-        "lmdb",
-        "webdataset",
-        "joblib",
-        "dask",
-        "ray",
-        "hydra",
-        "omegaconf",
-        "click",
-        "rich",
-        "sympy",
-        "networkx",
-        "jinja2",
-        "packaging",
-        "filelock",
-        "setuptools",
-        "pkg_resources",
-        "IPython",
-        "ipykernel",
-        "psutil",
-        "safetensors",
-        "sentencepiece",
-        "soundfile",
-        "librosa",
-        "stepscope",
-    ]
-)
-_LIBRARY_PARTS = _DISTRIBUTIONS | frozenset(sys.stdlib_module_names)
+
+
+@dataclass(frozen=True)
+class CodeOptions:
+    """What the user says of their code. Paths are as the trace would name them, after `maps`.
+
+    `source_roots`: folders of the user's code, also where a name looks like a library. `maps`: (old, new) beginnings of
+    paths, for traces of another machine. `libraries`: names of path components, or beginnings of paths, that are not
+    the user's. `files`: source files known to lie under the roots, absolute.
+    """
+
+    source_roots: tuple[str, ...] = ()
+    maps: tuple[tuple[str, str], ...] = ()
+    libraries: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+
+NO_OPTIONS = CodeOptions()
 
 
 class UserCode:
     """Answers "is this the user's?" for file names of stacks and traces; remembers its answers."""
 
-    def __init__(self, roots: Iterable[str], known_files: Iterable[str], main_file: str | None = None) -> None:
+    def __init__(
+        self,
+        roots: Iterable[str],
+        known_files: Iterable[str],
+        main_file: str | None = None,
+        options: CodeOptions = NO_OPTIONS,
+    ) -> None:
         """`known_files` are absolute paths other sources name; `main_file` is the started script."""
-        self._roots = tuple(_with_slash(root) for root in roots if root)
+        self._chosen = tuple(_with_slash(root) for root in options.source_roots if root)
+        self._roots = (*(_with_slash(root) for root in roots if root), *self._chosen)
+        # the longest old beginning first: the more exact statement wins
+        self._maps = tuple(sorted(options.maps, key=lambda pair: -len(pair[0])))
+        self._libraries = tuple(name.rstrip("/") for name in options.libraries if name.strip("/"))
         self._main_folder = posixpath.dirname(main_file) if main_file else None
         self._by_name: dict[str, list[str]] = {}
-        for path in sorted(set(known_files) | ({main_file} if main_file else set())):
+        for path in sorted({*known_files, *options.files} | ({main_file} if main_file else set())):
             if path.startswith("/") and self._below_root(path):
                 self._by_name.setdefault(posixpath.basename(path), []).append(path)
         self._answers: dict[str, str | None] = {}
@@ -132,26 +82,64 @@ class UserCode:
         """`resolve` for the distinct names of a column."""
         return {file: self.resolve(file) for file in files.unique().drop_nulls().to_list()}
 
+    def library(self, file: str | None) -> str | None:
+        """The short name of a file of a library outside torch and the standard library, None for all other code."""
+        if not file or file.startswith("<") or self.resolve(file) is not None:
+            return None
+        name = _PACKAGES.sub("", file).removeprefix("./")
+        name = _checkout(name) or name
+        first = name.split("/", 1)[0].removesuffix(".py")
+        if first in FRAMEWORKS or first in STANDARD or name.startswith(("/", "nn.Module: ")):
+            return None
+        return name
+
     def _below_root(self, path: str) -> bool:
+        if path.startswith(self._chosen):
+            return True
         if _INSTALLED.search(path) or path.startswith(_OWN_PACKAGE):
             return False
-        return not self._roots or path.startswith(self._roots)
+        return path.startswith(self._roots) if self._roots else _checkout(path) is None
 
     def _resolve(self, file: str) -> str | None:
         if file.startswith("<"):
             return None
-        if file.startswith("/"):
+        file = self._mapped(file.removeprefix("./"))
+        if self._named_library(file):
+            return None
+        if file.startswith(("/", *self._chosen)):
             return file if self._below_root(file) else None
-        relative = file[2:] if file.startswith("./") else file
-        for path in self._by_name.get(posixpath.basename(relative), ()):
-            if path.endswith("/" + relative):
+        for path in self._by_name.get(posixpath.basename(file), ()):
+            if path.endswith("/" + file):
                 return path
-        first = relative.split("/", 1)[0].removesuffix(".py")
-        if first in _LIBRARY_PARTS or _INSTALLED.search("/" + relative):
+        first = file.split("/", 1)[0].removesuffix(".py")
+        if first in LIBRARY_PARTS or _INSTALLED.search("/" + file):
             return None
         # A guess: the folder of the started script comes first on `sys.path`.
         folder = self._main_folder or (self._roots[0].rstrip("/") if self._roots else None)
-        return posixpath.join(folder, relative) if folder else relative
+        return posixpath.join(folder, file) if folder else file
+
+    def _mapped(self, file: str) -> str:
+        for old, new in self._maps:
+            if file == old or file.startswith(_with_slash(old)):
+                return new.rstrip("/") + file[len(old.rstrip("/")) :]
+        return file
+
+    def _named_library(self, file: str) -> bool:
+        parts = file.split("/")
+        parts[-1] = parts[-1].removesuffix(".py")
+        return any(
+            name in parts if "/" not in name else (file + "/").startswith(name + "/") for name in self._libraries
+        )
+
+
+def _checkout(path: str) -> str | None:
+    """The end of an absolute path from the folder of a known library on, if it lies in one; a guess."""
+    if not path.startswith("/"):
+        return None
+    parts = path.split("/")
+    # a file right in a folder of that name is as likely a script of the user's
+    found = [at for at, part in enumerate(parts[:-1]) if part in CHECKOUTS]
+    return "/".join(parts[found[-1] :]) if found and found[0] < len(parts) - 2 else None
 
 
 def is_torch(file: pl.Expr) -> pl.Expr:
@@ -159,19 +147,21 @@ def is_torch(file: pl.Expr) -> pl.Expr:
     return file.str.contains(r"(^|/)(torch|torch_xla|functorch|triton)/")
 
 
-def user_code(tables: Tables, sources: Mapping[str, str]) -> UserCode:
+def user_code(tables: Tables, sources: Mapping[str, str], options: CodeOptions = NO_OPTIONS) -> UserCode:
     """The run's user code, from its roots and every full name its stacks and journals hold."""
     main_file = next((rank.main_file for rank in tables.ranks if rank.main_file), None)
-    return UserCode(tables.run.user_roots, [*_named_files(tables), *sources], main_file)
+    return UserCode(tables.run.user_roots, [*_named_files(tables), *sources], main_file, options)
 
 
-def user_files(tables: Tables) -> tuple[str, ...]:
+def user_files(tables: Tables, options: CodeOptions = NO_OPTIONS) -> tuple[str, ...]:
     """Files of the user's whose text would sharpen the analysis; some may not exist. Sorted, absolute paths."""
-    code = user_code(tables, {})
+    code = user_code(tables, {}, options)
     found = {path for path in _named_files(tables) if code.resolve(path)}
     names = (
         tables.events.lazy()
         .filter(pl.col("category") == "python_function")
+        .select("name")
+        .unique()
         .select(pl.col("name").str.extract(r"^(.*)\(\d+\): ").alias("file"))
         .unique()
         .drop_nulls()
@@ -184,7 +174,7 @@ def user_files(tables: Tables) -> tuple[str, ...]:
             continue
         found.add(path)
         if not name.startswith("/"):
-            found.update(posixpath.join(root, name) for root in tables.run.user_roots)
+            found.update(posixpath.join(root, name) for root in (*tables.run.user_roots, *options.source_roots))
     return tuple(sorted(path for path in found if path.startswith("/") and ".." not in path.split("/")))
 
 

@@ -45,7 +45,7 @@ def _window(window: Window | None) -> list[dict[str, Any]]:
         & ~pl.col("name").str.contains(_OWN_TO_TORCH)
         & ~pl.col("in_loader")
     )
-    grouped = own.group_by("name").agg(calls=pl.len(), total=pl.col("duration_ns").sum())
+    grouped = own.group_by("name").agg(calls=pl.len(), total=pl.col("duration_ns").sum()).collect()
     return [_region(name, calls, total, window.steps, window.source) for name, calls, total in grouped.rows()]
 
 

@@ -24,39 +24,59 @@ _PYTHON_NAME = r"^(.*)\((\d+)\): (.*)$"
 _LOADER_NEXT = r"torch/utils/data/dataloader\.py\(\d+\): __next__|^enumerate\(DataLoader\)"
 _ADDRESS = re.compile(r"( of \S+( \S+)*? object)? at 0x[0-9a-fA-F]+>?$|^<|>$")
 _MAX_DEPTH = 100_000
+MAX_SLICES = 250_000  # looked at; about half a kilobyte of memory each
+MIN_STEPS = 3  # looked at even where they hold more
+_COLUMNS = (
+    *("id", "parent", "process", "trace", "track", "category", "name", "start_ns", "duration_ns", "self_ns"),
+    *("step", "sequence", "shapes"),
+)
 # The recorder's own functions are no part of the run; through its wrapper around torch's functions the caller shows.
 _OWN = r"(^|/)stepscope/record/"
 _OWN_WRAPPER = r"(^|/)stepscope/record/agent/probes/wrapper_importlib_bootstrap\.py"
+_OPTIMIZER_STEP = ("wrapper", "profile_hook_step")  # torch puts them around every optimizer's step
 _OLD_OPERATORS = ("Operator", "operator")  # traces of 2021 and 2022, which called annotations so too
-_ANNOTATIONS = r"^(ProfilerStep#|enumerate\(DataLoader\)#|Optimizer\.)"
+ANNOTATIONS = r"^(ProfilerStep#|enumerate\(DataLoader\)#|Optimizer\.)"
 
 
 @dataclass(frozen=True)
 class Window:
-    """`slices`: host slices of complete window steps, with `row`, `what`, `file`, `line`, `function`, `label` (a name
-    for people), `above`, `caller`, `via`, `direct`, `in_loader`, `in_operator`, where `above`, `caller` and `via` are
-    rows: the enclosing slice, the user's function around it, and what that function called. `all_slices` are those of
-    incomplete steps too. `steps`: how many complete steps, all processes together.
+    """`all_slices`: host slices with `row`, `what`, `label` (a name for people), `above`, `caller`, `via`, `direct`,
+    `in_loader`, `in_operator`, where `above`, `caller` and `via` are rows: the enclosing slice, the user's function
+    around it, and what that function called; `inside` marks those of complete window steps. `functions` gives `name`,
+    `file`, `line` and `function` of the user's functions. `steps`: how many complete steps, all processes together.
 
     `ratio` scales a figure of the window to the steady run, by phase and for the whole step ("wall"); `phase_ms` are
     the two means it comes from, (window, steady).
     """
 
-    slices: pl.DataFrame
     all_slices: pl.DataFrame
+    functions: pl.DataFrame
     steps: int
     ratio: dict[str, float]
     phase_ms: dict[str, tuple[float, float]]
     source: str
     step_times_known: bool
+    has_functions: bool  # Python functions were recorded: without them no line made a call
+
+    @property
+    def slices(self) -> pl.LazyFrame:
+        """The slices of complete window steps, not copied before they are asked for."""
+        return self.all_slices.lazy().filter("inside")
 
     def callers(self) -> pl.DataFrame:
         """(caller, caller_file, caller_line, caller_function) of the user's functions; the line is the definition's."""
-        return self.all_slices.filter(pl.col("what") == USER).select(
-            pl.col("row").alias("caller"),
-            pl.col("file").alias("caller_file"),
-            pl.col("line").alias("caller_line"),
-            pl.col("function").alias("caller_function"),
+        return (
+            self.all_slices.lazy()
+            .filter(pl.col("what") == USER)
+            .select(pl.col("row").alias("caller"), "name")
+            .join(self.functions.lazy(), on="name")
+            .select(
+                "caller",
+                pl.col("file").alias("caller_file"),
+                pl.col("line").alias("caller_line"),
+                pl.col("function").alias("caller_function"),
+            )
+            .collect()
         )
 
     @property
@@ -67,46 +87,110 @@ class Window:
 
 def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps) -> Window | None:
     """None without a trace that holds host slices."""
-    host = tables.events.filter(pl.col("stream").is_null() & pl.col("duration_ns").is_not_null()).with_columns(
-        pl.when(pl.col("category").is_in(_OLD_OPERATORS) & pl.col("name").str.contains(_ANNOTATIONS))
-        .then(pl.lit("user_annotation"))
-        .when(pl.col("category").is_in(_OLD_OPERATORS))
-        .then(pl.lit("cpu_op"))
-        .otherwise("category")
-        .alias("category")
-    )
+    if not tables.events["category"].is_in(["cpu_op", "python_function", *_OLD_OPERATORS]).any():
+        return None
+    steps = labelled.frame.filter(pl.col("in_window").fill_null(False))
+    chosen, all_steps = _chosen(tables, steps)
+    host = _host(tables, chosen)
     if not host["category"].is_in(["cpu_op", "python_function"]).any():
         return None
-    host = _with_steps(host).with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
-    host = _named(host, code)
+    has_functions = bool((host["category"] == "python_function").any())
+    traces = host["trace"].drop_nulls().unique().sort().to_list()
+    host = _with_steps(host.drop("trace")).with_row_index("row").with_columns(pl.col("row").cast(pl.Int32))
+    host, functions = _named(host, code)
     host = _linked(host)
-    steps = labelled.frame.filter(pl.col("in_window").fill_null(False))
     used = host.filter(pl.col("step").is_not_null() & pl.col("category").is_in(["cpu_op", "python_function"]))
     seen = used.select("process", "step").unique()
     if steps.height:  # only steps the journal calls in-window are complete in the trace
         complete = seen.join(steps.select("process", "step"), on=["process", "step"])
         seen = complete if complete.height else seen
+    if chosen is not None:
+        seen = seen.join(chosen, on=["process", "step"], how="semi")
+    keys = ["process", "step"]
     if seen.is_empty():
-        slices, count = host, 1
+        inside = pl.Series("inside", [True], dtype=pl.Boolean).new_from_index(0, host.height)
     else:
-        slices, count = host.join(seen, on=["process", "step"], how="semi", maintain_order="left"), seen.height
+        marked = host.select(keys).join(seen.with_columns(inside=True), on=keys, how="left", maintain_order="left")
+        inside = marked["inside"].fill_null(False)
     phase_ms = _phase_ms(labelled, seen)
     return Window(
-        slices=slices,
-        all_slices=host,
-        steps=count,
+        all_slices=host.with_columns(inside.alias("inside")),
+        functions=functions,
+        steps=max(seen.height, 1),
         ratio={name: steady / window for name, (window, steady) in phase_ms.items()},
         phase_ms=phase_ms,
-        source=_source(host),
+        source=_source(traces, seen.height, all_steps),
         step_times_known=seen.height > 0,
+        has_functions=has_functions,
     )
+
+
+def _chosen(tables: Tables, steps: pl.DataFrame) -> tuple[pl.DataFrame | None, int | None]:
+    """(process, step) of the first window steps that hold at most `MAX_SLICES` host slices, and how many there are.
+
+    (None, None) where all of them do: a mean per step does not need every step, and memory would grow with the trace.
+    """
+    if tables.events.height <= MAX_SLICES:
+        return None, None
+    sizes = (
+        tables.events.lazy()
+        .filter(pl.col("stream").is_null() & pl.col("step").is_not_null())
+        .group_by("process", "step")
+        .agg(n=pl.len(), first_ns=pl.col("start_ns").min())
+        .collect()
+    )
+    if steps.height:
+        sizes = sizes.join(steps.select("process", "step"), on=["process", "step"], how="semi")
+    sizes = sizes.sort("first_ns").with_row_index("at")
+    chosen = sizes.filter((pl.col("n").cum_sum() <= MAX_SLICES) | (pl.col("at") < MIN_STEPS))
+    if chosen.height == sizes.height:
+        return None, None
+    return chosen.select("process", "step"), sizes.height
+
+
+def _host(tables: Tables, chosen: pl.DataFrame | None) -> pl.DataFrame:
+    """The host slices of the chosen steps, and what runs around them, with the columns that are asked for.
+
+    Rows are picked by number: filtering all columns at once would hold most of a large trace twice.
+    """
+    events = tables.events
+    wanted = events.select(pl.col("stream").is_null() & pl.col("duration_ns").is_not_null()).to_series().to_numpy()
+    if chosen is not None:
+        wanted = wanted & _in_or_around(events, chosen)
+    old = pl.col("category").is_in(_OLD_OPERATORS)
+    return (
+        events.select(_COLUMNS)[np.flatnonzero(wanted)]
+        .lazy()
+        .with_columns(
+            pl.when(old & pl.col("name").str.contains(ANNOTATIONS))
+            .then(pl.lit("user_annotation"))
+            .when(old)
+            .then(pl.lit("cpu_op"))
+            .otherwise("category")
+            .alias("category")
+        )
+        .collect()
+    )
+
+
+def _in_or_around(events: pl.DataFrame, chosen: pl.DataFrame) -> np.ndarray:
+    """Whether each slice lies in a chosen step of its process, or began before the first of them and still runs."""
+    found = np.zeros(events.height, bool)
+    for part in chosen.partition_by("process"):
+        own = (events["process"] == part["process"][0]).to_numpy()
+        inside = own & events["step"].is_in(part["step"].implode()).fill_null(False).to_numpy()
+        begins = events["start_ns"].filter(pl.Series(inside)).min()
+        ends = pl.col("start_ns") + pl.col("duration_ns").fill_null(0)
+        around = events.select((pl.col("start_ns") < begins) & (ends > begins)).to_series().to_numpy()
+        found |= inside | (own & around)
+    return found
 
 
 def callee_name(name: str) -> str:
     """A name for people: `torch/nn/functional.py(3472): cross_entropy` is `cross_entropy`."""
     match = re.match(_PYTHON_NAME, name)
     if match:
-        return match[3]
+        return "step" if match[3] in _OPTIMIZER_STEP and "torch/optim/" in match[1] else match[3]
     if name.startswith("<built-in"):
         words = _ADDRESS.sub("", name.removeprefix("<built-in function ").removeprefix("<built-in method "))
         return words.split(" ")[0].rstrip(">")
@@ -140,8 +224,8 @@ def _with_steps(host: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _named(host: pl.DataFrame, code: UserCode) -> pl.DataFrame:
-    """Adds `what`, and for Python functions `file` (resolved for the user's), `line` of the definition, `function`."""
+def _named(host: pl.DataFrame, code: UserCode) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Adds `what` and `label`; and (name, file, line, function) of the user's functions, the line the definition's."""
     names = host.filter(pl.col("category") == "python_function").select("name").unique()
     names = names.with_columns(
         pl.col("name").str.extract(_PYTHON_NAME, 1).alias("raw_file"),
@@ -165,21 +249,20 @@ def _named(host: pl.DataFrame, code: UserCode) -> pl.DataFrame:
         .then(pl.lit(TORCH))
         .otherwise(pl.lit(LIBRARY))
         .alias("what"),
-        pl.coalesce("user_file", "raw_file").alias("file"),
-    ).select("name", "what", "file", "line", "function")
-    python = host.filter(pl.col("category") == "python_function").join(names, on="name", how="left")
-    rest = host.filter(pl.col("category").fill_null("") != "python_function").with_columns(
-        pl.when(pl.col("category") == "cpu_op").then(pl.lit(OPERATOR)).otherwise(pl.lit(TRANSPARENT)).alias("what"),
-        pl.lit(None, pl.String).alias("file"),
-        pl.lit(None, pl.Int64).alias("line"),
-        pl.lit(None, pl.String).alias("function"),
     )
-    host = pl.concat([python, rest.select(python.columns)]).sort("row")
+    whats = dict(names.select("name", "what").iter_rows())
+    host = host.with_columns(
+        pl.when(pl.col("category") == "python_function")
+        .then(pl.col("name").replace_strict(whats, default=LIBRARY, return_dtype=pl.Int8))
+        .when(pl.col("category") == "cpu_op")
+        .then(pl.lit(OPERATOR, pl.Int8))
+        .otherwise(pl.lit(TRANSPARENT, pl.Int8))
+        .alias("what"),
+    )
     labels = {name: callee_name(name) for name in host["name"].unique().drop_nulls().to_list()}
-    return host.with_columns(
-        pl.col("name").replace_strict(labels, default="?", return_dtype=pl.String).alias("label"),
-        pl.col("what").cast(pl.Int32),
-    )
+    label = pl.col("name").replace_strict(labels, default="?", return_dtype=pl.String).alias("label")
+    users = names.filter(pl.col("what") == USER).select("name", "line", "function", file="user_file")
+    return host.with_columns(label), users
 
 
 def _linked(host: pl.DataFrame) -> pl.DataFrame:
@@ -187,8 +270,8 @@ def _linked(host: pl.DataFrame) -> pl.DataFrame:
     count = host.height
     parent = _parent_rows(host)
     what = host["what"].to_numpy()
-    caller = np.full(count, -1, np.int64)
-    via = np.full(count, -1, np.int64)
+    caller = np.full(count, -1, np.int32)
+    via = np.full(count, -1, np.int32)
     direct = np.zeros(count, bool)
     in_loader = host["name"].fill_null("").str.contains(_LOADER_NEXT).to_numpy().copy()
     in_operator = np.zeros(count, bool)
@@ -203,21 +286,25 @@ def _linked(host: pl.DataFrame) -> pl.DataFrame:
         in_loader[level] |= in_loader[above]
         in_operator[level] = (what[above] == OPERATOR) | in_operator[above]
         own[level] |= own[above]
-    return host.with_columns(
-        pl.Series("caller", caller).replace(-1, None),
-        pl.Series("via", via).replace(-1, None),
-        pl.Series("above", parent).replace(-1, None),
-        pl.Series("direct", direct),
-        pl.Series("in_loader", in_loader),
-        pl.Series("in_operator", in_operator),
-    ).filter(pl.Series(~own))
+    return (
+        host.drop("id", "parent")
+        .with_columns(
+            pl.Series("caller", caller).replace(-1, None),
+            pl.Series("via", via).replace(-1, None),
+            pl.Series("above", parent).replace(-1, None),
+            pl.Series("direct", direct),
+            pl.Series("in_loader", in_loader),
+            pl.Series("in_operator", in_operator),
+        )
+        .filter(pl.Series(~own))
+    )
 
 
 def _parent_rows(host: pl.DataFrame) -> np.ndarray:
     """The row of each slice's parent, -1 at a root; ids are turned into row numbers."""
     ids = host.select(pl.col("id").alias("parent"), pl.col("row").alias("parent_row")).unique("parent")
     joined = host.select("row", "parent").join(ids, on="parent", how="left", maintain_order="left")
-    parent: np.ndarray = joined["parent_row"].fill_null(-1).to_numpy().copy()
+    parent: np.ndarray = joined["parent_row"].fill_null(-1).to_numpy().astype(np.int32)
     parent[parent == np.arange(len(parent))] = -1
     return parent
 
@@ -257,7 +344,7 @@ def _phase_ms(labelled: LabelledSteps, seen: pl.DataFrame) -> dict[str, tuple[fl
     return means
 
 
-def _source(host: pl.DataFrame) -> str:
-    traces = host["trace"].drop_nulls().unique().sort().to_list()
-    shown = str(traces[0]) if traces else "trace"
-    return shown if len(traces) < 2 else f"{shown} and {len(traces) - 1} more"
+def _source(traces: list[str], steps: int, all_steps: int | None) -> str:
+    shown = traces[0] if traces else "trace"
+    shown = shown if len(traces) < 2 else f"{shown} and {len(traces) - 1} more"
+    return f"{shown}, the first {steps} of {all_steps} steps" if all_steps is not None else shown

@@ -46,8 +46,17 @@ COMMANDS: dict[str, Command] = {
     ),
     "analyze": Command(
         "stepscope.cli.analyze:analyze",
-        "Show the report of a recorded run.",
-        ("stepscope analyze stepscope-runs/20260101-120000-train", "stepscope analyze RUN --json -"),
+        "Show the report of a recorded run, or of traces of others.",
+        (
+            "stepscope analyze stepscope-runs/20260101-120000-train",
+            "stepscope analyze RUN --json -",
+            "stepscope analyze logs/worker0.1700000000000.pt.trace.json.gz --source-root src",
+        ),
+    ),
+    "export": Command(
+        "stepscope.cli.export:export",
+        "Cut traces and merge ranks into one file that Perfetto opens.",
+        ("stepscope export RUN --steps 5:7 -o cut.json.gz", "stepscope export rank0.json rank1.json -o both.json.gz"),
     ),
     "doctor": Command(
         "stepscope.cli.doctor:doctor",

@@ -1,10 +1,14 @@
-"""Option types that several commands share, so that one name means one thing everywhere."""
+"""Option types that several commands share, so that one name means one thing everywhere, and what their text means."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from stepscope.errors import UsageError
 
 JsonFile = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - is stdout.")]
 HtmlFile = Annotated[
@@ -13,3 +17,44 @@ HtmlFile = Annotated[
 NoSource = Annotated[bool, typer.Option("--no-source", help="Quote no line of source text anywhere.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing of ours.")]
+SourceRoot = Annotated[
+    list[Path] | None, typer.Option("--source-root", metavar="DIR", help="A folder of your code; repeatable.")
+]
+PathMap = Annotated[
+    list[str] | None,
+    typer.Option("--map", metavar="OLD=NEW", help="Paths in the trace that begin with OLD lie in NEW; repeatable."),
+]
+Library = Annotated[
+    list[str] | None,
+    typer.Option("--library", metavar="NAME", help="A module or folder that is not your code; repeatable."),
+]
+TablesFolder = Annotated[
+    Path | None, typer.Option("--tables", metavar="DIR", help="Keep the tables of traces there, not in the user cache.")
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no tables of traces.")]
+Steps = Annotated[str | None, typer.Option("--steps", metavar="A:B", help="Read steps A to B of traces only.")]
+
+_STEPS = re.compile(r"(\d{1,18})(?::(\d{1,18}))?")
+
+
+def parse_steps(text: str | None) -> tuple[int, int] | None:
+    """ "10:20" or "10" as (first, last); raises `UsageError`."""
+    if text is None:
+        return None
+    match = _STEPS.fullmatch(text)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise UsageError(f"--steps {text}: not a range of steps; give the first and the last, e.g. --steps 10:20")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def parse_maps(texts: list[str] | None) -> tuple[tuple[str, str], ...]:
+    """ "OLD=NEW" texts as pairs; raises `UsageError`."""
+    pairs = []
+    for text in texts or ():
+        old, separator, new = text.partition("=")
+        if not separator or not old or not new:
+            raise UsageError(
+                f"--map {text}: not OLD=NEW; give two beginnings of paths, e.g. --map /build/src=/home/me/src"
+            )
+        pairs.append((old, new))
+    return tuple(pairs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from stepscope.diagnose.quality import tempered
 from stepscope.diagnose.rules import RULES
 from stepscope.diagnose.thresholds import REPORT_FLOOR
 from stepscope.errors import UsageError
@@ -41,7 +42,7 @@ def diagnose(analysis: Analysis, *, ignored: Mapping[str, str] = _NOTHING) -> Di
             abstained.append(Abstention(rule.name, " and ".join(missing)))
             continue
         for finding in rule.judge(analysis):
-            findings.setdefault(finding.id, finding)
+            findings.setdefault(finding.id, tempered(finding, analysis) if rule.traced(analysis) else finding)
     ordered = sorted(findings.values(), key=lambda finding: (-finding.cost_ms_per_step, finding.id))
     switched_off = tuple(Ignored(rule.name, ignored[rule.name]) for rule in RULES if rule.name in ignored)
     return Diagnosis(tuple(ordered), tuple(abstained), switched_off)

@@ -30,6 +30,10 @@ class Rule:
     needs: tuple[Need, ...]
     judge: Callable[[Analysis], list[Finding]]
 
+    def traced(self, analysis: Analysis) -> bool:
+        """Whether what the rule says stands on traces."""
+        return WINDOW in self.needs or (IO_SEEN in self.needs and analysis.stacks is None)
+
 
 STEPS = Need("training steps", lambda analysis: train_steps(analysis) is not None)
 DATA_WAIT = Need("the data wait of the steps", lambda analysis: analysis.loader is not None)
@@ -42,8 +46,8 @@ LOADER = Need(
     ),
 )
 STACKS = Need("sampled stacks of steady steps", lambda analysis: analysis.python is not None)
-WINDOW = Need("a profiler window with complete steps", lambda analysis: analysis.loops is not None)
-IO_SEEN = Need("sampled stacks or a profiler window", lambda analysis: analysis.io is not None)
+WINDOW = Need("a profiler window with complete steps and Python stacks", lambda analysis: analysis.loops is not None)
+IO_SEEN = Need("sampled stacks or a profiler window with Python stacks", lambda analysis: analysis.io is not None)
 
 RULES: tuple[Rule, ...] = (
     Rule(input.RULE, "input", (STEPS, DATA_WAIT, LOADER), input.loader_bound),

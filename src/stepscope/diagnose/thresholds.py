@@ -64,9 +64,18 @@ class Io:
     samples: int = 10
 
 
+@dataclass(frozen=True)
+class Trace:
+    """When a trace is too poor to be believed as it stands."""
+
+    lost: float = 0.01  # of its events: a loss that could hide a whole kind of operator
+    linked: float = 0.9  # of the device time launched in it; sound traces reach 0.99
+
+
 SEVERITY = Severity()
 CONFIDENCE = Confidence()
 LOADER = Loader()
 LOOP = Loop()
 PYTHON = Python()
 IO = Io()
+TRACE = Trace()

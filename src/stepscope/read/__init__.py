@@ -1,19 +1,19 @@
-"""Files to rows: one file per format, and one table that says which reader takes a path.
+"""Files to rows: one file per format, and visible tables that say which reader takes a path.
 
-To add a format, write a file with a detector and a reader that returns a `RawRun`, and add its line to `READERS`.
-Readers check every value and never raise on a bad record: they skip it, count it in `RawRun.losses`, and go on.
+Run folders are read here; `read.traces` finds traces that others recorded and `read.formats` opens one. Readers check
+every value and never raise on a bad record: they skip it, count it, and go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRun
 from stepscope.read.run_folder import is_run_folder, read_run_folder
 
-__all__ = ["READERS", "RawRun", "read_run"]
+__all__ = ["READERS", "RawRun", "is_run_folder", "read_paths", "read_run"]
 
 # Tried in order; the first detector that says yes decides.
 READERS: tuple[tuple[Callable[[Path], bool], Callable[[Path], RawRun]], ...] = ((is_run_folder, read_run_folder),)
@@ -28,6 +28,20 @@ def read_run(folder: Path) -> RawRun:
     except OSError as error:
         raise UnreadableInputError(f"{folder}: {error.strerror or error}; check its permissions") from error
     raise UnreadableInputError(f"{folder}: {_what_is_wrong(folder)}")
+
+
+def read_paths(paths: Sequence[Path]) -> RawRun:
+    """One run folder, or traces: files and folders of them. Raises UnreadableInputError as `read_run` does."""
+    from stepscope.read.traces import read_traces
+
+    if not paths:
+        raise UnreadableInputError("no path given; give a run folder or traces")
+    try:
+        if len(paths) == 1 and is_run_folder(paths[0]):
+            return read_run(paths[0])
+        return read_traces(paths)
+    except OSError as error:
+        raise UnreadableInputError(f"{paths[0]}: {error.strerror or error}; check its permissions") from error
 
 
 def _what_is_wrong(folder: Path) -> str:

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from stepscope.read.kineto import RawTrace
+from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 
@@ -22,7 +19,8 @@ class Losses:
     """What a reader could not use, by kind; filled while reading and never read back by a reader.
 
     Kinds: `torn_lines` (a last line cut off by a kill), `bad_lines`, `skipped_records` and `skipped_samples` (stacks),
-    `oversized_files`, `unreadable_files`.
+    `oversized_files`, `unreadable_files`, `user_traces_left_out`; of folders of traces `foreign_files` (JSON that is no
+    trace), `duplicate_ranks` and `guessed_ranks` (files whose rank had to be made up), `missing_ranks`.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -90,6 +88,15 @@ class RawHost:
 
 
 @dataclass(frozen=True)
+class TraceRef:
+    """A trace file of a rank, not opened yet. `owner` is "stepscope" for a window of ours, else "user"."""
+
+    path: Path
+    name: str  # the file's name without a .gz ending, or the path as the user's profiler wrote it
+    owner: str
+
+
+@dataclass(frozen=True)
 class RawRank:
     """One `rank-N` or `rank-N.K` folder; `steps` rows carry every name of `model.STEP_COLUMNS`."""
 
@@ -99,7 +106,7 @@ class RawRank:
     info: Row | None  # rank.json
     steps: tuple[Row, ...]
     journal: tuple[Row, ...]
-    traces: tuple[RawTrace, ...]
+    traces: tuple[TraceRef, ...]
 
 
 @dataclass(frozen=True)

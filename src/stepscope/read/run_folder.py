@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 from stepscope.errors import UnreadableInputError
 from stepscope.read import jsonl, pyspy
-from stepscope.read.kineto import RawTrace, read_trace
-from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, Row
+from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, Row, TraceRef
 from stepscope.read.steps import read_steps
 from stepscope.read.text import boolean, integer, length_ns, moment_ns, number, string
 
@@ -154,21 +152,18 @@ def _journal(folder: Path, losses: Losses) -> list[Row]:
     return rows
 
 
-def _traces(folder: Path, journal: list[Row], losses: Losses) -> list[RawTrace]:
-    traces: list[RawTrace] = []
-    for path in _own_traces(folder):
-        label = f"{folder.name}/{path.name}"
-        traces += _trace(path, losses, label, path.name.removesuffix(".gz"), "stepscope")
+def _traces(folder: Path, journal: list[Row], losses: Losses) -> list[TraceRef]:
+    """The traces of a rank, not opened: our own windows, then those that the user's profiler wrote."""
+    traces = [TraceRef(path, path.name.removesuffix(".gz"), "stepscope") for path in _own_traces(folder)]
     adopted = {trace.name for trace in traces}
     user = [row["path"] for row in journal if row["kind"] == "user_trace" and isinstance(row.get("path"), str)]
     paths = [text for text in dict.fromkeys(user) if Path(text).name.removesuffix(".gz") not in adopted]
     losses.add("user_traces_left_out", folder.name, len(paths) - MAX_USER_TRACES)
     for text in paths[:MAX_USER_TRACES]:
-        path = Path(text)
-        if not _adoptable(path):
+        if _adoptable(Path(text)):
+            traces.append(TraceRef(Path(text), text, "user"))
+        else:
             losses.add("user_traces_left_out", f"{folder.name}: {text}")
-            continue
-        traces += _trace(path, losses, text, text, "user")
     return traces
 
 
@@ -188,11 +183,3 @@ def _adoptable(path: Path) -> bool:
         )
     except (OSError, ValueError):  # ValueError: a NUL in the name
         return False
-
-
-def _trace(path: Path, losses: Losses, label: str, name: str, owner: str) -> list[Any]:
-    try:
-        return [read_trace(path, name=name, owner=owner)]
-    except UnreadableInputError:
-        losses.add("unreadable_traces", label)
-        return []

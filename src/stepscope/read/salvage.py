@@ -1,105 +1,149 @@
-"""The second pass over a trace that is not valid JSON: find its events one by one and keep those that decode.
+"""The tolerant pass over a stretch of an event list that the decoder refused: one bad event costs itself alone.
 
-Causes seen in the field: a writer killed in the middle, unescaped quotes and backslashes in names, bytes of freed
-memory, `NaN` and `inf`. Each candidate ends where the next begins, so one bad event costs itself alone.
+Good events are taken in batches that shrink at trouble and grow again behind it, so that a stretch with one bad event
+costs little more than a sound one, and a stretch of nothing but damage ends in time that is linear in its length.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
 
-from stepscope.read.text import clean_value
+from stepscope.read.lenient import repaired
 
-T = TypeVar("T")
+Decode = Callable[[bytes], list[Any]]
 
-_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
-_EVENT_START = re.compile(rb'[\[,]\s*(?=\{\s*")')
-_NOT_A_NUMBER = re.compile(rb"(:\s*|[\[,]\s*)-?(?:inf|Infinity|nan|NaN|N/A)(?=\s*[,}\]])")
-_STRAY_BACKSLASH = re.compile(rb'\\(?!["\\/bfnrtu])|\\u(?![0-9A-Fa-f]{4})')
-MAX_EVENT_BYTES = 16 * 2**20
+DAMAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+TRUNCATED = "truncated"
+
+_START = re.compile(rb"(?:\A|[\[,}])\s*(?=\{)")
+_PHASE = re.compile(rb'"ph"\s*:')
+_REMAINS = re.compile(rb'"ph|ph"\s*:|"ts"\s*:')  # of an event whose phase may be what was damaged
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+_MAX_BATCH = 4096
+_MAX_REPAIRED_BYTES = 2**18  # the repair is a few passes of Python over each quote
+_MAX_JOINED = 16  # candidate starts that one event may hold in its texts or nested arguments
 
 
 class Salvaged(NamedTuple):
-    """The events that decoded, and how many candidates did not."""
+    """Stretches of events in file order, each of one type; `repaired` events needed a repair, `lost` ones went.
 
-    events: list[Any]
+    `end` is the offset behind the list's closing bracket, or None where the list goes on.
+    """
+
+    stretches: list[list[Any]]
+    repaired: int
     lost: int
+    end: int | None
 
 
-def events(data: bytes, event_type: type[T]) -> Salvaged:
-    """All events of `data` that decode as `event_type`."""
-    key = _EVENTS_KEY.search(data)
-    # The match that finds the first event begins at the array's own bracket.
-    position = key.end() - 1 if key else (len(data) - len(data.lstrip()))
-    if not key and data[position : position + 1] != b"[":
-        return Salvaged([], 0)
-    starts = [match.end() for match in _EVENT_START.finditer(data, position)]
-    decoder = msgspec.json.Decoder(event_type)
-    found: list[Any] = []
-    lost = 0
-    index = 0
-    while index < len(starts):
-        end = starts[index + 1] if index + 1 < len(starts) else len(data)
-        event = _decode(data[starts[index] : end], decoder)
-        if event is None and index + 1 < len(starts):
-            # The start between the two may have stood inside a text.
-            after = starts[index + 2] if index + 2 < len(starts) else len(data)
-            event = _decode_strict(data[starts[index] : after], decoder)
-            index += event is not None
-        if event is not None:
-            found.append(event)
-        elif b'"ph"' in data[starts[index] : end]:
-            lost += 1
-        index += 1
-    return Salvaged(found, lost)
+def trailing_offset(error: Exception) -> int | None:
+    """Where the decoder found text behind a whole value, or None if that was not its complaint."""
+    match = _TRAILING.search(str(error))
+    return int(match[1]) - 1 if match else None  # it counts the byte that it had just taken
 
 
-def metadata(data: bytes, keys: tuple[str, ...]) -> dict[str, Any]:
-    """The values of the top-level `keys` that stand before or after the events of a damaged file."""
-    result: dict[str, Any] = {}
-    events_key = _EVENTS_KEY.search(data)
-    head = data[: events_key.start()] if events_key else data[:0]
-    for part in (head, data[max(len(head), len(data) - 2**20) :]):
-        for key in keys:
-            match = re.search(rb'"' + key.encode() + rb'"\s*:\s*', part)
-            if match and key not in result:
-                value = _first_value(part[match.end() : match.end() + 2**20])
-                if value is not None:
-                    result[key] = value
-    return result
+def salvage(text: bytes, decode: Decode, max_event_bytes: int) -> Salvaged:
+    """Decode what can be decoded of `text`, events separated by commas; `decode` takes a whole JSON array."""
+    return _Salvage(text, decode, max_event_bytes).run()
 
 
-def _decode(chunk: bytes, decoder: Any) -> Any:
-    if len(chunk) > MAX_EVENT_BYTES:
-        return None
-    event = _decode_strict(chunk, decoder)
-    if event is not None:
-        return event
-    repaired = _STRAY_BACKSLASH.sub(rb"\\\g<0>", _NOT_A_NUMBER.sub(rb"\1null", chunk))
-    value = _first_value(repaired)
-    if not isinstance(value, dict):
-        return None
-    # Encoded again rather than converted: fields of raw JSON exist only in the decoder.
-    return _decode_strict(msgspec.json.encode(value), decoder)
+class _Salvage:
+    def __init__(self, text: bytes, decode: Decode, max_event_bytes: int) -> None:
+        self.text = text
+        self.decode = decode
+        self.max_event_bytes = max_event_bytes
+        self.starts = [match.end() for match in _START.finditer(text)]
+        self.stretches: list[list[Any]] = []
+        self.repaired = 0
+        self.lost = 0
+        self.end: int | None = None
 
+    def run(self) -> Salvaged:
+        index = 0
+        size = 256
+        first = self.starts[0] if self.starts else len(self.text)
+        self.lost += len(_PHASE.findall(self.text, 0, first))
+        while index < len(self.starts) and self.end is None:
+            if size == 1:
+                index = self._single(index)
+                size = 2
+                continue
+            count = min(size, len(self.starts) - index)
+            if self._batch(index, count):
+                index += count
+                size = min(size * 2, _MAX_BATCH)
+            else:
+                size = max(1, count // 4)
+        return Salvaged(self.stretches, self.repaired, self.lost, self.end)
 
-def _decode_strict(chunk: bytes, decoder: Any) -> Any:
-    try:
-        return decoder.decode(chunk.rstrip().removesuffix(b",").rstrip())
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+    def _take(self, events: list[Any]) -> None:
+        if events and self.stretches and type(self.stretches[-1][0]) is type(events[0]):
+            self.stretches[-1] += events
+        elif events:
+            self.stretches.append(events)
 
+    def _slice(self, index: int, count: int) -> bytes:
+        stop = self.starts[index + count] if index + count < len(self.starts) else len(self.text)
+        return self.text[self.starts[index] : stop].rstrip().removesuffix(b",")
 
-def _first_value(chunk: bytes) -> Any:
-    """The JSON value `chunk` begins with, whatever follows it; None when there is none."""
-    try:
-        value, _ = json.JSONDecoder(strict=False, parse_constant=lambda _: None).raw_decode(
-            chunk.decode("utf-8", "surrogateescape")
-        )
-        return clean_value(value)
-    except (ValueError, RecursionError):
-        return None
+    def _batch(self, index: int, count: int) -> bool:
+        try:
+            self._take(self.decode(b"[" + self._slice(index, count) + b"]"))
+        except DAMAGE:
+            return False
+        return True
+
+    def _single(self, index: int) -> int:
+        """Take the event that begins at candidate `index`; returns the next candidate."""
+        for count in range(1, min(_MAX_JOINED, len(self.starts) - index) + 1):
+            text = self._slice(index, count)
+            if len(text) > self.max_event_bytes:
+                break
+            try:
+                events = self.decode(b"[" + text + b"]")
+                # A start inside a lost event's nested arguments decodes too, but is no event.
+                self._take(events if _PHASE.search(text) else [])
+                return index + count
+            except DAMAGE as error:
+                if TRUNCATED in str(error):
+                    continue
+                if self._with_rest(index, text):
+                    return index + count
+                break
+        self._repair(self._slice(index, 1))
+        return index + 1
+
+    def _with_rest(self, index: int, text: bytes) -> bool:
+        """Take a whole event that something else follows: the end of the list, or leavings of a damaged one."""
+        try:
+            msgspec.json.decode(text)
+            return False
+        except DAMAGE as error:
+            offset = trailing_offset(error)
+        if offset is None:
+            return False
+        try:
+            self._take(self.decode(b"[" + text[:offset] + b"]"))
+        except DAMAGE:
+            return False
+        rest = text[offset:].lstrip(b", \t\r\n")
+        if rest.startswith(b"]"):
+            self.end = self.starts[index] + len(text) - len(rest) + 1
+        else:
+            self.lost += len(_PHASE.findall(rest))
+        return True
+
+    def _repair(self, text: bytes) -> None:
+        fixed = repaired(text) if len(text) <= _MAX_REPAIRED_BYTES else None
+        if fixed is not None and _PHASE.search(fixed):
+            try:
+                self._take(self.decode(b"[" + fixed + b"]"))
+                self.repaired += 1
+                return
+            except DAMAGE:
+                pass
+        self.lost += _REMAINS.search(text) is not None

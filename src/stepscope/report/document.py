@@ -12,14 +12,14 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stepscope.diagnose import REPORT_FLOOR
+from stepscope.diagnose import REPORT_FLOOR, RULES
 from stepscope.model import Analysis, Diagnosis, Finding, FixedCosts, Report, StepFacts
 from stepscope.report.source import SourceReader
 
 # Upper bounds of the lists in a report, so that a page of it stays small. The tables in the run folder hold the rest.
 MAX_FINDINGS = 50
 MAX_ROWS = 100  # of a view: hot lines, operators, loops and so on
-NOT_VIEWS = ("run", "quality", "steps", "fixed")
+NOT_VIEWS = ("run", "quality", "steps", "fixed", "traces", "reading")
 MAX_SERIES = 2_000  # points of the step series of one kind
 MAX_NOTES = 200
 MAX_PLACES = 20  # of one finding
@@ -35,12 +35,15 @@ def build(analysis: Analysis, diagnosis: Diagnosis, *, source: bool = True) -> R
     """
     reader = SourceReader(analysis.run.user_roots, recorded_ns=analysis.run.started_ns) if source else None
     views = _views(analysis)
+    views["rules_judged"] = len(RULES) - len(diagnosis.abstained) - len(diagnosis.ignored)
     if reader is not None:
         _quote_rows(views, reader)
     return Report(
         run=_mapping(analysis.run),
         quality={
             "counts": _mapping_of(analysis.quality.counts),
+            "reading": _value(analysis.reading),
+            "traces": _rows(analysis.traces),
             "notes": _rows(analysis.quality.notes, MAX_NOTES),
         },
         steps=_steps(analysis.steps[0], analysis.fixed) if analysis.steps else None,

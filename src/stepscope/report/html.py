@@ -12,6 +12,7 @@ from typing import Any
 from stepscope.model import Report
 from stepscope.report import sentences, words
 from stepscope.report.escape import markup, one_line
+from stepscope.report.html_device import device_lines, device_times
 from stepscope.report.html_figures import partition, series
 from stepscope.report.html_style import STYLE
 from stepscope.report.html_tables import tables
@@ -41,6 +42,7 @@ def _page(report: Report, rows: int) -> str:
         (
             _header(report, name),
             _notes(report),
+            _device(report, shorten, rows),
             _steps(report),
             _findings(report, shorten),
             _next(report),
@@ -85,7 +87,12 @@ def _header(report: Report, name: str) -> str:
 
 
 def _notes(report: Report) -> str:
-    items = [f"<li>{markup(one_line(text), SENTENCE)}</li>" for text in sentences.warnings(report)]
+    items = [
+        f"<li class='plain'>{markup(text)}</li>"
+        for text in (sentences.reading(report), sentences.links(report))
+        if text
+    ]
+    items += [f"<li>{markup(one_line(text), SENTENCE)}</li>" for text in sentences.warnings(report)]
     items += [
         f"<li class='plain'>{markup(one_line(note['text']), SENTENCE)}</li>"
         for note in report.quality.get("notes") or []
@@ -99,18 +106,38 @@ def _steps(report: Report) -> str:
         return ""
     fixed = sentences.fixed_costs(report.views.get("fixed_costs") or {})
     said = f"<p class='soft'>{markup(fixed)}</p>" if fixed else ""
-    return (
-        f"<section><h2>Where a step goes</h2>{partition(report.steps['partition'])}{said}</section>"
-        f"{series(report.steps)}"
-    )
+    parts = report.steps["partition"]
+    known = any(part["category"] != "unattributed" for part in parts)
+    bar = f"<section><h2>Where a step goes</h2>{partition(parts)}{said}</section>" if known else ""
+    return f"{bar}{series(report.steps)}"
+
+
+def _device(report: Report, shorten: Shortener, rows: int) -> str:
+    parts = []
+    times = sentences.device_rows(report)
+    if times:
+        parts.append(f"<h2>Device time</h2>{device_times(times, shorten, rows)}")
+    view = report.views.get("device_lines")
+    if view and view["total_ns"]:
+        lines = device_lines(view, shorten, rows) if view["lines"] else "<p>No line could be found.</p>"
+        parts.append(f"<h2>{sentences.DEVICE_LINES[view['basis']]}</h2>{lines}")
+        footer = sentences.line_footer(view)
+        parts.append(f"<p class='soft'>{markup(footer)}</p>" if footer else "")
+        reasons = "".join(
+            f"<li class='plain'>{markup(words.percent(share))}: {markup(why)}</li>"
+            for why, share in sentences.unattributed(view)
+        )
+        parts.append(f"<ul class='notes' aria-label='Without a line'>{reasons}</ul>" if reasons else "")
+    return f"<section>{''.join(parts)}</section>" if parts else ""
 
 
 def _findings(report: Report, shorten: Shortener) -> str:
     parts = ["<section><h2>Findings</h2>"]
     for index, finding in enumerate(report.findings, start=1):
         parts.append(_finding(index, finding, shorten))
-    if not report.findings and report.steps is not None:
-        parts.append(f"<p class='healthy'>{markup(sentences.healthy(report.views.get('floor_share')))}</p>")
+    healthy = sentences.healthy(report) if not report.findings and report.steps is not None else None
+    if healthy:
+        parts.append(f"<p class='healthy'>{markup(healthy)}</p>")
     for rows, label, key in (
         (report.abstained, "Not judged", "needs"),
         (report.ignored, "Ignored by configuration", "reason"),

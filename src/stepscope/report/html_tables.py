@@ -219,6 +219,23 @@ TABLES: tuple[View, ...] = (
         ),
     ),
     View("System", "Telemetry, summed up.", lambda report: _pairs(report.views.get("system")), _PAIR_COLUMNS),
+    View(
+        "Traces",
+        "What reading each trace cost, and how much of its device time was linked to operators.",
+        lambda report: report.quality.get("traces"),
+        (
+            Column("Rank", _figure("rank", words.count), "right"),
+            Column("Trace", _field("trace"), "line"),
+            Column("Events", _figure("events", words.count), "right"),
+            Column("Salvaged", _figure("salvaged", words.count), "right"),
+            Column("Lost", _figure("lost", words.count), "right"),
+            Column("Overlaps cut", _figure("clipped", words.count), "right"),
+            Column("Durations repaired", _figure("repaired", words.count), "right"),
+            Column("Device time", _figure("device_ns", words.nanoseconds), "right"),
+            Column("Linked", _figure("link_rate", words.percent), "right"),
+            Column("Problems", lambda row, _: "; ".join(row["problems"])),
+        ),
+    ),
     View("What was read", "Counts of the reader.", lambda report: _pairs(report.quality.get("counts")), _PAIR_COLUMNS),
     View("The run", "Command, versions and hardware.", _run, _PAIR_COLUMNS),
 )

@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -112,14 +112,14 @@ def _emit(name: str, data: bytes) -> None:
     print(f"Wrote {plain(name)}", file=sys.stderr)
 
 
-def show(report: Report, stream: TextIO | None = None, *, page: str | None = None) -> None:
+def show(report: Report, stream: TextIO | None = None, *, page: str | None = None, again: str | None = None) -> None:
     """Print the terminal report to `stream` (stdout by default); on stderr, a blank line ends what came before."""
     from stepscope.report import terminal
 
     target = console(stream or sys.stdout)
     if stream is sys.stderr:
         target.print()
-    terminal.render(report, target, page=page)
+    terminal.render(report, target, page=page, again=again)
 
 
 def console(stream: TextIO) -> Console:
@@ -140,3 +140,28 @@ def progress(what: str) -> Iterator[None]:
         return
     with console(sys.stderr).status(f"{what} …"):
         yield
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[Callable[[str, int, int], None] | None]:
+    """Show how far long reading is, on stderr, while the block runs; silent when that is no terminal.
+
+    Yields what to call with a file's name, the bytes read of it and its size; None where nothing is shown.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from stepscope.report.escape import plain
+    from stepscope.report.words import percent
+
+    with console(sys.stderr).status(f"{what} …") as status:
+        done: dict[str, tuple[int, int]] = {}
+
+        def progress(name: str, read: int, size: int) -> None:
+            done[name] = min(read, size), size
+            total = sum(size for _, size in done.values())
+            share = percent(sum(read for read, _ in done.values()) / total) if total else ""
+            files = f" and {len(done) - 1} more" if len(done) > 1 else ""
+            status.update(f"{what} {plain(name, 60)}{files} … {share}")
+
+        yield progress

@@ -30,6 +30,83 @@ def warnings(report: Report) -> list[str]:
     return [text for text in texts if text]
 
 
+def reading(report: Report) -> str | None:
+    """What was read of traces and what was lost, None where no trace was read."""
+    facts = report.quality.get("reading")
+    if not facts:
+        return None
+    traces = "1 trace" if facts["traces"] == 1 else f"{words.count(facts['traces'])} traces"
+    counts = (("salvaged", "salvaged"), ("clipped", "overlaps cut"), ("repaired", "durations repaired"))
+    said = [f"{words.count(facts['lost'])} lost" if facts["lost"] else "none lost"]
+    said += [f"{words.count(facts[key])} {label}" for key, label in counts if facts[key]]
+    return f"Read {traces}, {words.count(facts['events'])} events: {', '.join(said)}"
+
+
+def links(report: Report) -> str | None:
+    """How much of the device time could be linked to operators and how, None where no trace was read."""
+    facts = report.quality.get("reading")
+    if not facts:
+        return None
+    if not facts["device_events"]:
+        return "No work of a device in it: times are the host's"
+    if facts["link_rate"] is None:
+        return "No launch of any device work in it, so none is linked to operators"
+    shares = [(words.term(method), share) for method, share in facts["linked_shares"].items()]
+    shares += [("CUDA graph", facts["graph_share"]), ("no link", facts["unlinked_share"])]
+    ways = ", ".join(f"{way} {words.percent(share)}" for way, share in shares if share)
+    early = facts["before_recording_share"]
+    before = f"; {words.percent(early)} of all was launched before the recording" if early else ""
+    return f"Device time linked to operators: {words.percent(facts['link_rate'])} ({ways}){before}"
+
+
+DEVICE_LINES = {
+    "device": "Lines by the device time they cause",
+    "cpu_op": "Lines by the time of the operators they call",
+}
+SHOWN_REASONS = 2  # why device time has no line
+
+
+def device_rows(report: Report) -> list[dict[str, Any]]:
+    """Device times as they are shown: of each trace what was launched in it, and all where that is more."""
+    rows: list[dict[str, Any]] = []
+    several = len({row["trace"] for row in report.views.get("device_time") or ()}) > 1
+    for row in report.views.get("device_time") or ():
+        launched = next(
+            (other for other in rows if (other["rank"], other["trace"]) == (row["rank"], row["trace"])), None
+        )
+        if not row["events"] or (launched is not None and launched["events"] == row["events"]):
+            continue
+        label = f"rank {row['rank']}" + (" with earlier launches" if launched is not None else "")
+        rows.append({**row, "label": f"{label} {row['trace']}" if several else label})
+    return rows
+
+
+def line_notes(row: Mapping[str, Any]) -> str:
+    """What to know of a line by device time: time a step, whether it is the backward pass's, whether a library's."""
+    said = [f"{words.milliseconds(row['ms_per_step'])} a step"] if row["ms_per_step"] is not None else []
+    back = sum(1 for way in row["via"] if way != "direct")
+    if back:
+        said.append("mostly its backward" if next(iter(row["via"])) != "direct" else "with its backward")
+    if row["guess"]:
+        said.append("library code")
+    return ", ".join(said)
+
+
+def line_footer(view: Mapping[str, Any]) -> str | None:
+    """What to know of the lines together, None where they are exact and the user's."""
+    said = []
+    if any(row["guess"] for row in view["lines"]):
+        said.append("library code: no code of yours is on the stack there, so this is a guess")
+    if any(not row["exact_line"] for row in view["lines"]):
+        said.append("a line is where its function begins; --source-root DIR finds the call in it")
+    return "; ".join(said) or None
+
+
+def unattributed(view: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """(why, share) of the device time that has no line, the largest first."""
+    return [(why, share) for why, share in view["unattributed_shares"].items() if share][:SHOWN_REASONS]
+
+
 def step_kind(steps: Mapping[str, Any]) -> str:
     """Statistics of a kind of step that is not the headline's."""
     return (
@@ -57,10 +134,14 @@ def fixed_costs(costs: Mapping[str, Any]) -> str | None:
     return f"Paid once: {words.seconds(costs['total_s'])}{detail}"
 
 
-def healthy(floor_share: float | None) -> str:
-    """What to say where no rule found a loss; `floor_share` is the smallest loss that would have been named."""
+def healthy(report: Report) -> str | None:
+    """What to say where no rule found a loss; None where no rule could be judged."""
+    floor_share = report.views.get("floor_share")  # the smallest loss that would have been named
     limit = f" above {words.percent(floor_share)} of the step" if floor_share is not None else ""
-    return f"Nothing worth fixing{limit}."
+    if not report.abstained:
+        return f"Nothing worth fixing{limit}."
+    judged = report.views.get("rules_judged")
+    return f"Nothing worth fixing{limit}, by the rules that could be judged." if judged else None
 
 
 def cost(finding: Mapping[str, Any]) -> str:

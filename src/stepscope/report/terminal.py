@@ -20,6 +20,7 @@ from stepscope.report import sentences, words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.glyphs import Glyphs, glyphs_for
 from stepscope.report.places import Shortener, command_line
+from stepscope.report.terminal_device import device_blocks
 from stepscope.report.terminal_findings import findings_block
 
 MAX_WIDTH = 100  # longer lines are hard to read
@@ -27,14 +28,18 @@ MAX_WARNINGS = 4
 HOT_LINES = 3  # shown where no finding points at a line
 
 
-def render(report: Report, console: Console, *, page: str | None = None) -> None:
-    """Print `report` to `console`. `page` is where the HTML report lies, if it was written."""
+def render(report: Report, console: Console, *, page: str | None = None, again: str | None = None) -> None:
+    """Print `report` to `console`.
+
+    `page` is where the HTML report lies, if it was written; `again` is the command that would write it.
+    """
     width = min(console.width, MAX_WIDTH)
     glyphs = glyphs_for(console.encoding)
     shorten = Shortener(report.run)
     blocks = [
-        Group(*_headline(report), *_warnings(report, glyphs)),
+        Group(*_reading(report), *_headline(report), *_warnings(report, glyphs)),
         *_partition(report, width, glyphs),
+        *device_blocks(report, shorten, glyphs),
         *findings_block(report, shorten, glyphs),
         *_hot_lines(report, shorten, glyphs),
     ]
@@ -44,13 +49,23 @@ def render(report: Report, console: Console, *, page: str | None = None) -> None
                 console.print()
             console.print(block, width=width)
         console.print()
-        for step in _next(report, page):
+        for step in _next(report, page, again):
             console.print(step, soft_wrap=True)  # a path or a command broken over lines cannot be copied
     # tables pad their cells; a report pasted elsewhere should not carry that along
     for line in captured.get().splitlines():
         text = Text.from_ansi(glyphs.encodable(line))
         text.rstrip()
         console.print(text, soft_wrap=True)
+
+
+def _reading(report: Report) -> Iterator[RenderableType]:
+    """What reading traces cost, before any figure; nothing of a recording of ours on a CPU that lost nothing."""
+    facts = report.quality.get("reading") or {}
+    if not facts or (report.run.get("hosts") and not (facts["device_events"] or facts["lost"] or facts["repaired"])):
+        return
+    for text in (sentences.reading(report), sentences.links(report)):
+        if text:
+            yield Text(text, style="dim")
 
 
 def _headline(report: Report) -> Iterator[RenderableType]:
@@ -86,7 +101,7 @@ def _partition(report: Report, width: int, glyphs: Glyphs) -> Iterator[Renderabl
         return
     rows: list[RenderableType] = []
     parts = [part for part in report.steps["partition"] if part["share"] > 0]
-    if parts:
+    if parts and (len(parts) > 1 or parts[0]["category"] != "unattributed"):
         rows += [Text("Where a step goes", style="bold"), _bar(parts, width, glyphs), _legend(parts, width, glyphs)]
     fixed = sentences.fixed_costs(report.views.get("fixed_costs") or {})
     if fixed:
@@ -144,7 +159,7 @@ def _hot_lines(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterator[R
     yield Group(*rows)
 
 
-def _next(report: Report, page: str | None) -> Iterator[Text]:
+def _next(report: Report, page: str | None, again: str | None) -> Iterator[Text]:
     steps = []
     command = command_line(report.run)
     if report.findings and command:
@@ -152,7 +167,8 @@ def _next(report: Report, page: str | None) -> Iterator[Text]:
     if any(note["source"] == "sampler" and note["level"] == "warning" for note in report.quality.get("notes", ())):
         steps.append(("more evidence", "stepscope doctor"))
     folder = shlex.quote(plain(report.run.get("folder") or "RUN"))
-    steps.append(("everything", plain(page) if page else f"stepscope analyze {folder} --html report.html"))
+    again = plain(again) if again else f"stepscope analyze {folder} --html report.html"
+    steps.append(("everything", plain(page) if page else again))
     for index, (label, text) in enumerate(steps):
         yield Text.assemble(("    " if index else "Next", "bold"), (f"  {label:<14}  ", "dim"), text)
 

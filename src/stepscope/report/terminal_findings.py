@@ -32,8 +32,9 @@ def findings_block(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterat
         tail.append(_title(index, finding))
     if len(report.findings) > LISTED:
         tail.append(Text(f"and {len(report.findings) - LISTED} smaller findings", style="dim"))
-    if not report.findings and report.steps is not None:
-        tail.append(Text(sentences.healthy(report.views.get("floor_share")), style="bold green"))
+    healthy = sentences.healthy(report) if not report.findings and report.steps is not None else None
+    if healthy:
+        tail.append(Text(healthy, style="bold green"))
     if report.abstained:
         tail.append(_abstained(report))
     if report.ignored:

@@ -56,6 +56,11 @@ def milliseconds(value: float | None) -> str:
     return _duration(value / 1000, "s") if abs(value) >= 10_000 else _duration(value, "ms")
 
 
+def nanoseconds(value: float | None) -> str:
+    """A duration given in ns, as `milliseconds` shows it."""
+    return MISSING if value is None else milliseconds(value / 1e6)
+
+
 def seconds(value: float | None) -> str:
     """A duration given in s, with its unit."""
     return MISSING if value is None else _duration(value, "s")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from stepscope.tables.build import build
+from stepscope.tables.cache import default_folder
+from stepscope.tables.options import BuildOptions
 from stepscope.tables.schema import SCHEMAS, Tables
 
-__all__ = ["SCHEMAS", "Tables", "build"]
+__all__ = ["SCHEMAS", "BuildOptions", "Tables", "build", "default_folder"]

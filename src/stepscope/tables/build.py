@@ -2,34 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRun
 from stepscope.tables import facts, journal
-from stepscope.tables.events import events_table
+from stepscope.tables.events import EventsTable, events_table
+from stepscope.tables.options import BuildOptions
 from stepscope.tables.processes import host_processes, processes_table
 from stepscope.tables.quality import quality
-from stepscope.tables.schema import Tables, empty
+from stepscope.tables.schema import Tables
 from stepscope.tables.stacks import stacks_table
 from stepscope.tables.steps import steps_table
 
 
-def build(raw: RawRun) -> Tables:
-    """The tables of a run. Every frame has the columns of `SCHEMAS`; what was lost is in `quality`."""
+def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
+    """The tables of a run. Every frame has the columns of `SCHEMAS`; what was lost is in `quality`.
+
+    Raises UnreadableInputError when the run is made of traces alone and none of them can be read.
+    """
+    options = options or BuildOptions()
+    traces = events_table(raw.ranks, options)
+    _check(raw, traces)
+    raw = _with_trace_steps(raw, traces, options)
     processes = [host_processes(host, raw.ranks, only_host=len(raw.hosts) == 1) for host in raw.hosts]
-    ranks = facts.rank_infos(raw.ranks, processes)
-    events = events_table(raw.ranks)
+    ranks = facts.rank_infos(raw.ranks, processes, traces.read)
     stacks = stacks_table(raw.hosts, {host.host: host for host in processes}, raw.ranks)
     return Tables(
         run=facts.run_facts(raw, ranks),
-        quality=quality(raw, processes, events, stacks),
+        quality=quality(raw, processes, traces, stacks),
         ranks=ranks,
         manifests=tuple(host.manifest for host in raw.hosts if host.manifest is not None),
         steps=steps_table(raw.ranks),
         journal=journal.journal_table(raw.ranks),
-        events=events.frame,
+        events=traces.events,
+        links=traces.links,
+        traces=traces.traces,
         stacks=stacks.frame,
         system=journal.system_table(raw.hosts),
         processes=processes_table(processes),
         compiles=journal.compiles_table(raw.ranks),
-        memory=empty("memory"),
+        memory=traces.memory,
         scalars=journal.scalars_table(raw.ranks),
     )
+
+
+def _check(raw: RawRun, traces: EventsTable) -> None:
+    alone = not raw.hosts and not any(rank.steps or rank.journal or rank.info for rank in raw.ranks)
+    if alone and traces.unreadable and not traces.read:
+        raise UnreadableInputError(next(iter(traces.unreadable.values())))
+
+
+def _with_trace_steps(raw: RawRun, traces: EventsTable, options: BuildOptions) -> RawRun:
+    """Ranks without a journal get the steps of their traces; steps nobody asked for are left out."""
+    ranks = []
+    for rank in raw.ranks:
+        steps = rank.steps
+        if not steps and rank.name in traces.steps:
+            rows = sorted(traces.steps[rank.name], key=lambda row: int(row["start_ns"]))
+            steps = tuple({"device_ns": None, **row} for row in rows)
+        elif options.steps is not None:
+            steps = tuple(row for row in steps if options.steps[0] <= row["step"] <= options.steps[1])
+        ranks.append(replace(rank, steps=steps))
+    return replace(raw, ranks=tuple(ranks))

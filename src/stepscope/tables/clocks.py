@@ -9,8 +9,8 @@ difference of those moments is the offset; without enough of them, or when it is
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 
-from stepscope.read.kineto import RawTrace
 from stepscope.read.raw import RawRank
 
 MAX_OFFSET_NS = 2_000_000_000  # further apart than this is another run's trace, not a clock that drifted
@@ -19,12 +19,14 @@ MIN_ANCHORS = 2
 NEGLIGIBLE_NS = 200_000
 
 
-def offset_ns(trace: RawTrace, rank: RawRank) -> int:
-    """What to add to the trace's times to get the journal's."""
+def offset_ns(events: pl.LazyFrame, rank: RawRank) -> int:
+    """What to add to the times of a trace's `events` to get the journal's."""
     steps = [row for row in rank.steps if row["in_window"] and row["signal"] == "optimizer"]
     ends = np.array([row["start_ns"] + row["wall_ns"] for row in steps], dtype=np.int64)
-    seen = np.array(sorted(_optimizer_ends(trace)), dtype=np.int64)
-    if len(ends) < MIN_ANCHORS or len(seen) < MIN_ANCHORS:
+    if len(ends) < MIN_ANCHORS:
+        return 0
+    seen = _optimizer_ends(events).to_numpy()
+    if len(seen) < MIN_ANCHORS:
         return 0
     if len(ends) == len(seen):
         differences = ends - seen
@@ -38,10 +40,8 @@ def offset_ns(trace: RawTrace, rank: RawRank) -> int:
     return median if NEGLIGIBLE_NS < abs(median) <= MAX_OFFSET_NS else 0
 
 
-def _optimizer_ends(trace: RawTrace) -> list[int]:
-    events = trace.events
-    return [
-        int(events.start_ns[i] + events.duration_ns[i])
-        for i, name in enumerate(events.name)
-        if name.startswith("Optimizer.step#") and not events.category[i].startswith("gpu_")
-    ]
+def _optimizer_ends(events: pl.LazyFrame) -> pl.Series:
+    mine: pl.Expr = pl.col("name").str.starts_with("Optimizer.step#") & ~pl.col("category").str.starts_with("gpu_")
+    ends = events.filter(mine).select(pl.col("start_ns") + pl.col("duration_ns")).collect().to_series()
+    ordered: pl.Series = ends.sort()
+    return ordered

@@ -1,119 +1,114 @@
-"""The table of trace slices: every trace of every rank, nested per track, joined with the journal's steps."""
+"""The tables that come from traces: `events`, `links`, `memory` and `traces`, all traces of all ranks in one."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from stepscope.read.kineto import RawTrace
-from stepscope.read.raw import RawRank
-from stepscope.tables.clocks import offset_ns
-from stepscope.tables.nesting import nest
-from stepscope.tables.schema import SCHEMAS, empty
-from stepscope.tables.steps import step_at
+from stepscope.errors import UnreadableInputError
+from stepscope.read.raw import RawRank, TraceRef
+from stepscope.tables import cache, collect
+from stepscope.tables.ingest import TraceIndex
+from stepscope.tables.loaded import TraceTables, load
+from stepscope.tables.options import BuildOptions
+from stepscope.tables.schema import empty
 
-Int64 = npt.NDArray[np.int64]
+_TABLES = ("events", "links", "memory", "traces")
+_DAMAGED = (OSError, UnreadableInputError, pl.exceptions.PolarsError)
 
-FUNCTION = "python_function"
-ANNOTATIONS = ("user_annotation",)
-# Of slices with the very same times, who encloses whom; anything else comes in between.
-_OUTER = {"user_annotation": 0, "gpu_user_annotation": 0, FUNCTION: 1, "cpu_op": 2, "operator": 2, "Operator": 2}
-_BETWEEN = 3
-_INNER = {"cuda_runtime": 4, "cuda_driver": 5, "kernel": 6}
-_RANKS = {**_OUTER, **_INNER}
+
+@dataclass(frozen=True)
+class ReadTrace:
+    """A trace that was read, with the rank it belongs to."""
+
+    rank: RawRank
+    name: str
+    index: TraceIndex
 
 
 @dataclass(frozen=True)
 class EventsTable:
-    """The slices, with counts for the quality report: `trace_events`, `trace_events_lost`, `clipped_overlaps`."""
+    """What the traces of a run hold.
 
-    frame: pl.DataFrame
-    counts: Counter[str]
-    offsets: dict[str, int]  # "process/trace" -> ns its clock was moved by, where it was
+    `counts` has what the quality report says of events; `offsets` is "process/trace" -> ns its clock was moved by,
+    `unreadable` "process/trace" -> why; `steps` are rows of ranks without a journal, by process.
+    """
+
+    events: pl.DataFrame
+    links: pl.DataFrame
+    memory: pl.DataFrame
+    traces: pl.DataFrame
+    read: tuple[ReadTrace, ...] = ()
+    steps: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    offsets: dict[str, int] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
-def events_table(ranks: Iterable[RawRank]) -> EventsTable:
-    """All slices of all traces; ids count on from one trace to the next."""
-    frames: list[pl.DataFrame] = []
+def events_table(ranks: Sequence[RawRank], options: BuildOptions) -> EventsTable:
+    """All slices of all traces; ids count on from one trace to the next. A trace that cannot be read is named."""
+    wanted = [(rank, ref) for rank in ranks for ref in rank.traces]
+    frames: dict[str, list[pl.DataFrame]] = {name: [] for name in _TABLES}
+    read: list[ReadTrace] = []
+    steps: dict[str, list[dict[str, Any]]] = {}
     counts: Counter[str] = Counter()
     offsets: dict[str, int] = {}
-    first_id = 0
-    for rank in ranks:
-        for trace in rank.traces:
-            offset = offset_ns(trace, rank)
-            if offset:
-                offsets[f"{rank.name}/{trace.name}"] = offset
-            frame, clipped = _trace_frame(trace, rank, offset, first_id)
-            first_id += frame.height
-            frames.append(frame)
-            counts["trace_events"] += frame.height
-            counts["trace_events_lost"] += trace.quality.lost
-            counts["clipped_overlaps"] += clipped
-    table = pl.concat(frames) if frames else empty("events")
-    return EventsTable(table, counts, offsets)
-
-
-def _trace_frame(trace: RawTrace, rank: RawRank, offset: int, first_id: int) -> tuple[pl.DataFrame, int]:
-    events = trace.events
-    count = len(events)
-    start = events.start_ns + offset
-    category = events.category
-    codes: dict[str, int] = {}
-    track = np.fromiter((codes.setdefault(name, len(codes)) for name in events.track), np.int64, count)
-    nesting = nest(
-        track,
-        start,
-        events.duration_ns,
-        is_function=np.fromiter((name == FUNCTION for name in category), bool, count),
-        is_annotation=np.fromiter((name in ANNOTATIONS for name in category), bool, count),
-        precedence=np.fromiter((_RANKS.get(name, _BETWEEN) for name in category), np.int64, count),
+    unreadable: dict[str, str] = {}
+    rows = 0
+    with collect.root(options) as root:
+        found = collect.collect([ref.path for _, ref in wanted], root, options)
+        for (rank, ref), entry in zip(wanted, found, strict=True):
+            source = f"{rank.name}/{ref.name}"
+            trace = entry if isinstance(entry, str) else _loaded(entry, rank, ref, rows, root, options)
+            if isinstance(trace, str):
+                unreadable[source] = trace
+                continue
+            for name, parts in trace.frames.items():
+                frames[name] += parts
+            rows += trace.rows
+            read.append(ReadTrace(rank, ref.name, trace.index))
+            if trace.steps:
+                steps.setdefault(rank.name, []).extend(trace.steps)
+            if trace.offset:
+                offsets[source] = trace.offset
+            counts.update(trace.counts)
+            counts.update(_index_counts(trace.index))
+    counts["unreadable_traces"] = len(unreadable)
+    tables = {name: pl.concat(parts, rechunk=False) if parts else empty(name) for name, parts in frames.items()}
+    return EventsTable(
+        **tables,
+        read=tuple(read),
+        steps=steps,
+        counts=counts,
+        offsets=offsets,
+        unreadable=unreadable,
     )
-    columns: dict[str, Any] = {
-        "id": np.arange(first_id, first_id + count),
-        "track": events.track,
-        "category": category,
-        "name": events.name,
-        "start_ns": start,
-        "duration_ns": events.duration_ns,
-        "self_ns": nesting.self_ns,
-        "depth": nesting.depth,
-        "parent": _ids(nesting.parent, first_id),
-        "frame": _ids(nesting.frame, first_id),
-        "step": _nullable(_steps_of(start, rank)),
-        "correlation": events.correlation,
-        "external_id": events.external_id,
-        "sequence": events.sequence,
-        "device": events.device,
-        "stream": events.stream,
-        "shapes": events.shapes,
-        "types": events.types,
-        "bytes": events.bytes,
+
+
+def _loaded(
+    entry: Path, rank: RawRank, ref: TraceRef, first_id: int, root: Path, options: BuildOptions
+) -> TraceTables | str:
+    """The rows of a trace, or why there are none. An entry that turns out damaged is made once more."""
+    try:
+        return load(entry, rank, ref, first_id, options.steps)
+    except _DAMAGED:
+        cache.drop(entry)
+    try:
+        return load(cache.fetch(ref.path, root, options.limits), rank, ref, first_id, options.steps)
+    except _DAMAGED as error:
+        return str(error)
+
+
+def _index_counts(index: TraceIndex) -> dict[str, int]:
+    return {
+        "trace_events": index.slices,
+        "trace_events_lost": index.lost,
+        "trace_events_salvaged": index.salvaged,
+        "clipped_overlaps": index.clipped,
+        "repaired_durations": index.repaired,
     }
-    schema = SCHEMAS["events"]
-    series = [pl.Series(name, values).cast(schema[name]) for name, values in columns.items()]
-    frame = pl.DataFrame(series).with_columns(
-        pl.lit(rank.rank, schema["rank"]).alias("rank"),
-        pl.lit(rank.name).alias("process"),
-        pl.lit(trace.name).alias("trace"),
-    )
-    return frame.select(list(schema)), nesting.clipped
-
-
-def _steps_of(times_ns: Int64, rank: RawRank) -> Int64:
-    columns = (np.array([row[name] for row in rank.steps], np.int64) for name in ("start_ns", "wall_ns", "step"))
-    return step_at(times_ns, *columns)
-
-
-def _ids(values: Int64, first_id: int) -> pl.Series:
-    return _nullable(np.where(values < 0, -1, values + first_id))
-
-
-def _nullable(values: Int64) -> pl.Series:
-    series = pl.Series(values, dtype=pl.Int64)
-    return series.to_frame("v").select(pl.when(pl.col("v") >= 0).then(pl.col("v"))).to_series()

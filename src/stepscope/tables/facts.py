@@ -8,6 +8,8 @@ from typing import Any
 from stepscope.model import RunFacts
 from stepscope.read.raw import RawRank, RawRun
 from stepscope.read.text import integer, moment_ns, string
+from stepscope.tables.events import ReadTrace
+from stepscope.tables.ingest import TraceIndex
 from stepscope.tables.processes import HostProcesses
 from stepscope.tables.schema import RankInfo
 
@@ -44,12 +46,18 @@ def run_facts(raw: RawRun, ranks: Iterable[RankInfo]) -> RunFacts:
     )
 
 
-def rank_infos(ranks: Iterable[RawRank], hosts: Iterable[HostProcesses]) -> tuple[RankInfo, ...]:
-    """One RankInfo per rank folder; the host is the one in whose agents.jsonl the folder was claimed."""
+def rank_infos(
+    ranks: Iterable[RawRank], hosts: Iterable[HostProcesses], traces: Iterable[ReadTrace]
+) -> tuple[RankInfo, ...]:
+    """One RankInfo per rank folder; the host is the one in whose agents.jsonl the folder was claimed.
+
+    What no rank.json says, the rank's traces may: the size of the world, and the kind of device.
+    """
+    traced = {trace.rank.name: trace.index for trace in reversed(list(traces))}
     claims = {process.claimed: (host.host, process) for host in hosts for process in host.all if process.claimed}
     result: list[RankInfo] = []
     for rank in ranks:
-        info = rank.info or {}
+        info = rank.info or _traced(traced.get(rank.name))
         host, process = claims.get(rank.name, (None, None))
         pid = integer(info.get("pid"))
         result.append(
@@ -66,6 +74,10 @@ def rank_infos(ranks: Iterable[RawRank], hosts: Iterable[HostProcesses]) -> tupl
             )
         )
     return tuple(result)
+
+
+def _traced(index: TraceIndex | None) -> dict[str, Any]:
+    return {} if index is None else {"world_size": index.world_size, "device": index.device}
 
 
 def _exit_status(value: Any) -> int | None:

@@ -12,8 +12,8 @@ from stepscope.read.text import string
 from stepscope.tables.events import EventsTable
 from stepscope.tables.processes import RANK, HostProcesses
 from stepscope.tables.stacks import StacksTable
+from stepscope.tables.trace_quality import EVENT_COUNTS, INFO, WARNING, trace_notes
 
-INFO, WARNING = "info", "warning"
 REMEDY = (
     "run it without -I, -E or -S, keep PYTHONPATH and STEPSCOPE_RECORD in its environment, and for a container run "
     "stepscope inside it"
@@ -39,7 +39,14 @@ _LOSSES: dict[str, tuple[str, str, str]] = {
         "{n} file(s) are larger than the reader accepts and were cut short",
     ),
     "unreadable_files": ("unreadable_files", WARNING, "{n} file(s) could not be read"),
-    "unreadable_traces": ("unreadable_traces", WARNING, "{n} trace(s) hold no event that can be read"),
+    "foreign_files": ("foreign_files", INFO, "{n} JSON file(s) are no traces and were left out"),
+    "guessed_ranks": ("guessed_ranks", INFO, "{n} trace(s) do not say which rank they are of and got the next number"),
+    "duplicate_ranks": (
+        "duplicate_ranks",
+        WARNING,
+        "{n} trace(s) name a rank that another trace has and got the next free number",
+    ),
+    "missing_ranks": ("missing_ranks", WARNING, "the traces of {n} rank(s) are missing"),
     "user_traces_left_out": (
         "user_traces_left_out",
         INFO,
@@ -59,12 +66,12 @@ def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable
     counts["probe_errors"] = sum(len(_events(rank, "probe_error")) for rank in raw.ranks)
     for name in ("stack_samples", "torn_stack_samples", "own_stack_samples"):
         counts[name] = stacks.counts[name]
-    for name in ("trace_events", "trace_events_lost", "clipped_overlaps"):
+    for name in EVENT_COUNTS:
         counts[name] = events.counts[name]
     notes = [*_loss_notes(raw), *_host_notes(raw.hosts), *_process_notes(processes), *_stack_notes(counts)]
     for rank in raw.ranks:
-        notes += _rank_notes(rank)
-    notes += _clock_notes(events)
+        notes += _rank_notes(rank, events)
+    notes += trace_notes(events)
     if not counts["steps_read"]:
         notes += _no_steps(raw, processes)
     notes.sort(key=lambda note: note.level != WARNING)
@@ -145,14 +152,14 @@ def _stack_notes(counts: Counter[str]) -> list[Note]:
     return notes
 
 
-def _rank_notes(rank: RawRank) -> list[Note]:
+def _rank_notes(rank: RawRank, events: EventsTable) -> list[Note]:
     source = f"{rank.name}/events.jsonl"
     notes: list[Note] = []
     for event in _events(rank, "probe_error"):
         probe, error = (_quoted(event.get(key)) for key in ("probe", "error"))
         text = f"probe {probe} failed in {rank.name} and was off from then on: {error}"
         notes.append(Note(WARNING, text, source))
-    traces = {trace.name for trace in rank.traces}
+    traces = {trace.name for trace in rank.traces if f"{rank.name}/{trace.name}" not in events.unreadable}
     for event in _events(rank, "window"):
         name = (string(event.get("trace")) or "").removesuffix(".gz")
         if event.get("status") == "kept" and name and name not in traces:
@@ -168,22 +175,7 @@ def _rank_notes(rank: RawRank) -> list[Note]:
     ):
         reasons = dict.fromkeys(_quoted(event.get("reason")) for event in _events(rank, kind))
         notes += [Note(INFO, f"{text} {rank.name}: {reason}", source) for reason in reasons]
-    for trace in rank.traces:
-        lost, problem = trace.quality.lost, trace.quality.problem
-        if lost or problem:
-            said = f": {problem}" if problem else ""
-            text = f"{lost} of {trace.quality.events} events of a trace could not be read{said}"
-            notes.append(Note(WARNING, text, f"{rank.name}/{trace.name}"))
     return notes
-
-
-def _clock_notes(events: EventsTable) -> list[Note]:
-    return [
-        Note(INFO, f"the trace's clock was {-offset / 1e6:.1f} ms ahead of the journal's and has been moved", source)
-        if offset < 0
-        else Note(INFO, f"the trace's clock was {offset / 1e6:.1f} ms behind the journal's and has been moved", source)
-        for source, offset in events.offsets.items()
-    ]
 
 
 def _no_steps(raw: RawRun, processes: Sequence[HostProcesses]) -> list[Note]:

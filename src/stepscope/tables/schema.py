@@ -13,7 +13,7 @@ import polars as pl
 
 from stepscope.model import Quality, RunFacts
 
-TABLES_SCHEMA = "stepscope.tables/1"
+TABLES_SCHEMA = "stepscope.tables/2"
 
 FRAME = pl.Struct({"function": pl.String, "file": pl.String, "line": pl.Int64})
 
@@ -65,7 +65,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "depth": pl.Int32,
         "parent": pl.Int64,
         "frame": pl.Int64,
-        "step": pl.Int64,  # the journal's step it starts in
+        "forward": pl.Int64,  # of an operator that runs an autograd node: the forward operator that made the node
+        "step": pl.Int64,  # the step it starts in; of a device slice, the step its launch starts in
         "correlation": pl.Int64,
         "external_id": pl.Int64,
         "sequence": pl.Int64,
@@ -74,6 +75,48 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "shapes": pl.String,  # JSON text of "Input Dims"
         "types": pl.String,  # JSON text of "Input type"
         "bytes": pl.Int64,
+        "forward_thread": pl.Int64,  # of an operator of the backward pass: the thread of its forward operator
+        "python_id": pl.Int64,
+        "python_parent": pl.Int64,
+        "python_module": pl.Int64,
+        "blocks": pl.Int64,  # of the grid
+        "threads": pl.Int64,  # of a block
+        "registers": pl.Int64,  # per thread
+        "shared_memory_bytes": pl.Int64,  # per block
+        "blocks_per_sm": pl.Float64,
+        "warps_per_sm": pl.Float64,
+        "occupancy_percent": pl.Float64,  # the writer's estimate
+        "call_stack": pl.String,  # of an operator, in traces of 2021: "file(line): function;...", innermost first
+        "collective": pl.String,  # JSON object of a collective's arguments
+    },
+    # a device slice (kernel, copy, memset) and where it comes from; ids are rows of `events`
+    "links": {
+        "event": pl.Int64,
+        "process": pl.String,
+        "trace": pl.String,
+        "launch": pl.Int64,  # the runtime or driver call
+        "operator": pl.Int64,  # the innermost operator around the launch
+        "frame": pl.Int64,  # the innermost Python function around the launch
+        "method": pl.String,  # how the launch or operator was found: correlation | flow | external_id | containment
+        "state": pl.String,  # linked | before_recording | graph | unlinked
+        "forward": pl.Int64,  # of a backward operator: the forward operator that it belongs to
+        "forward_method": pl.String,  # sequence | flow
+    },
+    # a trace file of a process, and what reading it cost
+    "traces": {
+        "rank": pl.Int32,
+        "process": pl.String,
+        "trace": pl.String,
+        "owner": pl.String,  # stepscope | user
+        "events": pl.Int64,
+        "salvaged": pl.Int64,
+        "lost": pl.Int64,
+        "unsupported": pl.Int64,
+        "clipped": pl.Int64,
+        "repaired": pl.Int64,
+        "problems": pl.List(pl.String),
+        "metadata": pl.String,  # JSON object of the allow-listed keys
+        "threads": pl.String,  # JSON object: track -> thread name
     },
     # a distinct stack of a thread in a segment of time; frames root first, ours and the agent's removed
     "stacks": {
@@ -139,6 +182,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "allocated_bytes": pl.Int64,
         "reserved_bytes": pl.Int64,
         "owner": pl.String,
+        "address": pl.Int64,
+        "trace": pl.String,
+        "track": pl.String,
     },
     "scalars": {
         "rank": pl.Int32,
@@ -177,6 +223,8 @@ class Tables:
     steps: pl.DataFrame
     journal: pl.DataFrame
     events: pl.DataFrame
+    links: pl.DataFrame
+    traces: pl.DataFrame
     stacks: pl.DataFrame
     system: pl.DataFrame
     processes: pl.DataFrame

@@ -1,0 +1,64 @@
+"""All facts of a run in one bundle, and the document every surface renders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepscope.model.facts import (
+    FixedCosts,
+    IoFacts,
+    LoaderFacts,
+    LoopFacts,
+    OperatorFacts,
+    ProcessFacts,
+    PythonFacts,
+    Quality,
+    RunFacts,
+    Site,
+    StackFacts,
+    StepFacts,
+    WindowFacts,
+)
+from stepscope.model.schema import REPORT_SCHEMA
+from stepscope.model.trace import DeviceLines, DeviceTime, ReadingFacts, TraceFacts
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All facts of a run. A part is None when its source is missing; nothing here is a guess without a note."""
+
+    run: RunFacts
+    quality: Quality
+    steps: tuple[StepFacts, ...]  # one per kind, "train" first
+    fixed: FixedCosts
+    stacks: StackFacts | None
+    loader: LoaderFacts | None
+    operators: tuple[OperatorFacts, ...] | None
+    loops: tuple[LoopFacts, ...] | None
+    io: tuple[IoFacts, ...] | None
+    windows: tuple[WindowFacts, ...]
+    sites: tuple[Site, ...]
+    processes: tuple[ProcessFacts, ...]
+    system: dict[str, Any] = field(default_factory=dict)  # summary of telemetry, units in the names
+    regions: tuple[dict[str, Any], ...] = ()  # {"name", "calls", "calls_per_step", "ms_per_step", "source"}
+    python: tuple[PythonFacts, ...] | None = None  # needs stacks; None without them
+    devices: tuple[str, ...] = ()  # kinds of device the ranks trained on, "cpu" included
+    traces: tuple[TraceFacts, ...] = ()
+    reading: ReadingFacts | None = None  # of all traces; None without any
+    device_time: tuple[DeviceTime, ...] = ()  # two per trace with device slices, one per scope
+    device_lines: DeviceLines | None = None  # operator time of the host where no trace holds device slices
+
+
+@dataclass(frozen=True)
+class Report:
+    """The one document every surface renders: `report.json` is this, key for key."""
+
+    run: dict[str, Any]
+    quality: dict[str, Any]
+    steps: dict[str, Any] | None
+    findings: tuple[dict[str, Any], ...]
+    abstained: tuple[dict[str, Any], ...]
+    ignored: tuple[dict[str, Any], ...]
+    views: dict[str, Any]
+    schema: str = REPORT_SCHEMA

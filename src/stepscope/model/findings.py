@@ -1,0 +1,92 @@
+"""What the rules say of a run: findings with their evidence, and the rules that could not be judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the user's code. `share` is this line's part of the finding's cost (0 to 1), or None."""
+
+    file: str
+    line: int | None
+    function: str | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One measured figure. `source` names the file and the method it comes from."""
+
+    metric: str
+    value: Any
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Try:
+    """A knob an experiment may turn to test the finding."""
+
+    knob: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A prediction, as fractions of the mean steady step."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One ranked statement of a loss. Without evidence and cost there is no finding."""
+
+    id: str
+    rule: str
+    category: str
+    title: str
+    severity: str
+    confidence: str
+    cost_ms_per_step: float
+    share: float
+    gain_ceiling: float
+    where: tuple[Place, ...]
+    evidence: tuple[Evidence, ...]
+    fix: str
+    falsified_by: str
+    expected_gain: Interval | None = None
+    ranks: tuple[int, ...] = ()
+    caveat: str = ""
+    learn: str = ""
+    try_: tuple[Try, ...] = ()
+    explains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Abstention:
+    """A rule that could not be judged, and the inputs it lacked."""
+
+    rule: str
+    needs: str
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """A rule the user switched off by configuration, with the reason given there."""
+
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the rules said of a run, findings in order of cost."""
+
+    findings: tuple[Finding, ...]
+    abstained: tuple[Abstention, ...]
+    ignored: tuple[Ignored, ...] = ()

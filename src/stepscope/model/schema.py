@@ -1,0 +1,45 @@
+"""Schema versions and the words of the files: phases, categories, the columns of the step journal."""
+
+from __future__ import annotations
+
+RUN_SCHEMA = "stepscope.run/1"
+RANK_SCHEMA = "stepscope.rank/1"
+STEPS_SCHEMA = "stepscope.steps/1"
+REPORT_SCHEMA = "stepscope.report/1"
+
+PHASES = ("data_wait", "forward", "backward", "optimizer", "other")
+CATEGORIES = (
+    "input",
+    "host",
+    "sync",
+    "launch",
+    "compute",
+    "memory",
+    "transfer",
+    "communication",
+    "compile",
+    "io",
+    "system",
+)
+SEVERITIES = ("critical", "warning", "info")
+
+# The columns of a row of rank-N/steps.jsonl, in order. The first line of the file repeats them, so a reader goes by
+# name and a later version may append columns.
+STEP_COLUMNS = (
+    "step",  # 0-based, counted over the whole process
+    "kind",  # "train" | "eval"
+    "epoch",  # 0-based: how often the loader that feeds the step was started again; null without a loader
+    "start_ns",
+    "wall_ns",
+    "data_wait_ns",
+    "forward_ns",
+    "backward_ns",
+    "optimizer_ns",
+    "other_ns",
+    "device_ns",  # time between device events at the step's edges; null without a device
+    "samples",  # rows of the batches fetched in the step; null when no batch was seen
+    "fetches",  # loader fetches in the step (> 1 with gradient accumulation)
+    "first_batch",  # 1 when the step holds the first fetch of an epoch
+    "in_window",  # 1 when torch.profiler (ours or the user's) was on during the step
+    "signal",  # what cut the step: "user" | "optimizer" | "loader" | "profiler_step" | "xla_sync" | "end"
+)

@@ -1,0 +1,215 @@
+"""Traces that others recorded: which files there are, and which rank each is of.
+
+A rank comes from the trace's own metadata, else from the file's name or its folder's, else it is the next free number.
+Files of one worker (the same name but for its time, as tensorboard_trace_handler writes one per profiled span) belong
+to one rank; any other two files never do, and what had to be guessed is counted in the losses.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.errors import UnreadableInputError
+from stepscope.read.formats import FORMATS, read_head
+from stepscope.read.inflate import ByteStream, Limits
+from stepscope.read.metadata import rank_and_size, read_metadata
+from stepscope.read.raw import Losses, RawRank, RawRun, TraceRef
+
+MAX_FILES = 100_000
+MAX_DEPTH = 8
+_SUFFIXES = (".json", ".json.gz")
+_HEAD_BYTES = 2**20
+_TAIL_BYTES = 2**16
+_MAX_SCANNED_BYTES = 64 * 2**20  # of a packed file whose rank only its end can tell
+_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+_ENTRY = re.compile(rb'\{[^{}]{0,400}"ph"\s*:')
+_SPAN = re.compile(r"\.\d{6,}(?=\.pt\.trace\.json|\.json)")
+_NAMED_RANK = re.compile(r"(?:^|[^a-z])(?:rank|worker|trainer|gpu|process|proc)[-_=. ]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_PLACES = (  # where things stand in a run folder of ours or in a report, which are no traces
+    "report.json",
+    "experiment.json",
+    "manifest.json",
+    "rank.json",
+)
+
+
+@dataclass(frozen=True)
+class _Found:
+    path: Path
+    top: Path  # the given path it was found under
+    rank: int | None
+    world_size: int | None
+    certain: bool  # the metadata said so
+
+    @property
+    def worker(self) -> tuple[str, str]:
+        """What spans of one worker have in common."""
+        return str(self.path.parent), _SPAN.sub("", self.path.name.removesuffix(".gz"))
+
+
+def read_traces(paths: Sequence[Path]) -> RawRun:
+    """Traces as a run without hosts, steps or journal; raises UnreadableInputError when there is no trace."""
+    losses = Losses()
+    ranks = find_traces(paths, losses)
+    if not ranks:
+        raise UnreadableInputError(f"{paths[0]}: no trace in it; give .json or .json.gz files of torch.profiler")
+    parents = [str(ref.path.parent) for rank in ranks for ref in rank.traces]
+    return RawRun(folder=Path(os.path.commonpath(parents)), hosts=(), ranks=ranks, losses=losses)
+
+
+def find_traces(paths: Sequence[Path], losses: Losses) -> tuple[RawRank, ...]:
+    """One `RawRank` per rank of the traces in and under `paths`, its traces in the order of their names.
+
+    Counts `foreign_files` (JSON in a folder that is no trace), `unreadable_files`, `duplicate_ranks` (a file that names
+    a rank another worker has; it gets the next free one), `guessed_ranks` and `missing_ranks`. Raises
+    UnreadableInputError for a given path that does not exist.
+    """
+    found: list[_Found] = []
+    for path in paths:
+        if not path.exists():
+            raise UnreadableInputError(f"{path}: no such file or folder; give traces of torch.profiler")
+        for file in _files(path):
+            trace = _look(file, path, losses)
+            if trace is not None:
+                found.append(trace)
+    return _by_rank(_distinct(found), losses)
+
+
+def _distinct(found: list[_Found]) -> list[_Found]:
+    """One of each file; the plain one where a packed one lies beside it."""
+    kept: dict[str, _Found] = {}
+    for trace in sorted(found, key=lambda trace: _natural(str(trace.path))):
+        kept.setdefault(os.path.realpath(trace.path).removesuffix(".gz"), trace)
+    return list(kept.values())
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d{1,18})", text)]
+
+
+# --------------------------------------------------------------------------------------------------------- files
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """`path` itself, or every file in it that may be a trace."""
+    if not path.is_dir():
+        yield path
+        return
+    count = 0
+    for folder, folders, names in os.walk(path):
+        depth = len(Path(folder).relative_to(path).parts)
+        folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < MAX_DEPTH else []
+        for name in sorted(names):
+            if name.endswith(_SUFFIXES) and not name.startswith(".") and name not in _PLACES:
+                count += 1
+                if count > MAX_FILES:
+                    return
+                yield Path(folder) / name
+
+
+def _look(path: Path, top: Path, losses: Losses) -> _Found | None:
+    """What the beginning of a file tells; None for one that is no trace, unless it was named itself."""
+    named = path == top
+    label = path.name if named else str(path.relative_to(top))
+    try:
+        if named and not path.is_file():
+            raise UnreadableInputError(f"{path}: no file and no folder; give traces of torch.profiler")
+        head = read_head(path, _HEAD_BYTES)
+        if not any(detect(path, head) for detect, _ in FORMATS):
+            if not named:
+                losses.add("foreign_files", label)
+                return None
+            return _Found(path, top, None, None, False)
+        listed = _LIST.search(head)
+        if not named and listed is None and not _ENTRY.search(head):
+            losses.add("foreign_files", label)
+            return None
+        rank, size = rank_and_size(read_metadata(head[: listed.end()], b"") if listed else {})
+        if rank is None:
+            rank, size = rank_and_size(read_metadata(b"", _tail(path, head)))
+    except OSError as error:
+        if named:
+            raise UnreadableInputError(f"{path}: {error.strerror or error}; check its permissions") from error
+        losses.add("unreadable_files", label)
+        return None
+    if rank is not None:
+        return _Found(path, top, rank, size, True)
+    return _Found(path, top, _rank_of_name(path, top), size, False)
+
+
+def _tail(path: Path, head: bytes) -> bytes:
+    """The last bytes of a file after unpacking; of a large packed one none, as that would mean to read it all."""
+    size = path.stat().st_size
+    if not head or (size > _MAX_SCANNED_BYTES and _packed(path)):
+        return b""
+    if not _packed(path):
+        with path.open("rb") as file:
+            file.seek(max(0, size - _TAIL_BYTES))
+            return file.read()
+    tail = b""
+    for piece in ByteStream(path, Limits()):
+        tail = (tail + piece)[-_TAIL_BYTES:]
+    return tail
+
+
+def _packed(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+def _rank_of_name(path: Path, top: Path) -> int | None:
+    """A number behind `rank`, `worker` or the like in the file's name, or in a folder's below the given one."""
+    below = path.relative_to(top).parts if path != top else (path.name,)
+    for name in reversed(below):
+        match = _NAMED_RANK.search(name)
+        if match:
+            return int(match[1])
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------- ranks
+
+
+def _by_rank(found: list[_Found], losses: Losses) -> tuple[RawRank, ...]:
+    workers: dict[tuple[str, str], list[_Found]] = {}
+    for trace in found:
+        key = trace.worker
+        if any(other.certain and trace.certain and other.rank != trace.rank for other in workers.get(key, ())):
+            key = (key[0], str(trace.path))  # the same name but for its time, of another rank
+        workers.setdefault(key, []).append(trace)
+    ranks: dict[int, list[_Found]] = {}
+    later: list[list[_Found]] = []
+    for traces in sorted(workers.values(), key=lambda traces: not any(trace.certain for trace in traces)):
+        rank = next((trace.rank for trace in traces if trace.rank is not None), None)
+        if rank is None or rank in ranks:
+            kind = "guessed_ranks" if rank is None else "duplicate_ranks"
+            if rank is not None or len(workers) > 1:
+                losses.add(kind, traces[0].path.name)
+            later.append(traces)
+        else:
+            ranks[rank] = traces
+    free = 0
+    for traces in later:
+        while free in ranks:
+            free += 1
+        ranks[free] = traces
+    _count_missing(found, ranks, losses)
+    return tuple(_raw_rank(rank, traces) for rank, traces in sorted(ranks.items()))
+
+
+def _count_missing(found: list[_Found], ranks: dict[int, list[_Found]], losses: Losses) -> None:
+    size = max((trace.world_size or 0 for trace in found), default=0)
+    numbers = max(size, max(ranks, default=-1) + 1 if len(ranks) > 1 else 0)
+    if numbers > len(ranks):
+        losses.add("missing_ranks", found[0].top.name, numbers - len(ranks))
+
+
+def _raw_rank(rank: int, traces: list[_Found]) -> RawRank:
+    refs = tuple(TraceRef(trace.path, trace.path.name.removesuffix(".gz"), "user") for trace in traces)
+    return RawRank(
+        name=f"rank-{rank}", rank=rank, folder=traces[0].path.parent, info=None, steps=(), journal=(), traces=refs
+    )

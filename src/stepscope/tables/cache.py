@@ -1,0 +1,141 @@
+"""Traces that were taken in before: a folder of Parquet files for each, found again by the content of its file.
+
+An entry is made beside its final place and moved there in one step, so two processes may make the same one, and what
+is not whole is never seen. An entry that cannot be read is made again. A folder that cannot be written to is no
+error: the tables are then made in a temporary folder, for this once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import polars as pl
+
+from stepscope import __version__
+from stepscope.read.formats import Limits, open_trace
+from stepscope.tables.ingest import INDEX, TraceIndex, ingest
+from stepscope.tables.schema import TABLES_SCHEMA
+
+_READ_BYTES = 1 << 20
+_DIGEST_BYTES = 16
+_NAME = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
+_KEPT_BYTES = 20 * 2**30  # of all entries; the ones used longest ago go first
+
+
+def default_folder() -> Path:
+    """Where a user's caches go on this system, and stepscope's in it."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    if home and Path(home).is_absolute():
+        return Path(home) / "stepscope"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "stepscope"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "stepscope" / "cache"
+    return Path.home() / ".cache" / "stepscope"
+
+
+def key_of(path: Path) -> str:
+    """Hex digest of the file's bytes, the tables' schema and this version; raises OSError."""
+    digest = hashlib.blake2b(f"{TABLES_SCHEMA} {__version__}\n".encode(), digest_size=_DIGEST_BYTES)
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def fetch(
+    path: Path, root: Path, limits: Limits | None = None, progress: Callable[[int, int], None] | None = None
+) -> Path:
+    """The folder of `path`'s tables in `root`, made if need be; raises UnreadableInputError and OSError.
+
+    `progress` gets the bytes of the file taken in so far, and its size.
+    """
+    entry = root / key_of(path)
+    if index_of(entry) is not None:
+        _touch(entry)
+        return entry
+    root.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix="part-", dir=root))
+    try:
+        source = open_trace(path, limits=limits or Limits(), progress=progress)
+        ingest(source, part, scratch=root, schema=TABLES_SCHEMA, version=__version__)
+        _move(part, entry)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return entry
+
+
+def index_of(entry: Path) -> TraceIndex | None:
+    """The index of an entry that is whole and of this version, else None."""
+    try:
+        index = msgspec.json.decode((entry / INDEX).read_bytes(), type=TraceIndex)
+        if (index.schema, index.version) != (TABLES_SCHEMA, __version__):
+            return None
+        rows = sum(pl.scan_parquet(path).select(pl.len()).collect().item() for path in slice_files(entry, index))
+        for name in ("links", "memory"):
+            pl.read_parquet_schema(entry / f"{name}.parquet")
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, pl.exceptions.PolarsError):
+        return None
+    return index if rows == index.slices else None
+
+
+def slice_files(entry: Path, index: TraceIndex) -> list[Path]:
+    """The files of the slices, in order."""
+    return [entry / f"events-{number:05d}.parquet" for number in range(index.files)]
+
+
+def drop(entry: Path) -> None:
+    """Forget an entry that turned out to be damaged."""
+    shutil.rmtree(entry, ignore_errors=True)
+
+
+def prune(root: Path, kept_bytes: int = _KEPT_BYTES) -> None:
+    """Remove the entries used longest ago until what is left has at most `kept_bytes`."""
+    try:
+        # The folder may be one of the user's own: nothing that is not named like an entry is touched.
+        named = [path for path in root.iterdir() if _NAME.fullmatch(path.name)]
+        entries = [(path / INDEX, path) for path in named if (path / INDEX).is_file()]
+        by_age = sorted(((index.stat().st_mtime, path) for index, path in entries), reverse=True)
+        total = 0
+        for _, path in by_age:
+            total += sum(file.stat().st_size for file in path.iterdir())
+            if total > kept_bytes:
+                drop(path)
+    except OSError:
+        return  # another process may be at it
+
+
+def writable(root: Path) -> bool:
+    """Whether entries can be made in `root`."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            return True
+    except OSError:
+        return False
+
+
+def _touch(entry: Path) -> None:
+    try:
+        os.utime(entry / INDEX)
+    except OSError:
+        return  # a read-only cache
+
+
+def _move(part: Path, entry: Path) -> None:
+    try:
+        part.replace(entry)
+    except OSError:
+        # Something stands there: the same entry, made by another process just now, or a damaged one.
+        if index_of(entry) is not None:
+            return
+        drop(entry)
+        part.replace(entry)

@@ -1,0 +1,206 @@
+"""Where each device slice comes from: its launch, the operator and the Python function around the launch.
+
+The launch is the runtime call with the same correlation, else the one an arrow starts at. The operator is the
+innermost one around the launch; without any, the one with the launch's or the slice's External id, else the last one
+that was open on the launch's thread within the clock's rounding. A launch of a whole graph stands for kernels whose
+operators ran when the graph was captured, so those are no links. Ids are rows of the trace, `NONE` where unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.tables.nesting import by_value
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
+
+NONE = -1
+METHODS = ("correlation", "flow", "external_id", "containment")
+CORRELATION, FLOW, EXTERNAL_ID, CONTAINMENT = range(4)
+STATES = ("linked", "before_recording", "graph", "unlinked")
+LINKED, BEFORE_RECORDING, GRAPH, UNLINKED = range(4)
+_ROUNDING_NS = 1000  # older writers cut times to whole microseconds
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The columns links are made from: whole ones by row, sparse ones as (rows ascending, values)."""
+
+    track: Int32
+    start_ns: Int64
+    duration_ns: Int64
+    parent: Int32
+    frame: Int32
+    is_device: Bools
+    is_runtime: Bools
+    is_operator: Bools
+    is_graph_launch: Bools
+    correlation: tuple[Int64, Int64]
+    external_id: tuple[Int64, Int64]
+
+
+@dataclass(frozen=True)
+class Arrows:
+    """Arrows from launches to device slices: where each starts and where it ends."""
+
+    from_track: Int32
+    from_ns: Int64
+    to_track: Int32
+    to_ns: Int64
+
+
+@dataclass(frozen=True)
+class Links:
+    """One row per device slice; `method` and `state` are positions in `METHODS` and `STATES`."""
+
+    event: Int64
+    launch: Int64
+    operator: Int64
+    frame: Int64
+    method: npt.NDArray[np.int8]
+    state: npt.NDArray[np.int8]
+
+
+def link(slices: Slices, arrows: Arrows) -> Links:
+    """Link every device slice as far as the trace allows."""
+    device = np.flatnonzero(slices.is_device)
+    launch = _by_correlation(slices, device)
+    method = np.where(launch >= 0, CORRELATION, NONE).astype(np.int8)
+    missing = np.flatnonzero(launch < 0)
+    if len(missing) and len(arrows.to_ns):
+        launch[missing] = _by_arrow(slices, arrows, device[missing])
+        method[missing[launch[missing] >= 0]] = FLOW
+    operator = enclosing(slices.parent, slices.is_operator, launch)
+    missing = np.flatnonzero(operator < 0)
+    if len(missing):
+        operator[missing] = _by_external_id(slices, device[missing], launch[missing])
+        method[missing[operator[missing] >= 0]] = EXTERNAL_ID
+    missing = np.flatnonzero((operator < 0) & (launch >= 0))
+    if len(missing):
+        operator[missing] = _by_time(slices, launch[missing])
+        method[missing[operator[missing] >= 0]] = CONTAINMENT
+    known = launch >= 0
+    state = np.where(operator >= 0, LINKED, np.where(known, UNLINKED, BEFORE_RECORDING)).astype(np.int8)
+    state[known & slices.is_graph_launch[launch]] = GRAPH
+    at = np.where(known, launch, operator)
+    return Links(device, launch, operator, np.where(at >= 0, slices.frame[at], NONE).astype(np.int64), method, state)
+
+
+def enclosing(parent: Int32, wanted: Bools, rows: Int64) -> Int64:
+    """The innermost wanted slice around each row, not the row itself; `NONE` for `NONE`."""
+    result = np.full(len(rows), NONE, np.int64)
+    left = np.flatnonzero(rows >= 0)
+    above = parent[rows[left]].astype(np.int64)
+    while True:
+        inside = above >= 0
+        left, above = left[inside], above[inside]
+        if not len(left):
+            return result
+        found = wanted[above]
+        result[left[found]] = above[found]
+        left, above = left[~found], parent[above[~found]].astype(np.int64)
+
+
+def _by_correlation(slices: Slices, device: Int64) -> Int64:
+    """Of several calls with a slice's correlation the last that began before it, else the first."""
+    rows, values = slices.correlation
+    calls = rows[slices.is_runtime[rows] & (values > 0)]
+    call_values = _value_at(slices.correlation, calls)
+    wanted = _value_at(slices.correlation, device)
+    result = np.full(len(device), NONE, np.int64)
+    if not len(calls):
+        return result
+    order = np.lexsort((slices.start_ns[calls], call_values))
+    calls, call_values = calls[order], call_values[order]
+    first = np.searchsorted(call_values, wanted, side="left")
+    after = np.searchsorted(call_values, wanted, side="right")
+    found = (after > first) & (wanted > 0)
+    result[found] = calls[first[found]]
+    for i in np.flatnonzero(found & (after - first > 1)).tolist():
+        same = calls[first[i] : after[i]]
+        place = int(np.searchsorted(slices.start_ns[same], slices.start_ns[device[i]], side="right"))
+        result[i] = same[max(place - 1, 0)]
+    return result
+
+
+def _value_at(column: tuple[Int64, Int64], rows: Int64) -> Int64:
+    """The values of a sparse column at `rows`, `NONE` where it has none."""
+    known, values = column
+    if not len(known):
+        return np.full(len(rows), NONE, np.int64)
+    place = np.minimum(np.searchsorted(known, rows), len(known) - 1)
+    return np.where(known[place] == rows, values[place], NONE)
+
+
+class Moments:
+    """Some slices, to be found by the moment they begin at or by a moment inside them."""
+
+    def __init__(self, rows: Int64, track: Int32, start_ns: Int64, end_ns: Int64) -> None:
+        """The last three hold a value for each of `rows`."""
+        order = np.lexsort((start_ns, track))
+        self._rows, self._start_ns, self._end_ns = rows[order], start_ns[order], end_ns[order]
+        self._tracks, self._first = np.unique(track[order], return_index=True)
+        self._after = np.append(self._first[1:], len(order))
+
+    def at(self, track: Int32, time_ns: Int64, *, slack_ns: int = 0, exact: bool = False) -> Int64:
+        """The last slice on the track that began up to `time_ns` and lasts until it, give or take `slack_ns`.
+
+        With `exact` only slices that begin right then count.
+        """
+        result = np.full(len(time_ns), NONE, np.int64)
+        for mine in by_value(track):
+            code = track[mine[0]]
+            place = int(np.searchsorted(self._tracks, code))
+            if place == len(self._tracks) or self._tracks[place] != code:
+                continue
+            part = slice(int(self._first[place]), int(self._after[place]))
+            starts, ends, rows = self._start_ns[part], self._end_ns[part], self._rows[part]
+            last = np.searchsorted(starts, time_ns[mine], side="right") - 1
+            at = np.maximum(last, 0)
+            right = starts[at] == time_ns[mine] if exact else ends[at] + slack_ns >= time_ns[mine]
+            result[mine] = np.where((last >= 0) & right, rows[at], NONE)
+        return result
+
+
+def _moments(slices: Slices, rows: Int64) -> Moments:
+    starts = slices.start_ns[rows]
+    return Moments(rows, slices.track[rows], starts, starts + slices.duration_ns[rows])
+
+
+def _by_arrow(slices: Slices, arrows: Arrows, device: Int64) -> Int64:
+    places = np.arange(len(arrows.to_ns))
+    heads = Moments(places, arrows.to_track, arrows.to_ns, arrows.to_ns)
+    arrow = heads.at(slices.track[device], slices.start_ns[device], exact=True)
+    found = np.flatnonzero(arrow >= 0)
+    tails = _moments(slices, np.flatnonzero(slices.is_runtime))
+    result = np.full(len(device), NONE, np.int64)
+    result[found] = tails.at(arrows.from_track[arrow[found]], arrows.from_ns[arrow[found]])
+    return result
+
+
+def _by_external_id(slices: Slices, device: Int64, launch: Int64) -> Int64:
+    rows, values = slices.external_id
+    operators = slices.is_operator[rows] & (values > 0)
+    rows, values = rows[operators], values[operators]
+    if not len(rows):
+        return np.full(len(device), NONE, np.int64)
+    order = np.argsort(values, kind="stable")
+    rows, values = rows[order], values[order]
+    result = np.full(len(device), NONE, np.int64)
+    for source in (launch, device):
+        wanted = np.where(source >= 0, _value_at(slices.external_id, source), NONE)
+        place = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
+        fits = (result < 0) & (wanted > 0) & (values[place] == wanted)
+        fits &= slices.start_ns[rows[place]] <= slices.start_ns[device]
+        result[fits] = rows[place[fits]]
+    return result
+
+
+def _by_time(slices: Slices, launch: Int64) -> Int64:
+    operators = _moments(slices, np.flatnonzero(slices.is_operator))
+    return operators.at(slices.track[launch], slices.start_ns[launch], slack_ns=_ROUNDING_NS)

@@ -1,0 +1,282 @@
+"""`stepscope analyze` on traces that others recorded: every real one gives a report, every other file one line."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from stepscope import cli
+from stepscope.cli import COMMANDS
+from tests.analyze.shared_traces import NOT_A_TRACE, PRESENT, TRACES, files, needs_traces
+
+SECRET = "example-not-a-secret"
+WITH_ENVIRONMENT = (
+    "tracelens/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",
+    "tracelens/mi300/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",
+)
+RESNET = "kineto_tb_plugin/resnet50_num_workers_0"
+ENOUGH = 12  # characters of a value that is worth looking for
+
+
+def main(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*arguments])
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, with the user's cache in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def tiny(path: Path, **changes: Any) -> str:
+    """A trace of two operators below two functions of the user's."""
+    frame = {"ph": "X", "cat": "python_function", "pid": 1, "tid": 1}
+    operator = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "dur": 40}
+    events = [
+        {**frame, "name": "/build/app/train.py(3): train", "ts": 0, "dur": 100, "args": {"Python id": 1}},
+        {**operator, "name": "aten::mm", "ts": 10},
+        {**frame, "name": "vendor/fast.py(9): go", "ts": 200, "dur": 60, "args": {"Python id": 2}},
+        {**operator, "name": "aten::add", "ts": 210},
+        *(
+            {**operator, "cat": "user_annotation", "name": f"ProfilerStep#{n}", "ts": n * 200, "dur": 190}
+            for n in (0, 1)
+        ),
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"traceEvents": events, "baseTimeNanoseconds": 1_700_000_000_000_000_000, **changes}))
+    return str(path)
+
+
+def report_of(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    capfd.readouterr()
+    assert main("analyze", *arguments, "--json", "-") == 0
+    shown = capfd.readouterr()
+    assert shown.err == ""
+    report: dict[str, Any] = json.loads(shown.out)
+    return report
+
+
+def places(report: dict[str, Any]) -> list[tuple[str, int]]:
+    return sorted((row["place"]["file"], row["place"]["line"]) for row in report["views"]["device_lines"]["lines"])
+
+
+@needs_traces
+@pytest.mark.parametrize("name", files() if PRESENT else [])
+def test_every_real_trace_gives_a_report_with_its_quality_first(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("analyze", str(TRACES / name), "--no-cache", "--json", "report.json", "--html", "report.html") == 0
+
+    shown = capsys.readouterr()
+    assert shown.out.startswith("Read 1 trace, ")
+    assert shown.err == "Wrote report.json\nWrote report.html\n"
+    report = json.loads(Path("report.json").read_text())
+    reading = report["quality"]["reading"]
+    assert (reading["traces"], reading["lost"]) == (1, 0)
+    assert reading["events"] > 0
+    assert report["quality"]["traces"][0]["device_events"] == reading["device_events"]
+    assert "Read 1 trace, " in Path("report.html").read_text()
+
+
+@needs_traces
+def test_a_log_folder_is_one_run(capfd: pytest.CaptureFixture[str]) -> None:
+    report = report_of(capfd, str(TRACES / RESNET), "--no-cache")
+    assert report["quality"]["reading"]["traces"] == 2
+    assert report["run"]["ranks"] == [0]
+    assert report["steps"]["count"] == 12
+    assert {row["place"]["file"] for row in report["views"]["device_lines"]["lines"]} == {"resnet50_profiler_api.py"}
+
+
+@needs_traces
+def test_what_is_no_trace_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = (TRACES / "hta").rglob(f"{NOT_A_TRACE}*")
+    for name in (path, path.parent):
+        assert main("analyze", str(name), "--no-cache") == 3
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        (line,) = shown.err.splitlines()
+        assert line.startswith(f"stepscope: {name}")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"hello", b"{}", b"[1, 2]", b'{"traceEvents": []}', b"\x1f\x8b broken", b"\0" * 99]
+)
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.txt"])
+def test_files_without_events_are_one_line(content: bytes, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(name).write_bytes(content)
+    assert main("analyze", name) == 3
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    assert line.startswith((f"stepscope: {Path(name).absolute()}", f"stepscope: {name}"))
+
+
+def strings(value: Any) -> set[str]:
+    """All texts inside a JSON value."""
+    if isinstance(value, dict):
+        return {text for item in value.values() for text in strings(item)}
+    if isinstance(value, list):
+        return {text for item in value for text in strings(item)}
+    return {value} if isinstance(value, str) else set()
+
+
+@needs_traces
+@pytest.mark.parametrize("name", WITH_ENVIRONMENT)
+def test_the_environment_of_the_recording_machine_reaches_nothing(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with gzip.open(TRACES / name) as file:
+        trace = json.load(file)
+    events = json.dumps([trace["traceEvents"], trace["deviceProperties"]])
+    private = {text for text in strings(trace["metadata"]) if len(text) >= ENOUGH and text not in events}
+    assert SECRET in private
+    assert len(private) > 20
+
+    if "export" in COMMANDS:
+        assert main("export", str(TRACES / name), "--out", "cut.json") == 0
+    arguments = (str(TRACES / name), "--tables", "tables", "--json", "r.json", "--html", "r.html")
+    assert main("analyze", *arguments) == 0
+    assert main("analyze", *arguments[:3]) == 0  # from the tables
+    shown = capfd.readouterr()
+    written = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    tables = [path for path in written if path.suffix in (".parquet", ".arrow")]
+    assert tables
+    texts = {str(path): data.decode("utf-8", "replace") for path, data in written.items() if path not in tables}
+    texts |= {str(path): pl.read_parquet(path).write_ndjson() for path in tables if path.suffix == ".parquet"}
+    texts |= {"stdout": shown.out, "stderr": shown.err}
+    for where, text in texts.items():
+        assert not [value for value in private if value in text or json.dumps(value)[1:-1] in text], where
+
+
+def test_options_say_whose_code_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trace = tiny(tmp_path / "t.json")
+    found = report_of(capfd, trace)
+    assert places(found) == [("/build/app/train.py", 3), ("vendor/fast.py", 9)]
+    assert found["views"]["device_lines"]["basis"] == "cpu_op"
+
+    assert places(report_of(capfd, trace, "--library", "vendor")) == [("/build/app/train.py", 3), ("vendor/fast.py", 9)]
+    (guess,) = [
+        row["guess"]
+        for row in report_of(capfd, trace, "--library", "vendor")["views"]["device_lines"]["lines"]
+        if row["place"]["file"] == "vendor/fast.py"
+    ]
+    assert guess
+
+    source = tmp_path / "src" / "app"
+    source.mkdir(parents=True)
+    (source / "train.py").write_text("# one\n# two\ndef train(x):\n    return x.mm(x)\n")
+    options = ("--map", f"/build={tmp_path}/src", "--source-root", str(tmp_path / "src"))
+    report = report_of(capfd, trace, *options)
+    assert (str(source / "train.py"), 4) in places(report)
+    assert "return x.mm(x)" in [row.get("code") for row in report["views"]["device_lines"]["lines"]]
+    silent = report_of(capfd, trace, *options, "--no-source")
+    assert "return x.mm(x)" not in json.dumps(silent)
+
+
+def test_source_text_is_quoted_below_the_roots_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A trace may name any file of this machine; none but those the user named is opened."""
+    private = tmp_path / "build" / "app" / "train.py"
+    private.parent.mkdir(parents=True)
+    private.write_text("PASSWORD = 'hunter2'\n# two\ndef train(x):\n    return x.mm(x)  # hunter2\n")
+    trace = tiny(tmp_path / "t.json")
+    data = json.loads(Path(trace).read_text())
+    data["traceEvents"][0]["name"] = f"{private}(3): train"
+    Path(trace).write_text(json.dumps(data))
+    assert "hunter2" not in json.dumps(report_of(capfd, trace))
+
+
+def test_steps_cut_what_is_read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trace = tiny(tmp_path / "t.json")
+    assert report_of(capfd, trace)["steps"]["count"] == 2
+    cut = report_of(capfd, trace, "--steps", "1:1")
+    assert cut["steps"]["count"] == 1
+    assert places(cut) == [("vendor/fast.py", 9)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--steps", "9:3"), "--steps 9:3"),
+        (("--steps", "x"), "--steps x"),
+        (("--steps", "1:2:3"), "--steps 1:2:3"),
+        (("--map", "/build"), "--map /build"),
+        (("--map", "=x"), "--map =x"),
+        (("--tables", "x", "--no-cache"), "--no-cache"),
+    ],
+)
+def test_wrong_options_are_one_line_and_2(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("analyze", tiny(tmp_path / "t.json"), *arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("stepscope: ")
+    assert said in line
+
+
+def test_tables_are_kept_where_asked_and_nothing_beside_the_trace(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trace = tiny(tmp_path / "in" / "t.json")
+    first = report_of(capfd, trace, "--tables", "kept")
+    assert list((tmp_path / "kept").rglob("*.parquet"))
+    assert not (tmp_path / "cache").exists()
+    assert report_of(capfd, trace, "--tables", "kept") == first
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["t.json"]
+
+    report_of(capfd, trace)
+    assert list((tmp_path / "cache").rglob("*.parquet"))
+
+
+def test_without_a_cache_nothing_is_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    report_of(capfd, tiny(tmp_path / "t.json"), "--no-cache")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.json"]
+
+
+def test_several_files_are_ranks_of_one_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    names = [
+        tiny(tmp_path / f"rank{rank}.json", distributedInfo={"rank": rank, "world_size": 2, "backend": "gloo"})
+        for rank in (0, 1)
+    ]
+    report = report_of(capfd, *names)
+    assert report["run"]["ranks"] == [0, 1]
+    assert report["quality"]["reading"]["traces"] == 2
+
+
+@pytest.mark.parametrize("folders", [("rank-0", "rank-1"), ("0", "1")])
+def test_a_folder_of_ranks_is_one_run(
+    folders: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for rank, name in enumerate(folders):
+        tiny(tmp_path / "logs" / name / "t.json", distributedInfo={"rank": rank, "world_size": 2})
+    report = report_of(capfd, "logs")
+    assert report["run"]["ranks"] == [0, 1]
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == sorted(folders)
+
+
+def test_progress_is_shown_on_a_terminal_only(tmp_path: Path) -> None:
+    trace = tiny(tmp_path / "t.json")
+    command = [sys.executable, "-m", "stepscope", "analyze", trace, "--no-cache"]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    assert done.stderr == b""
+    primary, secondary = pty.openpty()
+    with os.fdopen(primary, "rb") as terminal:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=secondary, timeout=120, check=True)
+        os.close(secondary)
+        shown = b""
+        with contextlib.suppress(OSError):  # how a terminal ends
+            while part := terminal.read1():
+                shown += part
+    assert b"reading" in shown
+    assert done.stdout.startswith(b"Read 1 trace")

@@ -1,0 +1,308 @@
+"""`stepscope export` cuts: to steps, to a time range, to ranks and categories; and refuses what it cannot do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepscope import export as layer
+from stepscope.errors import StepscopeError
+from tests.cli.test_cli import stepscope
+from tests.export.runs import run_folder
+from tests.export.traces import (
+    BASE_NS,
+    HOST,
+    check_format,
+    export,
+    load,
+    names,
+    ns,
+    of,
+    save,
+    slice_,
+    step_events,
+    timed,
+    trace,
+)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return save(tmp_path / "trace.json", trace())
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.json"
+
+
+def slices(path: Path) -> list[tuple[str, float]]:
+    """(name, microseconds since the source's own base) of the slices of an export."""
+    content = load(path)
+    return [(name, (start - BASE_NS) / 1000) for phase, name, start, _ in timed(content) if phase == "X"]
+
+
+def test_a_whole_trace_keeps_every_time_and_name(source: Path, out: Path) -> None:
+    done = export(source, "-o", out)
+
+    check_format(out)
+    assert sorted(timed(load(out))) == sorted(timed(trace()))
+    assert done.stderr == f"Wrote {out} (0.0 MB, 16 slices)\n"
+    assert out.stat().st_size < source.stat().st_size
+
+
+def test_arguments_tracks_and_names_of_tracks_stay(source: Path, out: Path) -> None:
+    export(source, "-o", out)
+
+    content = load(out)
+    kernel = next(event for event in of(content, "X") if event["name"] == "gemm")
+    assert (kernel["pid"], kernel["tid"]) == (0, 7)
+    assert kernel["args"] == {"correlation": 15, "device": 0, "stream": 7}
+    labels = {(e["name"], e["pid"]): e["args"] for e in of(content, "M")}
+    assert labels["process_name", HOST] == {"name": "python"}
+    assert labels["process_labels", 0] == {"labels": "GPU 0"}
+    assert labels["thread_name", HOST] == {"name": "thread main"}
+    assert ("process_name", 3) not in labels  # a process without events
+
+
+def test_times_count_from_the_traces_start(source: Path, out: Path) -> None:
+    export(source, "-o", out)
+
+    content = load(out)
+    assert content["baseTimeNanoseconds"] == BASE_NS + 1_000_000
+    assert of(content, "X")[0]["ts"] == "0.000"
+    assert of(content, "X")[1]["ts"] == "50.250"
+    assert of(content, "X")[1]["dur"] == "20.001"
+
+
+def test_only_known_metadata_comes_along(source: Path, out: Path) -> None:
+    export(source, "-o", out)
+
+    assert b"hunter2" not in out.read_bytes()
+    assert set(load(out)) == {"schemaVersion", "deviceProperties", "baseTimeNanoseconds", "traceEvents"}
+
+
+def test_steps_are_the_ones_asked_for(source: Path, out: Path) -> None:
+    export(source, "--steps", "6:7", "-o", out)
+
+    check_format(out)
+    found = slices(out)
+    annotations = [name for name, _ in found if name.startswith("ProfilerStep")]
+    assert annotations == ["ProfilerStep#6", "ProfilerStep#7"]
+    # the host's work of two steps, and the kernels they launched, the last of which runs after them
+    assert [start for name, start in found if name == "aten::mm"] == [1150.25, 1250.25]
+    # of step 5 the kernel that ran while step 6 did
+    assert [start for name, start in found if name == "gemm"] == [1130.125, 1230.125, 1330.125]
+    assert [event["args"]["Bytes"] for event in of(load(out), "i")] == [64 * 6, 64 * 7]
+
+
+def test_a_step_alone(source: Path, out: Path) -> None:
+    export(source, "--steps", "8", "-o", out)
+
+    assert [name for name, _ in slices(out)].count("aten::mm") == 1
+    assert out.stat().st_size < source.stat().st_size / 2
+
+
+def test_arrows_stay_where_both_slices_stay(source: Path, out: Path) -> None:
+    export(source, "--steps", "6:7", "-o", out)
+
+    content = load(out)
+    # the kernel of step 5 is there, its launch is not
+    assert sorted(event["id"] for event in of(content, "s")) == [16, 17]
+    assert sorted(event["id"] for event in of(content, "f")) == [16, 17]
+    places = {(e["pid"], e["tid"], e["ts"]) for e in of(content, "X")}
+    assert all((e["pid"], e["tid"], e["ts"]) in places for e in (*of(content, "s"), *of(content, "f")))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("50us:60us", ["ProfilerStep#5", "aten::mm"]),
+        ("0.05:0.06ms", ["ProfilerStep#5", "aten::mm"]),
+        (":50us", ["ProfilerStep#5"]),
+        ("0.00035s:", ["ProfilerStep#8", "aten::mm", "cudaLaunchKernel", "gemm", "gemm"]),
+    ],
+)
+def test_a_range_keeps_what_overlaps_it_whole(source: Path, out: Path, given: str, expected: list[str]) -> None:
+    export(source, "--range", given, "-o", out)
+
+    check_format(out)
+    assert sorted(name for name, _ in slices(out)) == expected
+    annotation = next(event for event in of(load(out), "X") if event["name"].startswith("ProfilerStep"))
+    assert ns(annotation["dur"]) == 99_500
+
+
+def test_a_range_is_closed_at_its_start_and_open_at_its_end(tmp_path: Path, out: Path) -> None:
+    events = [slice_("before", 0, 10), slice_("none", 10, 0), slice_("inside", 10, 10), slice_("after", 20, 5)]
+    source = save(tmp_path / "trace.json", {"traceEvents": events})
+
+    export(source, "--range", "10us:20us", "-o", out)
+
+    assert [event["name"] for event in of(load(out), "X")] == ["none", "inside"]
+
+
+def test_categories_choose_slices_and_with_them_arrows(source: Path, out: Path) -> None:
+    export(source, "--categories", "kernel,CUDA_Runtime", "--range", "0s:1s", "-o", out)
+    assert {event["cat"] for event in of(load(out), "X")} == {"kernel", "cuda_runtime"}
+    assert len(of(load(out), "s")) == len(of(load(out), "f")) == 4
+    assert of(load(out), "i") == []
+
+    export(source, "--categories", "kernel", "--categories", "memory", "--force", "-o", out)
+    assert {event["cat"] for event in of(load(out), "X")} == {"kernel"}
+    assert len(of(load(out), "i")) == 4
+
+    export(source, "--categories", "kernel", "--force", "-o", out)
+    assert {event["ph"] for event in load(out)["traceEvents"]} == {"M", "X"}
+
+
+def test_an_export_can_be_cut_again(source: Path, out: Path, tmp_path: Path) -> None:
+    export(source, "--steps", "6:8", "-o", out)
+    again = tmp_path / "again.json.gz"
+    export(out, "--steps", "7", "-o", again)
+
+    direct = tmp_path / "direct.json"
+    export(source, "--steps", "7", "-o", direct)
+    assert sorted(timed(load(again))) == sorted(timed(load(direct)))
+
+
+@pytest.mark.parametrize("late_ns", [0, 1_500_000_000])
+def test_steps_of_a_run_folder_are_the_journals(tmp_path: Path, out: Path, late_ns: int) -> None:
+    run = run_folder(tmp_path / "run", late_ns=late_ns)
+    export(run, "--steps", "21", "-o", out)
+
+    content = load(out)
+    assert [(start - BASE_NS) / 1000 for _, name, start, _ in timed(content) if name == "aten::mm"] == [1150.25]
+    assert "which hold steps 20:23" in export(run, "--steps", "30", "-o", out, "--force", status=2).stderr
+
+
+def test_in_a_process_of_its_own(source: Path, out: Path) -> None:
+    done = stepscope("export", str(source), "--steps", "6", "-o", str(out))
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("Wrote ")
+    check_format(out)
+
+
+def test_progress_shows_on_a_terminal_alone(source: Path, out: Path) -> None:
+    terminal, ours = os.openpty()
+    line = [sys.executable, "-m", "stepscope", "export", str(source), "-o", str(out)]
+    done = subprocess.run(line, stdout=subprocess.PIPE, stderr=ours, timeout=120, check=False)
+    os.close(ours)
+    shown = os.read(terminal, 2**16)
+    os.close(terminal)
+
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert b"exporting" in shown
+    assert b"Wrote " in shown
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_damage_costs_what_it_hits_and_never_the_format(tmp_path: Path, data: st.DataObject) -> None:
+    sound = save(tmp_path / "sound.json", trace()).read_bytes()
+    broken = bytearray(sound[: data.draw(st.integers(1, len(sound)))])
+    for _ in range(data.draw(st.integers(0, 4))):
+        broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
+    source, out = save(tmp_path / "broken.json", bytes(broken)), tmp_path / "out.json"
+    try:
+        layer.export([source], out, layer.Cut(range_ns=data.draw(st.sampled_from([None, (0, 10**6)]))), force=True)
+    except StepscopeError:
+        return
+    check_format(out)
+
+
+# --------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (["--steps", "90:91"], 2, "no such step in the traces, which hold steps 5:8"),
+        (["--steps", "7:6"], 2, "--steps 7:6"),
+        (["--range", "5:9"], 2, "write --range 100ms:250ms"),
+        (["--range", "9ms:5ms"], 2, "ends before it begins"),
+        (["--range", "9s:10s"], 2, "no event is in that cut"),
+        (["--steps", "5", "--range", "1ms:2ms"], 2, "exclude each other"),
+        (["--rank", "3"], 2, "--rank 3: no trace of that rank"),
+        (["--categories", "kernels"], 2, "there are cpu_op, cuda_runtime, kernel, memory, user_annotation"),
+        (["--categories", ","], 2, "an empty name"),
+    ],
+)
+def test_what_cannot_be_cut_is_one_line(source: Path, out: Path, options: list[str], status: int, said: str) -> None:
+    done = export(source, *options, "-o", out, status=status)
+
+    assert said in done.stderr
+    assert done.stderr.startswith("stepscope: ")
+    assert done.stderr.count("\n") == 1
+    assert not out.exists()
+
+
+def test_steps_of_a_trace_without_any(tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "trace.json", {"traceEvents": [slice_("a", 1, 2)]})
+    assert "mark no steps; cut by time" in export(source, "--steps", "1", "-o", out, status=2).stderr
+
+
+def test_an_existing_file_is_kept_unless_forced(source: Path, out: Path) -> None:
+    out.write_text("mine")
+
+    assert "exists; add --force" in export(source, "-o", out, status=2).stderr
+    assert out.read_text() == "mine"
+
+    export(source, "-o", out, "--force")
+    check_format(out)
+
+
+def test_a_source_is_never_overwritten(source: Path, tmp_path: Path) -> None:
+    before = source.read_bytes()
+    assert "one of the traces to read" in export(source, "-o", source, "--force", status=2).stderr
+    assert "one of the traces to read" in export(tmp_path, "-o", source, "--force", status=2).stderr
+    assert source.read_bytes() == before
+
+
+def test_a_link_is_replaced_and_not_followed(source: Path, out: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("mine")
+    out.symlink_to(other)
+
+    export(source, "-o", out, status=2)
+    export(source, "-o", out, "--force")
+
+    assert other.read_text() == "mine"
+    assert not out.is_symlink()
+
+
+def test_unwritable_places_and_missing_traces(source: Path, out: Path, tmp_path: Path) -> None:
+    assert "cannot be written" in export(source, "-o", tmp_path / "no" / "out.json", status=4).stderr
+    assert "is a folder" in export(source, "-o", tmp_path, status=2).stderr
+    assert "no-such" in export(tmp_path / "no-such.json", "-o", out, status=3).stderr
+    empty = save(tmp_path / "empty.json", {"traceEvents": []})
+    export(empty, "-o", out, status=3)
+    only_names = save(tmp_path / "names.json", {"traceEvents": names()})
+    assert "nothing with a time in it" in export(only_names, "-o", out, status=3).stderr
+    assert not out.exists()
+
+
+def test_a_failed_export_leaves_nothing_behind(source: Path, out: Path, tmp_path: Path) -> None:
+    before = sorted(os.listdir(tmp_path))
+    export(source, "--steps", "99", "-o", out, status=2)
+    export(source, tmp_path / "missing.json", "-o", out, status=3)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_cut_off_trace_gives_what_is_left_of_it(tmp_path: Path, out: Path) -> None:
+    whole = save(tmp_path / "trace.json", trace()).read_bytes()
+    source = save(tmp_path / "cut.json", whole[: len(whole) * 2 // 3])
+
+    done = export(source, "-o", out)
+
+    check_format(out)
+    assert "cut.json: it is cut off" in done.stderr
+    kept = timed(load(out))
+    assert set(kept) < set(timed(trace()))
+    assert len(kept) > len(step_events(5, 0))

@@ -1,0 +1,277 @@
+"""`stepscope export` merges: ranks on one clock, apart in numbers; and makes safe what viewers choke on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.export.traces import BASE_NS, check_format, export, load, load_loosely, of, save, slice_, timed, trace
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.json"
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> list[Path]:
+    """Two ranks that name different bases; rank 1 begins 0.5 ms and 3 ns after rank 0."""
+    first = trace(rank=0)
+    second = trace(rank=1, base_ns=BASE_NS - 1_000_000_000 + 3, shift_us=1_000_000 + 1500.0)
+    return [save(tmp_path / "a.json", first), save(tmp_path / "b.json.gz", second)]
+
+
+def processes(content: Any) -> dict[int, str]:
+    return {e["pid"]: e["args"]["name"] for e in of(content, "M") if e["name"] == "process_name"}
+
+
+def test_ranks_stand_on_one_clock_to_the_nanosecond(ranks: list[Path], out: Path) -> None:
+    export(*ranks, "-o", out)
+
+    check_format(out)
+    expected = [*timed(load_loosely(ranks[0])), *timed(load_loosely(ranks[1]))]
+    assert sorted(timed(load(out))) == sorted(expected)
+    starts = [e["ts"] for e in of(load(out), "X") if e["name"] == "ProfilerStep#5"]
+    assert starts == ["0.000", "500.003"]
+
+
+def test_processes_of_ranks_are_apart_and_named(ranks: list[Path], out: Path) -> None:
+    done = export(*ranks, "-o", out)
+
+    assert processes(load(out)) == {
+        1000: "rank 0: GPU 0 (python 0)",
+        1001: "rank 0: CPU (python 4242)",
+        2000: "rank 1: GPU 0 (python 0)",
+        2001: "rank 1: CPU (python 4242)",
+    }
+    kernels = {(e["pid"], e["tid"]) for e in of(load(out), "X") if e["name"] == "gemm"}
+    assert kernels == {(1000, 7), (2000, 7)}
+    assert "32 slices, 2 ranks" in done.stderr
+
+
+def test_ids_never_meet_across_ranks(ranks: list[Path], out: Path) -> None:
+    export(*ranks, "-o", out)
+
+    rank_of = {1000: 0, 1001: 0, 2000: 1, 2001: 1}
+    for key in ("correlation", "External id", "Sequence number"):
+        owners: dict[int, set[int]] = {}
+        for event in of(load(out), "X"):
+            if key in event.get("args", {}):
+                owners.setdefault(event["args"][key], set()).add(rank_of[event["pid"]])
+        assert len(owners) == 8, key
+        assert all(len(ranks) == 1 for ranks in owners.values()), key
+    ends: dict[int, list[tuple[str, int]]] = {}
+    for event in load(out)["traceEvents"]:
+        if event["ph"] in "sf":
+            ends.setdefault(event["id"], []).append((event["ph"], rank_of[event["pid"]]))
+    assert len(ends) == 8
+    assert all(sorted(found) in ([("f", 0), ("s", 0)], [("f", 1), ("s", 1)]) for found in ends.values())
+
+
+def test_launch_and_kernel_keep_one_id(ranks: list[Path], out: Path) -> None:
+    export(*ranks, "-o", out)
+
+    ids: dict[str, list[int]] = {"gemm": [], "cudaLaunchKernel": []}
+    for event in of(load(out), "X"):
+        if event["name"] in ids:
+            ids[event["name"]].append(event["args"]["correlation"])
+    assert ids["gemm"] == ids["cudaLaunchKernel"]
+
+
+def test_each_rank_is_cut_to_its_own_steps(ranks: list[Path], out: Path) -> None:
+    export(*ranks, "--steps", "6", "-o", out)
+
+    assert [e["pid"] for e in of(load(out), "X") if e["name"] == "ProfilerStep#6"] == [1001, 2001]
+    assert [e for e in of(load(out), "X") if e["name"].startswith("ProfilerStep") and e["name"][-1] != "6"] == []
+    assert [e["ts"] for e in of(load(out), "X") if e["name"] == "aten::mm"] == ["150.250", "650.253"]
+
+
+def test_a_range_counts_from_the_first_rank(ranks: list[Path], out: Path) -> None:
+    export(*ranks, "--range", "450us:550us", "-o", out)
+
+    found = [(e["pid"], e["name"]) for e in of(load(out), "X") if e["name"] != "gemm"]
+    assert found == [(2001, "ProfilerStep#5")]
+
+
+def test_one_rank_of_several_keeps_its_numbers(ranks: list[Path], out: Path) -> None:
+    export(*ranks, "--rank", "1", "-o", out)
+
+    assert sorted(timed(load(out))) == sorted(timed(load_loosely(ranks[1])))
+    assert {e["pid"] for e in of(load(out), "X")} == {0, 4242}
+    assert load(out)["distributedInfo"]["rank"] == 1
+
+
+def test_a_rank_without_the_steps_is_said(ranks: list[Path], tmp_path: Path, out: Path) -> None:
+    late = save(tmp_path / "c.json", trace(rank=2, steps=range(50, 52)))
+    done = export(*ranks, late, "--steps", "6", "-o", out)
+
+    assert "c.json: has none of these steps" in done.stderr
+    assert set(processes(load(out))) == {1000, 1001, 2000, 2001}
+
+
+def test_a_merged_file_claims_no_rank(ranks: list[Path], out: Path) -> None:
+    export(*ranks, "-o", out)
+
+    assert "distributedInfo" not in load(out)
+    assert load(out)["deviceProperties"] == [{"id": 0, "name": "Card", "numSms": 80}]
+
+
+def test_a_folder_of_ranks(ranks: list[Path], tmp_path: Path, out: Path) -> None:
+    export(*ranks, "-o", out)
+    other = tmp_path / "elsewhere.out"
+    out.rename(other)
+    export(tmp_path, "-o", out)
+    assert load(out) == load(other)
+
+
+def test_an_unreadable_rank_is_said_and_the_others_exported(ranks: list[Path], tmp_path: Path, out: Path) -> None:
+    broken = save(tmp_path / "rank7.json", b'{"traceEvents": [')
+    done = export(*ranks, broken, "-o", out)
+
+    assert "rank7.json" in done.stderr
+    assert len(processes(load(out))) == 4
+
+
+# ------------------------------------------------------------------------------------------- what viewers choke on
+
+
+def export_events(events: list[Any], tmp_path: Path) -> Any:
+    source = tmp_path / "odd.json"
+    source.write_text(json.dumps({"traceEvents": events}))
+    export(source, "-o", tmp_path / "out.json")
+    check_format(tmp_path / "out.json")
+    return load(tmp_path / "out.json")
+
+
+def test_names_that_break_viewers(tmp_path: Path) -> None:
+    harmless = ['quote " and \\', "größe 日本", "<b>&"]
+    odd = ["a\x1b[2Jb", "nul\x00", "line\nbreak", "\u202egnp.exe", "lone \ud800", *harmless]
+    content = export_events([slice_(name, index, 1) for index, name in enumerate(odd)], tmp_path)
+
+    assert [e["name"] for e in of(content, "X")] == [
+        "a\\x1b[2Jb",
+        "nul\\x00",
+        "line\\x0abreak",
+        "\\u202egnp.exe",
+        "lone \\ud800",
+        *harmless,
+    ]
+
+
+def test_long_names_are_bounded_and_real_ones_kept(tmp_path: Path) -> None:
+    content = export_events([slice_("k" * 10**6, 1, 1), slice_("t" * 10_000, 2, 1)], tmp_path)
+
+    first, second = of(content, "X")
+    assert len(first["name"]) == 16_384
+    assert first["name"].endswith("k…")
+    assert second["name"] == "t" * 10_000
+
+
+def test_arguments_are_made_safe_too_and_numbers_in_them_stay(tmp_path: Path) -> None:
+    args = {"key\x07": ["\x00", {"deep": "\u202e"}], "float": 1.10, "big": 2**62, "huge": 2**80, "none": None}
+    content = export_events(
+        [slice_("a", 1, 1, args=args), slice_("b", 2, 1, args={"exact": 0.1, "big": 2**63})], tmp_path
+    )
+
+    first, second = of(content, "X")
+    assert first["args"]["key\\x07"] == ["\\x00", {"deep": "\\u202e"}]
+    assert (first["args"]["float"], first["args"]["big"], first["args"]["none"]) == ("1.1", 2**62, None)
+    assert second["args"] == {"exact": "0.1", "big": 2**63}
+
+
+def test_tracks_of_any_type_become_numbers_with_names(tmp_path: Path) -> None:
+    tracks = [
+        (1, "stream 7"),
+        (1, -1),
+        (1, 2**40),
+        ("Spans", "PyTorch Profiler"),
+        ("", ""),
+        (None, None),
+        (-1, 0),
+        (1, 1),
+    ]
+    content = export_events([slice_(f"s{i}", i, 1, pid=p, tid=t) for i, (p, t) in enumerate(tracks)], tmp_path)
+
+    places = [(e["pid"], e["tid"]) for e in of(content, "X")]
+    assert len(set(places)) == len(tracks)
+    assert places[-1] == (1, 1)
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in of(content, "M") if e["name"] == "thread_name"}
+    assert [threads.get(place) for place in places[:4]] == ["stream 7", "-1", str(2**40), "PyTorch Profiler"]
+    named = processes(content)
+    assert named[places[3][0]] == "Spans"
+    assert places[0][0] == places[1][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "expected_ns"),
+    [
+        ("1712195495519695.8", 1712195495519695800),
+        ("1712195495519695.123", 1712195495519695123),
+        ('"1712195495519695.12"', 1712195495519695120),
+        ("1712195495519695", 1712195495519695000),
+        ("4458676456914.077", 4458676456914077),
+        ("1.5e3", 1500000),
+        ("0.0015", 2),
+    ],
+)
+def test_times_of_any_writer_are_exact(tmp_path: Path, written: str, expected_ns: int) -> None:
+    text = '{"traceEvents": [{"ph": "X", "name": "zero", "pid": 1, "tid": 1, "ts": 0, "dur": 1},'
+    text += f'{{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": {written}, "dur": 0.001}}]}}'
+    source = save(tmp_path / "t.json", text.encode())
+    export(source, "-o", tmp_path / "out.json")
+
+    check_format(tmp_path / "out.json")
+    assert ("X", "a", expected_ns, 1) in timed(load(tmp_path / "out.json"))
+
+
+def test_what_has_no_time_or_name_is_left_out_and_counted(tmp_path: Path) -> None:
+    good = slice_("good", 10, 1)
+    bad = [
+        slice_("late", "never", 1),
+        slice_("negative", 1, -5),
+        {**slice_("x", 1, 1), "name": 7},
+        slice_("none", 5, None),
+    ]
+    other = [{"ph": "N", "name": "object", "pid": 1, "tid": 1, "ts": 1}, {"ph": ["X"], "name": "a"}]
+    source = save(tmp_path / "t.json", {"traceEvents": [good, *bad, *other]})
+    done = export(source, "-o", tmp_path / "out.json")
+
+    assert [e["name"] for e in of(load(tmp_path / "out.json"), "X")] == ["good"]
+    assert "1 slices; 4 could not be read" in done.stderr
+
+
+def test_a_stray_instant_does_not_become_the_start(tmp_path: Path) -> None:
+    stray = {"ph": "i", "s": "t", "name": "[memory]", "pid": 1, "tid": 1, "ts": 0}
+    near = {**stray, "ts": 1_700_000_000_000_000 - 50}
+    content = export_events([stray, near, slice_("a", 1_700_000_000_000_000, 1)], tmp_path)
+
+    assert [e["ts"] for e in of(content, "X")] == ["0.000"]
+    assert of(content, "i") == []
+
+
+def test_an_instant_before_the_first_slice_is_the_start(tmp_path: Path) -> None:
+    instant = {"ph": "i", "s": "t", "name": "[memory]", "pid": 1, "tid": 1, "ts": 100}
+    content = export_events([slice_("a", 150, 1), instant], tmp_path)
+
+    assert [e["ts"] for e in of(content, "X")] == ["50.000"]
+    assert [e["ts"] for e in of(content, "i")] == ["0.000"]
+
+
+def test_counters_and_flows_of_any_id(tmp_path: Path) -> None:
+    counter = {"ph": "C", "name": "util", "pid": 1, "ts": 5, "args": {"percent": 50}}
+    flows = [
+        {"ph": "s", "id": 2**60, "name": "f", "cat": "c", "pid": 1, "tid": 1, "ts": 5},
+        {"ph": "f", "bp": "e", "id": 2**60, "name": "f", "cat": "c", "pid": 1, "tid": 1, "ts": 7},
+        {"ph": "s", "id": "0xff", "name": "f", "cat": "c", "pid": 1, "tid": 1, "ts": 5},
+        {"ph": "f", "bp": "e", "id": "0xff", "name": "f", "cat": "c", "pid": 1, "tid": 1, "ts": 7},
+    ]
+    content = export_events([slice_("a", 5, 1), slice_("b", 7, 1), counter, *flows], tmp_path)
+
+    assert of(content, "C")[0]["args"] == {"percent": 50}
+    starts, ends = ([e["id"] for e in of(content, phase)] for phase in "sf")
+    assert starts == ends
+    assert len(set(starts)) == 2
+    assert starts[0] == 2**60

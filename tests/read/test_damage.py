@@ -1,0 +1,390 @@
+"""Damaged, hostile and absurd traces: what is whole is kept, the rest is counted, and nothing else ever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import random
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepscope.errors import UnreadableInputError
+from stepscope.read.events import raw_events
+from stepscope.read.formats import Limits, open_trace
+from tests.read.collected import BASE, SHARED, Collected, event, kernel, read, written
+
+needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")
+BOMB_SECONDS = 60  # generous: it takes about one
+
+GOOD = json.dumps(event())
+
+
+def around(middle: bytes) -> bytes:
+    good = GOOD.encode()
+    return (
+        b'{"baseTimeNanoseconds": 7, "traceEvents": ['
+        + good
+        + b",\n"
+        + middle
+        + b",\n"
+        + good
+        + b'], "traceName": "x"}'
+    )
+
+
+class TestInvalidJson:  # pitfall 7
+    @pytest.mark.parametrize(
+        ("middle", "name"),
+        [
+            (rb'{"ph": "X", "name": "C:\path\x", "ts": 2, "dur": 1}', r"C:\path\x"),
+            (rb'{"ph": "X", "name": "C:\new\u12", "ts": 2, "dur": 1}', "C:\new\\u12"),
+            (b'{"ph": "X", "name": "bytes \xff\xfe", "ts": 2, "dur": 1}', r"bytes \xff\xfe"),
+            (b'{"ph": "X", "name": "half \\ud800", "ts": 2, "dur": 1}', r"half \ud800"),
+            (b'{"ph": "X", "name": "line\nbreak\x00\x1b", "ts": 2, "dur": 1}', "line\nbreak\x00\x1b"),
+            (b'{"ph": "X", "name": "dynamo "<string>" 3", "ts": 2, "dur": 1}', 'dynamo "<string>" 3'),
+            (b'{"ph": "X", "name": "inf", "ts": 2, "dur": 1, "args": {"x": inf, "y": [NaN, -Infinity]}}', "inf"),
+            (b'{"ph": "X", "name": "n/a", "ts": 2, "dur": 1, "args": {"x": N/A, "y": 1.#INF, "z": nan}}', "n/a"),
+            (b'{"ph": "X", "name": "bare", "ts": 2, "dur": 1, "args": {"x": unknown, "y": None, "z": true}}', "bare"),
+            (b'{"ph": "X", "name": "open", "ts": 2, "dur": 1, "args": {"x": 3}', "open"),
+            (b'{"ph": "X", "name": "list, {\\"a\\"}", "ts": 2, "dur": 1, "args": []}', 'list, {"a"}'),
+        ],
+    )
+    def test_what_can_be_repaired_is(self, tmp_path: Path, middle: bytes, name: str):
+        trace = read(tmp_path, around(middle))
+        assert trace.names == ["aten::add", name, "aten::add"]
+        assert trace.starts == [1507, 2007, 1507]
+        assert (trace.quality.events, trace.quality.lost) == (3, 0)
+        assert trace.quality.salvaged == (b'"args": []' not in middle)
+
+    def test_figures_beside_a_bare_word_survive(self, tmp_path: Path):
+        text = json.dumps(kernel("k", correlation=12, bandwidth=0, stream=7)).replace(
+            '"bandwidth": 0', '"bandwidth": inf'
+        )
+        trace = read(tmp_path, around(text.encode()))
+        assert (trace.slices["correlation"][1], trace.slices["stream"][1]) == (12, 7)
+
+    @pytest.mark.parametrize(
+        "middle",
+        [
+            b'{"ph": "X", "name": "a", "b", "ts": 2, "dur": 1}',
+            b'{"ph": "X", "name": , "ts": 2, "dur": 1}',
+            b'"ph": "X", "name": "no bracket", "ts": 2, "dur": 1}',
+            b'{"ph": "X", "name": "a" "ts": 2 "dur": 1}',
+            b'{"ph": "X", "name": "deep", "ts": 2, "dur": 1, "args": {"x": ' + b"[" * 5000 + b"]" * 5000 + b"}}",
+            b'{"ph": "X", "name": "deep", "ts": 2, "dur": 1, "args": {"x": ' + b'{"a":' * 5000 + b"}}",
+        ],
+    )
+    def test_what_cannot_costs_one_event(self, tmp_path: Path, middle: bytes):
+        trace = read(tmp_path, around(middle))
+        assert trace.names == ["aten::add", "aten::add"]
+        assert (trace.quality.events, trace.quality.lost, trace.quality.salvaged) == (3, 1, 0)
+        assert trace.quality.problems
+
+    def test_many_damaged_events_in_a_large_trace(self, tmp_path: Path):
+        lines = [json.dumps(event(f"op{i}")) for i in range(30_000)]
+        for i in range(0, 30_000, 100):
+            lines[i] = lines[i].replace(f"op{i}", f'op", "{i}')
+        trace = read(tmp_path, ("[" + ",\n".join(lines) + "]").encode())
+        assert trace.names == [f"op{i}" for i in range(30_000) if i % 100]
+        assert (trace.quality.lost, trace.quality.events) == (300, 30_000)
+
+    def test_nothing_but_damage(self, tmp_path: Path):
+        bad = '{"ph": "X", "name": "a", "b", "ts": 2, "dur": 1}'
+        with pytest.raises(UnreadableInputError, match="no trace event"):
+            read(tmp_path, ("[" + ",".join([bad] * 20_000) + "]").encode())
+
+
+class TestCutOff:
+    @pytest.mark.parametrize("packed", [False, True])
+    def test_half_a_file(self, tmp_path: Path, packed: bool):
+        names = [f"op{i}-{random.Random(i).random()}" for i in range(2000)]
+        whole = json.dumps({"baseTimeNanoseconds": BASE, "traceEvents": [event(name) for name in names]}, indent=1)
+        data = gzip.compress(whole.encode()) if packed else whole.encode()
+        trace = read(tmp_path, data[: len(data) // 2], "cut.json")
+        assert 500 < len(trace.names) < 1500
+        assert trace.names == names[: len(trace.names)]
+        assert trace.starts[0] == BASE + 1500
+        assert trace.quality.problems
+        assert trace.quality.lost <= 1
+
+    def test_every_place_to_cut(self, tmp_path: Path):
+        events = [event("first", args={"a": [{"b": "},{"}]}), event("second"), kernel("third", correlation=1)]
+        text = json.dumps({"schemaVersion": 1, "traceEvents": events, "traceName": "x"}).encode()
+        for at in range(len(text)):
+            ends = [text.index(name) for name in (b"second", b"third", b"traceName")]
+            complete = sum(at > end for end in ends)
+            try:
+                trace = read(tmp_path, text[:at])
+            except UnreadableInputError:
+                assert complete == 0
+                continue
+            assert complete <= len(trace.names) <= complete + 1
+            assert trace.names == ["first", "second", "third"][: len(trace.names)]
+            assert trace.quality.events <= 3
+            assert trace.quality.problems or at > ends[2] - 4
+
+    def test_a_whole_list_without_its_object(self, tmp_path: Path):
+        trace = read(tmp_path, f'{{"traceEvents": [{GOOD}, {GOOD}]'.encode())
+        assert (len(trace.names), trace.quality.lost) == (2, 0)
+
+    def test_missing_beginning(self, tmp_path: Path):
+        trace = read(tmp_path, f'"name": "half", "ts": 1}}, {GOOD}, {GOOD}]}}'.encode())
+        assert len(trace.names) == 2
+        assert trace.quality.problems
+
+    def test_missing_bracket_of_the_list(self, tmp_path: Path):
+        trace = read(tmp_path, f'{{"traceEvents": {GOOD}, {GOOD}], "with_stack": 1}}'.encode())
+        assert len(trace.names) == 2
+
+    def test_two_traces_in_one_file(self, tmp_path: Path):
+        one = f'{{"with_stack": 1, "traceEvents": [{GOOD}, {GOOD}]}}'
+        trace = read(tmp_path, (one + "\n" + one).encode())
+        assert len(trace.names) == 4
+        assert trace.quality.problems
+
+    def test_damaged_gzip(self, tmp_path: Path):
+        data = bytearray(
+            gzip.compress(json.dumps([event(str(random.Random(i).random())) for i in range(5000)]).encode())
+        )
+        data[len(data) // 2] ^= 0xFF
+        trace = read(tmp_path, bytes(data), "x.json")
+        assert trace.names
+        assert trace.quality.problems
+
+
+class TestNothingUsable:
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"{}", b"[]", b"\x1f\x8b", b"\x1f\x8b\x08garbage", b"[" * 100_000, b"<svg>", b"[[1, 2], [3, 4]]", b"null",
+         b'{"a": 1}', b'[{"a": 1}]', b'{"traceEvents": {}}', b'{"traceEvents": [1, 2]}', b"\x00" * 5000, b'"ph"'],
+    )  # fmt: skip
+    def test_says_so(self, tmp_path: Path, content: bytes):
+        with pytest.raises(UnreadableInputError, match="no trace event"):
+            read(tmp_path, content)
+
+    def test_absent_file_and_folder(self, tmp_path: Path):
+        with pytest.raises(UnreadableInputError, match="No such file"):
+            open_trace(tmp_path / "none.json")
+        with pytest.raises(UnreadableInputError, match="directory"):
+            open_trace(tmp_path)
+
+
+class TestSize:
+    def bomb(self, tmp_path: Path, filler: bytes, megabytes: int, prefix: bytes = b"") -> Path:
+        path = tmp_path / "bomb.json.gz"
+        block = (filler * (2**20 // len(filler) + 1))[: 2**20]
+        with gzip.open(path, "wb", compresslevel=1) as file:
+            file.write(prefix)
+            for _ in range(megabytes):
+                file.write(block)
+        return path
+
+    @pytest.mark.parametrize("filler", [b" ", b"\x00", b"[", b'{"a":', b"},{", b'"', b"x", b'{"ph":1},'])
+    def test_unpacking_without_end(self, tmp_path: Path, filler: bytes):
+        limits = Limits(ratio_from_bytes=8 * 2**20, ratio=100)
+        begin = time.monotonic()
+        with pytest.raises(UnreadableInputError, match="no trace event"):
+            Collected(self.bomb(tmp_path, filler, 64, b'{"traceEvents": ['), limits)
+        assert time.monotonic() - begin < BOMB_SECONDS
+
+    def test_events_before_the_bomb_are_kept(self, tmp_path: Path):
+        limits = Limits(ratio_from_bytes=8 * 2**20, ratio=100)
+        trace = Collected(self.bomb(tmp_path, b" ", 64, f'{{"traceEvents": [{GOOD},'.encode()), limits)
+        assert len(trace.names) == 1
+        assert "times its size" in trace.quality.problems[0]
+
+    def test_limit_of_unpacked_bytes(self, tmp_path: Path):
+        trace = read(tmp_path, [event()] * 1000, limits=Limits(unpacked_bytes=5000))
+        assert 10 < len(trace.names) < 1000
+        assert "more than" in trace.quality.problems[0]
+
+    def test_an_endless_event_is_lost_alone(self, tmp_path: Path):
+        limits = Limits(event_bytes=100_000, piece_bytes=10_000)
+        long = json.dumps(event("x" * 300_000))
+        trace = read(tmp_path, f"[{GOOD}, {long}, {GOOD}, {GOOD}]".encode(), limits=limits)
+        assert trace.names[0] == trace.names[-1] == "aten::add"
+        assert len(trace.names) >= 2
+        assert trace.quality.lost >= 1
+
+    def test_memory_does_not_grow_with_the_trace(self, tmp_path: Path):
+        line = json.dumps(event(args={"Input Dims": [[4, 8], [8, 16]], "External id": 77})) + ","
+        peaks = []
+        for count in (80_000, 200_000):
+            path = tmp_path / "long.json"
+            path.write_text("[" + line * count + GOOD + "]")
+            tracemalloc.start()
+            total = sum(len(chunk.slices) for chunk in open_trace(path).chunks())
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+            assert total == count + 1
+        assert peaks[1] < peaks[0] * 1.5 + 2**20
+        assert peaks[1] < 100 * 2**20
+
+
+SMALL = [
+    "tracelens/torch_compile_triton/trace.json.gz",
+    "hta/cpu_only/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz",
+    "hta/amd_trace/mi250_minitoy_train_ROCm6_2_kineto.json.gz",
+    "hta/critical_path/cuda_event_sync/event_sync_trace.json.gz",
+    "hta/call_stack/backward_thread.json",
+    "hta/triton_example/triton_example.json.gz",
+]
+
+
+def synthetic() -> bytes:
+    flow = {"ph": "s", "id": 1, "pid": 1, "tid": 1, "ts": 1, "cat": "ac2g", "name": "ac2g"}
+    meta = {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "main"}}
+    events = [meta, event(args={"Input Dims": [[1]], "x": [{"a": 1}, {"b": 2}]}), kernel("k", correlation=1), flow]
+    return json.dumps(
+        {"baseTimeNanoseconds": 5, "traceEvents": events * 6, "distributedInfo": {"rank": 1}}, indent=1
+    ).encode()
+
+
+def unpacked(name: str) -> bytes:
+    data = (SHARED / name).read_bytes()
+    return gzip.decompress(data) if name.endswith(".gz") else data
+
+
+def mutated(whole: bytes, data: st.DataObject) -> tuple[bytes, str]:
+    kind = data.draw(
+        st.sampled_from(["flip", "cut", "bracket", "repeat", "insert", "remove", "packed cut", "packed flip"])
+    )
+    at = data.draw(st.integers(0, len(whole)))
+    if kind == "flip":
+        changed = bytearray(whole)
+        for _ in range(data.draw(st.integers(1, 8))):
+            changed[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        return bytes(changed), kind
+    if kind == "cut":
+        return whole[:at], kind
+    if kind == "bracket":
+        places = [i for i, byte in enumerate(whole) if byte in b'{}[]",:']
+        gone = set(data.draw(st.lists(st.sampled_from(places), min_size=1, max_size=6)))
+        return bytes(byte for i, byte in enumerate(whole) if i not in gone), kind
+    width = data.draw(st.integers(0, 3000))
+    if kind == "repeat":
+        return whole[: at + width] + whole[at:], kind
+    if kind == "insert":
+        return whole[:at] + data.draw(st.binary(max_size=30)) + whole[at:], kind
+    if kind == "remove":
+        return whole[:at] + whole[at + width :], kind
+    packed = bytearray(gzip.compress(whole))
+    at = data.draw(st.integers(0, len(packed) - 1))
+    if kind == "packed cut":
+        return bytes(packed[:at]), kind
+    packed[at] ^= 1 << data.draw(st.integers(0, 7))
+    return bytes(packed), kind
+
+
+def is_json(content: bytes) -> bool:
+    """What was taken out may have been whole events."""
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def check_damage(folder: Path, whole: bytes, data: st.DataObject) -> None:
+    """Read a mutation of `whole`: no exception but one, and an account that adds up."""
+    sound = read(folder, whole)
+    content, kind = mutated(whole, data)
+    limits = Limits(piece_bytes=data.draw(st.sampled_from([300, 5000, 2**20])))
+    path = written(folder, content, "damaged.json")
+    try:
+        trace = Collected(path, limits)
+    except UnreadableInputError:
+        trace = None
+    try:
+        count = sum(isinstance(json.loads(entry), dict) for entry in raw_events(path, limits))
+        assert count > 0 or trace is None
+    except UnreadableInputError:
+        assert trace is None
+    if trace is None:
+        return
+    quality = trace.quality
+    kept = len(trace.names) + len(trace.flows["id"]) + len(trace.memory["bytes"])
+    assert quality.events > 0
+    assert kept + quality.unsupported + quality.lost <= quality.events  # names of threads make up the rest
+    assert quality.salvaged <= quality.events
+    lists = [*trace.slices.values(), *trace.flows.values()]
+    assert {len(values) for values in lists} == {len(trace.names), len(trace.flows["id"])}
+    json.dumps([trace.slices, trace.flows, trace.summary.threads, trace.summary.metadata]).encode()
+    if kind not in ("repeat", "insert", "flip"):
+        assert quality.events <= sound.quality.events + 8
+    missing = sound.quality.events - quality.events
+    if missing > 12 and not is_json(content):  # so much is not lost without a word
+        assert quality.problems
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
+@given(st.data())
+def test_mutated_small_traces(tmp_path: Path, data: st.DataObject):
+    check_damage(tmp_path, synthetic(), data)
+
+
+def test_one_damaged_byte_costs_one_event(tmp_path: Path):
+    whole = json.dumps(
+        {"traceEvents": [event(f"op{i}", args={"a": [1, {"b": 2}]}) for i in range(12)], "with_stack": 1}
+    )
+    begin, end = whole.index("[") + 1, whole.index('"with_stack"') - 4
+    for at in range(begin, end, 3):
+        for damaged in (whole[:at] + whole[at + 1 :], whole[:at] + "\x01" + whole[at + 1 :]):
+            trace = read(tmp_path, damaged.encode())
+            kept = [name for name in trace.names if name in whole]
+            assert len(kept) >= 10
+            assert 11 <= trace.quality.events <= 13
+            assert trace.quality.events - trace.quality.lost - trace.quality.unsupported == len(trace.names)
+            assert trace.summary.metadata == {"with_stack": 1}
+
+
+@needs_shared
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(data=st.data())
+def test_mutated_real_traces(tmp_path: Path, data: st.DataObject):
+    check_damage(tmp_path, unpacked(data.draw(st.sampled_from(SMALL))), data)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(st.binary(max_size=300), st.sampled_from([b"", b"[", b'{"traceEvents":[', b"\x1f\x8b", b'[{"ph":"X",']))
+def test_any_bytes(tmp_path: Path, content: bytes, prefix: bytes):
+    with contextlib.suppress(UnreadableInputError):
+        assert read(tmp_path, prefix + content).quality.events > 0
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+        max_leaves=6,
+    ),
+    st.sampled_from(["ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "id"]),
+    st.sampled_from(
+        ["External id", "correlation", "stream", "grid", "Input Dims", "Collective name", "Call stack", "bytes"]
+    ),
+)
+def test_any_value_anywhere(tmp_path: Path, value: Any, field: str, argument: str):
+    entries: list[Any] = [
+        {**event(), field: value},
+        {**kernel(), "args": {argument: value}},
+        {**event(), "args": {argument: value}},
+    ]
+    entries += [
+        {"ph": "s", "id": 1, "ts": 1, "pid": 1, field: value},
+        {"ph": "i", "name": "[memory]", "ts": 1, field: value},
+    ]
+    trace = read(
+        tmp_path, {"traceEvents": [*entries, event("last")], "distributedInfo": value, "deviceProperties": [value]}
+    )
+    assert trace.names[-1] == "last"
+    kept = len(trace.names) + len(trace.flows["id"]) + len(trace.memory["bytes"])
+    assert kept >= 3
+    assert trace.quality.events == 6

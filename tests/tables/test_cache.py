@@ -1,0 +1,200 @@
+"""Tables of traces found again by content: when they are used, when they are made anew, and what never breaks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope import tables
+from stepscope.errors import UnreadableInputError
+from stepscope.read.raw import Losses, RawRank, RawRun, TraceRef
+from stepscope.tables import BuildOptions, Tables, cache
+from stepscope.tables.cache import fetch, key_of, prune
+from stepscope.tables.ingest import INDEX
+
+
+def write_trace(path: Path, name: str = "aten::mm", count: int = 20) -> Path:
+    events: list[dict[str, Any]] = []
+    for i in range(count):
+        events.append({"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": i * 10, "dur": 8})
+        call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1}
+        events.append({**call, "ts": i * 10 + 1, "dur": 2, "args": {"correlation": i + 1}})
+        kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": i * 10 + 5, "dur": 4}
+        events.append({**kernel, "args": {"correlation": i + 1, "stream": 7, "device": 0}})
+    data = json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def run_of(*paths: Path) -> RawRun:
+    ranks = tuple(
+        RawRank(f"rank-{i}", i, path.parent, None, (), (), (TraceRef(path, path.name.removesuffix(".gz"), "user"),))
+        for i, path in enumerate(paths)
+    )
+    return RawRun(folder=paths[0].parent, hosts=(), ranks=ranks, losses=Losses())
+
+
+def same(one: Tables, other: Tables) -> bool:
+    return all(getattr(one, name).equals(getattr(other, name)) for name in tables.SCHEMAS)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The traces that were read and not taken from the cache."""
+    seen: list[Path] = []
+    real = cache.open_trace
+
+    def spy(path: Path, **options: Any) -> Any:
+        seen.append(path)
+        return real(path, **options)
+
+    monkeypatch.setattr(cache, "open_trace", spy)
+    return seen
+
+
+def test_second_build_reads_the_tables(tmp_path: Path, opened: list[Path]):
+    path, options = write_trace(tmp_path / "a.json.gz"), BuildOptions(cache=tmp_path / "cache")
+    first = tables.build(run_of(path), options)
+    again = tables.build(run_of(path), options)
+    assert (opened, same(first, again)) == ([path], True)
+    assert first.events.height == 60
+    copy = Path(shutil.copy(path, tmp_path / "copy.json.gz"))
+    assert tables.build(run_of(copy), options).events["trace"].unique().to_list() == ["copy.json"]
+    assert opened == [path]
+    write_trace(path, "aten::add")
+    assert "aten::add" in tables.build(run_of(path), options).events["name"]
+    assert opened == [path, path]
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def garbled(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    for i in range(4, len(data) // 2):
+        data[i] ^= 0x5A
+    path.write_bytes(data)
+
+
+def another_version(path: Path) -> None:
+    path.write_text(path.read_text().replace('"version":"', '"version":"0.0.'))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("events-00000.parquet", Path.unlink),
+        ("events-00000.parquet", truncated),
+        ("events-00000.parquet", garbled),
+        ("links.parquet", Path.unlink),
+        ("links.parquet", garbled),
+        ("memory.parquet", truncated),
+        (INDEX, Path.unlink),
+        (INDEX, truncated),
+        (INDEX, another_version),
+        (INDEX, lambda path: path.write_text('{"files": 1}')),
+    ],
+)
+def test_damaged_entry_is_made_again(tmp_path: Path, opened: list[Path], name: str, damage: Callable[[Path], object]):
+    path, options = write_trace(tmp_path / "a.json"), BuildOptions(cache=tmp_path / "cache")
+    first = tables.build(run_of(path), options)
+    (entry,) = (tmp_path / "cache").iterdir()
+    damage(entry / name)
+    assert same(first, tables.build(run_of(path), options))
+    assert len(opened) == 2
+    assert same(first, tables.build(run_of(path), options))
+    assert len(opened) == 2
+
+
+def test_interrupted_entry_is_never_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, root = write_trace(tmp_path / "a.json"), tmp_path / "cache"
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "_move", die)
+        with pytest.raises(KeyboardInterrupt):
+            fetch(path, root)
+    assert list(root.iterdir()) == []
+    assert fetch(path, root) == root / key_of(path)
+
+
+def test_two_processes_make_the_same_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, root = write_trace(tmp_path / "a.json"), tmp_path / "cache"
+    real = cache.ingest
+
+    def slower(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(cache, "ingest", real)
+        fetch(path, root)  # the other one is done first
+        return real(*args, **options)
+
+    monkeypatch.setattr(cache, "ingest", slower)
+    entry = fetch(path, root)
+    assert cache.index_of(entry) is not None
+    assert [child.name for child in root.iterdir()] == [entry.name]
+
+
+@pytest.mark.parametrize("where", ["a file", "under a file"])
+def test_cache_that_cannot_be_written_to_is_no_error(tmp_path: Path, where: str):
+    path = write_trace(tmp_path / "a.json")
+    blocker = tmp_path / "blocker"
+    blocker.write_text("")
+    place = blocker if where == "a file" else blocker / "cache"
+    assert tables.build(run_of(path), BuildOptions(cache=place)).events.height == 60
+    assert sorted(child.name for child in tmp_path.iterdir()) == ["a.json", "blocker"]
+
+
+def test_several_traces_in_processes_and_progress(tmp_path: Path):
+    paths = [write_trace(tmp_path / f"rank{i}.json", f"aten::op{i}") for i in range(3)]
+    broken = tmp_path / "broken.json"
+    broken.write_text("[]")
+    alone = tables.build(run_of(*paths, broken), BuildOptions(cache=None, workers=1))
+    seen: list[tuple[str, int, int]] = []
+    options = BuildOptions(cache=tmp_path / "cache", workers=2, progress=lambda *now: seen.append(now))
+    assert same(alone, tables.build(run_of(*paths, broken), options))
+    assert alone.events["id"].to_list() == list(range(180))
+    assert alone.links["event"].to_list() == [i for i in range(180) if i % 3 == 2]
+    assert alone.links["operator"].to_list() == [i for i in range(180) if i % 3 == 0]
+    assert alone.quality.counts["unreadable_traces"] == 1
+    assert [note.source for note in alone.quality.notes if "could not be read" in note.text] == ["rank-3/broken.json"]
+    assert {name for name, *_ in seen} == {path.name for path in (*paths, broken)}
+    assert all(done == size for _, done, size in seen)
+
+
+def test_nothing_but_unreadable_traces_is_an_error(tmp_path: Path):
+    broken = tmp_path / "broken.json"
+    broken.write_text("{}")
+    with pytest.raises(UnreadableInputError, match=r"broken\.json"):
+        tables.build(run_of(broken, broken))
+
+
+def test_entries_used_longest_ago_go_first(tmp_path: Path):
+    root = tmp_path / "cache"
+    entries = [fetch(write_trace(tmp_path / f"{i}.json", f"op{i}"), root) for i in range(3)]
+    for age, entry in enumerate(entries):
+        os.utime(entry / INDEX, (1_000_000 - age, 1_000_000 - age))
+    fetch(tmp_path / "2.json", root)  # used again
+    size = sum(file.stat().st_size for file in entries[0].iterdir())
+    mine = root / "my-run"
+    mine.mkdir()
+    (mine / INDEX).write_bytes(bytes(10 * size))  # the folder may be one that the user keeps other things in
+    prune(root, kept_bytes=int(2.5 * size))
+    assert sorted(root.iterdir()) == sorted([entries[0], entries[2], mine])
+    prune(root, kept_bytes=0)
+    assert list(root.iterdir()) == [mine]
+
+
+def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tables.default_folder() == tmp_path / "stepscope"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert tables.default_folder().is_absolute()

@@ -1,0 +1,130 @@
+"""Runs made of traces alone: steps from annotations, cuts to steps, facts of ranks, notes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from stepscope import tables
+from stepscope.tables import BuildOptions, Tables
+from tests.tables.test_cache import run_of
+
+US = 1000
+
+
+def slice_of(name: str, start: int, duration: int, category: str = "cpu_op", **args: Any) -> dict[str, Any]:
+    device = category in ("kernel", "gpu_user_annotation")
+    place = {"pid": 0, "tid": 7} if device else {"pid": 1, "tid": 1}
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration, "args": args, **place}
+
+
+def three_steps(numbers: tuple[int, ...] = (4, 5, 6)) -> list[dict[str, Any]]:
+    """Steps of 100 us; each launches a kernel that runs in the next one."""
+    events = [slice_of("train.py(1): main", 0, 1000, "python_function")]
+    for i, number in enumerate(numbers):
+        start = 100 + i * 100
+        events += [
+            slice_of(f"ProfilerStep#{number}", start, 101, "user_annotation"),
+            slice_of(f"ProfilerStep#{number}", start + 60, 200, "gpu_user_annotation"),
+            slice_of("aten::mm", start + 10, 50, **{"External id": number}),
+            slice_of("cudaLaunchKernel", start + 20, 5, "cuda_runtime", correlation=number),
+            slice_of("gemm", start + 120, 30, "kernel", correlation=number),
+        ]
+    return events
+
+
+def build(tmp_path: Path, events: list[dict[str, Any]], steps: tuple[int, int] | None = None, **root: Any) -> Tables:
+    path = tmp_path / "rank3.pt.trace.json"
+    path.write_text(json.dumps({"baseTimeNanoseconds": 10**18, **root, "traceEvents": events}))
+    return tables.build(run_of(path), BuildOptions(steps=steps))
+
+
+def test_steps_from_annotations_of_the_host(tmp_path: Path):
+    built = build(tmp_path, three_steps())
+    assert built.steps.select("step", "start_ns", "wall_ns", "in_window", "signal").rows() == [
+        (4, 10**18 + 100 * US, 100 * US, True, "profiler_step"),
+        (5, 10**18 + 200 * US, 100 * US, True, "profiler_step"),
+        (6, 10**18 + 300 * US, 101 * US, True, "profiler_step"),
+    ]
+    assert built.steps["forward_ns"].null_count() == 3
+    launched = built.events.filter(pl.col("category") == "kernel")
+    assert launched["step"].to_list() == [4, 5, 6]
+    assert built.events.filter(pl.col("category") == "python_function")["step"].to_list() == [None]
+    assert built.quality.counts["missing_steps"] == 0
+
+
+def test_missing_steps_are_counted(tmp_path: Path):
+    built = build(tmp_path, three_steps((4, 7, 8)))
+    assert built.quality.counts["missing_steps"] == 2
+    assert "2 step(s)" in "\n".join(note.text for note in built.quality.notes)
+
+
+@pytest.mark.parametrize(("first", "last", "kept"), [(5, 5, [5]), (5, 9, [5, 6]), (0, 4, [4])])
+def test_cut_to_steps_keeps_what_belongs_to_them(tmp_path: Path, first: int, last: int, kept: list[int]):
+    built = build(tmp_path, three_steps(), (first, last))
+    assert built.steps["step"].to_list() == kept
+    assert built.events["id"].to_list() == list(range(built.events.height))
+    enclosing = pl.col("category") == "gpu_user_annotation"
+    assert set(built.events.filter(~enclosing)["step"].drop_nulls()) == set(kept)
+    assert "train.py(1): main" in built.events["name"]
+    names = dict(zip(built.events["id"], built.events["name"], strict=True))
+    assert [names[i] for i in built.links["event"]] == ["gemm"] * len(kept)
+    assert [names[i] for i in built.links["operator"]] == ["aten::mm"] * len(kept)
+    assert [names[i] for i in built.links["frame"]] == ["train.py(1): main"] * len(kept)
+
+
+def test_cut_to_no_step_leaves_empty_tables(tmp_path: Path):
+    built = build(tmp_path, three_steps(), (100, 200))
+    assert (built.steps.height, built.events.height, built.links.height) == (0, 0, 0)
+
+
+def test_facts_of_a_rank_come_from_its_trace(tmp_path: Path):
+    built = build(tmp_path, three_steps(), distributedInfo={"rank": 3, "world_size": 8})
+    (rank,) = built.ranks
+    assert (rank.process, rank.world_size, rank.device) == ("rank-0", 8, "cuda")
+    assert (built.run.world_size, built.run.folder) == (8, str(tmp_path))
+    (row,) = built.traces.rows(named=True)
+    assert (row["owner"], row["events"], row["lost"], row["trace"]) == ("user", 16, 0, "rank3.pt.trace.json")
+    assert json.loads(row["metadata"])["distributedInfo"]["rank"] == 3
+
+
+def notes(built: Tables) -> str:
+    return "\n".join(note.text for note in built.quality.notes)
+
+
+def test_notes_say_how_far_slices_are_linked(tmp_path: Path):
+    events = [
+        *three_steps(),
+        slice_of("earlier", 5, 10, "kernel", correlation=999),
+        slice_of("cudaGraphLaunch", 500, 9, "cuda_runtime", correlation=1000),
+        slice_of("replayed", 510, 50, "kernel", correlation=1000),
+    ]
+    built = build(tmp_path, events)
+    text, counts = notes(built), built.quality.counts
+    assert "by correlation" in text
+    assert "launched before the recording began" in text
+    assert "CUDA graphs and cannot be linked to single operators" in text
+    assert {
+        name: counts[f"{name}_ns"] for name in ("device", "linked_by_correlation", "before_recording", "graph")
+    } == {
+        "device": 150 * US,
+        "linked_by_correlation": 90 * US,
+        "before_recording": 10 * US,
+        "graph": 50 * US,
+    }
+
+
+def test_device_alone(tmp_path: Path):
+    built = build(tmp_path, [slice_of("gemm", 0, 5, "kernel", correlation=1)])
+    assert "no launch of a kernel or copy was recorded" in notes(built)
+    assert built.links["state"].to_list() == ["before_recording"]
+
+
+def test_host_alone(tmp_path: Path):
+    built = build(tmp_path, [slice_of("aten::mm", 0, 5)])
+    assert "device time" not in notes(built)
+    assert (built.ranks[0].device, built.links.height) == ("cpu", 0)

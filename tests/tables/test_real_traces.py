@@ -1,0 +1,128 @@
+"""Links of traces that real programs left, of every vendor and age we have."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from stepscope import tables
+from stepscope.read import read_paths
+from stepscope.tables import BuildOptions, Tables
+from stepscope.tables.links import METHODS
+
+TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
+pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
+
+LINKED = (
+    "kineto_tb_plugin/resnet50_num_workers_0/worker0.1623143089861.pt.trace.json.gz",
+    "kineto_tb_plugin/resnet50_num_workers_4/worker0.1623212756351.pt.trace.json.gz",
+    "tracelens/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",
+    "tracelens/h100/facebook_timesformer-base-finetuned-k400__1016002.json.gz",
+    "tracelens/h100/gaunernst_bert-small-uncased__1016001.json.gz",
+    "tracelens/b200/eager_trace.json.gz",
+    "tracelens/mi300/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",
+)
+GRAPHS = (
+    "tracelens/inference/vllm_decode_full/graph_execution.json.gz",
+    "tracelens/inference/sglang_decode/sglang_Qwen3-8B_decode.json.gz",
+)
+KERNELS = ("kernel", "Kernel")
+
+
+def built(name: str) -> Tables:
+    return tables.build(read_paths([TRACES / name]))
+
+
+def kernel_ns(run: Tables) -> dict[tuple[str, str | None], int]:
+    """Kernel time by (state, method)."""
+    kernels = run.events.filter(pl.col("category").is_in(KERNELS)).select("id", "duration_ns")
+    sums = run.links.join(kernels, left_on="event", right_on="id").group_by("state", "method")
+    return {(state, method): ns for state, method, ns in sums.agg(pl.col("duration_ns").sum()).iter_rows()}
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_kernel_time_reaches_an_operator(name: str):
+    by = kernel_ns(built(name))
+    linked = sum(by.get(("linked", method), 0) for method in METHODS)
+    before = sum(ns for (state, _), ns in by.items() if state == "before_recording")
+    total = sum(by.values())
+    assert linked >= 0.99 * (total - before) > 0
+    if "Qwen" in name:
+        assert 0.25 < before / total < 0.35
+    else:
+        assert before == 0
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_say_that_they_cannot_be_linked(name: str):
+    run = built(name)
+    by = kernel_ns(run)
+    assert sum(ns for (state, _), ns in by.items() if state == "graph") > 0.9 * sum(by.values())
+    text = "\n".join(note.text for note in run.quality.notes)
+    assert "cannot be linked to single operators" in text
+
+
+@pytest.mark.parametrize("name", LINKED[:2])
+def test_backward_reaches_forward_operators_with_stacks(name: str):
+    run = built(name)
+    stack = run.events.select("id", "parent", pl.col("call_stack").is_not_null()).rows()
+    has = [stacked for _, _, stacked in stack]
+    parents = [parent for _, parent, _ in stack]
+
+    def below_user_code(row: int | None) -> bool:
+        while row is not None:
+            if has[row]:
+                return True
+            row = parents[row]
+        return False
+
+    durations = run.events["duration_ns"].to_list()
+    rows = run.links.select("event", "operator", "forward").rows()
+    total = sum(durations[event] for event, _, _ in rows)
+    direct = sum(durations[event] for event, operator, _ in rows if below_user_code(operator))
+    reached = sum(
+        durations[event] for event, operator, forward in rows if below_user_code(operator) or below_user_code(forward)
+    )
+    assert 0.2 * total < direct < 0.5 * total
+    assert reached >= 0.95 * total
+
+
+def everything() -> Iterator[Path]:
+    for folder in ("kineto_tb_plugin", "hta", "tracelens"):
+        yield from sorted((TRACES / folder).rglob("*.json*"))
+
+
+def test_every_trace_becomes_consistent_tables():
+    paths = list(everything())
+    assert len(paths) > 20
+    for path in paths:
+        run = tables.build(read_paths([path]))
+        assert run.traces.height == 1, path
+        assert run.traces["events"][0] > 0, path
+        height = run.events.height
+        for name in ("id", "parent", "frame", "forward"):
+            numbers = run.events[name].drop_nulls()
+            assert len(numbers) == 0 or 0 <= numbers.min() <= numbers.max() < height, (path, name)  # type: ignore[operator]
+        assert (run.events["self_ns"] >= 0).all(), path
+        roots = run.events.filter(pl.col("parent").is_null() & ~pl.col("category").str.starts_with("gpu_user"))
+        assert roots.height > 0, path
+
+
+def test_the_environment_in_the_metadata_reaches_no_table(tmp_path: Path):
+    path = TRACES / "tracelens/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz"
+    secrets = (b"HF_TOKEN", b"LD_LIBRARY_PATH", b"pip_packages", b"started_by", b"ab5ece529443")
+    with gzip.open(path) as file:
+        raw = file.read()
+    assert all(secret in raw for secret in secrets)
+    run = tables.build(read_paths([path]), BuildOptions(cache=tmp_path))
+    written = [file.read_bytes() for file in tmp_path.rglob("trace.json")]
+    for table in tables.SCHEMAS:
+        frame: pl.DataFrame = getattr(run, table)
+        written.append(frame.select(pl.col(pl.String)).write_csv().encode())
+    written.append(repr((run.run, run.quality, run.ranks, run.traces.rows())).encode())
+    assert len(written) > len(tables.SCHEMAS) + 1
+    assert [secret for secret in secrets for text in written if secret in text] == []
