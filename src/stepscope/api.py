@@ -85,7 +85,7 @@ class Run:
 
     @cached_property
     def tables(self) -> Tables:
-        """The run's typed columns; those of a run folder are also written to RUN/tables where it can be written."""
+        """The run's typed columns; also written to RUN/tables, or to DIR/tables of traces, where that is possible."""
         from stepscope import tables
         from stepscope.read import read_run
         from stepscope.read.traces import read_traces
@@ -104,6 +104,8 @@ class Run:
         built = tables.build(raw, options)
         if self.recorded:
             _store(built, self.folder)
+        elif self.options.tables is not None:
+            _store(built, self.options.tables)
         return built
 
     @cached_property

@@ -182,6 +182,10 @@ def _no_steps(raw: RawRun, processes: Sequence[HostProcesses]) -> list[Note]:
     everyone = [process for host in processes for process in host.all]
     if any(process.torch and not process.reported for process in everyone):
         return []  # that process may have stepped; the note on it says so and what to do
+    if not raw.hosts and not any(rank.info or rank.journal for rank in raw.ranks):
+        return [
+            Note(INFO, "the traces mark no step: the script never called the step() of its profiler", "ProfilerStep#N")
+        ]
     if raw.ranks or any(process.torch for process in everyone):
         text = (
             "no step was seen: the script ran no training or evaluation loop the recorder knows; "

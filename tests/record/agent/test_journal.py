@@ -57,6 +57,21 @@ def test_short_steps_share_a_write_and_an_event_brings_them_along(tmp_path: Path
     assert rows_on_disk() == [0, 1, 2]
 
 
+def test_a_forked_child_never_writes_what_its_parent_holds(tmp_path: Path) -> None:
+    written = journal(tmp_path)
+    written.claim()
+    written.write_step(row(0, 1))
+    child = os.fork()
+    if child == 0:  # before any hook of ours ran in it, as when the garbage collector strikes first
+        written.write_event({"kind": "gc"})
+        written.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    written.flush()
+    assert len((tmp_path / "rank-0" / "steps.jsonl").read_text().splitlines()) == 2
+    assert (tmp_path / "rank-0" / "events.jsonl").exists() is False
+
+
 def test_a_taken_rank_gets_the_next_number(tmp_path: Path) -> None:
     names = [os.path.basename(claim_rank_folder(str(tmp_path), 2) or "") for _ in range(3)]
     assert names == ["rank-2", "rank-2.2", "rank-2.3"]

@@ -171,6 +171,8 @@ class Journal:
 
     def flush(self) -> None:
         """Write the rows that wait for others."""
+        if os.getpid() != self._pid:
+            return  # a fork whose own hook has not run yet, struck by the garbage collector: the rows are the parent's
         rows, self._pending = self._pending, []
         if not rows or (self._steps is None and not self.claim()) or self._steps is None:
             return
@@ -183,6 +185,8 @@ class Journal:
     def write_event(self, record: dict[str, Any]) -> bool:
         """Append an event; kept in memory (at most 1,000) until this process claims a rank folder."""
         line = _encode(record)
+        if os.getpid() != self._pid:
+            return False
         if self._pending:
             self.flush()
         if self._events is None:
