@@ -46,7 +46,7 @@ def slices(tables: Tables) -> pl.DataFrame:
     `end_ns`, and `kind` (compute | communication | memcpy).
     """
     at = positions(tables.events["id"], tables.links["event"])
-    own = tables.events.select("rank", "category", "name", "step", "start_ns", "duration_ns")[at[at >= 0]]
+    own = _rows(tables.events.select("rank", "category", "name", "step", "start_ns", "duration_ns"), at[at >= 0])
     rows = pl.concat([tables.links.filter(pl.Series(at >= 0, dtype=pl.Boolean)), own], how="horizontal")
     category, name = pl.col("category").fill_null(""), pl.col("name").fill_null("")
     waits = (category == _NO_WORK[0]) & name.is_in(_NO_WORK[1])
@@ -62,6 +62,15 @@ def slices(tables: Tables) -> pl.DataFrame:
     )
 
 
+def _rows(frame: pl.DataFrame, at: Int64) -> pl.DataFrame:
+    """The rows at these numbers. Picking them out of a frame of many parts would first join all of them in memory."""
+    if not (np.diff(at) > 0).all():
+        return frame[at]
+    wanted = np.zeros(frame.height, bool)
+    wanted[at] = True
+    return frame.filter(pl.Series(wanted))
+
+
 def covered_ns(rows: pl.DataFrame) -> int:
     """Length of the union of the intervals from `start_ns` to `end_ns`."""
     ordered = rows.select("start_ns", "end_ns").sort("start_ns")
@@ -73,6 +82,7 @@ def covered_ns(rows: pl.DataFrame) -> int:
 def times(found: pl.DataFrame) -> tuple[DeviceTime, ...]:
     """Two per trace with device slices, one for each scope; `found` as `slices` makes them."""
     result: list[DeviceTime] = []
+    found = found.select("process", "trace", "rank", "category", "kind", "launch", "start_ns", "end_ns", "duration_ns")
     for own in found.partition_by("process", "trace", maintain_order=True):
         result.append(_time(own, LAUNCHED, own.filter(pl.col("launch").is_not_null())))
         result.append(_time(own, ALL, own))
@@ -107,7 +117,8 @@ def _time(trace: pl.DataFrame, scope: str, rows: pl.DataFrame) -> DeviceTime:
 
 def traces(tables: Tables, found: pl.DataFrame) -> tuple[TraceFacts, ...]:
     """What reading each trace cost and how its device time is linked, in order of the table."""
-    parts = found.partition_by("process", "trace", as_dict=True)
+    needed = found.select("process", "trace", "state", "method", "duration_ns")
+    parts = needed.partition_by("process", "trace", as_dict=True)
     return tuple(_trace(row, parts.get((row["process"], row["trace"]))) for row in tables.traces.iter_rows(named=True))
 
 
