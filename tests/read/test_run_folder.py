@@ -9,7 +9,8 @@ import pytest
 
 from stepscope.errors import UnreadableInputError
 from stepscope.read import read_run
-from tests.builders import MS, T0, make_run_folder
+from tests.builders import MS, T0
+from tests.run_folders import make_run_folder
 
 TRACE = json.dumps({"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]}).encode()
 RAW = 'process 100:"python train.py --token abc";thread (100): MainThread;<module> (train.py:3) 7\n'

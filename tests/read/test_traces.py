@@ -12,8 +12,8 @@ import pytest
 from stepscope.errors import UnreadableInputError
 from stepscope.read import read_paths
 from stepscope.read.raw import RawRun
-from tests.builders import make_run_folder
 from tests.read.collected import event
+from tests.run_folders import make_run_folder
 
 EVENTS = [event()]
 

@@ -15,7 +15,8 @@ from stepscope.errors import UnreadableInputError
 from stepscope.read import read_run
 from stepscope.tables import store
 from stepscope.tables.schema import SCHEMAS, TABLES_SCHEMA, Tables
-from tests.builders import MS, T0, make_run_folder, step_rows
+from tests.builders import MS, T0, step_rows
+from tests.run_folders import make_run_folder
 
 RAW = 'process 100:"python";thread (100): MainThread;<module> (train.py:3);f (a;b.py:4) 7\n'
 SYSTEM = [

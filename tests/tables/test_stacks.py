@@ -13,7 +13,8 @@ import pytest
 from stepscope import tables
 from stepscope.read import read_run
 from stepscope.tables.schema import SCHEMAS, Tables
-from tests.builders import MS, T0, make_run_folder, step_rows
+from tests.builders import MS, T0, step_rows
+from tests.run_folders import make_run_folder
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "traces" / "py_spy"
 ROOT = "<module> (/home/u/train.py:70);main (/home/u/train.py:64)"

@@ -15,8 +15,19 @@ from typing import Any, Callable, Iterator
 USER_SIDE = frozenset(["inside"])
 # Functions of ours that call what they stand for: torch's own functions, or the user's.
 PASSES_ON = frozenset(
-    ["stepscope_wrapper", "call", "range_push", "range_pop", "export_chrome_trace", "exec_module", "__enter__"]
-).union(["__exit__", "_run_on_profiler_start", "_run_on_profiler_stop"])
+    [
+        "stepscope_wrapper",
+        "call",
+        "range_push",
+        "range_pop",
+        "export_chrome_trace",
+        "exec_module",
+        "__enter__",
+        "__exit__",
+        "_run_on_profiler_start",
+        "_run_on_profiler_stop",
+    ]
+)
 
 
 def is_compiling_check() -> Callable[[], bool]:
