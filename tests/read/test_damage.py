@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import UnreadableInputError
@@ -371,6 +371,7 @@ def test_any_bytes(tmp_path: Path, content: bytes, prefix: bytes):
         ["External id", "correlation", "stream", "grid", "Input Dims", "Collective name", "Call stack", "bytes"]
     ),
 )
+@example([{"": float("inf")}], "ph", "External id")  # damage inside a nested object
 def test_any_value_anywhere(tmp_path: Path, value: Any, field: str, argument: str):
     entries: list[Any] = [
         {**event(), field: value},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -33,8 +34,16 @@ def first_value(text: bytes) -> Any:
 
 def repaired(text: bytes) -> bytes | None:
     """`text`, an object, as valid JSON with the least change that makes it so; None when nothing helps."""
-    escaped = _STRAY_BACKSLASH.sub(rb"\\\g<0>", text)
-    for candidate in _candidates(escaped):
+    return mended(text) or _first_object(_closed(_STRAY_BACKSLASH.sub(rb"\\\g<0>", text)))
+
+
+def mended(text: bytes) -> bytes | None:
+    """Like `repaired`, but only where `text` holds all of the object: no missing bracket is made up."""
+    return _first_object(_candidates(_STRAY_BACKSLASH.sub(rb"\\\g<0>", text)))
+
+
+def _first_object(candidates: Iterator[bytes]) -> bytes | None:
+    for candidate in candidates:
         value = first_value(candidate)
         if isinstance(value, dict) and value:
             try:
@@ -44,7 +53,7 @@ def repaired(text: bytes) -> bytes | None:
     return None
 
 
-def _candidates(text: bytes) -> Any:
+def _candidates(text: bytes) -> Iterator[bytes]:
     numbers = _NUMBER_WORD.sub(rb"\1null", text)
     yield numbers
     words = _BARE_WORD.sub(rb"\1null", text)
@@ -53,6 +62,10 @@ def _candidates(text: bytes) -> Any:
     quoted = _escape_quotes(text)
     yield quoted
     yield _BARE_WORD.sub(rb"\1null", quoted)
+
+
+def _closed(text: bytes) -> Iterator[bytes]:
+    numbers = _NUMBER_WORD.sub(rb"\1null", text)
     for closing in (b"}", b"}}", b"]}", b"]}}"):
         yield numbers.rstrip().rstrip(b",") + closing
 

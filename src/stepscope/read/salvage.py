@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stepscope.read.lenient import repaired
+from stepscope.read.lenient import mended, repaired
 
 Decode = Callable[[bytes], list[Any]]
 
@@ -25,6 +25,7 @@ _REMAINS = re.compile(rb'"ph|ph"\s*:|"ts"\s*:')  # of an event whose phase may b
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _MAX_BATCH = 4096
 _MAX_REPAIRED_BYTES = 2**18  # the repair is a few passes of Python over each quote
+_MORE_JOINED = 4  # of them that a repair looks at behind the place where the damage showed
 _MAX_JOINED = 16  # candidate starts that one event may hold in its texts or nested arguments
 
 
@@ -99,6 +100,7 @@ class _Salvage:
 
     def _single(self, index: int) -> int:
         """Take the event that begins at candidate `index`; returns the next candidate."""
+        count = 1
         for count in range(1, min(_MAX_JOINED, len(self.starts) - index) + 1):
             text = self._slice(index, count)
             if len(text) > self.max_event_bytes:
@@ -114,7 +116,13 @@ class _Salvage:
                 if self._with_rest(index, text):
                     return index + count
                 break
-        self._repair(self._slice(index, 1))
+        text = self._slice(index, 1)
+        if text.count(b"{") > text.count(b"}"):  # it seems to go on behind a nested object
+            for joined in range(count, min(count + _MORE_JOINED, len(self.starts) - index + 1)):
+                if self._take_fixed(mended, self._slice(index, joined)):
+                    return index + joined
+        if not self._take_fixed(repaired, text):
+            self.lost += _REMAINS.search(text) is not None
         return index + 1
 
     def _with_rest(self, index: int, text: bytes) -> bool:
@@ -137,13 +145,13 @@ class _Salvage:
             self.lost += len(_PHASE.findall(rest))
         return True
 
-    def _repair(self, text: bytes) -> None:
-        fixed = repaired(text) if len(text) <= _MAX_REPAIRED_BYTES else None
-        if fixed is not None and _PHASE.search(fixed):
-            try:
-                self._take(self.decode(b"[" + fixed + b"]"))
-                self.repaired += 1
-                return
-            except DAMAGE:
-                pass
-        self.lost += _REMAINS.search(text) is not None
+    def _take_fixed(self, fix: Callable[[bytes], bytes | None], text: bytes) -> bool:
+        fixed = fix(text) if len(text) <= _MAX_REPAIRED_BYTES else None
+        if fixed is None or not _PHASE.search(fixed):
+            return False
+        try:
+            self._take(self.decode(b"[" + fixed + b"]"))
+        except DAMAGE:
+            return False
+        self.repaired += 1
+        return True
