@@ -1,19 +1,25 @@
 """The training loop that overhead is measured on: a DataLoader, small layers, backward, an optimizer.
 
-    python loop.py '{"mode": "calibrate" | "mixed" | "noop", "threads": N, "seconds": S, "repeats": {...}, "out": FILE}'
+    python loop.py '{"mode": "calibrate", "threads": N, "out": FILE}'
+    python loop.py '{"mode": "mixed", "threads": N, "repeats": {...}, "seconds": S, "out": FILE}'
+    python loop.py '{"mode": "switched", "threads": N, "repeats": {...}, "rounds": R, "out": FILE}'
 
 `mixed` goes round steps of several lengths, giving each length the same time, so that one process measures all of
 them under the same conditions. A step's length is set by how often one layer is applied, which is calibrated once and
 then the same for every arm. The result in `out` is {"<length>": [[start_ns, end_ns], …]} on the monotonic clock.
-`noop` trains a single weight: what is left of a step is what PyTorch, and a recorder, cost by themselves.
+`switched` needs the recorder's agent in this process and takes its hooks out and in again between short blocks of the
+same loop: {"<length>": [{"A": ns, "B": ns, "C": ns}, …]}, the mean step of each block of a round in this
+thread's processor time, hooks in for B.
+There the length "noop" trains a single weight: what is left of a step is what PyTorch, and a recorder, cost.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -24,6 +30,9 @@ BATCH = 32
 LENGTHS_MS = (1, 10, 100)
 WARM_UP_SECONDS = 1.0
 NOOP = "noop"
+# A block holds several of the recorder's batches of steps, so that what these cost is in every block in equal parts;
+# the steps before it are for the caches, and for the agent to find its way into the loop again.
+BLOCK_NS, SETTLING_NS = 60_000_000, 25_000_000
 
 
 def batches(width: int, batch: int) -> Iterator[torch.Tensor]:
@@ -89,25 +98,58 @@ def mixed(trainer: Trainer, repeats: dict[str, int], seconds: float) -> dict[str
     return rows
 
 
-def noop(seconds: float) -> dict[str, list[list[int]]]:
-    """Steps of a single weight; a row is a block of 100 of them divided by 100."""
+def noop() -> Callable[[], None]:
+    """A step that trains a single weight."""
     weight = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=1e-3)
     source = batches(1, 1)
-    rows = []
-    end = time.monotonic() + WARM_UP_SECONDS + seconds
-    warm = end - seconds
-    while time.monotonic() < end:
-        begin = time.monotonic_ns()
-        for _ in range(100):
-            next(source)
-            optimizer.zero_grad()
-            weight.sum().backward()
-            optimizer.step()
-        now = time.monotonic_ns()
-        if time.monotonic() >= warm:
-            rows.append([begin, begin + (now - begin) // 100])
-    return {NOOP: rows}
+
+    def step() -> None:
+        next(source)
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def switched(trainer: Trainer, repeats: dict[str, int], rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Blocks with (B) and without (A, C) the hooks, in another order every round."""
+    from stepscope.record.agent import core
+
+    agent = core.current()
+    if agent is None:
+        raise SystemExit("the agent is not in this process, so there is nothing to switch")
+    steps: dict[str, Callable[[], None]] = {NOOP: noop()}
+    for length, count in repeats.items():
+        steps[length] = lambda count=count: trainer.step(count)  # type: ignore[misc]
+    shuffle = random.Random(0)
+    result: dict[str, list[dict[str, float]]] = {}
+    for length, step in steps.items():
+        time_steps(step, 100)
+        step_ns = time_steps(step, 100)
+        block, settling = (max(10, round(share / step_ns)) for share in (BLOCK_NS, SETTLING_NS))
+        result[length] = []
+        for _ in range(rounds):
+            costs = {}
+            for arm in shuffle.sample("ABC", 3):
+                agent.probes.resume()
+                agent.probes.suspend("benchmark")  # before every block alike
+                if arm == "B":
+                    agent.probes.resume()
+                time_steps(step, settling)
+                costs[arm] = time_steps(step, block)
+            result[length].append(costs)
+    agent.probes.resume()
+    return result
+
+
+def time_steps(step: Callable[[], None], count: int) -> float:
+    """Mean nanoseconds of this thread's processor time in `count` steps."""
+    begin = time.thread_time_ns()
+    for _ in range(count):
+        step()
+    return (time.thread_time_ns() - begin) / count
 
 
 def main() -> None:
@@ -117,8 +159,8 @@ def main() -> None:
     print("ready", flush=True)
     if config["mode"] == "calibrate":
         result: object = calibrate(Trainer())
-    elif config["mode"] == NOOP:
-        result = noop(config["seconds"])
+    elif config["mode"] == "switched":
+        result = switched(Trainer(), config["repeats"], config["rounds"])
     else:
         result = mixed(Trainer(), config["repeats"], config["seconds"])
     with open(config["out"], "w") as out:

@@ -4,7 +4,9 @@ Three parts, each for one thread and for as many threads as there are cores, eac
 
 - recording   processes without (A, C) and with (B) the agent and the telemetry process, in all six orders in turn
 - sampling    one endless loop; py-spy at the default rate and mode is switched on (B) and off (A, C) beside it
-- hooks       processes that train a single weight, without (A, C) and with (B) the agent: microseconds per step
+- hooks       one loop in one process; the agent's hooks are taken out (A, C) and put in (B) for short blocks of it, on
+              a step that trains a single weight and on one of 1 ms: microseconds per step, of the training thread's
+              processor time, of which other processes take nothing; the hooks never wait
 
 A pair is B against A of the same round; the control is C against A. Keep the machine idle. The result goes between
 the markers of benchmarks/RESULTS.md, except with --quick.
@@ -47,13 +49,14 @@ SAMPLING_LIMIT = 0.02
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how often: `pairs` rounds of sampling in one loop, `process_pairs` rounds of whole processes.
+    """How long and how often: rounds of sampling (`pairs`), of whole processes, and of hooks switched in one.
 
     `block_seconds` is one on or off period of sampling: a whole segment by default.
     """
 
     pairs: int = 20
     process_pairs: int = 12
+    hook_rounds: int = 200
     seconds: float = 6.0
     block_seconds: float = SEGMENT_SECONDS
 
@@ -185,25 +188,21 @@ def ratio_row(
     return Row(part, threads, length, base_ms, effect, control, "ratio", limit, judged)
 
 
-def hooks(plan: Plan, threads: int, folder: Path) -> list[Row]:
-    """Microseconds the agent adds to a step that does nothing."""
-    config = {"mode": "noop", "threads": threads, "seconds": plan.seconds / 2}
-    measured = rounds(plan.process_pairs, lambda arm: run_loop(config, folder, recorded=arm == "B"))
-    # The tenth percentile over blocks: other processes can only make a block slower, which says nothing of the hooks.
-    costs = [
-        {arm: tenth_percentile([end - start for start, end in steps["noop"]]) / 1e3 for arm, steps in arms.items()}
-        for arms in measured
-    ]
-    effect = estimate([arms["B"] - arms["A"] for arms in costs])
-    control = estimate([arms["C"] - arms["A"] for arms in costs])
+def hooks(plan: Plan, threads: int, repeats: dict[str, int], folder: Path) -> list[Row]:
+    """Microseconds the hooks add to a step. Within one process, for two processes differ by more than that."""
+    shortest = min(repeats, key=int)
+    config = {"mode": "switched", "threads": threads, "repeats": {shortest: repeats[shortest]}}
+    measured = run_loop({**config, "rounds": plan.hook_rounds}, folder, recorded=True)
+    return [hooks_row(threads, length, rounds_ns) for length, rounds_ns in measured.items()]
+
+
+def hooks_row(threads: int, length: str, rounds_ns: list[dict[str, float]]) -> Row:
+    """B minus A and C minus A of every round, from the processor time of a step in nanoseconds."""
+    effect = estimate([(arms["B"] - arms["A"]) / 1e3 for arms in rounds_ns])
+    control = estimate([(arms["C"] - arms["A"]) / 1e3 for arms in rounds_ns])
     judged = verdict(effect, control, limit=SHORT_STEP_LIMIT_US, neutral=0)
-    base_ms = statistics.median(arms["A"] for arms in costs) / 1e3
-    return [Row("hooks", threads, "noop", base_ms, effect, control, "us", SHORT_STEP_LIMIT_US, judged)]
-
-
-def tenth_percentile(values: list[int]) -> float:
-    """The value a tenth of `values` stay below."""
-    return float(sorted(values)[len(values) // 10])
+    base_ms = statistics.median(arms["A"] for arms in rounds_ns) / 1e6
+    return Row("hooks", threads, length, base_ms, effect, control, "us", SHORT_STEP_LIMIT_US, judged)
 
 
 def sampling(plan: Plan, threads: int, repeats: dict[str, int], folder: Path) -> list[Row]:
@@ -284,8 +283,8 @@ def figure(value: Estimate, unit: str) -> str:
 def table(rows: list[Row], plan: Plan, command: str, about: dict[str, str]) -> str:
     """The result as Markdown."""
     lines = [
-        f"Made with `{command}`: {plan.pairs} rounds of sampling, {plan.process_pairs} of processes, medians with 95 % "
-        "sign intervals.",
+        f"Made with `{command}`: {plan.pairs} rounds of sampling, {plan.process_pairs} of processes, "
+        f"{plan.hook_rounds} of hooks, medians with 95 % sign intervals.",
         "",
         *(f"- {name}: {value}" for name, value in about.items()),
         "",
@@ -306,9 +305,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a smoke test: the figures mean nothing, none is kept")
     parser.add_argument("--pairs", type=int, default=Plan.pairs, help="rounds of sampling")
     parser.add_argument("--process-pairs", type=int, default=Plan.process_pairs, help="rounds of whole processes")
+    parser.add_argument("--hook-rounds", type=int, default=Plan.hook_rounds, help="rounds of hooks out and in")
     parser.add_argument("--seconds", type=float, default=Plan.seconds, help="measured seconds of a process")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--threads", nargs="+", type=int, default=None, help="default: 1 and the number of cores")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file whose table is replaced")
     parser.add_argument("--json", type=Path, default=None, help="also write every figure here")
     return parser.parse_args()
 
@@ -316,9 +317,9 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, print, keep."""
     args = arguments()
-    plan = Plan(pairs=args.pairs, process_pairs=args.process_pairs, seconds=args.seconds)
+    plan = Plan(pairs=args.pairs, process_pairs=args.process_pairs, hook_rounds=args.hook_rounds, seconds=args.seconds)
     if args.quick:
-        plan = replace(plan, pairs=2, process_pairs=2, seconds=1.0, block_seconds=2.0)
+        plan = replace(plan, pairs=2, process_pairs=2, hook_rounds=8, seconds=1.0, block_seconds=2.0)
     about = machine("stepscope", "torch", "py-spy")
     if float(about["load before"]) > 0.5:
         print(f"the machine is busy (load {about['load before']}): expect 'undecided'", file=sys.stderr)
@@ -329,18 +330,16 @@ def main() -> None:
             repeats = run_loop({"mode": "calibrate", "threads": threads}, folder)
             for part in args.only:
                 print(f"{part}, {threads} threads", file=sys.stderr, flush=True)
-                if part == "hooks":
-                    rows += hooks(plan, threads, folder)
-                else:
-                    rows += {"recording": recording, "sampling": sampling}[part](plan, threads, repeats, folder)
+                measure = {"recording": recording, "sampling": sampling, "hooks": hooks}[part]
+                rows += measure(plan, threads, repeats, folder)
     command = " ".join(["python", "benchmarks/overhead.py", *sys.argv[1:]])
     text = table(rows, plan, command, about)
     print(text)
     if args.json is not None:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     if not args.quick:
-        put_between_markers(RESULTS, "overhead", text)
-        print(f"written to {RESULTS}", file=sys.stderr)
+        put_between_markers(args.results, "overhead", text)
+        print(f"written to {args.results}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,11 @@ from stepscope.model import Analysis, Diagnosis, Report
 
 if TYPE_CHECKING:
     from stepscope.analyze import CodeOptions
+    from stepscope.analyze.context import Context
+    from stepscope.analyze.views.select import Rows, Selection
+    from stepscope.model.views.diff import Diff
+    from stepscope.model.views.memory import MemoryRecording
+    from stepscope.read.raw import RawRun
     from stepscope.tables.schema import Tables
 
 READABLE = (
@@ -30,6 +35,7 @@ READABLE = (
 OWN_FILES = ("manifest.json", "rank.json", "steps.jsonl", "events.jsonl", "agents.jsonl", "system.jsonl")
 TRACES = (".json", ".json.gz")
 MAX_SUGGESTED = 3  # run folders named when a folder of runs was given
+MAX_LOOKED_AT = 1_000  # files of a folder that may be a rank's of ours, or of a log folder
 MAX_SOURCE_FILES = 20_000  # looked at below all source roots together
 
 Progress = Callable[[str, int, int], None]
@@ -87,8 +93,6 @@ class Run:
     def tables(self) -> Tables:
         """The run's typed columns; also written to RUN/tables, or to DIR/tables of traces, where that is possible."""
         from stepscope import tables
-        from stepscope.read import read_run
-        from stepscope.read.traces import read_traces
         from stepscope.tables.options import BuildOptions
 
         options = BuildOptions(
@@ -98,7 +102,7 @@ class Run:
             steps=self.options.steps,
         )
         try:
-            raw = read_run(self.folder) if self.recorded else read_traces(self.paths)
+            raw = self._raw()
         except OSError as error:
             raise UnreadableInputError(f"{self.folder}: {error.strerror or error}; check its permissions") from error
         built = tables.build(raw, options)
@@ -108,16 +112,80 @@ class Run:
             _store(built, self.options.tables)
         return built
 
+    def _raw(self) -> RawRun:
+        """What lies in the paths, read as far as must be known before tables are made."""
+        from stepscope.read import read_run
+        from stepscope.read.raw import Losses, RawRun
+        from stepscope.read.traces import read_traces
+
+        if self.recorded:
+            return read_run(self.folder)
+        recordings, traces = self._inputs
+        if recordings and not traces:
+            return RawRun(folder=self.folder, hosts=(), ranks=(), losses=Losses())
+        return read_traces(traces)
+
     @cached_property
-    def analysis(self) -> Analysis:
-        """All facts of the run. The user's own files are read, where they are still there, to name exact lines."""
-        from stepscope.analyze import analyze, user_files
+    def _inputs(self) -> tuple[tuple[MemoryRecording, ...], tuple[Path, ...]]:
+        """Recordings of memory among the paths, and the other paths."""
+        from stepscope.read.memory_recordings import read_recordings
+
+        if self.recorded:
+            return (), self.paths
+        recordings, others = read_recordings(self.paths)
+        return tuple(recordings), tuple(others)
+
+    @property
+    def recordings(self) -> tuple[MemoryRecording, ...]:
+        """Memory snapshots and timelines among the paths."""
+        return self._inputs[0]
+
+    def load(self) -> None:
+        """Read everything now, and not when it is first asked for."""
+        self.tables  # noqa: B018
+
+    @cached_property
+    def _context(self) -> Context:
+        """What the analyses share. The user's own files are read, where they are still there, to name exact lines."""
+        from stepscope.analyze import user_files
+        from stepscope.analyze.context import Context
         from stepscope.report.source import SourceReader
 
         code = _code(self.options)
         reader = SourceReader((*self.tables.run.user_roots, *code.source_roots))
         texts = {file: reader.text(file) for file in user_files(self.tables, code)}
-        return analyze(self.tables, {file: text for file, text in texts.items() if text is not None}, code)
+        return Context(self.tables, {file: text for file, text in texts.items() if text is not None}, code)
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """All facts of the run, its views included."""
+        from stepscope.analyze import facts
+
+        return facts(self._context, self.recordings)
+
+    def table(self, name: str, selection: Selection | None = None) -> Rows:
+        """The rows of one view in full; names of tables are the keys of `stepscope.analyze.views.select.TABLES`.
+
+        Raises `UsageError` for a name, worker, span or grouping that there is not.
+        """
+        from stepscope.analyze.views import select
+
+        if name not in select.TABLES:
+            raise UsageError(f"{name}: no such table; there are {', '.join(select.TABLES)}")
+        source = select.Source(self._context.base, self._context.code, self.recordings)
+        return select.rows(source, name, selection or select.Selection())
+
+    def diff(self, other: Run, *, selection: Selection | None = None, against: Selection | None = None) -> Diff:
+        """This run and `other` side by side; a selection names one span of either."""
+        from stepscope.analyze.views import diff, select
+
+        sides = []
+        for run, chosen in ((self, selection), (other, against)):
+            source = select.Source(run._context.base, run._context.code)
+            ref = source.only(chosen or select.Selection())
+            label = f"{run.folder.name}/{ref.label}" if ref is not None else run.folder.name
+            sides.append(diff.side(source.base, ref, label))
+        return diff.diff(sides[0], sides[1])
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
@@ -172,7 +240,10 @@ def is_run_folder(folder: Path) -> bool:
         return False
     parts = [part for part in folder.iterdir() if part.is_dir() and part.name.startswith(("host-", "rank-"))]
     names = [child.name for part in parts for child in part.iterdir()]
-    return any(name in OWN_FILES for name in names) or not any(name.endswith(TRACES) for name in names)
+    if any(name in OWN_FILES for name in names):
+        return True
+    below = (file for part in parts for file in islice(part.rglob("*"), MAX_LOOKED_AT))
+    return not any(file.name.endswith(TRACES) for file in below)
 
 
 def _runs_in(paths: list[Path]) -> list[Path]:

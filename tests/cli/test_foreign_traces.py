@@ -100,14 +100,15 @@ def test_a_log_folder_is_one_run(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @needs_traces
-def test_what_is_no_trace_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_timeline_of_memory_is_no_trace_and_shown_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = (TRACES / "hta").rglob(f"{NOT_A_TRACE}*")
-    for name in (path, path.parent):
-        assert main("analyze", str(name), "--no-cache") == 3
-        shown = capsys.readouterr()
-        assert shown.out == ""
-        (line,) = shown.err.splitlines()
-        assert line.startswith(f"stepscope: {name}")
+    assert main("analyze", str(path), "--no-cache") == 0
+    assert "2.87 GiB allocated" in capsys.readouterr().out
+    assert main("analyze", str(path.parent), "--no-cache") == 3
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    assert line.startswith(f"stepscope: {path.parent}")
 
 
 @pytest.mark.parametrize(

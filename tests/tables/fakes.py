@@ -10,7 +10,9 @@ import numpy as np
 import polars as pl
 
 from stepscope.read.trace import MISSING, Flows, MemoryEvents, Slices, Text, TraceChunk, TraceQuality, TraceSummary
-from stepscope.tables.ingest import TraceIndex, ingest
+from stepscope.tables.ingest import ingest
+from stepscope.tables.schema import SCHEMAS
+from stepscope.tables.stored import RUN_COLUMNS, TraceIndex
 
 Row = Mapping[str, Any]
 
@@ -111,6 +113,17 @@ def take_in(folder: Path, source: FakeSource, name: str = "entry") -> tuple[Trac
     """The index, slices and links of a trace that was taken in."""
     target = folder / name
     target.mkdir()
-    index = ingest(source, target, scratch=folder, schema="s", version="v")
-    events = pl.concat([pl.read_parquet(path) for path in sorted(target.glob("events-*.parquet"))])
-    return index, events, pl.read_parquet(target / "links.parquet")
+    index = ingest(source, target, schema="s", version="v").index
+    return index, slices_of(target), pl.read_parquet(target / "links.parquet")
+
+
+def slices_of(entry: Path) -> pl.DataFrame:
+    """The slices of an entry as one frame, with the columns that do not depend on a run."""
+    tree = pl.read_parquet(entry / "tree.parquet").with_row_index("id").cast({"id": pl.Int64})
+    parts = [pl.read_parquet(path) for path in sorted(entry.glob("events-*.parquet"))]
+    frame = tree.hstack(pl.concat(parts)) if parts else tree
+    return frame.select(
+        pl.col(name) if name in frame.columns else pl.lit(None, dtype).alias(name)
+        for name, dtype in SCHEMAS["events"].items()
+        if name not in RUN_COLUMNS
+    )

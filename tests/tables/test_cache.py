@@ -17,7 +17,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import Losses, RawRank, RawRun, TraceRef
 from stepscope.tables import BuildOptions, Tables, cache
 from stepscope.tables.cache import fetch, key_of, prune
-from stepscope.tables.ingest import INDEX
+from stepscope.tables.stored import INDEX
 
 
 def write_trace(path: Path, name: str = "aten::mm", count: int = 20) -> Path:
@@ -94,6 +94,9 @@ def another_version(path: Path) -> None:
         ("events-00000.parquet", Path.unlink),
         ("events-00000.parquet", truncated),
         ("events-00000.parquet", garbled),
+        ("tree.parquet", Path.unlink),
+        ("tree.parquet", garbled),
+        ("marks.parquet", Path.unlink),
         ("links.parquet", Path.unlink),
         ("links.parquet", garbled),
         ("memory.parquet", truncated),

@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 
 from stepscope.read.trace import TraceQuality
-from stepscope.tables import ingest as module
-from stepscope.tables.ingest import EVENT_COLUMNS
+from stepscope.tables import parts
 from stepscope.tables.schema import SCHEMAS
+from stepscope.tables.stored import RUN_COLUMNS
 from tests.tables.fakes import FakeSource, Row, arrow, take_in
 
 FULL: Row = {
@@ -46,7 +46,7 @@ FULL: Row = {
 
 def test_every_column_arrives_and_what_is_missing_is_null(tmp_path: Path):
     _, events, _ = take_in(tmp_path, FakeSource([FULL, {"start_ns": 100, "duration_ns": 1}], base_ns=1000))
-    assert events.schema == {name: SCHEMAS["events"][name] for name in EVENT_COLUMNS}
+    assert events.schema == {name: dtype for name, dtype in SCHEMAS["events"].items() if name not in RUN_COLUMNS}
     first, second = events.rows(named=True)
     renamed = {"shared_memory": "shared_memory_bytes", "occupancy": "occupancy_percent"}
     expected = {renamed.get(name, name): value for name, value in FULL.items()} | {"start_ns": 1005}
@@ -76,7 +76,7 @@ def some_trace() -> tuple[list[Row], list[Row]]:
 def test_chunks_and_files_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, per_file: int):
     rows, arrows = some_trace()
     wanted = take_in(tmp_path, FakeSource(rows, arrows=arrows), "whole")
-    monkeypatch.setattr(module, "ROWS_PER_FILE", per_file)
+    monkeypatch.setattr(parts, "ROWS_PER_FILE", per_file)
     index, events, links = take_in(tmp_path, FakeSource(rows, arrows=arrows, size=size), "pieces")
     assert index.files == -(-len(rows) // per_file)
     assert events.equals(wanted[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from stepscope.analyze import (
     device,
@@ -16,7 +16,6 @@ from stepscope.analyze import (
     operators,
     processes,
     regions,
-    samples,
     sites,
     stacks,
     steps,
@@ -24,12 +23,14 @@ from stepscope.analyze import (
     trace,
     windows,
 )
-from stepscope.analyze.lines import Lines
-from stepscope.analyze.places import NO_OPTIONS, CodeOptions, user_code, user_files
+from stepscope.analyze.context import Context
+from stepscope.analyze.places import NO_OPTIONS, CodeOptions, user_files
+from stepscope.analyze.views.build import build
 from stepscope.model import Analysis
+from stepscope.model.views.memory import MemoryRecording
 from stepscope.tables.schema import Tables
 
-__all__ = ["CodeOptions", "analyze", "user_files"]
+__all__ = ["CodeOptions", "Context", "analyze", "facts", "user_files"]
 
 
 def analyze(tables: Tables, sources: Mapping[str, str] | None = None, options: CodeOptions = NO_OPTIONS) -> Analysis:
@@ -40,20 +41,27 @@ def analyze(tables: Tables, sources: Mapping[str, str] | None = None, options: C
             turn "the function that begins here" into the exact line; everything works without.
         options: what the user says of which code is theirs.
     """
-    sources = sources or {}
-    code = user_code(tables, sources, options)
-    labelled = steps.label(tables)
+    return facts(Context(tables, sources, options))
+
+
+def facts(context: Context, recordings: Sequence[MemoryRecording] = ()) -> Analysis:
+    """All facts of the run that `context` is of; `recordings` of memory were made beside it."""
+    tables, code, labelled, lines = context.tables, context.code, context.labelled, context.lines
     step_facts = steps.facts(labelled)
     train = next((fact for fact in step_facts if fact.kind == "train"), None)
     mean_ms = train.mean_ms if train else None
-    sampled = samples.prepare(tables, code, labelled)
+    sampled = context.sampled
     window = trace.prepare(tables, code, labelled)
-    lines = Lines(sampled, sources)
     telemetry = system.summary(tables, labelled)
     loop_facts = loops.facts(window, lines, sampled, mean_ms)
+    operator_facts = operators.facts(window, lines)
+    io_facts = io.facts(tables, labelled, sampled, window, lines, mean_ms)
+    region_facts = regions.facts(tables, labelled, window)
+    python_facts = host.facts(sampled, window, lines, loop_facts, mean_ms)
+    del window  # of a large trace it and the device's slices need not be in memory together
     slices = device.slices(tables)
     trace_facts = device.traces(tables, slices)
-    roots = (*tables.run.user_roots, *options.source_roots)
+    roots = (*tables.run.user_roots, *context.options.source_roots)
     return Analysis(
         run=dataclasses.replace(tables.run, user_roots=tuple(dict.fromkeys(roots))),
         quality=tables.quality,
@@ -61,18 +69,19 @@ def analyze(tables: Tables, sources: Mapping[str, str] | None = None, options: C
         fixed=fixed.facts(tables, labelled),
         stacks=stacks.facts(tables, sampled, train),
         loader=loader.facts(tables, labelled, train, sampled, system.cores_used(telemetry)),
-        operators=operators.facts(window, lines),
+        operators=operator_facts,
         loops=loop_facts,
-        io=io.facts(tables, labelled, sampled, window, lines, mean_ms),
+        io=io_facts,
         windows=windows.facts(tables, labelled),
         sites=sites.facts(tables),
         processes=processes.facts(tables),
         system=telemetry,
-        regions=regions.facts(tables, labelled, window),
-        python=host.facts(sampled, window, lines, loop_facts, mean_ms),
+        regions=region_facts,
+        python=python_facts,
         devices=tuple(sorted({rank.device for rank in tables.ranks if rank.device})),
         traces=trace_facts,
         reading=device.reading(trace_facts),
         device_time=device.times(slices),
-        device_lines=device_lines.facts(tables, slices, code, lines),
+        device_lines=device_lines.facts(tables, slices, context.origins, lines),
+        views=build(context.base, recordings, code),
     )

@@ -24,17 +24,28 @@ _COPY = r"(?i)memcpy"
 _DMA = ("mtia_ccp_events", "dma_request")  # copies of a device that has one category for all it does
 _NO_WORK = ("mtia_ccp_events", ("event_wait", "event_record"))
 
+Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+Rows = Int32 | Int64  # positions in a table, -1 for none
+Bools = npt.NDArray[np.bool_]
 
 
-def positions(ids: pl.Series, wanted: pl.Series) -> Int64:
-    """Where each of `wanted` stands in `ids` (ascending), -1 where it is null or not there."""
-    known = ids.to_numpy()
-    if not len(known):
-        return np.full(len(wanted), -1, np.int64)
-    sought = wanted.fill_null(-1).to_numpy()
-    found = np.searchsorted(known, sought).astype(np.int64)
-    found[found == len(known)] = 0
+def positions(ids: pl.Series, wanted: pl.Series) -> Int32:
+    """Where each of `wanted` stands in `ids` (ascending, each once), -1 where it is null or not there."""
+    count = len(ids)
+    if not count:
+        return np.full(len(wanted), -1, np.int32)
+    first = int(ids[0])
+    found: Int32
+    if int(ids[-1]) - first == count - 1:  # every number in between: the usual numbering of rows
+        inside = (wanted >= first) & (wanted < first + count)
+        if not inside.all():
+            wanted = wanted.set(~inside.fill_null(False), None)
+        found = (wanted - first).cast(pl.Int32).fill_null(-1).to_numpy()
+        return found
+    known, sought = ids.to_numpy(), wanted.fill_null(-1).to_numpy()
+    found = np.searchsorted(known, sought).astype(np.int32)
+    found[found == count] = 0
     found[known[found] != sought] = -1
     return found
 
@@ -44,25 +55,41 @@ def slices(tables: Tables) -> pl.DataFrame:
 
     Columns: those of `links` and of the slice `rank`, `category`, `name`, `step`, `start_ns`, `duration_ns`,
     `end_ns`, and `kind` (compute | communication | memcpy).
+
+    The columns share the memory of the tables where they can, and so lie in parts of different sizes. Any query of the
+    frame first copies all its columns into parts of the same size: take the few that are needed, `found[["a", "b"]]`.
     """
     at = positions(tables.events["id"], tables.links["event"])
     own = _rows(tables.events.select("rank", "category", "name", "step", "start_ns", "duration_ns"), at[at >= 0])
-    rows = pl.concat([tables.links.filter(pl.Series(at >= 0, dtype=pl.Boolean)), own], how="horizontal")
-    category, name = pl.col("category").fill_null(""), pl.col("name").fill_null("")
-    waits = (category == _NO_WORK[0]) & name.is_in(_NO_WORK[1])
-    copies = category.str.contains(_COPY) | ((category == _DMA[0]) & (name == _DMA[1]))
-    return rows.filter(pl.col("duration_ns").is_not_null() & ~waits).with_columns(
-        (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns"),
-        pl.when(copies)
-        .then(pl.lit(MEMCPY))
-        .when(name.str.contains(_COLLECTIVE))
-        .then(pl.lit(COMMUNICATION))
-        .otherwise(pl.lit(COMPUTE))
-        .alias("kind"),
-    )
+    work = own["duration_ns"].is_not_null() & ~_waits(own)
+    links = _kept(tables.links, pl.Series(at >= 0, dtype=pl.Boolean))
+    own = _kept(own, work).with_columns((pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns"))
+    return pl.concat([_kept(links, work), own.with_columns(_kind(own))], how="horizontal")
 
 
-def _rows(frame: pl.DataFrame, at: Int64) -> pl.DataFrame:
+def _waits(own: pl.DataFrame) -> pl.Series:
+    """Which rows wait for an event: no work."""
+    return ((own["category"] == _NO_WORK[0]) & own["name"].is_in(_NO_WORK[1])).fill_null(False)
+
+
+def _kind(own: pl.DataFrame) -> pl.Expr:
+    """`kind` by category and name. Names are as many as kernels, so the patterns look at each of them once."""
+    names, categories = own["name"].unique().drop_nulls(), own["category"].unique().drop_nulls()
+    collectives = names.filter(names.str.contains(_COLLECTIVE))
+    copies = categories.filter(categories.str.contains(_COPY))
+    compute, communication = pl.lit(COMPUTE), pl.lit(COMMUNICATION)
+    kind: pl.Expr = compute
+    if len(collectives):
+        kind = pl.when(pl.col("name").is_in(collectives.implode())).then(communication).otherwise(compute)
+    dma = (pl.col("category") == _DMA[0]) & (pl.col("name") == _DMA[1])
+    return pl.when(pl.col("category").is_in(copies.implode()) | dma).then(pl.lit(MEMCPY)).otherwise(kind).alias("kind")
+
+
+def _kept(frame: pl.DataFrame, mask: pl.Series) -> pl.DataFrame:
+    return frame if mask.all() else frame.filter(mask)
+
+
+def _rows(frame: pl.DataFrame, at: Rows) -> pl.DataFrame:
     """The rows at these numbers. Picking them out of a frame of many parts would first join all of them in memory."""
     if not (np.diff(at) > 0).all():
         return frame[at]
@@ -73,52 +100,87 @@ def _rows(frame: pl.DataFrame, at: Int64) -> pl.DataFrame:
 
 def covered_ns(rows: pl.DataFrame) -> int:
     """Length of the union of the intervals from `start_ns` to `end_ns`."""
-    ordered = rows.select("start_ns", "end_ns").sort("start_ns")
-    reached = pl.col("end_ns").cum_max().shift(1)
-    begins = pl.max_horizontal("start_ns", reached)
-    return int(ordered.select((pl.col("end_ns") - begins).clip(lower_bound=0).sum()).item())
+    start = rows["start_ns"].to_numpy()
+    order = np.argsort(start, kind="stable")
+    return _union_ns(start[order], rows["end_ns"].to_numpy()[order])
+
+
+def _union_ns(start_ns: Int64, end_ns: Int64) -> int:
+    """Length of the union of intervals in order of their start."""
+    if not len(start_ns):
+        return 0
+    reached = np.maximum.accumulate(end_ns)
+    begins = start_ns.copy()
+    np.maximum(begins[1:], reached[:-1], out=begins[1:])
+    # an end before the start, or inside what is covered, adds nothing
+    return int(np.maximum(end_ns - begins, 0).sum())
 
 
 def times(found: pl.DataFrame) -> tuple[DeviceTime, ...]:
     """Two per trace with device slices, one for each scope; `found` as `slices` makes them."""
+    columns = ["process", "trace", "rank", "category", "kind", "launch", "start_ns", "end_ns", "duration_ns"]
     result: list[DeviceTime] = []
-    found = found.select("process", "trace", "rank", "category", "kind", "launch", "start_ns", "end_ns", "duration_ns")
-    for own in found.partition_by("process", "trace", maintain_order=True):
-        result.append(_time(own, LAUNCHED, own.filter(pl.col("launch").is_not_null())))
-        result.append(_time(own, ALL, own))
+    for (_, trace), own in _by_trace(found[columns]).items():
+        launched = own["launch"].is_not_null()
+        result.append(_time(trace, LAUNCHED, own, launched))
+        result.append(_time(trace, ALL, own, None))
     return tuple(result)
 
 
-def _time(trace: pl.DataFrame, scope: str, rows: pl.DataFrame) -> DeviceTime:
-    compute = rows.filter(pl.col("kind") == COMPUTE)
-    communication = rows.filter(pl.col("kind") == COMMUNICATION)
-    copies = rows.filter(pl.col("kind") == MEMCPY)
-    compute_ns, busy_ns = covered_ns(compute), covered_ns(rows)
-    without_copies_ns = covered_ns(rows.filter(pl.col("kind") != MEMCPY)) if communication.height else compute_ns
-    total_ns = int(rows.select(pl.col("end_ns").max() - pl.col("start_ns").min()).item() or 0)
-    sums = rows.group_by("category").agg(pl.col("duration_ns").sum()).sort("duration_ns", descending=True)
+def _by_trace(found: pl.DataFrame) -> dict[tuple[Any, ...], pl.DataFrame]:
+    """(process, trace), the first two columns -> its rows, in order of appearance; a single trace is not copied."""
+    if not found.height:
+        return {}
+    keys = ["process", "trace"]
+    if is_one_trace(found[keys]):
+        return {found.row(0)[:2]: found}
+    codes = found.with_columns(pl.col(keys).cast(pl.Categorical))
+    return codes.partition_by(keys, maintain_order=True, include_key=False, as_dict=True)
+
+
+def is_one_trace(whose: pl.DataFrame) -> bool:
+    """Whether all rows have the same `process` and `trace`, the only columns."""
+    return all(count == 1 for count in whose.select(pl.all().n_unique()).row(0))
+
+
+def _time(trace: str, scope: str, own: pl.DataFrame, wanted: pl.Series | None) -> DeviceTime:
+    """The times of the rows of a trace that are `wanted`, of all of them where it is None."""
+    kinds = own["kind"]
+    every = np.ones(own.height, bool) if wanted is None else wanted.to_numpy()
+    start, end = own["start_ns"].to_numpy()[every], own["end_ns"].to_numpy()[every]
+    total_ns = int(end.max() - start.min()) if len(start) else 0
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    masks = {kind: (kinds == kind).to_numpy()[every][order] for kind in (COMPUTE, COMMUNICATION, MEMCPY)}
+    covered = {kind: _union_ns(start[mask], end[mask]) for kind, mask in masks.items()}
+    compute_ns, busy_ns = covered[COMPUTE], _union_ns(start, end)
+    without_copies_ns = compute_ns
+    if masks[COMMUNICATION].any():
+        kernels = ~masks[MEMCPY]
+        without_copies_ns = _union_ns(start[kernels], end[kernels])
+    sums = own[["category", "duration_ns"]]
+    sums = (sums if wanted is None else _kept(sums, wanted)).group_by("category").agg(pl.col("duration_ns").sum())
     return DeviceTime(
-        rank=trace["rank"][0],
-        trace=trace["trace"][0],
+        rank=own["rank"][0],
+        trace=trace,
         scope=scope,
         total_ns=total_ns,
         busy_ns=busy_ns,
         compute_ns=compute_ns,
-        communication_ns=covered_ns(communication),
-        memcpy_ns=covered_ns(copies),
+        communication_ns=covered[COMMUNICATION],
+        memcpy_ns=covered[MEMCPY],
         exposed_communication_ns=without_copies_ns - compute_ns,
         exposed_memcpy_ns=busy_ns - without_copies_ns,
         idle_ns=total_ns - busy_ns,
         busy_share=busy_ns / total_ns if total_ns else None,
-        events=rows.height,
-        kind_ns={str(category): int(ns) for category, ns in sums.rows()},
+        events=len(start),
+        kind_ns={str(category): int(ns) for category, ns in sums.sort("duration_ns", descending=True).rows()},
     )
 
 
 def traces(tables: Tables, found: pl.DataFrame) -> tuple[TraceFacts, ...]:
     """What reading each trace cost and how its device time is linked, in order of the table."""
-    needed = found.select("process", "trace", "state", "method", "duration_ns")
-    parts = needed.partition_by("process", "trace", as_dict=True)
+    parts = _by_trace(found[["process", "trace", "state", "method", "duration_ns"]])
     return tuple(_trace(row, parts.get((row["process"], row["trace"]))) for row in tables.traces.iter_rows(named=True))
 
 
@@ -161,7 +223,9 @@ def _trace(row: dict[str, Any], rows: pl.DataFrame | None) -> TraceFacts:
     states = {BEFORE_RECORDING: 0, GRAPH: 0}
     unlinked = 0
     if rows is not None:
-        sums = rows.group_by("state", "method").agg(pl.col("duration_ns").sum()).sort("state", "method")
+        words = pl.DataFrame([rows[name].cast(pl.Categorical) for name in ("state", "method")] + [rows["duration_ns"]])
+        sums = words.group_by("state", "method").agg(pl.col("duration_ns").sum())
+        sums = sums.with_columns(pl.col("state", "method").cast(pl.String)).sort("state", "method")
         for state, method, ns in sums.rows():
             if state == LINKED:
                 linked[str(method)] = linked.get(str(method), 0) + int(ns)

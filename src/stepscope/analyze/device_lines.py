@@ -13,10 +13,9 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze import origins
-from stepscope.analyze.device import BEFORE_RECORDING, GRAPH, Int64, positions
+from stepscope.analyze.device import BEFORE_RECORDING, GRAPH, Bools, Int32, Int64, Rows, is_one_trace, positions
 from stepscope.analyze.lines import Lines
 from stepscope.analyze.origins import NONE, Origin, Origins
-from stepscope.analyze.places import UserCode
 from stepscope.analyze.trace import ANNOTATIONS, callee_name
 from stepscope.model import DeviceLine, DeviceLines, Place
 from stepscope.tables.categories import OPERATORS
@@ -36,30 +35,47 @@ LIBRARIES = "only library code around the launch"
 
 @dataclass(frozen=True)
 class _Work:
-    """What is to be attributed. `rows`: process, trace, step, name, state, duration_ns, and `forward_way`, how a
-    forward operator was found. The rest are rows of `events`, -1 for none: for each of `rows`, where its walk starts
-    and where it may start instead; and `forward`, which for the backward operators that walks met, one for each of
-    `rows`, gives their forward operators.
+    """What is to be attributed, each field with one value for each piece of work.
+
+    `start`, `other` and `forward` are rows of `events`, -1 for none: where the walk starts, where it may start instead,
+    and `forward` gives the forward operators of the backward operators that walks met. `forward_way` is how those were
+    found. `early` was launched before the recording, `replayed` by a graph.
     """
 
-    rows: pl.DataFrame
-    start: Int64
-    other: Int64
-    forward: Callable[[Int64], Int64]
+    whose: pl.DataFrame  # process, trace
+    step: pl.Series
+    name: pl.Series
+    duration_ns: Int64
+    start: Rows
+    other: Rows
+    forward: Callable[[Int64], Rows]
+    forward_way: pl.Series
+    early: Bools
+    replayed: Bools
 
 
-def facts(tables: Tables, device: pl.DataFrame, code: UserCode, lines: Lines) -> DeviceLines | None:
+@dataclass(frozen=True)
+class _Placed:
+    """For each piece of work `place` (index of the origin or -1), `below` (the row called there), and `ahead`: through
+    its forward operator. `backward`: the walk met an operator of the backward pass.
+    """
+
+    place: Int64
+    below: Int64
+    ahead: Bools
+    backward: Bools
+
+
+def facts(tables: Tables, device: pl.DataFrame, tree: Origins, lines: Lines) -> DeviceLines | None:
     """None without device slices and operators. `device` as `device.slices` makes them."""
     work = _device_work(tables, device) if device.height else _host_work(tables)
-    if work.rows.is_empty():
+    if not len(work.duration_ns):
         return None
-    tree = origins.prepare(tables, code)
-    rows = _attributed(work, tree)
-    total = int(rows["duration_ns"].sum())
-    steps = _steps(tables, rows)
-    missed = rows.filter(pl.col("place") < 0).group_by("reason").agg(pl.col("duration_ns").sum())
-    reasons = {str(why): int(ns) for why, ns in missed.sort("duration_ns", "reason", descending=True).rows()}
-    found = tuple(_lines(rows.filter(pl.col("place") >= 0), tables, tree.places, lines, total, steps))
+    placed = _attributed(work, tree) if tree.any_frames else None
+    total = int(work.duration_ns.sum())
+    steps = _steps(tables, work)
+    reasons = _reasons(tables, work, placed)
+    found = tuple(_lines(work, placed, tables, tree.places, lines, total, steps)) if placed else ()
     return DeviceLines(
         basis=DEVICE if device.height else HOST,
         total_ns=total,
@@ -72,9 +88,15 @@ def facts(tables: Tables, device: pl.DataFrame, code: UserCode, lines: Lines) ->
     )
 
 
-def _steps(tables: Tables, rows: pl.DataFrame) -> int | None:
-    """Profiled steps the rows lie in; those that the recording holds whole, where that is known."""
-    seen = rows.select("process", "trace", "step").drop_nulls().unique()
+def _steps(tables: Tables, work: _Work) -> int | None:
+    """Profiled steps the work lies in; those that the recording holds whole, where that is known."""
+    keys = ["process", "trace"]
+    if is_one_trace(work.whose):
+        seen = work.whose.head(1).join(work.step.unique().alias("step").to_frame(), how="cross")
+    else:
+        codes = [work.whose[key].cast(pl.Categorical) for key in keys]
+        seen = pl.DataFrame([*codes, work.step.alias("step")]).unique().with_columns(pl.col(keys).cast(pl.String))
+    seen = seen.drop_nulls()
     whole = tables.steps.filter(pl.col("in_window").fill_null(False)).select("process", "step")
     complete = seen.join(whole, on=["process", "step"], how="semi").height
     return complete or seen.height or None
@@ -85,121 +107,119 @@ def _device_work(tables: Tables, device: pl.DataFrame) -> _Work:
     launch = positions(ids, device["launch"])
     start = np.where(launch >= 0, launch, positions(ids, device["operator"]))
     forward = positions(ids, device["forward"])
-    # the step that launched the work: the device may run it in the next one
-    step = tables.events["step"][np.maximum(start, 0)].set(pl.Series(start < 0), None)
-    rows = device.select(
-        "process",
-        "trace",
-        "name",
-        "state",
-        "duration_ns",
-        pl.Series("step", step),
-        pl.col("forward_method").fill_null(SEQUENCE).alias("forward_way"),
+    state = device["state"]
+    return _Work(
+        whose=device[["process", "trace"]],
+        # the step that launched the work: the device may run it in the next one
+        step=tables.events["step"][np.maximum(start, 0)].set(pl.Series(start < 0), None),
+        name=device["name"],
+        duration_ns=device["duration_ns"].to_numpy(),
+        start=start,
+        other=positions(ids, device["frame"]),
+        forward=lambda _: forward,
+        forward_way=device["forward_method"].fill_null(SEQUENCE),
+        early=(state == BEFORE_RECORDING).fill_null(False).to_numpy(),
+        replayed=(state == GRAPH).fill_null(False).to_numpy(),
     )
-    return _Work(rows, start, positions(ids, device["frame"]), lambda _: forward)
 
 
 def _host_work(tables: Tables) -> _Work:
     """Operators of the host with their self time."""
-    rows = (
-        tables.events.select("process", "trace", "name", "category", "step", "stream", duration_ns="self_ns")
-        .with_row_index("row")
-        .filter(
-            pl.col("category").is_in(OPERATORS)
+    category = pl.col("category")
+    wanted = tables.events.select(
+        (
+            category.is_in(OPERATORS)
             & pl.col("stream").is_null()
-            & (pl.col("duration_ns") > 0)
-            & ((pl.col("category") == "cpu_op") | ~pl.col("name").str.contains(ANNOTATIONS))
-        )
-    )
-    start = rows["row"].cast(pl.Int64).to_numpy()
-    forward = origins.forward_rows(tables)
-    rows = rows.select(
-        "process",
-        "trace",
-        "name",
-        pl.lit(None, pl.String).alias("state"),
-        "duration_ns",
-        "step",
-        pl.lit(SEQUENCE).alias("forward_way"),
-    )
+            & (pl.col("self_ns") > 0)
+            & ((category == "cpu_op") | ~pl.col("name").str.contains(ANNOTATIONS))
+        ).fill_null(False)
+    ).to_series()
+    rows = tables.events.select("process", "trace", "name", "step", "self_ns").filter(wanted)
+    forward = origins.forward_rows(tables.events)
+    nothing = np.zeros(rows.height, bool)
     return _Work(
-        rows,
-        start,
-        np.full(len(start), NONE, np.int64),
-        lambda met: np.where(met >= 0, forward[np.maximum(met, 0)], NONE),
+        whose=rows[["process", "trace"]],
+        step=rows["step"],
+        name=rows["name"],
+        duration_ns=rows["self_ns"].to_numpy(),
+        start=wanted.arg_true().to_numpy().astype(np.int32),
+        other=np.full(rows.height, NONE, np.int32),
+        forward=lambda met: np.where(met >= 0, forward[np.maximum(met, 0)], NONE),
+        forward_way=pl.Series([SEQUENCE]).new_from_index(0, rows.height),
+        early=nothing,
+        replayed=nothing,
     )
 
 
-def _attributed(work: _Work, tree: Origins) -> pl.DataFrame:
-    """`work.rows` with `place` (index of the origin or -1), `below` (the row called there), `way` and `reason`."""
+def _attributed(work: _Work, tree: Origins) -> _Placed:
     first = tree.walk(work.start)
     backward = first.backward >= 0
     forward = np.where(backward, work.forward(first.backward), NONE)
     place = _entry(tree.user, first.stop)
     below = first.below
-    by_forward = np.zeros(len(place), bool)
+    ahead = np.zeros(len(place), bool)
 
-    def fill(start: Int64, *, library: bool, ahead: bool) -> None:
+    def fill(start: Rows, *, library: bool, forwards: bool) -> None:
         """Walk on from `start` for what has no place yet."""
         rest = np.flatnonzero((place < 0) & (start >= 0))
         again = tree.walk(start[rest], library=library, boundary=False)
         hit = again.stop >= 0
         at = rest[hit]
         place[at] = _entry(tree.library if library else tree.user, again.stop[hit])
-        below[at], by_forward[at] = again.below[hit], ahead
+        below[at], ahead[at] = again.below[hit], forwards
 
-    engine = np.where(work.start >= 0, tree.engine[np.maximum(work.start, 0)], False)
     for library in (False, True):
-        fill(forward, library=library, ahead=True)
+        fill(forward, library=library, forwards=True)
         # what no forward operator explains belongs to the call of backward()
-        fill(work.start, library=library, ahead=False)
-        fill(work.other, library=library, ahead=False)
-    return work.rows.with_columns(
-        pl.Series("place", place),
-        pl.Series("below", below),
-        pl.when(pl.Series(by_forward)).then("forward_way").otherwise(pl.lit(DIRECT)).alias("way"),
-        _reason(pl.lit(tree.any_frames), pl.Series(backward), pl.Series(work.start < 0), pl.Series(engine)),
-    )
+        fill(work.start, library=library, forwards=False)
+        fill(work.other, library=library, forwards=False)
+    return _Placed(place, below, ahead, backward)
 
 
-def _entry(places: origins.Int32, rows: Int64) -> Int64:
+def _entry(places: Int32, rows: Int64) -> Int64:
     """The index of the place at each row, -1 where there is no row."""
     return np.where(rows >= 0, places[np.maximum(rows, 0)], NONE).astype(np.int64)
 
 
-def _reason(any_frames: pl.Expr, backward: pl.Series, lost: pl.Series, engine: pl.Series) -> pl.Expr:
-    """Why a slice has no line, the most telling reason first."""
-    return (
-        pl.when(pl.col("state") == BEFORE_RECORDING)
-        .then(pl.lit(EARLY))
-        .when(pl.col("state") == GRAPH)
-        .then(pl.lit(REPLAYED))
-        .when(lost)
-        .then(pl.lit(NO_LAUNCH))
-        .when(~any_frames)
-        .then(pl.lit(NO_STACKS))
-        .when(backward)
-        .then(pl.lit(NO_FORWARD))
-        .when(engine)
-        .then(pl.lit(ENGINE))
-        .otherwise(pl.lit(LIBRARIES))
-        .alias("reason")
-    )
+def _reasons(tables: Tables, work: _Work, placed: _Placed | None) -> dict[str, int]:
+    """Nanoseconds without a line by the reason, the costliest first. `placed` None: no slice has Python frames."""
+    left = np.ones(len(work.start), bool) if placed is None else placed.place < 0
+    result: dict[str, int] = {}
+
+    def take(reason: str, mine: Bools) -> None:
+        mine = mine & left
+        if mine.any():
+            result[reason] = int(work.duration_ns[mine].sum())
+            left[mine] = False
+
+    take(EARLY, work.early)
+    take(REPLAYED, work.replayed)
+    take(NO_LAUNCH, work.start < 0)
+    if placed is None:
+        take(NO_STACKS, left)
+    else:
+        take(NO_FORWARD, placed.backward)
+        rest = np.flatnonzero(left)
+        if len(rest):
+            engine = np.zeros(len(left), bool)
+            engine[rest] = origins.in_engine(tables.events, work.start[rest])
+            take(ENGINE, engine)
+            take(LIBRARIES, left)
+    return dict(sorted(result.items(), key=lambda pair: (pair[1], pair[0]), reverse=True))
 
 
 def _lines(
-    placed: pl.DataFrame,
+    work: _Work,
+    placed: _Placed,
     tables: Tables,
     places: tuple[Origin, ...],
     lines: Lines,
     total_ns: int,
     steps: int | None,
 ) -> Iterator[DeviceLine]:
-    """The lines of all attributed rows, costliest first."""
-    below = placed["below"].to_numpy()
-    called = tables.events["name"][np.maximum(below, 0)].set(pl.Series(below < 0), None)
-    rows = placed.with_columns(called.alias("callee"))
-    pairs = rows.select("place", "callee").unique()
+    """The lines of all attributed work, costliest first."""
+    sums = _sums(work, placed, tables.events["name"])
+    pairs = sums.select("place", "callee").unique()
     resolved = [_resolved(places[place], callee, lines) for place, callee in pairs.rows()]
     # numbered by name, so that equal costs always come in the same order
     keys = {
@@ -209,12 +229,12 @@ def _lines(
         )
     }
     pairs = pairs.with_columns(pl.Series("line", [keys[key] for key in resolved], dtype=pl.Int64))
-    rows = rows.join(pairs, on=["place", "callee"], nulls_equal=True)
-    sums = rows.group_by("line").agg(ns=pl.col("duration_ns").sum(), events=pl.len())
-    ways = _nested(rows, "way")
-    tops = _nested(rows, "name")
+    sums = sums.join(pairs, on=["place", "callee"], nulls_equal=True)
+    ways = _nested(sums, "way")
+    tops = _nested(sums, "name")
+    by_line = sums.group_by("line").agg(pl.col("ns", "events").sum())
     by_number = list(keys)
-    for number, ns, events in sums.sort(["ns", "line"], descending=[True, False]).rows():
+    for number, ns, events in by_line.sort(["ns", "line"], descending=[True, False]).rows():
         origin = by_number[number]
         yield DeviceLine(
             place=Place(origin.file, origin.line, origin.function),
@@ -229,9 +249,41 @@ def _lines(
         )
 
 
-def _nested(rows: pl.DataFrame, column: str) -> dict[int, list[tuple[str, int]]]:
+def _sums(work: _Work, placed: _Placed, names: pl.Series) -> pl.DataFrame:
+    """(place, callee, way, name, ns, events): attributed work summed up; `callee` is the name of what the place called.
+
+    Texts are codes until they are few.
+    """
+    known = np.flatnonzero(placed.place >= 0)
+    mask = pl.Series(placed.place >= 0)
+    way = pl.when(pl.Series(placed.ahead[known])).then(work.forward_way.filter(mask)).otherwise(pl.lit(DIRECT))
+    rows = pl.DataFrame(
+        [
+            pl.Series("place", placed.place[known]),
+            _texts(names, placed.below[known]).alias("callee"),
+            pl.select(way.cast(pl.Categorical).alias("way")).to_series(),
+            work.name.filter(mask).cast(pl.Categorical).alias("name"),
+            pl.Series("ns", work.duration_ns[known]),
+        ]
+    )
+    grouped = rows.group_by("place", "callee", "way", "name").agg(pl.col("ns").sum(), events=pl.len())
+    return grouped.with_columns(pl.col("callee", "way", "name").cast(pl.String))
+
+
+def _texts(texts: pl.Series, rows: Int64) -> pl.Series:
+    """The texts at these rows, -1 for none, as codes; only the texts asked for are looked at."""
+    asked, where = np.unique(rows, return_inverse=True)
+    wanted = np.zeros(len(texts), bool)
+    wanted[asked[asked >= 0]] = True
+    own = texts.filter(pl.Series(wanted)).cast(pl.Categorical)
+    at = pl.Series(where - (len(asked) - len(own)))  # -1 where the row is -1, which comes first of those asked for
+    texts_at: pl.Series = own.gather(at.set(at < 0, None))
+    return texts_at
+
+
+def _nested(sums: pl.DataFrame, column: str) -> dict[int, list[tuple[str, int]]]:
     """line -> (value of `column`, ns), costliest first."""
-    grouped = rows.group_by("line", column).agg(ns=pl.col("duration_ns").sum())
+    grouped = sums.group_by("line", column).agg(pl.col("ns").sum())
     result: dict[int, list[tuple[str, int]]] = {}
     for line, value, ns in grouped.sort(["ns", column], descending=[True, False]).rows():
         result.setdefault(line, []).append((str(value), int(ns)))

@@ -13,23 +13,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from stepscope.analyze.device import Int64, positions
+from stepscope.analyze.device import Bools, Int32, Int64, Rows, positions
 from stepscope.analyze.places import UserCode
 from stepscope.tables.categories import FUNCTION, OPERATORS
 from stepscope.tables.schema import Tables
 
-Int32 = npt.NDArray[np.int32]
 MAX_DEPTH = 100_000  # a broken (cyclic) tree ends here
 NONE = -1
 STRETCH = 500_000  # rows whose names are looked at together
 _FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 MAX_FRAMES = 2_000  # of one recorded call stack
+_IS_FUNCTION = pl.col("category") == FUNCTION
+_IS_OPERATOR = pl.col("category").is_in(OPERATORS)
+_IS_BACKWARD = (_IS_OPERATOR & (pl.col("forward_thread") > 0)).fill_null(False)
 
 
 class Origin(NamedTuple):
@@ -59,19 +61,27 @@ class Walk:
 class Origins:
     """The slices of all traces as a tree. Row numbers are positions in the table `events`.
 
-    `user` and `library` give for each row the index of its origin in `places`, or -1; `is_backward` marks operators of
-    the backward pass, `engine` rows of a thread that runs nothing but the backward pass.
+    `user` and `library` give for each row the index of its origin in `places`, or -1.
     """
 
-    parent: Int64
+    events: pl.DataFrame
     user: Int32
     library: Int32
-    is_backward: npt.NDArray[np.bool_]
-    engine: npt.NDArray[np.bool_]
     places: tuple[Origin, ...]
     any_frames: bool
 
-    def walk(self, start: Int64, *, library: bool = False, boundary: bool = True) -> Walk:
+    @cached_property
+    def parent(self) -> Int32:
+        """The row of the slice around each, -1 for none."""
+        return positions(self.events["id"], self.events["parent"])
+
+    @cached_property
+    def is_backward(self) -> Bools:
+        """Operators of the backward pass."""
+        marked: Bools = self.events.select(_IS_BACKWARD).to_series().to_numpy()
+        return marked
+
+    def walk(self, start: Rows, *, library: bool = False, boundary: bool = True) -> Walk:
         """Up from each of `start` (row numbers, -1 for none) to the first row that is an origin, itself included.
 
         With `boundary` a walk ends at an operator of the backward pass too, before looking above it.
@@ -102,58 +112,74 @@ class Origins:
 def prepare(tables: Tables, code: UserCode) -> Origins:
     """The tree of all slices of `tables`, with the origins marked in it."""
     events = tables.events
+    functions = (events["category"] == FUNCTION) & events["name"].is_not_null()
+    any_frames = bool(functions.any()) or bool(events.select(pl.col("call_stack").count()).item())
     places: list[Origin] = []
-    user = np.full(events.height, NONE, np.int32)
-    library = np.full(events.height, NONE, np.int32)
-    functions = pl.when(pl.col("category") == FUNCTION).then("name")
-    any_frames = _mark(events, functions, _named, code, places, user, library)
-    any_frames |= _mark(events, pl.col("call_stack"), _innermost, code, places, user, library)
-    is_backward = events.select((pl.col("category").is_in(OPERATORS) & (pl.col("forward_thread") > 0)).fill_null(False))
+    user = library = np.broadcast_to(np.int32(NONE), events.height)  # takes no memory
+    if any_frames:
+        user, library = (np.full(events.height, NONE, np.int32) for _ in range(2))
+        _mark(events, pl.when(_IS_FUNCTION).then("name"), _named, code, places, user, library)
+        _mark(events, pl.col("call_stack"), _innermost, code, places, user, library)
     return Origins(
-        parent=positions(events["id"], events["parent"]),
+        events=events,
         user=user,
         library=library,
-        is_backward=is_backward.to_series().to_numpy(),
-        engine=_engine(events, is_backward.to_series()),
         places=tuple(places),
         any_frames=any_frames,
     )
 
 
-def _engine(events: pl.DataFrame, is_backward: pl.Series) -> npt.NDArray[np.bool_]:
-    """Rows of threads that run operators of the backward pass and hold neither Python functions nor call stacks."""
+def in_engine(events: pl.DataFrame, rows: Rows) -> Bools:
+    """Which of `rows` lie on a thread of the autograd engine.
+
+    Such a thread runs operators of the backward pass and holds neither Python functions nor call stacks.
+    """
     thread = ["process", "trace", "track"]
-    engine = np.zeros(events.height, bool)
-    engines = events.select(thread).filter(is_backward).unique()
+    framed = (_IS_FUNCTION | pl.col("call_stack").is_not_null()).fill_null(False)
+    parts = [
+        events[first : first + STRETCH]
+        .lazy()
+        .group_by(thread)
+        .agg(framed=framed.any(), backward=_IS_BACKWARD.any())
+        .collect()
+        for first in range(0, events.height, STRETCH)
+    ]
+    threads = pl.concat(parts).group_by(thread).agg(pl.col("framed", "backward").any())
+    engines = threads.filter(pl.col("backward") & ~pl.col("framed")).select(*thread, engine=pl.lit(True))
     if engines.is_empty():
-        return engine
-    framed = (pl.col("category") == FUNCTION) | pl.col("call_stack").is_not_null()
-    own = events.select(*thread, framed.fill_null(False).alias("framed")).with_row_index("row")
-    own = own.join(engines, on=thread, how="semi")
-    own = own.join(own.filter("framed").select(thread).unique(), on=thread, how="anti")
-    engine[own["row"].to_numpy()] = True
-    return engine
+        return np.zeros(len(rows), bool)
+    asked, where = np.unique(rows, return_inverse=True)
+    wanted = np.zeros(events.height, bool)
+    wanted[asked] = True
+    own = events.select(thread).filter(pl.Series(wanted))
+    found = own.join(engines, on=thread, how="left", maintain_order="left")["engine"]
+    answers: Bools = found.fill_null(False).to_numpy()[where]
+    return answers
 
 
-def forward_rows(tables: Tables) -> Int64:
+def forward_rows(events: pl.DataFrame) -> Int32:
     """For each row of `events` that is an operator of the backward pass its forward operator's row, else -1.
 
     Nodes carry the sequence number that was next when their operator ran. Operators that need no gradient leave it
     unused, so of all forward operators with that number the one that began last made the node.
     """
-    forward = np.full(tables.events.height, NONE, np.int64)
-    operators = (
-        tables.events.select("process", "trace", "category", "sequence", "forward_thread", "start_ns")
-        .with_row_index("row")
-        .filter(pl.col("category").is_in(OPERATORS) & (pl.col("sequence") >= 0))
-        .with_columns(pl.col("row").cast(pl.Int64), (pl.col("forward_thread").fill_null(0) > 0).alias("backward"))
-        .sort("start_ns")
-    )
-    key = ["process", "trace", "sequence"]
-    ahead = operators.filter(~pl.col("backward")).select(*key, "start_ns", pl.col("row").alias("forward"))
-    back = operators.filter("backward").select(*key, "start_ns", "row")
-    pairs = back.join_asof(ahead, on="start_ns", by=key, check_sortedness=False).drop_nulls("forward")
-    forward[pairs["row"].to_numpy()] = pairs["forward"].to_numpy()
+    forward = np.full(events.height, NONE, np.int32)
+    numbered = events.select((_IS_OPERATOR & (pl.col("sequence") >= 0)).fill_null(False)).to_series()
+    own = events.select("process", "trace", "sequence", "forward_thread", "start_ns").filter(numbered)
+    backward = (own["forward_thread"].fill_null(0) > 0).to_numpy()
+    if not backward.any():
+        return forward
+    process, trace = (own[name].cast(pl.Categorical).to_physical().to_numpy() for name in ("process", "trace"))
+    key = (process, trace, own["sequence"].to_numpy())
+    # by key and time; of operators that begin together the forward ones come first
+    order = np.lexsort((backward, own["start_ns"].to_numpy(), *key))
+    place = np.arange(len(order))
+    last = np.maximum.accumulate(np.where(backward[order], NONE, place))
+    at = np.flatnonzero(backward[order] & (last >= 0))
+    node, maker = order[at], order[last[at]]
+    same = np.logical_and.reduce([part[node] == part[maker] for part in key])
+    rows = numbered.arg_true().to_numpy()
+    forward[rows[node[same]]] = rows[maker[same]]
     return forward
 
 
@@ -165,28 +191,27 @@ def _mark(
     places: list[Origin],
     user: Int32,
     library: Int32,
-) -> bool:
-    """Enter the origins that the rows' `text` names into both arrays, by stretches; whether there was any text."""
+) -> None:
+    """Enter the origins that the rows' `text` names into both arrays, by stretches."""
     known: dict[str, tuple[int, int]] = {}
-    seen = False
     for first in range(0, len(user), STRETCH):
-        rows = events.slice(first, STRETCH).select(text=text).with_row_index("row", offset=first).drop_nulls()
-        seen |= rows.height > 0
+        rows = events[first : first + STRETCH].lazy().select(text=text).with_row_index("row", offset=first)
         # built-in functions are as many as the objects they belong to
-        rows = rows.filter(pl.col("text").str.contains(r"\(\d+\): "))
-        distinct = rows["text"].unique().to_list()
+        found = rows.filter(pl.col("text").str.contains(r"\(\d+\): ")).collect()
+        if found.is_empty():
+            continue
+        distinct = found["text"].unique().to_list()
         for name in distinct:
             if name not in known:
                 known[name] = _entered(parse(name, code), places)
-        found = pl.DataFrame(
+        entries = pl.DataFrame(
             {"text": distinct, "user": [known[t][0] for t in distinct], "library": [known[t][1] for t in distinct]},
             schema={"text": pl.String, "user": pl.Int32, "library": pl.Int32},
         )
-        hits = rows.join(found.filter((pl.col("user") >= 0) | (pl.col("library") >= 0)), on="text")
+        hits = found.join(entries.filter((pl.col("user") >= 0) | (pl.col("library") >= 0)), on="text")
         at = hits["row"].to_numpy()
         user[at] = hits["user"].to_numpy()
         library[at] = hits["library"].to_numpy()
-    return seen
 
 
 def _entered(pair: _Pair, places: list[Origin]) -> tuple[int, int]:

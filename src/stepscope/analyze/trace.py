@@ -27,7 +27,7 @@ _MAX_DEPTH = 100_000
 MAX_SLICES = 250_000  # looked at; about half a kilobyte of memory each
 MIN_STEPS = 3  # looked at even where they hold more
 _COLUMNS = (
-    *("id", "parent", "process", "trace", "track", "category", "name", "start_ns", "duration_ns", "self_ns"),
+    *("id", "parent", "process", "track", "category", "name", "start_ns", "duration_ns", "self_ns"),
     *("step", "sequence", "shapes"),
 )
 # The recorder's own functions are no part of the run; through its wrapper around torch's functions the caller shows.
@@ -91,12 +91,11 @@ def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps) -> Window |
         return None
     steps = labelled.frame.filter(pl.col("in_window").fill_null(False))
     chosen, all_steps = _chosen(tables, steps)
-    host = _host(tables, chosen)
+    host, traces = _host(tables, chosen)
     if not host["category"].is_in(["cpu_op", "python_function"]).any():
         return None
     has_functions = bool((host["category"] == "python_function").any())
-    traces = host["trace"].drop_nulls().unique().sort().to_list()
-    host = _with_steps(host.drop("trace")).with_row_index("row").with_columns(pl.col("row").cast(pl.Int32))
+    host = _with_steps(host).with_row_index("row").with_columns(pl.col("row").cast(pl.Int32))
     host, functions = _named(host, code)
     host = _linked(host)
     used = host.filter(pl.col("step").is_not_null() & pl.col("category").is_in(["cpu_op", "python_function"]))
@@ -148,41 +147,43 @@ def _chosen(tables: Tables, steps: pl.DataFrame) -> tuple[pl.DataFrame | None, i
     return chosen.select("process", "step"), sizes.height
 
 
-def _host(tables: Tables, chosen: pl.DataFrame | None) -> pl.DataFrame:
-    """The host slices of the chosen steps, and what runs around them, with the columns that are asked for.
+def _host(tables: Tables, chosen: pl.DataFrame | None) -> tuple[pl.DataFrame, list[str]]:
+    """The host slices of the chosen steps, and what runs around them, with the columns asked for; and their traces.
 
-    Rows are picked by number: filtering all columns at once would hold most of a large trace twice.
+    Of all slices of a large trace no copy is made, and no column that holds one value is written out.
     """
     events = tables.events
-    wanted = events.select(pl.col("stream").is_null() & pl.col("duration_ns").is_not_null()).to_series().to_numpy()
+    wanted = events["stream"].is_null() & events["duration_ns"].is_not_null()
     if chosen is not None:
         wanted = wanted & _in_or_around(events, chosen)
+    host = events.select(_COLUMNS).filter(wanted)
+    traces = events.select("trace").filter(wanted).unique().drop_nulls()["trace"].sort().to_list()
     old = pl.col("category").is_in(_OLD_OPERATORS)
-    return (
-        events.select(_COLUMNS)[np.flatnonzero(wanted)]
-        .lazy()
-        .with_columns(
-            pl.when(old & pl.col("name").str.contains(ANNOTATIONS))
-            .then(pl.lit("user_annotation"))
-            .when(old)
-            .then(pl.lit("cpu_op"))
-            .otherwise("category")
-            .alias("category")
-        )
-        .collect()
-    )
+    if not host.select(old.any()).item():
+        return host, traces
+    annotation = pl.when(pl.col("name").str.contains(ANNOTATIONS)).then(pl.lit("user_annotation"))
+    category = pl.when(old).then(annotation.otherwise(pl.lit("cpu_op"))).otherwise("category")
+    return host.with_columns(category.alias("category")), traces
 
 
-def _in_or_around(events: pl.DataFrame, chosen: pl.DataFrame) -> np.ndarray:
+def _in_or_around(events: pl.DataFrame, chosen: pl.DataFrame) -> pl.Series:
     """Whether each slice lies in a chosen step of its process, or began before the first of them and still runs."""
-    found = np.zeros(events.height, bool)
-    for part in chosen.partition_by("process"):
-        own = (events["process"] == part["process"][0]).to_numpy()
-        inside = own & events["step"].is_in(part["step"].implode()).fill_null(False).to_numpy()
-        begins = events["start_ns"].filter(pl.Series(inside)).min()
-        ends = pl.col("start_ns") + pl.col("duration_ns").fill_null(0)
-        around = events.select((pl.col("start_ns") < begins) & (ends > begins)).to_series().to_numpy()
-        found |= inside | (own & around)
+    start, step = events["start_ns"], events["step"]
+    found: pl.Series = pl.Series([False], dtype=pl.Boolean).new_from_index(0, events.height)
+    for (process,), part in chosen.partition_by("process", as_dict=True).items():
+        own = events.select(pl.col("process") == process).to_series()
+        first, last = int(part["step"].min()), int(part["step"].max())  # type: ignore[arg-type]
+        between = (step >= first) & (step <= last)
+        if last - first + 1 > part["step"].n_unique():
+            between = between & step.is_in(part["step"].implode())
+        inside = own & between.fill_null(False)
+        earlier = own & (start < start.filter(inside).min())
+        running = (
+            start.filter(earlier) + events["duration_ns"].filter(earlier).fill_null(0) > start.filter(inside).min()
+        )
+        around = np.zeros(events.height, bool)
+        around[earlier.arg_true().filter(running).to_numpy()] = True
+        found = found | inside | pl.Series(around)
     return found
 
 
@@ -286,25 +287,23 @@ def _linked(host: pl.DataFrame) -> pl.DataFrame:
         in_loader[level] |= in_loader[above]
         in_operator[level] = (what[above] == OPERATOR) | in_operator[above]
         own[level] |= own[above]
-    return (
-        host.drop("id", "parent")
-        .with_columns(
-            pl.Series("caller", caller).replace(-1, None),
-            pl.Series("via", via).replace(-1, None),
-            pl.Series("above", parent).replace(-1, None),
-            pl.Series("direct", direct),
-            pl.Series("in_loader", in_loader),
-            pl.Series("in_operator", in_operator),
-        )
-        .filter(pl.Series(~own))
+    linked = host.drop("id", "parent").with_columns(
+        pl.Series("caller", caller).replace(-1, None),
+        pl.Series("via", via).replace(-1, None),
+        pl.Series("above", parent).replace(-1, None),
+        pl.Series("direct", direct),
+        pl.Series("in_loader", in_loader),
+        pl.Series("in_operator", in_operator),
     )
+    return linked.filter(pl.Series(~own)) if own.any() else linked
 
 
 def _parent_rows(host: pl.DataFrame) -> np.ndarray:
     """The row of each slice's parent, -1 at a root; ids are turned into row numbers."""
-    ids = host.select(pl.col("id").alias("parent"), pl.col("row").alias("parent_row")).unique("parent")
-    joined = host.select("row", "parent").join(ids, on="parent", how="left", maintain_order="left")
-    parent: np.ndarray = joined["parent_row"].fill_null(-1).to_numpy().astype(np.int32)
+    ids, wanted = host["id"].to_numpy(), host["parent"].fill_null(-1).to_numpy()
+    order = np.argsort(ids, kind="stable")
+    at = np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)
+    parent: np.ndarray = np.where(ids[order[at]] == wanted, order[at], -1).astype(np.int32)
     parent[parent == np.arange(len(parent))] = -1
     return parent
 

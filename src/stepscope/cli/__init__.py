@@ -51,6 +51,8 @@ COMMANDS: dict[str, Command] = {
             "stepscope analyze stepscope-runs/20260101-120000-train",
             "stepscope analyze RUN --json -",
             "stepscope analyze logs/worker0.1700000000000.pt.trace.json.gz --source-root src",
+            "stepscope analyze logs --table operators --sort self_device --top 20",
+            "stepscope analyze logs/before --diff logs/after",
         ),
     ),
     "export": Command(

@@ -4,25 +4,44 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stepscope.cli.options import (
+    CsvFile,
+    Define,
+    Device,
+    DiffPath,
+    DiffSpan,
+    DiffWorker,
+    Filter,
     Force,
+    Group,
     HtmlFile,
     JsonFile,
     Library,
     NoCache,
     NoSource,
     PathMap,
+    Sort,
     SourceRoot,
+    Span,
+    Step,
     Steps,
+    Table,
     TablesFolder,
+    Top,
+    Worker,
     parse_maps,
     parse_steps,
 )
 from stepscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepscope.api import Run
+    from stepscope.model import Report
+    from stepscope.report import outputs
 
 
 def analyze(
@@ -39,6 +58,20 @@ def analyze(
     html_file: HtmlFile = None,
     no_source: NoSource = False,
     force: Force = False,
+    table: Table = None,
+    sort: Sort = None,
+    top: Top = None,
+    filter_: Filter = None,
+    group: Group = None,
+    worker: Worker = None,
+    span: Span = None,
+    device: Device = None,
+    step: Step = None,
+    define: Define = False,
+    csv_file: CsvFile = None,
+    diff: DiffPath = None,
+    diff_worker: DiffWorker = None,
+    diff_span: DiffSpan = None,
 ) -> None:
     """Show the report of a recorded run, or of traces that torch.profiler wrote anywhere.
 
@@ -46,12 +79,38 @@ def analyze(
     tensorboard_trace_handler. Beside a run folder's files, RUN/report.json and RUN/report.html are brought up to date
     where it can be written; beside traces of others nothing is. With `--json -` or `--html -`, stdout holds that
     document alone.
+
+    With `--table NAME` one table is shown in full instead: overview, steps, gpus, operators, stacks, kernels, memory,
+    memory-curve, memory-operators, memory-lines, memory-blocks, modules, counters, communication, distributed or
+    distributed-collectives; `--json` and `--csv` then write that table. With `--diff PATH` two traces, spans or runs
+    are set side by side. What every figure means stands in docs/metrics.md; `--define` says it below the table. Memory
+    snapshots (`_dump_snapshot`) and files of `export_memory_timeline` may be given as PATH too, alone or beside traces.
     """
     from stepscope import api
+    from stepscope.cli.tables import TableOptions, show_diff, show_table
     from stepscope.report import outputs
 
     if tables is not None and no_cache:
         raise UsageError("--tables and --no-cache contradict each other; give one of them")
+    wanted = TableOptions(
+        table=table,
+        sort=sort,
+        top=top,
+        pattern=filter_,
+        group=group,
+        worker=worker,
+        span=span,
+        device=device,
+        step=step,
+        define=define,
+        diff_worker=diff_worker,
+        diff_span=diff_span,
+        json_file=json_file,
+        csv_file=csv_file,
+        force=force,
+        against=diff,
+    )
+    wanted.check(html_file)
     plan = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
     with outputs.reading("reading") as progress:
         options = api.ReadOptions(
@@ -64,8 +123,23 @@ def analyze(
             progress=progress,
         )
         run = api.open_run(*paths, options=options)
-        plan.check(run.folder if run.recorded else None)
-        report = run.report(source=not no_source)
+        other = api.open_run(diff, options=options) if diff is not None else None
+        if not wanted.any:
+            plan.check(run.folder if run.recorded else None)
+            report = run.report(source=not no_source)
+        for opened in filter(None, (run, other)) if wanted.any else ():
+            opened.load()  # the long part, while progress is shown
+    if other is not None:
+        show_diff(run, other, wanted)
+    elif table is not None:
+        show_table(run, wanted)
+    else:
+        _show_report(run, report, plan, paths)
+
+
+def _show_report(run: Run, report: Report, plan: outputs.Plan, paths: list[Path]) -> None:
+    from stepscope.report import outputs
+
     page = outputs.refresh(report, run.folder) if run.recorded else None
     if not plan.uses_stdout:
         names = " ".join(shlex.quote(str(path)) for path in paths)

@@ -10,7 +10,9 @@ import typer
 
 from stepscope.errors import UsageError
 
-JsonFile = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - is stdout.")]
+JsonFile = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Write what is shown as JSON; - is stdout.")
+]
 HtmlFile = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Write the report as a page; - is stdout.")
 ]
@@ -33,6 +35,42 @@ TablesFolder = Annotated[
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no tables of traces.")]
 Steps = Annotated[str | None, typer.Option("--steps", metavar="A:B", help="Read steps A to B of traces only.")]
+Table = Annotated[str | None, typer.Option("--table", metavar="NAME", help="Show one table in full; names above.")]
+Sort = Annotated[
+    str | None,
+    typer.Option(
+        "--sort",
+        metavar="COLUMN",
+        help="Order of a table: self_device, total_device, self_host, total_host, calls, self_memory, mean, max or a "
+        "column of it.",
+    ),
+]
+Top = Annotated[int | None, typer.Option("--top", metavar="N", help="Rows of a table; 0 is all. 30 on a terminal.")]
+Filter = Annotated[
+    str | None,
+    typer.Option("--filter", metavar="REGEX", help="Rows of a table whose name matches; of stacks, the operator."),
+]
+Group = Annotated[
+    str | None,
+    typer.Option("--group", metavar="BY", help="Rows of operators: name or shapes; of kernels: name or launch."),
+]
+Worker = Annotated[
+    str | None, typer.Option("--worker", metavar="NAME", help="The worker a table is of; all by default.")
+]
+Span = Annotated[
+    int | None, typer.Option("--span", metavar="N", help="The span a table is of, from 1 on; all by default.")
+]
+Device = Annotated[int | None, typer.Option("--device", metavar="N", help="The device a table is of; all by default.")]
+Step = Annotated[int | None, typer.Option("--step", metavar="N", help="Operators of one step only.")]
+Define = Annotated[bool, typer.Option("--define", help="Say below a table what its columns mean.")]
+CsvFile = Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write the table as CSV; - is stdout.")]
+DiffPath = Annotated[
+    Path | None, typer.Option("--diff", metavar="PATH", help="Compare with this run, trace or folder of traces.")
+]
+DiffWorker = Annotated[
+    str | None, typer.Option("--diff-worker", metavar="NAME", help="The worker of it to compare with.")
+]
+DiffSpan = Annotated[int | None, typer.Option("--diff-span", metavar="N", help="The span of it to compare with.")]
 
 _STEPS = re.compile(r"(\d{1,18})(?::(\d{1,18}))?")
 

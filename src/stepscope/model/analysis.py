@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.model.facts import (
     FixedCosts,
@@ -22,6 +22,9 @@ from stepscope.model.facts import (
 )
 from stepscope.model.schema import REPORT_SCHEMA
 from stepscope.model.trace import DeviceLines, DeviceTime, ReadingFacts, TraceFacts
+
+if TYPE_CHECKING:  # the recorder loads this module in the training process, and needs no view
+    from stepscope.model.views import Views
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Analysis:
     reading: ReadingFacts | None = None  # of all traces; None without any
     device_time: tuple[DeviceTime, ...] = ()  # two per trace with device slices, one per scope
     device_lines: DeviceLines | None = None  # operator time of the host where no trace holds device slices
+    views: Views | None = None  # of traces and recordings of memory
 
 
 @dataclass(frozen=True)

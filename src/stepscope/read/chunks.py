@@ -7,6 +7,7 @@ decoded at once and fill the columns that the kind can have; the others stay mis
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -30,7 +31,7 @@ from stepscope.read.columns import (
 )
 from stepscope.read.text import LONGEST_NS
 from stepscope.read.times import nanoseconds
-from stepscope.read.trace import MISSING, Flows, Int64, MemoryEvents, Slices, TraceChunk
+from stepscope.read.trace import MISSING, Flows, Int32, Int64, MemoryEvents, Slices, TraceChunk
 
 CHUNK_ENTRIES = 65_536
 _FLOW_PHASES = frozenset("stf")
@@ -101,11 +102,13 @@ class ChunkBuilder:
             return
         others = [event for event in events if event.ph != "X"]
         flows = [event for event in others if event.ph in _FLOW_PHASES]
+        if flows:
+            self._add_flows(flows)
+        if len(flows) == len(others):
+            return
         memory = [event for event in others if event.name == "[memory]" and event.ph in _INSTANT_PHASES]
         named = [event for event in others if event.ph == "M"]
         self.unsupported += len(others) - len(flows) - len(memory) - len(named)
-        if flows:
-            self._add_flows(flows)
         if memory:
             self._add_memory(memory)
         if named:
@@ -137,12 +140,12 @@ class ChunkBuilder:
 
     def _add_flows(self, flows: list[Any]) -> None:
         times, ok = nanoseconds([event.ts for event in flows])
-        ids = integers([MISSING if event.id is None else event.id for event in flows])
+        ids = integers([event.id for event in flows])
         ok &= ids != MISSING
         flows, times, ids = self._keep(flows, ok, times, ids)
         self._flows["kind"].add([event.cat or event.name for event in flows], len(flows))
         self._flows["id"].add(ids)
-        self._flows["finish"].add(np.fromiter((event.ph == "f" for event in flows), np.bool_, len(flows)))
+        self._flows["finish"].add(np.fromiter(map("f".__eq__, [event.ph for event in flows]), np.bool_, len(flows)))
         self._flows["track"].add(_ids(flows), len(flows))
         self._flows["time_ns"].add(times)
 
@@ -172,8 +175,8 @@ class _SliceColumns:
         self._track = Codes()
         self._start = Numbers(np.int64)
         self._duration = Numbers(np.int64)
-        self._integers = {name: Numbers(np.int64) for name in _INTEGERS}
-        self._floats = {name: Numbers(np.float64) for name in _FLOATS}
+        self._numbers = {name: Numbers(np.int64) for name in _INTEGERS}
+        self._numbers |= {name: Numbers(np.float64) for name in _FLOATS}
         self._texts = {name: Codes() for name in _TEXTS}
         self._kinds: list[type[msgspec.Struct]] = []  # of the arguments, by category code
 
@@ -204,22 +207,23 @@ class _SliceColumns:
             self._kinds.append(records.ARGS_BY_CATEGORY.get(category.lower(), records.AnyArgs))
         # The last for a missing category, whose code is -1.
         kinds: list[type[msgspec.Struct]] = [*self._kinds, records.AnyArgs]
-        columns = _Part(size)
+        columns = _Part(size, self._texts)
         for kind in set(kinds):
             wanted = np.array([each is kind for each in kinds])
             at = np.flatnonzero(wanted[codes])
             if len(at):
                 columns.fill(kind, at, [events[i].args for i in at.tolist()])
-        for name in _INTEGERS:
-            self._integers[name].add(columns.integers.get(name, np.broadcast_to(np.int64(MISSING), size)))
-        for name in _FLOATS:
-            self._floats[name].add(columns.floats.get(name, np.broadcast_to(np.float64(np.nan), size)))
-        for name in _TEXTS:
-            at_text, values = columns.texts.get(name, ([], []))
-            self._texts[name].add_some(values, np.array(at_text, np.int64), size, len(values))
+        filled: dict[str, Any] = {**columns.integers, **columns.floats}
+        for name, column in self._numbers.items():
+            if name in filled:
+                column.add(filled[name])
+            else:
+                column.add_missing(size)
+        for name, text in self._texts.items():
+            text.add_codes(columns.texts.get(name), size)
 
     def finish(self) -> Slices:
-        numbers = {name: column.array() for name, column in (*self._integers.items(), *self._floats.items())}
+        numbers = {name: column.array() for name, column in self._numbers.items()}
         return Slices(
             category=self._category.text(name_text),
             name=self._name.text(name_text),
@@ -237,11 +241,12 @@ class _SliceColumns:
 class _Part:
     """The argument columns of one stretch of slices, filled group by group."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, codes: dict[str, Codes]) -> None:
         self.size = size
         self.integers: dict[str, Int64] = {}
         self.floats: dict[str, Any] = {}
-        self.texts: dict[str, tuple[list[int], list[Any]]] = {name: ([], []) for name in _TEXTS}
+        self.texts: dict[str, Int32] = {}
+        self._codes = codes
 
     def fill(self, kind: type[msgspec.Struct], at: Int64, raws: list[msgspec.Raw]) -> None:
         """Decode the arguments `raws` of the slices `at` as `kind` and put them into the columns."""
@@ -258,18 +263,25 @@ class _Part:
             if name in fields:
                 self.floats.setdefault(name, np.full(self.size, np.nan))[at] = decimals(name, args)
         if "shapes" in fields:
-            self._texts("shapes", at, [a.shapes or a.shapes_old for a in args])
-            self._texts("types", at, [a.types for a in args])
-            self._texts("call_stack", at, [a.call_stack for a in args])
+            shapes = self._raw("shapes", "shapes", args)
+            if (shapes < 0).any():
+                shapes = np.where(shapes < 0, self._raw("shapes", "shapes_old", args), shapes)
+            self._put("shapes", at, shapes)
+            self._put("types", at, self._raw("types", "types", args))
+            stacks = map(attrgetter("call_stack"), args)
+            self._put("call_stack", at, self._codes["call_stack"].codes(stacks, len(args)))
         if "collective" in fields:
-            found = [i for i, a in enumerate(args) if a.collective]
-            texts = [collective_text(raws[i]) for i in found]
-            self.texts["collective"][0].extend(at[found].tolist())
-            self.texts["collective"][1].extend(texts)
+            self._collectives(at, args, raws)
 
-    def _texts(self, name: str, at: Int64, values: list[Any]) -> None:
-        found = [i for i, value in enumerate(values) if value]
-        if found:
-            rows, texts = self.texts[name]
-            rows.extend(at[found].tolist())
-            texts.extend([bytes(values[i]) for i in found] if name != "call_stack" else [values[i] for i in found])
+    def _raw(self, name: str, field: str, args: list[Any]) -> Int32:
+        return self._codes[name].codes(map(bytes, map(attrgetter(field), args)), len(args))
+
+    def _put(self, name: str, at: Int64, codes: Int32) -> None:
+        if (codes >= 0).any():
+            self.texts.setdefault(name, np.full(self.size, -1, np.int32))[at] = codes
+
+    def _collectives(self, at: Int64, args: list[Any], raws: list[msgspec.Raw]) -> None:
+        given = [args_of_one.collective for args_of_one in args]
+        if any(given):
+            texts = [collective_text(raws[i]) if each else None for i, each in enumerate(given)]
+            self._put("collective", at, self._codes["collective"].codes(texts, len(texts)))

@@ -19,33 +19,36 @@ from stepscope.read.metadata import whole
 from stepscope.read.text import clean
 from stepscope.read.trace import MISSING, Float64, Int32, Int64, Text
 
+_NO_CODE = np.int32(-1)
 MAX_NAME_CHARS = 4096
 MAX_ARGUMENT_CHARS = 65_536  # shapes, types, call stacks
 MAX_ID_CHARS = 200
 
 
 class Codes:
-    """Values to codes in order of appearance; None is -1."""
+    """Values to codes in order of appearance; None and no bytes are -1."""
 
     def __init__(self) -> None:
         self._codes: defaultdict[Any, int] = defaultdict(count().__next__)
-        self._codes[None] = -1
+        self._codes[None] = self._codes[b""] = -1
         self._parts: list[Int32] = []
 
     def add(self, values: Iterable[Any], size: int) -> Int32:
         """Append `size` hashable values; returns their codes."""
-        part = np.fromiter(map(self._codes.__getitem__, values), np.int32, size)
+        part = self.codes(values, size)
         self._parts.append(part)
         return part
 
-    def add_some(self, values: Iterable[Any], at: Int64, size: int, chosen: int) -> None:
-        """Append `size` codes of which those `at` hold `chosen` values; the others are missing."""
-        part = np.full(size, -1, np.int32)
-        part[at] = np.fromiter(map(self._codes.__getitem__, values), np.int32, chosen)
-        self._parts.append(part)
+    def add_codes(self, codes: Int32 | None, size: int) -> None:
+        """Append `size` codes that `codes` gave, or as many missing values."""
+        self._parts.append(np.broadcast_to(_NO_CODE, size) if codes is None else codes)
+
+    def codes(self, values: Iterable[Any], size: int) -> Int32:
+        """The codes of `size` hashable values, which are not appended yet."""
+        return np.fromiter(map(self._codes.__getitem__, values), np.int32, size)
 
     def values(self) -> list[Any]:
-        return list(self._codes)[1:]
+        return list(self._codes)[2:]
 
     def text(self, spell: Any) -> Text:
         """The column, with every distinct value spelled by `spell` (which may return None for missing)."""
@@ -95,16 +98,25 @@ class Numbers:
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
+        self._missing = np.nan if kind is np.float64 else MISSING
         self._parts: list[Any] = []
+        self._any = False
 
     def add(self, part: Any) -> None:
         self._parts.append(part)
+        self._any = True
 
     def add_missing(self, size: int) -> None:
-        self._parts.append(np.full(size, np.nan if self._kind is np.float64 else MISSING, self._kind))
+        self._parts.append(self._absent(size))
 
     def array(self) -> Any:
-        return np.concatenate(self._parts) if self._parts else np.empty(0, self._kind)
+        """The whole column. Where no row has a value, one value stands for all (its stride is 0)."""
+        if not self._any:
+            return self._absent(sum(map(len, self._parts)))
+        return self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
+
+    def _absent(self, size: int) -> Any:
+        return np.broadcast_to(self._kind(self._missing) if size else np.empty(0, self._kind), size)
 
 
 def integers(values: Sequence[Any]) -> Int64:

@@ -24,6 +24,7 @@ from stepscope.read.times import EXACT_MICROSECONDS, loses_nanoseconds
 from stepscope.read.trace import TraceChunk, TraceQuality, TraceSummary
 
 _SAMPLES = 8
+_FREED_BYTES = 2**24
 _SURE_BYTES = 4 * 2**20  # of far times without decimals, after which a writer is taken to write none
 _FAR_DECIMAL = re.compile(rb'"ts"\s*:\s*-?\d{13,}\.\d*[1-9]')
 # Times later than this after their base (September 2001 from 1970) are times since 1970, whatever the base says.
@@ -55,6 +56,7 @@ class KinetoSource:
     def chunks(self) -> Iterator[TraceChunk]:
         """The trace in order; raises UnreadableInputError when not a single event can be read."""
         builder = self._builder
+        _keep_freed_memory()
         try:
             for events in self._frames.batches():
                 builder.add(events)
@@ -114,6 +116,15 @@ class KinetoSource:
                 problems=tuple(problems),
             ),
         )
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library use freed blocks again, of the size of a stretch, instead of asking for new pages each time.
+
+    glibc returns large blocks to the system at once; what it takes for large grows with the largest block that was
+    freed. So one is freed whose pages were never touched. Elsewhere it does nothing.
+    """
+    bytes(_FREED_BYTES)
 
 
 class EventDecoder:

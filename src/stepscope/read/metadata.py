@@ -41,7 +41,7 @@ _DISTRIBUTED_KEYS = ("backend", "rank", "world_size", "pg_count", "pg_config", "
 
 _Metadata = msgspec.defstruct("_Metadata", [(key, msgspec.Raw, msgspec.Raw()) for key in METADATA_KEYS])
 _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Metadata)
-_OBJECT = re.compile(rb"\s*\{")
+_KEY = re.compile(rb'"(' + "|".join(METADATA_KEYS).encode() + rb')"\s*:\s*')
 
 
 def read_metadata(head: bytes, tail: bytes) -> dict[str, Any]:
@@ -65,12 +65,15 @@ def read_metadata(head: bytes, tail: bytes) -> dict[str, Any]:
 def _search(text: bytes) -> dict[str, Any]:
     """The raw values of the keys in text that is no valid JSON."""
     found: dict[str, Any] = {}
-    for key in METADATA_KEYS:
-        match = re.search(rb'"' + key.encode() + rb'"\s*:\s*', text)
-        if match:
-            value = first_value(text[match.end() : match.end() + _MAX_RAW_BYTES])
-            if value is not None:
-                found[key] = msgspec.json.encode(value)
+    seen: set[str] = set()
+    for match in _KEY.finditer(text):
+        key = match[1].decode()
+        if key in seen:
+            continue
+        seen.add(key)
+        value = first_value(text[match.end() : match.end() + _MAX_RAW_BYTES])
+        if value is not None:
+            found[key] = msgspec.json.encode(value)
     return found
 
 

@@ -89,11 +89,17 @@ class RawHost:
 
 @dataclass(frozen=True)
 class TraceRef:
-    """A trace file of a rank, not opened yet. `owner` is "stepscope" for a window of ours, else "user"."""
+    """A trace file of a rank, not opened yet. `owner` is "stepscope" for a window of ours, else "user".
+
+    `folder` is the file's folder relative to what was given, with forward slashes; "" for that itself and in a run
+    folder. `claimed_rank` is what the file's metadata or its name says, None where neither does.
+    """
 
     path: Path
     name: str  # the file's name without a .gz ending, or the path as the user's profiler wrote it
     owner: str
+    folder: str = ""
+    claimed_rank: int | None = None
 
 
 @dataclass(frozen=True)

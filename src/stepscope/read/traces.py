@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,12 @@ def find_traces(paths: Sequence[Path], losses: Losses) -> tuple[RawRank, ...]:
             trace = _look(file, path, losses)
             if trace is not None:
                 found.append(trace)
-    return _by_rank(_distinct(found), losses)
+    return _by_rank(_distinct(found), _root(paths), losses)
+
+
+def _root(paths: Sequence[Path]) -> str:
+    """The folder that the folders of traces are named in."""
+    return os.path.commonpath([str((path if path.is_dir() else path.parent).absolute()) for path in paths])
 
 
 def _distinct(found: list[_Found]) -> list[_Found]:
@@ -150,10 +156,14 @@ def _tail(path: Path, head: bytes) -> bytes:
         with path.open("rb") as file:
             file.seek(max(0, size - _TAIL_BYTES))
             return file.read()
-    tail = b""
+    last: deque[bytes] = deque()
+    length = 0
     for piece in ByteStream(path, Limits()):
-        tail = (tail + piece)[-_TAIL_BYTES:]
-    return tail
+        last.append(piece)
+        length += len(piece)
+        while length - len(last[0]) >= _TAIL_BYTES:
+            length -= len(last.popleft())
+    return b"".join(last)[-_TAIL_BYTES:]
 
 
 def _packed(path: Path) -> bool:
@@ -174,7 +184,7 @@ def _rank_of_name(path: Path, top: Path) -> int | None:
 # --------------------------------------------------------------------------------------------------------- ranks
 
 
-def _by_rank(found: list[_Found], losses: Losses) -> tuple[RawRank, ...]:
+def _by_rank(found: list[_Found], root: str, losses: Losses) -> tuple[RawRank, ...]:
     workers: dict[tuple[str, str], list[_Found]] = {}
     for trace in found:
         key = trace.worker
@@ -198,7 +208,7 @@ def _by_rank(found: list[_Found], losses: Losses) -> tuple[RawRank, ...]:
             free += 1
         ranks[free] = traces
     _count_missing(found, ranks, losses)
-    return tuple(_raw_rank(rank, traces) for rank, traces in sorted(ranks.items()))
+    return tuple(_raw_rank(rank, traces, root) for rank, traces in sorted(ranks.items()))
 
 
 def _count_missing(found: list[_Found], ranks: dict[int, list[_Found]], losses: Losses) -> None:
@@ -208,8 +218,16 @@ def _count_missing(found: list[_Found], ranks: dict[int, list[_Found]], losses: 
         losses.add("missing_ranks", found[0].top.name, numbers - len(ranks))
 
 
-def _raw_rank(rank: int, traces: list[_Found]) -> RawRank:
-    refs = tuple(TraceRef(trace.path, trace.path.name.removesuffix(".gz"), "user") for trace in traces)
+def _raw_rank(rank: int, traces: list[_Found], root: str) -> RawRank:
+    refs = tuple(
+        TraceRef(trace.path, trace.path.name.removesuffix(".gz"), "user", _below(root, trace.path), trace.rank)
+        for trace in traces
+    )
     return RawRank(
         name=f"rank-{rank}", rank=rank, folder=traces[0].path.parent, info=None, steps=(), journal=(), traces=refs
     )
+
+
+def _below(root: str, path: Path) -> str:
+    folder = Path(os.path.relpath(path.parent.absolute(), root)).as_posix()
+    return "" if folder == "." else folder

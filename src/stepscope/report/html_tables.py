@@ -116,7 +116,7 @@ TABLES: tuple[View, ...] = (
     View(
         "Operators",
         "Operators in the profiled window, per step of the window.",
-        _view("operators"),
+        _view("operator_calls"),
         (
             Column("Operator", _field("name"), "code"),
             Column("Calls a step", _figure("calls_per_step", words.count), "right"),

@@ -10,8 +10,9 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -77,31 +78,39 @@ class Plan:
 
     def check(self, folder: Path | None = None) -> None:
         """Raise `UsageError` if a file would be overwritten; the own report files of run `folder` may be."""
-        if self.json_file == STDOUT and self.html_file == STDOUT:
-            raise UsageError("--json - and --html - both want stdout; give one of them a file name")
-        if self.json_file is not None and self.json_file == self.html_file:
-            raise UsageError("--json and --html name the same file; give them two names")
         own = {(folder / JSON_NAME).resolve(), (folder / HTML_NAME).resolve()} if folder else set()
-        for name in (self.json_file, self.html_file):
-            if name is None or name == STDOUT:
-                continue
-            path = Path(name)
-            if path.is_dir():
-                raise UsageError(f"{path}: is a folder; name a file in it")
-            if path.exists() and not self.force and path.resolve() not in own:
-                raise UsageError(f"{path}: exists; add --force to overwrite it, or name another file")
+        check_files({"--json": self.json_file, "--html": self.html_file}, force=self.force, own=own)
 
     def write(self, report: Report) -> None:
         """Write the files and say so on stderr; `-` goes to stdout."""
         from stepscope.report import html
 
         if self.json_file is not None:
-            _emit(self.json_file, jsonfile.dumps(report))
+            emit(self.json_file, jsonfile.dumps(report))
         if self.html_file is not None:
-            _emit(self.html_file, html.render(report).encode("utf-8"))
+            emit(self.html_file, html.render(report).encode("utf-8"))
 
 
-def _emit(name: str, data: bytes) -> None:
+def check_files(files: Mapping[str, str | None], *, force: bool, own: Collection[Path] = ()) -> None:
+    """Raise `UsageError` if two of `files` (by option) are one, or one would be overwritten that is not in `own`."""
+    given = {option: name for option, name in files.items() if name is not None}
+    for first, second in combinations(given, 2):
+        if given[first] == given[second] == STDOUT:
+            raise UsageError(f"{first} - and {second} - both want stdout; give one of them a file name")
+        if given[first] == given[second]:
+            raise UsageError(f"{first} and {second} name the same file; give them two names")
+    for name in given.values():
+        if name == STDOUT:
+            continue
+        path = Path(name)
+        if path.is_dir():
+            raise UsageError(f"{path}: is a folder; name a file in it")
+        if path.exists() and not force and path.resolve() not in own:
+            raise UsageError(f"{path}: exists; add --force to overwrite it, or name another file")
+
+
+def emit(name: str, data: bytes) -> None:
+    """Write `data` to file `name` and say so on stderr; `-` is stdout."""
     if name == STDOUT:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()

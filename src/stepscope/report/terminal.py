@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -20,8 +19,10 @@ from stepscope.report import sentences, words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.glyphs import Glyphs, glyphs_for
 from stepscope.report.places import Shortener, command_line
+from stepscope.report.terminal_bars import bar, legend
 from stepscope.report.terminal_device import device_blocks
 from stepscope.report.terminal_findings import findings_block
+from stepscope.report.terminal_views import memory_block, overview_blocks
 
 MAX_WIDTH = 100  # longer lines are hard to read
 MAX_WARNINGS = 4
@@ -39,7 +40,9 @@ def render(report: Report, console: Console, *, page: str | None = None, again: 
     blocks = [
         Group(*_reading(report), *_headline(report), *_warnings(report, glyphs)),
         *_partition(report, width, glyphs),
-        *device_blocks(report, shorten, glyphs),
+        *overview_blocks(report, width, glyphs),
+        *device_blocks(report, shorten, width, glyphs),
+        *memory_block(report, shorten),
         *findings_block(report, shorten, glyphs),
         *_hot_lines(report, shorten, glyphs),
     ]
@@ -72,7 +75,8 @@ def _headline(report: Report) -> Iterator[RenderableType]:
     name = Text(plain(report.run.get("name") or "run", 60), style="bold")
     steps = report.steps
     if steps is None:
-        yield name + Text(": no step was seen")
+        traces = report.quality.get("reading") or report.run.get("hosts") or not report.views.get("memory")
+        yield name + Text(": no step was seen" if traces else ": a recording of memory")
         return
     rates = [f"{words.number(steps['per_second'])} steps/s"]
     if steps.get("samples_per_second") is not None:
@@ -102,44 +106,12 @@ def _partition(report: Report, width: int, glyphs: Glyphs) -> Iterator[Renderabl
     rows: list[RenderableType] = []
     parts = [part for part in report.steps["partition"] if part["share"] > 0]
     if parts and (len(parts) > 1 or parts[0]["category"] != "unattributed"):
-        rows += [Text("Where a step goes", style="bold"), _bar(parts, width, glyphs), _legend(parts, width, glyphs)]
+        rows += [Text("Where a step goes", style="bold"), bar(parts, width, glyphs), legend(parts, width, glyphs)]
     fixed = sentences.fixed_costs(report.views.get("fixed_costs") or {})
     if fixed:
         rows.append(Text(fixed, style="dim"))
     if rows:
         yield Group(*rows)
-
-
-def _bar(parts: list[dict[str, Any]], width: int, glyphs: Glyphs) -> Text:
-    bar = Text()
-    edge, start = 0.0, 0
-    for index, part in enumerate(parts):
-        edge += part["share"]
-        end = min(width, round(edge * width))
-        bar.append(glyphs.fill(index) * (end - start), style=glyphs.colour(index))
-        start = end
-    return bar
-
-
-def _legend(parts: list[dict[str, Any]], width: int, glyphs: Glyphs) -> RenderableType:
-    """The parts in as many aligned columns as fit."""
-    names = [words.term(part["category"]) for part in parts]
-    longest = max(len(name) for name in names)
-    cell = 2 + longest + 2 + 8 + 1 + 7
-    columns = max(1, min(len(parts), (width + 4) // (cell + 4)))
-    table = Table.grid(padding=(0, 4, 0, 0))
-    texts = [
-        Text.assemble(
-            (glyphs.fill(index) + " ", glyphs.colour(index)),
-            name.ljust(longest),
-            f"  {words.milliseconds(part['ms']):>8} ",
-            (f"{words.percent(part['share']):>7}", "bold" if part["share"] >= 0.25 else ""),
-        )
-        for index, (name, part) in enumerate(zip(names, parts, strict=True))
-    ]
-    for first in range(0, len(texts), columns):
-        table.add_row(*texts[first : first + columns])
-    return table
 
 
 def _hot_lines(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterator[RenderableType]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from stepscope.model import Report
@@ -14,6 +13,7 @@ from stepscope.report import sentences, words
 from stepscope.report.escape import plain
 from stepscope.report.glyphs import Glyphs
 from stepscope.report.places import Shortener
+from stepscope.report.text_table import TextColumn, lines
 
 TRACES = 4  # rows of the table of times
 LINES = 5
@@ -28,27 +28,24 @@ COLUMNS = (
 )
 
 
-def device_blocks(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterator[RenderableType]:
+def device_blocks(report: Report, shorten: Shortener, width: int, glyphs: Glyphs) -> Iterator[RenderableType]:
     """The table of times and the lines, each only where there is something to show."""
     rows = sentences.device_rows(report)
     if rows:
-        yield Group(*_times(rows))
+        yield Group(*_times(rows, width))
     view = report.views.get("device_lines")
     # what stacks sampled on the host says more about the host than operators do
     if view and view["total_ns"] and (view["basis"] == "device" or not report.views.get("stacks")):
         yield Group(*_lines(report, view, shorten, glyphs))
 
 
-def _times(rows: list[dict[str, Any]]) -> Iterator[RenderableType]:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, overflow="ellipsis", max_width=34)
-    for _ in range(len(COLUMNS) + 1):
-        table.add_column(justify="right", no_wrap=True)
-    table.add_row(Text("Device time", style="bold"), *(Text(name, style="dim") for name, _ in COLUMNS), "busy")
-    for row in rows[:TRACES]:
-        figures = [words.nanoseconds(row[key]) for _, key in COLUMNS]
-        table.add_row(plain(row["label"], 80), *figures, Text(words.percent(row["busy_share"]), style="bold"))
-    yield table
+def _times(rows: list[dict[str, Any]], width: int) -> Iterator[RenderableType]:
+    shown = rows[:TRACES]
+    columns = [TextColumn("Device time", [plain(row["label"], 80) for row in shown], flexible=True)]
+    for name, key in COLUMNS:
+        columns.append(TextColumn(name, [words.nanoseconds(row[key]) for row in shown], flexible=False))
+    columns.append(TextColumn("busy", [words.percent(row["busy_share"]) for row in shown], flexible=False))
+    yield from lines(columns, width)
     said = "+ is what no compute hides; these four sum to the span"
     more = f"{len(rows) - TRACES} more rows in the report's files; " if len(rows) > TRACES else ""
     yield Text(f"{more}{said}", style="dim")

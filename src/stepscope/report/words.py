@@ -22,6 +22,35 @@ SIGNALS = {
     "end": "the end of the loop",
 }
 
+# parts of a profiled step
+PARTS = {
+    "compute": "compute",
+    "exposed_communication": "exposed communication",
+    "exposed_copies": "exposed copies",
+    "idle_data": "idle: waiting for data",
+    "idle_sync": "idle: synchronising",
+    "idle_compile": "idle: compiling",
+    "idle_allocator": "idle: allocator",
+    "idle_launch": "idle: launching",
+    "idle_io": "idle: files",
+    "idle_python": "idle: Python",
+    "idle_operators": "idle: operators on the host",
+    "idle_unknown": "idle: unknown",
+    "host_data": "waiting for data",
+    "host_compile": "compiling",
+    "host_convolution": "convolutions",
+    "host_matmul": "matrix products",
+    "host_attention": "attention",
+    "host_normalization": "normalization",
+    "host_optimizer": "optimizer",
+    "host_copies": "copies",
+    "host_operators": "other operators",
+    "host_communication": "communication",
+    "host_io": "files",
+    "host_python": "Python",
+    "host_unknown": "unknown",
+}
+
 
 def number(value: float | None, digits: int = 3) -> str:
     """`value` with `digits` significant digits, thousands separated: 0.412, 41.2, 1,234."""

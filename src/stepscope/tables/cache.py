@@ -14,20 +14,34 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import polars as pl
 
 from stepscope import __version__
+from stepscope.errors import UnreadableInputError
 from stepscope.read.formats import Limits, open_trace
-from stepscope.tables.ingest import INDEX, TraceIndex, ingest
+from stepscope.tables import stored
+from stepscope.tables.ingest import ingest
 from stepscope.tables.schema import TABLES_SCHEMA
+from stepscope.tables.stored import INDEX, Stored, TraceIndex
 
+# What an entry is made by: the columns, and which file of it they are in.
+_LAYOUT = f"{TABLES_SCHEMA} entry/2"
 _READ_BYTES = 1 << 20
 _DIGEST_BYTES = 16
 _NAME = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 _KEPT_BYTES = 20 * 2**30  # of all entries; the ones used longest ago go first
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The folder of a trace's tables; `content` is what was just written there, None where it was found."""
+
+    folder: Path
+    content: Stored | None = None
 
 
 def default_folder() -> Path:
@@ -44,7 +58,7 @@ def default_folder() -> Path:
 
 def key_of(path: Path) -> str:
     """Hex digest of the file's bytes, the tables' schema and this version; raises OSError."""
-    digest = hashlib.blake2b(f"{TABLES_SCHEMA} {__version__}\n".encode(), digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(f"{_LAYOUT} {__version__}\n".encode(), digest_size=_DIGEST_BYTES)
     with path.open("rb") as file:
         while block := file.read(_READ_BYTES):
             digest.update(block)
@@ -58,38 +72,52 @@ def fetch(
 
     `progress` gets the bytes of the file taken in so far, and its size.
     """
+    return obtain(path, root, limits, progress, keep=False).folder
+
+
+def obtain(
+    path: Path,
+    root: Path,
+    limits: Limits | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    keep: bool,
+) -> Entry:
+    """As `fetch`; with `keep` what had to be made is also handed on in memory."""
     entry = root / key_of(path)
     if index_of(entry) is not None:
         _touch(entry)
-        return entry
+        return Entry(entry)
     root.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix="part-", dir=root))
     try:
         source = open_trace(path, limits=limits or Limits(), progress=progress)
-        ingest(source, part, scratch=root, schema=TABLES_SCHEMA, version=__version__)
+        content = ingest(source, part, schema=_LAYOUT, version=__version__, keep=keep)
         _move(part, entry)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return entry
+    return Entry(entry, content if keep else None)
 
 
 def index_of(entry: Path) -> TraceIndex | None:
     """The index of an entry that is whole and of this version, else None."""
     try:
         index = msgspec.json.decode((entry / INDEX).read_bytes(), type=TraceIndex)
-        if (index.schema, index.version) != (TABLES_SCHEMA, __version__):
+        if (index.schema, index.version) != (_LAYOUT, __version__):
             return None
-        rows = sum(pl.scan_parquet(path).select(pl.len()).collect().item() for path in slice_files(entry, index))
-        for name in ("links", "memory"):
-            pl.read_parquet_schema(entry / f"{name}.parquet")
+        return index if stored.rows(entry, index) == index.slices else None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, pl.exceptions.PolarsError):
         return None
-    return index if rows == index.slices else None
 
 
-def slice_files(entry: Path, index: TraceIndex) -> list[Path]:
-    """The files of the slices, in order."""
-    return [entry / f"events-{number:05d}.parquet" for number in range(index.files)]
+def read(entry: Entry) -> Stored:
+    """The tables of an entry; raises UnreadableInputError, OSError or PolarsError where it is damaged."""
+    if entry.content is not None:
+        return entry.content
+    index = index_of(entry.folder)
+    if index is None:
+        raise UnreadableInputError(f"{entry.folder}: tables of a trace that are not whole; delete the folder")
+    return stored.read(entry.folder, index)
 
 
 def drop(entry: Path) -> None:

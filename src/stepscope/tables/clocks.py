@@ -9,9 +9,11 @@ difference of those moments is the offset; without enough of them, or when it is
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.read.raw import RawRank
+from stepscope.tables.marks import OPTIMIZER, each
 
 MAX_OFFSET_NS = 2_000_000_000  # further apart than this is another run's trace, not a clock that drifted
 MIN_ANCHORS = 2
@@ -19,13 +21,13 @@ MIN_ANCHORS = 2
 NEGLIGIBLE_NS = 200_000
 
 
-def offset_ns(events: pl.LazyFrame, rank: RawRank) -> int:
-    """What to add to the times of a trace's `events` to get the journal's."""
+def offset_ns(marks: pl.DataFrame, rank: RawRank) -> int:
+    """What to add to the times of a trace with these `marks` to get the journal's."""
     steps = [row for row in rank.steps if row["in_window"] and row["signal"] == "optimizer"]
     ends = np.array([row["start_ns"] + row["wall_ns"] for row in steps], dtype=np.int64)
     if len(ends) < MIN_ANCHORS:
         return 0
-    seen = _optimizer_ends(events).to_numpy()
+    seen = _optimizer_ends(marks)
     if len(seen) < MIN_ANCHORS:
         return 0
     if len(ends) == len(seen):
@@ -40,8 +42,10 @@ def offset_ns(events: pl.LazyFrame, rank: RawRank) -> int:
     return median if NEGLIGIBLE_NS < abs(median) <= MAX_OFFSET_NS else 0
 
 
-def _optimizer_ends(events: pl.LazyFrame) -> pl.Series:
-    mine: pl.Expr = pl.col("name").str.starts_with("Optimizer.step#") & ~pl.col("category").str.starts_with("gpu_")
-    ends = events.filter(mine).select(pl.col("start_ns") + pl.col("duration_ns")).collect().to_series()
-    ordered: pl.Series = ends.sort()
-    return ordered
+def _optimizer_ends(marks: pl.DataFrame) -> npt.NDArray[np.int64]:
+    ends = [
+        start + duration
+        for category, name, start, duration in each(marks)
+        if name.startswith(OPTIMIZER) and not category.startswith("gpu_")
+    ]
+    return np.sort(np.array(ends, np.int64))

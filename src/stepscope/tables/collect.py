@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -15,6 +15,7 @@ from pathlib import Path
 from stepscope.errors import UnreadableInputError
 from stepscope.read.formats import Limits
 from stepscope.tables import cache
+from stepscope.tables.cache import Entry
 from stepscope.tables.options import BuildOptions
 
 # A process costs about half a second; less than this is quicker without.
@@ -34,12 +35,12 @@ def root(options: BuildOptions) -> Iterator[Path]:
         yield Path(folder)
 
 
-def collect(paths: Sequence[Path], folder: Path, options: BuildOptions) -> list[Path | str]:
-    """For each trace the folder of its tables, or why there is none."""
+def collect(paths: Sequence[Path], folder: Path, options: BuildOptions) -> list[Entry | str]:
+    """For each trace its tables, or why there are none."""
     workers = _workers(paths, options)
     if workers < 2:
         return [_alone(path, folder, options) for path in paths]
-    found: list[Path | str] = []
+    found: list[Entry | str] = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         pending = [pool.submit(_fetch, path, folder, options.limits) for path in paths]
         for path, future in zip(paths, pending, strict=True):
@@ -52,19 +53,22 @@ def collect(paths: Sequence[Path], folder: Path, options: BuildOptions) -> list[
     return found
 
 
-def _fetch(
-    path: Path, folder: Path, limits: Limits | None, progress: Callable[[int, int], None] | None = None
-) -> Path | str:
+def _fetch(path: Path, folder: Path, limits: Limits | None) -> Entry | str:
     try:
-        return cache.fetch(path, folder, limits, progress)
+        return Entry(cache.fetch(path, folder, limits))
     except (OSError, UnreadableInputError) as error:
         return str(error)
 
 
-def _alone(path: Path, folder: Path, options: BuildOptions) -> Path | str:
+def _alone(path: Path, folder: Path, options: BuildOptions) -> Entry | str:
     progress = options.progress
     tell = None if progress is None else lambda done, size: progress(path.name, done, size)
-    return _fetch(path, folder, options.limits, tell)
+    # Of some steps few slices are kept in the end, so all of them had better not be in memory at once.
+    keep = options.steps is None
+    try:
+        return cache.obtain(path, folder, options.limits, tell, keep=keep)
+    except (OSError, UnreadableInputError) as error:
+        return str(error)
 
 
 def _done(path: Path, options: BuildOptions) -> None:

@@ -1,15 +1,13 @@
-"""The slices of one trace on disk while it is taken in: a file per column, so that memory does not grow with it.
+"""The numbers of one trace while it is taken in: what nesting and linking must know of all of it at once.
 
-Columns every slice has are written whole. All others are sparse (a kernel's grid, an operator's shapes): of them only
-the rows that have a value are written, with their row numbers. Texts are codes of one dictionary per column, which
-stays in memory: traces repeat their texts.
+Columns every slice has are kept whole. All others are sparse (a correlation, a sequence number): of them only the
+rows that have a value are kept, with their row numbers. Texts are codes of one dictionary per column: traces repeat
+their texts. What is written as it comes, and never looked at again, does not pass through here (see `parts`).
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from pathlib import Path
-from typing import BinaryIO
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +15,9 @@ import polars as pl
 
 from stepscope.read.trace import MISSING, Text
 
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-AnyArray = npt.NDArray[np.generic]
+Int64: TypeAlias = npt.NDArray[np.int64]
+Int32: TypeAlias = npt.NDArray[np.int32]
+AnyArray: TypeAlias = npt.NDArray[np.generic]
 
 
 class TextCodes:
@@ -54,66 +52,51 @@ def decode(values: pl.Series, codes: Int32) -> pl.Series:
     return values.gather(index)
 
 
-class ColumnFiles:
+class Columns:
     """Columns of one kind of row, appended chunk by chunk, then read as often as needed."""
 
-    def __init__(self, folder: Path, prefix: str) -> None:
-        self._folder, self._prefix = folder, prefix
-        self._files: dict[str, BinaryIO] = {}
-        self._dtypes: dict[str, np.dtype[np.generic]] = {}
-        self._rows: dict[str, int] = {}  # of sparse columns: values so far
-        self._stack = ExitStack()
+    def __init__(self) -> None:
+        self._parts: dict[str, list[AnyArray]] = {}
         self.count = 0
 
-    def append(self, dense: dict[str, AnyArray], sparse: dict[str, AnyArray]) -> None:
-        """Add rows; all arrays have the same length. A sparse value is missing where MISSING, NaN or code -1."""
-        length = len(next(iter(dense.values())))
+    def append(self, dense: dict[str, AnyArray], sparse: dict[str, Int64]) -> None:
+        """Add rows; all arrays have the same length. A sparse value is missing where it is MISSING."""
         for name, values in dense.items():
-            self._write(name, values)
+            self._parts.setdefault(name, []).append(values)
         for name, values in sparse.items():
-            rows = np.flatnonzero(_present(values))
+            if is_absent(values):
+                continue
+            rows = np.flatnonzero(values != MISSING)
             if len(rows):
-                self._write(f"{name}.rows", rows + self.count)
-                self._write(name, values[rows])
-                self._rows[name] = self._rows.get(name, 0) + len(rows)
-        self.count += length
+                self._parts.setdefault(f"{name}.rows", []).append(rows + self.count)
+                self._parts.setdefault(name, []).append(values[rows])
+        self.count += len(next(iter(dense.values())))
 
-    def close(self) -> None:
-        """No more rows; buffers go to disk."""
-        self._stack.close()
+    def dense(self, name: str) -> AnyArray:
+        """A column that every row has."""
+        parts = self._parts.get(name)
+        if parts is None:
+            return np.empty(0, np.int64)
+        if len(parts) > 1:
+            parts[:] = [np.concatenate(parts)]
+        return parts[0]
 
-    def dense(self, name: str, first: int = 0, count: int = -1) -> AnyArray:
-        """A column that every row has, or `count` rows of it from `first` on."""
-        return self._read(name, first, count)
+    def given(self) -> Columns:
+        """These columns for who needs them last; here they are empty from now on."""
+        other = Columns()
+        other._parts, self._parts = self._parts, {}
+        return other
+
+    def forget(self, *names: str) -> None:
+        """Free columns that nobody needs any more."""
+        for name in names:
+            self._parts.pop(name, None)
 
     def sparse(self, name: str) -> tuple[Int64, AnyArray]:
         """The rows that have a value, ascending, and the values."""
-        if name not in self._rows:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        return self._read(f"{name}.rows", 0, -1).astype(np.int64, copy=False), self._read(name, 0, -1)
-
-    def names(self) -> frozenset[str]:
-        """The sparse columns that have any value."""
-        return frozenset(self._rows)
-
-    def _write(self, name: str, values: AnyArray) -> None:
-        file = self._files.get(name)
-        if file is None:
-            file = self._stack.enter_context((self._folder / f"{self._prefix}{name}.bin").open("wb"))
-            self._files[name] = file
-            self._dtypes[name] = values.dtype
-        file.write(np.ascontiguousarray(values).data)
-
-    def _read(self, name: str, first: int, count: int) -> AnyArray:
-        dtype = self._dtypes.get(name)
-        if dtype is None:
-            return np.empty(0, np.int64)
-        path = self._folder / f"{self._prefix}{name}.bin"
-        return np.fromfile(path, dtype=dtype, count=count, offset=first * dtype.itemsize)
+        return self.dense(f"{name}.rows").astype(np.int64, copy=False), self.dense(name)
 
 
-def _present(values: AnyArray) -> npt.NDArray[np.bool_]:
-    if values.dtype == np.float64:
-        return ~np.isnan(values)
-    missing = -1 if values.dtype == np.int32 else MISSING  # codes are 32 bits wide
-    return np.asarray(values.astype(np.int64, copy=False) > missing)
+def is_absent(values: npt.NDArray[Any]) -> bool:
+    """Whether a reader's column is one missing value that stands for all rows; False where that takes a search."""
+    return values.strides == (0,) and bool(values[0] == MISSING or values[0] != values[0])

@@ -13,10 +13,11 @@ import polars as pl
 from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRank, TraceRef
 from stepscope.tables import cache, collect
-from stepscope.tables.ingest import TraceIndex
+from stepscope.tables.cache import Entry
 from stepscope.tables.loaded import TraceTables, load
 from stepscope.tables.options import BuildOptions
 from stepscope.tables.schema import empty
+from stepscope.tables.stored import TraceIndex
 
 _TABLES = ("events", "links", "memory", "traces")
 _DAMAGED = (OSError, UnreadableInputError, pl.exceptions.PolarsError)
@@ -91,15 +92,16 @@ def events_table(ranks: Sequence[RawRank], options: BuildOptions) -> EventsTable
 
 
 def _loaded(
-    entry: Path, rank: RawRank, ref: TraceRef, first_id: int, root: Path, options: BuildOptions
+    entry: Entry, rank: RawRank, ref: TraceRef, first_id: int, root: Path, options: BuildOptions
 ) -> TraceTables | str:
     """The rows of a trace, or why there are none. An entry that turns out damaged is made once more."""
     try:
-        return load(entry, rank, ref, first_id, options.steps)
+        return load(cache.read(entry), rank, ref, first_id, options.steps)
     except _DAMAGED:
-        cache.drop(entry)
+        cache.drop(entry.folder)
     try:
-        return load(cache.fetch(ref.path, root, options.limits), rank, ref, first_id, options.steps)
+        entry = Entry(cache.fetch(ref.path, root, options.limits))
+        return load(cache.read(entry), rank, ref, first_id, options.steps)
     except _DAMAGED as error:
         return str(error)
 

@@ -9,9 +9,9 @@ from stepscope.model import RunFacts
 from stepscope.read.raw import RawRank, RawRun
 from stepscope.read.text import integer, moment_ns, string
 from stepscope.tables.events import ReadTrace
-from stepscope.tables.ingest import TraceIndex
 from stepscope.tables.processes import HostProcesses
 from stepscope.tables.schema import RankInfo
+from stepscope.tables.stored import TraceIndex
 
 _SIGNAL_BASE = 128  # a shell's exit status of a command killed by signal n is 128 + n
 

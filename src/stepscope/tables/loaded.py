@@ -1,7 +1,7 @@
 """One taken-in trace as rows of the run's tables: the run's row numbers, the journal's clock, the step of each slice.
 
-What must be known of the whole trace (starts, parents) is read column by column; the rows themselves come file by
-file, so that no second copy of them is ever made.
+What must be known of the whole trace (its tree) is there at once; the other columns come part by part, so that no
+second copy of them is ever made.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,19 +16,17 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRank, TraceRef
-from stepscope.tables import cache
 from stepscope.tables.clocks import offset_ns
-from stepscope.tables.ingest import TraceIndex, ids
 from stepscope.tables.schema import SCHEMAS
 from stepscope.tables.steps import NONE, step_at
+from stepscope.tables.stored import Stored, TraceIndex
 from stepscope.tables.trace_steps import missing_steps, trace_steps
 
 Int64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_EVENT_IDS = ("id", "parent", "frame", "forward")
+_TREE_IDS = ("parent", "frame", "forward")
 _LINK_IDS = ("event", "launch", "operator", "frame", "forward")
 
 
@@ -45,71 +42,74 @@ class TraceTables:
     rows: int
 
 
-def load(entry: Path, rank: RawRank, ref: TraceRef, first_id: int, steps: tuple[int, int] | None) -> TraceTables:
+def load(trace: Stored, rank: RawRank, ref: TraceRef, first_id: int, steps: tuple[int, int] | None) -> TraceTables:
     """The rows of a trace, slices numbered from `first_id` on.
 
-    Raises UnreadableInputError, OSError or PolarsError where the entry is damaged.
+    Raises OSError or PolarsError where its files are damaged.
     """
-    index = cache.index_of(entry)
-    if index is None:
-        raise UnreadableInputError(f"{entry}: tables of a trace that are not whole; delete the folder")
-    files = cache.slice_files(entry, index)
-    lazy = pl.scan_parquet(files)
-    offset = offset_ns(lazy, rank)
-    counts: Counter[str] = Counter()
+    offset = offset_ns(trace.marks, rank)
+    counts: Counter[str] = Counter(trace.index.link_counts)
     own: list[dict[str, Any]] = []
     known: list[dict[str, Any]] = list(rank.steps)
     if not known:
-        known = trace_steps(lazy)
+        known = trace_steps(trace.marks)
         own = _chosen(known, steps)
         counts["missing_steps"] = missing_steps(known)
-    linked = pl.read_parquet(entry / "links.parquet")
-    step = _steps_of(_column(lazy, "start_ns") + offset, known)
+    linked, memory = trace.links, trace.memory
+    step = _steps_of(trace.tree["start_ns"].to_numpy() + offset, known)
     _step_of_launch(step, linked)
-    counts.update(_link_counts(_column(lazy, "duration_ns"), linked))
-    memory = pl.read_parquet(entry / "memory.parquet").with_columns(pl.col("time_ns") + offset)
+    if offset:
+        memory = memory.with_columns(pl.col("time_ns") + offset)
     kept: Bools | None = None
     if steps is not None:
-        kept = _kept(step, _column(lazy, "parent"), linked, steps)
+        kept = _kept(step, trace.tree["parent"].fill_null(NONE).to_numpy(), linked, steps)
         linked = linked.filter(pl.Series(kept).gather(linked["event"]))
         memory = memory.filter(pl.Series(_steps_of(memory["time_ns"].to_numpy(), own or _chosen(known, steps)) != NONE))
-    numbers = _numbers(kept, first_id, index.slices)
+    numbers = _numbers(kept, first_id, trace.index.slices)
     whose = {"rank": rank.rank, "process": rank.name, "trace": ref.name}
-    events = [_full("events", part, whose) for part in _parts(files, offset, step, kept, numbers)]
+    tree = _tree(trace.tree, offset, step, kept, numbers, first_id)
     frames = {
-        "events": events,
+        "events": list(_parts(trace, tree, kept, whose)),
         "links": [_full("links", _renumbered(linked, _LINK_IDS, numbers), whose)],
         "memory": [_full("memory", memory, whose)],
-        "traces": [_full("traces", _trace_row(ref, index), whose)],
+        "traces": [_trace_row(ref, trace.index, whose)],
     }
-    return TraceTables(frames, index, own, offset, counts, sum(frame.height for frame in events))
+    return TraceTables(frames, trace.index, own, offset, counts, tree.height)
 
 
-def _column(lazy: pl.LazyFrame, name: str) -> Int64:
-    column: Int64 = lazy.select(pl.col(name).fill_null(NONE)).collect().to_series().to_numpy()
-    return column
+def _tree(
+    tree: pl.DataFrame, offset: int, step: Int64, kept: Bools | None, numbers: Int64 | int, first_id: int
+) -> pl.DataFrame:
+    """The tree with the run's numbers, times and steps, of the slices that are kept."""
+    count = tree.height if kept is None else int(kept.sum())
+    tree = tree.with_columns(pl.Series("step", step))
+    if kept is not None:
+        tree = _renumbered(tree.filter(pl.Series(kept)), _TREE_IDS, numbers)
+    new = [pl.when(pl.col("step") != NONE).then(pl.col("step")).alias("step")]
+    if offset:
+        new.append(pl.col("start_ns") + offset)
+    if isinstance(numbers, int) and numbers:
+        new += [pl.col(name) + numbers for name in _TREE_IDS]
+    return tree.with_columns(pl.Series("id", np.arange(first_id, first_id + count)), *new)
 
 
-def _parts(
-    files: list[Path], offset: int, step: Int64, kept: Bools | None, numbers: Int64 | int
-) -> Iterable[pl.DataFrame]:
-    first = 0
-    for file in files:
-        frame = pl.read_parquet(file)
-        mine = slice(first, first + frame.height)
-        first += frame.height
-        frame = frame.with_columns(pl.col("start_ns") + offset, ids(step[mine]).alias("step"))
-        if kept is not None:
-            frame = frame.filter(pl.Series(kept[mine]))
-        yield _renumbered(frame, _EVENT_IDS, numbers)
+def _parts(trace: Stored, tree: pl.DataFrame, kept: Bools | None, whose: dict[str, Any]) -> Iterable[pl.DataFrame]:
+    first = done = 0
+    for part in trace.each_part():
+        chosen = part if kept is None else part.filter(pl.Series(kept[first : first + part.height]))
+        first += part.height
+        yield _full("events", tree.slice(done, chosen.height).hstack(chosen.get_columns()), whose)
+        done += chosen.height
 
 
 def _full(name: str, frame: pl.DataFrame, whose: dict[str, Any]) -> pl.DataFrame:
     """All columns of a table, with those that say whose the rows are; what is absent is null."""
-    schema = SCHEMAS[name]
-    constant: dict[str, Any] = {column: whose.get(column) for column in schema if column not in frame.columns}
-    frame = frame.with_columns(pl.lit(value, schema[column]).alias(column) for column, value in constant.items())
-    return frame.select(pl.col(column).cast(dtype) for column, dtype in schema.items())
+    # a column without any value takes no memory as a literal, and eight bytes a row as it is
+    there = {column.name for column in frame.iter_columns() if column.null_count() < max(frame.height, 1)}
+    return frame.select(
+        pl.col(column) if column in there else pl.lit(whose.get(column), dtype).alias(column)
+        for column, dtype in SCHEMAS[name].items()
+    )
 
 
 def _steps_of(times_ns: Int64, steps: Iterable[dict[str, Any]]) -> Int64:
@@ -120,8 +120,9 @@ def _steps_of(times_ns: Int64, steps: Iterable[dict[str, Any]]) -> Int64:
 
 def _step_of_launch(step: Int64, linked: pl.DataFrame) -> None:
     """A device slice belongs to the step that launched it, wherever the host was by then."""
-    known = linked.filter(pl.col("launch").is_not_null())
-    step[known["event"].to_numpy()] = step[known["launch"].to_numpy()]
+    launch = linked["launch"].fill_null(NONE).to_numpy()
+    known = launch >= 0
+    step[linked["event"].to_numpy()[known]] = step[launch[known]]
 
 
 def _chosen(steps: list[dict[str, Any]], wanted: tuple[int, int] | None) -> list[dict[str, Any]]:
@@ -158,33 +159,26 @@ def _renumbered(frame: pl.DataFrame, columns: Iterable[str], numbers: Int64 | in
     new = []
     for name in columns:
         old = frame[name].fill_null(NONE).to_numpy()
-        new.append(ids(np.where(old >= 0, numbers[old], NONE)).alias(name))
+        series = pl.Series(name, np.where(old >= 0, numbers[old], NONE))
+        new.append(series.set(series < 0, None))
     return frame.with_columns(new)
 
 
-def _link_counts(duration_ns: Int64, linked: pl.DataFrame) -> dict[str, int]:
-    """Device time by what became of it, in ns, and the number of device slices."""
-    timed = linked.select("state", "method", pl.Series("ns", duration_ns[linked["event"].to_numpy()]))
-    counts = {"device_slices": timed.height, "device_ns": int(timed["ns"].sum())}
-    for state, method, ns in timed.group_by("state", "method").agg(pl.col("ns").sum()).iter_rows():
-        name = f"linked_by_{method}_ns" if state == "linked" else f"{state}_ns"
-        counts[name] = counts.get(name, 0) + ns
-    return counts
-
-
-def _trace_row(ref: TraceRef, index: TraceIndex) -> pl.DataFrame:
-    return pl.DataFrame(
-        {
-            "owner": ref.owner,
-            "events": index.events,
-            "salvaged": index.salvaged,
-            "lost": index.lost,
-            "unsupported": index.unsupported,
-            "clipped": index.clipped,
-            "repaired": index.repaired,
-            "problems": [list(index.problems)],
-            "metadata": msgspec.json.encode(index.metadata).decode(),
-            "threads": msgspec.json.encode(index.threads).decode(),
-        },
-        schema_overrides={"problems": SCHEMAS["traces"]["problems"]},
-    )
+def _trace_row(ref: TraceRef, index: TraceIndex, whose: dict[str, Any]) -> pl.DataFrame:
+    row = {
+        **whose,
+        "owner": ref.owner,
+        "folder": ref.folder,
+        "claimed_rank": ref.claimed_rank,
+        "events": index.events,
+        "salvaged": index.salvaged,
+        "lost": index.lost,
+        "unsupported": index.unsupported,
+        "clipped": index.clipped,
+        "repaired": index.repaired,
+        "problems": list(index.problems),
+        "metadata": msgspec.json.encode(index.metadata).decode(),
+        "threads": msgspec.json.encode(index.threads).decode(),
+    }
+    schema = SCHEMAS["traces"]
+    return pl.DataFrame({name: [row[name]] for name in schema}, schema=schema)

@@ -72,8 +72,9 @@ def nest(
             continue
         starts, durations = start_ns[rows], duration_ns[rows]
         order = _outer_first(starts, durations, precedence[rows])
-        rows = rows[order]
-        tree = _Track(starts[order], durations[order], is_function[rows], is_annotation[rows])
+        rows, starts, durations = rows[order], starts[order], durations[order]
+        tree = _Track(starts, durations, is_function[rows], is_annotation[rows])
+        del starts, durations, order  # of a large track, what is not needed any more is worth freeing
         tree.solve()
         clipped += tree.clipped
         result.parent[rows] = _in_order(tree.parent, rows)
@@ -158,7 +159,9 @@ class _Track:
             before = np.concatenate(([0], np.cumsum(empty)))
             group_ends = np.searchsorted(starts, starts, side="right")
             ended -= before[group_ends] - before[:-1]
-        depth = np.arange(count) - ended
+        depth = np.arange(count)
+        depth -= ended
+        del ended
         if depth.max() > _DEEPEST:
             return False
         levels = by_value(depth)

@@ -108,6 +108,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "process": pl.String,
         "trace": pl.String,
         "owner": pl.String,  # stepscope | user
+        "folder": pl.String,  # of the file, relative to what was given; "" in it, and in a recorded run
+        "claimed_rank": pl.Int32,  # what the file itself or its name says, also where another one had it already
         "events": pl.Int64,
         "salvaged": pl.Int64,
         "lost": pl.Int64,

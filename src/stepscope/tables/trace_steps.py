@@ -6,6 +6,7 @@ a new profiler begins, so N may repeat within a rank. Nothing is known of their 
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -13,24 +14,23 @@ import numpy as np
 import polars as pl
 
 from stepscope.tables.categories import ANNOTATION, OPERATORS
+from stepscope.tables.marks import STEP, each
 
 SIGNAL = "profiler_step"
-_NAME = r"^ProfilerStep#(\d{1,18})$"
+_NAME = re.compile(rf"{STEP}([0-9]{{1,18}})")
+_HOST = OPERATORS | {ANNOTATION}
 
 
-def trace_steps(events: pl.LazyFrame) -> list[dict[str, Any]]:
+def trace_steps(marks: pl.DataFrame) -> list[dict[str, Any]]:
     """Rows of the steps table in order of time; one that reaches into the next ends where that begins."""
-    marks = (
-        events.filter(
-            pl.col("name").str.starts_with("ProfilerStep#") & pl.col("category").is_in([ANNOTATION, *OPERATORS])
-        )
-        .select("start_ns", "duration_ns", pl.col("name").str.extract(_NAME).cast(pl.Int64, strict=False).alias("step"))
-        .drop_nulls()
-        .sort("start_ns")
-        .collect()
-    )
-    starts, durations = marks["start_ns"].to_numpy(), marks["duration_ns"].to_numpy()
-    numbers = marks["step"].to_list()
+    found = [
+        (start, duration, int(name[1]))
+        for category, text, start, duration in each(marks)
+        if category in _HOST and (name := _NAME.fullmatch(text))
+    ]
+    found.sort(key=lambda step: step[0])
+    starts, durations = (np.array([step[column] for step in found], np.int64) for column in (0, 1))
+    numbers = [step[2] for step in found]
     ends = starts + durations
     if len(ends) > 1:
         ends[:-1] = np.minimum(ends[:-1], starts[1:])

@@ -16,6 +16,7 @@ class Loop:
         self.rows: list[StepRow] = []
         self.live: list[StepRow | None] = []
         self.listener_ms = 0
+        self.listens_to: set[int] | None = None  # steps after which a listener takes time; None for all
         self.cutter = cutter(lambda: self.now, self._emit)
         self._ids = iter(range(1, 1_000_000))
         if optimizers:
@@ -26,7 +27,8 @@ class Loop:
             self.rows.append(row)
         if live:
             self.live.append(row)
-            self.now += self.listener_ms * 1_000_000
+            if row is None or self.listens_to is None or row.step in self.listens_to:
+                self.now += self.listener_ms * 1_000_000
 
     # ---------------------------------------------------------------------------------------------- the verbs
 

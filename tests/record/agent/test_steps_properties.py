@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.model import STEP_COLUMNS
+from stepscope.record.agent import step_queue
 from stepscope.record.agent.step_queue import QueuedCutter
 from stepscope.record.agent.steps import StepCutter, StepRow
 
@@ -73,30 +75,142 @@ def test_any_order_of_events(events: list[tuple[int, int, int]], listener_ms: in
 
 
 PLAIN_STEP = [(4, 1, 2), (9, 0, 1), (13, 1, 0)]  # fetch, backward, optimizer
+EVALUATION = [(4, 1, 1)]
+ANY_EVENT = st.tuples(st.integers(0, len(EVENTS) + 1), identities, st.integers(0, 5))
+LOOPS = st.lists(
+    st.lists(ANY_EVENT, max_size=12)
+    | st.integers(1, 5).map(PLAIN_STEP.__mul__)
+    | st.integers(1, 3).map(EVALUATION.__mul__),
+    max_size=12,
+)
+Seen = tuple[list[StepRow], list[StepRow | None], list[int | None]]  # rows, live ones, the open step after each event
+
+
+def drive(loop: Loop, parts: list[list[tuple[int, int, int]]]) -> Seen:
+    """Runs the events, two more kinds among them that only a patient cutter knows."""
+    numbers = []
+    for event, identity, gap in (event for part in parts for event in part):
+        loop.spend(gap)
+        if event < len(EVENTS):
+            EVENTS[event](loop, identity)
+        elif isinstance(loop.cutter, QueuedCutter):
+            if event == len(EVENTS):
+                loop.cutter.hurry()
+            else:
+                loop.cutter.patient = identity > 0
+        numbers.append(loop.cutter.current_step())
+    loop.spend(1)
+    return loop.finish(), loop.live, numbers
 
 
 @settings(max_examples=400, deadline=None)
-@given(
-    st.lists(
-        st.lists(st.tuples(st.integers(0, len(EVENTS) - 1), identities, st.integers(0, 5)), max_size=12)
-        | st.just(PLAIN_STEP),
-        max_size=12,
-    ),
-    st.integers(0, 1),
-)
+@given(LOOPS, st.integers(0, 1))
+@example([[(1, 1, 0), (13, 0, 0), (2, 0, 0)], PLAIN_STEP * 2], 0)  # an optimizer stepped inside an earlier fetch
 def test_events_that_wait_change_nothing(parts: list[list[tuple[int, int, int]]], listener_ms: int) -> None:
     results = []
     for cutter in (StepCutter, QueuedCutter):
         loop = Loop(cutter=cutter)
         loop.listener_ms = listener_ms
-        numbers = []
-        for event, identity, gap in (event for part in parts for event in part):
-            loop.spend(gap)
-            EVENTS[event](loop, identity)
-            numbers.append(loop.cutter.current_step())
-        loop.spend(1)
-        results.append((loop.finish(), loop.live, numbers))
+        results.append(drive(loop, [[event for event in part if event[0] < len(EVENTS)] for part in parts]))
     assert results[0] == results[1]
+
+
+@settings(max_examples=400, deadline=None)
+@given(LOOPS, st.integers(0, 1), st.sampled_from([1, 25, 60, 10_000]), st.integers(1, 4))
+@example([[(1, 0, 0)], PLAIN_STEP * 9, [(3, 0, 0)]], 1, 60, 4)
+@example([[(1, 1, 0), (13, 0, 0), (2, 0, 0)], EVALUATION * 2], 0, 1, 1)
+@example([[(18, 1, 0), (1, 1, 0), (18, 0, 0), (2, 1, 0), *PLAIN_STEP[1:]], PLAIN_STEP * 2], 0, 60, 4)
+def test_steps_that_wait_are_cut_as_they_would_have_been(
+    parts: list[list[tuple[int, int, int]]], listener_ms: int, wait_ms: int, limit: int
+) -> None:
+    patient = Loop()
+    assert isinstance(patient.cutter, QueuedCutter)
+    patient.cutter.patient = True
+    patient.listener_ms = listener_ms
+    waiting_limit = limit * step_queue.STRIDE - (step_queue.STRIDE - step_queue.TIMES)
+    with (
+        patch.object(step_queue, "WAIT_NS", wait_ms * 1_000_000),
+        patch.object(step_queue, "WAITING_LIMIT", waiting_limit),
+    ):
+        rows, live, numbers = drive(patient, parts)
+    plain = Loop(cutter=StepCutter)
+    plain.listener_ms = listener_ms
+    plain.listens_to = {row.step for row in live if row is not None}
+    plain_rows, plain_live, plain_numbers = drive(plain, parts)
+    assert rows == plain_rows
+    assert numbers == plain_numbers
+    assert live == [row for row in plain_live if row is None or row.step in plain.listens_to]
+
+
+def patient_loop(steps: int, *, gap_ms: float = 0.0) -> Loop:
+    """So many steps of 10 ms and a gap, whole ones waiting, the last one's fetch not yet made."""
+    loop = Loop()
+    assert isinstance(loop.cutter, QueuedCutter)
+    loop.cutter.patient = True
+    iterator = loop.iterate(1)
+    for _ in range(steps):
+        loop.fetch(iterator)
+        loop.train()
+        loop.spend(gap_ms)
+    return loop
+
+
+def test_steps_wait_no_longer_than_twenty_milliseconds() -> None:
+    loop = patient_loop(0)
+    begun = written = loop.now
+    for _ in range(50):
+        loop.fetch(1, ms=0.5)
+        loop.forward(0.5)
+        loop.backward(0.5)
+        loop.step(ms=0.5)
+        if loop.rows:
+            written = loop.rows[-1].start_ns + loop.rows[-1].wall_ns
+        assert loop.now - max(begun, written) <= 22_000_000
+    assert [row.step for row in loop.live if row is not None] == [9, 19, 29, 39]
+    assert [row.wall_ns for row in loop.rows] == [2_000_000] * 40
+    assert len(loop.finish()) == 50
+
+
+def test_steps_that_are_long_do_not_wait() -> None:
+    assert len(patient_loop(4, gap_ms=15).rows) == 3
+
+
+def test_who_hurries_has_the_open_step_cut_at_its_end() -> None:
+    loop = patient_loop(1)
+    assert isinstance(loop.cutter, QueuedCutter)
+    loop.cutter.hurry()
+    assert loop.rows == []
+    for number in range(1, 4):
+        loop.fetch(1)
+        loop.train()
+        assert [row.step for row in loop.rows] == list(range(number))
+        assert loop.live[1:] == loop.rows
+    loop.cutter.patient = True
+    loop.fetch(1)
+    loop.train()
+    loop.fetch(1)
+    assert len(loop.rows) == 4
+    assert loop.cutter.current_step() == 5
+
+
+def test_whatever_else_happens_finds_the_steps_before_it_written() -> None:
+    others: list[Callable[[Loop], object]] = [
+        lambda loop: loop.iterate(2),
+        lambda loop: loop.dead(1),
+        lambda loop: loop.fetch(77),
+        lambda loop: loop.cutter.optimizer_created(),
+        lambda loop: loop.cutter.optimizer_skipped(500, loop.now),
+        lambda loop: loop.cutter.mark("user", loop.now),
+        lambda loop: loop.cutter.window(True),
+        lambda loop: loop.cutter.interrupt(loop.now),
+    ]
+    for other in others:
+        loop = patient_loop(1)
+        loop.fetch(1)
+        assert loop.rows == []
+        assert loop.cutter.current_step() == 1
+        other(loop)
+        assert loop.rows[0].step == 0
 
 
 def test_a_backward_pass_that_waits_is_running() -> None:
@@ -116,9 +230,12 @@ def test_a_backward_pass_that_waits_is_running() -> None:
 def test_the_usual_step_is_cut_without_the_state_machine() -> None:
     loop = Loop()
     loop.cutter._at_once = ()  # type: ignore[attr-defined]
+    loop.cutter.patient = True  # type: ignore[attr-defined]
     for _ in loop.batches(1, 5):
         loop.train()
-    assert [row.kind for row in loop.finish()] == ["train"] * 5
+    for _ in loop.batches(2, 5):
+        loop.spend(2)
+    assert [row.kind for row in loop.finish()] == ["train"] * 5 + ["eval"] * 5
 
 
 @settings(max_examples=100, deadline=None)

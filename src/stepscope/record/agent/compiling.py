@@ -40,6 +40,12 @@ def is_compiling_check() -> Callable[[], bool]:
     return _never
 
 
+def is_dynamo_compiling_check() -> Callable[[], bool]:
+    """Like `is_compiling_check`, of Dynamo alone where torch can tell: a third of the time, for calls in every step."""
+    check = getattr(getattr(sys.modules.get("torch"), "compiler", None), "is_dynamo_compiling", None)
+    return is_compiling_check() if check is None else check
+
+
 def skip_own_code() -> None:
     """Have Dynamo run every function of stepscope's recorder as it is. Repeat after loading more of it."""
     skip = _skip_function()

@@ -78,7 +78,7 @@ class Agent:
         self.clock = clock or Clock(config.epoch_offset_ns)
         self.guard = Guard(self._report_fault, config.faults)
         self.journal = Journal(config.run, config.host_dir, self.clock, self._describe)
-        self.steps = QueuedCutter(self.clock.now, self._on_row)
+        self.steps = QueuedCutter(self.clock.now, self._on_row, self._on_rows)
         self.events = EventLog(self.journal, self.clock, self.steps.current_step)
         self.device = DeviceTimer(self)
         self.probes = ProbeSet(self)
@@ -93,8 +93,11 @@ class Agent:
         self.regions_written = False  # since the last step was cut
         self._at_row = HookList(self.guard)
         self._at_row.add("journal", self._write_row)
+        self._at_rows = HookList(self.guard)
+        self._at_rows.add("journal", self.journal.write_steps)
         self._at_boundary = HookList(self.guard)
         self._after_unfed = HookList(self.guard)
+        self._every_step: list[Callable[[], bool | None]] = []  # ask whether a listener needs the next step at once
         self._finish_hooks: list[Callable[[], None]] = []
         self._owner: int | None = None  # the thread whose steps are cut
         self.training_thread: int | None = None  # the owner once it trains; hooks compare with it before they ask
@@ -138,12 +141,17 @@ class Agent:
 
     # ------------------------------------------------------------------------------------------- what others add
 
-    def add_step_listener(self, listener: StepListener) -> None:
+    def add_step_listener(self, listener: StepListener, every_step: Callable[[], bool] | None = None) -> None:
         """Call `listener(row, now_ns)` between two steps, on the training thread, right after a step was cut.
 
-        `row` is None when a loop starts instead. Time spent in listeners is in no step.
+        `row` is None when a loop starts instead. Time spent in listeners is in no step. Short steps may be cut several
+        at a time, and listeners then hear of the last of them alone, unless `every_step()` says they need each; it is
+        asked after every call of the listeners.
         """
-        self._at_boundary.add(getattr(listener, "probe_name", "listener"), listener)
+        probe = getattr(listener, "probe_name", "listener")
+        self._at_boundary.add(probe, listener)
+        if every_step is not None:
+            self._every_step.append(self.guard.wrap(probe, every_step, inject=False))
 
     def add_finish_hook(self, hook: Callable[[], None], probe: str) -> None:
         """Call `hook` when recording ends, before the last step is closed."""
@@ -202,6 +210,21 @@ class Agent:
             if row is not None and row.fetches == 0:
                 self._after_unfed.call(row, now_ns)
             self._at_boundary.call(row, now_ns)
+            self.steps.patient = self._is_patient()
+
+    def _on_rows(self, rows: list[StepRow]) -> None:
+        """Rows of steps cut late, all but the last of which something happens after; see `_is_patient`."""
+        self._at_rows.call(rows)
+
+    def _is_patient(self) -> bool:
+        """Whether steps may be cut late: nothing must happen right where one ends."""
+        return not (
+            self.config.max_steps is not None
+            or self.own_profiler_active
+            or self.user_profiler_active
+            or self.device.in_use
+            or any(wanted() for wanted in self._every_step)
+        )
 
     def _write_row(self, row: StepRow) -> None:
         self.journal.write_step(row)

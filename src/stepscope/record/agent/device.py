@@ -32,6 +32,14 @@ class DeviceTimer:
         self.step_edge = agent.guard.wrap("device", self._step_edge)
         self.drain = agent.guard.wrap("device", self._drain)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether the process uses a device of which edges are recorded; never initialises one."""
+        if not self.possible:
+            return False
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        return cuda is not None and bool(cuda.is_initialized())
+
     def _step_edge(self, row: StepRow) -> None:
         """Record the edge at the end of `row`; its device time is known when the edge before ended the step before."""
         cuda = self._cuda()
@@ -59,9 +67,7 @@ class DeviceTimer:
 
     def _cuda(self) -> Any | None:
         """torch.cuda when events may be recorded now."""
-        if not self.possible:
+        if not self.in_use or self._agent.user_profiler_active:
             return None
-        cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        if cuda is None or not cuda.is_initialized() or self._agent.user_profiler_active:
-            return None
+        cuda: Any = sys.modules["torch"].cuda
         return None if cuda.is_current_stream_capturing() else cuda

@@ -165,8 +165,12 @@ class Journal:
 
     def write_step(self, row: StepRow) -> None:
         """Append a row, now or together with those of the next `BATCH_NS`."""
-        self._pending.append(row)
-        if row.start_ns + row.wall_ns - self._pending[0].start_ns >= BATCH_NS:
+        self.write_steps([row])
+
+    def write_steps(self, rows: list[StepRow]) -> None:
+        """Append rows (at least one), now or together with those of the next `BATCH_NS`."""
+        self._pending += rows
+        if rows[-1].start_ns + rows[-1].wall_ns - self._pending[0].start_ns >= BATCH_NS:
             self.flush()
 
     def flush(self) -> None:

@@ -47,6 +47,7 @@ class _Recorder:
 
     def _region(self, name: str, start_ns: int, end_ns: int, kind: str) -> None:
         self._agent.regions_written = True
+        self._agent.steps.hurry()  # regions are counted by step
         if self._written < REGIONS_PER_STEP:
             self._written += 1
             fields = {} if kind == "region" else {"source": kind}

@@ -1,31 +1,57 @@
 """A step cutter that lets events wait where nothing depends on them yet.
 
 In the usual loop, fed by one loader, nothing that a backward pass or an optimizer step does can end a step: only the
-next fetch can. Their hooks then append to a list, which costs a fraction of the bookkeeping among PyTorch's own work,
-and the fetch settles the list in one go. Any other event settles it first, so that the order of events never changes.
+next fetch can. Their hooks then append to a list, and so does the fetch, as long as every step looks the same and
+nobody has to act between two of them: a few lines among PyTorch's own work, where ours always run with cold caches.
+Steps that wait are cut back to back, at a fetch at least `WAIT_NS` after the first one began. Any other event first
+has all that waits taken in, with the times it had, so that the order of events never changes.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable
+from typing import Any, Callable, List
 
 from stepscope.record.agent.open_step import Emit
-from stepscope.record.agent.phases import DATA_WAIT, Segment, StepRow
+from stepscope.record.agent.phases import BACKWARD, DATA_WAIT, OPTIMIZER, Iterator, StepRow
 from stepscope.record.agent.steps import StepCutter
 
-BACKWARD_START, BACKWARD_END, OPTIMIZER_START, OPTIMIZER_END = _USUAL = (0, 1, 2, 3)
+BACKWARD_START, BACKWARD_END, OPTIMIZER_START, OPTIMIZER_END = range(4)
+# An event is three entries of the queue: which, the optimizer, the time.
+USUAL_LENGTH = 4 * 3
 # Four rounds of backward and optimizer on one batch; a loop that goes on without a fetch is settled as it goes.
-QUEUE_LIMIT = 16
+QUEUE_LIMIT = 4 * USUAL_LENGTH
+
+# Whole steps wait for so long at most, or so many of them: what `kill -9` may take along, and one pause for all.
+WAIT_NS = 20_000_000
+STEP_LIMIT = 64
+# A step that waits: its four times and the next fetch's start; then that fetch's end and samples, of the step after.
+TIMES, STRIDE = 5, 7
+WAITING_LIMIT = STEP_LIMIT * STRIDE - (STRIDE - TIMES)
+
+# Where an event finds us: nothing waits any more; between a fetch and the next; in a fetch whose start waits.
+AT_ONCE, INSIDE, FETCHING = range(3)
+
+EmitRows = Callable[[List[StepRow]], None]
 
 
 class QueuedCutter(StepCutter):
-    """Cuts the same steps as `StepCutter`, cheaper in the usual loop."""
+    """Cuts the same steps as `StepCutter`, cheaper in the usual loop.
 
-    def __init__(self, clock: Callable[[], int], emit: Emit) -> None:
+    While `patient`, which only its owner sets, whole steps may wait. Of steps cut together only the last can be live;
+    the others go to `emit_rows` in one call, where it is given.
+    """
+
+    def __init__(self, clock: Callable[[], int], emit: Emit, emit_rows: EmitRows | None = None) -> None:
         super().__init__(clock, emit)
-        self._queue: list[tuple[int, int, int]] = []  # (event, optimizer, time)
-        self._queueing = False
+        self._emit_rows = emit_rows if emit_rows is not None else self._emit_each
+        self.patient = False
+        self._state = AT_ONCE
+        self._queue: list[int] = []  # events of the step under way
+        self._waiting: list[Any] = []  # steps that are over
+        self._usual: int | None = None  # the iterator whose next fetch ends a usual step
+        self._fetched_ns = 0  # where its last fetch ended
+        self._due_ns = 0  # a fetch from here on cuts
         self._at_once: tuple[Callable[[int, int], None], ...] = (
             lambda _, now: StepCutter.backward_start(self, now),
             lambda _, now: StepCutter.backward_end(self, now),
@@ -37,84 +63,125 @@ class QueuedCutter(StepCutter):
     def in_backward(self) -> bool:
         """Whether a backward pass is running, one whose start still waits included."""
         depth = 0
-        for event, _, _ in self._queue:
+        for event in self._queue[::3]:
             if event == BACKWARD_START:
                 depth += 1
             elif event == BACKWARD_END and depth:
                 depth -= 1
         return depth > 0 or super().in_backward
 
+    def current_step(self) -> int | None:
+        """As in `StepCutter`, steps that wait counted."""
+        step = super().current_step()
+        return step if step is None else step + (len(self._waiting) + STRIDE - TIMES) // STRIDE
+
+    def hurry(self) -> None:
+        """Cut the open step at the next fetch, and be patient only when told so again. From any thread."""
+        self.patient = False
+        self._due_ns = 0
+
     def settle(self) -> None:
         """Take in what waits; from here to the next fetch nothing does."""
-        self._queueing = False
+        if self._waiting:
+            self._cut_waiting(live=False)
+        self._state = AT_ONCE
+        self._usual = None
         if self._queue:
             queue, self._queue = self._queue, []
-            for event, optimizer_id, now in queue:
-                self._at_once[event](optimizer_id, now)
+            for at in range(0, len(queue), 3):
+                self._at_once[queue[at]](queue[at + 1], queue[at + 2])
 
     # The four events that may wait
 
     def backward_start(self, now: int) -> None:
-        """As in `StepCutter`, now or at the next fetch."""
-        if self._queueing and len(self._queue) < QUEUE_LIMIT:
-            self._queue.append((BACKWARD_START, 0, now))
+        """As in `StepCutter`, now or at a fetch to come."""
+        if self._state == INSIDE and len(self._queue) < QUEUE_LIMIT:
+            self._queue += (BACKWARD_START, 0, now)
         else:
             self.settle()
             super().backward_start(now)
 
     def backward_end(self, now: int) -> None:
-        """As in `StepCutter`, now or at the next fetch."""
-        if self._queueing and len(self._queue) < QUEUE_LIMIT:
-            self._queue.append((BACKWARD_END, 0, now))
+        """As in `StepCutter`, now or at a fetch to come."""
+        if self._state == INSIDE and len(self._queue) < QUEUE_LIMIT:
+            self._queue += (BACKWARD_END, 0, now)
         else:
             self.settle()
             super().backward_end(now)
 
     def optimizer_start(self, optimizer_id: int, now: int) -> None:
-        """As in `StepCutter`, now or at the next fetch."""
-        if self._queueing and len(self._queue) < QUEUE_LIMIT:
-            self._queue.append((OPTIMIZER_START, optimizer_id, now))
+        """As in `StepCutter`, now or at a fetch to come."""
+        if self._state == INSIDE and len(self._queue) < QUEUE_LIMIT:
+            self._queue += (OPTIMIZER_START, optimizer_id, now)
         else:
             self.settle()
             super().optimizer_start(optimizer_id, now)
 
     def optimizer_end(self, optimizer_id: int, now: int) -> None:
-        """As in `StepCutter`, now or at the next fetch."""
-        if self._queueing and len(self._queue) < QUEUE_LIMIT:
-            self._queue.append((OPTIMIZER_END, optimizer_id, now))
+        """As in `StepCutter`, now or at a fetch to come."""
+        if self._state == INSIDE and len(self._queue) < QUEUE_LIMIT:
+            self._queue += (OPTIMIZER_END, optimizer_id, now)
         else:
             self.settle()
             super().optimizer_end(optimizer_id, now)
 
-    # The fetch, where the usual step is cut
+    # The fetch, which ends the usual step
 
     def fetch_start(self, iterator_id: int, now: int) -> None:
-        """As in `StepCutter`; the usual step is cut here at once."""
-        queue = self._queue
-        if len(queue) == 4 and self._queueing and iterator_id == self._anchor and self._cycle is None:
-            segment = self._segments[0]
-            if segment.fetches == 1 and segment.leader == iterator_id and not segment.partial:
-                (first, _, start), (second, _, end), (third, stepped, step_start), (fourth, same, step_end) = queue
-                in_order = segment.end_ns <= start <= end <= step_start <= step_end <= now
-                if in_order and stepped == same and (first, second, third, fourth) == _USUAL:
-                    self._queueing = False
-                    queue.clear()
-                    self._cut_usual(segment, iterator_id, (start, end, step_start, step_end), now)
-                    return
+        """As in `StepCutter`; a usual step ends here, and is cut here or waits."""
+        if iterator_id == self._usual:
+            queue = self._queue
+            times: tuple[int | None, ...]
+            if len(queue) == USUAL_LENGTH:
+                first, _, start, second, _, end, third, stepped, step_start, fourth, same, step_end = queue
+                times = start, end, step_start, step_end, now
+                usual = (
+                    self._fetched_ns <= start <= end <= step_start <= step_end <= now
+                    and stepped == same
+                    and first == BACKWARD_START
+                    and second == BACKWARD_END
+                    and third == OPTIMIZER_START
+                    and fourth == OPTIMIZER_END
+                )
+            else:
+                times = None, None, None, None, now
+                usual = not queue and self._state == INSIDE and now >= self._fetched_ns
+            if usual:
+                waiting = self._waiting
+                waiting += times
+                queue.clear()
+                if now < self._due_ns and len(waiting) < WAITING_LIMIT:
+                    self._state = FETCHING
+                else:
+                    self._cut_waiting(live=True)
+                return
         self.settle()
         super().fetch_start(iterator_id, now)
 
     def fetch_end(self, iterator_id: int, samples: int | None, now: int) -> None:
         """As in `StepCutter`; from here on events may wait, if this is the usual step so far."""
+        if self._state == FETCHING and iterator_id == self._usual:
+            waiting = self._waiting
+            if now < waiting[-1]:  # a clock that ran backwards
+                now = waiting[-1]
+            waiting += (now, samples)
+            self._fetched_ns = now
+            self._state = INSIDE
+            return
+        self.settle()
         super().fetch_end(iterator_id, samples, now)
-        self._queueing = (
-            len(self._segments) == 1
-            and not self._segments[0].trained
-            and self._anchor is not None
-            and self._mark is None
-            and self._resting is None
-            and not self._stack
-        )
+        if len(self._segments) == 1 and self._anchor is not None and not self._stack and self._mark is None:
+            segment = self._segments[0]
+            if self._resting is None and not segment.trained:
+                self._state = INSIDE
+                alone = segment.fetches == 1 and segment.leader == iterator_id == self._anchor
+                waited_only = not segment.phases[BACKWARD] and not segment.phases[OPTIMIZER]  # no training in the fetch
+                iterator = self._iterators.get(iterator_id)
+                known = iterator is not None and iterator.fetched
+                if alone and known and waited_only and not segment.partial and self._cycle is None:
+                    self._usual = iterator_id
+                    self._fetched_ns = segment.end_ns
+                    self._due_ns = segment.start_ns + WAIT_NS if self.patient else 0
 
     # Everything else is in order only when nothing waits
 
@@ -145,7 +212,7 @@ class QueuedCutter(StepCutter):
 
     def module_forward(self, now: int) -> None:
         """As in `StepCutter`."""
-        if not self._queueing:  # else a fetch has told where data wait ended
+        if self._state == AT_ONCE:  # else a fetch tells where data wait ends
             super().module_forward(now)
 
     def mark(self, source: str, now: int) -> None:
@@ -163,47 +230,65 @@ class QueuedCutter(StepCutter):
         self.settle()
         super().finish(now)
 
-    def _cut_usual(self, segment: Segment, leader: int, times: tuple[int, int, int, int], now: int) -> None:
-        """One batch, one backward pass, one optimizer step, and now the next fetch: as `StepCutter` would do it."""
-        backward_start, backward_end, optimizer_start, optimizer_end = times
-        wait, ahead, _, _, other = segment.phases
-        row = _new_row(
-            StepRow,
-            (
-                self._number,
-                "train",
-                segment.epoch,
-                segment.start_ns,
-                now - segment.start_ns,
-                wait,
-                ahead + backward_start - segment.end_ns,
-                backward_end - backward_start,
-                optimizer_end - optimizer_start,
-                other + optimizer_start - backward_end + now - optimizer_end,
-                None,
-                segment.samples,
-                1,
-                1 if segment.first_batch else 0,
-                1 if segment.in_window else 0,
-                "loader",
-            ),
-        )
-        self._optimizers_exist = self._optimizer_signalled = True
-        self._cut_by_fetch = False
+    def _cut_waiting(self, live: bool) -> None:
+        """Write the usual steps that wait as `StepCutter` would have, and be in the step that runs now.
+
+        Each is one batch, a backward pass and an optimizer step or neither, and the start of the next fetch. `live`:
+        that start is now. Else the step that runs began with it some time ago, and its fetch may be over.
+        """
+        waiting, self._waiting = self._waiting, []
+        leader, self._usual = self._usual, None
+        assert leader is not None  # steps wait for its fetches only
+        self._state = AT_ONCE
+        segment = self._segments[0]
+        self._segments = []
         self._strays = 0
         self._most_fetches = self._most_fetches or 1
-        self._segments = []
-        self._number += 1
-        self._emit(row, True, now)
-        start = max(now, self._clock())
-        fresh = self._open(start, partial=False)
-        fresh.leader = leader
-        fresh.epoch = segment.epoch
-        fresh.knows_forward = True
+        iterator, epoch, in_window = self._iterators[leader], segment.epoch, 1 if segment.in_window else 0
+        first_batch = 1 if segment.first_batch else 0
+        wait, ahead, _, _, other = segment.phases
+        begin, fetched, samples = segment.start_ns, segment.end_ns, segment.samples
+        rows = []
+        last = len(waiting) - TIMES
+        for at in range(0, last + 1, STRIDE):
+            start, end, step_start, step_end, over = waiting[at : at + TIMES]
+            if start is None:
+                kind, parts = "eval", (wait, ahead + other + over - fetched, 0, 0, 0)
+            else:
+                kind = "train"
+                self._optimizers_exist = self._optimizer_signalled = True
+                self._cut_by_fetch = False
+                rest = other + step_start - end + over - step_end
+                parts = (wait, ahead + start - fetched, end - start, step_end - step_start, rest)
+            ends = (None, samples, 1, first_batch, in_window, "loader")
+            rows.append(_new_row(StepRow, (self._number, kind, epoch, begin, over - begin, *parts, *ends)))
+            self._number += 1
+            begin, epoch, in_window = over, iterator.epoch, 1 if self._window else 0
+            first_batch = ahead = other = 0
+            if at < last:
+                fetched, samples = waiting[at + TIMES : at + STRIDE]
+                wait = fetched - begin
+        row = rows.pop() if live else None
+        if rows:
+            self._emit_rows(rows)
+        if row is not None:
+            self._emit(row, True, begin)
+            begin = max(begin, self._clock())
+        self._fetch_begun(iterator, begin)
+        if len(waiting) % STRIDE == 0:
+            fetched, samples = waiting[-2:]
+            StepCutter.fetch_end(self, leader, samples, fetched)
+
+    def _emit_each(self, rows: list[StepRow]) -> None:
+        for row in rows:
+            self._emit(row, False, row.start_ns + row.wall_ns)
+
+    def _fetch_begun(self, iterator: Iterator, now: int) -> None:
+        """A step has begun with a fetch of its leader."""
+        self._lead(self._open(now, partial=False), iterator)
         self._before_fetch = None
-        self._stack.append((DATA_WAIT, leader))
-        iterator = self._iterators[leader]
-        iterator.step_start = start
+        self._stack.append((DATA_WAIT, iterator.number))
+        iterator.step_start = now
         iterator.step_fetches = 1
 
 

@@ -41,7 +41,7 @@ def attach(agent: Agent) -> WindowManager | None:
         agent.events.write("window_skipped", reason="the script's own profilers cannot be seen", step=None)
         return None
     manager = WindowManager(agent, probe)
-    agent.add_step_listener(manager)
+    agent.add_step_listener(manager, every_step=lambda: manager.is_open or not manager.plan.over)
     probe.make_room = manager.make_room
     agent.add_finish_hook(manager.finish, NAME)
     if hasattr(os, "register_at_fork"):

@@ -21,8 +21,20 @@ class AutogradProbe:
 
     def install(self, agent: Agent) -> None:
         """Wrap `torch.autograd.backward`, which `Tensor.backward` calls as well."""
-        self._agent = agent
-        pair = agent.guard.pair(self.name, self._before, self._after)
+        steps, source, offset_ns = agent.steps, agent.clock.source, agent.clock.epoch_offset_ns
+
+        # Closures: what they need is at hand, where every attribute would be looked up with cold caches.
+        def before(*_args: Any, **_kwargs: Any) -> bool:
+            if get_ident() != agent.training_thread and not agent.accepts(strong=True):
+                return False
+            steps.backward_start(source() + offset_ns)
+            return True
+
+        def after(begun: bool | None, _result: Any, _error: BaseException | None) -> None:
+            if begun:
+                steps.backward_end(source() + offset_ns)
+
+        pair = agent.guard.pair(self.name, before, after)
 
         def make() -> None:
             import torch
@@ -34,14 +46,3 @@ class AutogradProbe:
     def uninstall(self) -> None:
         """Restore the original."""
         self._patches.remove()
-
-    def _before(self, *_args: Any, **_kwargs: Any) -> bool:
-        agent = self._agent
-        if get_ident() != agent.training_thread and not agent.accepts(strong=True):
-            return False
-        agent.steps.backward_start(agent.clock.now())
-        return True
-
-    def _after(self, begun: bool | None, _result: Any, _error: BaseException | None) -> None:
-        if begun:
-            self._agent.steps.backward_end(self._agent.clock.now())

@@ -24,6 +24,7 @@ _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CRITICAL = frozenset(
     os.path.join(_FOLDER, name + ".py") for name in ("steps", "step_queue", "open_step", "phases", "core")
 )
+_PLAIN = (list, tuple)
 _NO_LENGTH = (TypeError, NotImplementedError, AttributeError)
 
 
@@ -33,7 +34,7 @@ def batch_rows(batch: Any, batch_size: int | None = None, depth: int = 3) -> int
     A sequence of tensors that were not stacked (images of different sizes) counts as its length, where that is at most
     `batch_size` and their first dimensions are no batch of that size.
     """
-    if batch.__class__ in (list, tuple) and batch and depth == 3:  # what nearly every loader yields
+    if batch.__class__ in _PLAIN and batch and depth == 3:
         shape = getattr(batch[0], "shape", None)
         if shape and shape[0].__class__ is int:
             return shape[0]
@@ -80,7 +81,8 @@ class LoaderProbe:
 
     def install(self, agent: Agent) -> None:
         """Wrap `_BaseDataLoaderIter.__next__` and the places where an iterator is made or started anew."""
-        self._agent = agent
+        self._agent, self._steps = agent, agent.steps
+        self._source, self._offset_ns = agent.clock.source, agent.clock.epoch_offset_ns
         pair = partial(agent.guard.pair, self.name)
         fetch = pair(self._before_next, self._after_next)
         made = pair(self._before_make, self._after_make)
@@ -121,18 +123,23 @@ class LoaderProbe:
         if serial is None:
             serial = self._adopt(iterator)
         self._fetching = serial
-        now = agent.clock.now()
+        now = self._source() + self._offset_ns
         if self._deaths:
             self._tell_deaths(now)
-        agent.steps.fetch_start(serial, now)
+        self._steps.fetch_start(serial, now)
         return serial
 
     def _after_next(self, token: int | None, batch: Any, error: BaseException | None) -> None:
         if token is None:
             return
-        steps, now = self._agent.steps, self._agent.clock.now()
+        steps, now = self._steps, self._source() + self._offset_ns
         if error is None:
-            steps.fetch_end(token, batch_rows(batch, self._sizes.get(token)), now)
+            rows: int | None = None
+            if batch.__class__ in _PLAIN and batch:  # what nearly every loader yields, without a call
+                shape = getattr(batch[0], "shape", None)
+                if shape and shape[0].__class__ is int:
+                    rows = shape[0]
+            steps.fetch_end(token, batch_rows(batch, self._sizes.get(token)) if rows is None else rows, now)
         elif isinstance(error, StopIteration):
             steps.fetch_stop(token, now)
         else:

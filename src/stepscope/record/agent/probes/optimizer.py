@@ -8,7 +8,7 @@ from __future__ import annotations
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from stepscope.record.agent.compiling import is_compiling_check
+from stepscope.record.agent.compiling import is_dynamo_compiling_check
 
 if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent
@@ -26,18 +26,34 @@ class OptimizerProbe:
         """Register the global pre and post hooks."""
         from torch.optim import optimizer as module
 
-        start = agent.guard.wrap(self.name, self._start)
-        end = agent.guard.wrap(self.name, self._end)
-        self._agent = agent
-        is_compiling = is_compiling_check()
+        steps, source, offset_ns = agent.steps, agent.clock.source, agent.clock.epoch_offset_ns
+        is_compiling = is_dynamo_compiling_check()
+
+        def start(optimizer: Any) -> None:
+            if get_ident() == agent.training_thread or agent.accepts(strong=True):
+                agent.optimizer_events += 1
+                steps.optimizer_start(id(optimizer), source() + offset_ns)
+
+        def end(optimizer: Any, _result: Any, _error: BaseException | None) -> None:
+            if get_ident() == agent.training_thread or agent.accepts(strong=True):
+                steps.optimizer_end(id(optimizer), source() + offset_ns)
+
+        pair = agent.guard.pair(self.name, start, end)
+        switch, before, after = pair.switch, pair.before, pair.after
 
         def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            if not is_compiling():
-                start(optimizer)
+            if not is_compiling() and not switch.off:
+                try:
+                    before(optimizer)
+                except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
+                    pair.trip(defect)
 
         def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            if not is_compiling():
-                end(optimizer)
+            if not is_compiling() and not switch.off:
+                try:
+                    after(optimizer, None, None)
+                except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
+                    pair.trip(defect)
 
         self._handles = [
             module.register_optimizer_step_pre_hook(before_step),
@@ -49,14 +65,3 @@ class OptimizerProbe:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-
-    def _start(self, optimizer: Any) -> None:
-        agent = self._agent
-        if get_ident() == agent.training_thread or agent.accepts(strong=True):
-            agent.optimizer_events += 1
-            agent.steps.optimizer_start(id(optimizer), agent.clock.now())
-
-    def _end(self, optimizer: Any) -> None:
-        agent = self._agent
-        if get_ident() == agent.training_thread or agent.accepts(strong=True):
-            agent.steps.optimizer_end(id(optimizer), agent.clock.now())

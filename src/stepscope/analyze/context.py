@@ -1,0 +1,57 @@
+"""What several analyses of one run share, made when it is first asked for: labelled steps, samples, lines, origins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from stepscope.analyze import origins, samples, steps
+from stepscope.analyze.lines import Lines
+from stepscope.analyze.origins import Origins
+from stepscope.analyze.places import NO_OPTIONS, CodeOptions, UserCode, user_code
+from stepscope.analyze.samples import Samples
+from stepscope.analyze.steps import LabelledSteps
+from stepscope.analyze.views import base as views_base
+from stepscope.analyze.views.base import Base
+from stepscope.tables.schema import Tables
+
+
+class Context:
+    """One run under analysis. `sources` is text of the user's files by absolute path, where at hand."""
+
+    def __init__(
+        self, tables: Tables, sources: Mapping[str, str] | None = None, options: CodeOptions = NO_OPTIONS
+    ) -> None:
+        self.tables = tables
+        self.sources = sources or {}
+        self.options = options
+
+    @cached_property
+    def code(self) -> UserCode:
+        """Tells the user's files from others."""
+        return user_code(self.tables, self.sources, self.options)
+
+    @cached_property
+    def labelled(self) -> LabelledSteps:
+        """The steps with what makes each of them unusual."""
+        return steps.label(self.tables)
+
+    @cached_property
+    def sampled(self) -> Samples | None:
+        """The sampled stacks, None without any."""
+        return samples.prepare(self.tables, self.code, self.labelled)
+
+    @cached_property
+    def lines(self) -> Lines:
+        """Exact lines of calls, from samples and source text."""
+        return Lines(self.sampled, self.sources)
+
+    @cached_property
+    def origins(self) -> Origins:
+        """All slices of the traces as a tree in which the user's functions are marked."""
+        return origins.prepare(self.tables, self.code)
+
+    @cached_property
+    def base(self) -> Base:
+        """The traces as the views start from them."""
+        return views_base.prepare(self.tables, self.origins, self.lines)

@@ -1,0 +1,186 @@
+"""Sets of time intervals as arrays: union, intersection, difference, covered length, and the one partition engine.
+
+Intervals are half open, [start, end), in integer ns; one that ends where it starts, or before, is empty. A set is
+`Intervals`: ascending, disjoint, not touching. All work is on whole arrays, so millions of intervals take a second;
+where there are many windows (steps, buckets) or many keys, all of them are answered at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+_SAFE = 2**62  # keys and times share one number below it
+
+
+class Intervals(NamedTuple):
+    """A set of times: [starts[i], ends[i]), ascending, disjoint and not touching."""
+
+    starts: Int64
+    ends: Int64
+
+
+EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def union(starts: Int64, ends: Int64) -> Intervals:
+    """The set of times that any of these intervals covers; they may overlap and come in any order."""
+    if not len(starts):
+        return EMPTY
+    if not _ascending(starts):
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+    if not (ends > starts).all():
+        lasting = ends > starts
+        starts, ends = starts[lasting], ends[lasting]
+        if not len(starts):
+            return EMPTY
+    reached = np.maximum.accumulate(ends)
+    first = np.empty(len(starts), bool)
+    first[0] = True
+    np.greater(starts[1:], reached[:-1], out=first[1:])
+    last = np.append(first[1:], True)
+    return Intervals(starts[first], reached[last])
+
+
+def merge(*sets: Intervals) -> Intervals:
+    """The union of sets."""
+    filled = [one for one in sets if len(one.starts)]
+    if len(filled) < 2:
+        return filled[0] if filled else EMPTY
+    return union(np.concatenate([one.starts for one in filled]), np.concatenate([one.ends for one in filled]))
+
+
+def intersect(one: Intervals, other: Intervals) -> Intervals:
+    """What both sets cover."""
+    if not len(one.starts) or not len(other.starts):
+        return EMPTY
+    # every piece of both begins at a start of either and ends at the first end of either behind it
+    begins = np.union1d(one.starts, other.starts)
+    begins = begins[_inside(one, begins) & _inside(other, begins)]
+    ends = np.minimum(_end_after(one, begins), _end_after(other, begins))
+    return Intervals(begins, ends)
+
+
+def subtract(one: Intervals, other: Intervals) -> Intervals:
+    """What `one` covers and `other` does not."""
+    if not len(one.starts) or not len(other.starts):
+        return one
+    return intersect(one, complement(other, int(one.starts[0]), int(one.ends[-1])))
+
+
+def complement(one: Intervals, start: int, end: int) -> Intervals:
+    """What of [start, end) the set does not cover."""
+    if end <= start:
+        return EMPTY
+    inner = clip(one, start, end)
+    starts, ends = np.concatenate([[start], inner.ends]), np.concatenate([inner.starts, [end]])
+    gaps = ends > starts
+    return Intervals(starts[gaps].astype(np.int64), ends[gaps].astype(np.int64))
+
+
+def clip(one: Intervals, start: int, end: int) -> Intervals:
+    """What of the set lies in [start, end)."""
+    first = int(np.searchsorted(one.ends, start, side="right"))
+    last = int(np.searchsorted(one.starts, end, side="left"))
+    if last <= first or end <= start:
+        return EMPTY
+    return Intervals(np.maximum(one.starts[first:last], start), np.minimum(one.ends[first:last], end))
+
+
+def total(one: Intervals) -> int:
+    """Length of the set, ns."""
+    return int((one.ends - one.starts).sum())
+
+
+def covered_before(one: Intervals, times: Int64) -> Int64:
+    """For each of `times`, what the set covers before it, ns."""
+    if not len(one.starts):
+        return np.zeros(len(times), np.int64)
+    lengths = np.concatenate([[0], np.cumsum(one.ends - one.starts)])
+    began = np.searchsorted(one.starts, times, side="right")
+    ahead = np.where(began > 0, one.ends[began - 1] - times, 0)  # of the last that began, what is still to come
+    return lengths[began] - np.maximum(ahead, 0)
+
+
+def covered(one: Intervals, starts: Int64, ends: Int64) -> Int64:
+    """For each window [starts[i], ends[i]), what the set covers of it, ns. Windows may overlap."""
+    return covered_before(one, np.maximum(ends, starts)) - covered_before(one, starts)
+
+
+def partition(start: int, end: int, sets: Sequence[Intervals]) -> list[Intervals]:
+    """[start, end) taken apart: to each set what no earlier one covers, and last what none covers.
+
+    The len(sets) + 1 parts are disjoint and their lengths sum to the window's.
+    """
+    rest = complement(EMPTY, start, end)
+    parts = []
+    for one in sets:
+        own = clip(one, start, end)
+        parts.append(intersect(rest, own))
+        rest = subtract(rest, own)
+    return [*parts, rest]
+
+
+def partition_lengths(starts: Int64, ends: Int64, sets: Sequence[Intervals]) -> Int64:
+    """`partition` of many windows at once, lengths only: ns, shape (windows, len(sets) + 1), rows sum to the window.
+
+    What a set adds to all sets before it is the part that only it has. Windows may overlap.
+    """
+    reached = [np.zeros(len(starts), np.int64)]
+    so_far = EMPTY
+    for one in sets:
+        so_far = merge(so_far, one)
+        reached.append(covered(so_far, starts, ends))
+    reached.append(np.maximum(ends - starts, 0))
+    edges = np.stack(reached, axis=1)
+    return edges[:, 1:] - edges[:, :-1]
+
+
+def union_by(keys: Int64, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
+    """For each distinct key (ascending) the length of the union of its intervals, ns."""
+    if not len(keys):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    distinct, number = np.unique(keys, return_inverse=True)
+    ends = np.maximum(ends, starts)
+    shift, top = int(starts.min()), int(ends.max())
+    if (top - shift + 1) * len(distinct) >= _SAFE:
+        return distinct, _one_by_one(len(distinct), number, starts, ends)
+    # each key gets a stretch of time of its own, so that one union serves all
+    stretch = number.astype(np.int64) * (top - shift + 1) - shift
+    begins = starts + stretch
+    order = np.argsort(begins, kind="stable")
+    begins, finishes, number = begins[order], (ends + stretch)[order], number[order]
+    reached = np.maximum.accumulate(finishes)
+    np.maximum(begins[1:], reached[:-1], out=begins[1:])
+    added = np.maximum(finishes - begins, 0)
+    firsts = np.searchsorted(number, np.arange(len(distinct)))
+    return distinct, np.add.reduceat(added, firsts)
+
+
+def _one_by_one(count: int, number: Int64, starts: Int64, ends: Int64) -> Int64:
+    """`union_by` where keys times time would not fit a number."""
+    order = np.argsort(number, kind="stable")
+    edges = np.searchsorted(number[order], np.arange(count + 1))
+    lengths = np.empty(count, np.int64)
+    for key in range(count):
+        rows = order[edges[key] : edges[key + 1]]
+        lengths[key] = total(union(starts[rows], ends[rows]))
+    return lengths
+
+
+def _ascending(values: Int64) -> bool:
+    return bool((values[1:] >= values[:-1]).all())
+
+
+def _inside(one: Intervals, times: Int64) -> npt.NDArray[np.bool_]:
+    at = np.searchsorted(one.starts, times, side="right") - 1
+    return (at >= 0) & (times < one.ends[np.maximum(at, 0)])
+
+
+def _end_after(one: Intervals, times: Int64) -> Int64:
+    return one.ends[np.searchsorted(one.starts, times, side="right") - 1]

@@ -1,0 +1,183 @@
+"""From rows of a span to the user's lines, one way for all views.
+
+A row belongs to the innermost function or line of the user's around it. One of the backward pass belongs to that of its
+forward operator, because above it stands only `backward()`. Where there is no code of the user's, a library's outside
+torch may stand in, as a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analyze.origins import NONE, Origin
+from stepscope.analyze.trace import callee_name
+from stepscope.analyze.views.base import Base, Int32, Int64, Span
+from stepscope.model.findings import Place
+
+_PLACE = ("file", "line", "function", "exact")
+_LEVELS = 10_000  # of slices around each other; a broken tree ends here
+
+
+@dataclass(frozen=True)
+class Found:
+    """For each row that was asked for the index of its origin in `base.origins.places`, and the row of the span that
+    its code calls (which tells the exact line); `NONE` where nothing was found.
+    """
+
+    place: Int64
+    called: Int64
+
+
+def trace_back(base: Base, span: Span, rows: Int64) -> Found:
+    """The origins of rows of the span; `NONE` (-1) among the rows stays `NONE`."""
+    tree = base.origins
+    if not tree.places or not len(rows):
+        return Found(np.full(len(rows), NONE, np.int64), np.full(len(rows), NONE, np.int64))
+    distinct, back = (rows, slice(None)) if _ascending(rows) else np.unique(rows, return_inverse=True)
+    start = np.where(distinct >= 0, distinct + span.first, NONE)
+    first = tree.walk(start)
+    found, below = _entries(tree.user, first.stop), first.below
+    forward = _forward_rows(span, first.backward)
+    for library in (False, True):
+        for begin in (forward, start):
+            rest = np.flatnonzero((found < 0) & (begin >= 0))
+            again = tree.walk(begin[rest], library=library, boundary=False)
+            hit = again.stop >= 0
+            found[rest[hit]] = _entries(tree.library if library else tree.user, again.stop[hit])
+            below[rest[hit]] = again.below[hit]
+    return Found(found[back], np.where(below >= 0, below - span.first, NONE)[back])
+
+
+def _ascending(rows: Int64) -> bool:
+    return bool((rows[1:] > rows[:-1]).all())
+
+
+def places_of(base: Base, span: Span, rows: Int64) -> Int64:
+    """The index in `base.origins.places` of each row of the span, `NONE` where no code was found."""
+    return trace_back(base, span, rows).place
+
+
+def place(base: Base, index: int, callee: str | None = None) -> tuple[Place, bool]:
+    """The place, and whether its line is that of the call rather than of the definition.
+
+    Args:
+        callee: name of the slice that the code there calls; where the source is known it tells the exact line.
+    """
+    origin = _exact(base, base.origins.places[index], callee)
+    return Place(origin.file, origin.line, origin.function), origin.exact
+
+
+def dominant_places(
+    base: Base, span: Span, groups: Int64, rows: Int64, weights: Int64, count: int
+) -> list[tuple[Place, bool] | None]:
+    """For each of `count` groups the place most of its weight comes from; None where no row of it has one.
+
+    Args:
+        groups: the group of each row, 0 to `count` - 1.
+        rows: rows of the span.
+        weights: ns, bytes or calls of each row; groups whose weights are all 0 go by calls.
+    """
+    places = PlaceSums(base, count)
+    places.add(span, groups, rows, weights)
+    return places.dominant()
+
+
+class PlaceSums:
+    """Weights by group and place, to be added up over several spans."""
+
+    def __init__(self, base: Base, count: int) -> None:
+        self._base = base
+        self._count = count
+        self._parts: list[pl.DataFrame] = []
+
+    def add(self, span: Span, groups: Int64, rows: Int64, weights: Int64) -> None:
+        """Rows of a span with their group and weight."""
+        self._parts.append(place_sums(self._base, span, groups, rows, weights))
+
+    def dominant(self) -> list[tuple[Place, bool] | None]:
+        """For each group its heaviest place."""
+        result: list[tuple[Place, bool] | None] = [None] * self._count
+        if self._parts:
+            for row in heaviest(pl.concat(self._parts), ["group"]).iter_rows(named=True):
+                result[row["group"]] = place_of_row(row)
+        return result
+
+
+def place_sums(base: Base, span: Span, groups: Int64, rows: Int64, weights: Int64) -> pl.DataFrame:
+    """(group, file, line, function, exact, weight, rows): weights summed by group and place, where one was found."""
+    if not base.origins.places:
+        groups, rows, weights = groups[:0], rows[:0], weights[:0]
+    found = trace_back(base, span, rows)
+    hit = found.place >= 0
+    names = span.names
+    callee = np.where(found.called >= 0, names.codes[found.called], NONE)[hit]
+    sums = (
+        pl.DataFrame({"group": groups[hit], "place": found.place[hit], "callee": callee, "weight": weights[hit]})
+        .group_by("group", "place", "callee")
+        .agg(pl.col("weight").sum(), rows=pl.len().cast(pl.Int64))
+    )
+    pairs = sums.select("place", "callee").unique()
+    origins = [
+        _exact(base, base.origins.places[index], names.values[code] if code >= 0 else None)
+        for index, code in pairs.iter_rows()
+    ]
+    pairs = pairs.with_columns(
+        pl.Series("file", [origin.file for origin in origins], pl.String),
+        pl.Series("line", [origin.line for origin in origins], pl.Int64),
+        pl.Series("function", [origin.function for origin in origins], pl.String),
+        pl.Series("exact", [origin.exact for origin in origins], pl.Boolean),
+    )
+    return sums.join(pairs, on=["place", "callee"]).select("group", *_PLACE, "weight", "rows")
+
+
+def heaviest(sums: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Of `place_sums`, with columns `keys` in place of or beside `group`: the place of most weight of each key."""
+    return (
+        sums.group_by(*keys, *_PLACE)
+        .agg(pl.col("weight").sum(), pl.col("rows").sum())
+        .sort("weight", "rows", *_PLACE, descending=[True, True, *(False for _ in _PLACE)])
+        .unique(keys, keep="first", maintain_order=True)
+        .select(*keys, *_PLACE)
+    )
+
+
+def place_of_row(row: Mapping[str, Any]) -> tuple[Place, bool]:
+    """The place, and whether its line is exact, of a row of `heaviest`."""
+    return Place(row["file"], row["line"], row["function"]), bool(row["exact"])
+
+
+def _exact(base: Base, origin: Origin, callee: str | None) -> Origin:
+    """The origin with the line that makes the call, where its source tells which one it is."""
+    if origin.exact or origin.guess or callee is None:
+        return origin
+    line = base.lines.only_line(origin.file, origin.function, origin.line, callee_name(callee))
+    return origin if line is None else origin._replace(line=line, exact=True)
+
+
+def _entries(places: Int32, rows: Int64) -> Int64:
+    return np.where(rows >= 0, places[np.maximum(rows, 0)], NONE).astype(np.int64)
+
+
+def _forward_rows(span: Span, backward: Int64) -> Int64:
+    """The forward operator of operators of the backward pass, or of the nearest slice around them. Rows of `events`."""
+    result = np.full(len(backward), NONE, np.int64)
+    left = np.flatnonzero(backward >= 0)
+    if not len(left):
+        return result
+    forward, parent = span.events["forward"], span.parent
+    at = backward[left] - span.first
+    for _ in range(_LEVELS):
+        ahead = span.rows_of(forward[at])
+        hit = ahead >= 0
+        result[left[hit]] = ahead[hit] + span.first
+        above = parent[at]
+        keep = ~hit & (above >= 0)
+        left, at = left[keep], above[keep]
+        if not len(left):
+            break
+    return result

@@ -1,0 +1,319 @@
+"""What all views of profiler traces start from: the slices of each trace as columns, its steps, its devices, its code.
+
+A `Span` is one trace file. The rows of a trace lie side by side in `events`, so its columns are parts of the table, not
+copies. Rows are counted from 0 within the span; `NONE` (-1) stands for no row. Columns are made when first asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.analyze.lines import Lines
+from stepscope.analyze.origins import NONE, Origins
+from stepscope.model.views.spans import GpuProperties, SpanRef
+from stepscope.tables import categories
+from stepscope.tables.schema import Tables
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
+
+_TIME_IN_NAME = re.compile(r"\.(\d{6,})\.")
+_WORKER_END = re.compile(r"(?:\.\d{6,})?(?:\.pt\.trace)?\.json$")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A text column as numbers: `codes` into `values`, `NONE` where the column is null."""
+
+    codes: Int32
+    values: list[str]
+
+    def where(self, names: Sequence[str] | frozenset[str]) -> Bools:
+        """Rows whose text is one of `names`."""
+        return self.pick([value in names for value in self.values])
+
+    def pick(self, flags: Sequence[bool]) -> Bools:
+        """Rows whose value is flagged; `flags` goes with `values`."""
+        return np.append(np.asarray(flags, bool), False)[self.codes]
+
+
+class Span:
+    """One trace of one worker."""
+
+    def __init__(self, ref: SpanRef, first: int, events: pl.DataFrame, tables: Tables) -> None:
+        self.ref = ref
+        self.first = first  # position in `tables.events` of row 0
+        self.events = events
+        self.tables = tables
+        self.kept: dict[str, Any] = {}  # what views make of the span once and share
+
+    def __len__(self) -> int:
+        return self.events.height
+
+    def column(self, name: str) -> Int64:
+        """A whole-number column, -1 where null. Not for columns that can be below 0."""
+        values: Int64 = self.events[name].cast(pl.Int64).fill_null(NONE).to_numpy()
+        return values
+
+    def rows_of(self, ids: pl.Series) -> Int64:
+        """Rows of the span from ids of `events` (parent, frame, forward, and those of `links`)."""
+        rows = ids.cast(pl.Int64).fill_null(NONE).to_numpy()
+        return np.where(rows >= 0, rows - self._first_id, NONE)
+
+    @cached_property
+    def _first_id(self) -> int:
+        return int(self.events["id"][0]) if len(self) else 0
+
+    @cached_property
+    def start_ns(self) -> Int64:
+        return self.events["start_ns"].to_numpy()
+
+    @cached_property
+    def duration_ns(self) -> Int64:
+        """0 where an instant has none."""
+        return self.events["duration_ns"].fill_null(0).to_numpy()
+
+    @cached_property
+    def end_ns(self) -> Int64:
+        return self.start_ns + self.duration_ns
+
+    @cached_property
+    def parent(self) -> Int64:
+        """Row of the innermost slice around each on its track."""
+        return self.rows_of(self.events["parent"])
+
+    @cached_property
+    def names(self) -> Texts:
+        return texts(self.events["name"])
+
+    @cached_property
+    def categories(self) -> Texts:
+        return texts(self.events["category"])
+
+    @cached_property
+    def tracks(self) -> Texts:
+        return texts(self.events["track"])
+
+    @cached_property
+    def is_operator(self) -> Bools:
+        """Operators, without the annotations that traces of 2021 called so (ProfilerStep#, enumerate(DataLoader)#,
+        Optimizer.)."""
+        annotations = self.names.pick([_is_annotation(name) for name in self.names.values])
+        modern = self.categories.where(["cpu_op"])
+        return self.categories.where(categories.OPERATORS) & (modern | ~annotations) & ~self.on_device
+
+    @cached_property
+    def is_runtime(self) -> Bools:
+        return self.categories.pick([categories.is_runtime(name) for name in self.categories.values])
+
+    @cached_property
+    def is_function(self) -> Bools:
+        return self.categories.where([categories.FUNCTION])
+
+    @cached_property
+    def on_device(self) -> Bools:
+        """Slices of a device's stream, without the ranges of the host that are copied there."""
+        return self.events["stream"].is_not_null().to_numpy() & ~self.categories.pick(
+            [name in categories.OPERATORS or name.endswith("annotation") for name in self.categories.values]
+        )
+
+    @cached_property
+    def is_kernel(self) -> Bools:
+        return self.categories.where(categories.KERNELS)
+
+    @cached_property
+    def is_copy(self) -> Bools:
+        return self.categories.where(categories.COPIES)
+
+    @cached_property
+    def is_fill(self) -> Bools:
+        return self.categories.where(categories.FILLS)
+
+    @cached_property
+    def links(self) -> pl.DataFrame:
+        """Rows of `links` of this trace, with `event`, `launch`, `operator`, `frame`, `forward` as rows of the span."""
+        ref = self.ref
+        own = self.tables.links.filter((pl.col("process") == ref.process) & (pl.col("trace") == ref.trace))
+        ids = ("event", "launch", "operator", "frame", "forward")
+        return own.drop("process", "trace").with_columns(pl.Series(name, self.rows_of(own[name])) for name in ids)
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """(step, start_ns, end_ns) of the train and eval steps that lie in the trace, in order of time."""
+        steps = self.tables.steps
+        if not len(self) or steps.is_empty():
+            return pl.DataFrame(schema={"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64})
+        host = self.events["stream"].is_null().to_numpy()
+        starts = self.start_ns[host] if host.any() else self.start_ns
+        ends = self.end_ns[host] if host.any() else self.end_ns
+        middle = pl.col("start_ns") + pl.col("wall_ns") // 2
+        return (
+            steps.filter(
+                (pl.col("process") == self.ref.process)
+                & pl.col("in_window").fill_null(False)
+                & middle.is_between(int(starts.min()), int(ends.max()))
+            )
+            .select("step", "start_ns", end_ns=pl.col("start_ns") + pl.col("wall_ns"))
+            .sort("start_ns")
+        )
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """The allow-listed metadata of the file."""
+        ref = self.ref
+        own = self.tables.traces.filter((pl.col("process") == ref.process) & (pl.col("trace") == ref.trace))
+        return _object(own["metadata"][0]) if own.height else {}
+
+    @cached_property
+    def gpus(self) -> dict[int, GpuProperties]:
+        """By number of the device."""
+        listed = self.metadata.get("deviceProperties")
+        found = [_gpu(item) for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+        return {gpu.device: gpu for gpu in found}
+
+    @cached_property
+    def memory(self) -> pl.DataFrame:
+        """Rows of `memory` of this trace in order of time."""
+        ref = self.ref
+        own = self.tables.memory.filter((pl.col("process") == ref.process) & (pl.col("trace") == ref.trace))
+        return own.sort("time_ns", maintain_order=True)
+
+
+@dataclass(frozen=True)
+class Base:
+    """All spans, and what names the user's lines. `origins` counts rows of all of `events`: add `Span.first`."""
+
+    tables: Tables
+    spans: tuple[Span, ...]
+    origins: Origins
+    lines: Lines
+
+
+def prepare(tables: Tables, origins: Origins, lines: Lines) -> Base:
+    """The spans of all traces, by worker and time."""
+    return Base(tables, tuple(_spans(tables)), origins, lines)
+
+
+def texts(column: pl.Series) -> Texts:
+    """Any text column as numbers."""
+    encoded = column.cast(pl.Categorical)
+    codes = encoded.to_physical()
+    distinct = pl.DataFrame({"code": codes, "value": encoded}).unique("code").drop_nulls().sort("code")
+    known = distinct["code"].to_numpy()  # numbers that all columns of the process share, so not from 0 on
+    found = np.searchsorted(known, codes.fill_null(0).to_numpy()).astype(np.int32)
+    found[codes.is_null().to_numpy()] = NONE
+    return Texts(found, distinct["value"].cast(pl.String).to_list())
+
+
+def _spans(tables: Tables) -> Iterator[Span]:
+    """Spans in order of worker and number."""
+    parts = (  # a lazy query leaves columns of one value as they are; their rows lie side by side
+        tables.events.lazy()
+        .group_by("process", "trace")
+        .agg(pl.col("id").min().alias("first"), rows=pl.len())
+        .sort("first")
+        .collect()
+    )
+    refs = _refs(tables)
+    found = []
+    row = 0
+    for process, trace, _, rows in parts.rows():
+        ref = refs.get((process, trace))
+        if ref is not None:
+            found.append(Span(ref, row, tables.events.slice(row, rows), tables))
+        row += rows
+    yield from sorted(found, key=lambda span: (_natural(span.ref.worker), span.ref.span))
+
+
+def _refs(tables: Tables) -> dict[tuple[str, str], SpanRef]:
+    """The name of each trace, by process and trace."""
+    recorded = bool(tables.manifests) or tables.journal.height > 0
+    rows = list(tables.traces.iter_rows(named=True))
+    runs = {row["folder"] or "" for row in rows}
+    workers: dict[str, list[dict[str, Any]]] = {}
+    names = {row["process"]: row["process"] for row in rows} if recorded else _workers(rows)
+    for row in rows:
+        workers.setdefault(names[row["process"]], []).append(row)
+    refs = {}
+    for worker, traces in workers.items():
+        traces.sort(key=lambda row: (_time_of(row["trace"]), row["trace"]))
+        for number, row in enumerate(traces, start=1):
+            claimed = row["claimed_rank"] if row["claimed_rank"] is not None else row["rank"] or 0
+            run = (row["folder"] or ".") if len(runs) > 1 and not recorded else ""
+            refs[row["process"], row["trace"]] = SpanRef(worker, number, claimed, row["process"], row["trace"], run)
+    return refs
+
+
+def _workers(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """By process the shortest name that no other process has: of the file, of its whole worker, with its folder."""
+    files = {row["process"]: row for row in reversed(rows)}
+    folders = {process: row["folder"] or "" for process, row in files.items()}
+    named = {process: _base_name(row["trace"]) for process, row in files.items()}
+    for process in _repeated({process: (folders[process], name) for process, name in named.items()}):
+        named[process] = _WORKER_END.sub("", files[process]["trace"].rsplit("/", 1)[-1])
+    for process in _repeated(named):
+        named[process] = "/".join(part for part in (folders[process], named[process]) if part)
+    for process in _repeated(named):
+        named[process] = f"{process}/{named[process]}"
+    return named
+
+
+def _repeated(names: Mapping[str, object]) -> list[str]:
+    """The keys whose value another key has as well."""
+    counts = Counter(names.values())
+    return [key for key, name in names.items() if counts[name] > 1]
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d{1,18})", text)]
+
+
+def _base_name(trace: str) -> str:
+    return trace.rsplit("/", 1)[-1].split(".", 1)[0]
+
+
+def _time_of(trace: str) -> int:
+    match = _TIME_IN_NAME.search(trace)
+    return int(match[1]) if match else 0
+
+
+def _is_annotation(name: str) -> bool:
+    return name.startswith(("ProfilerStep#", "enumerate(DataLoader)#", "enumerate(DataPipe)#", "Optimizer."))
+
+
+def _gpu(item: dict[str, Any]) -> GpuProperties:
+    major, minor = item.get("computeMajor"), item.get("computeMinor")
+    return GpuProperties(
+        device=_int(item.get("id")) or 0,
+        name=item["name"] if isinstance(item.get("name"), str) and item["name"] else None,
+        memory_bytes=_int(item.get("totalGlobalMem")),
+        capability=f"{major}.{minor}" if _int(major) is not None and _int(minor) is not None else None,
+        multiprocessors=_int(item.get("numSms")) or _int(item.get("multiProcessorCount")),
+        max_threads_per_multiprocessor=_int(
+            item.get("maxThreadsPerMultiprocessor") or item.get("maxThreadsPerMultiProcessor")
+        ),
+        warp_size=_int(item.get("warpSize")),
+    )
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,266 @@
+"""Several workers of one run: what each did in its mean step, and who waited for whom in collectives.
+
+Clocks of different hosts are not compared. A collective ends on all ranks at nearly the same moment, and the rank that
+came last waits for nobody: the shortest of its durations is what the transfer took, the rest of each is waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from stepscope.analyze import intervals
+from stepscope.analyze.intervals import Int64, Intervals
+from stepscope.analyze.origins import NONE
+from stepscope.analyze.views import collectives as words
+from stepscope.analyze.views.base import Base, Span
+from stepscope.analyze.views.collective_calls import Calls, calls
+from stepscope.analyze.views.communication import computation
+from stepscope.analyze.views.peers import Peers, peers
+from stepscope.analyze.views.step_windows import StepWindows, step_windows
+from stepscope.analyze.views.work import work
+from stepscope.model.views.communication import CollectiveOverWorkers, Distributed, WorkerShare
+from stepscope.model.views.spans import SpanRef
+
+NO_COLLECTIVES = "no worker ran a collective while recording"
+_NAMED = 8  # ranks in a note
+
+# What calls of the same collective have in common on all workers.
+_SAME = ("kind", "group", "sequence", "size", "span", "step")
+_MATCH = (*_SAME, "nth")
+_MESSAGE = {
+    "kind": pl.String,
+    "group": pl.String,
+    "label": pl.String,
+    "bytes": pl.Int64,
+    "fixed": pl.Int64,
+    "able": pl.Boolean,
+}
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """One span of one worker."""
+
+    ref: SpanRef
+    found: Calls
+    computation: Intervals
+    windows: StepWindows
+
+
+@dataclass(frozen=True)
+class _Matches:
+    """`shortest` has for each call of each span the duration of the shortest of its match, -1 where it has none.
+
+    `table` has a row for each match: _MATCH, label (of the group), workers, bytes, length (of all), shortest, wait (of
+    all), last (rank of the shortest).
+    """
+
+    shortest: tuple[Int64, ...]
+    table: pl.DataFrame
+    unmatched: int  # calls
+
+
+def view(base: Base) -> Distributed | None:
+    """The workers side by side, None where there is nothing to compare: `why_absent` says why."""
+    found = peers(base)
+    if isinstance(found, str):
+        return None
+    workers = [_worker(span) for spans in found.workers for span in spans]
+    if not any(len(worker.found) for worker in workers):
+        return None
+    matches = _match(workers)
+    return Distributed(
+        workers=tuple(_share(worker, matches.shortest[i]) for i, worker in enumerate(workers)),
+        collectives=_collectives(matches.table),
+        missing_ranks=_missing(found, workers),
+        matched=matches.table.height,
+        unmatched=matches.unmatched,
+        notes=tuple(_notes(found, workers, matches)),
+    )
+
+
+def why_absent(base: Base) -> str | None:
+    """Why `view` gives None; None where it gives a view."""
+    found = peers(base)
+    if isinstance(found, str):
+        return found
+    there = any(len(calls(span, work(span))) for spans in found.workers for span in spans)
+    return None if there else NO_COLLECTIVES
+
+
+def _worker(span: Span) -> _Worker:
+    done = work(span)
+    return _Worker(span.ref, calls(span, done), computation(span, done), step_windows(span, done))
+
+
+# ---------------------------------------------------------------------------------------------------------- steps
+
+
+def _share(worker: _Worker, shortest: Int64) -> WorkerShare:
+    """The mean step; rounding goes to the rest, so that the parts sum to the step."""
+    windows, found = worker.windows, worker.found
+    count = len(windows)
+    communication = intervals.union(found.start_ns, found.end_ns)
+    both = intervals.intersect(worker.computation, communication)
+    matched = shortest >= 0
+    ends = found.end_ns[matched]
+    tails = intervals.union(ends - shortest[matched], ends)
+    waits = intervals.union(found.start_ns[matched], ends)
+
+    def mean(one: Intervals) -> int:
+        return int(intervals.covered(one, windows.start_ns, windows.end_ns).sum()) // count if count else 0
+
+    wall_ns = int((windows.end_ns - windows.start_ns).sum()) // count if count else 0
+    overlap_ns = mean(both)
+    computation_ns = mean(intervals.subtract(worker.computation, communication))
+    communication_ns = mean(intervals.subtract(communication, worker.computation))
+    return WorkerShare(
+        span=worker.ref,
+        steps=count,
+        wall_ns=wall_ns,
+        computation_ns=computation_ns,
+        overlap_ns=overlap_ns,
+        communication_ns=communication_ns,
+        other_ns=wall_ns - computation_ns - overlap_ns - communication_ns,
+        synchronizing_ns=mean(intervals.subtract(waits, tails)) if matched.any() else None,
+        transferring_ns=mean(tails) if matched.any() else None,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- matching
+
+
+def _match(workers: Sequence[_Worker]) -> _Matches:
+    """Calls of the same collective over workers: by group and number where these are written down, else the j-th call
+    of the kind in the step.
+    """
+    grouped = any(message.group is not None for worker in workers for message in worker.found.messages)
+    every = pl.concat([_rows(worker, grouped) for worker in workers]).with_row_index("row")
+    able = _steps(every.filter("able")).sort("begin", maintain_order=True)
+    able = able.with_columns(pl.int_range(pl.len()).over("process", *_SAME).alias("nth"))
+    table = (
+        able.group_by(_MATCH, maintain_order=True)
+        .agg(
+            pl.col("label").first(),
+            pl.col("process").n_unique().alias("workers"),
+            pl.col("bytes").max(),
+            pl.col("length").sum(),
+            pl.col("length").min().alias("shortest"),
+            (pl.col("length").sum() - pl.col("length").min() * pl.len()).alias("wait"),
+            pl.col("rank").sort_by("length", "rank").first().alias("last"),
+        )
+        .filter(pl.col("workers") > 1)
+    )
+    matched = able.select("row", *_MATCH).join(table.select(*_MATCH, "shortest"), on=_MATCH)
+    shortest = np.full(every.height, NONE, np.int64)
+    shortest[matched["row"].to_numpy()] = matched["shortest"].to_numpy()
+    edges = np.cumsum([len(worker.found) for worker in workers])[:-1]
+    return _Matches(tuple(np.split(shortest, edges)), table, int((shortest < 0).sum()))
+
+
+def _steps(able: pl.DataFrame) -> pl.DataFrame:
+    """Work of the host has a step only where the workers' numbers of calls differ.
+
+    A kernel belongs to the step of its launch. A range of the host may begin late, in the next step on one worker and
+    not on the other, so where all calls are there their order is better.
+    """
+    kind = ("kind", "group", "sequence", "size", "span")
+    count = pl.len().over("process", *kind)
+    whole = able.with_columns(count.alias("count")).select(
+        (pl.col("count").min().over(kind) == pl.col("count").max().over(kind)) & pl.col("on_host")
+    )
+    return able.with_columns(pl.when(whole.to_series()).then(NONE).otherwise(pl.col("step")).alias("step"))
+
+
+def _rows(worker: _Worker, grouped: bool) -> pl.DataFrame:
+    """The calls of a span with what they are told apart by; "able" are those that can have a match.
+
+    Messages between two ranks have none, nor do calls without a group where others (`grouped`) have one.
+    """
+    found, ref = worker.found, worker.ref
+    messages = [
+        {
+            "kind": message.kind,
+            "group": message.group.key if message.group is not None else "",
+            "label": message.group.name if message.group is not None else None,
+            "bytes": message.bytes,
+            "fixed": message.bytes if message.kind in words.SAME_SIZE and message.bytes is not None else NONE,
+            "able": message.kind not in words.POINT_TO_POINT and (message.group is not None or not grouped),
+        }
+        for message in found.messages
+    ]
+    numbered = found.sequence >= 0
+    return pl.DataFrame(messages, schema=_MESSAGE)[found.message].with_columns(
+        pl.Series("begin", found.start_ns),
+        pl.Series("length", found.end_ns - found.start_ns),
+        pl.Series("on_host", ~found.on_device),
+        pl.Series("sequence", found.sequence),
+        pl.Series("span", np.where(numbered, NONE, ref.span)),
+        pl.Series("step", np.where(numbered, NONE, found.step)),
+        pl.when(pl.Series(numbered)).then(NONE).otherwise(pl.col("fixed")).alias("size"),
+        pl.lit(ref.process).alias("process"),
+        pl.lit(ref.rank).alias("rank"),
+    )
+
+
+def _collectives(table: pl.DataFrame) -> tuple[CollectiveOverWorkers, ...]:
+    """The matches by kind and group, by falling time of all workers."""
+    rows = []
+    for (kind, _), own in table.group_by("kind", "group", maintain_order=True):
+        calls_of_all = int(own["workers"].sum())
+        mean_ns = int(own["length"].sum()) / calls_of_all
+        transferring_ns = int((own["shortest"] * own["workers"]).sum()) / calls_of_all
+        waits = own.group_by("last").agg(pl.col("wait").sum()).filter(pl.col("wait") > 0)
+        last = waits.sort("wait", "last", descending=[True, False])["last"]
+        row = CollectiveOverWorkers(
+            name=str(kind),
+            group=own["label"][0],
+            calls=own.height,
+            workers=int(own["workers"].max()),  # type: ignore[arg-type]
+            total_bytes=None if own["bytes"].null_count() else int(own["bytes"].sum()),
+            mean_ns=mean_ns,
+            transferring_ns=transferring_ns,
+            synchronizing_ns=mean_ns - transferring_ns,
+            last_rank=int(last[0]) if len(last) else None,
+        )
+        rows.append((-int(own["length"].sum()), row))
+    return tuple(row for _, row in sorted(rows, key=lambda pair: (pair[0], pair[1].name)))
+
+
+# ------------------------------------------------------------------------------------------------------------ words
+
+
+def _missing(found: Peers, workers: Sequence[_Worker]) -> tuple[int, ...]:
+    """Ranks of the world or of any group that have no trace."""
+    if found.guessed:
+        return ()
+    known = set(found.missing)
+    groups = {message.group for worker in workers for message in worker.found.messages if message.group is not None}
+    known.update(rank for group in groups for rank in group.ranks or ())
+    return tuple(sorted(known - {worker.ref.rank for worker in workers}))
+
+
+def _notes(found: Peers, workers: Sequence[_Worker], matches: _Matches) -> Iterator[str]:
+    missing = _missing(found, workers)
+    if missing:
+        named = ", ".join(map(str, missing[:_NAMED])) + (" …" if len(missing) > _NAMED else "")
+        yield f"no trace of rank {named}: waiting for one of them counts as transfer on the others"
+    if found.guessed:
+        yield "the traces do not say which ranks they are of: numbers are guessed, and missing ranks are not known"
+    silent = sorted({worker.ref.worker for worker in workers if not len(worker.found)})
+    if silent:
+        yield f"no collective in the trace of {', '.join(silent[:_NAMED])}"
+    messages = [message for worker in workers for message in worker.found.messages]
+    if any(message.group is None for message in messages):
+        yield "collectives without the name of their group are matched in their order within the step"
+    if matches.unmatched:
+        calls_of_all = sum(len(worker.found) for worker in workers)
+        yield f"{matches.unmatched} of {calls_of_all} calls have no match on another worker: neither wait nor transfer"
+    partial = matches.table.filter(pl.col("workers") < len(found.workers)).height
+    groups = {message.group for message in messages}
+    if partial and len(groups) == 1:
+        yield f"{partial} collectives were found on some of the workers only"

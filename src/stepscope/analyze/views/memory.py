@@ -1,0 +1,184 @@
+"""Memory over time, by operator and by user line, and what stood in it at the peak.
+
+From the allocations and releases that traces recorded with profile_memory=True hold, and from recordings beside them.
+Nothing is taken for 0 that is not known: without addresses there are no blocks, without totals the curve is relative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import polars as pl
+
+from stepscope.analyze.places import NO_OPTIONS, UserCode, user_code
+from stepscope.analyze.views.base import Base, Int64, Span
+from stepscope.analyze.views.memory_device import DeviceMemory, Pairs, pair
+from stepscope.analyze.views.memory_lines import Spots, blocks, lines, spots
+from stepscope.analyze.views.memory_operators import around, by_operator
+from stepscope.analyze.views.memory_recordings import Seen, seen
+from stepscope.model.views.memory import (
+    MemoryBlock,
+    MemoryCurve,
+    MemoryLine,
+    MemoryOperator,
+    MemoryRecording,
+    MemoryState,
+    MemoryView,
+    OutOfMemory,
+)
+
+NO_ADDRESSES = "allocations carry no addresses (PyTorch before 1.10), so that no block can be followed"
+NO_TOTALS = "the trace does not say what was allocated when it began: its curve shows the change since then"
+LOST = "releases are missing: at the peak more of the recorded blocks seem to stand than were allocated"
+
+
+class _Parts:
+    """The view while it is being put together."""
+
+    def __init__(self) -> None:
+        self.curves: list[MemoryCurve] = []
+        self.operators: list[MemoryOperator] = []
+        self.lines: list[MemoryLine] = []
+        self.blocks: list[MemoryBlock] = []
+        self.states: list[MemoryState] = []
+        self.out_of_memory: list[OutOfMemory] = []
+        self.notes: list[str] = []
+        self.pairs = self.unpaired_allocations = self.unpaired_releases = 0
+
+    def count(self, pairs: Pairs) -> None:
+        open_ended = int(np.count_nonzero(pairs.unreleased)) + pairs.unseen
+        self.pairs += len(pairs.allocation) - open_ended
+        self.unpaired_allocations += open_ended
+        self.unpaired_releases += len(pairs.lone)
+
+    def add(self, found: Seen) -> None:
+        if found.curve is not None:
+            self.curves.append(found.curve)
+        if found.state is not None:
+            self.states.append(found.state)
+        if found.pairs is not None:
+            self.count(found.pairs)
+        self.lines += found.lines
+        self.blocks += found.blocks
+        self.out_of_memory += found.out_of_memory
+        self.notes += found.notes
+
+    def view(self) -> MemoryView:
+        return MemoryView(
+            curves=tuple(self.curves),
+            operators=tuple(self.operators),
+            lines=tuple(self.lines),
+            blocks=tuple(self.blocks),
+            pairs=self.pairs,
+            unpaired_allocations=self.unpaired_allocations,
+            unpaired_releases=self.unpaired_releases,
+            notes=tuple(dict.fromkeys(self.notes)),
+            states=tuple(self.states),
+            out_of_memory=tuple(self.out_of_memory),
+        )
+
+
+def view(base: Base, recordings: Sequence[MemoryRecording] = (), code: UserCode | None = None) -> MemoryView | None:
+    """The memory of all traces and recordings; None where nothing tells of memory.
+
+    Args:
+        recordings: snapshots and timelines.
+        code: whose code is in the stacks of recordings; by default what the tables tell.
+    """
+    traced = [span for span in base.spans if span.memory.height]
+    if not traced and not recordings:
+        return None
+    parts = _Parts()
+    for span in traced:
+        _add_span(base, span, parts)
+    code = code or user_code(base.tables, {}, NO_OPTIONS)
+    for recording in recordings:
+        parts.add(seen(recording, code))
+    return parts.view()
+
+
+def _add_span(base: Base, span: Span, parts: _Parts) -> None:
+    near = around(span)
+    found = spots(base, span, near.slice)
+    for device, rows in _devices(span):
+        own = Spots(found.numbers[rows], found.places)
+        operator = near.operator[rows]
+        parts.curves.append(device.curve())
+        parts.operators += by_operator(span, device, operator)
+        parts.lines += lines(device, own)
+        parts.notes += _notes(span, device)
+        if device.pairs is not None:
+            parts.blocks += blocks(device, own, partial(_name, span, operator))
+            parts.count(device.pairs)
+
+
+def _name(span: Span, rows: Int64, event: int) -> str | None:
+    """The name of the row that belongs to an event."""
+    row = rows[event]
+    return span.names.values[span.names.codes[row]] if row >= 0 else None
+
+
+def _devices(span: Span) -> Iterator[tuple[DeviceMemory, Int64]]:
+    """The devices that a span has events of, with the rows of `span.memory` that are theirs."""
+    memory = span.memory.with_row_index("row").filter(
+        pl.col("device").is_not_null() & pl.col("bytes").is_not_null() & (pl.col("bytes") != 0)
+    )
+    for (name,), events in sorted(memory.group_by("device", maintain_order=True), key=lambda group: str(group[0][0])):
+        rows = events["row"].cast(pl.Int64).to_numpy()
+        yield _device(span, str(name), events), rows
+
+
+def _device(span: Span, name: str, events: pl.DataFrame) -> DeviceMemory:
+    sizes = events["bytes"].to_numpy()
+    known = events["allocated_bytes"].null_count() == 0
+    change = np.append(0, np.cumsum(sizes))
+    if known:
+        totals = events["allocated_bytes"].to_numpy()
+        levels = np.append(totals[0] - sizes[0], totals)
+    else:
+        levels = change
+    pairs = None
+    if events["address"].null_count() == 0:
+        pairs = pair(events["address"].to_numpy(), sizes > 0)
+    gpu = span.gpus.get(_number(name)) if name != "cpu" else None
+    return DeviceMemory(
+        source="trace",
+        worker=span.ref.worker,
+        span=span.ref.span,
+        device=name,
+        clock="epoch",
+        times_ns=events["time_ns"].to_numpy(),
+        sizes=sizes,
+        levels=levels,
+        reserved=_reserved(events),
+        pairs=pairs,
+        relative=not known,
+        capacity_bytes=gpu.memory_bytes if gpu is not None else None,
+    )
+
+
+def _reserved(events: pl.DataFrame) -> Int64 | None:
+    """None where it is missing, and where it is always 0: the allocator of the host reserves nothing."""
+    column = events["reserved_bytes"]
+    if column.null_count() or not (column != 0).any():
+        return None
+    values = column.to_numpy()
+    return np.append(values[:1], values)
+
+
+def _number(device: str) -> int:
+    number = device.rpartition(":")[2]
+    return int(number) if number.isascii() and number.isdigit() else 0
+
+
+def _notes(span: Span, device: DeviceMemory) -> Iterator[str]:
+    label = f"{span.ref.label}, {device.device}"
+    if device.pairs is None:
+        yield f"{label}: {NO_ADDRESSES}"
+    if device.relative:
+        yield f"{label}: {NO_TOTALS}"
+    recorded = device.recorded_bytes
+    if recorded is not None and not device.relative and recorded > device.levels[device.peak]:
+        yield f"{label}: {LOST}"

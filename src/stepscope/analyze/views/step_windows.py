@@ -1,0 +1,109 @@
+"""The steps of a trace with their device work, as the TensorBoard plugin cut them.
+
+A step begins where its host range begins, but not before the work of the step before has ended on the device; it ends
+with its host range, or with the last device work that was launched inside it. Steps at the end whose device work was
+not recorded, or a good part of it, are dropped. A trace that names no step counts as one step, "0".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analyze.intervals import Int64
+from stepscope.analyze.views.base import Bools, Span
+from stepscope.analyze.views.work import Work
+from stepscope.tables import categories
+
+MIN_SHARE_OF_LAST = 0.8  # a last step with fewer device slices than this share of the one before is incomplete
+
+
+@dataclass(frozen=True)
+class StepWindows:
+    """Steps in order of time; they do not overlap, but time may lie between them. `dropped` ones are left out."""
+
+    names: tuple[str, ...]
+    start_ns: Int64
+    end_ns: Int64
+    dropped: int
+    has_steps: bool
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def step_windows(span: Span, found: Work) -> StepWindows:
+    """The steps of the span; none where it holds neither host slices nor device work."""
+    names, starts, ends = _host_steps(span, found)
+    has_steps = span.steps.height > 0
+    step = _launched_in(span, found, starts, ends)
+    if not (step >= 0).any():
+        ends = np.maximum(ends, starts)
+        return StepWindows(names, starts, ends, 0, has_steps)
+    count = len(names)
+    first = np.full(count, np.iinfo(np.int64).max)
+    last = np.full(count, np.iinfo(np.int64).min)
+    inside = step >= 0
+    np.minimum.at(first, step[inside], found.start_ns[inside])
+    np.maximum.at(last, step[inside], found.end_ns[inside])
+    previous = _end_before(starts, first, found, step)
+    cut_starts, cut_ends = np.empty(count, np.int64), np.empty(count, np.int64)
+    for number in range(count):
+        cut_starts[number] = max(previous, int(starts[number]))
+        previous = max(int(ends[number]), int(last[number]), int(cut_starts[number]))
+        cut_ends[number] = previous
+    kept = _complete(np.bincount(step[step >= 0], minlength=count))
+    return StepWindows(names[:kept], cut_starts[:kept], cut_ends[:kept], count - kept, has_steps)
+
+
+def _host_steps(span: Span, found: Work) -> tuple[tuple[str, ...], Int64, Int64]:
+    steps = span.steps
+    if steps.height:
+        names = tuple(str(step) for step in steps["step"].to_list())
+        return names, steps["start_ns"].to_numpy().copy(), steps["end_ns"].to_numpy().copy()
+    host = _host_rows(span)
+    if host.any():
+        start, end = int(span.start_ns[host].min()), int(span.end_ns[host].max())
+    elif len(found):
+        start, end = int(found.start_ns.min()), int(found.end_ns.max())
+    else:
+        return (), np.empty(0, np.int64), np.empty(0, np.int64)
+    return ("0",), np.asarray([start], np.int64), np.asarray([end], np.int64)
+
+
+def _host_rows(span: Span) -> Bools:
+    """What the host did: operators, functions, runtime calls, and named ranges."""
+    ranges = span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
+    return ranges | span.is_function | (span.is_runtime & ~span.on_device)
+
+
+def _launched_in(span: Span, found: Work, starts: Int64, ends: Int64) -> Int64:
+    """Number of the step that the launch of each slice lies in completely, -1 for none."""
+    step = np.full(len(found), -1, np.int64)
+    if not len(starts):
+        return step
+    launched = np.flatnonzero(found.launch >= 0)
+    call = found.launch[launched]
+    at = np.searchsorted(starts, span.start_ns[call], side="right") - 1
+    inside = (at >= 0) & (span.end_ns[call] <= ends[np.maximum(at, 0)])
+    step[launched[inside]] = at[inside]
+    return step
+
+
+def _end_before(starts: Int64, first: Int64, found: Work, step: Int64) -> int:
+    """Where the work of earlier steps ends: of what no step launched, what is over when the first step's begins."""
+    previous = int(starts[0])
+    if (step == 0).any():
+        earlier = found.end_ns[(step < 0) & (found.end_ns < first[0])]
+        previous = max(previous, int(earlier.max(initial=previous)))
+    return previous
+
+
+def _complete(counts: Int64) -> int:
+    """How many steps are left without those at the end that were not recorded whole."""
+    if len(counts) == 1:
+        return 1
+    last = int(np.flatnonzero(counts)[-1])
+    short = last > 0 and counts[last] < MIN_SHARE_OF_LAST * counts[last - 1]
+    return last if short else last + 1

@@ -1,0 +1,106 @@
+"""What the devices of a trace did: every slice that is work, with its kind, its device and the call that launched it.
+
+Kernels, fills and copies are work; an accelerator's waits on its own streams are none, nor are copies of named ranges.
+Kernels of collectives, told by name, are communication. Where a writer gives no number of the device, the trace's
+process of that track is the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze import intervals
+from stepscope.analyze.intervals import Int64, Intervals
+from stepscope.analyze.origins import NONE
+from stepscope.analyze.views.base import Bools, Span
+from stepscope.analyze.views.collectives import is_collective_kernel
+
+KERNEL, FILL, COMMUNICATION, COPY = range(4)
+_MTIA = "mtia_ccp_events"
+_MTIA_COPY = frozenset({"dma_request"})
+_MTIA_WAITS = frozenset({"event_wait", "event_record"})
+
+
+@dataclass(frozen=True)
+class Work:
+    """Slices of work in order of the trace; `rows` are rows of the span. `device` is -1 where it cannot be told."""
+
+    rows: Int64
+    start_ns: Int64
+    end_ns: Int64
+    kind: npt.NDArray[np.int8]
+    device: Int64
+    launch: Int64  # row of the runtime or driver call, -1 where there is none
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def is_kernel(self) -> Bools:
+        """Kernels, those of collectives too."""
+        kernels: Bools = np.isin(self.kind, (KERNEL, COMMUNICATION))
+        return kernels
+
+    def covered(self, *kinds: int) -> Intervals:
+        """When any device does work of these kinds."""
+        wanted = np.isin(self.kind, kinds)
+        return intervals.union(self.start_ns[wanted], self.end_ns[wanted])
+
+
+def work(span: Span) -> Work:
+    """The work of all devices of the trace; empty where it has none."""
+    if "work" not in span.kept:
+        span.kept["work"] = _work(span)
+    found: Work = span.kept["work"]
+    return found
+
+
+def _work(span: Span) -> Work:
+    mtia = span.categories.where([_MTIA])
+    waits = mtia & span.names.where(_MTIA_WAITS)
+    copies = span.is_copy | (mtia & span.names.where(_MTIA_COPY))
+    rows = np.flatnonzero((span.is_kernel | span.is_copy | span.is_fill) & ~waits)
+    names = span.names
+    kind = np.full(len(rows), KERNEL, np.int8)
+    kind[_collectives(span)[names.codes[rows]]] = COMMUNICATION
+    kind[span.is_fill[rows]] = FILL
+    kind[copies[rows]] = COPY
+    return Work(rows, span.start_ns[rows], span.end_ns[rows], kind, _devices(span, rows), _launches(span, rows))
+
+
+def _collectives(span: Span) -> Bools:
+    """By code of a name. Only names of device slices are looked at."""
+    codes = np.unique(span.names.codes[span.is_kernel])
+    codes = codes[codes >= 0]
+    flags = np.zeros(len(span.names.values) + 1, bool)
+    flags[codes] = [is_collective_kernel(span.names.values[code]) for code in codes]
+    return flags
+
+
+def _devices(span: Span, rows: Int64) -> Int64:
+    device = span.column("device")[rows]
+    if len(rows) and (device < 0).any():
+        process = [_number(track.partition("/")[0]) for track in span.tracks.values]
+        device = np.where(device < 0, np.asarray([*process, NONE], np.int64)[span.tracks.codes[rows]], device)
+    return device
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() and len(text) < 10 else NONE
+
+
+def _launches(span: Span, rows: Int64) -> Int64:
+    links = span.links
+    launch = np.full(len(span), NONE, np.int64)
+    launch[links["event"].to_numpy()] = links["launch"].to_numpy()
+    return launch[rows]
+
+
+def by_device(found: Work) -> Mapping[int, Bools]:
+    """Device -> which slices are its, for devices with a number, ascending."""
+    return {int(device): found.device == device for device in np.unique(found.device) if device >= 0}

@@ -1,0 +1,210 @@
+"""Memory over time, by operator and by user line, and what stood in it at the peak.
+
+Every row names its source: a trace ("trace", with worker and span), a snapshot of torch's allocator ("snapshot") or a
+file of export_memory_timeline ("timeline"); of the last two `worker` is the file's name and `span` is 1. Bytes are
+those asked for, before the allocator rounds up. Sums over the rows of one source and device are exact:
+
+    peak_allocated_bytes = peak_recorded_bytes + peak_before_bytes
+    peak_recorded_bytes = the sum of at_peak_bytes over its operators, and over its lines, and over all its blocks
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from stepscope.model.findings import Place
+
+# What an event of a recording is. Of timeline files, CHANGED: of a category's bytes; EXISTING: there from the start.
+ALLOCATED, RELEASED, SEGMENT_ADDED, SEGMENT_REMOVED, OUT_OF_MEMORY, CHANGED, EXISTING = range(7)
+# What a block of an allocator is
+IN_USE, PENDING, FREE = range(3)
+CLOCKS = ("epoch", "start", "order")
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """Allocated and reserved bytes of a device over time, thinned so that peaks stay.
+
+    `clock` tells what `times_ns` count from: "epoch", "start" (of the recording), or "order", where they are numbers of
+    events, because the recording holds no times. `relative`: the recording does not say what stood in memory when it
+    began, so that allocated bytes are the change since then and may be below 0; peaks are None.
+    `by_category` splits allocated bytes where a timeline file does.
+    """
+
+    source: str
+    worker: str
+    span: int
+    device: str  # "cpu", "cuda:0"
+    times_ns: tuple[int, ...]
+    allocated_bytes: tuple[int | None, ...]
+    reserved_bytes: tuple[int | None, ...]
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak_time_ns: int | None  # of the first moment with the most allocated
+    capacity_bytes: int | None
+    by_category: dict[str, tuple[int, ...]]
+    relative: bool = False
+    clock: str = "epoch"
+    events: int = 0  # the curve was made from
+    peak_recorded_bytes: int | None = None  # at the peak, allocated while recording
+    peak_before_bytes: int | None = None  # at the peak, allocated before the recording
+    start_allocated_bytes: int | None = None
+    end_allocated_bytes: int | None = None
+    peak_by_category: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MemoryBlock:
+    """An allocation with its release; None where the recording does not hold one of the two."""
+
+    device: str
+    bytes: int
+    allocated_ns: int | None
+    released_ns: int | None
+    operator: str | None
+    place: Place | None
+    category: str | None
+    at_peak: bool | None  # stood in memory at its device's peak; None where no history tells when that was
+    source: str = "trace"
+    worker: str = ""
+    span: int = 1
+
+
+@dataclass(frozen=True)
+class MemoryOperator:
+    """What an operator allocated, itself and with what it called. `increase` is allocated minus released.
+
+    `name` None: outside any operator. `calls` are all calls of the operator in the trace, those that allocate nothing
+    included. A call inside a call of the same operator counts once in the totals. `at_peak_bytes`: of what it allocated
+    itself, what stood in memory at the device's peak; None where blocks have no addresses.
+    """
+
+    name: str | None
+    device: str
+    calls: int
+    allocations: int
+    self_allocated_bytes: int
+    total_allocated_bytes: int
+    self_increase_bytes: int
+    total_increase_bytes: int
+    total_allocations: int = 0
+    at_peak_bytes: int | None = None
+    source: str = "trace"
+    worker: str = ""
+    span: int = 1
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """What a line of the user's allocated, and what of it stood at the peak. `place` None: no line was found.
+
+    `standing_bytes`: of a snapshot, what stands in memory when it was taken, allocated at whatever time. `exact`: the
+    line is that of the call, not of its function's definition.
+    """
+
+    place: Place | None
+    device: str
+    allocations: int
+    allocated_bytes: int
+    at_peak_bytes: int | None
+    unreleased_bytes: int | None  # not released in the recording; None where blocks have no addresses
+    standing_bytes: int | None = None
+    exact: bool = True
+    source: str = "trace"
+    worker: str = ""
+    span: int = 1
+
+
+@dataclass(frozen=True)
+class MemoryState:
+    """What the allocator holds of a device when a snapshot was taken. The first figure is the sum of the next four:
+
+    `in_use_bytes` asked for by tensors; `rounding_bytes` given beyond that; `pending_bytes` released, but another
+    stream may still use them; `free_bytes` held back for later. Of `free_bytes`, `releasable_bytes` are whole segments,
+    which empty_cache() gives back, and `fragmented_bytes` lie beside blocks in use, which it cannot.
+    """
+
+    worker: str
+    device: str
+    reserved_bytes: int
+    in_use_bytes: int
+    rounding_bytes: int
+    pending_bytes: int
+    free_bytes: int
+    releasable_bytes: int
+    fragmented_bytes: int
+    largest_free_block_bytes: int
+    segments: int
+    blocks_in_use: int
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """An allocation that failed. `frames`: where, innermost first; `place`: the user's line among them."""
+
+    worker: str
+    device: str
+    time_ns: int | None
+    requested_bytes: int
+    device_free_bytes: int | None
+    allocated_bytes: int | None  # before it
+    reserved_bytes: int | None
+    place: Place | None
+    frames: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class MemoryView:
+    """All of it. `blocks` are the largest; `pairs` and `unpaired` say how many there were altogether."""
+
+    curves: tuple[MemoryCurve, ...]
+    operators: tuple[MemoryOperator, ...]
+    lines: tuple[MemoryLine, ...]
+    blocks: tuple[MemoryBlock, ...]
+    pairs: int
+    unpaired_allocations: int
+    unpaired_releases: int
+    notes: tuple[str, ...]
+    states: tuple[MemoryState, ...] = ()
+    out_of_memory: tuple[OutOfMemory, ...] = ()
+
+
+@dataclass(frozen=True)
+class BlockRows:
+    """Blocks of an allocator as columns side by side. `stack` is a number in `MemoryRecording.stacks`, -1 for none."""
+
+    address: array[int]
+    bytes: array[int]
+    requested: array[int]
+    state: array[int]  # IN_USE | PENDING | FREE
+    segment: array[int]
+    stack: array[int]
+
+
+@dataclass(frozen=True)
+class MemoryRecording:
+    """What a file that is no trace says of the memory of one device: events in order of time, as columns side by side.
+
+    `bytes` are not negative but for CHANGED. `address`, `stack` (in `stacks`) and `category` (in `categories`) are -1
+    where there is none. `blocks`, and the sizes of their `segments`, are the allocator's state at the end, None of a
+    timeline. `out_of_memory_free` maps the number of an OUT_OF_MEMORY event to what the device had free.
+    """
+
+    source: str  # "snapshot" | "timeline"
+    worker: str
+    device: str
+    clock: str  # one of CLOCKS
+    kind: array[int]
+    time_ns: array[int]
+    bytes: array[int]
+    address: array[int]
+    stack: array[int]
+    category: array[int]
+    stacks: tuple[tuple[Place, ...], ...] = ()
+    categories: tuple[str, ...] = ()
+    blocks: BlockRows | None = None
+    segments: tuple[int, ...] = ()
+    out_of_memory_free: dict[int, int] = field(default_factory=dict)
+    capacity_bytes: int | None = None
+    problems: tuple[str, ...] = ()

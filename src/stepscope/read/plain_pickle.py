@@ -1,0 +1,354 @@
+"""Pickles of plain data, read without running anything of theirs.
+
+Python's own unpickler imports and calls whatever a file names. This machine knows only the opcodes that build dict,
+list, tuple, str, bytes, int, float, bool and None; every other opcode, above all those that import, call or fetch, is
+refused. Sizes, memo numbers, nesting and the memory of what is built are bounded. Keys of dicts are scalars, because
+hashing nested tuples can take for ever. What comes out may share parts and even hold itself: walk it to a fixed depth.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, NoReturn
+
+import numpy as np
+
+from stepscope.errors import UnreadableInputError
+
+HIGHEST_PROTOCOL = 5
+MAX_INT_BYTES = 1_024
+MAX_INT_DIGITS = 2_000
+MAX_LINE_BYTES = 2**24
+MAX_MEMO_GAP = 1_024  # some writers leave numbers out, none more than a few
+_STEPS = 8_192  # opcodes between two looks at the budget
+_CONTAINER_BYTES = 96
+_ITEM_BYTES = 16
+_UNSET: Any = object()
+_KEYS = frozenset({str, int, float, bool, bytes, type(None)})
+_SHORT_RUN = re.compile(rb"(?:h.){1,4096}", re.DOTALL)
+_LONG_RUN = re.compile(rb"(?:j....){1,4096}", re.DOTALL)
+_REFUSED = {
+    **{ord(op): "imports or calls code" for op in "cRbioQP"},
+    **dict.fromkeys((0x81, 0x82, 0x83, 0x84, 0x92, 0x93), "imports or calls code"),
+    **dict.fromkeys(b"STU", "holds text of Python 2"),
+    **dict.fromkeys((0x8F, 0x90, 0x91, 0x96, 0x97, 0x98), "builds an object that is no plain data"),
+}
+_uint16 = struct.Struct("<H").unpack_from
+_uint32 = struct.Struct("<I").unpack_from
+_uint64 = struct.Struct("<Q").unpack_from
+_int32 = struct.Struct("<i").unpack_from
+_float64 = struct.Struct(">d").unpack_from
+
+
+@dataclass(frozen=True)
+class PickleLimits:
+    """Bounds for one pickle. `memory_bytes` is an estimate of what is built, texts left out."""
+
+    file_bytes: int = 2**30
+    memory_bytes: int = 6 * 2**30
+    nesting: int = 1_000
+
+
+class RefusedPickleError(UnreadableInputError):
+    """The pickle is damaged, too large, or wants to do more than hold plain data."""
+
+
+def loads(data: bytes, limits: PickleLimits = PickleLimits()) -> Any:
+    """The value that the pickle `data` (protocol 0 to 5) holds; bytes after its end are ignored.
+
+    Raises RefusedPickleError, and nothing else, for whatever is no pickle of plain data within `limits`.
+    """
+    if len(data) > limits.file_bytes:
+        _refuse(f"it holds {len(data)} bytes, more than {limits.file_bytes}")
+    try:
+        return _Machine(data, limits).run()
+    except (IndexError, struct.error):
+        raise RefusedPickleError("the pickle ends too early or is damaged; record it again") from None
+    except (ValueError, TypeError, KeyError, OverflowError, MemoryError):
+        raise RefusedPickleError("the pickle is damaged; record it again") from None
+
+
+def _refuse(what: str) -> NoReturn:
+    raise RefusedPickleError(f"the pickle was refused: {what}; give one that torch.cuda.memory._dump_snapshot wrote")
+
+
+class _Machine:
+    """The state of one reading. `stack` holds what was built since the last mark, `marked` the stacks below it."""
+
+    def __init__(self, data: bytes, limits: PickleLimits) -> None:
+        self.data = data
+        self.limits = limits
+        self.position = 0
+        self.stack: list[Any] = []
+        self.marked: list[list[Any]] = []
+        self.memo: list[Any] = []
+        self.gaps = False  # some memo numbers were left out
+        self.containers = 0
+        self.items = 0
+
+    def run(self) -> Any:
+        ended = False
+        while not ended:
+            ended = self._some()
+            held = len(self.stack) + sum(map(len, self.marked)) + len(self.memo) + self.items
+            if self.containers * _CONTAINER_BYTES + held * _ITEM_BYTES > self.limits.memory_bytes:
+                _refuse(f"it needs more than {self.limits.memory_bytes} bytes of memory")
+        if self.marked or len(self.stack) != 1:
+            _refuse("it ends with open marks or left-over values")
+        return self.stack[0]
+
+    def _some(self) -> bool:
+        """Take some steps; True when the end was reached. What a snapshot is made of is done right here, for speed."""
+        data, stack, memo = self.data, self.stack, self.memo
+        position = self.position
+        for _ in repeat(None, _STEPS):
+            op = data[position]
+            position += 1
+            if op == 0x94:  # MEMOIZE
+                memo.append(stack[-1])
+            elif op == 0x68 or op == 0x6A:  # BINGET, LONG_BINGET
+                numbers, position = self._numbers(op, position)
+                stack.extend([memo[number] for number in numbers])
+            elif op == 0x4B:  # BININT1
+                stack.append(data[position])
+                position += 1
+            elif op == 0x8A:  # LONG1
+                end = position + 1 + data[position]
+                stack.append(int.from_bytes(data[position + 1 : end], "little", signed=True))
+                position = end  # beyond the end of the data the next step fails
+            elif op == 0x7D:  # EMPTY_DICT
+                stack.append({})
+                self.containers += 1
+            elif op == 0x4A:  # BININT
+                stack.append(_int32(data, position)[0])
+                position += 4
+            elif op == 0x2E:  # STOP
+                return True
+            else:
+                self.position = position
+                action = _ACTIONS.get(op)
+                if action is None:
+                    _refuse(_REFUSED.get(op, f"{op:#04x} is no opcode of a pickle"))
+                action(self)
+                stack, position = self.stack, self.position
+        self.position = position
+        return False
+
+    def _numbers(self, op: int, position: int) -> tuple[bytes | list[int], int]:
+        """The memo numbers that are read one after another from `position` on, and where they end.
+
+        A recorded stack is a list of frames seen before, so that such rows make up most of a snapshot.
+        """
+        data = self.data
+        if op == 0x68:
+            run = _SHORT_RUN.match(data, position - 1)
+            end = run.end() if run else len(data) + 1
+            numbers: bytes | list[int] = data[position:end:2]
+        elif data[position + 4] != 0x6A:
+            end = position + 4
+            numbers = [_uint32(data, position)[0]]
+        else:
+            run = _LONG_RUN.match(data, position - 1)
+            end = run.end() if run else len(data) + 1
+            cells = np.frombuffer(data, np.uint8, (end - position + 1) // 5 * 5, position - 1).reshape(-1, 5)
+            numbers = cells[:, 1:].copy().view("<u4").ravel().tolist()
+        if self.gaps and any(self.memo[number] is _UNSET for number in numbers):
+            raise KeyError
+        return numbers, end
+
+    def mark(self) -> None:
+        self.marked.append(self.stack)
+        self.stack = []
+        if len(self.marked) > self.limits.nesting:
+            _refuse(f"it is nested more than {self.limits.nesting} times")
+
+    def set_items(self) -> None:
+        items, self.stack = self.stack, self.marked.pop()
+        self._set_items(self.stack[-1], items)
+
+    def _take(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        end = self.position + count
+        if end > len(self.data):
+            raise IndexError
+        taken = self.data[self.position : end]
+        self.position = end
+        return taken
+
+    def _line(self) -> bytes:
+        """The bytes up to the end of the line."""
+        end = self.data.index(b"\n", self.position, self.position + MAX_LINE_BYTES)
+        line = self.data[self.position : end]
+        self.position = end + 1
+        return line
+
+    def _uint8(self) -> int:
+        return self._take(1)[0]
+
+    def _uint32(self) -> int:
+        return int(_uint32(self._take(4))[0])
+
+    def _uint64(self) -> int:
+        return int(_uint64(self._take(8))[0])
+
+    def _set_items(self, target: Any, items: list[Any]) -> None:
+        if type(target) is not dict or len(items) % 2:
+            raise TypeError
+        keys = items[::2]
+        kinds = set(map(type, keys))
+        if not kinds <= _KEYS:
+            _refuse("a dict has a key that is no scalar")
+        if int in kinds and any(type(key) is int and not -(2**63) <= key < 2**64 for key in keys):
+            _refuse("a dict has a key over 64 bits")
+        target.update(zip(keys, items[1::2], strict=True))
+        self.items += len(items)
+
+    def append(self) -> None:
+        value = self.stack.pop()
+        self._extend([value])
+
+    def appends(self) -> None:
+        items, self.stack = self.stack, self.marked.pop()
+        self._extend(items)
+
+    def _extend(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is not list:
+            raise TypeError
+        target.extend(items)
+        self.items += len(items)
+
+    def set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set_items(self.stack[-1], [key, value])
+
+    def proto(self) -> None:
+        if self._uint8() > HIGHEST_PROTOCOL:
+            _refuse(f"its protocol is newer than {HIGHEST_PROTOCOL}")
+
+    def frame(self) -> None:
+        if self._uint64() > len(self.data) - self.position:
+            raise IndexError
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def tuple_of(self, count: int) -> None:
+        if count > len(self.stack):
+            raise IndexError
+        values = tuple(self.stack[len(self.stack) - count :])
+        del self.stack[len(self.stack) - count :]
+        self._add(values)
+
+    def marked_tuple(self) -> None:
+        items, self.stack = self.stack, self.marked.pop()
+        self._add(tuple(items))
+
+    def marked_list(self) -> None:
+        items, self.stack = self.stack, self.marked.pop()
+        self._add(items)
+
+    def marked_dict(self) -> None:
+        items, self.stack = self.stack, self.marked.pop()
+        self._add({})
+        self._set_items(self.stack[-1], items)
+
+    def _add(self, container: Any) -> None:
+        self.stack.append(container)
+        self.containers += 1
+        self.items += len(container)
+
+    def pop(self) -> None:
+        if self.stack:
+            self.stack.pop()
+        else:
+            self.stack = self.marked.pop()
+
+    def pop_mark(self) -> None:
+        self.stack = self.marked.pop()
+
+    def put(self, number: int) -> None:
+        memo = self.memo
+        if not 0 <= number <= len(memo) + MAX_MEMO_GAP:
+            _refuse(f"memo number {number} is out of order")
+        self.gaps |= number > len(memo)
+        memo.extend(repeat(_UNSET, number + 1 - len(memo)))
+        memo[number] = self.stack[-1]
+
+    def get(self, number: int) -> None:
+        value = self.memo[number] if number >= 0 else _UNSET
+        if value is _UNSET:
+            raise KeyError
+        self.stack.append(value)
+
+    def integer_line(self) -> None:
+        text = self._line()
+        if text in (b"00", b"01"):  # how protocol 0 writes False and True
+            self.push(text == b"01")
+        else:
+            self.push(_decimal(text))
+
+    def long_line(self) -> None:
+        self.push(_decimal(self._line().rstrip(b"L")))
+
+    def long4(self) -> None:
+        size = int(_int32(self._take(4))[0])
+        if not 0 <= size <= MAX_INT_BYTES:
+            _refuse("an integer is too long")
+        self.push(int.from_bytes(self._take(size), "little", signed=True))
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+def _decimal(text: bytes) -> int:
+    if len(text) > MAX_INT_DIGITS:
+        _refuse("an integer is too long")
+    return int(text)
+
+
+_ACTIONS: dict[int, Callable[[_Machine], None]] = {
+    ord("a"): _Machine.append,
+    ord("e"): _Machine.appends,
+    ord("s"): _Machine.set_item,
+    ord("("): _Machine.mark,
+    ord("u"): _Machine.set_items,
+    ord("]"): lambda m: m._add([]),
+    0x80: _Machine.proto,
+    0x95: _Machine.frame,
+    ord("N"): lambda m: m.push(None),
+    0x88: lambda m: m.push(True),
+    0x89: lambda m: m.push(False),
+    ord("G"): lambda m: m.push(_float64(m._take(8))[0]),
+    ord("F"): lambda m: m.push(float(m._line())),
+    ord("I"): _Machine.integer_line,
+    ord("L"): _Machine.long_line,
+    0x8B: _Machine.long4,
+    ord("M"): lambda m: m.push(_uint16(m._take(2))[0]),
+    0x8C: lambda m: m.push(_text(m._take(m._uint8()))),
+    ord("X"): lambda m: m.push(_text(m._take(m._uint32()))),
+    0x8D: lambda m: m.push(_text(m._take(m._uint64()))),
+    ord("V"): lambda m: m.push(m._line().decode("raw-unicode-escape")),
+    ord("C"): lambda m: m.push(m._take(m._uint8())),
+    ord("B"): lambda m: m.push(m._take(m._uint32())),
+    0x8E: lambda m: m.push(m._take(m._uint64())),
+    ord(")"): lambda m: m.tuple_of(0),
+    0x85: lambda m: m.tuple_of(1),
+    0x86: lambda m: m.tuple_of(2),
+    0x87: lambda m: m.tuple_of(3),
+    ord("t"): _Machine.marked_tuple,
+    ord("l"): _Machine.marked_list,
+    ord("d"): _Machine.marked_dict,
+    ord("0"): _Machine.pop,
+    ord("1"): _Machine.pop_mark,
+    ord("2"): lambda m: m.push(m.stack[-1]),
+    ord("q"): lambda m: m.put(m._uint8()),
+    ord("r"): lambda m: m.put(m._uint32()),
+    ord("p"): lambda m: m.put(_decimal(m._line())),
+    ord("g"): lambda m: m.get(_decimal(m._line())),
+}

@@ -1,0 +1,46 @@
+"""Records of the analysis as JSON can carry them: dictionaries, lists, strings, numbers, booleans and None.
+
+Non-finite numbers become null, lone surrogates escapes, long texts are cut: nothing here raises on odd content.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+MAX_TEXT = 4_000  # characters of one string
+
+
+def plain_rows(records: Iterable[Any], limit: int) -> list[dict[str, Any]]:
+    """The first `limit` records."""
+    return [plain_mapping(record) for _, record in zip(range(limit), records, strict=False)]
+
+
+def plain_mapping(record: Any) -> dict[str, Any]:
+    """A dataclass or mapping, field by field."""
+    if isinstance(record, Mapping):
+        return {_string(str(key)): plain_value(item) for key, item in record.items()}
+    return {item.name: plain_value(getattr(record, item.name)) for item in dataclasses.fields(record)}
+
+
+def plain_value(value: Any) -> Any:
+    """Any value as JSON can carry it."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, int):
+        return int(value) if abs(value) < 2**63 else float(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
+        return plain_mapping(value)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain_value(item) for item in value]
+    return _string(str(value))
+
+
+def _string(text: str) -> str:
+    return text[:MAX_TEXT].encode("utf-8", errors="backslashreplace").decode("utf-8")

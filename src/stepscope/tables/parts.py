@@ -1,0 +1,153 @@
+"""The slices of a trace to Parquet as they come from the reader, on a second thread while the reader goes on.
+
+Only what the reader itself says is written here; where a slice stands in its tree is known when the last one has come.
+One chunk is in the making at a time, so what waits is bounded. Polars works without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy.ma  # noqa: F401  # Polars would import it at its first array, which is on the thread, beside the reader
+import polars as pl
+
+from stepscope.read.trace import MISSING, Slices
+from stepscope.tables.columns import decode, is_absent
+from stepscope.tables.schema import SCHEMAS
+
+ROWS_PER_FILE = 1 << 17
+COMPRESSION: Any = "zstd"
+COMPRESSION_LEVEL = 1
+
+_TEXTS = ("track", "category", "name", "shapes", "types", "call_stack", "collective")
+# column of the table `events` -> column of a reader's slices
+_NUMBERS = {
+    "correlation": "correlation",
+    "external_id": "external_id",
+    "sequence": "sequence",
+    "device": "device",
+    "stream": "stream",
+    "bytes": "bytes",
+    "forward_thread": "forward_thread",
+    "python_id": "python_id",
+    "python_parent": "python_parent",
+    "python_module": "python_module",
+    "blocks": "blocks",
+    "threads": "threads",
+    "registers": "registers",
+    "shared_memory_bytes": "shared_memory",
+    "blocks_per_sm": "blocks_per_sm",
+    "warps_per_sm": "warps_per_sm",
+    "occupancy_percent": "occupancy",
+}
+PART_COLUMNS = tuple(name for name in SCHEMAS["events"] if name in _TEXTS or name in _NUMBERS)
+
+
+def part_frame(slices: Slices) -> pl.DataFrame:
+    """What the reader says of some slices, as columns of the table `events`; what is missing is null."""
+    schema = SCHEMAS["events"]
+    series: list[pl.Series] = []
+    wanted: list[pl.Expr] = []
+    for name in PART_COLUMNS:
+        if name in _TEXTS:
+            text = getattr(slices, name)
+            values = None if not text.values else decode(pl.Series(text.values, dtype=pl.String), text.codes)
+            known = pl.col(name)
+        else:
+            array = getattr(slices, _NUMBERS[name])
+            values = None if is_absent(array) else pl.Series(array)
+            known = pl.col(name).fill_nan(None) if schema[name] == pl.Float64 else _present(name, schema[name])
+        if values is None:
+            wanted.append(pl.lit(None, schema[name]).alias(name))
+        else:
+            series.append(values.alias(name))
+            wanted.append(known)
+    return pl.DataFrame(series).select(wanted)
+
+
+def _present(name: str, dtype: Any) -> pl.Expr:
+    value = pl.col(name)
+    return pl.when(value != MISSING).then(value.cast(dtype, strict=False)).alias(name)
+
+
+def write_parquet(frame: pl.DataFrame, path: Path | BytesIO) -> None:
+    """Write a frame as the cache keeps it; raises OSError."""
+    frame.write_parquet(path, compression=COMPRESSION, compression_level=COMPRESSION_LEVEL, statistics=False)
+
+
+def _warm_up() -> None:
+    """Let Polars set itself up, which it does at first use, while the reader is at its first chunk."""
+    frame = pl.DataFrame({"one": [1]}).select(pl.when(pl.col("one") > 0).then(pl.col("one")))
+    write_parquet(frame, BytesIO())
+
+
+class PartWriter:
+    """Writes slices and other frames to a folder; leave the `with` block to know that all is written.
+
+    With `keep` the frames of the slices are also kept, for who goes on with them. What goes wrong on the thread is
+    raised by the next call, or at the end.
+    """
+
+    def __init__(self, folder: Path, *, keep: bool) -> None:
+        self.files = 0
+        self.kept: list[pl.DataFrame] = []
+        self._folder, self._keep = folder, keep
+        self._rest: list[pl.DataFrame] = []
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="stepscope-parts")
+        self._jobs: list[Future[None]] = [self._pool.submit(_warm_up)]
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        if kind is None:
+            self._wait()
+        self._pool.shutdown(cancel_futures=True)
+
+    def add(self, slices: Slices) -> None:
+        """Take the next slices once those before them are done."""
+        self._wait()
+        if len(slices):
+            self._jobs.append(self._pool.submit(self._take, slices))
+
+    def finish(self) -> None:
+        """There are no more slices."""
+        self._jobs.append(self._pool.submit(self._flush))
+
+    def write(self, frame: pl.DataFrame, name: str) -> pl.DataFrame:
+        """Write a frame of another table; returns it."""
+        self._jobs.append(self._pool.submit(write_parquet, frame, self._folder / f"{name}.parquet"))
+        return frame
+
+    def _wait(self) -> None:
+        jobs, self._jobs = self._jobs, []
+        for job in jobs:
+            job.result()
+
+    def _take(self, slices: Slices) -> None:
+        self._rest.append(part_frame(slices))
+        while sum(frame.height for frame in self._rest) >= ROWS_PER_FILE:
+            whole = pl.concat(self._rest)
+            self._rest = [whole[ROWS_PER_FILE:]] if whole.height > ROWS_PER_FILE else []
+            self._write_part(whole[:ROWS_PER_FILE])
+
+    def _flush(self) -> None:
+        if self._rest:
+            self._write_part(pl.concat(self._rest))
+            self._rest = []
+
+    def _write_part(self, frame: pl.DataFrame) -> None:
+        frame = frame.rechunk()
+        write_parquet(frame, self._folder / part_name(self.files))
+        self.files += 1
+        if self._keep:
+            self.kept.append(frame)
+
+
+def part_name(number: int) -> str:
+    """The file of a part of the slices."""
+    return f"events-{number:05d}.parquet"

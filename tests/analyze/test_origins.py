@@ -1,0 +1,126 @@
+"""Row numbers of slices and their origins: the quick ways agree with the plain ones, whatever the stretches are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.analyze import analyze, device, origins
+from stepscope.analyze.device_lines import ENGINE, LIBRARIES
+from stepscope.model import DeviceLines
+from tests.analyze.traces import BACK_THREAD, US, Slices, frame, tables
+
+FOREIGN: dict[str, Any] = {"run": {"user_roots": (), "hosts": ()}, "ranks": ()}
+LIBRARY = "torch/utils/data/dataloader.py(1): __next__"
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(0, 12)), st.booleans(), st.lists(st.none() | st.integers(-3, 16)))
+def test_positions_are_those_of_a_search(some: set[int], gaps: bool, wanted: list[int | None]) -> None:
+    ids = sorted(some) if gaps else list(range(min(some, default=0), min(some, default=0) + len(some)))
+    found = device.positions(pl.Series(ids, dtype=pl.Int64), pl.Series(wanted, dtype=pl.Int64))
+    assert found.tolist() == [ids.index(each) if each in ids else -1 for each in wanted]
+
+
+OPERATOR = st.tuples(
+    st.sampled_from(["a", "b"]),  # trace
+    st.sampled_from([0, 0, 1, 1, -1, None]),  # sequence
+    st.sampled_from([0, 1, 1, None]),  # forward thread
+    st.sampled_from(["cpu_op", "cpu_op", "Operator", "python_function"]),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(OPERATOR, max_size=20), st.randoms())
+def test_forward_operators_are_the_last_that_began_before(operators: list[tuple[Any, ...]], random: Any) -> None:
+    starts = [number // 3 for number in range(len(operators))]  # some begin together
+    random.shuffle(starts)
+    rows = [
+        {"id": row, "process": "rank-0", "trace": trace, "category": category, "start_ns": start}
+        | {"sequence": sequence, "forward_thread": thread}
+        for row, ((trace, sequence, thread, category), start) in enumerate(zip(operators, starts, strict=True))
+    ]
+
+    def numbered(row: dict[str, Any]) -> bool:
+        return row["category"] != "python_function" and (row["sequence"] if row["sequence"] is not None else -1) >= 0
+
+    def forward(node: dict[str, Any]) -> int:
+        if not numbered(node) or not node["forward_thread"]:
+            return -1
+        makers = [
+            (row["start_ns"], row["id"])
+            for row in rows
+            if numbered(row)
+            and not row["forward_thread"]
+            and (row["trace"], row["sequence"]) == (node["trace"], node["sequence"])
+            and row["start_ns"] <= node["start_ns"]
+        ]
+        return int(max(makers)[1]) if makers else -1
+
+    assert origins.forward_rows(frame("events", rows)).tolist() == [forward(row) for row in rows]
+
+
+def reasons_of(*traces: Slices) -> DeviceLines:
+    found = analyze(tables(*traces, **FOREIGN)).device_lines
+    assert found is not None
+    return found
+
+
+def on_second_thread(*, framed: bool, backward: bool) -> Slices:
+    """A kernel of an operator on a thread of its own, with a library's function or an operator of the backward pass."""
+    trace = Slices(trace=f"{framed}-{backward}")
+    trace.python(LIBRARY)
+    trace.kernel(0, 4, below=trace.add("cpu_op", "aten::add"))
+    if backward:
+        trace.add("cpu_op", "AddBackward0", 10, sequence=9, forward_thread=BACK_THREAD)
+    if framed:
+        trace.python(LIBRARY)
+    trace.add("cpu_op", "aten::add", 20)
+    for row in trace.events[1:]:
+        if row["category"] != "kernel":
+            row["track"] = "1/2"
+    return trace
+
+
+@pytest.mark.parametrize("stretch", [1, 2, 100])
+def test_threads_of_the_engine_are_told_trace_by_trace(monkeypatch: pytest.MonkeyPatch, stretch: int) -> None:
+    monkeypatch.setattr(origins, "STRETCH", stretch)
+    traces = [on_second_thread(framed=framed, backward=back) for framed in (False, True) for back in (False, True)]
+    assert reasons_of(*traces).unattributed == {LIBRARIES: 12 * US, ENGINE: 4 * US}
+
+
+@pytest.mark.parametrize("stretch", [1, 3])
+def test_lines_do_not_depend_on_the_stretches(monkeypatch: pytest.MonkeyPatch, stretch: int) -> None:
+    trace = Slices()
+    for number in range(4):
+        step = trace.python(f"train.py({number % 2 + 1}): part", trace.python(LIBRARY))
+        trace.kernel(10 * number, number + 1, below=trace.add("cpu_op", "aten::mm", parent=step))
+    whole = reasons_of(trace)
+    monkeypatch.setattr(origins, "STRETCH", stretch)
+    assert reasons_of(trace) == whole
+    assert [(line.place.line, line.ns // US) for line in whole.lines] == [(2, 6), (1, 4)]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=12))
+def test_texts_of_kernels_reach_the_sums(parts: list[tuple[int, int]]) -> None:
+    """What a line called and what ran for it, by name, for any mixture of lines and kernels."""
+    trace = Slices()
+    expected: dict[int, dict[str, int]] = {}
+    for at, (line, kernel) in enumerate(parts):
+        step = trace.python(f"train.py({line + 1}): part{line}")
+        trace.kernel(10 * at, kernel + 1, f"k{kernel}", below=trace.add("cpu_op", "aten::mm", parent=step))
+        sums = expected.setdefault(line + 1, {})
+        sums[f"k{kernel}"] = sums.get(f"k{kernel}", 0) + (kernel + 1) * US
+    found = reasons_of(trace)
+    for row in found.lines:
+        assert row.place.line is not None
+        tops = sorted(expected[row.place.line].items(), key=lambda pair: (-pair[1], pair[0]))[:3]
+        assert list(row.top) == tops
+        assert row.ns == sum(expected[row.place.line].values())
+    assert np.sum([row.events for row in found.lines]) == len(parts)

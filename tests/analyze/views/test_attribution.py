@@ -1,0 +1,107 @@
+"""From rows of a trace to the user's lines."""
+
+from __future__ import annotations
+
+from posixpath import basename
+
+import numpy as np
+
+from stepscope.analyze.lines import Lines
+from stepscope.analyze.views import attribution
+from stepscope.analyze.views.base import Base
+from tests.analyze.traces import tables
+from tests.analyze.views.module_traces import Nested, base_of
+
+FILE = "/home/user/project/train.py"
+
+
+def lines_of(base: Base, rows: list[int], span: int = 0) -> list[str | None]:
+    found = attribution.places_of(base, base.spans[span], np.array(rows, np.int64))
+    places = [attribution.place(base, int(index))[0] if index >= 0 else None for index in found]
+    return [f"{basename(place.file)}:{place.line}" if place else None for place in places]
+
+
+def test_the_innermost_function_of_the_users() -> None:
+    trace = Nested()
+    outer, inner = trace.python("train.py(1): <module>"), 0
+    inner = trace.python("model.py(5): forward", outer)
+    torch = trace.python("torch/nn/functional.py(9): linear", inner)
+    operator = trace.operator("aten::linear", 0, 10, torch)
+    alone = trace.operator("aten::mm", 20, 10)
+    base = base_of(trace.tables())
+    # any order, any number of times, and rows that are none
+    assert lines_of(base, [operator, outer, alone, -1, operator]) == [
+        "model.py:5",
+        "train.py:1",
+        None,
+        None,
+        "model.py:5",
+    ]
+    assert lines_of(base, []) == []
+
+
+def test_the_backward_pass_leads_to_the_forward_operator_from_any_depth() -> None:
+    trace = Nested()
+    loop, layer = trace.python("train.py(1): <module>"), trace.python("train.py(30): layer")
+    forward = trace.operator("aten::mm", 0, 5, layer)
+    node = trace.backward("MmBackward0", 100, 50, forward, loop)
+    # the operator itself bears the mark of the backward pass, and only the one around it its forward operator
+    inner = trace.operator("aten::mm", 110, 20, node, forward_thread=1)
+    base = base_of(trace.tables())
+    assert lines_of(base, [node, inner]) == ["train.py:30", "train.py:30"]
+
+
+def test_a_library_stands_in_only_where_no_code_of_the_users_is() -> None:
+    trace = Nested()
+    library = trace.python("/x/site-packages/transformers/trainer.py(7): train")
+    user = trace.python("train.py(2): hook", library)
+    below = trace.python("/x/site-packages/transformers/model.py(3): forward", user)
+    base = base_of(trace.tables())
+    assert lines_of(base, [below, library]) == ["train.py:2", "trainer.py:7"]
+
+
+def test_rows_of_a_later_trace() -> None:
+    made = []
+    for rank in range(2):
+        trace = Nested(rank=rank, trace=f"worker{rank}.pt.trace.json")
+        for _ in range(rank + 1):
+            trace.operator("aten::mm", 0, 1)
+        trace.operator("aten::mm", 5, 1, trace.python(f"train.py({rank + 10}): step"))
+        made.append(trace)
+    base = base_of(tables(*made))
+    assert lines_of(base, [2], span=0) == ["train.py:10"]
+    assert lines_of(base, [3], span=1) == ["train.py:11"]
+
+
+def test_the_dominant_place_of_each_group() -> None:
+    trace = Nested()
+    first, second = trace.python("train.py(1): a"), trace.python("train.py(2): b")
+    rows = [
+        trace.operator("aten::mm", 10 * number, 1, parent)
+        for number, parent in enumerate((first, second, second, None))
+    ]
+    base = base_of(trace.tables())
+    found = attribution.dominant_places(
+        base,
+        base.spans[0],
+        np.array([0, 0, 0, 2, 0]),
+        np.array([*rows, rows[0]]),
+        np.array([5, 3, 4, 100, 1]),
+        3,
+    )
+    # 6 against 7; no row of group 1; the row of group 2 has no line
+    assert [(place[0].line, place[1]) if place else None for place in found] == [(2, False), None, None]
+
+
+def test_the_line_that_makes_the_call_where_the_source_tells() -> None:
+    trace = Nested()
+    layer = trace.python(f"{FILE}(1): layer")
+    mm, relu = trace.operator("aten::mm", 0, 1, layer), trace.operator("aten::relu", 5, 1, layer)
+    made = trace.tables()
+    base = base_of(made)
+    source = "def layer(x, w):\n    y = x.mm(w)\n    return y\n"
+    base = Base(base.tables, base.spans, base.origins, Lines(None, {FILE: source}))
+    found = attribution.dominant_places(
+        base, base.spans[0], np.array([0, 1]), np.array([mm, relu]), np.array([1, 1]), 2
+    )
+    assert [(place[0].line, place[1]) if place else None for place in found] == [(2, True), (1, False)]

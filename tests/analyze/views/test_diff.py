@@ -1,0 +1,345 @@
+"""Two sides laid against each other: figures by name, the structure of steps, and real traces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepscope.analyze.views import diff
+from stepscope.analyze.views.diff import DiffSide
+from stepscope.analyze.views.module_tree import MAX_LEVELS
+from stepscope.model.views.diff import Diff, DiffRow
+from stepscope.model.views.operators import OperatorRow
+from tests.analyze import shared_traces
+from tests.analyze.traces import tables
+from tests.analyze.views.module_traces import US, Nested, base_of
+from tests.builders import T0
+
+TWO_STEPS = [(0.0, 1000.0), (1000.0, 1000.0)]
+
+
+def side_of(trace: Nested, label: str, steps_us: list[tuple[float, float]] | None = None) -> DiffSide:
+    return diff.side(base_of(trace.tables(steps_us)), None, label)
+
+
+def training(
+    *,
+    layers: tuple[str, ...] = ("Conv2d_0", "BatchNorm2d_0", "ReLU_0"),
+    loader: str = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+    loading_us: float = 300,
+    kernel: str = "gemm_old",
+    modules: bool = True,
+    device: bool = True,
+    steps: int = 2,
+) -> Nested:
+    """Steps of 1000 µs: loader, zero_grad, a net of layers of 50 µs, backward, optimizer."""
+    trace = Nested()
+    for start in range(0, steps * 1000, 1000):
+        trace.annotation(loader, start, loading_us)
+        trace.annotation("Optimizer.zero_grad#SGD.zero_grad", start + 310, 10)
+        net = trace.module("Net_0", start + 330, 300) if modules else None
+        made = []
+        for number, name in enumerate(layers):
+            at = start + 340 + 60 * number
+            layer = trace.module(name, at, 50, net) if modules else None
+            made.append(trace.operator("aten::layer", at, 40, layer))
+            if device:
+                trace.launch(kernel, at + 10, 20, made[-1])
+        for number, forward in enumerate(reversed(made)):
+            at = start + 650 + 30 * number
+            back = trace.backward("Node", at, 25, forward, track="1/2")
+            if device:
+                trace.launch("back", at, 20, back)
+        trace.annotation("Optimizer.step#SGD.step", start + 900, 50)
+    return trace
+
+
+def table(found: Diff, name: str) -> dict[str, DiffRow]:
+    rows = {one.key: one for one in found.tables[name]}
+    assert len(rows) == len(found.tables[name])
+    return rows
+
+
+def us(one: DiffRow) -> tuple[float | None, float | None, float]:
+    values = [None if ns is None else ns / US for ns in (one.base_ns, one.other_ns)]
+    return values[0], values[1], one.delta_ns / US
+
+
+def outline(found: Diff) -> list[tuple[int, str]]:
+    """The tree without kernels."""
+    return [(one.level, one.key) for one in found.tables["tree"] if ", kernel " not in one.key]
+
+
+def test_steps_are_matched_part_by_part_in_order() -> None:
+    found = diff.diff(
+        side_of(training(), "a", TWO_STEPS),
+        side_of(
+            training(loader="enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", loading_us=100),
+            "b",
+            TWO_STEPS,
+        ),
+    )
+    assert outline(found) == [
+        (0, "ProfilerStep"),
+        (1, "DataLoader _SingleProcessDataLoaderIter.__next__ | _MultiProcessingDataLoaderIter.__next__"),
+        (1, "Optimizer zero_grad#SGD.zero_grad"),
+        (1, "Module Net_0"),
+        (2, "Module Conv2d_0"),
+        (2, "Module BatchNorm2d_0"),
+        (2, "Module ReLU_0"),
+        (1, "Backward"),
+        (2, "Backward Net_0"),
+        (3, "Backward ReLU_0"),
+        (3, "Backward BatchNorm2d_0"),
+        (3, "Backward Conv2d_0"),
+        (1, "Optimizer step#SGD.step"),
+    ]
+    rows = {one.key: one for one in found.tables["tree"]}
+    loader = next(one for key, one in rows.items() if key.startswith("DataLoader"))
+    assert us(loader) == (300, 100, -200)
+    assert loader.ratio == pytest.approx(1 / 3)
+    assert (loader.base_calls, loader.other_calls) == (1, 1)
+    net, back = rows["Module Net_0"], rows["Backward"]
+    assert us(net) == (300, 300, 0)
+    assert (net.base_device_ns, net.other_device_ns, net.device_delta_ns) == (60 * US, 60 * US, 0)
+    assert us(back) == (75, 75, 0)
+    assert back.base_device_ns == 60 * US
+    assert rows["Backward Conv2d_0"].base_calls is None
+    assert us(rows["ProfilerStep"]) == (1000, 1000, 0)
+    assert rows["ProfilerStep"].base_device_ns == 120 * US
+
+
+def test_what_has_no_partner_stands_between_what_has_one() -> None:
+    other = training(layers=("Conv2d_0", "GELU_0", "Dropout_0", "ReLU_0", "Extra_0"))
+    found = diff.diff(side_of(training(), "a", TWO_STEPS), side_of(other, "b", TWO_STEPS))
+    inside = [(one.level, one.key, *us(one)[:2]) for one in found.tables["tree"] if one.key.split()[0] == "Module"]
+    gap = "not matched: Module BatchNorm2d_0 | Module GELU_0, Module Dropout_0"
+    rows = {one.key: one for one in found.tables["tree"]}
+    assert us(rows[gap]) == (50, 100, 50)
+    assert rows[gap].level == 2
+    assert inside == [
+        (1, "Module Net_0", 300, 300),
+        (2, "Module Conv2d_0", 50, 50),
+        (3, "Module BatchNorm2d_0", 50, None),
+        (3, "Module GELU_0", None, 50),
+        (3, "Module Dropout_0", None, 50),
+        (2, "Module ReLU_0", 50, 50),
+        (2, "Module Extra_0", None, 50),
+    ]
+
+
+def test_modules_that_were_numbered_differently_meet() -> None:
+    other = training(layers=("Conv2d_5", "BatchNorm2d_1", "ReLU_7"))
+    found = diff.diff(side_of(training(), "a", TWO_STEPS), side_of(other, "b", TWO_STEPS))
+    keys = [key for level, key in outline(found) if level == 2 and key.startswith("Module")]
+    assert keys == ["Module Conv2d_0 | Conv2d_5", "Module BatchNorm2d_0 | BatchNorm2d_1", "Module ReLU_0 | ReLU_7"]
+
+
+def test_a_renamed_kernel_is_found_by_its_operator_and_position() -> None:
+    sides = [side_of(training(kernel=name), name, TWO_STEPS) for name in ("gemm_old", "gemm_new")]
+    found = diff.diff(*sides)
+    flat = table(found, "kernels")
+    assert us(flat["gemm_old"]) == (60, None, -60)
+    assert us(flat["gemm_new"]) == (None, 60, 60)
+    same = [one for one in found.tables["tree"] if one.key == "aten::layer, kernel 1: gemm_old | gemm_new"]
+    assert len(same) == 3  # one below each module
+    assert all((one.base_calls, one.other_calls) == (1, 1) for one in same)
+    assert all(one.base_device_ns == one.other_device_ns == 20 * US and one.base_ns is None for one in same)
+
+
+def test_kernels_of_one_operator_stay_apart_by_position() -> None:
+    sides = []
+    for last in ("reduce", "reduce_split"):
+        trace = Nested()
+        for start in (0, 500):  # two calls
+            operator = trace.operator("aten::linear", start, 100)
+            trace.launch(last, start + 40, 5, operator)
+            trace.launch("gemm", start + 10, 30, operator)
+        sides.append(side_of(trace, last, [(0, 1000)]))
+    found = diff.diff(*sides)
+    kernels = [one for one in found.tables["tree"] if ", kernel " in one.key]
+    assert [(one.key, one.base_calls, one.base_device_ns) for one in kernels] == [
+        ("aten::linear, kernel 1: gemm", 2, 60 * US),
+        ("aten::linear, kernel 2: reduce | reduce_split", 2, 10 * US),
+    ]
+
+
+def test_micro_batches_stay_apart_and_repeated_calls_are_one() -> None:
+    trace = Nested()
+    for start in (0, 400):
+        trace.annotation("enumerate(DataLoader)#X.__next__", start, 100)
+        for call in range(3):
+            trace.module("Net_0", start + 100 + 100 * call, 50)
+    found = diff.diff(*[side_of(trace, "a", [(0, 1000)])] * 2)
+    below = [(one.key, one.base_calls) for one in found.tables["tree"] if one.level == 1]
+    assert below == [("DataLoader X.__next__", 1), ("Module Net_0", 3)] * 2
+
+
+def test_without_steps_there_are_totals_and_a_word_about_it() -> None:
+    with_steps = side_of(training(), "known", TWO_STEPS)
+    without = side_of(training(steps=4), "unknown")
+    found = diff.diff(with_steps, without)
+    assert not found.per_step
+    assert (found.base_steps, found.other_steps) == (2, None)
+    assert any("unknown has no steps" in note for note in found.notes)
+    assert us(table(found, "kernels")["gemm_old"]) == (120, 240, 120)
+    assert us(table(found, "modules")["Net_0"])[:2] == (2 * 375, 4 * 375)
+    rows = {one.key: one for one in found.tables["tree"]}
+    assert us(rows["Module Net_0"])[:2] == (600, 1200)
+
+
+def test_steps_make_lengths_comparable() -> None:
+    long = side_of(training(steps=4), "long", [(1000.0 * step, 1000.0) for step in range(4)])
+    found = diff.diff(side_of(training(), "short", TWO_STEPS), long)
+    assert found.per_step
+    assert (found.base_steps, found.other_steps) == (2, 4)
+    for name, rows in found.tables.items():
+        for one in rows:
+            assert one.delta_ns == pytest.approx(0), (name, one.key)
+            assert one.base_calls == one.other_calls
+
+
+def test_what_one_side_lacks_is_absent_with_a_reason() -> None:
+    bare = side_of(training(modules=False, device=False), "bare", TWO_STEPS)
+    found = diff.diff(side_of(training(), "full", TWO_STEPS), bare)
+    assert set(found.absent) == {"kernels", "modules"}
+    assert found.absent["modules"].startswith("bare: no modules")
+    assert found.absent["kernels"].startswith("bare: ")
+    rows = {one.key: one for one in found.tables["tree"]}
+    assert rows["ProfilerStep"].other_device_ns is None
+    assert rows["ProfilerStep"].base_device_ns == 120 * US
+    assert "Operators" in {one.key for one in diff.diff(bare, bare).tables["tree"]}
+
+
+def test_nothing_at_all_raises_nothing() -> None:
+    nothing = side_of(Nested(), "nothing")
+    for one, two in ((nothing, nothing), (nothing, side_of(training(), "full", TWO_STEPS))):
+        found = diff.diff(one, two)
+        assert set(found.absent) >= {"operators", "kernels", "modules", "tree"}
+        assert not set(found.absent) & set(found.tables)
+
+
+def test_endless_recursion_is_compared_to_its_end() -> None:
+    trace = Nested()
+    parent: int | None = None
+    for level in range(300):
+        parent = trace.module("Tree_0", level, 1000 - 2 * level, parent)
+    multiplied = trace.operator("aten::mul", 300, 1, parent)
+    trace.launch("mul", 300, 7, multiplied)
+    trace.launch("mul_back", 1100, 5, trace.backward("MulBackward0", 1100, 10, multiplied))
+    one = side_of(trace, "deep")
+    rows = diff.diff(one, one).tables["tree"]
+    assert max(row.level for row in rows) >= MAX_LEVELS
+    assert rows[0].base_device_ns == 12 * US
+    assert all(row.delta_ns == 0 for row in rows)
+
+
+def test_traces_without_steps_beside_others_are_told() -> None:
+    traces = [training(), Nested(trace="worker0.900000000.pt.trace.json")]
+    traces[1].operator("aten::mm", 10_000, 10)
+    made = tables(*traces, steps=[{"step": 0, "start_ns": T0, "wall_ns": 1000 * US, "in_window": True}])
+    one = diff.side(base_of(made), None, "mixed")
+    found = diff.diff(one, one)
+    assert found.per_step
+    assert any(note.startswith("mixed: 1 of its traces") for note in found.notes)
+
+
+def operator(name: str, host_us: int, device_us: int | None) -> OperatorRow:
+    values: dict[str, Any] = dict.fromkeys(OperatorRow.__dataclass_fields__)
+    values |= {"name": name, "calls": 4, "host_self_ns": host_us * US}
+    values |= {"device_self_ns": None if device_us is None else device_us * US}
+    return OperatorRow(**values)
+
+
+def test_rows_are_in_order_of_the_larger_change() -> None:
+    def one_side(*rows: OperatorRow) -> DiffSide:
+        return DiffSide("x", 2, (), rows, (), None, None)
+
+    base = one_side(
+        operator("same", 90, 90), operator("host", 10, 5), operator("device", 10, 80), operator("gone", 4, 0)
+    )
+    other = one_side(
+        operator("same", 90, 90), operator("host", 40, 5), operator("device", 10, 20), operator("new", 6, 1)
+    )
+    found = diff.diff(base, other)
+    rows = found.tables["operators"]
+    assert [one.key for one in rows] == ["device", "host", "new", "gone", "same"]
+    assert us(rows[2]) == (None, 3, 3)
+    assert us(rows[3]) == (2, None, -2)
+    assert (rows[2].base_calls, rows[2].other_calls, rows[2].ratio) == (None, 2, None)
+    assert rows[0].device_delta_ns == -30 * US
+    assert rows[1].ratio == 4
+
+
+WORKERS_0 = "kineto_tb_plugin/resnet50_num_workers_0"
+WORKERS_4 = "kineto_tb_plugin/resnet50_num_workers_4"
+
+
+@shared_traces.needs_traces
+def test_more_loader_workers_on_a_real_run() -> None:
+    """The first spans of two runs; figures of the plugin's overview."""
+    bases = [base_of(shared_traces.run_of(name).tables) for name in (WORKERS_0, WORKERS_4)]
+    found = diff.diff(*(diff.side(base, base.spans[0].ref) for base in bases))
+    assert found.per_step
+    parts = table(found, "tensorboard")
+    loader = us(parts["DataLoader"])
+    assert loader[0] == pytest.approx(59262, abs=1)
+    assert loader[1] == pytest.approx(1186, abs=1)
+    assert us(parts["step"]) == pytest.approx((177592, 141068, 141068 - 177592), abs=1)
+    assert parts["Kernel"].ratio == pytest.approx(1, abs=0.01)
+    kernels = found.tables["kernels"]
+    base, other = sum(one.base_ns or 0 for one in kernels), sum(one.other_ns or 0 for one in kernels)
+    assert other == pytest.approx(base, rel=0.01)
+    tree = found.tables["tree"]
+    assert [one.key.split()[0] for one in tree if one.level == 1 and ", kernel " not in one.key] == [
+        *("Operators", "DataLoader", "Operators", "Optimizer", "Operators", "Backward", "Operators", "Optimizer")
+    ]
+    assert not any(one.key.startswith("not matched") for one in tree)
+
+
+@shared_traces.needs_traces
+def test_two_spans_of_one_worker() -> None:
+    base = base_of(shared_traces.run_of(WORKERS_0).tables)
+    first, second = (diff.side(base, span.ref) for span in base.spans)
+    found = diff.diff(first, second)
+    assert (found.base, found.other) == ("worker0/span1", "worker0/span2")
+    assert us(table(found, "tensorboard")["DataLoader"]) == pytest.approx((59262, 35504, 35504 - 59262), abs=1)
+    both = diff.side(base)
+    assert both.steps == 12
+    together = table(diff.diff(both, both), "tensorboard")["DataLoader"]
+    assert us(together)[0] == pytest.approx((59262 + 35504) / 2, abs=1)
+
+
+@shared_traces.needs_traces
+def test_an_optimized_run_against_its_control() -> None:
+    names = [f"hta/trace_diff/{name}/{name}.json.gz" for name in ("control", "test")]
+    bases = [base_of(shared_traces.run_of(name).tables) for name in names]
+    control, test = (diff.side(base) for base in bases)
+    found = diff.diff(control, test)
+    assert found.per_step
+    operators = table(found, "operators")
+    assert operators["CompiledFunction"].base_ns is None
+    assert operators["aten::bmm"].other_ns is None
+    back = diff.diff(test, control)
+    for name, rows in found.tables.items():
+        if name != "tree":
+            opposite = table(back, name)
+            assert all(one.delta_ns == pytest.approx(-opposite[one.key].delta_ns) for one in rows)
+
+
+@shared_traces.needs_traces
+@pytest.mark.parametrize("name", shared_traces.files() if shared_traces.PRESENT else [])
+def test_any_trace_equals_itself(name: str) -> None:
+    one = diff.side(base_of(shared_traces.run_of(name).tables))
+    found = diff.diff(one, one)
+    assert set(found.tables) | set(found.absent) == {
+        *("overview", "tensorboard", "operators", "kernels", "modules", "tree")
+    }
+    assert "tree" in found.tables
+    for rows in found.tables.values():
+        for row in rows:
+            assert row.delta_ns == 0
+            assert not row.device_delta_ns
+            assert row.base_calls == row.other_calls
+            assert "not matched" not in row.key

@@ -1,0 +1,335 @@
+"""Several workers side by side: who waits for whom, with ranks missing, clocks apart and runs mixed up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.analyze.views import base, communication, distributed
+from stepscope.model.views.communication import Distributed, WorkerShare
+from tests.analyze.shared_traces import TRACES, needs_traces
+from tests.analyze.traces import Slices, tables
+from tests.analyze.views.collective_traces import US, Rank, opened, written
+from tests.builders import T0
+
+DDP = Path(__file__).parent / "scripts" / "gloo_ddp.py"
+TIMEOUT_S = 120
+
+
+def seen(folder: Path, *ranks: Rank) -> Distributed:
+    found = distributed.view(written(folder, *ranks))
+    assert found is not None
+    return found
+
+
+def refused(*paths: Path) -> str:
+    """The reason why there is no view."""
+    traces = opened(*paths)
+    assert distributed.view(traces) is None
+    return str(distributed.why_absent(traces))
+
+
+def shares(found: Distributed) -> dict[int, WorkerShare]:
+    return {worker.span.rank: worker for worker in found.workers}
+
+
+def talking(
+    rank: int, waits: Sequence[float], *, size: int = 4, sequences: Sequence[int] | None = None, **more: float
+) -> Rank:
+    """A rank with one step per all-reduce, which takes 10 µs after a wait; steps are 100 µs, half of it computation."""
+    made = Rank(rank, size, **more)
+    for number, wait in enumerate(waits):
+        begin = 100.0 * number
+        made.step(number, begin, 100)
+        made.compute(begin + 10, 50)
+        sequence = sequences[number] if sequences is not None else None
+        made.collective(begin + 70 - wait, 10 + wait, ranks=range(size), sequence=sequence, at=begin + 5)
+    return made
+
+
+def test_straggler_among_four_ranks_with_one_missing(tmp_path: Path):
+    found = seen(tmp_path, *(talking(rank, [0 if rank == 2 else 20] * 3, sequences=[7, 8, 9]) for rank in (0, 1, 2)))
+    assert found.missing_ranks == (3,)
+    assert (found.matched, found.unmatched) == (3, 0)
+    for rank, worker in shares(found).items():
+        waits = 0 if rank == 2 else 20
+        assert (worker.steps, worker.wall_ns) == (3, 100 * US)
+        assert (worker.transferring_ns, worker.synchronizing_ns) == (10 * US, waits * US)
+        overlap = 10 if rank != 2 else 0
+        assert (worker.computation_ns, worker.overlap_ns) == ((50 - overlap) * US, overlap * US)
+        assert worker.communication_ns == (10 + waits - overlap) * US
+    (row,) = found.collectives
+    assert (row.name, row.calls, row.workers, row.total_bytes, row.last_rank) == ("all_reduce", 3, 3, 12000, 2)
+    assert row.transferring_ns == 10 * US
+    assert row.mean_ns == row.transferring_ns + row.synchronizing_ns == pytest.approx((30 + 30 + 10) / 3 * US)
+    assert any("rank 3" in note for note in found.notes)
+
+
+def test_clocks_of_hosts_are_not_compared(tmp_path: Path):
+    here = seen(tmp_path / "a", talking(0, [5, 0], size=2), talking(1, [0, 9], size=2))
+    apart = seen(tmp_path / "b", talking(0, [5, 0], size=2), talking(1, [0, 9], size=2, shift_us=900e6))
+    assert here == apart
+
+
+def test_a_call_that_one_worker_lacks_costs_only_itself(tmp_path: Path):
+    whole = [4.0, 8.0, 12.0]
+    found = seen(
+        tmp_path,
+        talking(0, whole, size=2, sequences=[1, 2, 3]),
+        talking(1, [0, 0], size=2, sequences=[1, 3]),
+    )
+    assert (found.matched, found.unmatched) == (2, 1)
+    assert shares(found)[0].synchronizing_ns == (4 + 12) * US // 3
+    assert any("no match" in note for note in found.notes)
+
+
+def test_without_numbers_calls_are_matched_by_their_order_in_the_step(tmp_path: Path):
+    first, second = talking(0, [5, 5, 5], size=2), talking(1, [0, 0, 0], size=2)
+    second.collective(95, 3, at=90)  # one more in step 0: the later steps are not moved by it
+    found = seen(tmp_path, first, second)
+    assert (found.matched, found.unmatched) == (3, 1)
+    assert shares(found)[0].synchronizing_ns == 5 * US
+
+
+def test_work_of_the_host_that_begins_in_the_next_step_is_still_matched(tmp_path: Path):
+    made = []
+    for rank, late in ((0, 0), (1, 20)):
+        worker = Rank(rank, 2)
+        for step in range(2):
+            worker.step(step, 100 * step, 99)
+            for begin in (10, 90 + late):
+                length = 9 if begin == 10 else 25 - late
+                worker.slice("user_annotation", "gloo:all_reduce", 100 * step + begin, length, thread=5)
+        made.append(worker)
+    found = seen(tmp_path, *made)
+    (row,) = found.collectives
+    assert (found.matched, found.unmatched) == (4, 0)
+    assert (row.transferring_ns, row.synchronizing_ns, row.last_rank) == ((9 + 5) / 2 * US, 20 / 4 * US, 1)
+
+
+def test_messages_of_other_sizes_are_other_calls(tmp_path: Path):
+    ranks = []
+    for rank, sizes in ((0, (1, 2)), (1, (2, 1))):
+        made = Rank(rank, 2)
+        for number, elements in enumerate(sizes):
+            made.collective(20 * number, elements, elements=elements)
+        ranks.append(made)
+    found = seen(tmp_path, *ranks)
+    (row,) = found.collectives
+    assert (found.matched, row.synchronizing_ns) == (2, 0)
+
+
+def test_groups_of_one_name_with_other_ranks_are_other_groups(tmp_path: Path):
+    made = [Rank(rank, 4) for rank in range(4)]
+    for rank in made:
+        members = (0, 1) if rank.rank < 2 else (2, 3)
+        rank.collective(0, 10 + rank.rank, group="1", ranks=members, sequence=1)
+    found = seen(tmp_path, *made)
+    assert sorted((row.group, row.workers, row.calls, row.transferring_ns) for row in found.collectives) == [
+        ("1 [0, 1]", 2, 1, 10 * US),
+        ("1 [2, 3]", 2, 1, 12 * US),
+    ]
+
+
+def test_messages_between_two_ranks_are_not_matched(tmp_path: Path):
+    made = [Rank(rank, 2) for rank in range(2)]
+    for rank in made:
+        rank.collective(0, 10, "send" if rank.rank else "recv", sequence=1)
+        rank.collective(20, 10, sequence=1)
+    found = seen(tmp_path, *made)
+    assert [row.name for row in found.collectives] == ["all_reduce"]
+    assert (found.matched, found.unmatched) == (1, 2)
+
+
+def test_calls_without_a_group_are_not_mixed_with_those_that_have_one(tmp_path: Path):
+    made = [Rank(rank, 2) for rank in range(2)]
+    for rank in made:
+        rank.collective(0, 10)
+        rank.collective(20, 10, ranks=None)
+    assert (seen(tmp_path, *made).matched, seen(tmp_path, *made).unmatched) == (1, 2)
+
+
+def test_ranks_of_a_group_are_missing_though_the_world_is_unknown(tmp_path: Path):
+    made = [Rank(rank) for rank in range(2)]
+    for rank in made:
+        rank.collective(0, 10, ranks=(0, 1, 2))
+    assert seen(tmp_path, *made).missing_ranks == (2,)
+
+
+def test_files_that_name_no_rank_are_compared_with_a_note(tmp_path: Path):
+    for name in ("a", "b"):
+        rank = Rank(0)
+        rank.collective(0, 10)
+        rank.write(tmp_path / f"{name}.json")
+    found = distributed.view(opened(tmp_path))
+    assert found is not None
+    assert [worker.span.worker for worker in found.workers] == ["a", "b"]
+    assert (found.matched, found.missing_ranks) == (1, ())
+    assert any("guessed" in note for note in found.notes)
+
+
+def test_spans_of_workers_are_matched_one_by_one(tmp_path: Path):
+    for rank in range(2):
+        for span, waits in ((1, [3.0 - 3 * rank]), (2, [0.0])):
+            made = talking(rank, waits, size=2, shift_us=1e6 * span)
+            made.write(tmp_path / f"worker{rank}.162314308986{span}.pt.trace.json")
+    found = distributed.view(opened(tmp_path))
+    assert found is not None
+    assert [(w.span.worker, w.span.span, w.synchronizing_ns) for w in found.workers] == [
+        ("worker0", 1, 3 * US),
+        ("worker0", 2, 0),
+        ("worker1", 1, 0),
+        ("worker1", 2, 0),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------- what is no one run
+
+
+def test_one_worker_alone(tmp_path: Path):
+    assert "one worker" in refused(talking(0, [1], size=2).write(tmp_path / "t.json"))
+
+
+def test_no_collective(tmp_path: Path):
+    for rank in range(2):
+        made = Rank(rank, 2)
+        made.compute(0, 5)
+        made.write(tmp_path / f"{rank}.json")
+    assert "collective" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_same_rank_in_two_folders_is_two_runs(tmp_path: Path, size: int | None):
+    for run in ("nccl", "gloo"):
+        for rank in range(2):
+            made = Rank(rank, size)
+            made.collective(0, 10)
+            made.write(tmp_path / run / f"worker{rank}.pt.trace.json")
+    reason = refused(tmp_path)
+    assert "different runs" in reason
+    assert "nccl" in reason
+    assert distributed.view(opened(tmp_path / "nccl")) is not None
+
+
+def test_folders_whose_files_name_no_rank_are_not_compared(tmp_path: Path):
+    for run in ("a", "b"):
+        made = Rank(0)
+        made.collective(0, 10)
+        made.write(tmp_path / run / f"{run}.pt.trace.json")
+    assert "which rank" in refused(tmp_path)
+
+
+def test_folder_for_each_rank_is_one_run(tmp_path: Path):
+    for rank in range(2):
+        talking(rank, [1], size=2).write(tmp_path / f"rank_{rank}" / "t.json")
+    found = distributed.view(opened(tmp_path))
+    assert found is not None
+    assert [worker.span.rank for worker in found.workers] == [0, 1]
+
+
+def test_folders_recorded_at_other_times_are_other_runs(tmp_path: Path):
+    for rank in range(2):
+        talking(rank, [1], size=2, shift_us=rank * 2 * 3600e6).write(tmp_path / f"rank_{rank}" / "t.json")
+    assert "hour" in refused(tmp_path)
+
+
+def test_worlds_of_other_sizes_are_other_runs(tmp_path: Path):
+    for rank, size in ((0, 2), (1, 4)):
+        talking(rank, [1], size=size).write(tmp_path / f"{rank}.json")
+    assert "different sizes" in refused(tmp_path)
+
+
+def test_two_runs_in_one_folder(tmp_path: Path):
+    for name in ("a", "b"):
+        talking(0, [1], size=2).write(tmp_path / f"{name}.json")
+    assert "rank 0" in refused(tmp_path)
+
+
+def test_a_world_too_large_to_be_true_is_not_counted_out(tmp_path: Path):
+    assert seen(tmp_path, *(talking(rank, [1], size=2) for rank in range(2))).missing_ranks == ()
+    for rank in range(2):
+        made = Rank(rank, 2**31 - 1)
+        made.collective(0, 10)
+        made.write(tmp_path / "huge" / f"{rank}.json")
+    found = distributed.view(opened(tmp_path / "huge"))
+    assert found is not None
+    assert found.missing_ranks == ()
+
+
+# ------------------------------------------------------------------------------------------------------ properties
+
+device_slices = st.lists(st.tuples(st.booleans(), st.integers(0, 90), st.integers(0, 30)), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(device_slices, min_size=2, max_size=3), st.integers(1, 3))
+def test_parts_sum_to_the_step(ranks: list[list[tuple[bool, int, int]]], steps: int):
+    made, step_rows = [], []
+    for number, rows in enumerate(ranks):
+        trace = Slices(rank=number, trace=f"worker{number}.json")
+        for step in range(steps):
+            begin = 100 * step
+            times = {"start_ns": T0 + begin * US, "wall_ns": 97 * US}
+            step_rows.append({**times, "step": step, "rank": number, "process": f"rank-{number}", "in_window": True})
+            for talks, start, length in rows:
+                below = trace.add("cpu_op", "c10d::allreduce_" if talks else "aten::mm", begin + start)
+                trace.kernel(begin + start, length, "ncclAllReduce" if talks else "gemm", below=below, step=step)
+        made.append(trace)
+    found = distributed.view(base.prepare(tables(*made, steps=step_rows), None, None))  # type: ignore[arg-type]
+    assert (found is not None) == any(talks for rows in ranks for talks, _, _ in rows)
+    for worker in found.workers if found is not None else ():
+        parts = (worker.computation_ns, worker.overlap_ns, worker.communication_ns, worker.other_ns)
+        assert min(parts) >= 0
+        assert sum(parts) == worker.wall_ns
+        if worker.transferring_ns is not None and worker.synchronizing_ns is not None:
+            assert min(worker.transferring_ns, worker.synchronizing_ns) >= 0
+            rounding = 1
+            matched = worker.transferring_ns + worker.synchronizing_ns
+            assert matched <= worker.overlap_ns + worker.communication_ns + rounding
+
+
+# ------------------------------------------------------------------------------------------------------ real traces
+
+
+@needs_traces
+def test_two_ranks_of_a_real_run_of_128():
+    traces = opened(TRACES / "hta" / "trace_filter")
+    found = distributed.view(traces)
+    assert found is not None
+    assert [worker.steps for worker in found.workers] == [2, 2]
+    assert found.missing_ranks == tuple(range(2, 128))
+    calls = {row.span.rank: row for row in communication.collectives(traces)}
+    assert set(calls) == {0, 1}
+    gathered = next(row for row in found.collectives if row.name == "all_gather")
+    rows = [row for row in communication.collectives(traces) if row.name == "all_gather"]
+    assert (gathered.calls, gathered.total_bytes) == (2, 2 * 2**30)
+    assert gathered.mean_ns == sum(row.total_ns for row in rows) / 4
+
+
+def test_two_processes_with_gloo(tmp_path: Path):
+    """A real run on the CPU in which rank 1 comes 30 ms late to each all-reduce."""
+    done = subprocess.run(
+        [sys.executable, str(DDP), str(tmp_path)], capture_output=True, timeout=TIMEOUT_S, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    traces = opened(tmp_path)
+    found = distributed.view(traces)
+    assert found is not None
+    assert [worker.span.worker for worker in found.workers] == ["host_0", "host_1"]
+    assert (found.missing_ranks, found.unmatched) == ((), 0)
+    late = next(row for row in found.collectives if row.name == "all_reduce")
+    assert (late.workers, late.last_rank, late.calls) == (2, 1, 2)
+    assert late.group == "default_pg [0, 1]"
+    early, straggler = found.workers
+    assert early.synchronizing_ns is not None
+    assert straggler.synchronizing_ns is not None
+    assert early.synchronizing_ns > 20_000 * US > straggler.synchronizing_ns
+    reduced = next(row for row in communication.collectives(traces) if row.name == "all_reduce")
+    assert (reduced.library, reduced.dtype, reduced.group_size) == ("gloo", "float32", 2)
+    assert reduced.message_bytes == 4 * (64 * 64 + 64)

@@ -1,0 +1,190 @@
+"""The summary of each device: the plugin's figures, and what clipping, streams and missing sizes do to them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from stepscope.analyze.context import Context
+from stepscope.analyze.views import gpus, overview
+from stepscope.model.views.overview import GpuSummary
+from tests.analyze.shared_traces import PRESENT, SHARED, files, needs_traces, run_of
+from tests.analyze.traces import US, Slices, tables
+from tests.builders import T0
+
+ORACLE: dict[str, Any] = json.loads((SHARED / "oracles" / "tb_plugin.json").read_text()) if PRESENT else {}
+TENSOR = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"
+HOPPER = "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_TNN"
+
+
+def summaries_of(context: Context) -> tuple[GpuSummary, ...]:
+    return gpus.summaries(context.base, overview.overviews(context.base))
+
+
+def summary_of(trace: Slices, length_us: float = 100, **more: Any) -> GpuSummary:
+    """Of the one device, over one step from 0 on."""
+    trace.add("user_annotation", "ProfilerStep#1", 0, length_us)
+    row = {"step": 1, "start_ns": T0, "wall_ns": round(length_us * US), "in_window": True}
+    (found,) = summaries_of(Context(tables(trace, steps=[row], **more)))
+    assert found.window_ns == length_us * US
+    return found
+
+
+def kernel(trace: Slices, start_us: float, duration_us: float, name: str = "gemm", **columns: Any) -> int:
+    """A kernel with its columns (`blocks_per_sm`, `occupancy_percent`, `stream`, `device`)."""
+    number = trace.kernel(start_us, duration_us, name)
+    trace.events[number].update(columns)
+    return number
+
+
+def percent(text: str) -> float:
+    return float(text.removesuffix(" %"))
+
+
+@needs_traces
+@pytest.mark.parametrize("run", sorted({name.split("/")[0] for name in ORACLE}))
+def test_the_plugins_figures(run: str) -> None:
+    for found in summaries_of(Context(run_of(f"kineto_tb_plugin/{run}").tables)):
+        expected = ORACLE[f"{run}/{found.span.label}"]["gpu"]
+        assert found.utilization_pct is not None
+        assert found.sm_efficiency_pct is not None
+        assert found.achieved_occupancy_pct is not None
+        assert round(found.utilization_pct, 2) == percent(expected["GPU Utilization"])
+        assert round(found.sm_efficiency_pct, 2) == percent(expected["Est. SM Efficiency"])
+        assert round(found.achieved_occupancy_pct, 2) == percent(expected["Est. Achieved Occupancy"])
+        assert found.tensor_core_plugin_pct == percent(expected["Kernel Time using Tensor Cores"])
+        assert found.gpu.name == expected["Name"]
+        assert found.gpu.capability == expected["Compute Capability"]
+        assert found.gpu.memory_bytes is not None
+        assert f"{found.gpu.memory_bytes / 2**30:.2f} GB" == expected["Memory"]
+
+
+# The plugin's own code on newer traces: utilisation, SM efficiency, achieved occupancy.
+NEWER = {
+    "hta/trace_diff/control/control.json.gz": (79.38091583525199, 59.20521304123595, 32.46431952517049),
+    "hta/df_index_resolver/df_index_resolver.json.gz": (56.26663643864844, 34.11788322931888, 31.95263325285138),
+    "hta/nccl_parser_config/nccl_data.json.gz": (23.26278028168871, 16.868842991905691, 35.31432866744887),
+    "tracelens/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz": (90.27012231005102, 88.57437622319881, 64.00480540194175),
+}
+
+
+@needs_traces
+@pytest.mark.parametrize("name", NEWER)
+def test_the_plugins_figures_of_newer_traces(name: str) -> None:
+    (found,) = summaries_of(Context(run_of(name).tables))
+    ours = (found.utilization_pct, found.sm_efficiency_pct, found.achieved_occupancy_pct)
+    assert ours == pytest.approx(NEWER[name], rel=1e-6)
+
+
+@needs_traces
+@pytest.mark.parametrize("name", files() if PRESENT else [])
+def test_every_trace_gives_percents(name: str) -> None:
+    context = Context(run_of(name).tables)
+    found = summaries_of(context)
+    assert bool(found) == bool(context.tables.events["category"].str.contains("(?i)^kernel$|^mtia_ccp").any())
+    for one in found:
+        for field in ("utilization", "sm_efficiency", "achieved_occupancy", "tensor_core", "tensor_core_plugin"):
+            value = getattr(one, f"{field}_pct")
+            assert value is None or 0 <= value <= 100.000001, field
+
+
+def test_kernels_on_parallel_streams_count_once() -> None:
+    trace = Slices()
+    kernel(trace, 0, 40, stream=7)
+    kernel(trace, 20, 40, stream=8)
+    trace.kernel(70, 20, "Memcpy HtoD (Pinned -> Device)", category="gpu_memcpy")
+    found = summary_of(trace)
+    assert found.utilization_pct == 60  # copies do not count
+    assert found.kernels == 2
+
+
+def test_what_lies_outside_the_steps_does_not_count() -> None:
+    trace = Slices()
+    kernel(trace, -50, 100, blocks_per_sm=0.5, occupancy_percent=10.0)
+    kernel(trace, 90, 30, TENSOR, blocks_per_sm=2.0, occupancy_percent=70.0)
+    kernel(trace, 150, 30, TENSOR)
+    found = summary_of(trace)
+    assert found.utilization_pct == 60
+    assert found.kernels == 2
+    assert found.sm_efficiency_pct == pytest.approx(0.5 * 50 + 10)
+    assert found.achieved_occupancy_pct == pytest.approx((10 * 50 + 70 * 10) / 60)
+    assert found.tensor_core_pct == pytest.approx(100 * 10 / 60)
+
+
+def test_sm_efficiency_adds_kernels_up_to_all_multiprocessors() -> None:
+    trace = Slices()
+    kernel(trace, 0, 40, blocks_per_sm=0.25)
+    kernel(trace, 20, 40, blocks_per_sm=0.5)
+    kernel(trace, 30, 10, blocks_per_sm=17.0)
+    found = summary_of(trace)
+    # 20 µs of a quarter, 10 of three quarters, 10 of all, 20 of a half
+    assert found.sm_efficiency_pct == pytest.approx(0.25 * 20 + 0.75 * 10 + 10 + 0.5 * 20)
+
+
+def test_figures_without_a_source_are_none() -> None:
+    trace = Slices()
+    kernel(trace, 0, 40)
+    found = summary_of(trace)
+    assert found.sm_efficiency_pct is None
+    assert found.achieved_occupancy_pct is None
+    assert found.tensor_core_eligible_pct is None
+    assert found.gpu.name is None
+    assert found.tensor_core_pct == 0
+
+
+def test_kernels_without_an_occupancy_do_not_lower_the_mean() -> None:
+    trace = Slices()
+    kernel(trace, 0, 40, occupancy_percent=50.0)
+    kernel(trace, 50, 40)
+    kernel(trace, 90, 10, occupancy_percent=0.0)
+    assert summary_of(trace).achieved_occupancy_pct == pytest.approx(40)
+
+
+def test_tensor_cores_by_both_lists_of_names() -> None:
+    trace = Slices()
+    kernel(trace, 0, 10, TENSOR)
+    kernel(trace, 10, 30, HOPPER)
+    kernel(trace, 40, 60, "void at::native::elementwise_kernel<128>()")
+    found = summary_of(trace)
+    assert found.tensor_core_pct == pytest.approx(40)
+    assert found.tensor_core_plugin_pct == pytest.approx(10)
+
+
+def test_eligible_is_of_kernels_with_an_operator() -> None:
+    trace = Slices()
+    linear = trace.add("cpu_op", "aten::linear", 0, 10)
+    inner = trace.add("cpu_op", "my::fused", 1, 5, parent=linear)
+    relu = trace.add("cpu_op", "aten::relu", 20, 5)
+    for start, duration, operator in ((30, 10, inner), (40, 30, relu), (70, 20, None)):
+        trace.kernel(start, duration)
+        trace.links[-1].update(operator=operator, state="linked" if operator is not None else "before_recording")
+    assert summary_of(trace).tensor_core_eligible_pct == pytest.approx(25)
+
+
+def test_each_device_by_itself() -> None:
+    listed = [{"id": 1, "name": "B", "computeMajor": 9, "computeMinor": 0, "numSms": 132}, {"id": 2, "name": "unused"}]
+    trace = Slices()
+    trace.add("user_annotation", "ProfilerStep#1", 0, 100)
+    kernel(trace, 0, 40, device=0)
+    kernel(trace, 0, 50, device=1)
+    row = {"step": 1, "start_ns": T0, "wall_ns": 100 * US, "in_window": True}
+    metadata = json.dumps({"deviceProperties": listed})
+    found = summaries_of(Context(tables(trace, steps=[row], quality={"metadata": metadata})))
+    assert [(one.gpu.device, one.gpu.name, one.utilization_pct) for one in found] == [(0, None, 40), (1, "B", 50)]
+    assert found[1].gpu.capability == "9.0"
+
+
+def test_a_device_without_a_number_goes_by_its_track() -> None:
+    trace = Slices()
+    kernel(trace, 0, 40, category="mtia_ccp_events", device=None, track="17/3536")
+    kernel(trace, 50, 40, "event_wait", category="mtia_ccp_events", device=None, track="17/3536")
+    found = summary_of(trace)
+    assert (found.gpu.device, found.utilization_pct) == (17, 40)
+
+
+def test_no_device_no_summary() -> None:
+    trace = Slices()
+    trace.add("cpu_op", "aten::mm", 0, 10)
+    assert summaries_of(Context(tables(trace))) == ()

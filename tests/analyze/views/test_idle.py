@@ -1,0 +1,170 @@
+"""Why devices are idle: what the training thread did meanwhile; and the same of a trace without a device."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.model.views.overview import HOST
+from tests.analyze.traces import BACK_THREAD, US, Slices
+from tests.analyze.views.stepped import DATALOADER, launched, overview_of, step, used
+
+ENGINE = "1/2"
+
+CONVERT = "torch/_dynamo/convert_frame.py(631): __call__"
+IDLE = {
+    "idle_data": [
+        ("user_annotation", DATALOADER),
+        ("python_function", "torch/utils/data/dataloader.py(700): __next__"),
+    ],
+    "idle_sync": [
+        ("cuda_runtime", "cudaDeviceSynchronize"),
+        ("cuda_runtime", "cudaStreamSynchronize"),
+        ("cuda_runtime", "hipEventSynchronize"),
+        ("cuda_runtime", "cudaMemcpy"),
+        ("cuda_driver", "cuCtxSynchronize"),
+    ],
+    "idle_compile": [
+        ("python_function", CONVERT),
+        ("python_function", "torch/_inductor/compile_fx.py(788): compile_fx_inner"),
+        ("python_function", "triton/compiler/compiler.py(226): compile"),
+        ("cpu_op", "CachingAutotuner.benchmark_all_configs (dynamo_timed)"),
+        ("cuda_driver", "cuModuleLoadData"),
+    ],
+    "idle_allocator": [("cuda_runtime", "cudaMalloc"), ("cuda_runtime", "cudaFree"), ("cuda_runtime", "cudaHostAlloc")],
+    "idle_launch": [
+        ("cuda_runtime", "cudaLaunchKernel"),
+        ("cuda_driver", "cuLaunchKernelEx"),
+        ("cuda_runtime", "cudaMemcpyAsync"),
+        ("cuda_runtime", "hipGraphLaunch"),
+    ],
+    "idle_io": [
+        ("python_function", "<built-in function open>"),
+        ("python_function", "<built-in method write of _io.BufferedWriter object at 0x7f00>"),
+        ("python_function", "torch/serialization.py(950): save"),
+    ],
+    "idle_operators": [("cpu_op", "aten::mm")],
+    "idle_python": [
+        ("python_function", "train.py(10): train"),
+        # code that torch.compile has made, and what leads to it, runs in every step
+        ("python_function", "torch/_dynamo/eval_frame.py(830): compile_wrapper"),
+        ("python_function", "torch/_inductor/utils.py(3300): run"),
+    ],
+    "idle_unknown": [("user_annotation", "my region")],
+}
+
+
+@pytest.mark.parametrize(("part", "category", "name"), [(part, *kind) for part in IDLE for kind in IDLE[part]])
+def test_what_the_host_did_while_the_device_was_idle(part: str, category: str, name: str) -> None:
+    trace = Slices()
+    trace.add("python_function", "train.py(1): <module>", 0, 20)
+    trace.add(category, name, 20, 50)
+    trace.kernel(60, 40)
+    (only,) = overview_of(trace, step(1, 0, 100)).steps
+    expected = {"compute": 40.0, "idle_python": 20.0}
+    expected[part] = expected.get(part, 0) + 40
+    assert used(only.parts_ns) == expected
+
+
+def test_an_item_waits_with_all_of_its_operator() -> None:
+    trace = Slices()
+    item = trace.add("cpu_op", "aten::item", 0, 30)
+    inner = trace.add("cpu_op", "aten::_local_scalar_dense", 2, 26, parent=item)
+    trace.add("cuda_runtime", "cudaStreamSynchronize", 10, 15, parent=inner)
+    trace.add("cpu_op", "aten::item", 40, 5)  # of a tensor of the host: it waits for nothing
+    launched(trace, 50, 60, 40)
+    (only,) = overview_of(trace, step(1, 0, 100)).steps
+    assert only.parts_ns["idle_sync"] == 30 * US
+    assert only.parts_ns["idle_operators"] == 5 * US
+
+
+@pytest.mark.parametrize(
+    ("copy", "part"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", "idle_sync"),
+        ("Memcpy DtoH (Device -> Pageable)", "idle_sync"),
+        ("Memcpy HtoD (Pinned -> Device)", "idle_launch"),
+    ],
+)
+def test_copies_of_pageable_memory_block(copy: str, part: str) -> None:
+    trace = Slices()
+    number = trace.kernel(50, 10, copy, category="gpu_memcpy")
+    call = trace.add("cuda_runtime", "cudaMemcpyAsync", 10, 30)
+    trace.links[-1].update(event=number, launch=call, state="linked", method="correlation")
+    (only,) = overview_of(trace, step(1, 0, 100)).steps
+    assert used(only.parts_ns) == {"exposed_copies": 10, part: 30, "idle_unknown": 60}
+
+
+def test_the_cause_around_a_cause_counts() -> None:
+    """A compilation waits for its benchmark, a loader copies: what the user can change is outside."""
+    trace = Slices()
+    trace.add("python_function", CONVERT, 0, 40)
+    trace.add("cuda_runtime", "cudaDeviceSynchronize", 10, 20)
+    trace.add("user_annotation", DATALOADER, 50, 30)
+    trace.add("cuda_runtime", "cudaStreamSynchronize", 60, 10)
+    trace.kernel(90, 10)
+    (only,) = overview_of(trace, step(1, 0, 100)).steps
+    assert used(only.parts_ns) == {"compute": 10, "idle_data": 30, "idle_compile": 40, "idle_unknown": 20}
+
+
+def test_threads_of_the_backward_pass_work_for_the_training_thread_and_others_do_not() -> None:
+    trace = Slices()
+    trace.add("python_function", "train.py(1): <module>", 0, 100)
+    trace.add("cpu_op", "MulBackward0", 10, 20, track=ENGINE, forward_thread=BACK_THREAD)
+    trace.add("cpu_op", "aten::mul", 40, 20, track="1/3")
+    trace.add("cuda_runtime", "cudaDeviceSynchronize", 70, 10, track="1/3")
+    trace.kernel(90, 10)
+    (only,) = overview_of(trace, step(1, 0, 100)).steps
+    assert used(only.parts_ns) == {"compute": 10, "idle_operators": 20, "idle_python": 70}
+    assert only.plugin_ns["CPU Exec"] == 40 * US  # of all threads, as the plugin counts
+
+
+def test_work_that_runs_beside_other_work_counts_once() -> None:
+    trace = Slices()
+    trace.kernel(0, 40)
+    trace.kernel(20, 40, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)")
+    trace.kernel(50, 30, "Memcpy HtoD (Pinned -> Device)", category="gpu_memcpy")
+    trace.kernel(70, 5, "Memset (Device)", category="gpu_memset")
+    trace.add("cpu_op", "aten::mm", 0, 100)
+    (only,) = overview_of(trace, step(1, 0, 100)).steps
+    assert used(only.parts_ns) == {
+        "compute": 45,
+        "exposed_communication": 20,
+        "exposed_copies": 15,
+        "idle_operators": 20,
+    }
+    assert used(only.plugin_ns) == {"Kernel": 40, "Memcpy": 30, "Communication": 10, "CPU Exec": 20}
+
+
+# ------------------------------------------------------------------------------------------- without a device
+
+
+def test_a_trace_without_a_device_is_split_by_what_the_host_did() -> None:
+    trace = Slices()
+    trace.add("python_function", "train.py(1): <module>", 0, 90)
+    trace.add("user_annotation", DATALOADER, 0, 10)
+    trace.add("cpu_op", "aten::conv2d", 10, 20)
+    trace.add("cpu_op", "aten::mkldnn_convolution", 11, 18)
+    trace.add("cpu_op", "aten::addmm", 30, 10)
+    trace.add("cpu_op", "aten::scaled_dot_product_attention", 40, 5)
+    trace.add("cpu_op", "aten::native_layer_norm", 45, 5)
+    trace.add("cpu_op", "aten::relu", 50, 5)
+    trace.add("cpu_op", "aten::copy_", 55, 5)
+    trace.add("user_annotation", "Optimizer.step#SGD.step", 60, 10)
+    trace.add("cpu_op", "aten::add_", 62, 6)
+    trace.add("user_annotation", "gloo:all_reduce", 50, 30, track="1/9")  # beside relu, copies and the optimizer
+    found = overview_of(trace, step(1, 0, 100))
+    assert found.basis == HOST
+    (only,) = found.steps
+    assert used(only.parts_ns) == {
+        "host_data": 10,
+        "host_convolution": 20,
+        "host_matmul": 10,
+        "host_attention": 5,
+        "host_normalization": 5,
+        "host_optimizer": 6,
+        "host_copies": 5,
+        "host_operators": 5,
+        "host_communication": 14,
+        "host_python": 10,
+        "host_unknown": 10,
+    }

@@ -1,0 +1,156 @@
+"""The kernel table: durations, weights, launches, who launched them; and the TensorBoard plugin's figures."""
+
+from __future__ import annotations
+
+import json
+from posixpath import basename
+from typing import Any
+
+import pytest
+
+from stepscope.analyze.views import kernels
+from tests.analyze import shared_traces
+from tests.analyze.traces import tables
+from tests.analyze.views.module_traces import US, Nested, base_of
+from tests.builders import T0
+
+PLUGIN = shared_traces.SHARED / "oracles" / "tb_plugin.json"
+ORACLE: dict[str, Any] = json.loads(PLUGIN.read_text()) if PLUGIN.is_file() else {}
+
+
+def kernel(trace: Nested, number: int, **columns: Any) -> None:
+    trace.events[number].update(columns)
+
+
+def test_durations_weights_and_share() -> None:
+    trace = Nested()
+    kernel(trace, trace.kernel(0, 10, "gemm"), blocks_per_sm=2.0, occupancy_percent=50.0)
+    kernel(trace, trace.kernel(20, 30, "gemm"), blocks_per_sm=6.0)
+    trace.kernel(60, 10, "relu")
+    trace.kernel(80, 500, "Memcpy HtoD", category="gpu_memcpy")
+    gemm, relu = kernels.table(base_of(trace.tables()))
+    assert (gemm.calls, gemm.total_ns, gemm.mean_ns, gemm.min_ns, gemm.max_ns) == (
+        2,
+        40 * US,
+        20 * US,
+        10 * US,
+        30 * US,
+    )
+    assert (gemm.share, relu.share) == (0.8, 0.2)
+    assert (gemm.blocks_per_sm, gemm.occupancy_pct) == (5, 12.5)  # what is missing counts as 0, as in the plugin
+    assert (relu.blocks_per_sm, relu.occupancy_pct, relu.operator, relu.place) == (None, None, None, None)
+    assert (gemm.device, gemm.grid, gemm.launch_delay_ns) == (0, None, None)
+
+
+def test_who_launched_a_kernel_and_how_long_it_waited() -> None:
+    trace = Nested()
+    layer = trace.python("train.py(4): layer")
+    mm, bmm = trace.operator("aten::mm", 0, 10, layer), trace.operator("aten::bmm", 20, 10)
+    trace.kernel(40, 30, "nvjet_tst_64x64_TNT", below=mm, operator=mm)
+    trace.kernel(90, 10, "nvjet_tst_64x64_TNT", below=bmm, operator=bmm)
+    replay = trace.operator("replay", 200, 10)
+    trace.kernel(900, 10, "nvjet_tst_64x64_TNT", below=replay, operator=replay, state="graph")
+    for link, start in zip(trace.links, (5, 25, 205), strict=True):
+        trace.events[link["launch"]]["start_ns"] = T0 + start * US
+    base = base_of(trace.tables())
+    (row,) = kernels.table(base)
+    assert (row.operator, row.calls, row.tensor_cores) == ("aten::mm", 3, True)
+    assert row.place is not None
+    assert (basename(row.place.file), row.place.line) == ("train.py", 4)
+    assert row.launch_delay_ns == (35 * US + 65 * US) / 2  # the replayed one waited for the graph, not for its launch
+    by_launch = {one.operator: one.calls for one in kernels.table(base, by="launch")}
+    assert by_launch == {"aten::mm": 1, "aten::bmm": 1, None: 1}
+
+
+def test_by_launch_configuration() -> None:
+    trace = Nested()
+    for number, (grid, block, registers, shared) in enumerate([(8, 64, 32, 0), (8, 64, 32, 0), (16, 64, 32, 1024)]):
+        made = trace.kernel(number * 20, 10, "k<1>(int)")
+        kernel(trace, made, blocks=grid, threads=block, registers=registers, shared_memory_bytes=shared)
+    base = base_of(trace.tables())
+    found = kernels.table(base, by="launch")
+    assert [(row.grid, row.block, row.registers, row.shared_memory_bytes, row.calls) for row in found] == [
+        (8, 64, 32, 0, 2),
+        (16, 64, 32, 1024, 1),
+    ]
+    assert {row.short_name for row in found} == {"k"}
+    assert len(kernels.table(base)) == 1
+
+
+def test_several_devices_and_spans() -> None:
+    made = []
+    for rank in range(2):
+        trace = Nested(rank=rank, trace=f"worker{rank}.pt.trace.json")
+        kernel(trace, trace.kernel(0, 10 + rank, "gemm"), device=rank)
+        made.append(trace)
+    base = base_of(tables(*made))
+    (row,) = kernels.table(base)
+    assert (row.calls, row.device, row.max_ns) == (2, None, 11 * US)
+    (alone,) = kernels.table(base, span=base.spans[1].ref)
+    assert (alone.calls, alone.device, alone.share) == (1, 1, 1)
+    (chosen,) = kernels.table(base, device=0)
+    assert (chosen.calls, chosen.max_ns) == (1, 10 * US)
+    assert kernels.table(base, device=5) == ()
+
+
+def test_a_kernel_without_a_name() -> None:
+    trace = Nested()
+    operator = trace.operator("aten::mm", 0, 10)
+    kernel(trace, trace.kernel(0, 10, below=operator, operator=operator), name=None)
+    trace.kernel(20, 5, "gemm", below=operator, operator=operator)
+    base = base_of(trace.tables())
+    assert [(row.name, row.operator, row.total_ns) for row in kernels.table(base)] == [
+        ("", "aten::mm", 10 * US),
+        ("gemm", "aten::mm", 5 * US),
+    ]
+    assert len(kernels.table(base, by="launch")) == 2
+
+
+def test_no_kernels() -> None:
+    trace = Nested()
+    trace.operator("aten::mm", 0, 10)
+    assert kernels.table(base_of(trace.tables())) == ()
+    assert kernels.table(base_of(tables())) == ()
+
+
+@shared_traces.needs_traces
+@pytest.mark.parametrize("run", ["resnet50_num_workers_0", "resnet50_num_workers_4"])
+def test_figures_of_the_tensorboard_plugin(run: str) -> None:
+    base = base_of(shared_traces.run_of(f"kineto_tb_plugin/{run}").tables)
+    for span in base.spans:
+        ours = kernels.plugin_kernels(kernels.table(base, span=span.ref))
+        wanted = ORACLE[f"{run}/{span.ref.label}"]["top_kernels"]
+        assert [list(row.values()) for row in ours[: len(wanted)]] == wanted
+        assert list(ours[0]) == [
+            *("Name", "Tensor Cores Used", "Calls", "Total Duration (us)", "Mean Duration (us)", "Max Duration (us)"),
+            *("Min Duration (us)", "Mean Blocks Per SM", "Mean Est. Achieved Occupancy (%)"),
+        ]
+
+
+@shared_traces.needs_traces
+@pytest.mark.parametrize("name", shared_traces.files())
+def test_every_kernel_is_in_the_table_once(name: str) -> None:
+    base = base_of(shared_traces.run_of(name).tables)
+    for span in base.spans:
+        by_name, by_launch = (kernels.table(base, span=span.ref, by=by) for by in ("name", "launch"))
+        assert sum(row.calls for row in by_name) == sum(row.calls for row in by_launch)
+        assert sum(row.total_ns for row in by_name) == sum(row.total_ns for row in by_launch)
+        assert len({row.short_name for row in by_name}) == len(by_name)
+        if by_name:
+            assert sum(row.share for row in by_name) == pytest.approx(1)
+        for row in by_name:
+            assert row.min_ns <= row.mean_ns <= row.max_ns
+
+
+@shared_traces.needs_traces
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("tracelens/h100/gaunernst_bert-small-uncased__1016001.json.gz", 0.5),
+        ("tracelens/b200/eager_trace.json.gz", 0.5),  # the plugin finds none on either
+        ("tracelens/mi300/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz", 0.4),
+    ],
+)
+def test_tensor_cores_of_newer_devices_are_seen(name: str, least: float) -> None:
+    found = kernels.table(base_of(shared_traces.run_of(name).tables))
+    assert sum(row.share for row in found if row.tensor_cores) > least

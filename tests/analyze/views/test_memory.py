@@ -1,0 +1,329 @@
+"""Memory from the allocations in traces: pairs, the peak and what stood there, by operator and by line."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.analyze.context import Context
+from stepscope.analyze.views import memory
+from stepscope.analyze.views.memory_device import POINTS, pair, thinned
+from stepscope.model.views.memory import MemoryCurve, MemoryOperator, MemoryView
+from tests.analyze.traces import BACK_THREAD, TRACE, US, Slices, tables
+from tests.builders import T0
+
+GPU, CPU = "cuda:0", "cpu"
+ROWS = list[dict[str, Any]]
+
+
+class Recorded:
+    """Slices of a trace and its allocations; totals are kept as an allocator keeps them."""
+
+    def __init__(self, *, before: int = 0, reserved: int | None = 10_000) -> None:
+        self.slices = Slices()
+        self.rows: ROWS = []
+        self.reserved = reserved
+        self.totals: dict[str, int] = defaultdict(int, {GPU: before})
+
+    def add(self, size: int, at_us: float, address: int | None, *, device: str = GPU, track: str = "1/1") -> None:
+        """An allocation, or a release where `size` is below 0."""
+        self.totals[device] += size
+        row = {"trace": TRACE, "track": track, "device": device, "time_ns": T0 + round(at_us * US), "bytes": size}
+        row |= {"address": address, "allocated_bytes": self.totals[device], "reserved_bytes": self.reserved}
+        self.rows.append(row)
+
+    def view(self) -> MemoryView:
+        if not self.slices.events:
+            self.slices.add("cpu_op", "aten::nothing", 0, 1_000_000, track="9/9")
+        found = memory.view(Context(tables(self.slices, memory=self.rows)).base)
+        assert found is not None
+        return found
+
+
+def curve_of(found: MemoryView, device: str = GPU) -> MemoryCurve:
+    (curve,) = [curve for curve in found.curves if curve.device == device]
+    return curve
+
+
+def operators_of(found: MemoryView, device: str = GPU) -> dict[str | None, MemoryOperator]:
+    rows = [row for row in found.operators if row.device == device]
+    named = {row.name: row for row in rows}
+    assert len(named) == len(rows)
+    return named
+
+
+def test_curve_and_peak():
+    recorded = Recorded(before=100)
+    recorded.add(40, 1, 0xA)
+    recorded.add(10, 2, 0xB)
+    recorded.add(-40, 3, 0xA)
+    recorded.add(20, 4, 0xA)
+    recorded.add(-30, 5, 0xF)  # from before the recording
+    found = recorded.view()
+    curve = curve_of(found)
+    assert curve.times_ns == tuple(T0 + us * US for us in (1, 1, 2, 3, 4, 5))
+    assert curve.allocated_bytes == (100, 140, 150, 110, 130, 100)
+    assert set(curve.reserved_bytes) == {10_000}
+    assert (curve.peak_allocated_bytes, curve.peak_time_ns) == (150, T0 + 2 * US)
+    assert (curve.peak_recorded_bytes, curve.peak_before_bytes) == (50, 100)
+    assert (curve.start_allocated_bytes, curve.end_allocated_bytes, curve.events) == (100, 100, 5)
+    assert (found.pairs, found.unpaired_allocations, found.unpaired_releases) == (1, 2, 1)
+    assert [(block.bytes, block.at_peak, block.released_ns) for block in found.blocks] == [
+        (40, True, T0 + 3 * US),
+        (10, True, None),
+        (20, False, None),
+    ]
+
+
+def test_the_peak_may_be_at_the_beginning():
+    recorded = Recorded(before=100)
+    recorded.add(-60, 1, 0xF)
+    recorded.add(50, 2, 0xA)
+    curve = curve_of(recorded.view())
+    assert curve.peak_allocated_bytes == curve.peak_before_bytes == 100
+    assert curve.peak_recorded_bytes == 0
+
+
+def test_a_release_that_was_not_seen():
+    """The same address is allocated twice: the first block must have gone in between."""
+    recorded = Recorded()
+    recorded.add(40, 1, 0xA)
+    recorded.totals[GPU] -= 40
+    recorded.add(30, 2, 0xA)
+    recorded.add(-30, 3, 0xA)
+    found = recorded.view()
+    curve = curve_of(found)
+    assert (curve.peak_allocated_bytes, curve.peak_recorded_bytes, curve.peak_before_bytes) == (40, 40, 0)
+    assert (found.pairs, found.unpaired_allocations, found.unpaired_releases) == (1, 1, 0)
+
+
+def test_devices_do_not_mix():
+    recorded = Recorded()
+    recorded.add(40, 1, 0xA)
+    recorded.add(7, 2, 0xA, device=CPU)
+    recorded.add(-40, 3, 0xA)
+    found = recorded.view()
+    assert curve_of(found, CPU).peak_recorded_bytes == 7
+    assert curve_of(found).end_allocated_bytes == 0
+    assert (found.pairs, found.unpaired_allocations) == (1, 1)
+
+
+def test_reserved_that_is_always_0_is_not_known():
+    recorded = Recorded(reserved=0)
+    recorded.add(7, 2, 0xA, device=CPU)
+    curve = curve_of(recorded.view(), CPU)
+    assert set(curve.reserved_bytes) == {None}
+    assert curve.peak_reserved_bytes is None
+
+
+def nested() -> Recorded:
+    """linear > (addmm > empty), a linear inside a linear, and a kernel's slice that lies over them all."""
+    recorded = Recorded()
+    slices = recorded.slices
+    step = slices.add("user_annotation", "ProfilerStep#1", 0, 100)
+    outer = slices.add("cpu_op", "aten::linear", 10, 40, parent=step, depth=1)
+    addmm = slices.add("cpu_op", "aten::addmm", 15, 20, parent=outer, depth=2)
+    launch = slices.add("cuda_runtime", "cudaMalloc", 16, 2, parent=addmm, depth=3)
+    assert launch
+    slices.add("cpu_op", "aten::empty", 20, 5, parent=addmm, depth=3)
+    slices.add("cpu_op", "aten::linear", 40, 5, parent=outer, depth=2)
+    slices.add("cpu_op", "aten::linear", 60, 5, parent=step, depth=1)
+    slices.kernel(0, 100)
+    recorded.add(1, 5, 0x1)  # in the step alone
+    recorded.add(2, 12, 0x2)  # in linear
+    recorded.add(4, 17, 0x3)  # in addmm, below its runtime call
+    recorded.add(8, 20, 0x4)  # in empty, at its very start
+    recorded.add(16, 25, 0x5)  # at empty's end: no longer in it
+    recorded.add(32, 42, 0x6)  # in the inner linear
+    recorded.add(-2, 45, 0x2)  # released in the outer one
+    return recorded
+
+
+def test_operators_self_and_total():
+    found = operators_of(nested().view())
+    assert set(found) == {None, "aten::linear", "aten::addmm", "aten::empty"}
+    linear, addmm, empty, outside = (found[name] for name in ("aten::linear", "aten::addmm", "aten::empty", None))
+    assert (outside.calls, outside.allocations, outside.total_allocated_bytes) == (0, 1, 1)
+    assert (empty.self_allocated_bytes, empty.total_allocated_bytes, empty.calls) == (8, 8, 1)
+    assert (addmm.self_allocated_bytes, addmm.total_allocated_bytes, addmm.total_allocations) == (20, 28, 3)
+    assert (linear.calls, linear.allocations) == (3, 2)
+    assert (linear.self_allocated_bytes, linear.self_increase_bytes) == (34, 32)
+    # the inner linear counts once, not once more for the outer
+    assert (linear.total_allocated_bytes, linear.total_increase_bytes) == (62, 60)
+
+
+def test_what_stood_at_the_peak_by_operator():
+    found = nested().view()
+    assert curve_of(found).peak_recorded_bytes == 63
+    at_peak = {name: row.at_peak_bytes for name, row in operators_of(found).items()}
+    assert at_peak == {None: 1, "aten::linear": 34, "aten::addmm": 20, "aten::empty": 8}
+
+
+def test_another_thread_does_not_count():
+    recorded = Recorded()
+    recorded.slices.add("cpu_op", "aten::mm", 0, 100)
+    recorded.slices.add("cpu_op", "aten::mul", 0, 100, track="1/2")
+    recorded.add(5, 10, 0x1, track="1/2")
+    recorded.add(6, 10, 0x2, track="1/3")
+    found = operators_of(recorded.view())
+    assert {name: row.self_allocated_bytes for name, row in found.items()} == {"aten::mul": 5, None: 6}
+
+
+def test_lines_of_the_user_and_of_the_backward_pass():
+    recorded = Recorded()
+    slices = recorded.slices
+    loss = slices.add("python_function", "train.py(12): loss", 0, 50, track="1/1")
+    forward = slices.add("cpu_op", "aten::mul", 10, 10, parent=loss, frame=loss, depth=1, sequence=3)
+    slices.add("cpu_op", "MulBackward0", 100, 20, track="1/2", forward_thread=BACK_THREAD, sequence=3, forward=forward)
+    recorded.add(100, 15, 0x1)
+    recorded.add(1_000, 30, 0x3)  # in the function, outside any operator
+    recorded.add(7, 110, 0x2, track="1/2")
+    recorded.add(-100, 120, 0x1, track="1/2")
+    recorded.add(3, 300, 0x4)
+    found = recorded.view()
+    lines = {row.place and (row.place.file, row.place.function): row for row in found.lines}
+    line, none = lines["/home/user/project/train.py", "loss"], lines[None]
+    assert (line.allocations, line.allocated_bytes, line.unreleased_bytes) == (3, 1_107, 1_007)
+    assert (none.allocations, none.allocated_bytes) == (1, 3)
+    assert curve_of(found).peak_recorded_bytes == 1_107
+    assert (line.at_peak_bytes, none.at_peak_bytes) == (1_107, 0)
+    assert line.standing_bytes is None
+    assert {block.operator for block in found.blocks} == {"aten::mul", "MulBackward0", None}
+
+
+def test_traces_of_2021_carry_no_addresses_and_no_totals():
+    recorded = nested()
+    for row in recorded.rows:
+        row |= {"address": None, "allocated_bytes": None, "reserved_bytes": None}
+    found = recorded.view()
+    curve = curve_of(found)
+    assert curve.relative
+    assert curve.allocated_bytes == (0, 1, 3, 7, 15, 31, 63, 61)
+    for figure in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_recorded_bytes", "peak_before_bytes"):
+        assert getattr(curve, figure) is None
+    assert curve.start_allocated_bytes is curve.end_allocated_bytes is None
+    assert operators_of(found)["aten::linear"].total_allocated_bytes == 62
+    assert {row.at_peak_bytes for row in found.operators} == {row.at_peak_bytes for row in found.lines} == {None}
+    assert (found.blocks, found.pairs, found.unpaired_allocations) == ((), 0, 0)
+    assert any("1.10" in note for note in found.notes)
+    assert any("when it began" in note for note in found.notes)
+
+
+def test_nothing_recorded_is_none():
+    slices = Slices()
+    slices.add("cpu_op", "aten::mm")
+    assert memory.view(Context(tables(slices)).base) is None
+    assert memory.view(Context(tables()).base) is None
+
+
+def test_rows_that_say_nothing():
+    recorded = Recorded()
+    for missing in ("device", "bytes", "track"):
+        recorded.add(5, 1, 0x1)
+        recorded.rows[-1][missing] = None
+    recorded.add(0, 2, 0x9)
+    found = recorded.view()
+    assert curve_of(found).events == 1
+    assert operators_of(found)[None].self_allocated_bytes == 5
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[Recorded, list[tuple[int, int]]]:
+    """Allocations on a few addresses over random operators; some blocks stood before, some releases come late."""
+    early = draw(st.lists(st.integers(1, 1_000), max_size=4))
+    recorded = Recorded(before=sum(early))
+    for number in range(draw(st.integers(0, 6))):
+        start = draw(st.integers(0, 100))
+        name = draw(st.sampled_from(["a", "b", "c"]))
+        recorded.slices.add("cpu_op", name, start, draw(st.integers(0, 50)), track=f"1/{number % 3}")
+    standing = {-1 - number: size for number, size in enumerate(early)}
+    truth = []
+    for at in range(draw(st.integers(1, 40))):
+        address = draw(st.integers(0, 5) | st.sampled_from(sorted(standing)) if standing else st.integers(0, 5))
+        track = f"1/{draw(st.integers(0, 3))}"
+        if address in standing:
+            recorded.add(-standing.pop(address), at * 3, address + 100, track=track)
+        else:
+            standing[address] = draw(st.integers(1, 1_000))
+            recorded.add(standing[address], at * 3, address + 100, track=track)
+        truth.append((sum(standing.values()), sum(size for key, size in standing.items() if key >= 0)))
+    return recorded, [(sum(early), 0), *truth]
+
+
+@given(histories())
+@settings(max_examples=150, deadline=None)
+def test_parts_at_the_peak_sum_to_it(case: tuple[Recorded, list[tuple[int, int]]]):
+    recorded, truth = case
+    found = recorded.view()
+    curve = curve_of(found)
+    peak = max(range(len(truth)), key=lambda at: (truth[at][0], -at))
+    assert curve.allocated_bytes == tuple(level for level, _ in truth)
+    assert curve.peak_allocated_bytes == truth[peak][0]
+    assert curve.peak_recorded_bytes == truth[peak][1]
+    assert curve.peak_before_bytes == truth[peak][0] - truth[peak][1]
+    assert sum(row.at_peak_bytes or 0 for row in found.operators) == truth[peak][1]
+    assert sum(row.at_peak_bytes or 0 for row in found.lines) == truth[peak][1]
+    assert sum(block.bytes for block in found.blocks if block.at_peak) == truth[peak][1]
+    sizes = [row["bytes"] for row in recorded.rows]
+    assert sum(row.self_allocated_bytes for row in found.operators) == sum(size for size in sizes if size > 0)
+    assert sum(row.self_increase_bytes for row in found.operators) == sum(sizes)
+    assert found.pairs + found.unpaired_allocations == sum(size > 0 for size in sizes)
+    assert found.pairs + found.unpaired_releases == sum(size < 0 for size in sizes)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_pairs_are_those_of_a_plain_loop(events: list[tuple[int, bool]]):
+    """Any order of events, lost releases and lone ones included."""
+    found = pair(np.array([key for key, _ in events], np.int64), np.array([opens for _, opens in events], bool))
+    open_blocks: dict[int, int] = {}
+    release, lone, unseen = {}, [], 0
+    for number, (address, opens) in enumerate(events):
+        if opens:
+            if address in open_blocks:
+                release[open_blocks[address]] = number
+                unseen += 1
+            open_blocks[address] = number
+            release[number] = len(events)
+        elif address in open_blocks:
+            release[open_blocks.pop(address)] = number
+        else:
+            lone.append(number)
+    assert dict(zip(found.allocation.tolist(), found.release.tolist(), strict=True)) == release
+    assert found.lone.tolist() == lone
+    assert (found.unseen, found.never) == (unseen, len(events))
+
+
+@given(
+    gaps=st.lists(st.integers(0, 10**12), min_size=1, max_size=300),
+    seed=st.integers(0, 2**32 - 1),
+    points=st.integers(20, 100),
+)
+@settings(max_examples=100, deadline=None)
+def test_thinning_keeps_the_peaks(gaps: list[int], seed: int, points: int):
+    times = T0 + np.cumsum(np.array(gaps, np.int64))
+    random = np.random.default_rng(seed)
+    levels, reserved = random.integers(-1_000, 1_000, (2, len(times)))
+    kept = thinned(times, levels, reserved, points)
+    assert len(kept) <= points
+    assert (np.diff(kept) > 0).all()
+    assert (kept[0], kept[-1]) == (0, len(times) - 1)
+    assert int(levels.argmax()) in kept
+    assert levels[kept].min() == levels.min()
+    assert reserved[kept].max() == reserved.max()
+
+
+def test_a_long_curve_is_thinned():
+    recorded = Recorded()
+    for number in range(3_000):
+        recorded.add(1 if number != 1_777 else 10**6, number, number)
+        recorded.add(-recorded.rows[-1]["bytes"], number + 0.5, number)
+    curve = curve_of(recorded.view())
+    assert len(curve.times_ns) <= POINTS
+    assert max(level or 0 for level in curve.allocated_bytes) == 10**6
+    assert curve.times_ns[curve.allocated_bytes.index(10**6)] == curve.peak_time_ns
+    assert curve.events == 6_000

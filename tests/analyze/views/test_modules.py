@@ -1,0 +1,295 @@
+"""Time by module: by hand, and for any tree of slices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.analyze.views import modules
+from stepscope.analyze.views.module_tree import MAX_LEVELS
+from stepscope.model.views.modules import ModuleNode, ModuleTree
+from tests.analyze.traces import tables
+from tests.analyze.views.module_traces import US, Nested, base_of
+
+
+def tree_of(trace: Nested, steps_us: list[tuple[float, float]] | None = None) -> ModuleTree:
+    found = modules.tree(base_of(trace.tables(steps_us)))
+    assert found is not None
+    return found
+
+
+def by_path(found: ModuleTree) -> dict[str, ModuleNode]:
+    nodes = {node.path: node for node in found.nodes}
+    assert len(nodes) == len(found.nodes)
+    return nodes
+
+
+def us(ns: int | None) -> float | None:
+    return None if ns is None else ns / US
+
+
+def forward_pass() -> tuple[Nested, int, int]:
+    """A net that calls its layer twice, and a loss outside; returns the layer's first operator and the loss too."""
+    trace = Nested()
+    net = trace.module("Net_0", 0, 100)
+    first = trace.module("Linear_0", 10, 30, net)
+    linear = trace.operator("aten::linear", 15, 20, first)
+    addmm = trace.operator("aten::addmm", 16, 10, linear)
+    trace.launch("gemm", 20, 40, addmm)
+    second = trace.module("Linear_0", 50, 20, net)
+    trace.launch("gemm", 60, 30, trace.operator("aten::linear", 52, 10, second))
+    trace.launch("relu", 90, 5, trace.operator("aten::relu", 80, 10, net))
+    loss = trace.operator("aten::mse_loss", 110, 10)
+    trace.launch("mse", 115, 7, loss)
+    trace.launch("before", 0, 11, None)
+    return trace, linear, loss
+
+
+def test_a_module_has_what_it_does_itself_and_what_it_calls() -> None:
+    trace, _, _ = forward_pass()
+    found = tree_of(trace, [(0, 45), (45, 80)])
+    net, linear = found.nodes
+    assert (net.path, net.name, net.module, net.depth) == ("Net_0", "Net_0", "Net", 0)
+    assert (linear.path, linear.name, linear.module, linear.depth) == ("Net_0/Linear_0", "Linear_0", "Linear", 1)
+    assert (net.calls, net.calls_per_step, linear.calls, linear.calls_per_step) == (1, 0.5, 2, 1.0)
+    assert (us(net.host_total_ns), us(net.host_self_ns)) == (100, 50)
+    assert (us(linear.host_total_ns), us(linear.host_self_ns)) == (50, 50)
+    assert (us(net.device_total_ns), us(net.device_self_ns)) == (75, 5)
+    assert (us(linear.device_total_ns), us(linear.device_self_ns)) == (70, 70)
+    assert (net.operators, linear.operators) == (1, 2)  # addmm is called by linear, not by the module
+    assert us(found.device_ns) == 93
+    assert us(found.unattributed_device_ns) == 18
+    assert found.steps == 2
+
+
+def test_without_a_backward_pass_and_steps_there_is_no_figure_for_them() -> None:
+    trace, _, _ = forward_pass()
+    found = tree_of(trace)
+    assert found.steps is None
+    assert found.backward_linked_share is None
+    for node in found.nodes:
+        assert node.calls_per_step is None
+        assert node.backward_host_self_ns is node.backward_host_total_ns is None
+        assert node.backward_device_self_ns is node.backward_device_total_ns is None
+
+
+def test_the_backward_pass_belongs_to_the_module_of_the_forward_operator() -> None:
+    trace, linear, loss = forward_pass()
+    trace.launch("mse_back", 200, 3, trace.backward("MseLossBackward0", 200, 10, loss, track="1/2"))
+    addmm = trace.backward("AddmmBackward0", 210, 20, linear, track="1/2")
+    inner = trace.operator("aten::mm", 212, 10, addmm, track="1/2")
+    trace.launch("gemm_back", 215, 50, inner)
+    trace.backward("torch::autograd::AccumulateGrad", 230, 10, None, track="1/2")
+    found = tree_of(trace)
+    nodes = by_path(found)
+    net, layer = nodes["Net_0"], nodes["Net_0/Linear_0"]
+    assert (us(layer.backward_host_self_ns), us(layer.backward_host_total_ns)) == (20, 20)
+    assert (us(layer.backward_device_self_ns), us(layer.backward_device_total_ns)) == (50, 50)
+    assert (us(net.backward_host_self_ns), us(net.backward_host_total_ns)) == (0, 20)
+    assert (us(net.backward_device_self_ns), us(net.backward_device_total_ns)) == (0, 50)
+    assert us(layer.host_total_ns) == 50  # the forward pass stays what it was
+    assert us(found.unattributed_device_ns) == 21  # of the loss, both ways, and of before
+    assert found.backward_linked_share == 20 / 40
+
+
+def test_a_trace_of_the_host_alone_has_no_device_times() -> None:
+    trace = Nested()
+    net = trace.module("Net_0", 0, 10)
+    trace.backward("AddBackward0", 20, 5, trace.operator("aten::add", 1, 5, net))
+    found = tree_of(trace)
+    assert found.device_ns is None
+    assert found.unattributed_device_ns is None
+    (node,) = found.nodes
+    assert node.device_self_ns is node.device_total_ns is node.backward_device_total_ns is None
+    assert us(node.backward_host_total_ns) == 5
+
+
+def test_what_a_backward_operator_runs_again_counts_as_a_call() -> None:
+    """Checkpointing runs modules in the backward pass; a backward pass of that one leads to the second call."""
+    trace = Nested()
+    net = trace.module("Net_0", 0, 20)
+    block = trace.module("Block_0", 5, 10, net)
+    checkpoint = trace.operator("CheckpointFunction", 6, 8, block)
+    back = trace.backward("CheckpointFunctionBackward", 100, 60, checkpoint)
+    again = trace.module("Layer_0", 110, 20, back)
+    trace.backward("AddBackward0", 140, 10, trace.operator("aten::add", 115, 5, again), back)
+    nodes = by_path(tree_of(trace))
+    assert set(nodes) == {"Net_0", "Net_0/Block_0", "Layer_0"}
+    assert us(nodes["Layer_0"].host_total_ns) == 20
+    assert us(nodes["Layer_0"].backward_host_total_ns) == 10
+    assert us(nodes["Net_0/Block_0"].backward_host_total_ns) == 30
+
+
+def test_a_kernel_that_python_launches_belongs_to_the_module_around_it() -> None:
+    """A Triton kernel has no operator; what is known of others may be the operator or the frame alone."""
+    trace = Nested()
+    net = trace.module("Net_0", 0, 20)
+    trace.launch("triton", 5, 3, trace.add("python_function", "triton.py(7): run", 4, 5, parent=net))
+    for number, known in enumerate((trace.operator("aten::mm", 10, 5, net), net)):
+        trace.launch("lost", 10, 10 ** (number + 1), None)
+        trace.links[-1] |= {"operator" if number == 0 else "frame": known, "state": "linked"}
+    found = tree_of(trace)
+    assert us(found.nodes[0].device_self_ns) == 113
+    assert found.unattributed_device_ns == 0
+
+
+def test_a_double_backward_pass_leads_back_to_the_forward_operator() -> None:
+    trace = Nested()
+    net = trace.module("Net_0", 0, 20)
+    first = trace.backward("MulBackward0", 30, 10, trace.operator("aten::mul", 5, 5, net))
+    inner = trace.operator("aten::mul", 31, 5, first)
+    trace.backward("MulBackward0", 50, 7, inner)
+    (node,) = tree_of(trace).nodes
+    assert us(node.backward_host_total_ns) == 17
+
+
+def test_a_module_that_calls_itself_is_a_node_each_time() -> None:
+    trace = Nested()
+    outer = trace.module("Tree_0", 0, 100)
+    trace.module("Tree_0", 10, 30, outer)
+    trace.module("Tree_0", 50, 40, outer)
+    nodes = by_path(tree_of(trace))
+    assert set(nodes) == {"Tree_0", "Tree_0/Tree_0"}
+    assert us(nodes["Tree_0"].host_total_ns) == 100
+    assert us(nodes["Tree_0/Tree_0"].host_total_ns) == 70
+    assert nodes["Tree_0/Tree_0"].calls == 2
+
+
+def test_endless_recursion_ends_at_the_deepest_level() -> None:
+    trace = Nested()
+    depth = MAX_LEVELS + 100
+    parent: int | None = None
+    for level in range(depth):
+        parent = trace.module("Tree_0", level, 2 * depth - 2 * level, parent)
+    found = tree_of(trace)
+    assert len(found.nodes) == MAX_LEVELS
+    assert found.nodes[-1].calls == 101
+    assert us(found.nodes[0].host_total_ns) == 2 * depth
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "expected"),
+    [
+        ("Conv2d_3", 7, ("Conv2d_3", "Conv2d")),
+        ("Conv2d", 7, ("Conv2d_7", "Conv2d")),
+        ("Conv2d", None, ("Conv2d", "Conv2d")),
+        ("My_Net_12", 12, ("My_Net_12", "My_Net")),
+    ],
+)
+def test_the_instance_has_a_name(name: str, number: int | None, expected: tuple[str, str]) -> None:
+    trace = Nested()
+    trace.module(name, 0, 10, python_module=number)
+    trace.module("Other_0", 10, 10, python_module=0)
+    assert expected in [(node.name, node.module) for node in tree_of(trace).nodes]
+
+
+def test_longest_first_below_each_parent() -> None:
+    trace = Nested()
+    net = trace.module("Net_0", 0, 100)
+    for name, start, length in (("Short_0", 0, 10), ("Long_0", 10, 60), ("Middle_0", 80, 20)):
+        trace.module("Inner_0", start, length / 2, trace.module(name, start, length, net))
+    trace.module("Other_0", 100, 150)
+    paths = [node.path for node in tree_of(trace).nodes]
+    assert paths == [
+        "Other_0",
+        "Net_0",
+        *("Net_0/Long_0", "Net_0/Long_0/Inner_0"),
+        *("Net_0/Middle_0", "Net_0/Middle_0/Inner_0"),
+        *("Net_0/Short_0", "Net_0/Short_0/Inner_0"),
+    ]
+
+
+def test_spans_are_added_up_by_path() -> None:
+    traces = []
+    for number in (1, 2):
+        trace = Nested(trace=f"worker0.{number}00000000.pt.trace.json")
+        net = trace.module("Net_0", 0, 10 * number)
+        trace.launch("gemm", 5, 3, net)
+        if number == 2:
+            trace.module("Extra_0", 0, 5, net)
+        trace.tables()
+        traces.append(trace)
+    silent = Nested(trace="worker0.300000000.pt.trace.json")
+    silent.launch("elsewhere", 0, 1000, silent.operator("aten::mm", 0, 10))
+    base = base_of(tables(*traces, silent))
+    together = modules.tree(base)
+    assert together is not None
+    nodes = by_path(together)
+    assert us(nodes["Net_0"].host_total_ns) == 30
+    assert nodes["Net_0"].calls == 2
+    assert us(nodes["Net_0/Extra_0"].host_total_ns) == 5
+    assert us(together.device_ns) == 6  # a trace without modules has no part in it
+    alone = [modules.tree(base, span.ref) for span in base.spans]
+    assert [us(one.nodes[0].host_total_ns) if one else None for one in alone] == [10, 20, None]
+
+
+def test_without_modules_there_is_no_tree() -> None:
+    trace = Nested()
+    trace.operator("aten::mm", 0, 10)
+    assert modules.tree(base_of(trace.tables())) is None
+    assert modules.tree(base_of(Nested().tables())) is None
+
+
+KINDS = ("module", "function", "operator", "backward")
+SHAPES = st.recursive(
+    st.tuples(st.sampled_from(KINDS), st.integers(0, 3), st.just(())),
+    lambda inner: st.tuples(st.sampled_from(KINDS), st.integers(0, 3), st.lists(inner, max_size=4)),
+    max_leaves=25,
+)
+
+
+def lay_out(trace: Nested, shape: Any, parent: int | None, forwards: list[int], choose: Any) -> None:
+    """Slices of a shape below `parent`, each with some kernels."""
+    kind, kernels, children = shape
+    number = len(trace.events)
+    if kind == "module":
+        trace.module(f"M{kernels}_{number % 3}", 0, 0, parent)
+    elif kind == "backward":
+        forward = choose(st.sampled_from([*forwards, None])) if forwards else None
+        trace.backward("Node", 0, 0, forward, parent)
+    else:
+        trace.add("cpu_op" if kind == "operator" else "python_function", f"{kind}{number}", 0, 0, parent=parent)
+        if kind == "operator":
+            forwards.append(number)
+    for _ in range(kernels):
+        trace.launch("k", 0, choose(st.integers(0, 50)), choose(st.sampled_from([number, number, None])))
+    for child in children:
+        lay_out(trace, child, number, forwards, choose)
+
+
+@settings(deadline=None)
+@given(st.lists(SHAPES, min_size=1, max_size=4), st.data())
+def test_every_slice_counts_once(shapes: list[Any], data: st.DataObject) -> None:
+    trace = Nested()
+    for shape in shapes:
+        lay_out(trace, shape, None, [], data.draw)
+    own = {row["id"]: data.draw(st.integers(0, 20)) * US for row in trace.events if not row.get("stream")}
+    for row in reversed(trace.events):  # children stand behind their parents
+        if row["id"] in own:
+            row["duration_ns"] = own[row["id"]]
+            if row.get("parent") is not None:
+                own[row["parent"]] += row["duration_ns"]
+    made = trace.tables()
+    found = modules.tree(base_of(made))
+    if found is None:
+        assert not any(row["name"].startswith("nn.Module: ") for row in trace.events)
+        return
+    device = sum(row["duration_ns"] for row in trace.events if row["category"] == "kernel")
+    host = sum(row["self_ns"] for row in trace.events if row["category"] != "kernel")
+    kernels = sum(row["category"] == "kernel" for row in trace.events)
+    if kernels:
+        parts = sum((node.device_self_ns or 0) + (node.backward_device_self_ns or 0) for node in found.nodes)
+        assert found.device_ns == device
+        assert found.unattributed_device_ns == device - parts >= 0
+    assert sum(node.host_self_ns + (node.backward_host_self_ns or 0) for node in found.nodes) <= host
+    for node in found.nodes:
+        inside = [other for other in found.nodes if other.path.rpartition("/")[0] == node.path]
+        assert node.host_total_ns == node.host_self_ns + sum(other.host_total_ns for other in inside)
+        if node.device_total_ns is not None:
+            assert node.device_total_ns == (node.device_self_ns or 0) + sum(n.device_total_ns or 0 for n in inside)
+    calls = Counter(row["name"].removeprefix("nn.Module: ") for row in trace.events if "nn.Module" in row["name"])
+    assert calls == sum((Counter({node.name: node.calls}) for node in found.nodes), Counter())

@@ -1,0 +1,359 @@
+"""The operator table: times, recursion, streams, memory, lines, stacks; and the TensorBoard plugin's figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from posixpath import basename
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.analyze.views import operators
+from stepscope.analyze.views.base import Base
+from stepscope.model.views.operators import OperatorRow
+from stepscope.tables.schema import Tables
+from tests.analyze import shared_traces
+from tests.analyze.traces import TRACE, frame, tables
+from tests.analyze.views.module_traces import US, Nested, base_of
+from tests.builders import T0
+
+PLUGIN = shared_traces.SHARED / "oracles" / "tb_plugin.json"
+ORACLE: dict[str, Any] = json.loads(PLUGIN.read_text()) if PLUGIN.is_file() else {}
+
+
+def rows(base: Base, **options: Any) -> dict[str, OperatorRow]:
+    found = operators.table(base, **options)
+    named = {row.name if row.shapes is None else f"{row.name} {row.shapes}": row for row in found}
+    assert len(named) == len(found)
+    return named
+
+
+def us(ns: float | None) -> float | None:
+    return None if ns is None else ns / US
+
+
+def call(trace: Nested, start_us: float, duration_us: float, parent: int | None, **more: Any) -> int:
+    return trace.add("cuda_runtime", "cudaLaunchKernel", start_us, duration_us, parent=parent, **more)
+
+
+def test_host_self_leaves_out_operators_and_runtime_calls() -> None:
+    trace = Nested()
+    linear = trace.operator("aten::linear", 0, 100)
+    python = trace.python("model.py(3): inner", parent=linear)
+    mm = trace.operator("aten::mm", 10, 40, python)
+    driver = call(trace, 20, 10, mm)
+    trace.add("cuda_driver", "cuLaunchKernel", 21, 5, parent=driver)
+    call(trace, 60, 5, linear)
+    found = rows(base_of(trace.tables()))
+    assert (us(found["aten::linear"].host_total_ns), us(found["aten::linear"].host_self_ns)) == (100, 55)
+    assert (us(found["aten::mm"].host_total_ns), us(found["aten::mm"].host_self_ns)) == (40, 30)
+    assert (us(found["aten::linear"].runtime_ns), us(found["aten::mm"].runtime_ns)) == (5, 10)
+    assert found["aten::mm"].device_self_ns is None
+    assert found["aten::mm"].self_memory_bytes is None
+
+
+def test_recursion_counts_once_in_totals_and_merges_where_it_is_the_only_call() -> None:
+    trace = Nested()
+    outer = trace.operator("aten::sum", 0, 100)
+    inner = trace.operator("aten::sum", 10, 50, outer)
+    trace.operator("aten::fill_", 70, 5, outer)
+    call(trace, 20, 10, inner)
+    trace.kernel(200, 30, below=inner, operator=inner)
+    alone = trace.operator("aten::div", 300, 40)
+    same = trace.operator("aten::div", 310, 20, alone)
+    trace.operator("aten::copy_", 312, 6, same)
+    call(trace, 320, 4, same)
+    found = rows(base_of(trace.tables()))
+    total, div = found["aten::sum"], found["aten::div"]
+    assert (total.calls, us(total.host_total_ns)) == (2, 100)
+    assert us(total.host_self_ns) == (100 - 50 - 5) + (50 - 10 - 1)  # the launch of the kernel takes 1 µs
+    assert (us(total.device_self_sum_ns), us(total.device_total_sum_ns)) == (30, 30)
+    assert (div.calls, us(div.host_total_ns), us(div.host_self_ns), us(div.runtime_ns)) == (1, 40, 40 - 6 - 4, 4)
+
+
+def test_work_on_parallel_streams_counts_once() -> None:
+    trace = Nested()
+    outer = trace.operator("aten::conv2d", 0, 100)
+    inner = trace.operator("aten::cudnn_convolution", 10, 50, outer)
+    trace.kernel(100, 100, "sm90_xmma_gemm_warpgroupsize1x1x1", below=inner, operator=inner)
+    trace.kernel(150, 100, below=inner, operator=inner)
+    trace.kernel(300, 10, "Memcpy HtoD", category="gpu_memcpy", below=outer, operator=outer)
+    trace.kernel(400, 1000)  # launched before the recording
+    found = rows(base_of(trace.tables()))
+    conv, cudnn = found["aten::conv2d"], found["aten::cudnn_convolution"]
+    assert (us(cudnn.device_self_sum_ns), us(cudnn.device_self_ns)) == (200, 150)
+    assert (us(conv.device_self_sum_ns), us(conv.device_self_ns)) == (10, 10)
+    assert (us(conv.device_total_sum_ns), us(conv.device_total_ns)) == (210, 160)
+    assert (cudnn.tensor_core_self_pct, cudnn.tensor_core_total_pct) == (50, 50)
+    assert conv.tensor_core_self_pct == 0
+    assert conv.tensor_core_total_pct == pytest.approx(100 * 100 / 210)
+
+
+def test_operators_around_an_eligible_one_are_eligible() -> None:
+    trace = Nested()
+    model = trace.operator("MyFunction", 0, 100)
+    trace.operator("aten::mm", 10, 20, model)
+    fused = trace.operator("custom::fused", 200, 10)
+    trace.kernel(300, 10, "nvjet_tst_64x64_64x16_2x1_v_bz_TNT", below=fused, operator=fused)
+    trace.operator("aten::relu", 400, 10)
+    found = rows(base_of(trace.tables()))
+    eligible = {name for name, row in found.items() if row.tensor_core_eligible}
+    assert eligible == {"MyFunction", "aten::mm", "custom::fused"}
+
+
+def test_calls_by_shapes_and_by_step() -> None:
+    trace = Nested()
+    trace.operator("aten::mm", 0, 10, shapes="[[2,3]]", step=0)
+    trace.operator("aten::mm", 20, 30, shapes="[[2,3]]", step=1)
+    trace.operator("aten::mm", 60, 5, shapes="[[9,9]]", step=1)
+    trace.operator("aten::mm", 500, 5)
+    base = base_of(trace.tables([(0, 20), (20, 80)]))
+    (row,) = operators.table(base)
+    assert (row.calls, row.calls_per_step, us(row.host_total_ns)) == (4, 1.5, 50)
+    found = rows(base, by="shapes")
+    assert {name: (row.calls, us(row.host_self_ns)) for name, row in found.items()} == {
+        "aten::mm [[2,3]]": (2, 40),
+        "aten::mm [[9,9]]": (1, 5),
+        "aten::mm": (1, 5),
+    }
+    (first,) = operators.table(base, step=0)
+    assert (first.calls, first.calls_per_step, us(first.host_total_ns)) == (1, 1, 10)
+    assert operators.table(base, step=7) == ()
+
+
+def with_memory(made: Tables, *records: dict[str, Any]) -> Tables:
+    base = {"rank": 0, "process": "rank-0", "trace": TRACE, "track": "1/1", "device": "cpu"}
+    return replace(made, memory=frame("memory", [{**base, **row} for row in records]))
+
+
+def test_memory_belongs_to_the_innermost_operator_of_its_thread() -> None:
+    trace = Nested()
+    outer = trace.operator("aten::linear", 0, 100)
+    trace.operator("aten::empty", 10, 20, outer)
+    trace.operator("aten::other", 0, 100, track="1/2")
+
+    def at(time_us: int, size: int, **more: Any) -> dict[str, Any]:
+        return {"time_ns": T0 + time_us * US, "bytes": size, **more}
+
+    made = with_memory(
+        trace.tables(),
+        at(15, 100),
+        at(50, -30),
+        at(60, 7, device="cuda:0"),
+        at(200, 1000),  # outside
+        at(15, 5, track="1/2"),
+        at(16, 9, track="9/9"),
+    )
+    found = rows(base_of(made))
+    linear, empty, other = found["aten::linear"], found["aten::empty"], found["aten::other"]
+    assert (linear.self_memory_bytes, linear.total_memory_bytes) == (-30, 70)
+    assert (linear.self_device_memory_bytes, linear.total_device_memory_bytes) == (7, 7)
+    assert (empty.self_memory_bytes, empty.total_memory_bytes) == (100, 100)
+    assert (other.self_memory_bytes, other.self_device_memory_bytes) == (5, 0)
+
+
+def test_the_line_behind_an_operator_is_that_of_most_of_its_time() -> None:
+    trace = Nested()
+    cheap, dear = trace.python("train.py(5): loss"), trace.python("train.py(9): forward")
+    trace.operator("aten::mm", 0, 50, cheap, frame=cheap)
+    heavy = trace.operator("aten::mm", 60, 5, dear, frame=dear)
+    trace.kernel(100, 900, below=heavy, operator=heavy)
+    torch = trace.python("torch/optim/sgd.py(7): step")
+    trace.operator("aten::add_", 70, 5, torch, frame=torch)
+    found = rows(base_of(trace.tables()))
+    place = found["aten::mm"].place
+    assert place is not None
+    assert (basename(place.file), place.line, place.function) == ("train.py", 9, "forward")
+    assert not found["aten::mm"].place_exact
+    assert found["aten::mm"].has_call_stack
+    assert found["aten::add_"].place is None
+
+
+def test_operators_of_the_backward_pass_get_the_line_of_their_forward_operator() -> None:
+    trace = Nested()
+    loop, layer = trace.python("train.py(1): <module>"), trace.python("train.py(30): layer")
+    forward = trace.operator("aten::mm", 0, 5, layer)
+    node = trace.backward("MmBackward0", 100, 50, forward, track="1/9")
+    trace.operator("aten::mm", 110, 20, node, track="1/9", forward_thread=1)
+    call_of = trace.backward("SumBackward0", 200, 10, None, loop)
+    trace.operator("aten::expand", 202, 3, call_of)
+    found = rows(base_of(trace.tables()))
+    lines = {name: row.place.line if row.place else None for name, row in found.items()}
+    assert lines["autograd::engine::evaluate_function: MmBackward0"] == 30
+    assert lines["aten::mm"] == 30
+    # without a forward operator the call of backward() is all there is
+    assert lines["aten::expand"] == 1
+    assert not found["autograd::engine::evaluate_function: MmBackward0"].has_call_stack
+
+
+def test_stacks_are_told_apart_and_summed() -> None:
+    trace = Nested()
+    main = trace.python("train.py(1): <module>")
+    layer = trace.python("torch/nn/modules/module.py(5): _call_impl", main)
+    block = trace.python("model.py(7): block", layer)
+    first = trace.operator("aten::mm", 0, 10, block)
+    trace.operator("aten::mm", 20, 10, block)
+    trace.operator("aten::mm", 40, 50, main)
+    trace.operator("aten::mm", 100, 5)
+    trace.kernel(300, 70, below=first, operator=first)
+    base = base_of(trace.tables())
+    found = operators.stacks(base, "aten::mm")
+    named = [([f"{basename(place.file)}:{place.line}" for place in stack.frames], stack.calls) for stack in found]
+    assert named == [(["model.py:7", "train.py:1"], 2), (["train.py:1"], 1)]
+    assert [(us(stack.host_self_ns), us(stack.device_self_ns)) for stack in found] == [(19, 70), (50, 0)]
+    assert operators.stacks(base, "aten::nothing") == ()
+
+
+def test_stacks_of_2021_come_from_the_operators_text() -> None:
+    trace = Nested()
+    stack = "/x/site-packages/torch/nn/functional.py(9): relu;model.py(4): forward;train.py(8): <module>"
+    trace.add("Operator", "aten::relu", 0, 10, call_stack=stack)
+    trace.add("Operator", "aten::relu", 20, 10, call_stack=stack)
+    trace.add("Operator", "aten::relu", 40, 10)
+    base = base_of(trace.tables())
+    (found,) = operators.stacks(base, "aten::relu")
+    assert [(basename(place.file), place.line) for place in found.frames] == [("model.py", 4), ("train.py", 8)]
+    assert (found.calls, us(found.host_self_ns)) == (2, 20)
+    (row,) = operators.table(base)
+    assert row.has_call_stack
+    assert row.place_exact
+
+
+def test_runtime_calls_of_2021_belong_to_the_operator_they_name() -> None:
+    trace = Nested()
+    outer = trace.add("Operator", "aten::outer", 0, 100, external_id=1)
+    trace.add("Operator", "aten::inner", 10, 10, parent=outer, external_id=2)
+    # within whole microseconds it looks as if it lay beside its operator
+    trace.add("Runtime", "cudaLaunchKernel", 20, 6, parent=outer, external_id=2)
+    trace.add("Runtime", "cudaDeviceSynchronize", 50, 9, parent=outer, external_id=0)
+    found = rows(base_of(trace.tables()))
+    assert us(found["aten::inner"].host_self_ns) == 4
+    assert us(found["aten::outer"].host_self_ns) == 90
+
+
+def test_several_spans_add_up() -> None:
+    made = []
+    for rank in range(2):
+        trace = Nested(rank=rank, trace=f"worker{rank}.pt.trace.json")
+        operator = trace.operator("aten::mm", 0, 10 + rank)
+        if rank:
+            trace.kernel(50, 20, below=operator, operator=operator)
+        made.append(trace)
+    base = base_of(tables(*made))
+    (row,) = operators.table(base)
+    assert (row.calls, us(row.host_total_ns), us(row.device_self_sum_ns), row.calls_per_step) == (2, 21, 20, None)
+    single = [operators.table(base, span=span.ref)[0] for span in base.spans]
+    assert [(one.calls, us(one.host_total_ns), us(one.device_self_sum_ns)) for one in single] == [
+        (1, 10, None),
+        (1, 11, 20),
+    ]
+
+
+SLICE = st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(0, 2), st.booleans())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.recursive(
+        st.just([]), lambda inner: st.lists(st.tuples(st.sampled_from("abc"), inner), max_size=3), max_leaves=8
+    ),
+    st.lists(SLICE, max_size=8),
+)
+def test_totals_of_any_tree(tree: list[Any], slices: list[tuple[int, int, int, bool]]) -> None:
+    """Against sums made call by call: self times sum to the outermost calls, totals are unions of what lies below."""
+    trace = Nested()
+    above: list[tuple[int, ...]] = []  # of each call itself and those around it
+    start = [0]
+
+    def add(nodes: list[Any], parents: tuple[int, ...]) -> None:
+        for name, inner in nodes:
+            number = trace.operator(name, start[0], 1, parents[0] if parents else None)
+            above.append((number, *parents))
+            start[0] += 10
+            add(inner, above[[chain[0] for chain in above].index(number)])
+            start[0] += 10
+            begun = (trace.events[number]["start_ns"] - T0) // US
+            trace.events[number]["duration_ns"] = (start[0] - begun) * US
+
+    add(tree, ())
+    covered: dict[str, set[int]] = {}
+    sums: dict[str, int] = {}
+    for at, duration, stream, _ in slices if above else ():
+        chain = above[at % len(above)]
+        trace.kernel(5000 + at, duration, below=chain[0], operator=chain[0], track=f"0/{stream}")
+        names = {trace.events[number]["name"] for number in chain}
+        for name in names:
+            covered.setdefault(name, set()).update(range(at, at + duration))
+            sums[name] = sums.get(name, 0) + duration
+    base = base_of(trace.tables())
+    found = rows(base)
+    outermost = sum(trace.events[chain[0]]["duration_ns"] for chain in above if len(chain) == 1)
+    assert sum(row.host_self_ns + row.runtime_ns for row in found.values()) == outermost
+    for name, row in found.items():
+        inside = {chain[0] for chain in above if name in {trace.events[number]["name"] for number in chain[1:]}}
+        calls = [chain[0] for chain in above if trace.events[chain[0]]["name"] == name]
+        assert row.host_total_ns == sum(trace.events[call]["duration_ns"] for call in calls if call not in inside)
+        if slices:
+            assert us(row.device_total_ns) == len(covered.get(name, ()))
+            assert us(row.device_total_sum_ns) == sums.get(name, 0)
+
+
+def test_a_broken_tree_ends() -> None:
+    trace = Nested()
+    first = trace.operator("aten::a", 0, 10, 1)
+    trace.operator("aten::b", 0, 10, first)
+    trace.add("python_function", "f.py(1): f", 0, 10, parent=2)
+    assert sum(row.calls for row in operators.table(base_of(trace.tables()))) == 2
+
+
+def test_nothing_to_show() -> None:
+    trace = Nested()
+    trace.kernel(0, 10)
+    assert operators.table(base_of(trace.tables())) == ()
+    assert operators.table(base_of(tables())) == ()
+
+
+@shared_traces.needs_traces
+@pytest.mark.parametrize("run", ["resnet50_num_workers_0", "resnet50_num_workers_4"])
+def test_figures_of_the_tensorboard_plugin(run: str) -> None:
+    base = base_of(shared_traces.run_of(f"kineto_tb_plugin/{run}").tables)
+    assert len(base.spans) == 2
+    for span in base.spans:
+        ours = {row["name"]: row for row in operators.plugin_operators(operators.table(base, span=span.ref))}
+        wanted = ORACLE[f"{run}/{span.ref.label}"]["top_operators"]
+        assert wanted
+        for row in wanted:
+            assert ours[row["name"]] == row
+
+
+@shared_traces.needs_traces
+@pytest.mark.parametrize("name", shared_traces.files())
+def test_every_linked_slice_reaches_an_operator(name: str) -> None:
+    base = base_of(shared_traces.run_of(name).tables)
+    for span in base.spans:
+        links = span.links
+        linked = links.filter(links["state"] == "linked")["event"].to_numpy()
+        found = operators.table(base, span=span.ref)
+        assert sum(row.device_self_sum_ns or 0 for row in found) == span.duration_ns[linked].sum()
+        assert sum(row.calls for row in found) == sum(row.calls for row in operators.table(base, by="shapes"))
+        for row in found:
+            assert row.calls > 0
+            assert row.host_self_ns + row.runtime_ns <= row.host_total_ns or row.calls > 1
+            if row.device_self_ns is not None:
+                assert 0 <= row.device_self_ns <= row.device_self_sum_ns <= row.device_total_sum_ns
+                assert row.device_self_ns <= row.device_total_ns <= row.device_total_sum_ns
+
+
+@shared_traces.needs_traces
+def test_a_trace_with_stacks_names_lines() -> None:
+    base = base_of(shared_traces.run_of("tracelens/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz").tables)
+    first = operators.table(base)[0]
+    assert first.place is not None
+    assert first.has_call_stack
+    stacks = operators.stacks(base, first.name)
+    assert stacks
+    assert sum(stack.calls for stack in stacks) <= first.calls
+    assert sum(stack.device_self_ns for stack in stacks) <= (first.device_self_sum_ns or 0)

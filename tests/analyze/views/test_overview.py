@@ -1,0 +1,291 @@
+"""The overview: the plugin's own figures on its own traces, what it got wrong, and the steps it cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.analyze.context import Context
+from stepscope.analyze.views import overview, plugin_steps
+from stepscope.model.views.overview import DEVICE, HOST
+from tests.analyze.shared_traces import PRESENT, SHARED, files, needs_traces, run_of
+from tests.analyze.traces import US, Slices
+from tests.analyze.views.stepped import DATALOADER, check_sums, launched, overview_of, overviews_of, step, used
+from tests.builders import T0
+
+ORACLE: dict[str, Any] = json.loads((SHARED / "oracles" / "tb_plugin.json").read_text()) if PRESENT else {}
+
+
+# ------------------------------------------------------------------------------------------ the plugin's figures
+
+
+@needs_traces
+@pytest.mark.parametrize("run", sorted({name.split("/")[0] for name in ORACLE}))
+def test_the_plugins_breakdown(run: str) -> None:
+    found = overview.overviews(Context(run_of(f"kineto_tb_plugin/{run}").tables).base)
+    assert {f"{run}/{one.span.label}" for one in found} == {name for name in ORACLE if name.startswith(run)}
+    for one in found:
+        expected = ORACLE[f"{run}/{one.span.label}"]
+        rows = plugin_steps.plugin_rows(one)
+        assert rows == {key: expected[key] for key in ("average_step_us", "partition_us", "partition_pct", "steps")}
+        assert one.dropped_steps == 0
+        check_sums(one)
+
+
+# The plugin's own code, told the categories that writers use since 2022: µs of a mean step, and percent.
+NEW_CATEGORIES: dict[str, dict[str, float]] = {
+    "tracelens/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz": {
+        "Kernel": 31760.1,
+        "Memcpy": 2.4,
+        "Memset": 143.1,
+        "Runtime": 596.7,
+        "CPU Exec": 1406.2,
+        "Other": 1275.0,
+        "step": 35183.4,
+    },
+    # In the next it counts most collectives as kernels, so of these only the sum can be the same.
+    "hta/df_index_resolver/df_index_resolver.json.gz": {
+        "Kernel+Communication": 204198.0,
+        "Memcpy": 4372.4,
+        "Memset": 178.4,
+        "Runtime": 18714.0,
+        "CPU Exec": 104959.0,
+        "Other": 15122.2,
+        "step": 347544.0,
+    },
+}
+
+
+@needs_traces
+@pytest.mark.parametrize("name", NEW_CATEGORIES)
+def test_the_plugins_breakdown_of_newer_traces(name: str) -> None:
+    (found,) = overview.overviews(Context(run_of(name).tables).base)
+    ours = {part: one.mean_ns / US for part, one in found.plugin.items()} | {"step": found.wall.mean_ns / US}
+    ours["Kernel+Communication"] = ours["Kernel"] + ours["Communication"]
+    for part, expected in NEW_CATEGORIES[name].items():
+        assert ours[part] == pytest.approx(expected, rel=0.001, abs=1), part
+
+
+@needs_traces
+@pytest.mark.parametrize("name", files() if PRESENT else [])
+def test_every_trace_sums_to_its_steps(name: str) -> None:
+    context = Context(run_of(name).tables)
+    (found,) = overview.overviews(context.base)
+    check_sums(found)
+    (trace,) = run_of(name).analysis.traces
+    assert found.basis == (DEVICE if trace.device_ns else HOST)
+    assert found.has_steps == (context.tables.steps.height > 0)
+
+
+def test_rows_without_a_device_leave_its_parts_out() -> None:
+    trace = Slices()
+    trace.add("cpu_op", "aten::add", 0, 30)
+    rows = plugin_steps.plugin_rows(overview_of(trace, step(4, 0, 100)))
+    assert rows == {
+        "average_step_us": 100,
+        "partition_us": {"DataLoader": 0, "CPU Exec": 30, "Other": 70},
+        "partition_pct": {"DataLoader": 0.0, "CPU Exec": 30.0, "Other": 70.0},
+        "steps": [{"step": "4", "DataLoader": 0, "CPU Exec": 30, "Other": 70}],
+    }
+
+
+# ---------------------------------------------------------------------------------------- what the plugin got wrong
+
+
+def test_a_kernel_that_fills_the_step_leaves_nothing_for_others() -> None:
+    trace = Slices()
+    trace.add("cpu_op", "aten::mm", 0, 100)
+    launched(trace, 0, 0, 100)
+    (only,) = overview_of(trace, step(1, 0, 100)).steps
+    assert used(only.plugin_ns) == {"Kernel": 100}
+    assert used(only.parts_ns) == {"compute": 100}
+
+
+@pytest.mark.parametrize("category", ["Runtime", "cuda_runtime", "cuda_driver", "xpu_runtime", "mtia_runtime"])
+def test_runtime_calls_count_under_every_name_of_their_category(category: str) -> None:
+    trace = Slices()
+    trace.add(category, "cudaLaunchKernel", 10, 20)
+    trace.kernel(50, 10)
+    (only,) = overview_of(trace, step(1, 0, 100)).steps
+    assert used(only.plugin_ns) == {"Kernel": 10, "Runtime": 20, "Other": 70}
+
+
+def test_a_trace_of_devices_alone_is_one_step_of_its_own_length() -> None:
+    trace = Slices()
+    trace.kernel(10, 20)
+    trace.kernel(40, 5, "Memcpy HtoD (Pinned -> Device)", category="gpu_memcpy")
+    found = overview_of(trace)
+    assert not found.has_steps
+    (only,) = found.steps
+    assert (only.step, only.start_ns, only.wall_ns) == ("0", T0 + 10 * US, 35 * US)
+    assert used(only.plugin_ns) == {"Kernel": 20, "Memcpy": 5, "Other": 10}
+    assert used(only.parts_ns) == {"compute": 20, "exposed_copies": 5, "idle_unknown": 10}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)",  # FSDP: the operator is nccl:_all_gather_base
+        "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)",
+        "ncclDevKernel_SendRecv(ncclDevComm*, unsigned long, ncclWork*)",  # all_to_all, and send and receive
+    ],
+)
+def test_collectives_are_communication_whatever_called_them(name: str) -> None:
+    trace = Slices()
+    launched(trace, 0, 10, 40)
+    launched(trace, 1, 30, 50, name)
+    (only,) = overview_of(trace, step(1, 0, 100)).steps
+    assert only.plugin_ns["Kernel"] == 40 * US
+    assert only.plugin_ns["Communication"] == 30 * US
+    assert only.parts_ns["exposed_communication"] == 30 * US
+
+
+def test_loaders_count_where_new_writers_call_them_annotations() -> None:
+    trace = Slices()
+    trace.add("user_annotation", DATALOADER, 0, 40)
+    trace.add("cpu_op", "aten::stack", 10, 20)
+    launched(trace, 50, 51, 10)
+    (only,) = overview_of(trace, step(1, 0, 100)).steps
+    assert used(only.plugin_ns) == {"Kernel": 10, "Runtime": 1, "DataLoader": 40, "Other": 49}
+    assert only.parts_ns["idle_data"] == 40 * US
+
+
+# ---------------------------------------------------------------------------------------------------- steps
+
+
+def test_a_step_lasts_until_its_work_is_done_on_the_device() -> None:
+    trace = Slices()
+    launched(trace, 10, 20, 130)  # of the first step, past its end on the host
+    launched(trace, 120, 150, 20)
+    launched(trace, 210, 215, 5)
+    found = overview_of(trace, step(1, 0, 100), step(2, 100, 100), step(3, 200, 100))
+    windows = [((one.start_ns - T0) / US, one.wall_ns / US) for one in found.steps]
+    assert windows == [(0, 150), (150, 50), (200, 100)]
+    assert [one.step for one in found.steps] == ["1", "2", "3"]
+
+
+def test_the_first_step_begins_when_earlier_work_has_ended() -> None:
+    trace = Slices()
+    trace.kernel(-50, 80)
+    launched(trace, 10, 40, 10)
+    (only,) = overview_of(trace, step(1, 0, 100)).steps
+    assert ((only.start_ns - T0) / US, only.wall_ns / US) == (30, 70)
+
+
+def test_a_launch_across_the_end_of_a_step_belongs_to_none() -> None:
+    trace = Slices()
+    launched(trace, 50, 60, 10)
+    launched(trace, 99.5, 105, 10)
+    found = overview_of(trace, step(1, 0, 100), step(2, 100, 100))
+    assert [one.wall_ns / US for one in found.steps] == [100]  # and the second launched nothing
+    assert found.dropped_steps == 1
+
+
+@pytest.mark.parametrize(("last", "kept"), [(0, 1), (3, 1), (4, 2), (5, 2)])
+def test_a_last_step_recorded_in_part_is_dropped(last: int, kept: int) -> None:
+    trace = Slices()
+    for number in range(5):
+        launched(trace, 10 + 2 * number, 20 + 10 * number, 5)
+    for number in range(last):
+        launched(trace, 110 + 2 * number, 120 + 10 * number, 5)
+    found = overview_of(trace, step(1, 0, 100), step(2, 100, 100))
+    assert len(found.steps) == kept
+    assert found.dropped_steps == 2 - kept
+    assert found.wall.mean_ns == 100 * US
+
+
+def test_a_trace_without_steps_is_one_step_from_first_to_last_host_slice() -> None:
+    trace = Slices()
+    trace.add("Trace", "PyTorch Profiler (0)", -100, 1000)
+    trace.add("cpu_op", "aten::mm", 10, 20)
+    launched(trace, 35, 50, 30)
+    found = overview_of(trace)
+    (only,) = found.steps
+    assert (only.step, (only.start_ns - T0) / US, only.wall_ns / US) == ("0", 10, 70)
+    assert not found.has_steps
+
+
+def test_nothing_that_takes_time_gives_no_overview() -> None:
+    trace = Slices()
+    trace.add("Trace", "PyTorch Profiler (0)", 0, 1000)
+    assert overviews_of(trace) == ()
+    assert overviews_of() == ()
+
+
+def test_slices_that_lack_what_slices_have() -> None:
+    trace = Slices()
+    trace.add("user_annotation", "ProfilerStep#1", 0, 100, track=None)
+    trace.add("cpu_op", "aten::mm", 0, 40, track=None)
+    trace.events[trace.add("cpu_op", "x", 5, 40)].update(name=None)
+    trace.events[trace.add("cpu_op", "aten::add", 50, 40)].update(duration_ns=None)
+    trace.events[trace.kernel(60, 20)].update(device=None, name=None, category="kernel")
+    (found,) = overviews_of(trace, steps=[step(1, 0, 100)])
+    check_sums(found)
+    assert found.plugin["Kernel"].mean_ns == 20 * US
+
+
+def test_figures_over_steps() -> None:
+    trace = Slices()
+    steps = []
+    for number, busy in enumerate([10, 20, 30, 90]):
+        launched(trace, 100 * number, 100 * number, busy)
+        steps.append(step(number, 100 * number, 100))
+    found = overview_of(trace, *steps)
+    kernel = found.plugin["Kernel"]
+    assert kernel.mean_ns / US == pytest.approx(37.5)
+    assert kernel.median_ns / US == pytest.approx(25)
+    assert kernel.p95_ns / US == pytest.approx(81)
+    assert kernel.share == pytest.approx(0.375)
+    assert found.wall.share == 1
+    assert found.parts["compute"] == kernel
+
+
+def test_traces_of_several_workers_stand_side_by_side() -> None:
+    traces = []
+    for rank in range(2):
+        trace = Slices(rank=rank, trace=f"worker{rank}.pt.trace.json")
+        trace.add("cpu_op", "aten::mm", 10, 20 + rank)
+        traces.append(trace)
+    found = overviews_of(*traces)
+    assert [(one.span.worker, one.wall.mean_ns / US) for one in found] == [("worker0", 20), ("worker1", 21)]
+
+
+# ------------------------------------------------------------------------------------------------- any trace
+
+KINDS = [
+    ("cpu_op", "aten::mm"),
+    ("Operator", DATALOADER),
+    ("user_annotation", "nccl:all_reduce"),
+    ("user_annotation", "ProfilerStep#1"),
+    ("python_function", "train.py(3): run"),
+    ("cuda_runtime", "cudaMalloc"),
+    ("cuda_runtime", "cudaLaunchKernel"),
+    ("kernel", "gemm"),
+    ("kernel", "ncclDevKernel_AllReduce"),
+    ("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)"),
+    ("Memset", "Memset (Device)"),
+]
+slices = st.tuples(st.sampled_from(KINDS), st.integers(0, 400), st.integers(0, 200), st.integers(0, 2))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(slices, min_size=1, max_size=25), st.integers(0, 3), st.data())
+def test_any_slices_sum_to_their_steps(
+    rows: list[tuple[tuple[str, str], int, int, int]], count: int, data: st.DataObject
+) -> None:
+    trace = Slices()
+    calls = [i for i, ((category, _), *_) in enumerate(rows) if category == "cuda_runtime"]
+    for i, ((category, name), start, duration, track) in enumerate(rows):
+        if category in ("kernel", "gpu_memcpy", "Memset"):
+            trace.kernel(start, duration, name, category=category)
+            launch = data.draw(st.sampled_from([None, *calls]))
+            trace.links[-1].update(launch=launch, state="unlinked" if launch is not None else "before_recording")
+        else:
+            trace.add(category, name, start, duration, track=f"1/{track}")
+        assert trace.events[-1]["id"] == i
+    for found in overviews_of(trace, steps=[step(i, 100 * i, 80) for i in range(count)]):
+        check_sums(found)

@@ -1,0 +1,88 @@
+"""Short steps are cut several at a time, unless somebody needs each of them; real torch, the agent in this process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from stepscope.record.agent import core, marks  # noqa: E402 - after the check for torch
+from stepscope.record.agent.config import Config, WindowConfig  # noqa: E402
+from stepscope.record.agent.step_queue import STEP_LIMIT  # noqa: E402
+
+from .window_harness import read_events, read_steps  # noqa: E402
+
+pytestmark = pytest.mark.torch
+STEPS = 4 * STEP_LIMIT
+
+
+def nothing() -> None:
+    """What most loops do beside training."""
+
+
+def in_region() -> None:
+    with marks.region("augment"):
+        pass
+
+
+def run_loop(tmp_path: Path, inside: Callable[[], None], every_step: bool | None = None, **config: Any) -> list[int]:
+    """Trains a single weight; returns the steps a listener heard of."""
+    (tmp_path / "host").mkdir()
+    base = Config(run=str(tmp_path), host_dir=str(tmp_path / "host"), window=WindowConfig(mode="off"))
+    agent = core.start(replace(base, **config))
+    assert agent is not None
+    heard: list[int] = []
+    try:
+        agent.add_step_listener(
+            lambda row, _now: heard.append(row.step) if row is not None else None,
+            every_step=None if every_step is None else lambda: every_step,
+        )
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([weight], lr=1e-3)
+        data = torch.utils.data.TensorDataset(torch.zeros(STEPS, 1))
+        for _ in torch.utils.data.DataLoader(data):
+            inside()
+            weight.sum().backward()
+            optimizer.step()
+    finally:
+        core.stop("end of test")
+    rows = read_steps(tmp_path)
+    assert [row["step"] for row in rows] == list(range(STEPS))
+    for row, following in itertools.pairwise(rows):
+        assert row["start_ns"] + row["wall_ns"] <= following["start_ns"]
+    assert read_events(tmp_path, "probe_error") == []
+    return heard
+
+
+@pytest.mark.parametrize("every_step", [None, False])
+def test_listeners_hear_of_the_last_of_steps_cut_together(tmp_path: Path, every_step: bool | None) -> None:
+    heard = run_loop(tmp_path, nothing, every_step)
+    assert heard == sorted(set(heard))
+    assert STEPS // STEP_LIMIT <= len(heard) < STEPS
+
+
+def test_a_listener_may_ask_for_every_step(tmp_path: Path) -> None:
+    assert run_loop(tmp_path, nothing, True) == list(range(STEPS))
+
+
+def test_the_step_limit_is_watched_at_every_step(tmp_path: Path) -> None:
+    assert run_loop(tmp_path, nothing, max_steps=7) == list(range(STEPS))
+    (limit,) = [event for event in read_events(tmp_path, "exit") if event["reason"] == "max_steps"]
+    assert limit["step"] is None
+    assert '"steps":7' in (tmp_path / "host" / "max-steps").read_text()
+
+
+def test_steps_with_regions_are_cut_one_by_one(tmp_path: Path) -> None:
+    assert run_loop(tmp_path, in_region) == list(range(STEPS))
+    assert [event["step"] for event in read_events(tmp_path, "region")] == list(range(STEPS))
+
+
+def test_events_name_the_step_they_happened_in(tmp_path: Path) -> None:
+    run_loop(tmp_path, lambda: marks.mark("here"))
+    assert [event["step"] for event in read_events(tmp_path, "mark")] == list(range(STEPS))
