@@ -3,12 +3,14 @@
 Wall time and peak memory of our reader, of two peers and of the physical limit, each in a process of its own, one after
 the other on the same trace, in another order each round:
 
-- gunzip, decode   the limit: inflate the file; inflate it and decode it to typed objects (peers/physical_limit.py);
-                   decode_whole does it all at once and therefore not on the large trace
+- gunzip, decode   the limit: inflate the file; inflate it and decode it to typed objects (peers/physical_limit.py), in
+                   stretches of 4 MB; decode_fast takes small stretches, which is the fastest way we know
 - read             our reader alone: columns in memory, thrown away (peers/stepscope_read.py)
 - build            the trace to complete Parquet tables; `again` does it a second time, from the tables kept
 - analyze          the whole `stepscope analyze`, with report and page
-- hta, tb_plugin   HolisticTraceAnalysis and torch-tb-profiler load it (peers/hta_load.py, peers/tb_plugin.py)
+- hta              HolisticTraceAnalysis loads it (peers/hta_load.py)
+- hta_analyze      it loads it and makes those of its analyses that our report holds too (peers/hta_analyze.py)
+- tb_plugin        torch-tb-profiler loads it, which is all its views but the drawing (peers/tb_plugin.py)
 
 Traces are real ones (--traces, from the peers' own test data) and larger ones made of them (generate_trace.py). Times
 leave imports out, except where a whole process is meant; memory has them in. Keep the machine idle. The result goes
@@ -52,15 +54,16 @@ PAIR = (LARGEST, SMALL[3])  # what the two files of the pool are made of
 # What is done on the same trace in one go; `again` needs the tables `build` left.
 GROUPS = (
     ("gunzip",),
-    ("decode", "decode_whole"),
+    ("decode", "decode_fast"),
     ("read",),
     ("build", "again"),
     ("analyze",),
     ("hta",),
+    ("hta_analyze",),
     ("tb_plugin",),
 )
 POOL_GROUPS = (("one process",), ("two processes",))
-PEERS = ("hta", "tb_plugin")
+PEERS = {"hta": "hta_load.py", "hta_analyze": "hta_analyze.py", "tb_plugin": "tb_plugin.py"}
 PEER_MEMORY_BYTES = 16 * 2**30
 
 
@@ -84,9 +87,8 @@ def command(arm: str, subject: Subject, folder: Path, out: Path, peers: Path | N
     """The command line that does `arm` once; what it leaves on disk goes below `folder`."""
     paths = [str(path) for path in subject.paths]
     if arm in PEERS:
-        script = {"hta": "hta_load.py", "tb_plugin": "tb_plugin.py"}[arm]
-        return [str(peers), str(HERE / "peers" / script), paths[0], str(out)]
-    if arm in {"gunzip", "decode", "decode_whole"}:
+        return [str(peers), str(HERE / "peers" / PEERS[arm]), paths[0], str(out)]
+    if arm in {"gunzip", "decode", "decode_fast"}:
         return [sys.executable, str(HERE / "peers" / "physical_limit.py"), arm, paths[0], str(out)]
     mode = arm if arm in {"read", "analyze"} else "build"
     kept = folder / ("tables" if arm == "again" else arm.replace("build", "tables"))
@@ -170,7 +172,7 @@ def order(subject: Subject, number: int) -> list[str]:
 def wanted(arm: str, subject: Subject, number: int, plan: Plan, peers: Path | None) -> bool:
     """Peers are tried where they are installed; on the large trace once, and only if asked for."""
     if arm not in PEERS:
-        return not (subject.large and arm == "decode_whole")
+        return True
     return peers is not None and (not subject.large or (plan.peers_on_large and number == 0))
 
 

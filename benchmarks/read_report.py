@@ -17,9 +17,10 @@ READ_MB = 400.0  # reading, any size
 WHOLE_MB, WHOLE_LARGE_MB = 400.0, 1200.0  # nesting, links and analysis: up to 100 MB of trace, and at 1 GB
 ANALYZE_FACTOR = 5.0  # everything, against the fastest peer
 
-ARMS = ("gunzip", "decode", "decode_whole", "read", "build", "again", "analyze", "hta", "tb_plugin")
+ARMS = ("gunzip", "decode", "decode_fast", "read", "build", "again", "analyze", "hta", "hta_analyze", "tb_plugin")
 PEERS = ("hta", "tb_plugin")
-LIMIT_PAIRS = (("decode", "build"), ("decode_whole", "build"), ("decode", "read"))
+ANALYZING_PEERS = ("hta_analyze", "tb_plugin")
+LIMIT_PAIRS = (("decode", "build"), ("decode_fast", "build"), ("decode_fast", "read"))
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,12 @@ def lines(subjects: Sequence[Subject], measured: Measured) -> list[Line]:
                 times, lambda s: measured.ratios(s, "hta", "build")),
         _lowest(small, f"tables at least {percent(SMALL_SHARE)} of the speed of decoding alone", SMALL_SHARE, percent,
                 lambda s: measured.ratios(s, "decode", "build")),
-        _lowest(small, f"the same, were files decoded as a whole, at least {percent(SMALL_SHARE)}", SMALL_SHARE,
-                percent, lambda s: measured.ratios(s, "decode_whole", "build")),
+        _lowest(small, f"the same of the fastest decoding we know, at least {percent(SMALL_SHARE)}", SMALL_SHARE,
+                percent, lambda s: measured.ratios(s, "decode_fast", "build")),
         _lowest(large, f"tables at least {percent(LARGE_SHARE)} of the speed of decoding alone on the large trace",
                 LARGE_SHARE, percent, lambda s: measured.ratios(s, "decode", "build")),
+        _lowest(large, f"the same of the fastest decoding we know, at least {percent(LARGE_SHARE)}", LARGE_SHARE,
+                percent, lambda s: measured.ratios(s, "decode_fast", "build")),
         _highest(single, f"reading at most {megabytes(READ_MB)}", READ_MB, lambda s: _peaks(measured, s, "read")),
         _highest(small, f"tables and analysis at most {megabytes(WHOLE_MB)}", WHOLE_MB,
                  lambda s: _peaks(measured, s, "analyze")),
@@ -172,7 +175,7 @@ def _peaks(measured: Measured, subject: Subject, arm: str) -> list[float]:
 
 def _against_fastest(measured: Measured, *, process: bool) -> Callable[[Subject], list[float]]:
     def ratios(subject: Subject) -> list[float]:
-        peers = [measured.ratios(subject, peer, "analyze", process=process) for peer in PEERS]
+        peers = [measured.ratios(subject, peer, "analyze", process=process) for peer in ANALYZING_PEERS]
         return [min(pair) for pair in zip(*(p for p in peers if p), strict=False)]
 
     return ratios
@@ -261,8 +264,8 @@ def _ratio_table(subjects: Sequence[Subject], measured: Measured) -> str:
         "hta / build",
         "tb_plugin / build",
         "decode / build",
-        "decode_whole / build",
-        "decode / read",
+        "decode_fast / build",
+        "decode_fast / read",
         "build, MB/s",
     ]
     rows = []

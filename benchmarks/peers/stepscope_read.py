@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ def analyze(paths: list[Path], folder: Path) -> Work:
     import stepscope.report.terminal
     import stepscope.tables
 
-    words = ["analyze", *map(str, paths), "--tables", str(folder / "tables")]
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")  # what is kept by default, and nothing kept from before
+    words = ["analyze", *map(str, paths)]
     words += ["--json", str(folder / "report.json"), "--html", str(folder / "report.html")]
 
     def work() -> dict[str, Any]:

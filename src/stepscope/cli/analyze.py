@@ -81,10 +81,14 @@ def analyze(
     document alone.
 
     With `--table NAME` one table is shown in full instead: overview, steps, gpus, operators, stacks, kernels, memory,
-    memory-curve, memory-operators, memory-lines, memory-blocks, modules, counters, communication, distributed or
-    distributed-collectives; `--json` and `--csv` then write that table. With `--diff PATH` two traces, spans or runs
-    are set side by side. What every figure means stands in docs/metrics.md; `--define` says it below the table. Memory
-    snapshots (`_dump_snapshot`) and files of `export_memory_timeline` may be given as PATH too, alone or beside traces.
+    memory-curve, memory-operators, memory-lines, memory-blocks, memory-states, out-of-memory, modules, counters,
+    communication, distributed or distributed-collectives; `--json` and `--csv` then write that table. With `--diff
+    PATH` two traces, spans or runs are set side by side. Memory snapshots (`_dump_snapshot`) and files of
+    `export_memory_timeline` may be given as PATH too, alone or beside traces.
+
+    `--define` says below a table what its columns mean, as docs/metrics.md does for every figure. Of GPUs: utilisation
+    is the part of the time in which at least one kernel runs; 100 % does not mean that the GPU is full. SM efficiency
+    and occupancy are estimates from the sizes of launches; tensor cores are told by the names of kernels.
     """
     from stepscope import api
     from stepscope.cli.tables import TableOptions, show_diff, show_table

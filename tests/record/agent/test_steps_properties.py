@@ -155,24 +155,24 @@ def patient_loop(steps: int, *, gap_ms: float = 0.0) -> Loop:
     return loop
 
 
-def test_steps_wait_no_longer_than_twenty_milliseconds() -> None:
+def test_steps_wait_no_longer_than_a_tenth_of_a_second() -> None:
     loop = patient_loop(0)
     begun = written = loop.now
-    for _ in range(50):
+    for _ in range(250):
         loop.fetch(1, ms=0.5)
         loop.forward(0.5)
         loop.backward(0.5)
         loop.step(ms=0.5)
         if loop.rows:
             written = loop.rows[-1].start_ns + loop.rows[-1].wall_ns
-        assert loop.now - max(begun, written) <= 22_000_000
-    assert [row.step for row in loop.live if row is not None] == [9, 19, 29, 39]
-    assert [row.wall_ns for row in loop.rows] == [2_000_000] * 40
-    assert len(loop.finish()) == 50
+        assert loop.now - max(begun, written) <= 102_000_000
+    assert [row.step for row in loop.live if row is not None] == [49, 99, 149, 199]
+    assert [row.wall_ns for row in loop.rows] == [2_000_000] * 200
+    assert len(loop.finish()) == 250
 
 
 def test_steps_that_are_long_do_not_wait() -> None:
-    assert len(patient_loop(4, gap_ms=15).rows) == 3
+    assert len(patient_loop(4, gap_ms=110).rows) == 3
 
 
 def test_who_hurries_has_the_open_step_cut_at_its_end() -> None:

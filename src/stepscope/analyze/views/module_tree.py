@@ -14,12 +14,12 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.origins import MAX_DEPTH, NONE
+from stepscope.analyze.origins import NONE
+from stepscope.analyze.views.ascent import climb, nearest
 from stepscope.analyze.views.base import Bools, Int32, Int64, Span
 
 PREFIX = "nn.Module: "
 MAX_LEVELS = 100  # of modules in each other; deeper calls (endless recursion) count for their ancestor there
-_DOUBLINGS = 20  # a million slices around each other; a broken (cyclic) tree ends there too
 _ROUNDS = 64  # from a backward operator to its forward operator, of double backward again, and out of nested ones
 _NUMBERED = re.compile(r"(.+)_(\d+)", re.DOTALL)
 _ENGINE = "autograd::engine::evaluate_function"
@@ -198,35 +198,3 @@ def module_class(name: str) -> str:
     """The class of an instance: "Conv2d" of "Conv2d_3"."""
     match = _NUMBERED.fullmatch(name)
     return match[1] if match else name
-
-
-def nearest(parent: Int64, stop: Bools) -> Int32:
-    """For each row the first row that `stop` marks on the way up, itself included; `NONE` without any."""
-    count = len(parent)
-    ends = np.append(stop, True)  # the last entry stands for the outside
-    hop = np.append(np.where(parent >= 0, parent, count), count).astype(np.int32)
-    own = np.flatnonzero(ends).astype(np.int32)
-    hop[own] = own
-    for _ in range(_DOUBLINGS):  # each doubles how far a hop leads
-        further = hop[hop]
-        if np.array_equal(further, hop):
-            break
-        hop = further
-    found = hop[:-1]
-    return np.where(ends[found] & (found < count), found, NONE).astype(np.int32)
-
-
-def climb(parent: Int64, start: Int64, stop: Bools) -> Int64:
-    """For each of `start` the first row that `stop` marks on the way up, itself included; for few rows."""
-    found = np.full(len(start), NONE, np.int64)
-    active = np.flatnonzero(start >= 0)
-    at = start[active]
-    for _ in range(MAX_DEPTH):
-        if not len(active):
-            break
-        hit = stop[at]
-        found[active[hit]] = at[hit]
-        active, at = active[~hit], parent[at[~hit]]
-        inside = at >= 0
-        active, at = active[inside], at[inside]
-    return found

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stepscope.analyze.origins import NONE
+from stepscope.analyze.views.ascent import climb
 from stepscope.analyze.views.base import Base, Int32, Int64, Span
-from stepscope.analyze.views.module_tree import ModuleCalls, Paths, climb, module_class
+from stepscope.analyze.views.module_tree import ModuleCalls, Paths, module_class
 from stepscope.analyze.views.work import work
 from stepscope.model.views.modules import ModuleNode, ModuleTree
 from stepscope.model.views.spans import SpanRef

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analyze.origins import NONE
+from stepscope.analyze.views.ascent import nearest_around
 from stepscope.analyze.views.base import Bools, Int32, Int64, Span, Texts, texts
 from stepscope.analyze.views.work import work
 
@@ -54,7 +55,7 @@ class Calls:
         operators = np.flatnonzero(wanted)
         number = np.full(len(span) + 1, NONE, np.int32)  # the last stands for no row
         number[operators] = np.arange(len(operators), dtype=np.int32)
-        around = nearest(span.parent, wanted) if around is None else around.copy()
+        around = nearest_around(span.parent, wanted) if around is None else around.copy()
         caller = number[around[operators]]
         repeated = _repeated(caller, span.names.codes[operators])
         root = np.arange(len(operators), dtype=np.int32)
@@ -204,19 +205,6 @@ class Calls:
                 over = over[(call[over] >= 0) & (ends[call[over]] < times_ns[wanted[over]])]
             result[wanted] = call
         return result
-
-
-def nearest(parent: Int64, wanted: Bools) -> Int64:
-    """For each row the innermost wanted row around it, not itself, `NONE` without one."""
-    around: Int64 = parent.copy()
-    left = np.flatnonzero(around >= 0)
-    for _ in range(64):  # each pass doubles the way
-        left = left[~wanted[around[left]]]
-        if not len(left):
-            break
-        around[left] = around[around[left]]
-        left = left[around[left] >= 0]
-    return around
 
 
 def _repeated(caller: npt.NDArray[np.int32], codes: Int32) -> Bools:

@@ -14,8 +14,9 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analyze.origins import NONE
+from stepscope.analyze.views.ascent import climb, nearest
 from stepscope.analyze.views.base import Bools, Int64, Span
-from stepscope.analyze.views.module_tree import ModuleCalls, Paths, climb, nearest
+from stepscope.analyze.views.module_tree import ModuleCalls, Paths
 from stepscope.analyze.views.work import work
 
 STEP, LOADER, MODULE, BACKWARD, OPTIMIZER, OPERATORS = range(6)

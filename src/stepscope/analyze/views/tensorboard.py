@@ -42,6 +42,6 @@ def _gpu(gpu: GpuSummary) -> dict[str, Any]:
         "utilization_pct": gpu.utilization_pct,
         "sm_efficiency_pct": gpu.sm_efficiency_pct,
         "achieved_occupancy_pct": gpu.achieved_occupancy_pct,
-        "tensor_core_pct": gpu.tensor_core_plugin_pct,
+        "tensor_core_pct": gpu.tensor_core_pct,
     }
     return {name: None if value is None else round(value, 2) for name, value in figures.items()}

@@ -23,7 +23,7 @@ STEPS_BYTE_LIMIT = (
 )  # a billion-byte journal is some ten million steps; beyond it a run folder is no longer handy
 EVENTS_BYTE_LIMIT = 1 << 29
 # A write costs as much as everything else a step costs; only steps shorter than this share one.
-BATCH_NS = 20_000_000
+BATCH_NS = 100_000_000
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 

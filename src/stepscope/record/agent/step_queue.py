@@ -23,8 +23,8 @@ USUAL_LENGTH = 4 * 3
 QUEUE_LIMIT = 4 * USUAL_LENGTH
 
 # Whole steps wait for so long at most, or so many of them: what `kill -9` may take along, and one pause for all.
-WAIT_NS = 20_000_000
-STEP_LIMIT = 64
+WAIT_NS = 100_000_000
+STEP_LIMIT = 256
 # A step that waits: its four times and the next fetch's start; then that fetch's end and samples, of the step after.
 TIMES, STRIDE = 5, 7
 WAITING_LIMIT = STEP_LIMIT * STRIDE - (STRIDE - TIMES)
