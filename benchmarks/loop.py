@@ -2,24 +2,28 @@
 
     python loop.py '{"mode": "calibrate", "threads": N, "out": FILE}'
     python loop.py '{"mode": "mixed", "threads": N, "repeats": {...}, "seconds": S, "out": FILE}'
-    python loop.py '{"mode": "switched", "threads": N, "repeats": {...}, "rounds": R, "out": FILE}'
+    python loop.py '{"mode": "switched", "threads": N, "repeats": {...}, "rounds": R, "block_ms": M, "clock": CLOCK,
+                     "beside": FILE or null, "out": FILE}'
 
 `mixed` goes round steps of several lengths, giving each length the same time, so that one process measures all of
 them under the same conditions. A step's length is set by how often one layer is applied, which is calibrated once and
 then the same for every arm. The result in `out` is {"<length>": [[start_ns, end_ns], …]} on the monotonic clock.
-`switched` needs the recorder's agent in this process and takes its hooks out and in again between short blocks of the
-same loop: {"<length>": [{"A": ns, "B": ns, "C": ns}, …]}, the mean step of each block of a round in this
-thread's processor time, hooks in for B.
+`switched` needs the recorder's agent in this process and takes its hooks out and in again between blocks of the same
+loop: {"<length>": [{"A": ns, "B": ns, "C": ns}, …]}, the mean step of each block of a round, hooks in for B, by the
+"wall" clock or by this "thread"'s processor time. `beside` will hold the number of a process that A and C stop.
 There the length "noop" trains a single weight: what is left of a step is what PyTorch, and a recorder, cost.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +36,8 @@ WARM_UP_SECONDS = 1.0
 NOOP = "noop"
 # A block holds several of the recorder's batches of steps, so that what these cost is in every block in equal parts;
 # the steps before it are for the caches, and for the agent to find its way into the loop again.
-BLOCK_NS, SETTLING_NS = 60_000_000, 25_000_000
+SETTLING_NS = 120_000_000
+BESIDE_SECONDS = 20.0  # to wait for the process beside
 
 
 def batches(width: int, batch: int) -> Iterator[torch.Tensor]:
@@ -113,43 +118,73 @@ def noop() -> Callable[[], None]:
     return step
 
 
-def switched(trainer: Trainer, repeats: dict[str, int], rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Blocks with (B) and without (A, C) the hooks, in another order every round."""
-    from stepscope.record.agent import core
+class Switch:
+    """Recording of this process, and a process beside it, on and off."""
 
-    agent = core.current()
-    if agent is None:
-        raise SystemExit("the agent is not in this process, so there is nothing to switch")
-    steps: dict[str, Callable[[], None]] = {NOOP: noop()}
-    for length, count in repeats.items():
+    def __init__(self, beside: str | None) -> None:
+        from stepscope.record.agent import core
+
+        agent = core.current()
+        if agent is None:
+            raise SystemExit("the agent is not in this process, so there is nothing to switch")
+        self._probes = agent.probes
+        self._beside = _number_in(beside) if beside else None
+
+    def turn(self, on: bool) -> None:
+        """On or off, after both, so that every block begins alike."""
+        self._probes.resume()
+        self._probes.suspend("benchmark")
+        if on:
+            self._probes.resume()
+        if self._beside is not None:
+            os.kill(self._beside, signal.SIGCONT if on else signal.SIGSTOP)
+
+
+def _number_in(path: str) -> int:
+    end = time.monotonic() + BESIDE_SECONDS
+    while time.monotonic() < end:
+        try:
+            with open(path) as file:
+                return int(file.read())
+        except (OSError, ValueError):
+            time.sleep(0.05)
+    raise SystemExit(f"no process beside was named in {path}")
+
+
+def switched(trainer: Trainer, config: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
+    """Blocks with (B) and without (A, C) recording, in another order every round."""
+    switch = Switch(config["beside"])
+    clock = time.monotonic_ns if config["clock"] == "wall" else time.thread_time_ns
+    steps: dict[str, Callable[[], None]] = {NOOP: noop()} if config["clock"] == "thread" else {}
+    for length, count in config["repeats"].items():
         steps[length] = lambda count=count: trainer.step(count)  # type: ignore[misc]
     shuffle = random.Random(0)
     result: dict[str, list[dict[str, float]]] = {}
     for length, step in steps.items():
-        time_steps(step, 100)
-        step_ns = time_steps(step, 100)
-        block, settling = (max(10, round(share / step_ns)) for share in (BLOCK_NS, SETTLING_NS))
+        warm = 100 if length == NOOP else max(10, round(200 / int(length)))
+        time_steps(step, warm, clock)
+        step_ns = time_steps(step, warm, clock)
+        block, settling = (max(5, round(share / step_ns)) for share in (config["block_ms"] * 1e6, SETTLING_NS))
         result[length] = []
-        for _ in range(rounds):
+        for number in range(config["rounds"]):
             costs = {}
             for arm in shuffle.sample("ABC", 3):
-                agent.probes.resume()
-                agent.probes.suspend("benchmark")  # before every block alike
-                if arm == "B":
-                    agent.probes.resume()
-                time_steps(step, settling)
-                costs[arm] = time_steps(step, block)
+                switch.turn(arm == "B")
+                time_steps(step, settling, clock)
+                costs[arm] = time_steps(step, block, clock)
             result[length].append(costs)
-    agent.probes.resume()
+            if number % 20 == 19:
+                print(f"  {length}: round {number + 1} of {config['rounds']}", file=sys.stderr, flush=True)
+    switch.turn(True)
     return result
 
 
-def time_steps(step: Callable[[], None], count: int) -> float:
-    """Mean nanoseconds of this thread's processor time in `count` steps."""
-    begin = time.thread_time_ns()
+def time_steps(step: Callable[[], None], count: int, clock: Callable[[], int]) -> float:
+    """Mean nanoseconds of `count` steps."""
+    begin = clock()
     for _ in range(count):
         step()
-    return (time.thread_time_ns() - begin) / count
+    return (clock() - begin) / count
 
 
 def main() -> None:
@@ -160,7 +195,7 @@ def main() -> None:
     if config["mode"] == "calibrate":
         result: object = calibrate(Trainer())
     elif config["mode"] == "switched":
-        result = switched(Trainer(), config["repeats"], config["rounds"])
+        result = switched(Trainer(), config)
     else:
         result = mixed(Trainer(), config["repeats"], config["seconds"])
     with open(config["out"], "w") as out:

@@ -2,7 +2,9 @@
 
 Three parts, each for one thread and for as many threads as there are cores, each with A against A beside it:
 
-- recording   processes without (A, C) and with (B) the agent and the telemetry process, in all six orders in turn
+- recording   one loop in one process; the agent's hooks are taken out and the telemetry process is stopped (A, C), or
+              put in and let go on (B), for blocks of a second: the wall time of a step, as two processes that do the
+              same differ by more than is looked for
 - sampling    one endless loop; py-spy at the default rate and mode is switched on (B) and off (A, C) beside it
 - hooks       one loop in one process; the agent's hooks are taken out (A, C) and put in (B) for short blocks of it, on
               a step that trains a single weight and on one of 1 ms: microseconds per step, of the training thread's
@@ -19,6 +21,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -49,15 +52,16 @@ SAMPLING_LIMIT = 0.02
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how often: rounds of sampling (`pairs`), of whole processes, and of hooks switched in one.
+    """How long and how often: rounds of sampling (`pairs`), of recording, and of hooks, and the length of their blocks.
 
     `block_seconds` is one on or off period of sampling: a whole segment by default.
     """
 
     pairs: int = 20
-    process_pairs: int = 12
+    recording_rounds: int = 40
+    recording_ms: float = 1000.0  # telemetry takes a reading about once
     hook_rounds: int = 200
-    seconds: float = 6.0
+    hook_ms: float = 200.0
     block_seconds: float = SEGMENT_SECONDS
 
 
@@ -96,13 +100,15 @@ def start_loop(config: dict[str, Any], environ: dict[str, str] | None = None) ->
 def run_loop(config: dict[str, Any], folder: Path, *, recorded: bool = False, telemetry: bool = False) -> Any:
     """Run loop.py to its end and return what it measured."""
     out = Path(tempfile.mkdtemp(dir=folder)) / "steps.json"
-    config = {**config, "out": str(out)}
+    beside = out.parent / "beside"
+    config = {**config, "out": str(out), "beside": str(beside) if telemetry else None}
     with contextlib.ExitStack() as stack:
         offset = measure_epoch_offset_ns()
         environ = agent_environment(out.parent / "run", offset) if recorded else None
         process = start_loop(config, environ)
         if telemetry:
-            stack.enter_context(telemetry_beside(process.pid, out.parent / "run" / "host-bench", offset))
+            pid = stack.enter_context(telemetry_beside(process.pid, out.parent / "run" / "host-bench", offset))
+            beside.write_text(str(pid))
         if process.wait() != 0:
             raise SystemExit(f"loop.py failed with status {process.returncode}")
     if recorded and not list((out.parent / "run").glob("rank-*/steps.jsonl")):
@@ -129,14 +135,15 @@ def agent_environment(run: Path, offset: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def telemetry_beside(pid: int, host_dir: Path, offset: int) -> Iterator[None]:
+def telemetry_beside(pid: int, host_dir: Path, offset: int) -> Iterator[int]:
     """The telemetry process as `stepscope run` starts it, without sampling."""
     config = TelemetryConfig(str(host_dir), pid, offset, DEFAULT_RATE_HZ, SEGMENT_SECONDS, None)
     line = [sys.executable, "-m", "stepscope.record.host.telemetry", config.dumps()]
     process = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True)
     try:
-        yield
+        yield process.pid
     finally:
+        process.send_signal(signal.SIGCONT)
         assert process.stdin is not None
         process.stdin.close()
         process.wait(30)
@@ -163,18 +170,21 @@ def rounds(pairs: int, measure: Callable[[str], Steps]) -> list[dict[str, Steps]
 
 
 def recording(plan: Plan, threads: int, repeats: dict[str, int], folder: Path) -> list[Row]:
-    """Whole processes with and without the agent and telemetry."""
-    config = {"mode": "mixed", "threads": threads, "repeats": repeats, "seconds": plan.seconds}
-    measured = rounds(
-        plan.process_pairs, lambda arm: run_loop(config, folder, recorded=arm == "B", telemetry=arm == "B")
-    )
-    return [recording_row(threads, length, measured) for length in repeats]
+    """Hooks and telemetry, switched on and off beside each other."""
+    config = {"mode": "switched", "threads": threads, "repeats": repeats, "clock": "wall"}
+    config |= {"rounds": plan.recording_rounds, "block_ms": plan.recording_ms}
+    measured = run_loop(config, folder, recorded=True, telemetry=True)
+    return [recording_row(threads, length, rounds_ns) for length, rounds_ns in measured.items()]
 
 
-def recording_row(threads: int, length: str, measured: list[dict[str, Steps]]) -> Row:
-    base_ms = statistics.median(mean_ms(arms["A"][length]) for arms in measured)
+def recording_row(threads: int, length: str, rounds_ns: list[dict[str, float]]) -> Row:
+    """B over A and C over A of every round, from the mean step of its blocks in nanoseconds."""
+    base_ms = statistics.median(arms["A"] for arms in rounds_ns) / 1e6
     limit = RECORDING_LIMIT if base_ms >= SHORT_STEP_MS else SHORT_STEP_LIMIT_US / 1e3 / base_ms
-    return ratio_row("recording", threads, length, base_ms, measured, limit)
+    effect = estimate([arms["B"] / arms["A"] for arms in rounds_ns])
+    control = estimate([arms["C"] / arms["A"] for arms in rounds_ns])
+    judged = verdict(effect, control, limit=limit, neutral=1)
+    return Row("recording", threads, length, base_ms, effect, control, "ratio", limit, judged)
 
 
 def ratio_row(
@@ -191,8 +201,9 @@ def ratio_row(
 def hooks(plan: Plan, threads: int, repeats: dict[str, int], folder: Path) -> list[Row]:
     """Microseconds the hooks add to a step. Within one process, for two processes differ by more than that."""
     shortest = min(repeats, key=int)
-    config = {"mode": "switched", "threads": threads, "repeats": {shortest: repeats[shortest]}}
-    measured = run_loop({**config, "rounds": plan.hook_rounds}, folder, recorded=True)
+    config = {"mode": "switched", "threads": threads, "repeats": {shortest: repeats[shortest]}, "clock": "thread"}
+    config |= {"rounds": plan.hook_rounds, "block_ms": plan.hook_ms}
+    measured = run_loop(config, folder, recorded=True)
     return [hooks_row(threads, length, rounds_ns) for length, rounds_ns in measured.items()]
 
 
@@ -283,7 +294,7 @@ def figure(value: Estimate, unit: str) -> str:
 def table(rows: list[Row], plan: Plan, command: str, about: dict[str, str]) -> str:
     """The result as Markdown."""
     lines = [
-        f"Made with `{command}`: {plan.pairs} rounds of sampling, {plan.process_pairs} of processes, "
+        f"Made with `{command}`: {plan.pairs} rounds of sampling, {plan.recording_rounds} of recording, "
         f"{plan.hook_rounds} of hooks, medians with 95 % sign intervals.",
         "",
         *(f"- {name}: {value}" for name, value in about.items()),
@@ -304,9 +315,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="measure what recording costs a training loop")
     parser.add_argument("--quick", action="store_true", help="a smoke test: the figures mean nothing, none is kept")
     parser.add_argument("--pairs", type=int, default=Plan.pairs, help="rounds of sampling")
-    parser.add_argument("--process-pairs", type=int, default=Plan.process_pairs, help="rounds of whole processes")
+    parser.add_argument("--recording-rounds", type=int, default=Plan.recording_rounds, help="rounds of recording")
     parser.add_argument("--hook-rounds", type=int, default=Plan.hook_rounds, help="rounds of hooks out and in")
-    parser.add_argument("--seconds", type=float, default=Plan.seconds, help="measured seconds of a process")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--threads", nargs="+", type=int, default=None, help="default: 1 and the number of cores")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file whose table is replaced")
@@ -317,9 +327,9 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, print, keep."""
     args = arguments()
-    plan = Plan(pairs=args.pairs, process_pairs=args.process_pairs, hook_rounds=args.hook_rounds, seconds=args.seconds)
+    plan = Plan(pairs=args.pairs, recording_rounds=args.recording_rounds, hook_rounds=args.hook_rounds)
     if args.quick:
-        plan = replace(plan, pairs=2, process_pairs=2, hook_rounds=8, seconds=1.0, block_seconds=2.0)
+        plan = replace(plan, pairs=2, recording_rounds=2, hook_rounds=8, block_seconds=2.0)
     about = machine("stepscope", "torch", "py-spy")
     if float(about["load before"]) > 0.5:
         print(f"the machine is busy (load {about['load before']}): expect 'undecided'", file=sys.stderr)

@@ -52,7 +52,7 @@ def test_too_few_rounds_decide_nothing(overhead: Any) -> None:
 
 def test_the_table_names_each_step_and_its_limit(overhead: Any) -> None:
     rows = [overhead.hooks_row(2, length, blocks(20, 1)) for length in ("noop", "1")]
-    slow = [{"A": {"10": [[0, 10_000_000]]}, "B": {"10": [[0, 10_050_000]]}, "C": {"10": [[0, 10_001_000]]}}] * 8
+    slow = [{"A": 10e6, "B": 10.05e6, "C": 10.001e6}] * 8
     rows.append(overhead.recording_row(1, "10", slow))
     lines = overhead.table(rows, overhead.Plan(), "command", {"processor": "one"}).splitlines()
     assert lines[-3:] == [

@@ -142,6 +142,7 @@ SHOWN: dict[str, Shown] = {
     "memory-operators": Shown(
         "Memory by operator",
         (
+            *_SPAN,
             ("operator", "name"),
             ("device", "device"),
             ("calls", "calls"),
@@ -156,6 +157,7 @@ SHOWN: dict[str, Shown] = {
     "memory-lines": Shown(
         "Memory by line of your code",
         (
+            *_SPAN,
             ("line", "file"),
             ("device", "device"),
             ("allocations", "allocations"),
@@ -168,6 +170,7 @@ SHOWN: dict[str, Shown] = {
     "memory-blocks": Shown(
         "Largest allocations",
         (
+            *_SPAN,
             ("size", "bytes"),
             ("device", "device"),
             ("allocated", "allocated_ns"),

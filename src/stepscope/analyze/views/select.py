@@ -194,14 +194,22 @@ def _memory_part(
     part: Callable[[MemoryView], Sequence[Any]], absent: str = NO_BLOCKS
 ) -> Callable[[Source, Selection], Rows]:
     def make(source: Source, selection: Selection) -> Rows:
-        source.chosen(selection)
         view = memory.view(source.base, source.recordings, source.code)
         if view is None:
             return Rows((), NO_MEMORY)
-        found = part(view)
+        found = [row for row in part(view) if _is_of(row, selection)]
         return Rows(found, None if found else absent, view.notes)
 
     return make
+
+
+def _is_of(row: Any, selection: Selection) -> bool:
+    """Whether a row about memory is of the worker and span that are asked for."""
+    values = row if isinstance(row, dict) else {name: getattr(row, name, None) for name in ("worker", "span")}
+    return all(
+        wanted is None or values.get(name) is None or values[name] == wanted
+        for name, wanted in (("worker", selection.worker), ("span", selection.span))
+    )
 
 
 def _curve_points(view: MemoryView) -> list[dict[str, Any]]:
@@ -256,11 +264,12 @@ def _communication(source: Source, selection: Selection) -> Rows:
 
 def _distributed_part(part: str) -> Callable[[Source, Selection], Rows]:
     def make(source: Source, selection: Selection) -> Rows:
-        source.chosen(selection)
+        chosen = set(source.chosen(selection))
         view = distributed.view(source.base)
         if view is None:
             return Rows((), distributed.why_absent(source.base) or NO_COLLECTIVES)
-        return Rows(getattr(view, part), notes=view.notes)
+        found = [row for row in getattr(view, part) if getattr(row, "span", None) in (None, *chosen)]
+        return Rows(found, None if found else NO_COLLECTIVES, view.notes)
 
     return make
 
