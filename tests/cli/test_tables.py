@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from stepscope.report.metrics import metric
 from stepscope.report.table_columns import SHOWN
 from tests import gpu_traces
 from tests.analyze.shared_traces import TRACES, needs_traces
+from tests.read.memory_files import Allocator
 
 RESNET = "kineto_tb_plugin/resnet50_num_workers_0"
 NUMBERED = {"line", "step", "rank", "span", "device"}  # numbers that name things
@@ -209,6 +211,42 @@ def test_names_are_harmless_everywhere(tmp_path: Path, capfd: pytest.CaptureFixt
     assert main(trace, "--table", "kernels", "--csv", "out.csv") == 0
     first = next(row for row in csv.DictReader((tmp_path / "out.csv").open()) if "cmd" in row["name"])
     assert first["name"].startswith("'=")
+
+
+def test_a_memory_snapshot_is_shown_alone_and_beside_a_trace(
+    trace: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    allocator = Allocator()
+    allocator.allocate(4_000, line=1)
+    allocator.record()
+    allocator.allocate(5_000_000, line=42)
+    snapshot = tmp_path / "snapshot.pickle"
+    snapshot.write_bytes(pickle.dumps(allocator.snapshot()))
+    assert main(str(snapshot)) == 0
+    shown = capfd.readouterr().out
+    assert "a recording of memory" in shown
+    assert "train.py:42" in shown
+    for paths in ((str(snapshot),), (trace, str(snapshot))):
+        lines = as_json(capfd, *paths, "--table", "memory-lines")["rows"]
+        assert (lines[0]["line"], lines[0]["at_peak_bytes"]) == (42, 5_000_000)
+        states = as_json(capfd, *paths, "--table", "memory-states")["rows"]
+        assert states[0]["in_use_bytes"] == 5_004_000
+    assert len(as_json(capfd, trace, str(snapshot), "--table", "kernels")["rows"]) == 2
+    assert "no trace" in as_json(capfd, str(snapshot), "--table", "kernels")["absent"]
+
+
+def test_a_snapshot_that_would_run_code_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    marker = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return Path.touch, (marker,)
+
+    snapshot = tmp_path / "snapshot.pickle"
+    snapshot.write_bytes(pickle.dumps({"segments": [], "device_traces": [Evil()]}))
+    assert main(str(snapshot)) == 3
+    assert not marker.exists()
+    assert capfd.readouterr().err.count("\n") == 1
 
 
 @needs_traces

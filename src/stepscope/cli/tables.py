@@ -139,6 +139,7 @@ def show_diff(run: Run, other: Run, options: TableOptions) -> None:
 
 def _put(documents: list[TableDocument], run: Run, options: TableOptions, notes: tuple[str, ...] = ()) -> None:
     from stepscope.report import outputs, table_output
+    from stepscope.report.escape import one_line
     from stepscope.report.places import Shortener
 
     if options.json_file is not None:
@@ -154,4 +155,4 @@ def _put(documents: list[TableDocument], run: Run, options: TableOptions, notes:
             console.print()
         table_output.show(found, console, shorten, define=options.define)
     for note in notes:
-        print(note)
+        console.print(one_line(note), soft_wrap=True)

@@ -121,7 +121,7 @@ def _figure(key: str, value: float) -> str:
 
 def _time(ns: float) -> str:
     """Kernels take microseconds, steps milliseconds."""
-    return words.milliseconds(ns / 1e6) if abs(ns) >= 1e6 or ns == 0 else f"{words.number(ns / 1e3)} µs"
+    return words.milliseconds(ns / 1e6) if abs(ns) >= 999_500 or ns == 0 else f"{words.number(ns / 1e3)} µs"
 
 
 def _definitions(found: TableDocument) -> Iterator[str]:

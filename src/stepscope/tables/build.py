@@ -18,6 +18,7 @@ from stepscope.tables.stacks import stacks_table
 from stepscope.tables.steps import steps_table
 
 MANY_SLICES = 1_000_000  # from here on what reading them left free is worth giving back
+M_MMAP_THRESHOLD, LARGE_BYTES = -3, 1 << 20  # glibc: blocks from this size on are taken from the system and given back
 
 
 def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
@@ -54,13 +55,18 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
 
 
 def _return_freed_memory() -> None:
-    """Hand what reading a large trace left free back to the system: the analyses need its place.
+    """Hand what reading a large trace left free back to the system, and from here on large blocks at once: the analyses
+    need the place.
 
-    glibc keeps it otherwise, a quarter of the peak. Other C libraries have no such call, and nothing is done.
+    glibc keeps them otherwise, a quarter of the peak. Other C libraries have no such calls, and nothing is done.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
+    if sys.platform != "linux":
+        return
+    library = ctypes.CDLL(None)
+    trim, option = getattr(library, "malloc_trim", None), getattr(library, "mallopt", None)
+    if trim is not None and option is not None:
         trim(0)
+        option(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def _check(raw: RawRun, traces: EventsTable) -> None:

@@ -84,9 +84,14 @@ class Span:
         """0 where an instant has none."""
         return self.events["duration_ns"].fill_null(0).to_numpy()
 
-    @cached_property
+    @property
     def end_ns(self) -> Int64:
+        """Not kept: it is quickly made, and of a large trace as large as each of the two it is made of."""
         return self.start_ns + self.duration_ns
+
+    def ends(self, rows: Int64 | Bools) -> Int64:
+        """`end_ns` of some rows."""
+        return self.start_ns[rows] + self.duration_ns[rows]
 
     @cached_property
     def parent(self) -> Int64:

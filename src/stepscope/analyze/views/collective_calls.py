@@ -97,7 +97,7 @@ def calls(span: Span, work: Work) -> Calls:
     message, messages, sequence = _described(span, rows, sources)
     return Calls(
         start_ns=span.start_ns[rows],
-        end_ns=span.end_ns[rows],
+        end_ns=span.ends(rows),
         on_device=np.arange(len(rows)) < len(launched),
         message=message,
         messages=messages,

@@ -48,7 +48,7 @@ def computation(span: Span, work: Work) -> Intervals:
     if len(work):
         return work.covered(KERNEL, FILL)
     operators = span.is_operator & ~_of_collectives(span)
-    return intervals.union(span.start_ns[operators], span.end_ns[operators])
+    return intervals.union(span.start_ns[operators], span.ends(operators))
 
 
 def _of_collectives(span: Span) -> Bools:

@@ -40,7 +40,7 @@ def sm_load(span: Span, rows: Int64) -> Load | None:
         return None
     rows = rows[known]
     # one kernel with a block for each is all there is, whatever runs beside it
-    return load(span.start_ns[rows], span.end_ns[rows], np.minimum(blocks[known], 1.0), limit=1.0)
+    return load(span.start_ns[rows], span.ends(rows), np.minimum(blocks[known], 1.0), limit=1.0)
 
 
 @dataclass(frozen=True)

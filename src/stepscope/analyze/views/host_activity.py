@@ -115,7 +115,7 @@ class HostActivity:
 
     def _times(self, chosen: Bools) -> Intervals:
         rows = self.rows[chosen]
-        return intervals.union(self.span.start_ns[rows], self.span.end_ns[rows])
+        return intervals.union(self.span.start_ns[rows], self.span.ends(rows))
 
     @cached_property
     def data(self) -> Intervals:
@@ -232,9 +232,7 @@ def _main_track(span: Span, operators: Bools) -> int:
     rows = rows if len(rows) else np.flatnonzero(~span.on_device & span.is_function)
     if not len(rows):
         return -1
-    tracks, lengths = intervals.union_by(
-        span.tracks.codes[rows].astype(np.int64), span.start_ns[rows], span.end_ns[rows]
-    )
+    tracks, lengths = intervals.union_by(span.tracks.codes[rows].astype(np.int64), span.start_ns[rows], span.ends(rows))
     return int(tracks[lengths.argmax()])
 
 

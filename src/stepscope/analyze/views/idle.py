@@ -71,4 +71,4 @@ def _collectives(span: Span) -> Intervals:
     """Collectives of all threads: gloo runs them beside the training thread."""
     ranges = span.categories.where([categories.ANNOTATION, *categories.OPERATORS]) & ~span.on_device
     rows = ranges & span.names.pick([is_collective_call(name) for name in span.names.values])
-    return intervals.union(span.start_ns[rows], span.end_ns[rows])
+    return intervals.union(span.start_ns[rows], span.ends(rows))

@@ -98,8 +98,8 @@ def _around(span: Span, wanted: Bools) -> Int64:
     Where slices overlap without nesting this is not the tree of the trace, which cuts them.
     """
     rows = np.flatnonzero(wanted)
-    rows = rows[np.lexsort((-span.end_ns[rows], span.start_ns[rows], span.tracks.codes[rows]))]
-    end, track = span.end_ns[rows], span.tracks.codes[rows]
+    rows = rows[np.lexsort((-span.ends(rows), span.start_ns[rows], span.tracks.codes[rows]))]
+    end, track = span.ends(rows), span.tracks.codes[rows]
     # an empty slice at the end of another lies behind it
     needed = end + (span.duration_ns[rows] == 0)
     before = np.arange(len(rows)) - 1
@@ -134,7 +134,7 @@ def _memory(span: Span) -> tuple[Int64, Int64] | None:
 def _between(memory: tuple[Int64, Int64], calls: Calls) -> Int64:
     """Bytes from each call's start to its end, both included."""
     times, sizes = memory
-    start, end = calls.span.start_ns[calls.rows], calls.span.end_ns[calls.rows]
+    start, end = calls.span.start_ns[calls.rows], calls.span.ends(calls.rows)
     before = np.concatenate(([0], np.cumsum(sizes)))
     return before[np.searchsorted(times, end, side="right")] - before[np.searchsorted(times, start, side="left")]
 
@@ -151,7 +151,7 @@ def _outside(memory: tuple[Int64, Int64], calls: Calls, shapes: str | None) -> p
     """A row for each allocation and release while no call was open."""
     times, sizes = memory
     start = np.sort(calls.span.start_ns[calls.rows])
-    end = np.sort(calls.span.end_ns[calls.rows])
+    end = np.sort(calls.span.ends(calls.rows))
     running = np.searchsorted(start, times, side="right") - np.searchsorted(end, times, side="left")
     free = sizes[running == 0]
     return pl.DataFrame(

@@ -57,7 +57,7 @@ def _innermost(span: Span, rows: Int64, times: Int64) -> Int64:
     node = np.where(place >= 0, rows[np.maximum(place, 0)], NONE)
     relevant = np.zeros(len(span), bool)
     relevant[rows] = True
-    return _climb(span, node, lambda at, which: relevant[at] & (span.end_ns[at] > times[which]))
+    return _climb(span, node, lambda at, which: relevant[at] & (span.ends(at) > times[which]))
 
 
 def _up(span: Span, rows: Int64, stop: Bools) -> Int64:

@@ -185,7 +185,7 @@ class Calls:
     def _running(self, tracks: Texts, times_ns: Int64) -> Int64:
         """The innermost call that ran on each track at each time."""
         span = self.span
-        starts, ends = span.start_ns[self.rows], span.end_ns[self.rows]
+        starts, ends = span.start_ns[self.rows], span.ends(self.rows)
         numbers = {name: code for code, name in enumerate(span.tracks.values)}
         own = span.tracks.codes[self.rows]
         result = np.full(len(times_ns), NONE, np.int64)

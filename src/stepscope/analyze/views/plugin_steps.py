@@ -40,7 +40,7 @@ def _sets(span: Span, found: Work) -> list[Intervals]:
     steps = names.pick(matches("^ProfilerStep#", names.values).tolist())
 
     def times(rows: Any) -> Intervals:
-        return intervals.union(span.start_ns[rows], span.end_ns[rows])
+        return intervals.union(span.start_ns[rows], span.ends(rows))
 
     return [
         found.covered(KERNEL),

@@ -107,7 +107,7 @@ class _Search:
             self.starts, self.ends = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
         else:  # the whole span stands for a step
             self.starts = span.start_ns[self.host].min(keepdims=True) if self.host.any() else np.zeros(1, np.int64)
-            self.ends = span.end_ns[self.host].max(keepdims=True) if self.host.any() else np.zeros(1, np.int64)
+            self.ends = span.ends(self.host).max(keepdims=True) if self.host.any() else np.zeros(1, np.int64)
 
     def _named(self, beginnings: tuple[str, ...]) -> Bools:
         names = self.span.names

@@ -64,7 +64,7 @@ def _host_steps(span: Span, found: Work) -> tuple[tuple[str, ...], Int64, Int64]
         return names, steps["start_ns"].to_numpy().copy(), steps["end_ns"].to_numpy().copy()
     host = _host_rows(span)
     if host.any():
-        start, end = int(span.start_ns[host].min()), int(span.end_ns[host].max())
+        start, end = int(span.start_ns[host].min()), int(span.ends(host).max())
     elif len(found):
         start, end = int(found.start_ns.min()), int(found.end_ns.max())
     else:
@@ -86,7 +86,7 @@ def _launched_in(span: Span, found: Work, starts: Int64, ends: Int64) -> Int64:
     launched = np.flatnonzero(found.launch >= 0)
     call = found.launch[launched]
     at = np.searchsorted(starts, span.start_ns[call], side="right") - 1
-    inside = (at >= 0) & (span.end_ns[call] <= ends[np.maximum(at, 0)])
+    inside = (at >= 0) & (span.ends(call) <= ends[np.maximum(at, 0)])
     step[launched[inside]] = at[inside]
     return step
 

@@ -70,7 +70,7 @@ def _work(span: Span) -> Work:
     kind[_collectives(span)[names.codes[rows]]] = COMMUNICATION
     kind[span.is_fill[rows]] = FILL
     kind[copies[rows]] = COPY
-    return Work(rows, span.start_ns[rows], span.end_ns[rows], kind, _devices(span, rows), _launches(span, rows))
+    return Work(rows, span.start_ns[rows], span.ends(rows), kind, _devices(span, rows), _launches(span, rows))
 
 
 def _collectives(span: Span) -> Bools:
