@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from dataclasses import replace
 
 from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRun
 from stepscope.tables import facts, journal
 from stepscope.tables.events import EventsTable, events_table
+from stepscope.tables.freed import give_back
 from stepscope.tables.options import BuildOptions
 from stepscope.tables.processes import host_processes, processes_table
 from stepscope.tables.quality import quality
 from stepscope.tables.schema import Tables
 from stepscope.tables.stacks import stacks_table
 from stepscope.tables.steps import steps_table
-
-MANY_SLICES = 1_000_000  # from here on what reading them left free is worth giving back
-M_MMAP_THRESHOLD, LARGE_BYTES = -3, 1 << 20  # glibc: blocks from this size on are taken from the system and given back
 
 
 def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
@@ -28,8 +24,7 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
     """
     options = options or BuildOptions()
     traces = events_table(raw.ranks, options)
-    if traces.events.height > MANY_SLICES:
-        _return_freed_memory()
+    give_back(traces.events.height)
     _check(raw, traces)
     raw = _with_trace_steps(raw, traces, options)
     processes = [host_processes(host, raw.ranks, only_host=len(raw.hosts) == 1) for host in raw.hosts]
@@ -52,21 +47,6 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
         memory=traces.memory,
         scalars=journal.scalars_table(raw.ranks),
     )
-
-
-def _return_freed_memory() -> None:
-    """Hand what reading a large trace left free back to the system, and from here on large blocks at once: the analyses
-    need the place.
-
-    glibc keeps them otherwise, a quarter of the peak. Other C libraries have no such calls, and nothing is done.
-    """
-    if sys.platform != "linux":
-        return
-    library = ctypes.CDLL(None)
-    trim, option = getattr(library, "malloc_trim", None), getattr(library, "mallopt", None)
-    if trim is not None and option is not None:
-        trim(0)
-        option(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def _check(raw: RawRun, traces: EventsTable) -> None:

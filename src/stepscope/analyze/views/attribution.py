@@ -169,7 +169,7 @@ def _forward_rows(span: Span, backward: Int64) -> Int64:
     left = np.flatnonzero(backward >= 0)
     if not len(left):
         return result
-    forward, parent = span.events["forward"], span.parent
+    forward, parent = span.series("forward"), span.parent
     at = backward[left] - span.first
     for _ in range(_LEVELS):
         ahead = span.rows_of(forward[at])

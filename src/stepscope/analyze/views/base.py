@@ -61,10 +61,15 @@ class Span:
     def __len__(self) -> int:
         return self.events.height
 
-    def column(self, name: str) -> Int64:
-        """A whole-number column, -1 where null. Not for columns that can be below 0."""
-        values: Int64 = self.events[name].cast(pl.Int64).fill_null(NONE).to_numpy()
+    def column(self, name: str, rows: Int64 | None = None) -> Int64:
+        """A whole-number column, or `rows` of it, -1 where null. Not for columns that can be below 0."""
+        series = self.series(name) if rows is None else self.series(name).gather(rows)
+        values: Int64 = series.cast(pl.Int64).fill_null(NONE).to_numpy()
         return values
+
+    def series(self, name: str) -> pl.Series:
+        """A column of `events`. Asking the frame itself would write out, for good, one that is null throughout."""
+        return self.events.select(name).to_series()
 
     def rows_of(self, ids: pl.Series) -> Int64:
         """Rows of the span from ids of `events` (parent, frame, forward, and those of `links`)."""
@@ -73,16 +78,16 @@ class Span:
 
     @cached_property
     def _first_id(self) -> int:
-        return int(self.events["id"][0]) if len(self) else 0
+        return int(self.series("id")[0]) if len(self) else 0
 
     @cached_property
     def start_ns(self) -> Int64:
-        return self.events["start_ns"].to_numpy()
+        return self.series("start_ns").to_numpy()
 
     @cached_property
     def duration_ns(self) -> Int64:
         """0 where an instant has none."""
-        return self.events["duration_ns"].fill_null(0).to_numpy()
+        return self.series("duration_ns").fill_null(0).to_numpy()
 
     @property
     def end_ns(self) -> Int64:
@@ -96,19 +101,19 @@ class Span:
     @cached_property
     def parent(self) -> Int64:
         """Row of the innermost slice around each on its track."""
-        return self.rows_of(self.events["parent"])
+        return self.rows_of(self.series("parent"))
 
     @cached_property
     def names(self) -> Texts:
-        return texts(self.events["name"])
+        return texts(self.series("name"))
 
     @cached_property
     def categories(self) -> Texts:
-        return texts(self.events["category"])
+        return texts(self.series("category"))
 
     @cached_property
     def tracks(self) -> Texts:
-        return texts(self.events["track"])
+        return texts(self.series("track"))
 
     @cached_property
     def is_operator(self) -> Bools:
@@ -129,7 +134,7 @@ class Span:
     @cached_property
     def on_device(self) -> Bools:
         """Slices of a device's stream, without the ranges of the host that are copied there."""
-        return self.events["stream"].is_not_null().to_numpy() & ~self.categories.pick(
+        return self.series("stream").is_not_null().to_numpy() & ~self.categories.pick(
             [name in categories.OPERATORS or name.endswith("annotation") for name in self.categories.values]
         )
 
@@ -159,7 +164,7 @@ class Span:
         steps = self.tables.steps
         if not len(self) or steps.is_empty():
             return pl.DataFrame(schema={"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64})
-        host = self.events["stream"].is_null().to_numpy()
+        host = self.series("stream").is_null().to_numpy()
         starts = self.start_ns[host] if host.any() else self.start_ns
         ends = self.end_ns[host] if host.any() else self.end_ns
         middle = pl.col("start_ns") + pl.col("wall_ns") // 2

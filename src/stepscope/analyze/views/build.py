@@ -26,22 +26,28 @@ from stepscope.model.views import SpanViews, Views
 from stepscope.model.views.memory import MemoryRecording
 from stepscope.model.views.overview import GpuSummary, Overview
 from stepscope.model.views.spans import SpanRef
+from stepscope.tables.freed import give_back
 
 
 def build(base: Base, recordings: Sequence[MemoryRecording], code: UserCode) -> Views | None:
     """All views; None without a trace and without a recording of memory."""
     if not base.spans and not recordings:
         return None
+    allocations = memory.view(base, recordings, code)  # needs most memory for itself, so while others hold none yet
+    slices = base.tables.events.height
+    give_back(slices)
     overviews = overview.overviews(base)
+    give_back(slices)
     summaries = gpus.summaries(base, overviews)
     by_span = {item.span: item for item in overviews}
     spans = tuple(_span(base, span.ref, by_span, summaries) for span in base.spans)
+    give_back(slices)
     alone = spans[0] if len(spans) == 1 else None
     views = Views(
         spans=spans,
         operators=alone.operators if alone else operators.table(base),
         kernels=alone.kernels if alone else kernels.table(base),
-        memory=memory.view(base, recordings, code),
+        memory=allocations,
         modules=modules.tree(base),
         counters=counters.counters(base),
         communication=communication.collectives(base),

@@ -56,12 +56,12 @@ def _add(
     calls = Calls(span)
     wanted = span.names.where([name])[calls.rows]
     if shapes is not None:
-        wanted &= (span.events["shapes"][calls.rows] == shapes).fill_null(False).to_numpy()
+        wanted &= (span.series("shapes")[calls.rows] == shapes).fill_null(False).to_numpy()
     chosen = np.flatnonzero(wanted)
     if not len(chosen):
         return
     rows = calls.rows[chosen]
-    text = span.events["call_stack"][rows]
+    text = span.series("call_stack")[rows]
     frames, numbers = _recorded(code, text) if (text.fill_null("") != "").any() else _functions(base, span, rows)
     figures = [np.ones(len(chosen), np.int64), calls.host_self_ns[chosen], calls.device_ns[chosen]]
     known = numbers >= 0

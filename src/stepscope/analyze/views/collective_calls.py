@@ -86,7 +86,7 @@ def calls(span: Span, work: Work) -> Calls:
     rows = np.concatenate([launched, host])
     if not len(rows):
         return _NOTHING
-    told = span.events["collective"].is_not_null().to_numpy()
+    told = span.series("collective").is_not_null().to_numpy()
     found = _around(span, launched, work.launch[kernels], told)
     nothing = np.full(len(host), NONE, np.int64)
     sources = _Sources(
@@ -102,7 +102,7 @@ def calls(span: Span, work: Work) -> Calls:
         message=message,
         messages=messages,
         sequence=sequence,
-        step=span.events["step"].gather(rows).cast(pl.Int64).fill_null(NONE).to_numpy(),
+        step=span.series("step").gather(rows).cast(pl.Int64).fill_null(NONE).to_numpy(),
     )
 
 

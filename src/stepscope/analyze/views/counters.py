@@ -91,7 +91,7 @@ def _queued(span: Span, found: Work, own: Bools) -> Load | None:
 def _copied(span: Span, found: Work, own: Bools) -> Load | None:
     """Bytes per ns of copies, each spread evenly over its time; None where no copy says its size."""
     chosen = np.flatnonzero(own & (found.kind == COPY))
-    size = span.column("bytes")[found.rows[chosen]]
+    size = span.column("bytes", found.rows[chosen])
     chosen, size = chosen[size > 0], size[size > 0]
     if not len(chosen):
         return None

@@ -91,7 +91,6 @@ def _kernels(span: Span) -> pl.DataFrame:
     found = work(span)
     wanted = found.is_kernel
     rows = found.rows[wanted]
-    events = span.events
     operator, launch, origin = _origins(span, rows)
     names = span.names.codes
     delay = pl.Series(found.start_ns[wanted] - span.start_ns[np.maximum(launch, 0)])
@@ -101,9 +100,9 @@ def _kernels(span: Span) -> pl.DataFrame:
             "operator": np.where(operator >= 0, names[operator], NONE).astype(np.int32),
             "duration_ns": found.end_ns[wanted] - found.start_ns[wanted],
             "device": found.device[wanted],
-            **{name: events[column][rows] for name, column in _CONFIGURATION.items()},
-            "blocks_per_sm": events["blocks_per_sm"][rows],
-            "occupancy": events["occupancy_percent"][rows],
+            **{name: span.series(column).gather(rows) for name, column in _CONFIGURATION.items()},
+            "blocks_per_sm": span.series("blocks_per_sm").gather(rows),
+            "occupancy": span.series("occupancy_percent").gather(rows),
             "delay_ns": delay.set(pl.Series(launch < 0), None),
             "origin": origin,
         }

@@ -64,7 +64,7 @@ def rows(base: Base, span: SpanRef | None = None, *, by_shapes: bool = False) ->
         nothing.alias("cpu_memory_bytes"),
     ]
     if by_shapes:
-        columns[3] = found.events["shapes"][calls.rows].fill_null("[]").alias("shapes")
+        columns[3] = calls.span.series("shapes")[calls.rows].fill_null("[]").alias("shapes")
     memory = _memory(found)
     if memory is not None:
         bytes_ = _between(memory, calls)

@@ -49,7 +49,7 @@ def _innermost(span: Span, rows: Int64, times: Int64) -> Int64:
         return np.full(len(times), NONE, np.int64)
     starts = span.start_ns[rows]
     if not (np.diff(starts) > 0).all():
-        depths = span.events["depth"].gather(rows).fill_null(0).to_numpy()
+        depths = span.series("depth").gather(rows).fill_null(0).to_numpy()
         order = np.lexsort((depths, starts))
         rows, starts = rows[order], starts[order]
     place = np.searchsorted(starts, times, side="right") - 1

@@ -73,14 +73,14 @@ class ModuleCalls:
     @cached_property
     def forward(self) -> Int64:
         """Of an operator that runs an autograd node the row of its forward operator."""
-        return self.span.rows_of(self.span.events["forward"])
+        return self.span.rows_of(self.span.series("forward"))
 
     @cached_property
     def is_backward(self) -> Bools:
         """Operators that run autograd nodes; of those nothing below needs to be one."""
         span = self.span
         engine = span.names.pick([name.startswith(_ENGINE) for name in span.names.values])
-        marked = (span.events["forward_thread"] > 0).fill_null(False).to_numpy()
+        marked = (span.series("forward_thread") > 0).fill_null(False).to_numpy()
         found: Bools = (self.forward >= 0) | ((engine | marked) & span.is_operator)
         return found
 
@@ -178,7 +178,7 @@ class ModuleCalls:
         texts = [span.names.values[code].removeprefix(PREFIX) for code in codes.tolist()]
         if all(_NUMBERED.fullmatch(text) for text in texts):
             return _Names(back, texts)
-        number = span.events["python_module"].fill_null(NONE).to_numpy()[self.rows]
+        number = span.series("python_module").fill_null(NONE).to_numpy()[self.rows]
         pairs, back = np.unique(np.stack([back, number]), axis=1, return_inverse=True)
         named = [
             text if number < 0 or _NUMBERED.fullmatch(text) else f"{text}_{number}"

@@ -73,7 +73,7 @@ class _Sums:
         own[:, _IN_STEPS] = _count(calls.path[inside], len(own))
         self.steps += len(starts)
         owners = calls.owners
-        ns = span.events["self_ns"].fill_null(0).to_numpy()
+        ns = span.series("self_ns").fill_null(0).to_numpy()
         mine = (owners.path >= 0) & ~span.on_device
         for column, rows in ((_HOST, mine & ~owners.backward), (_BACK_HOST, mine & owners.backward)):
             own[:, column] = _sum(owners.path[rows], ns[rows], len(own))

@@ -146,7 +146,7 @@ def _part(base: Base, span: Span, by: str, step: int | None) -> _Part:
 
 def _computed(base: Base, span: Span, by: str, step: int | None) -> _Part:
     calls = Calls(span)
-    steps = span.events["step"][calls.rows].fill_null(NONE).to_numpy()
+    steps = span.series("step")[calls.rows].fill_null(NONE).to_numpy()
     chosen = np.ones(len(calls), bool) if step is None else steps == step
     groups, keys = _groups(calls, by)
     grouped = _Grouped(calls, groups, keys.height, chosen)
@@ -175,7 +175,7 @@ def _groups(calls: Calls, by: str) -> tuple[Int64, pl.DataFrame]:
     code = names.codes[calls.rows].astype(np.int64)
     shapes: list[str | None] = [None]
     if by == SHAPES:
-        found = texts(span.events["shapes"][calls.rows])
+        found = texts(span.series("shapes")[calls.rows])
         shapes = [*found.values, None]  # the last for NONE
         code = code * len(shapes) + np.where(found.codes >= 0, found.codes, len(shapes) - 1)
     distinct, groups = _numbered(code, len(names.values) * len(shapes))
@@ -304,8 +304,9 @@ def _eligible(calls: Calls) -> Bools:
 
 def _has_stack(calls: Calls) -> Bools:
     """Calls with a recorded call stack, or below a Python function."""
-    events = calls.span.events
-    found = events["frame"][calls.rows].is_not_null()
-    if events["call_stack"].null_count() < events.height:
-        found |= events["call_stack"][calls.rows].fill_null("") != ""
+    span = calls.span
+    found = span.series("frame").gather(calls.rows).is_not_null()
+    stacks = span.series("call_stack").gather(calls.rows)
+    if stacks.null_count() < len(stacks):
+        found |= stacks.fill_null("") != ""
     return found.to_numpy()

@@ -203,7 +203,7 @@ class _Search:
                 "item": item + first_item,
                 "path": places[owners.path[rows]],
                 "at_ns": self.span.start_ns[rows] - self.span.start_ns[self.rows[item]] + at_ns[item],
-                "host_ns": self.span.events["self_ns"].fill_null(0).to_numpy()[rows],
+                "host_ns": self.span.series("self_ns").fill_null(0).to_numpy()[rows],
             },
             schema=INNER,
         )
@@ -258,7 +258,7 @@ def _positions(operators: Int64, times: Int64) -> Int64:
 
 def _name_at(span: Span, rows: Int64) -> pl.Series:
     """Names of rows; null for `NONE`."""
-    names = span.events["name"].gather(np.maximum(rows, 0)) if len(rows) else pl.Series([], dtype=pl.String)
+    names = span.series("name").gather(np.maximum(rows, 0)) if len(rows) else pl.Series([], dtype=pl.String)
     return names.set(pl.Series(rows < 0, dtype=pl.Boolean), None)
 
 

@@ -83,7 +83,7 @@ def _collectives(span: Span) -> Bools:
 
 
 def _devices(span: Span, rows: Int64) -> Int64:
-    device = span.column("device")[rows]
+    device = span.column("device", rows)
     if len(rows) and (device < 0).any():
         process = [_number(track.partition("/")[0]) for track in span.tracks.values]
         device = np.where(device < 0, np.asarray([*process, NONE], np.int64)[span.tracks.codes[rows]], device)
