@@ -11,7 +11,7 @@ from stepscope.model.views import Views
 
 NO_TRACE = "no trace of torch.profiler was read"
 NO_DEVICE = (
-    "no trace holds work of a device: recorded on a CPU, without ProfilerActivity.CUDA, or CUPTI was not allowed"
+    "no trace holds work of a device: recorded on a CPU, without ProfilerActivity.CUDA or leave for CUPTI, or cut off"
 )
 NO_OPERATORS = "no trace holds operators: record with ProfilerActivity.CPU"
 NO_MEMORY = "no trace holds allocations: record with profile_memory=True"
