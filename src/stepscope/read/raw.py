@@ -7,9 +7,10 @@ epoch clock of the recording host. Text is always valid Unicode: a byte that was
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 Row = dict[str, Any]
 
@@ -44,23 +45,69 @@ class Frame(NamedTuple):
     line: int | None
 
 
+class FrameNames:
+    """Numbers for frames. The same few thousand frames make up all stacks of a run, so stacks hold numbers."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self._numbers: dict[Frame, int] = {}
+
+    def number(self, frame: Frame) -> int:
+        """The number of `frame`, a new one where it is met for the first time."""
+        known = self._numbers.setdefault(frame, len(self.frames))
+        if known == len(self.frames):
+            self.frames.append(frame)
+        return known
+
+
 class RawStack(NamedTuple):
-    """A distinct stack of a segment. `pids` lists ancestors first, the sampled process last; frames are root first."""
+    """A distinct stack of a file. `pids` lists ancestors first, the sampled process last; frames are root first.
+
+    `samples` is in the unit of its file. `record` counts the file's records from 0 on, unreadable ones included.
+    """
 
     pids: tuple[int, ...]
     thread: str | None
     thread_name: str | None
-    frames: tuple[Frame, ...]
+    frames: tuple[int, ...]
     samples: int
+    record: int
+
+
+class RawStretch(NamedTuple):
+    """A time in which a thread stood in one stack: the stack's `record` in its file, and when, on the run's clock."""
+
+    record: int
+    start_ns: int
+    end_ns: int
+
+
+class StackSource(Protocol):
+    """A file of sampled stacks that is read once, as a stream. What only its content tells is there afterwards.
+
+    `format` names who wrote it how ("py-spy raw", "speedscope", "collapsed"). `unit` is of every count: "samples", or
+    "us" or "bytes" where the file holds weights. `rate_hz` and `wall_ns` are None where nothing tells them. `hints` maps
+    pids to what their command lines said: "launcher", "helper" or "spawned" (a child that multiprocessing started).
+    """
+
+    path: Path
+    format: str
+    unit: str
+    rate_hz: float | None
+    wall_ns: int | None
+    hints: dict[int, str]
+
+    def read(self, names: FrameNames, losses: Losses, progress: Callable[[int], None] | None = None) -> Iterator[RawStack]:
+        """The stacks; what cannot be read is counted in `losses`. `progress` gets the bytes read so far, now and then."""
 
 
 @dataclass(frozen=True)
 class RawSegment:
-    """A stretch of sampling. Fields are None where its line in stacks.jsonl is missing or silent."""
+    """A stretch of sampling, or a file of stacks that others recorded. Fields are None where nothing tells them."""
 
     number: int
     file: str
-    source: str  # "py-spy" | "agent"
+    source: str  # "py-spy" | "agent", or the tool that wrote a foreign file
     pid: int | None
     start_ns: int | None
     end_ns: int | None
@@ -71,7 +118,8 @@ class RawSegment:
     errors: int | None
     status: str
     message: str
-    stacks: tuple[RawStack, ...]
+    stacks: StackSource
+    stretches: tuple[RawStretch, ...] = ()  # empty where no sample's time is known
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,7 @@ import polars as pl
 
 from stepscope.model import Quality, RunFacts
 
-TABLES_SCHEMA = "stepscope.tables/2"
-
-FRAME = pl.Struct({"function": pl.String, "file": pl.String, "line": pl.Int64})
+TABLES_SCHEMA = "stepscope.tables/3"
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     # a step of a training process; `process` is the folder ("rank-0", "rank-0.2"), the unit step numbers count in
@@ -120,10 +118,30 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "metadata": pl.String,  # JSON object of the allow-listed keys
         "threads": pl.String,  # JSON object: track -> thread name
     },
-    # a distinct stack of a thread in a segment of time; frames root first, ours and the agent's removed
+    # a segment of sampling, or a file of stacks that others recorded; (`host`, `file`) is its key
+    "segments": {
+        "host": pl.String,
+        "file": pl.String,
+        "source": pl.String,  # "py-spy" | "agent" | the tool that wrote a foreign file
+        "format": pl.String,
+        "unit": pl.String,  # of `samples` in all tables: "samples", or the "us" or "bytes" of files that hold weights
+        "idle": pl.Boolean,  # whether waiting threads were sampled too; null where nothing tells it
+        "blocking": pl.Boolean,
+        "rate_hz": pl.Float64,
+        "start_ns": pl.Int64,
+        "end_ns": pl.Int64,
+        "wall_ns": pl.Int64,  # from start to end, or what the file says
+        "samples": pl.Int64,  # read, whatever became of them
+        "skipped_samples": pl.Int64,  # of records that could not be read
+        "errors": pl.Int64,
+        "status": pl.String,
+        "timed": pl.Boolean,  # its stretches are in `stretches`
+    },
+    # a distinct stack of a thread in a segment of time; ours and the agent's frames removed
     "stacks": {
         "host": pl.String,
-        "source": pl.String,  # "py-spy" | "agent"
+        "file": pl.String,  # of its segment
+        "source": pl.String,
         "segment": pl.Int64,
         "rank": pl.Int32,
         "process": pl.String,  # folder of the rank it belongs to (a worker belongs to its parent's), or null
@@ -132,13 +150,44 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "thread": pl.String,
         "thread_name": pl.String,
         "main_thread": pl.Boolean,
-        "frames": pl.List(FRAME),
+        "node": pl.Int32,  # of `nodes`: the innermost frame; null for a stack without frames
         "samples": pl.Int64,
-        "waiting": pl.Boolean,
+        "waiting": pl.Boolean,  # the innermost frame is a known wait
         "phase": pl.String,  # data_wait | forward | backward | optimizer | other | startup | null
+        "stage": pl.String,  # import | compile: what the thread does whatever the phase; null for all else
         "start_ns": pl.Int64,
         "end_ns": pl.Int64,
         "rate_hz": pl.Float64,
+    },
+    # a time in which a sampled thread stood in one stack, where the sampler told the time of its samples
+    "stretches": {
+        "host": pl.String,
+        "file": pl.String,
+        "process": pl.String,
+        "pid": pl.Int64,
+        "role": pl.String,
+        "thread": pl.String,
+        "main_thread": pl.Boolean,
+        "node": pl.Int32,
+        "waiting": pl.Boolean,
+        "phase": pl.String,
+        "stage": pl.String,
+        "start_ns": pl.Int64,
+        "end_ns": pl.Int64,
+    },
+    # a call path: the frame and the path that called it. A row's number is its `node`; parents come before children.
+    "nodes": {
+        "node": pl.Int32,
+        "parent": pl.Int32,  # null at the root
+        "depth": pl.Int32,  # 0 at the root
+        "frame": pl.Int32,
+    },
+    # a distinct frame of sampled stacks; a row's number is its `frame`
+    "frames": {
+        "frame": pl.Int32,
+        "function": pl.String,
+        "file": pl.String,
+        "line": pl.Int64,
     },
     "system": {
         "host": pl.String,
@@ -227,7 +276,11 @@ class Tables:
     events: pl.DataFrame
     links: pl.DataFrame
     traces: pl.DataFrame
+    segments: pl.DataFrame
     stacks: pl.DataFrame
+    stretches: pl.DataFrame
+    nodes: pl.DataFrame
+    frames: pl.DataFrame
     system: pl.DataFrame
     processes: pl.DataFrame
     compiles: pl.DataFrame
