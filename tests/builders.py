@@ -90,6 +90,8 @@ def make_tables(
     *,
     steps: Iterable[Row] = (),
     stacks: Iterable[Row] = (),
+    stretches: Iterable[Row] = (),
+    segments: Iterable[Row] | None = None,
     events: Iterable[Row] = (),
     links: Iterable[Row] = (),
     traces: Iterable[Row] = (),
@@ -108,12 +110,16 @@ def make_tables(
     """Tables of one run from partial rows.
 
     `journal` rows may carry the kind's own fields beside the columns (`{"kind": "gc", "generation": 2}`); they end up
-    in `data`. `stacks` frames may be `"function (file:line)"` strings, root first. `events` rows get ids by position;
-    `parent` and `frame` are ids. `links` rows name a device slice by its id in `event`; with a `launch` or an
-    `operator` they count as linked by correlation. `run` overrides fields of `RunFacts`.
+    in `data`. `stacks` and `stretches` rows may hold `frames` instead of a node: `"function (file:line)"` strings or
+    mappings, root first. `segments` are made from the stacks when None. `events` rows get ids by position; `parent`
+    and `frame` are ids. `links` rows name a device slice by its id in `event`; with a `launch` or an `operator` they
+    count as linked by correlation. `run` overrides fields of `RunFacts`.
     """
     in_rank = {"rank": 0, "process": "rank-0"}
     step_table = full_steps(steps)
+    paths = Paths()
+    stack_rows = [_stack_row(row, paths) for row in stacks]
+    stretch_rows = [_stretch_row(row, paths) for row in stretches]
     rank_numbers = sorted({row.get("rank", 0) for row in step_table} or {0})
     return Tables(
         run=run_facts(ranks=tuple(rank_numbers), world_size=len(rank_numbers), **(run or {})),
@@ -125,7 +131,11 @@ def make_tables(
         events=_frame("events", [_event_row(i, {**in_rank, **row}) for i, row in enumerate(events)]),
         links=_frame("links", [_link_row({"process": "rank-0", **row}) for row in links]),
         traces=_frame("traces", [_trace_row({**in_rank, **row}) for row in traces]),
-        stacks=_frame("stacks", [_stack_row(row) for row in stacks]),
+        segments=_frame("segments", _segment_rows(stack_rows, stretch_rows) if segments is None else list(segments)),
+        stacks=_frame("stacks", stack_rows),
+        stretches=_frame("stretches", stretch_rows),
+        nodes=_frame("nodes", paths.nodes),
+        frames=_frame("frames", paths.frames),
         system=_frame("system", [{"host": "host-a", "time_ns": T0, "value": 0.0, **row} for row in system]),
         processes=_frame("processes", [_process_row(row) for row in processes]),
         compiles=_frame("compiles", [{**in_rank, "time_ns": T0, **row} for row in compiles]),
@@ -231,10 +241,36 @@ def _trace_row(row: Row) -> dict[str, Any]:
     return {**usual, **counts, **row}
 
 
-def _stack_row(row: Row) -> dict[str, Any]:
+class Paths:
+    """Rows of the tables `nodes` and `frames`, made as paths are asked for."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Row] = []
+        self.frames: list[Row] = []
+        self._known: dict[Any, int] = {}
+
+    def node(self, frames: Iterable[str | Mapping[str, Any]]) -> int | None:
+        """The node of the innermost of `frames`, root first; None without frames."""
+        node: int | None = None
+        for depth, item in enumerate(frames):
+            frame = frame_of(item) if isinstance(item, str) else item
+            key = ("frame", frame["function"], frame["file"], frame["line"])
+            if key not in self._known:
+                self._known[key] = len(self.frames)
+                self.frames.append({"frame": len(self.frames), **frame})
+            path = (node, self._known[key])
+            if path not in self._known:
+                self._known[path] = len(self.nodes)
+                self.nodes.append({"node": len(self.nodes), "parent": node, "depth": depth, "frame": path[1]})
+            node = self._known[path]
+        return node
+
+
+def _stack_row(row: Row, paths: Paths) -> dict[str, Any]:
     pid = row.get("pid", PID)
     usual = {
         "host": "host-a",
+        "file": "stacks-0.raw",
         "source": "py-spy",
         "segment": 0,
         "rank": 0,
@@ -251,8 +287,41 @@ def _stack_row(row: Row) -> dict[str, Any]:
         "end_ns": T0 + 5000 * MS,
         "rate_hz": 100.0,
     }
-    frames = [frame_of(item) if isinstance(item, str) else item for item in row.get("frames", ())]
-    return {**usual, **row, "frames": frames}
+    plain = {name: value for name, value in row.items() if name != "frames"}
+    return {**usual, "node": paths.node(row.get("frames", ())), **plain}
+
+
+def _stretch_row(row: Row, paths: Paths) -> dict[str, Any]:
+    stack = _stack_row(row, paths)
+    return {name: value for name, value in stack.items() if name in SCHEMAS["stretches"]}
+
+
+def _segment_rows(stacks: Sequence[Row], stretches: Sequence[Row]) -> list[Row]:
+    """One row per host and file of the stacks."""
+    timed = {(row["host"], row["file"]) for row in stretches}
+    found: dict[tuple[str, str], Row] = {}
+    for row in stacks:
+        key = (row["host"], row["file"])
+        usual = {
+            "host": key[0],
+            "file": key[1],
+            "source": row["source"],
+            "format": "py-spy raw",
+            "unit": "samples",
+            "idle": True,
+            "blocking": False,
+            "rate_hz": row["rate_hz"],
+            "start_ns": row["start_ns"],
+            "end_ns": row["end_ns"],
+            "wall_ns": None if row["start_ns"] is None or row["end_ns"] is None else row["end_ns"] - row["start_ns"],
+            "samples": 0,
+            "skipped_samples": 0,
+            "errors": 0,
+            "status": "ok",
+            "timed": key in timed,
+        }
+        found.setdefault(key, usual)["samples"] += row["samples"]
+    return list(found.values())
 
 
 def _process_row(row: Row) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 from stepscope.errors import UnreadableInputError
 from stepscope.read import read_run
 from tests.builders import MS, T0
+from tests.read.stack_text import read_all
 from tests.run_folders import make_run_folder
 
 TRACE = json.dumps({"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]}).encode()
@@ -27,7 +28,7 @@ def test_whole_run(tmp_path: Path):
     assert len(run.ranks[0].steps) == 10
     assert [event["kind"] for event in run.ranks[0].journal] == ["mark"]
     assert [segment.number for segment in run.hosts[0].segments] == [0, 1]
-    assert run.hosts[0].segments[0].stacks[0].samples == 7
+    assert [stack.samples for stack in read_all(run.hosts[0].segments[0].stacks).stacks] == [7]
     assert run.hosts[0].segments[1].start_ns == T0 + 5000 * MS
     assert [trace.name for trace in run.ranks[0].traces] == ["trace-0.pt.trace.json"]
     assert not run.losses.counts
@@ -74,7 +75,8 @@ def test_killed_while_writing(tmp_path: Path):
     assert len(run.ranks[0].steps) == 9
     assert run.hosts[0].manifest is None
     unindexed = run.hosts[0].segments[1]
-    assert (unindexed.number, unindexed.start_ns, unindexed.idle, unindexed.stacks[0].samples) == (1, None, None, 7)
+    assert (unindexed.number, unindexed.start_ns, unindexed.idle) == (1, None, None)
+    assert [stack.samples for stack in read_all(unindexed.stacks).stacks] == [7]
 
 
 def test_files_outside_the_run_folder_are_not_read(tmp_path: Path):

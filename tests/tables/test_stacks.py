@@ -41,6 +41,21 @@ def build(tmp_path: Path, raw: str | list[str], index: list[dict[str, Any]] | No
     return tables.build(read_run(make_run_folder(tmp_path, stacks_raw=raw, stacks_index=index, **more)))
 
 
+def path(built: Tables, row: int = 0) -> list[dict[str, Any]]:
+    """The frames of a row of `stacks`, root first."""
+    found: list[dict[str, Any]] = []
+    node = built.stacks[row, "node"]
+    while node is not None:
+        here = built.nodes.row(node, named=True)
+        assert here["node"] == node
+        frame = built.frames.row(here["frame"], named=True)
+        assert frame.pop("frame") == here["frame"]
+        found.append(frame)
+        node = here["parent"]
+        assert (node is None) == (here["depth"] == 0)
+    return found[::-1]
+
+
 def one(tmp_path: Path, *frames: str, **more: Any) -> dict[str, Any]:
     stacks = build(tmp_path, record(*frames), **more).stacks
     assert dict(stacks.schema) == SCHEMAS["stacks"]
@@ -106,15 +121,16 @@ def test_backward_on_a_device_waits(tmp_path: Path):
     assert one(tmp_path, ROOT, leaf, rank_json={"device": "cuda:0"})["waiting"] is True
 
 
-def test_unknown_idle_mode_leaves_waiting_open(tmp_path: Path):
-    table = build(tmp_path, record(ROOT, WAIT), index=[{"idle": None}]).stacks
-    assert table[0, "waiting"] is None
+def test_a_known_wait_is_one_whatever_the_sampler_calls_idle(tmp_path: Path):
+    built = build(tmp_path, record(ROOT, WAIT), index=[{"idle": None}])
+    assert built.stacks[0, "waiting"] is True
+    assert built.segments[0, "idle"] is None
 
 
 def test_our_own_frames_are_removed(tmp_path: Path):
-    row = one(tmp_path, ROOT, AGENT, NEXT)
-    assert [frame["file"].rsplit("/", 1)[-1] for frame in row["frames"]] == ["train.py", "train.py", "dataloader.py"]
-    assert row["phase"] == "data_wait"
+    built = build(tmp_path, record(ROOT, AGENT, NEXT))
+    assert [frame["file"].rsplit("/", 1)[-1] for frame in path(built)] == ["train.py", "train.py", "dataloader.py"]
+    assert built.stacks[0, "phase"] == "data_wait"
 
 
 def test_our_own_thread_is_left_out(tmp_path: Path):
@@ -136,8 +152,8 @@ def test_exporting_a_window_is_nobodys_line(tmp_path: Path):
 
 
 def test_project_folder_that_is_named_like_us_is_the_users(tmp_path: Path):
-    row = one(tmp_path, ROOT, "f (/home/u/stepscope/examples/train.py:3)")
-    assert row["frames"][-1]["file"] == "/home/u/stepscope/examples/train.py"
+    built = build(tmp_path, record(ROOT, "f (/home/u/stepscope/examples/train.py:3)"))
+    assert path(built)[-1]["file"] == "/home/u/stepscope/examples/train.py"
 
 
 def test_fork_worker_drops_its_parents_frames(tmp_path: Path):
@@ -146,17 +162,20 @@ def test_fork_worker_drops_its_parents_frames(tmp_path: Path):
     raw += record(
         "Thread._bootstrap (/usr/lib/python3.11/threading.py:1)", SELECT, pid=200, tid=205, name="QueueFeeder"
     )
-    table = build(tmp_path, raw).stacks.sort("main_thread", descending=True)
+    built = build(tmp_path, raw)
+    table = built.stacks
+    assert table["main_thread"].to_list() == [True, False]
     assert table["role"].to_list() == ["loader_worker", "loader_worker"]
-    assert [frame["function"] for frame in table[0, "frames"]] == ["_worker_loop", "D.__getitem__"]
+    assert [frame["function"] for frame in path(built)] == ["_worker_loop", "D.__getitem__"]
     assert table["process"].to_list() == ["rank-0", "rank-0"]
     assert table["phase"].to_list() == [None, None]
     assert table["waiting"].to_list() == [False, True]
 
 
 def test_other_forked_child_is_cut_at_its_run(tmp_path: Path):
-    table = build(tmp_path, record(ROOT, RUN, "child (/home/u/train.py:9)", pid=200)).stacks
-    assert [frame["function"] for frame in table[0, "frames"]] == ["BaseProcess.run", "child"]
+    built = build(tmp_path, record(ROOT, RUN, "child (/home/u/train.py:9)", pid=200))
+    table = built.stacks
+    assert [frame["function"] for frame in path(built)] == ["BaseProcess.run", "child"]
     assert (table[0, "role"], table[0, "process"]) == ("other", "rank-0")
 
 
@@ -171,8 +190,9 @@ def test_torn_stacks_are_left_out_and_counted(tmp_path: Path):
 
 
 def test_stack_without_frames_is_kept(tmp_path: Path):
-    row = build(tmp_path, 'process 100:"a";thread (100): MainThread 77\n').stacks.row(0, named=True)
-    assert (row["frames"], row["samples"], row["phase"]) == ([], 77, "other")
+    built = build(tmp_path, 'process 100:"a";thread (100): MainThread 77\n')
+    row = built.stacks.row(0, named=True)
+    assert (path(built), row["samples"], row["phase"]) == ([], 77, "other")
 
 
 def test_secrets_of_command_lines_stay_out(tmp_path: Path):
@@ -209,9 +229,9 @@ def test_real_samples_keep_their_sum(tmp_path: Path, name: str, pid: int):
     assert by_role["loader_worker"] > 100
     main = result.stacks.filter(pl.col("main_thread") & (pl.col("role") == "rank"))
     assert {"data_wait", "forward", "backward", "optimizer"} <= set(main["phase"].to_list())
-    first = result.stacks.filter(pl.col("main_thread") & (pl.col("role") == "loader_worker"))
-    files = {row[0]["file"] for row in first["frames"].to_list() if row}
-    assert any(file.endswith("worker.py") for file in files)
+    first = result.stacks.with_row_index().filter(pl.col("main_thread") & (pl.col("role") == "loader_worker"))
+    roots = [frames[0]["file"] for row in first["index"] if (frames := path(result, row))]
+    assert any(file.endswith("worker.py") for file in roots)
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")

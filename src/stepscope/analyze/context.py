@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from stepscope.analyze import origins, samples, steps
+from stepscope.analyze.call_tree import CallTree, call_tree
 from stepscope.analyze.lines import Lines
 from stepscope.analyze.origins import Origins
 from stepscope.analyze.places import NO_OPTIONS, CodeOptions, UserCode, user_code
@@ -37,9 +38,14 @@ class Context:
         return steps.label(self.tables)
 
     @cached_property
+    def calls(self) -> CallTree:
+        """The tree of sampled call paths."""
+        return call_tree(self.tables)
+
+    @cached_property
     def sampled(self) -> Samples | None:
         """The sampled stacks, None without any."""
-        return samples.prepare(self.tables, self.code, self.labelled)
+        return samples.prepare(self.tables, self.code, self.labelled, self.calls)
 
     @cached_property
     def lines(self) -> Lines:

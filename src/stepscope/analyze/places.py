@@ -180,8 +180,8 @@ def user_files(tables: Tables, options: CodeOptions = NO_OPTIONS) -> tuple[str, 
 
 def _named_files(tables: Tables) -> set[str]:
     files: set[str] = set()
-    if tables.stacks.height:
-        names = tables.stacks["frames"].explode().struct.field("file").unique().drop_nulls().to_list()
+    if tables.frames.height:
+        names = tables.frames["file"].unique().drop_nulls().to_list()
         files.update(name for name in names if name.startswith("/"))
     if tables.journal.height:
         texts = tables.journal.filter(pl.col("kind").is_in(["site", "save", "gc"]))["data"].drop_nulls().to_list()

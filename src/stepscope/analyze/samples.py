@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from stepscope.analyze.call_tree import NONE, CallTree, call_tree
 from stepscope.analyze.places import UserCode
 from stepscope.analyze.steps import LabelledSteps
 from stepscope.model import PHASES
@@ -75,28 +76,46 @@ def short(function: pl.Expr) -> pl.Expr:
     return function.str.extract(r"([^.]+)$")
 
 
-def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps) -> Samples | None:
+def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps, calls: CallTree | None = None) -> Samples | None:
     """None when no stack of a main thread was sampled."""
     stacks = tables.stacks.filter(pl.col("main_thread").fill_null(False) & (pl.col("samples") > 0))
     if stacks.is_empty():
         return None
     stacks = stacks.with_row_index("row")
-    frames = _explode(stacks, code)
+    frames = _frames(stacks, calls or call_tree(tables), code)
     steady, fallback = _steady_segments(stacks, labelled)
-    rows = stacks.drop("frames").join(_pick(frames), on="row", how="left").join(steady, on="row", how="left")
+    rows = stacks.join(_pick(frames), on="row", how="left").join(steady, on="row", how="left")
     rows = rows.with_columns(
         pl.col("steady", "in_loader", "in_fetch", "in_profiler").fill_null(False), pl.col("waiting").fill_null(False)
     )
     return Samples(rows, frames, fallback)
 
 
-def _explode(stacks: pl.DataFrame, code: UserCode) -> pl.DataFrame:
+def _frames(stacks: pl.DataFrame, calls: CallTree, code: UserCode) -> pl.DataFrame:
+    """(row, role, position, function, file, line, user_file, loader), a row per frame of a stack, root first."""
+    rows, nodes = [], []
+    row = stacks["row"].to_numpy().astype(np.int64)
+    node = stacks["node"].fill_null(NONE).to_numpy().astype(np.int64)
+    while len(row := row[node >= 0]):
+        node = node[node >= 0]
+        rows.append(row)
+        nodes.append(node)
+        node = calls.parent[node].astype(np.int64)
+    node = np.concatenate(nodes) if nodes else np.zeros(0, np.int64)
+    frame = calls.frame[node] if len(node) else np.zeros(0, np.int64)
+    names = pl.DataFrame(
+        calls.frames, schema={"function": pl.String, "file": pl.String, "line": pl.Int64}, orient="row"
+    )
     frames = (
-        stacks.select("row", "role", "frames")
-        .filter(pl.col("frames").list.len() > 0)
-        .explode("frames")
-        .unnest("frames")
-        .with_columns(pl.int_range(pl.len()).over("row").alias("position"))
+        pl.DataFrame(
+            {
+                "row": pl.Series(np.concatenate(rows) if rows else [], dtype=pl.UInt32),
+                "position": pl.Series(calls.depth[node] if len(node) else [], dtype=pl.Int64),
+            }
+        )
+        .hstack(names[frame])
+        .join(stacks.select("row", "role"), on="row", how="left", maintain_order="left")
+        .sort("row", "position")
     )
     mapping = code.mapping(frames["file"])
     frames = frames.with_columns(

@@ -19,9 +19,10 @@ Row = dict[str, Any]
 class Losses:
     """What a reader could not use, by kind; filled while reading and never read back by a reader.
 
-    Kinds: `torn_lines` (a last line cut off by a kill), `bad_lines`, `skipped_records` and `skipped_samples` (stacks),
-    `oversized_files`, `unreadable_files`, `user_traces_left_out`; of folders of traces `foreign_files` (JSON that is no
-    trace), `duplicate_ranks` and `guessed_ranks` (files whose rank had to be made up), `missing_ranks`.
+    Kinds: `torn_lines` (a last line cut off by a kill), `bad_lines`, `oversized_files`, `unreadable_files`,
+    `user_traces_left_out`; of stacks `skipped_records`, `skipped_samples`, `bad_stretches` (times) and `cut_off_files`
+    (packed, and damaged in the middle); of folders of traces `foreign_files` (JSON that is no trace),
+    `duplicate_ranks` and `guessed_ranks` (files whose rank had to be made up), `missing_ranks`.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -86,8 +87,9 @@ class StackSource(Protocol):
     """A file of sampled stacks that is read once, as a stream. What only its content tells is there afterwards.
 
     `format` names who wrote it how ("py-spy raw", "speedscope", "collapsed"). `unit` is of every count: "samples", or
-    "us" or "bytes" where the file holds weights. `rate_hz` and `wall_ns` are None where nothing tells them. `hints` maps
-    pids to what their command lines said: "launcher", "helper" or "spawned" (a child that multiprocessing started).
+    "us" or "bytes" where the file holds weights. `rate_hz` and `wall_ns` are None where nothing tells them. `hints`
+    maps pids to what their command lines said: "launcher", "helper" or "spawned" (a child that multiprocessing
+    started).
     """
 
     path: Path
@@ -97,7 +99,9 @@ class StackSource(Protocol):
     wall_ns: int | None
     hints: dict[int, str]
 
-    def read(self, names: FrameNames, losses: Losses, progress: Callable[[int], None] | None = None) -> Iterator[RawStack]:
+    def read(
+        self, names: FrameNames, losses: Losses, progress: Callable[[int], None] | None = None
+    ) -> Iterator[RawStack]:
         """The stacks; what cannot be read is counted in `losses`. `progress` gets the bytes read so far, now and then."""
 
 

@@ -10,8 +10,10 @@ import re
 from pathlib import Path
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read import jsonl, pyspy
+from stepscope.read import jsonl
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, Row, TraceRef
+from stepscope.read.stacks.pyspy_raw import PySpyRaw
+from stepscope.read.stacks.times import read_times
 from stepscope.read.steps import read_steps
 from stepscope.read.text import boolean, integer, length_ns, moment_ns, number, string
 
@@ -104,6 +106,7 @@ def _segment(folder: Path, file: str, row: Row, losses: Losses) -> RawSegment:
     match = _RAW_FILE.fullmatch(file)
     from_agent, counter = (match[1], int(match[2])) if match else (None, 0)
     segment = integer(row.get("segment"))
+    times = file.removesuffix(".raw") + ".times.json"
     return RawSegment(
         number=counter if segment is None else segment,
         file=file,
@@ -118,7 +121,8 @@ def _segment(folder: Path, file: str, row: Row, losses: Losses) -> RawSegment:
         errors=integer(row.get("errors")),
         status=string(row.get("status")) or "unknown",
         message=string(row.get("message")) or "",
-        stacks=tuple(pyspy.read_stacks(folder / file, losses, f"{folder.name}/{file}")),
+        stacks=PySpyRaw(folder / file, f"{folder.name}/{file}"),
+        stretches=read_times(folder / times, losses, f"{folder.name}/{times}"),
     )
 
 

@@ -8,12 +8,13 @@ from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRun
 from stepscope.tables import facts, journal
 from stepscope.tables.events import EventsTable, events_table
+from stepscope.tables.foreign import foreign_processes
 from stepscope.tables.freed import give_back
 from stepscope.tables.options import BuildOptions
-from stepscope.tables.processes import host_processes, processes_table
+from stepscope.tables.processes import HostProcesses, host_processes, processes_table
 from stepscope.tables.quality import quality
 from stepscope.tables.schema import Tables
-from stepscope.tables.stacks import stacks_table
+from stepscope.tables.stacks import StackRows
 from stepscope.tables.steps import steps_table
 
 
@@ -27,9 +28,10 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
     give_back(traces.events.height)
     _check(raw, traces)
     raw = _with_trace_steps(raw, traces, options)
-    processes = [host_processes(host, raw.ranks, only_host=len(raw.hosts) == 1) for host in raw.hosts]
+    rows = StackRows(raw.hosts, raw.losses, options.progress)
+    raw, processes = _with_processes(raw, rows)
     ranks = facts.rank_infos(raw.ranks, processes, traces.read)
-    stacks = stacks_table(raw.hosts, {host.host: host for host in processes}, raw.ranks)
+    stacks = rows.tables(processes, raw.ranks)
     return Tables(
         run=facts.run_facts(raw, ranks),
         quality=quality(raw, processes, traces, stacks),
@@ -40,13 +42,30 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
         events=traces.events,
         links=traces.links,
         traces=traces.traces,
-        stacks=stacks.frame,
+        segments=stacks.segments,
+        stacks=stacks.stacks,
+        stretches=stacks.stretches,
+        nodes=stacks.nodes,
+        frames=stacks.frames,
         system=journal.system_table(raw.hosts),
         processes=processes_table(processes),
         compiles=journal.compiles_table(raw.ranks),
         memory=traces.memory,
         scalars=journal.scalars_table(raw.ranks),
     )
+
+
+def _with_processes(raw: RawRun, rows: StackRows) -> tuple[RawRun, list[HostProcesses]]:
+    """The processes of every host. Files of stacks that others recorded have no ranks but those found in them."""
+    found: list[HostProcesses] = []
+    for host, taken in zip(raw.hosts, rows.taken, strict=True):
+        if host.name:
+            found.append(host_processes(host, raw.ranks, only_host=len(raw.hosts) == 1))
+            continue
+        processes, ranks = foreign_processes(host, taken, first_rank=len(raw.ranks))
+        found.append(processes)
+        raw = replace(raw, ranks=(*raw.ranks, *ranks))
+    return raw, found
 
 
 def _check(raw: RawRun, traces: EventsTable) -> None:

@@ -1,13 +1,10 @@
-"""What a sampled stack says of its thread: the phase of training it stands in, and whether it waits.
+"""What one frame of a sampled stack says of its thread: the phase of training it opens, and whether it waits.
 
 Functions are matched by the last part of their name and the end of their file, as samplers write qualified names or
-bare ones and full or shortened paths. A loader's `__next__` wins over everything inside it (transforms are modules
-too); of backward and optimizer the inner one wins, and both win over a forward inside them, as in the journal.
+bare ones and full or shortened paths. How the marks of a stack's frames add up is said in `call_paths`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from stepscope.read.raw import Frame
 
@@ -68,22 +65,8 @@ def in_file(file: str, ending: str) -> bool:
     return file.endswith(ending) and (len(file) == len(ending) or file[-len(ending) - 1] == "/")
 
 
-def phase_of(frames: Sequence[Frame]) -> str | None:
-    """The phase of the main thread of a rank, root first; None where no frame marks one."""
-    inner: str | None = None
-    forward = False
-    for frame in frames:
-        phase = _mark(frame)
-        if phase == DATA_WAIT:
-            return DATA_WAIT
-        if phase == FORWARD:
-            forward = True
-        elif phase is not None:
-            inner = phase
-    return inner or (FORWARD if forward else None)
-
-
-def _mark(frame: Frame) -> str | None:
+def phase_mark(frame: Frame) -> str | None:
+    """The phase that this frame opens, None where it opens none."""
     name = last_part(frame.function)
     for ending, phase in _MARKS.get(name, ()):
         if in_file(frame.file, ending):
@@ -93,16 +76,13 @@ def _mark(frame: Frame) -> str | None:
     return None
 
 
-def imports(frames: Sequence[Frame]) -> bool:
-    """Whether the stack is inside an import."""
-    return any("importlib._bootstrap" in frame.file for frame in frames)
+def imports(frame: Frame) -> bool:
+    """Whether the frame belongs to an import under way."""
+    return "importlib._bootstrap" in frame.file
 
 
-def is_waiting(frames: Sequence[Frame], *, on_device: bool) -> bool:
-    """Whether the leaf is a known wait; `on_device` when the process trains on a GPU."""
-    if not frames:
-        return False
-    leaf = frames[-1]
+def is_wait(leaf: Frame, *, on_device: bool) -> bool:
+    """Whether a thread whose innermost frame this is waits; `on_device` when the process trains on a GPU."""
     name = last_part(leaf.function)
     endings = _WAITS.get(name, ())
     if on_device:

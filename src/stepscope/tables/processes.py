@@ -6,7 +6,7 @@ with torch that claimed no folder and in whose tree nobody did is still a rank: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,14 @@ class HostProcesses:
                 if ancestor.claimed:
                     return ancestor.claimed
         return None
+
+    def process_of(self, segment: int, pid: int | None) -> Process | None:  # noqa: ARG002 - files share process ids here
+        """The process that the stacks of a file name."""
+        return self.by_pid.get(pid) if pid is not None else None
+
+    def owner_of(self, segment: int, pids: Sequence[int]) -> str | None:  # noqa: ARG002
+        """The rank folder that a process of a file belongs to, `pids` being its ancestors and itself."""
+        return self.owner(pids)
 
     def ancestry(self, pid: int) -> list[Process]:
         """The process and its recorded parents, nearest first."""

@@ -11,7 +11,7 @@ from stepscope.read.raw import RawHost, RawRank, RawRun, Row
 from stepscope.read.text import string
 from stepscope.tables.events import EventsTable
 from stepscope.tables.processes import RANK, HostProcesses
-from stepscope.tables.stacks import StacksTable
+from stepscope.tables.stacks import StacksTables
 from stepscope.tables.trace_quality import EVENT_COUNTS, INFO, WARNING, trace_notes
 
 REMEDY = (
@@ -55,7 +55,7 @@ _LOSSES: dict[str, tuple[str, str, str]] = {
 }
 
 
-def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable, stacks: StacksTable) -> Quality:
+def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable, stacks: StacksTables) -> Quality:
     """Counts (every one of them at least 0) and notes, warnings first."""
     segments = [segment for host in raw.hosts for segment in host.segments]
     counts: Counter[str] = Counter({name: raw.losses.counts.get(loss, 0) for loss, (name, _, _) in _LOSSES.items()})
@@ -64,11 +64,12 @@ def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable
     counts["segments"] = len(segments)
     counts["segments_failed"] = sum(segment.status == "failed" for segment in segments)
     counts["probe_errors"] = sum(len(_events(rank, "probe_error")) for rank in raw.ranks)
-    for name in ("stack_samples", "torn_stack_samples", "own_stack_samples"):
+    for name in ("stack_samples", "torn_stack_samples", "own_stack_samples", "left_out_path_samples"):
         counts[name] = stacks.counts[name]
     for name in EVENT_COUNTS:
         counts[name] = events.counts[name]
     notes = [*_loss_notes(raw), *_host_notes(raw.hosts), *_process_notes(processes), *_stack_notes(counts)]
+    notes += _foreign_notes(raw.hosts, raw.ranks)
     for rank in raw.ranks:
         notes += _rank_notes(rank, events)
     notes += trace_notes(events)
@@ -99,6 +100,8 @@ def _named(names: Sequence[str]) -> str:
 def _host_notes(hosts: Iterable[RawHost]) -> list[Note]:
     notes: list[Note] = []
     for host in hosts:
+        if not host.name:
+            continue  # files of stacks that something else recorded
         source = f"host-{host.name}/manifest.json"
         manifest = host.manifest
         if manifest is None:
@@ -149,6 +152,27 @@ def _stack_notes(counts: Counter[str]) -> list[Note]:
     if torn:
         text = f"{torn} of {all_samples} sampled stacks were torn (read while the program ran on) and were left out"
         notes.append(Note(INFO, text, "stacks.jsonl"))
+    if counts["left_out_path_samples"]:
+        text = (
+            f"{counts['left_out_path_samples']} samples are of more different call paths than are kept; "
+            "they stand under one name"
+        )
+        notes.append(Note(WARNING, text, "stacks"))
+    return notes
+
+
+def _foreign_notes(hosts: Iterable[RawHost], ranks: Sequence[RawRank]) -> list[Note]:
+    """What files of stacks that something else recorded cannot tell."""
+    notes: list[Note] = []
+    for host in hosts:
+        if host.name:
+            continue
+        named = _named([segment.file for segment in host.segments])
+        text = "files of stacks know no steps, so nothing can be said in time per step"
+        notes.append(Note(INFO, text, named))
+        if len(ranks) > 1:
+            text = f"nothing in the files says which rank is which: {len(ranks)} are numbered by file and process id"
+            notes.append(Note(INFO, text, named))
     return notes
 
 
@@ -179,6 +203,8 @@ def _rank_notes(rank: RawRank, events: EventsTable) -> list[Note]:
 
 
 def _no_steps(raw: RawRun, processes: Sequence[HostProcesses]) -> list[Note]:
+    if any(not host.name for host in raw.hosts):
+        return []
     everyone = [process for host in processes for process in host.all]
     if any(process.torch and not process.reported for process in everyone):
         return []  # that process may have stepped; the note on it says so and what to do

@@ -1,207 +1,323 @@
-"""The table of sampled stacks: whose they are, what the thread was doing, our own frames and fork leftovers removed.
+"""The tables of sampled stacks: whose they are, what the thread was doing, our own frames and fork leftovers removed.
 
-A training run repeats few distinct stacks in many segments, so each is classified once. Frames are stored as lists of
-structs, assembled from a table of distinct frames, which is what keeps an hour of sampling affordable.
+Stacks are taken in one by one as their files are read; what a process was (rank, loader worker, launcher) may be known
+only after all of them, so rows get their owner at the end. Files that others recorded have no index of processes: there
+the chains of process ids say who started whom (`foreign`).
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import polars as pl
 
-from stepscope.read.raw import Frame, RawHost, RawRank, RawSegment, RawStack
-from stepscope.tables import phases
-from stepscope.tables.processes import HELPER, OTHER, RANK, WORKER, HostProcesses
-from stepscope.tables.schema import FRAME, SCHEMAS
+from stepscope.read.raw import FrameNames, Losses, RawHost, RawRank, RawSegment, RawStack
+from stepscope.tables import call_paths, phases
+from stepscope.tables.call_paths import CallPaths
+from stepscope.tables.processes import HELPER, OTHER, RANK, WORKER, HostProcesses, Process
+from stepscope.tables.schema import SCHEMAS
 
-_OWN_PACKAGE = f"{Path(__file__).parents[1]}/"
-_OWN_PARTS = ("/stepscope/record/agent/",)  # the recorder may live in another environment than this reader
-# Windows open and export on the training thread, between steps: none of the user's lines is to blame for that.
-_OWN_WORK = "/stepscope/record/agent/window"
-_WORKER_LOOP = "torch/utils/data/_utils/worker.py"
-_PROCESS_FILE = "multiprocessing/process.py"
-_HELPER_FILES = ("multiprocessing/resource_tracker.py", "multiprocessing/forkserver.py")
-# What a main thread's stack starts with; without stopping the process, a sampler now and then reads a torn stack.
-_ROOTS = {"<module>", "_run_module_as_main", "_run_code", "_bootstrap", "_shutdown", "_find_and_load", "_exit_function"}
+Progress = Callable[[str, int, int], None]
+
+
+class Who(NamedTuple):
+    """A sampled thread. `segment` is the position of its file where processes are known per file only, else -1."""
+
+    host: int
+    segment: int
+    pids: tuple[int, ...]
+    thread: str | None
+    name: str | None
+
+
+@dataclass
+class Taken:
+    """What reading the stacks of one host taught of its processes, by (segment or -1, pid)."""
+
+    parents: dict[tuple[int, int], int | None] = field(default_factory=dict)
+    workers: set[tuple[int, int | None]] = field(default_factory=set)
+    training: set[tuple[int, int]] = field(default_factory=set)  # seen in a backward pass or an optimizer
+    hints: dict[tuple[int, int], str] = field(default_factory=dict)
+    anonymous: set[int] = field(default_factory=set)  # segments with stacks that name no process
 
 
 @dataclass(frozen=True)
-class StacksTable:
-    """The stacks, with counts: `stack_samples`, `torn_stack_samples`, `own_stack_samples`."""
+class StacksTables:
+    """All tables of stacks, with counts: `stack_samples`, and of them `torn_stack_samples`, `own_stack_samples` and
+    `left_out_path_samples` (of paths beyond the limit, which stand under one name)."""
 
-    frame: pl.DataFrame
+    segments: pl.DataFrame
+    stacks: pl.DataFrame
+    stretches: pl.DataFrame
+    nodes: pl.DataFrame
+    frames: pl.DataFrame
     counts: Counter[str]
 
 
-class _Shape(NamedTuple):
-    """What follows from the frames alone."""
+class StackRows:
+    """The stacks of all hosts, taken in once; `tables` joins them with their processes."""
 
-    frames: tuple[Frame, ...]
-    is_own_thread: bool
-    is_own_work: bool
-    is_worker: bool
-    is_helper: bool
-    is_torn: bool
-    phase: str | None
-    importing: bool
-    leaf_is_own: bool
+    def __init__(self, hosts: Sequence[RawHost], losses: Losses, progress: Progress | None = None) -> None:
+        self.hosts = hosts
+        self.taken = [Taken() for _ in hosts]
+        self._names = FrameNames()
+        self._paths = CallPaths(self._names)
+        self._segments: list[tuple[int, RawSegment]] = []
+        self._sums: list[tuple[int, int]] = []  # samples read and skipped, by segment
+        self._who: dict[Who, int] = {}
+        self._columns = {name: array("q") for name in ("segment", "who", "node", "samples", "bits")}
+        self._stretches = {name: array("q") for name in ("row", "start_ns", "end_ns")}
+        for number, host in enumerate(hosts):
+            for segment in host.segments:
+                self._take(number, segment, losses, progress)
+
+    def _take(self, host: int, segment: RawSegment, losses: Losses, progress: Progress | None) -> None:
+        position = len(self._segments)
+        self._segments.append((host, segment))
+        per_file = -1 if self.hosts[host].name else position
+        skipped_before, first = losses.counts.get("skipped_samples", 0), len(self._columns["node"])
+        rows: dict[int, int] = {}
+        size = _size(segment) if progress is not None else 0
+        report = (lambda done: progress(segment.file, done, size)) if progress is not None else None
+        total = 0
+        for stack in segment.stacks.read(self._names, losses, report):
+            total += stack.samples
+            rows[stack.record] = self._add(host, position, per_file, stack, segment)
+        if not segment.stretches:
+            rows.clear()
+        self._note_processes(self.taken[host], per_file, first)
+        self.taken[host].hints.update({(per_file, pid): hint for pid, hint in segment.stacks.hints.items()})
+        self._sums.append((total, losses.counts.get("skipped_samples", 0) - skipped_before))
+        for stretch in segment.stretches:
+            row = rows.get(stretch.record)
+            if row is not None:
+                self._stretches["row"].append(row)
+                self._stretches["start_ns"].append(stretch.start_ns)
+                self._stretches["end_ns"].append(stretch.end_ns)
+
+    def _add(self, host: int, position: int, per_file: int, stack: RawStack, segment: RawSegment) -> int:
+        node, bits = self._paths.add(stack.frames)
+        pids = stack.pids or (() if segment.pid is None else (segment.pid,))
+        who = Who(host, per_file, pids, stack.thread, stack.thread_name)
+        columns = self._columns
+        columns["segment"].append(position)
+        columns["who"].append(self._who.setdefault(who, len(self._who)))
+        columns["node"].append(node)
+        columns["samples"].append(stack.samples)
+        columns["bits"].append(bits)
+        return len(columns["node"]) - 1
+
+    def _note_processes(self, taken: Taken, per_file: int, first: int) -> None:
+        everyone = list(self._who)
+        pairs = set(zip(self._columns["who"][first:], self._columns["bits"][first:], strict=True))
+        for number, bits in pairs:
+            pids = everyone[number].pids
+            if not pids:
+                taken.anonymous.add(per_file)
+            parents: list[int | None] = [None, *pids[:-1]] if pids else []
+            for pid, parent in zip(pids, parents, strict=True):
+                if taken.parents.get((per_file, pid)) is None:
+                    taken.parents[(per_file, pid)] = parent
+            if bits & call_paths.WORKER:
+                taken.workers.add((per_file, pids[-1] if pids else None))
+            elif pids and bits & (call_paths.BACKWARD | call_paths.OPTIMIZER):
+                taken.training.add((per_file, pids[-1]))
+
+    def tables(self, processes: Sequence[HostProcesses], ranks: Sequence[RawRank]) -> StacksTables:
+        """The tables; `processes` in the order of the hosts."""
+        return _Joined(self, processes, ranks).tables()
 
 
-def stacks_table(
-    hosts: Iterable[RawHost], processes: dict[str, HostProcesses], ranks: Sequence[RawRank]
-) -> StacksTable:
-    """All stacks of all hosts; `processes` by host name."""
-    builder = _Builder({rank.name: rank for rank in ranks})
-    for host in hosts:
-        builder.note_workers(host)
-        for segment in host.segments:
-            for stack in segment.stacks:
-                builder.add(host.name, segment, stack, processes[host.name])
-    return StacksTable(builder.table(), builder.counts)
+def _size(segment: RawSegment) -> int:
+    try:
+        return segment.stacks.path.stat().st_size
+    except OSError:
+        return 0
 
 
-class _Builder:
-    def __init__(self, ranks: dict[str, RawRank]) -> None:
+class _Joined:
+    """The rows with all that is known of their threads and segments."""
+
+    def __init__(self, rows: StackRows, processes: Sequence[HostProcesses], ranks: Sequence[RawRank]) -> None:
+        self._rows = rows
+        self._processes = processes
+        self._by_name = {rank.name: rank for rank in ranks}
         self.counts: Counter[str] = Counter()
-        self._ranks = ranks
-        self._first_step = {name: rank.steps[0]["start_ns"] for name, rank in ranks.items() if rank.steps}
-        self._on_device = {
-            name: str((rank.info or {}).get("device") or "cpu").partition(":")[0] != "cpu"
-            for name, rank in ranks.items()
-        }
-        self._shapes: dict[tuple[Frame, ...], _Shape] = {}
-        self._workers: set[int | None] = set()  # pids of the current host seen in a loader worker's loop
-        self._rows: list[tuple[Any, ...]] = []
-        self._frames: dict[Frame, int] = {}
-        self._frame_rows: list[int] = []
-        self._frame_ids: list[int] = []
 
-    def note_workers(self, host: RawHost) -> None:
-        """A worker's other threads do not show its loop, so its pid is learnt before its stacks are added."""
-        stacks = ((segment, stack) for segment in host.segments for stack in segment.stacks)
-        self._workers = {_pid(segment, stack) for segment, stack in stacks if self._shape(stack.frames).is_worker}
+    def tables(self) -> StacksTables:
+        rows = self._rows
+        columns = {name: np.frombuffer(values, np.int64) for name, values in rows._columns.items() if len(values)}
+        segments = self._segments()
+        nodes, frames = rows._paths.nodes_table(), rows._paths.frames_table()
+        if not columns:
+            empty = {name: pl.DataFrame(schema=SCHEMAS[name]) for name in ("stacks", "stretches")}
+            return StacksTables(segments, empty["stacks"], empty["stretches"], nodes, frames, self.counts)
+        table = self._table(columns, segments)
+        self.counts["stack_samples"] = int(columns["samples"].sum())
+        for name in ("own", "torn"):
+            self.counts[f"{name}_stack_samples"] = int(table.filter(pl.col(f"is_{name}"))["samples"].sum())
+        left_out = pl.Series((columns["bits"] & call_paths.LEFT_OUT) != 0)
+        self.counts["left_out_path_samples"] = int(table.filter(left_out)["samples"].sum())
+        kept = ~(pl.col("is_own") | pl.col("is_torn"))
+        stretches = self._stretch_table(table.with_columns(kept=kept))
+        stacks = table.filter(kept).select(pl.col(name).cast(dtype) for name, dtype in SCHEMAS["stacks"].items())
+        return StacksTables(segments, stacks, stretches, nodes, frames, self.counts)
 
-    def add(self, host: str, segment: RawSegment, stack: RawStack, processes: HostProcesses) -> None:
-        shape = self._shape(stack.frames)
-        self.counts["stack_samples"] += stack.samples
-        pid = _pid(segment, stack)
-        main = stack.thread_name == "MainThread" or (stack.thread is not None and stack.thread == str(pid))
-        if shape.is_own_work or (shape.is_own_thread and not main):
-            self.counts["own_stack_samples"] += stack.samples
-            return
-        if main and shape.is_torn and segment.blocking is False:
-            self.counts["torn_stack_samples"] += stack.samples
-            return
-        owner = processes.owner(stack.pids or (() if pid is None else (pid,)))
-        role = _role(shape, pid, pid in self._workers, segment, processes)
-        rank = self._ranks.get(owner) if owner else None
-        phase = self._phase(shape, segment, owner) if role == RANK and main else None
-        waits = phases.is_waiting(shape.frames, on_device=self._on_device.get(owner or "", False))
-        waiting = None if segment.idle is None else waits and not shape.leaf_is_own
-        self._keep_frames(shape.frames)
-        self._rows.append(
-            (
-                host, segment.source, segment.number, rank.rank if rank else None, owner if rank else None, pid, role,
-                stack.thread, stack.thread_name, main, stack.samples, waiting, phase,
-                segment.start_ns, segment.end_ns, segment.rate_hz,
+    def _segments(self) -> pl.DataFrame:
+        found: list[dict[str, Any]] = []
+        for (host, segment), (samples, skipped) in zip(self._rows._segments, self._rows._sums, strict=True):
+            known = segment.start_ns is not None and segment.end_ns is not None
+            found.append(
+                {
+                    "host": self._rows.hosts[host].name,
+                    "file": segment.file,
+                    "source": segment.source,
+                    "format": segment.stacks.format,
+                    "unit": segment.stacks.unit,
+                    "idle": segment.idle,
+                    "blocking": segment.blocking,
+                    "rate_hz": segment.rate_hz if segment.rate_hz is not None else segment.stacks.rate_hz,
+                    "start_ns": segment.start_ns,
+                    "end_ns": segment.end_ns,
+                    "wall_ns": segment.end_ns - segment.start_ns if known else segment.stacks.wall_ns,  # type: ignore[operator]
+                    "samples": samples,
+                    "skipped_samples": skipped,
+                    "errors": segment.errors,
+                    "status": segment.status,
+                    "timed": bool(segment.stretches),
+                }
             )
-        )  # fmt: skip
+        return pl.DataFrame(found, schema=SCHEMAS["segments"])
 
-    def table(self) -> pl.DataFrame:
-        schema = SCHEMAS["stacks"]
-        plain = {name: dtype for name, dtype in schema.items() if name != "frames"}
-        rows = pl.DataFrame(self._rows, schema=plain, orient="row")
-        distinct = pl.Series([frame._asdict() for frame in self._frames], dtype=FRAME)
-        used = distinct.gather(pl.Series(self._frame_ids, dtype=pl.UInt32)) if self._frame_ids else distinct.clear()
-        numbered = pl.DataFrame({"row": pl.Series(self._frame_rows, dtype=pl.UInt32), "frames": used})
-        lists = numbered.group_by("row", maintain_order=True).agg("frames")
-        joined = rows.with_row_index("row").join(lists, on="row", how="left", maintain_order="left")
-        no_frames = pl.lit([], dtype=pl.List(FRAME))
-        return joined.with_columns(pl.col("frames").fill_null(no_frames)).select(list(schema))
+    def _threads(self) -> pl.DataFrame:
+        """What is known of each thread: its process, the rank it belongs to, the process's role by itself."""
+        found: list[dict[str, Any]] = []
+        mains = {who[:4] for who in self._rows._who if who.name == "MainThread"}
+        for who in self._rows._who:
+            processes, taken = self._processes[who.host], self._rows.taken[who.host]
+            pid = who.pids[-1] if who.pids else None
+            process = processes.process_of(who.segment, pid)
+            owner = processes.owner_of(who.segment, who.pids)
+            rank = self._by_name.get(owner) if owner else None
+            device = str(((rank.info if rank else None) or {}).get("device") or "cpu")
+            steps = rank.steps if rank else ()
+            found.append(
+                {
+                    "rank": rank.rank if rank else None,
+                    "process": owner if rank else None,
+                    "pid": pid,
+                    "role": _role(who, process, processes, taken),
+                    "thread": who.thread,
+                    "thread_name": who.name,
+                    "is_claimed": process is not None and process.role == RANK and bool(process.claimed),
+                    "is_main": None if who[3:] == (None, None) else who[:4] in mains or who.thread == str(pid),
+                    "on_device": device.partition(":")[0] != "cpu",
+                    "first_step_ns": steps[0]["start_ns"] if steps else None,
+                }
+            )
+        schema = {name: SCHEMAS["stacks"][name] for name in ("rank", "process", "pid", "role", "thread", "thread_name")}
+        more = {"is_claimed": pl.Boolean, "is_main": pl.Boolean, "on_device": pl.Boolean, "first_step_ns": pl.Int64}
+        return pl.DataFrame(found, schema={**schema, **more})
 
-    def _keep_frames(self, frames: Sequence[Frame]) -> None:
-        row = len(self._rows)
-        known = self._frames
-        self._frame_ids.extend(known.setdefault(frame, len(known)) for frame in frames)
-        self._frame_rows.extend([row] * len(frames))
+    def _table(self, columns: Mapping[str, Any], segments: pl.DataFrame) -> pl.DataFrame:
+        bits = columns["bits"]
+        threads = self._threads()[columns["who"]]
+        numbers = pl.Series("segment", [segment.number for _, segment in self._rows._segments], dtype=pl.Int64)
+        files = segments.with_columns(numbers)[columns["segment"]]
+        table = threads.hstack(
+            files.select("host", "file", "source", "segment", "start_ns", "end_ns", "rate_hz", "blocking")
+        )
+        waits = self._rows._paths.waiting(columns["node"].astype(np.int32), threads["on_device"].to_numpy())
 
-    def _shape(self, frames: tuple[Frame, ...]) -> _Shape:
-        shape = self._shapes.get(frames)
-        if shape is None:
-            shape = self._shapes[frames] = _shape_of(frames)
-        return shape
+        def has(bit: int) -> pl.Series:
+            return pl.Series((bits & bit) != 0)
 
-    def _phase(self, shape: _Shape, segment: RawSegment, owner: str | None) -> str:
-        first_step = self._first_step.get(owner or "")
-        if first_step is not None and segment.end_ns is not None and segment.end_ns <= first_step:
-            return phases.STARTUP
-        if shape.phase is not None:
-            return shape.phase
-        return phases.STARTUP if shape.importing else phases.OTHER
+        table = table.with_columns(
+            node=pl.Series(columns["node"]).cast(pl.Int32),
+            samples=pl.Series(columns["samples"]),
+            waiting=pl.Series(waits) & ~has(call_paths.LEAF_OWN),
+            marked=_lookup(bits, call_paths.phase_of),
+            stage=_lookup(bits, _stage),
+            importing=has(call_paths.IMPORT),
+            main_thread=pl.coalesce("is_main", pl.Series(_main_by_root(bits))),
+            role=pl.when(~pl.col("is_claimed") & (pl.col("role") != WORKER) & has(call_paths.HELPER))
+            .then(pl.lit(HELPER))
+            .otherwise("role"),
+            own_work=has(call_paths.OWN_WORK),
+            own_thread=_lookup(bits, lambda value: "own" if call_paths.is_own_thread(value) else None).is_not_null(),
+            torn=has(call_paths.TORN),
+        )
+        is_main = pl.col("main_thread").fill_null(False)
+        is_own = pl.col("own_work") | (pl.col("own_thread") & ~is_main)
+        table = table.with_columns(
+            pl.col("node").replace(call_paths.NONE, None),
+            is_own=is_own,
+            is_torn=~is_own & is_main & pl.col("torn") & ~pl.col("blocking").fill_null(True),
+        )
+        phased: pl.DataFrame = table.with_columns(phase=_phase("end_ns"))
+        return phased
+
+    def _stretch_table(self, table: pl.DataFrame) -> pl.DataFrame:
+        stretches = {
+            name: np.frombuffer(values, np.int64) for name, values in self._rows._stretches.items() if len(values)
+        }
+        if not stretches:
+            return pl.DataFrame(schema=SCHEMAS["stretches"])
+        found = table[stretches["row"]].with_columns(
+            start_ns=pl.Series(stretches["start_ns"]), end_ns=pl.Series(stretches["end_ns"])
+        )
+        found = found.filter("kept").with_columns(phase=_phase("end_ns"))
+        return found.select(pl.col(name).cast(dtype) for name, dtype in SCHEMAS["stretches"].items())
 
 
-def _shape_of(frames: tuple[Frame, ...]) -> _Shape:
-    own = [_is_own(frame.file) for frame in frames]
-    kept = tuple(frame for frame, ours in zip(frames, own, strict=True) if not ours)
-    worker_at = _index(kept, "_worker_loop", _WORKER_LOOP)
-    cut = _after_fork(kept) if worker_at is None else kept[worker_at:]
-    return _Shape(
-        frames=cut,
-        is_own_thread=any(own) and all(phases.in_file(frame.file, "threading.py") for frame in kept),
-        is_own_work=any(_OWN_WORK in frame.file for frame in frames),
-        is_worker=worker_at is not None,
-        is_helper=any(phases.in_file(frame.file, file) for frame in kept for file in _HELPER_FILES),
-        is_torn=bool(frames) and not own[0] and not _is_root(frames[0]),
-        phase=phases.phase_of(cut),
-        importing=phases.imports(cut),
-        leaf_is_own=bool(own) and own[-1],
+def _phase(end: str) -> pl.Expr:
+    """The phase of rows of a rank's main thread, null elsewhere."""
+    before = (pl.col(end) <= pl.col("first_step_ns")).fill_null(False)
+    phase = (
+        pl.when(before)
+        .then(pl.lit(phases.STARTUP))
+        .when(pl.col("marked").is_not_null())
+        .then(pl.col("marked"))
+        .when(pl.col("importing"))
+        .then(pl.lit(phases.STARTUP))
+        .otherwise(pl.lit(phases.OTHER))
     )
+    return pl.when((pl.col("role") == RANK) & pl.col("main_thread").fill_null(False)).then(phase)
 
 
-def _is_own(file: str) -> bool:
-    return file.startswith(_OWN_PACKAGE) or any(part in file for part in _OWN_PARTS)
+def _stage(bits: int) -> str | None:
+    return "compile" if bits & call_paths.COMPILE else "import" if bits & call_paths.IMPORTING else None
 
 
-def _is_root(frame: Frame) -> bool:
-    # Native frames (a library for a file) stand below Python's where a sampler unwinds them.
-    return phases.last_part(frame.function) in _ROOTS or not frame.file.endswith((".py", ">"))
+def _lookup(bits: Any, of: Callable[[int], str | None]) -> pl.Series:
+    """A text for every row from its bits, of which there are few different ones."""
+    distinct, where = np.unique(bits, return_inverse=True)
+    return pl.Series([of(int(value)) for value in distinct], dtype=pl.String)[where]
 
 
-def _after_fork(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """A forked child's stack starts with its parent's; what it runs itself begins at the last `Process.run`."""
-    for index in range(len(frames) - 1, 0, -1):
-        frame = frames[index]
-        if phases.last_part(frame.function) == "run" and phases.in_file(frame.file, _PROCESS_FILE):
-            return frames[index:]
-    return frames
+def _main_by_root(bits: Any) -> list[bool | None]:
+    """Whether a stack without a thread's name is a main thread's, by its outermost frame."""
+    distinct, where = np.unique(bits & (call_paths.FROM_THREAD | call_paths.FROM_MODULE), return_inverse=True)
+    known = [
+        False if value & call_paths.FROM_THREAD else True if value & call_paths.FROM_MODULE else None
+        for value in distinct.tolist()
+    ]
+    return [known[index] for index in where.tolist()]
 
 
-def _index(frames: Sequence[Frame], function: str, file: str) -> int | None:
-    for index, frame in enumerate(frames):
-        if phases.last_part(frame.function) == function and phases.in_file(frame.file, file):
-            return index
-    return None
-
-
-def _pid(segment: RawSegment, stack: RawStack) -> int | None:
-    return stack.pids[-1] if stack.pids else segment.pid
-
-
-def _role(shape: _Shape, pid: int | None, is_worker: bool, segment: RawSegment, processes: HostProcesses) -> str:
-    process = processes.by_pid.get(pid) if pid is not None else None
+def _role(who: Who, process: Process | None, processes: HostProcesses, taken: Taken) -> str:
     if process is not None and process.role == RANK and process.claimed:
         return RANK
-    if is_worker:
+    pid = who.pids[-1] if who.pids else None
+    if (who.segment, pid) in taken.workers:
         return WORKER
-    if shape.is_helper:
-        return HELPER
     if process is not None:
         return process.role or OTHER
     if processes.all:
         return OTHER  # it lived too shortly to be seen from outside
-    return RANK if pid is not None and pid == segment.pid else OTHER
+    return RANK if len(who.pids) == 1 else OTHER

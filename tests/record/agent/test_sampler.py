@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.read.pyspy import parse
 from stepscope.record.agent.config import Config
 from stepscope.record.agent.sampler import FallbackSampler
+from tests.read.stack_text import parse
 
 pytestmark = pytest.mark.process
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.read.pyspy import parse
 from stepscope.record.host.pyspy import Sampler, find_pyspy, look_into, process_prefix
+from tests.read.stack_text import parse
 
 
 def test_secrets_leave_command_lines_and_line_breaks_do_not_split_records() -> None:

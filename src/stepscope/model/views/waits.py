@@ -9,25 +9,31 @@ from stepscope.model.findings import Place
 
 @dataclass(frozen=True)
 class WaitPart:
-    """A part of the time in which the main process waits for its loader. Parts of one rank exclude each other.
+    """A part of the time in which the main process is in its loader. Parts of one rank exclude each other.
 
-    `kind`: "worker_busy" (a worker makes batches, at `place`), "workers_idle" (no worker works and nothing is under way),
-    "transfer" (a batch is packed, sent or unpacked), "pinning", "loading_here" (no workers: the main process loads at
-    `place`), "unknown" (no sample of the workers at that time).
+    `kind`: "worker_busy" (a worker makes batches, at `place`), "worker_start" (no worker works yet, one is starting),
+    "workers_idle" (no worker works and nothing is under way), "transfer" (a batch is packed, sent or unpacked),
+    "pinning", "loading_here" (the main process works in its loader itself, at `place`: it has no workers, or runs a
+    sampler), "unknown" (no sample of the workers at that time).
+
+    `place` is the innermost line of the user's below the loader, None where there is none or the part sums up several;
+    `lines` says how many there are. `leaf` is the library function most often on top, as "file:function".
     """
 
     kind: str
     place: Place | None
     ms_per_step: float | None
     share: float  # of the wait
-    samples: int
+    samples: int  # of the main thread in its loader, as many as the share stands for
+    lines: int = 0
+    leaf: str | None = None
 
 
 @dataclass(frozen=True)
 class LoaderWait:
     """How a rank's wait for its loader is made up. `simultaneous`: worker and main process were seen at the same moments.
 
-    Otherwise worker samples of the same period stand for what workers did meanwhile.
+    Otherwise worker samples of the same period stand for what workers did meanwhile, each worker by itself.
     """
 
     rank: int
@@ -37,6 +43,9 @@ class LoaderWait:
     simultaneous: bool
     parts: tuple[WaitPart, ...]
     source: str
+    samples: int = 0  # of the main thread in its loader
+    loop_samples: int = 0  # of the main thread's loop
+    idle_sampled: bool | None = None  # False: waiting threads were left out, so the wait is understated
 
 
 @dataclass(frozen=True)
@@ -49,8 +58,8 @@ class SlowLine:
     typical_ms_per_step: float
     extra_ms_per_step: float  # slow - typical
     only_slow: bool  # hardly ever sampled in typical steps
-    samples: int
-    leaf: str | None  # the function most often on top
+    samples: int  # in slow steps
+    leaf: str | None  # the function most often on top, as "file:function"; None where it is the line itself
 
 
 @dataclass(frozen=True)
@@ -90,7 +99,7 @@ class RankLine:
     by_rank: dict[int, float]
     spread: float  # largest - smallest
     most: int  # the rank that spends most there
-    waiting: bool
+    waiting: bool  # the time there is time in which ranks wait for each other
     leaf: str | None
 
 
@@ -111,7 +120,7 @@ class RankLines:
 
 @dataclass(frozen=True)
 class SampledViews:
-    """What sampled stacks say beyond hot lines. `absent` gives the reason for every part that is None."""
+    """What sampled stacks say beyond hot lines. `absent` gives the reason for every part that is None or empty."""
 
     stages: tuple[StageTime, ...]
     phases: dict[str, float]  # phase -> share of the steady loop's samples, main threads of ranks

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.read.pyspy import Parsed, parse, read_stacks
-from stepscope.read.raw import Frame, Losses
+from stepscope.read.raw import Frame
+from stepscope.read.stacks.pyspy_raw import PySpyRaw
+from tests.read.stack_text import Parsed, parse, read_all
 
-SHARED = Path(__file__).parents[2] / ".." / "shared" / "traces" / "py_spy"
+SHARED = Path(__file__).parents[3] / ".." / "shared" / "traces" / "py_spy"
 
 
 def parse_text(text: str) -> Parsed:
@@ -130,21 +131,18 @@ def test_hostile_parentheses_do_not_hang():
 def test_bytes_that_are_no_text(tmp_path: Path):
     path = tmp_path / "stacks-0.raw"
     path.write_bytes(b'process 1:"a";thread (1): \xff\xfe;f (/tmp/\xe9.py:1) 5\r\n')
-    losses = Losses()
-    assert read_stacks(path, losses, "x") == []  # a carriage return is no end of line and no digit
-    assert losses.counts["skipped_records"] == 1
+    assert read_all(PySpyRaw(path)).skipped_records == 1  # a carriage return is no end of line and no digit
     path.write_bytes(b'process 1:"a";thread (1): \xff\xfe;f (/tmp/\xe9.py:1) 5\n')
-    (stack,) = read_stacks(path, Losses(), "x")
+    (stack,) = read_all(PySpyRaw(path)).stacks
     assert stack.thread_name == "\\xff\\xfe"
     assert stack.frames[0].file == "/tmp/\\xe9.py"
 
 
 def test_absent_and_empty_files(tmp_path: Path):
-    losses = Losses()
-    assert read_stacks(tmp_path / "none.raw", losses, "x") == []
     (tmp_path / "empty.raw").write_bytes(b"")
-    assert read_stacks(tmp_path / "empty.raw", losses, "x") == []
-    assert not losses.counts
+    for name in ("none.raw", "empty.raw"):
+        parsed = read_all(PySpyRaw(tmp_path / name))
+        assert (parsed.stacks, dict(parsed.losses.counts)) == ([], {})
 
 
 pieces = st.sampled_from(

@@ -1,0 +1,170 @@
+"""Flame graphs of sampled stacks: one tree for everything, and one per phase, kind of process and rank.
+
+Values are milliseconds per step where steady steps are known, else samples. What was sampled outside steady steps
+(imports, compilation, warm-up, evaluation) then makes a tree of its own, in samples, so that it dilutes no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from stepscope.analyze.call_tree import NONE
+from stepscope.analyze.context import Context
+from stepscope.analyze.flame_builder import ROOT, Bools, FrameIndex, Limits, flame_tree
+from stepscope.analyze.flame_names import Names, drawn
+from stepscope.analyze.flame_paths import FOLD, Boxes, Painter
+from stepscope.analyze.flame_rows import MAIN, OTHERS, THREADS, WORKERS, SampleRows, sample_rows
+from stepscope.analyze.stack_selection import StackSelection, check
+from stepscope.errors import UnreadableInputError
+from stepscope.model import PHASES
+from stepscope.model.views.flame import FlameFrame, FlameGraph, FlameTree
+
+MAX_RANK_TREES = 64  # more trees than anyone chooses from; --rank draws any other
+PARKED_LEFT_OUT = ("launchers", "helper processes", "parked threads")  # reasons that no option of selection asked for
+KINDS = {
+    MAIN: "main threads",
+    WORKERS: "loader workers",
+    THREADS: "other threads of training processes",
+    OTHERS: "other processes",
+}
+_PHASE_ORDER = {name: position for position, name in enumerate((*PHASES, "startup"))}
+
+
+@dataclass(frozen=True)
+class FlameOptions:
+    """What to draw. `by`: "function" or "line", what makes two frames one box. `per_step` False counts samples."""
+
+    selection: StackSelection = field(default_factory=StackSelection)
+    by: str = "function"
+    limits: Limits = field(default_factory=Limits)
+    per_step: bool = True
+
+
+@dataclass(frozen=True)
+class PlannedTree:
+    """A tree to be drawn: which rows, what a sample counts for, and how the tree is named."""
+
+    key: str
+    label: str
+    boxes: Boxes
+    unit: str
+    source: str
+
+
+class Side:
+    """One run, ready to be drawn: its rows and the boxes of its trees. Two sides of a difference share `names`."""
+
+    def __init__(self, context: Context, options: FlameOptions, names: Names) -> None:
+        check(context.tables, options.selection)
+        self.context = context
+        self.rows = sample_rows(context, options.selection, per_step=options.per_step)
+        if not self.rows.samples.sum():
+            raise UnreadableInputError(f"{title(context)}: holds no sampled stack of what was asked for; {_hint(self.rows)}")
+        roots = (*context.tables.run.user_roots, *context.options.source_roots)
+        frames = drawn(context.calls.frames, context.code, roots)
+        self._painter = Painter(self.rows, frames, names)
+        self._selection = options.selection
+
+    def planned(self) -> Iterator[PlannedTree]:
+        """Every tree of the run, the one of everything first. A tree that would equal it is left out."""
+        rows = self.rows
+        yield self.plan("all", "everything", self.everything())
+        kinds = self._kinds()
+        if len(kinds) > 1:
+            for kind in kinds:
+                yield self.plan(f"process:{kind}", KINDS[kind], self.boxes(rows.kind == kind))
+        main = rows.kind == MAIN
+        phases = sorted({str(each) for each in rows.phase[main & rows.steady] if each}, key=_phase_order)
+        if len(phases) > 1:
+            for phase in phases:
+                label = f"phase: {phase.replace('_', ' ')}"
+                yield self.plan(f"phase:{phase}", label, self.boxes(main & (rows.phase == phase)))
+        ranks = rows.ranks
+        if len(ranks) > 1:
+            for rank in ranks[:MAX_RANK_TREES]:
+                yield self.plan(f"rank:{rank}", f"rank {rank}, main thread", self.of_rank(rank), rank=rank)
+        if rows.per_step and (outside := main & ~rows.steady).any():
+            boxes = self._painter.boxes(outside, np.ones(len(rows.samples)))
+            yield PlannedTree("outside", "outside steady steps (main threads)", boxes, "samples", "samples")
+
+    def plan(self, key: str, label: str, boxes: Boxes, *, rank: int | None = None) -> PlannedTree:
+        """A tree in the side's unit."""
+        source = self.rows.source.split(", mean of")[0] if rank is not None else self.rows.source
+        return PlannedTree(key, label, boxes, self.rows.unit, source)
+
+    def boxes(self, chosen: Bools) -> Boxes:
+        """The boxes of chosen rows that are in the steady state, for a tree of all ranks."""
+        return self._painter.boxes(chosen & self.rows.steady, self.rows.worth)
+
+    def everything(self) -> Boxes:
+        """The boxes of all rows, below one box for each kind of thread where there are several."""
+        return self._painter.grouped([(KINDS[kind], self.boxes(self.rows.kind == kind)) for kind in self._kinds()])
+
+    def of_rank(self, *ranks: int) -> Boxes:
+        """The boxes of the main threads of `ranks`; of several, their mean."""
+        rows = self.rows
+        chosen = (rows.kind == MAIN) & rows.steady & np.isin(rows.rank, ranks)
+        return self._painter.boxes(chosen, rows.rank_worth / len(ranks))
+
+    def _kinds(self) -> list[str]:
+        present = set(self.rows.kind[self.rows.steady].tolist())
+        return [kind for kind in KINDS if kind in present] or [MAIN]
+
+    def notes(self) -> list[str]:
+        """What must be known of this side before the picture is believed."""
+        rows, tables = self.rows, self.context.tables
+        notes = [note.text for note in tables.quality.notes]
+        idle = set(tables.segments["idle"].to_list())
+        if False in idle:
+            notes.append("Idle threads were not sampled: time spent waiting is missing from these pictures.")
+        elif None in idle:
+            notes.append("The file does not say whether idle threads were sampled; if not, waiting is missing.")
+        if rows.left_out:
+            parts = ", ".join(f"{count:,} of {reason}" for reason, count in rows.left_out.items())
+            shown = " (--parked draws parked threads)" if "parked threads" in rows.left_out else ""
+            notes.append(f"Samples left out: {parts}{shown}.")
+        if len(self._kinds()) > 1:
+            notes.append("Processes and threads run at the same time, so their times add up to more than the wall time.")
+        if rows.per_step and context_fallback(self.context):
+            notes.append("No stretch of sampling lies in steady steps alone: all that touch one stand in for them.")
+        return notes
+
+
+def flame_graph(context: Context, options: FlameOptions | None = None) -> FlameGraph:
+    """Trees of the run's sampled stacks.
+
+    Raises `UsageError` for a rank, phase or kind of process that was not sampled, `UnreadableInputError` for a run
+    without stacks.
+    """
+    options = options or FlameOptions()
+    names = Names(FrameIndex(), options.by)
+    side = Side(context, options, names)
+    trees = [tree_of(planned, names.frames, options.limits) for planned in side.planned()]
+    return FlameGraph(title=title(context), frames=names.frames.frames, trees=tuple(trees), notes=notes_of(side, trees))
+
+
+def tree_of(planned: PlannedTree, frames: FrameIndex, limits: Limits) -> FlameTree:
+    """The tree itself, cut to `limits`."""
+    return flame_tree(
+        planned.boxes.paths(),
+        frames,
+        key=planned.key,
+        label=planned.label,
+        unit=planned.unit,
+        source=planned.source,
+        limits=limits,
+        root=replace(ROOT, name=planned.label),
+    )
+
+
+def notes_of(side: Side, trees: list[FlameTree]) -> tuple[str, ...]:
+    """The notes of a graph: those of its side, and what was left out of the drawing."""
+    notes = side.notes()
+    if any(tree.hidden for tree in trees):
+        notes.append("Paths too thin to be seen are not drawn; the boxes that lead to them keep their time.")
+    if len(side.rows.ranks) > MAX_RANK_TREES:
+        notes.append(f"Of {len(side.rows.ranks)} ranks the first {MAX_RANK_TREES} have a tree; --rank draws any other.")
+    return tuple(dict.fromkeys(notes))

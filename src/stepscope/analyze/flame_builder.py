@@ -1,0 +1,220 @@
+"""Weighted paths as arrays, and what every flame graph does with them: number frames, merge siblings, cut, total.
+
+Nothing walks a tree by recursion: sampled stacks reach 4096 frames. Nodes are numbered parents before children, and
+work goes level by level over arrays. What is too thin to be drawn is cut away, and its value is kept in `hidden`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.model.views.flame import FlameFrame, FlameTree
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+NONE = -1
+ROOT = FlameFrame("all", "", None, "root")
+MIN_SHARE = 0.0005  # of a tree's root: thinner paths would be less than a pixel wide
+MAX_NODES = 20_000  # of one tree
+MAX_DEPTH = 1_000  # levels below the root; more can neither be drawn nor read
+
+
+class FrameIndex:
+    """Numbers for the frames that all trees of one graph share."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[FlameFrame, int] = {}
+
+    def number(self, frame: FlameFrame) -> int:
+        """The number of `frame`, a new one where it is met for the first time."""
+        return self._numbers.setdefault(frame, len(self._numbers))
+
+    @property
+    def frames(self) -> tuple[FlameFrame, ...]:
+        """All frames by number."""
+        return tuple(self._numbers)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is left out of a tree: paths below `min_share` of the root, then the thinnest, then the deepest."""
+
+    min_share: float = MIN_SHARE
+    max_nodes: int = MAX_NODES
+    max_depth: int = MAX_DEPTH
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Weighted paths below one root that is not among the nodes.
+
+    `parent` (-1 below the root), `frame` (a number; what it counts is the maker's choice) and `own`, the value of a
+    path that ends in the node, by node; parents before children. `base` is the other side of a difference.
+    """
+
+    parent: Int32
+    frame: Int32
+    own: Floats
+    base: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+
+class TreeBuilder:
+    """Collects weighted paths one by one; equal frames below one parent share a node. `ROOT_NODE` is the root."""
+
+    ROOT_NODE = NONE
+
+    def __init__(self) -> None:
+        self._parent: list[int] = []
+        self._frame: list[int] = []
+        self._own: list[float] = []
+        self._nodes: dict[tuple[int, int], int] = {}
+
+    def child(self, parent: int, frame: int) -> int:
+        """The node of frame number `frame` below node `parent`, a new one where there is none yet."""
+        node = self._nodes.setdefault((parent, frame), len(self._parent))
+        if node == len(self._parent):
+            self._parent.append(parent)
+            self._frame.append(frame)
+            self._own.append(0.0)
+        return node
+
+    def add(self, node: int, value: float) -> None:
+        """Count `value` for the path that ends in `node` (not in the root)."""
+        self._own[node] += value
+
+    def paths(self) -> Paths:
+        """What was collected."""
+        return Paths(
+            np.asarray(self._parent, dtype=np.int32),
+            np.asarray(self._frame, dtype=np.int32),
+            np.asarray(self._own, dtype=np.float64),
+        )
+
+
+def flame_tree(
+    paths: Paths,
+    frames: FrameIndex,
+    *,
+    key: str,
+    label: str,
+    unit: str,
+    source: str,
+    limits: Limits = Limits(),  # noqa: B008 (frozen)
+    root: FlameFrame = ROOT,
+) -> FlameTree:
+    """`paths`, whose frames are numbers of `frames`, as a tree with totals below one root, thin paths cut away."""
+    depth = depths(paths.parent)
+    value = totals(paths.parent, depth, paths.own)
+    base = totals(paths.parent, depth, paths.base) if paths.base is not None else None
+    whole = float(paths.own.sum())
+    whole_base = float(paths.base.sum()) if paths.base is not None else 0.0
+    size = value if base is None else np.maximum(value, base)
+    kept = _kept(size, depth, max(whole, whole_base), limits)
+    tops = ~kept & ((paths.parent < 0) | kept[paths.parent])  # index -1 is any node: masked by the first term
+    number = np.cumsum(kept)  # 1 for the first kept node: 0 is the root
+    above = paths.parent[kept]
+    parent = np.where(above < 0, 0, number[above])
+    return FlameTree(
+        key=key,
+        label=label,
+        unit=unit,
+        parent=(NONE, *parent.tolist()),
+        frame=(frames.number(root), *paths.frame[kept].tolist()),
+        value=(whole, *value[kept].tolist()),
+        base=(whole_base, *base[kept].tolist()) if base is not None else None,
+        source=source,
+        hidden=float(value[tops].sum()),
+    )
+
+
+def _kept(size: Floats, depth: Int32, whole: float, limits: Limits) -> Bools:
+    """Which nodes stay. With a node its parent stays, which is at least as large and comes before it.
+
+    (Adding figures that are not negative one after the other never rounds below one of them.)
+    """
+    kept: Bools = (size > 0) & (size >= limits.min_share * whole) & (depth < limits.max_depth)
+    if int(kept.sum()) > limits.max_nodes:
+        chosen = np.flatnonzero(kept)
+        largest = chosen[np.argsort(-size[chosen], kind="stable")[: limits.max_nodes]]
+        kept = np.zeros(len(size), dtype=np.bool_)
+        kept[largest] = True
+    return kept
+
+
+def depths(parent: Int32) -> Int32:
+    """The depth of each node, 0 below the root, in as many rounds as the depth has binary digits."""
+    depth = (parent >= 0).astype(np.int32)
+    above = parent.copy()
+    while len(above) and (above >= 0).any():
+        inside = above >= 0
+        target = above[inside]
+        # both sides are read before either is written: each node has added up the way to `above` so far
+        depth[inside] += depth[target]
+        above[inside] = above[target]
+    return depth
+
+
+def levels(depth: Int32) -> list[Int64]:
+    """The nodes of each depth, those below the root first."""
+    order = np.argsort(depth, kind="stable")
+    ends = np.searchsorted(depth[order], np.arange(int(depth.max(initial=-1)) + 2))
+    return [order[first:last] for first, last in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def totals(parent: Int32, depth: Int32, own: Floats) -> Floats:
+    """The sum of `own` over every node and all below it."""
+    total = own.astype(np.float64, copy=True)
+    for level in reversed(levels(depth)[1:]):
+        np.add.at(total, parent[level], total[level])
+    return total
+
+
+def merged(parent: Int32, frame: Int32, *, fold: int | None = None) -> tuple[Int32, Int32, Int32]:
+    """Siblings of one frame as one node: (parent, frame) of the merged nodes, and the merged node of each given one.
+
+    With `fold`, a function that calls itself directly more than `fold` deep stays in the node of its last call drawn.
+    """
+    if not len(parent):
+        return parent, frame, parent
+    depth = depths(parent)
+    group = np.zeros(len(parent), dtype=np.int32)
+    run = np.ones(len(parent), dtype=np.int32)  # how often the frame stands on the path right up to here
+    parents: list[Int32] = []
+    frames: list[Int32] = []
+    count = 0
+    span = int(frame.max(initial=0)) + 1
+    # A fold moves nodes up, so that equal siblings may come to lie on different levels; see `_settled`.
+    for number, level in enumerate(levels(depth)):
+        above = group[parent[level]] if number else np.full(len(level), NONE, dtype=np.int32)
+        own = frame[level]
+        folded = np.zeros(len(level), dtype=np.bool_)
+        if fold is not None and number:
+            again = frame[parent[level]] == own
+            run[level] = np.where(again, run[parent[level]] + 1, 1)
+            folded = run[level] > fold
+        key = (above.astype(np.int64) + 1) * span + own
+        distinct, which = np.unique(key[~folded], return_inverse=True)
+        group[level[folded]] = above[folded]
+        group[level[~folded]] = which.astype(np.int32) + count
+        parents.append((distinct // span - 1).astype(np.int32))
+        frames.append((distinct % span).astype(np.int32))
+        count += len(distinct)
+    up, what = np.concatenate(parents), np.concatenate(frames)
+    if fold is None:
+        return up, what, group
+    return _settled(up, what, group)
+
+
+def _settled(parent: Int32, frame: Int32, group: Int32) -> tuple[Int32, Int32, Int32]:
+    """Merge once more what a fold brought below one parent from different levels."""
+    up, what, again = merged(parent, frame)
+    return (up, what, again[group]) if len(up) < len(parent) else (parent, frame, group)

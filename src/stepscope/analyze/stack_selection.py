@@ -1,0 +1,106 @@
+"""Which sampled stacks a view is made of, and how many samples were left out, by reason.
+
+Launchers (torchrun, srun) and helper processes (resource tracker, fork server) train nothing, and a thread that is
+parked in a wait says nothing of the run: with waiting sampled, such threads are three of four samples. Everything else
+is kept unless the reader asks for a part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from stepscope.errors import UsageError
+from stepscope.tables.schema import Tables
+
+PROCESSES = ("main", "workers", "all")
+LAUNCHERS, HELPERS, OTHER_RANKS, OTHER_PROCESSES, OTHER_PHASES, PARKED = (
+    "launchers",
+    "helper processes",
+    "other ranks",
+    "other processes",
+    "other phases",
+    "parked threads",
+)
+REASONS = (LAUNCHERS, HELPERS, OTHER_RANKS, OTHER_PROCESSES, OTHER_PHASES, PARKED)
+
+
+@dataclass(frozen=True)
+class StackSelection:
+    """What the reader asked for. `process`: "main" (ranks), "workers" (loader workers) or "all".
+
+    `phase` keeps main threads of ranks in that phase only, as no other thread stands in one. `parked` keeps threads
+    other than the main one that are in a known wait.
+    """
+
+    phase: str | None = None
+    rank: int | None = None
+    process: str = "all"
+    parked: bool = False
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """`rows` of the table `stacks`, in its order; `left_out` gives the samples of all other rows by reason."""
+
+    rows: pl.DataFrame
+    left_out: dict[str, int]
+
+
+def choose(tables: Tables, selection: StackSelection) -> Chosen:
+    """The stacks of `selection`. Where threads are unknown (`main_thread` null) none is known to be parked: they stay.
+
+    Every sample is in `rows` or under exactly one reason of `left_out`, which holds no zeros.
+    """
+    labelled = tables.stacks.with_columns(_reason(tables.stacks, selection).alias("reason"))
+    left = labelled.filter(pl.col("reason").is_not_null()).group_by("reason").agg(pl.col("samples").sum())
+    found = {str(reason): int(samples) for reason, samples in left.iter_rows()}
+    return Chosen(
+        rows=labelled.filter(pl.col("reason").is_null()).drop("reason"),
+        left_out={reason: found[reason] for reason in REASONS if found.get(reason)},
+    )
+
+
+def check(tables: Tables, selection: StackSelection) -> None:
+    """Raise `UsageError` for a rank, phase or kind of process of which there is no sample, naming those there are."""
+    stacks = tables.stacks
+    if selection.process not in PROCESSES:
+        raise UsageError(f"--process {selection.process}: unknown; use {', '.join(PROCESSES)}")
+    if selection.rank is not None:
+        ranks = stacks["rank"].drop_nulls().unique().sort().to_list()
+        if selection.rank not in ranks:
+            raise UsageError(f"--rank {selection.rank}: no samples of it; {_there_are('ranks', ranks)}")
+    if selection.phase is not None:
+        phases = stacks["phase"].drop_nulls().unique().sort().to_list()
+        if selection.phase not in phases:
+            raise UsageError(f"--phase {selection.phase}: no samples in it; {_there_are('phases', phases)}")
+
+
+def main_roles(stacks: pl.DataFrame) -> tuple[str, ...]:
+    """Roles that count as the main process: where no rank was told apart, whatever is no launcher, helper or worker."""
+    return ("rank",) if (stacks["role"] == "rank").any() else ("rank", "other")
+
+
+def _reason(stacks: pl.DataFrame, selection: StackSelection) -> pl.Expr:
+    """Why a row is left out; null keeps it. The first reason that holds is the one that counts."""
+    role = pl.col("role").fill_null("other")
+    wanted = {"main": main_roles(stacks), "workers": ("loader_worker",)}.get(selection.process)
+    reason = pl.when(role == "launcher").then(pl.lit(LAUNCHERS)).when(role == "helper").then(pl.lit(HELPERS))
+    if selection.rank is not None:
+        reason = reason.when(pl.col("rank").ne_missing(selection.rank)).then(pl.lit(OTHER_RANKS))
+    if wanted is not None:
+        reason = reason.when(~role.is_in(wanted)).then(pl.lit(OTHER_PROCESSES))
+    if selection.phase is not None:
+        reason = reason.when(pl.col("phase").ne_missing(selection.phase)).then(pl.lit(OTHER_PHASES))
+    if not selection.parked:
+        parked = pl.col("waiting").fill_null(False) & ~pl.col("main_thread").fill_null(True)
+        reason = reason.when(parked).then(pl.lit(PARKED))
+    return reason.otherwise(None)
+
+
+def _there_are(what: str, values: list[object]) -> str:
+    if not values:
+        return f"no {what} are known here, leave the option out"
+    shown = ", ".join(map(str, values[:20])) + (" …" if len(values) > 20 else "")
+    return f"{what} with samples: {shown}"

@@ -1,0 +1,56 @@
+"""The times of sampled stacks, `stacks-K.times.json` beside `stacks-K.raw`: when a thread stood in which record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from stepscope.read.raw import Losses, RawStretch
+from stepscope.read.text import LONGEST_NS, moment_ns
+
+SCHEMA = "stepscope.times/1"
+MAX_BYTES = 256 * 2**20
+_LONGEST_US = LONGEST_NS // 1000
+
+
+class _Stretches(msgspec.Struct):
+    record: list[int]
+    start_us: list[int]
+    end_us: list[int]
+
+
+class _Times(msgspec.Struct):
+    schema: str
+    start_ns: int
+    stretches: _Stretches
+
+
+def read_times(path: Path, losses: Losses, label: str) -> tuple[RawStretch, ...]:
+    """The stretches of a segment, empty where there is no such file or it is none.
+
+    Counts `unreadable_files`, and `bad_stretches` for single ones that end before they begin or lie nowhere.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            losses.add("oversized_files", label)
+            return ()
+        times = msgspec.json.decode(path.read_bytes(), type=_Times)
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, RecursionError):  # a msgspec error is a ValueError
+        losses.add("unreadable_files", label)
+        return ()
+    start_ns = moment_ns(times.start_ns)
+    columns = times.stretches
+    if times.schema != SCHEMA or start_ns is None:
+        losses.add("unreadable_files", label)
+        return ()
+    stretches = tuple(
+        RawStretch(record, start_ns + start_us * 1000, start_ns + end_us * 1000)
+        for record, start_us, end_us in zip(columns.record, columns.start_us, columns.end_us, strict=False)
+        if record >= 0 and 0 <= start_us <= end_us <= _LONGEST_US
+    )
+    longest = max(len(columns.record), len(columns.start_us), len(columns.end_us))
+    losses.add("bad_stretches", label, longest - len(stretches))
+    return stretches

@@ -1,0 +1,198 @@
+"""Sampled stacks become paths of one tree, and what a stack's frames say together becomes a few bits.
+
+A file of a gigabyte holds hundreds of thousands of stacks of the same few thousand frames, so frames are looked at once
+each, and a path that was met before costs one lookup per frame. Frames of this package are left out of paths. A forked
+child's stack starts with its parent's: a loader worker's path begins at its worker loop, any other child's at the last
+`Process.run`. A loader's `__next__` wins over everything inside it (transforms are modules too); of backward and
+optimizer the inner one wins, and both win over a forward inside them, as in the journal.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.read.raw import Frame, FrameNames
+from stepscope.tables import phases
+from stepscope.tables.schema import SCHEMAS
+from stepscope.tables.stages import stage_marks
+
+NONE = -1
+MAX_NODES = 2_000_000  # some 400 MB; files of a gigabyte hold about half of it
+_PATH_LEFT_OUT = Frame("(one of too many different call paths)", "", None)
+
+# What a frame says by itself; a stack's bits are those of its frames, but for what `add` takes back.
+OWN, OWN_WORK, ELSEWHERE, HELPER, WORKER = 1, 2, 4, 8, 16
+DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, IMPORT, COMPILE = 32, 64, 128, 256, 512, 1024
+_RUN = 2048  # `Process.run` of multiprocessing
+TORN, LEAF_OWN, FROM_THREAD, FROM_MODULE, LEFT_OUT = 4096, 8192, 16384, 32768, 65536
+IMPORTING = 131072  # no phase begins below the import: a script that trains while it is imported does not import
+_MARKED = DATA_WAIT | FORWARD | BACKWARD | OPTIMIZER
+_BELOW_FORK = _MARKED | IMPORT | COMPILE | IMPORTING  # what the parent of a forked child did says nothing of the child
+_SPECIAL = OWN | OWN_WORK | WORKER | _RUN | _MARKED  # more than a bit to add
+
+_OWN_PACKAGE = f"{Path(__file__).parents[1]}/"
+_OWN_PARTS = ("/stepscope/record/agent/",)  # the recorder may live in another environment than this reader
+# Windows open and export on the training thread, between steps: none of the user's lines is to blame for that.
+_OWN_WORK = "/stepscope/record/agent/window"
+_WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+_PROCESS_FILE = "multiprocessing/process.py"
+_HELPER_FILES = ("multiprocessing/resource_tracker.py", "multiprocessing/forkserver.py")
+# What a main thread's stack starts with; without stopping the process, a sampler now and then reads a torn stack.
+_ROOTS = {"<module>", "_run_module_as_main", "_run_code", "_bootstrap", "_shutdown", "_find_and_load", "_exit_function"}
+_MARK_BITS = {
+    phases.DATA_WAIT: DATA_WAIT,
+    phases.FORWARD: FORWARD,
+    phases.BACKWARD: BACKWARD,
+    phases.OPTIMIZER: OPTIMIZER,
+}
+
+
+class CallPaths:
+    """The tree under construction; `names` gives the frames their numbers."""
+
+    def __init__(self, names: FrameNames, *, most: int = MAX_NODES) -> None:
+        self._names = names
+        self._most = most
+        self._known: dict[int, int] = {}  # (parent + 1) << 32 | frame -> node
+        self._parent, self._frame, self._depth = array("i"), array("i"), array("i")
+        self._bits: list[int] = []  # by frame number
+        self._first: list[int] = []  # of stacks that begin with the frame
+
+    def add(self, frames: Sequence[int]) -> tuple[int, int]:
+        """The node of a stack (-1 without a frame that is kept) and its bits."""
+        if not frames:
+            return NONE, 0
+        self._look_at_new_frames()
+        of_frame, known = self._bits, self._known
+        node, bits = NONE, self._first[frames[0]]
+        for frame in frames:
+            own = of_frame[frame]
+            if own & _SPECIAL:
+                if own & (OWN | OWN_WORK):
+                    bits |= own
+                    continue
+                if (own & WORKER and not bits & WORKER) or (own & _RUN and not bits & WORKER and node >= 0):
+                    node, bits = NONE, bits & ~_BELOW_FORK
+                if own & _MARKED:
+                    bits &= ~(IMPORTING | BACKWARD | OPTIMIZER) if own & (BACKWARD | OPTIMIZER) else ~IMPORTING
+            bits |= own
+            below = known.get((node + 1) << 32 | frame)
+            node = self._new(node, frame) if below is None else below
+            if node == NONE:
+                return self._left_out(), bits | LEFT_OUT
+        if of_frame[frames[-1]] & OWN:
+            bits |= LEAF_OWN
+        return node, bits
+
+    def _new(self, parent: int, frame: int) -> int:
+        node = len(self._parent)
+        if node >= self._most:
+            return NONE
+        self._known[(parent + 1) << 32 | frame] = node
+        self._parent.append(parent)
+        self._frame.append(frame)
+        self._depth.append(self._depth[parent] + 1 if parent >= 0 else 0)
+        return node
+
+    def _left_out(self) -> int:
+        """The one node that stands for all paths beyond the limit."""
+        frame = self._names.number(_PATH_LEFT_OUT)
+        self._look_at_new_frames()
+        node = self._known.get(frame)
+        if node is None:
+            self._most = max(self._most, len(self._parent) + 1)
+            node = self._new(NONE, frame)
+            self._most = len(self._parent)
+        return node
+
+    def _look_at_new_frames(self) -> None:
+        frames = self._names.frames
+        for number in range(len(self._bits), len(frames)):
+            bits = _bits_of(frames[number])
+            self._bits.append(bits)
+            self._first.append(_bits_of_root(frames[number], bits))
+
+    def nodes_table(self) -> pl.DataFrame:
+        """The table `nodes`."""
+        parent = pl.Series("parent", np.frombuffer(self._parent, np.int32) if self._parent else [], dtype=pl.Int32)
+        frame = pl.DataFrame(
+            {
+                "node": pl.int_range(len(self._parent), dtype=pl.Int32, eager=True),
+                "parent": parent.set(parent < 0, None),
+                "depth": pl.Series(np.frombuffer(self._depth, np.int32) if self._depth else [], dtype=pl.Int32),
+                "frame": pl.Series(np.frombuffer(self._frame, np.int32) if self._frame else [], dtype=pl.Int32),
+            }
+        )
+        return frame.select(list(SCHEMAS["nodes"]))
+
+    def frames_table(self) -> pl.DataFrame:
+        """The table `frames`."""
+        rows = [(number, *frame) for number, frame in enumerate(self._names.frames)]
+        return pl.DataFrame(rows, schema=SCHEMAS["frames"], orient="row")
+
+    def waiting(self, node: npt.NDArray[np.int32], on_device: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Whether threads whose innermost frames are these nodes wait; `on_device` says which of them train on one."""
+        frames = self._names.frames
+        waits = [np.array([phases.is_wait(frame, on_device=flag) for frame in frames], bool) for flag in (False, True)]
+        if not len(self._frame):
+            return np.zeros(len(node), bool)
+        leaf = np.frombuffer(self._frame, np.int32)[np.maximum(node, 0)]
+        found: npt.NDArray[np.bool_] = np.where(on_device, waits[1][leaf], waits[0][leaf]) & (node >= 0)
+        return found
+
+
+def phase_of(bits: int) -> str | None:
+    """The phase that the frames of a rank's main thread mark; None where none does."""
+    for bit, phase in (
+        (DATA_WAIT, phases.DATA_WAIT),
+        (BACKWARD, phases.BACKWARD),
+        (OPTIMIZER, phases.OPTIMIZER),
+        (FORWARD, phases.FORWARD),
+    ):
+        if bits & bit:
+            return phase
+    return None
+
+
+def is_own_thread(bits: int) -> bool:
+    """Whether a thread runs nothing but this package."""
+    return bool(bits & OWN) and not bits & ELSEWHERE
+
+
+def _bits_of(frame: Frame) -> int:
+    if frame.file.startswith(_OWN_PACKAGE) or any(part in frame.file for part in _OWN_PARTS):
+        return OWN | (OWN_WORK if _OWN_WORK in frame.file else 0)
+    name = phases.last_part(frame.function)
+    mark = phases.phase_mark(frame)
+    bits = _MARK_BITS[mark] if mark is not None else 0
+    if not phases.in_file(frame.file, "threading.py"):
+        bits |= ELSEWHERE
+    if any(phases.in_file(frame.file, file) for file in _HELPER_FILES):
+        bits |= HELPER
+    if name == "_worker_loop" and phases.in_file(frame.file, _WORKER_LOOP):
+        bits |= WORKER
+    if name == "run" and phases.in_file(frame.file, _PROCESS_FILE):
+        bits |= _RUN
+    if phases.imports(frame):
+        bits |= IMPORT | IMPORTING
+    if stage_marks(frame.function, frame.file) == "compile":
+        bits |= COMPILE
+    return bits
+
+
+def _bits_of_root(frame: Frame, bits: int) -> int:
+    """What the first frame of a stack adds to it."""
+    if bits & OWN:
+        return 0
+    name = phases.last_part(frame.function)
+    # Native frames (a library for a file) stand below Python's where a sampler unwinds them.
+    found = 0 if name in _ROOTS or not frame.file.endswith((".py", ">")) else TORN
+    if phases.in_file(frame.file, "threading.py"):
+        return found | FROM_THREAD
+    return found | (FROM_MODULE if name in _ROOTS else 0)
