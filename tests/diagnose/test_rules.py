@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -138,9 +140,8 @@ def test_python_beside_a_gpu_is_a_weak_finding() -> None:
 
 def test_a_main_thread_that_sleeps_is_said_to_wait() -> None:
     tables = python_tables(leaf="wait (/usr/lib/python3.11/threading.py:324)")
-    rows = tables.stacks.to_dicts()
-    rows[0]["waiting"] = True
-    tables = make_tables(steps=tables.steps.to_dicts(), stacks=rows, events=tables.events.to_dicts())
+    first = pl.int_range(pl.len()) == 0
+    tables = replace(tables, stacks=tables.stacks.with_columns(waiting=pl.col("waiting") | first))
     assert "waits" in only(tables, "host.python_on_critical_path").title
 
 

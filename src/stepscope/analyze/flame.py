@@ -11,19 +11,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stepscope.analyze.call_tree import NONE
 from stepscope.analyze.context import Context
 from stepscope.analyze.flame_builder import ROOT, Bools, FrameIndex, Limits, flame_tree
 from stepscope.analyze.flame_names import Names, drawn
-from stepscope.analyze.flame_paths import FOLD, Boxes, Painter
+from stepscope.analyze.flame_paths import Boxes, Painter
 from stepscope.analyze.flame_rows import MAIN, OTHERS, THREADS, WORKERS, SampleRows, sample_rows
-from stepscope.analyze.stack_selection import StackSelection, check
+from stepscope.analyze.hotspot_idle import idle_sampled
+from stepscope.analyze.stack_selection import PARKED, StackSelection, check
 from stepscope.errors import UnreadableInputError
 from stepscope.model import PHASES
-from stepscope.model.views.flame import FlameFrame, FlameGraph, FlameTree
+from stepscope.model.views.flame import FlameGraph, FlameTree
 
 MAX_RANK_TREES = 64  # more trees than anyone chooses from; --rank draws any other
-PARKED_LEFT_OUT = ("launchers", "helper processes", "parked threads")  # reasons that no option of selection asked for
 KINDS = {
     MAIN: "main threads",
     WORKERS: "loader workers",
@@ -62,7 +61,9 @@ class Side:
         self.context = context
         self.rows = sample_rows(context, options.selection, per_step=options.per_step)
         if not self.rows.samples.sum():
-            raise UnreadableInputError(f"{title(context)}: holds no sampled stack of what was asked for; {_hint(self.rows)}")
+            raise UnreadableInputError(
+                f"{title(context)}: holds no sampled stack of what was asked for; {_hint(self.rows)}"
+            )
         roots = (*context.tables.run.user_roots, *context.options.source_roots)
         frames = drawn(context.calls.frames, context.code, roots)
         self._painter = Painter(self.rows, frames, names)
@@ -117,18 +118,20 @@ class Side:
         """What must be known of this side before the picture is believed."""
         rows, tables = self.rows, self.context.tables
         notes = [note.text for note in tables.quality.notes]
-        idle = set(tables.segments["idle"].to_list())
-        if False in idle:
+        idle = idle_sampled(tables)
+        if idle is False:
             notes.append("Idle threads were not sampled: time spent waiting is missing from these pictures.")
-        elif None in idle:
-            notes.append("The file does not say whether idle threads were sampled; if not, waiting is missing.")
+        elif idle is None:
+            notes.append("The files do not say whether idle threads were sampled; if not, waiting is missing.")
         if rows.left_out:
             parts = ", ".join(f"{count:,} of {reason}" for reason, count in rows.left_out.items())
-            shown = " (--parked draws parked threads)" if "parked threads" in rows.left_out else ""
+            shown = " (--parked draws parked threads)" if PARKED in rows.left_out else ""
             notes.append(f"Samples left out: {parts}{shown}.")
         if len(self._kinds()) > 1:
-            notes.append("Processes and threads run at the same time, so their times add up to more than the wall time.")
-        if rows.per_step and context_fallback(self.context):
+            notes.append(
+                "Processes and threads run at the same time, so their times add up to more than the wall time."
+            )
+        if rows.per_step and self.context.sampled is not None and self.context.sampled.fallback:
             notes.append("No stretch of sampling lies in steady steps alone: all that touch one stand in for them.")
         return notes
 
@@ -168,3 +171,19 @@ def notes_of(side: Side, trees: list[FlameTree]) -> tuple[str, ...]:
     if len(side.rows.ranks) > MAX_RANK_TREES:
         notes.append(f"Of {len(side.rows.ranks)} ranks the first {MAX_RANK_TREES} have a tree; --rank draws any other.")
     return tuple(dict.fromkeys(notes))
+
+
+def title(context: Context) -> str:
+    """What the picture is of."""
+    run = context.tables.run
+    return run.name or run.folder.rstrip("/").rsplit("/", 1)[-1] or "samples"
+
+
+def _hint(rows: SampleRows) -> str:
+    if not rows.left_out:
+        return "record with stepscope run, or give a file of py-spy or speedscope"
+    return "left out are " + ", ".join(f"{count:,} samples of {reason}" for reason, count in rows.left_out.items())
+
+
+def _phase_order(name: str) -> tuple[int, str]:
+    return _PHASE_ORDER.get(name, len(_PHASE_ORDER)), name

@@ -7,6 +7,7 @@ work goes level by level over arrays. What is too thin to be drawn is cut away, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -108,7 +109,7 @@ def flame_tree(
     label: str,
     unit: str,
     source: str,
-    limits: Limits = Limits(),  # noqa: B008 (frozen)
+    limits: Limits = Limits(),
     root: FlameFrame = ROOT,
 ) -> FlameTree:
     """`paths`, whose frames are numbers of `frames`, as a tree with totals below one root, thin paths cut away."""
@@ -167,7 +168,7 @@ def levels(depth: Int32) -> list[Int64]:
     """The nodes of each depth, those below the root first."""
     order = np.argsort(depth, kind="stable")
     ends = np.searchsorted(depth[order], np.arange(int(depth.max(initial=-1)) + 2))
-    return [order[first:last] for first, last in zip(ends[:-1], ends[1:], strict=True)]
+    return [order[first:last] for first, last in pairwise(ends)]
 
 
 def totals(parent: Int32, depth: Int32, own: Floats) -> Floats:
@@ -218,3 +219,9 @@ def _settled(parent: Int32, frame: Int32, group: Int32) -> tuple[Int32, Int32, I
     """Merge once more what a fold brought below one parent from different levels."""
     up, what, again = merged(parent, frame)
     return (up, what, again[group]) if len(up) < len(parent) else (parent, frame, group)
+
+
+def summed(group: Int32, own: Floats, count: int) -> Floats:
+    """The sum of `own` by number in `group`, for numbers below `count`."""
+    sums: Floats = np.bincount(group, own, minlength=count).astype(np.float64)
+    return sums

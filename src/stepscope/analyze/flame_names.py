@@ -26,7 +26,7 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]+$")
 
 
 class Names:
-    """Numbers of boxes (`keys`) and of frames as drawn (`frames`), shared by all trees of a graph and both its sides."""
+    """Numbers of boxes (`keys`) and of frames as drawn (`frames`), shared by all trees of a graph and by both sides."""
 
     def __init__(self, frames: FrameIndex | None = None, by: str = "function") -> None:
         self.frames = frames or FrameIndex()
@@ -44,7 +44,7 @@ class Names:
 
 
 def drawn(frames: Sequence[CallFrame], code: UserCode, roots: Iterable[str]) -> list[FlameFrame]:
-    """Each sampled frame as it is drawn. `roots` are folders of the user's code; without one the files' own is taken."""
+    """Each sampled frame as it is drawn. `roots` are folders of the user's code; without, that of the files."""
     resolved = {file: code.resolve(file) for file in {frame.file for frame in frames}}
     mine = sorted({path for path in resolved.values() if path})
     folders = _folders(mine, roots)

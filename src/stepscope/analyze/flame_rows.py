@@ -128,7 +128,9 @@ def _steady(stacks: pl.DataFrame, kind: npt.NDArray[np.object_], sampled: Sample
     joined = stacks.select(_SEGMENT).join(segments, on=_SEGMENT, how="left", nulls_equal=True, maintain_order="left")
     steady: Bools = joined["steady"].fill_null(False).to_numpy().copy()
     profiling = sampled.rows.filter(pl.col("in_profiler"))["node"].unique()
-    inside = stacks["phase"].is_in(PHASES).fill_null(False) & ~stacks["node"].is_in(profiling.implode()).fill_null(False)
+    inside = stacks["phase"].is_in(PHASES).fill_null(False) & ~stacks["node"].is_in(profiling.implode()).fill_null(
+        False
+    )
     steady &= (kind != MAIN) | inside.to_numpy()
     return steady
 

@@ -1,7 +1,7 @@
-"""What a sampled frame is: native or Python, of which module, and whether it belongs to the library that was asked for.
+"""What a sampled frame is: native or Python, of which module, and whether it belongs to the library asked for.
 
-All of it depends on the frame alone, so it is found once per distinct frame. Samplers write `torch/nn/functional.py` and
-`/home/me/venv/lib/python3.11/site-packages/torch/nn/functional.py` for the same file; both must give one answer.
+All of it depends on the frame alone, so it is found once per distinct frame. For one file samplers write
+`torch/nn/functional.py` or `/home/me/venv/lib/python3.11/site-packages/torch/nn/functional.py`; both give one answer.
 """
 
 from __future__ import annotations

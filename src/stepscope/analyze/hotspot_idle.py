@@ -1,10 +1,11 @@
 """Whether a sampler took waiting threads too, which py-spy's raw format does not say.
 
-The evidence is threads that only ever wait: queue feeders, socket servers, keep-alive timers. A sampler that takes waiting
-threads meets them as often as the busiest thread of their process; one that leaves them out meets them only in the few
-per cent of cases in which it takes a wait for work. On recordings of loops with fork, spawn and forkserver workers,
-pinned memory and torchrun such threads have 39 to 99 % of the busiest thread's samples with `--idle` (less than all where
-they start late), 0.4 to 6 % without. Where no such thread was sampled, or the figures lie between, the answer is unknown.
+The evidence is threads that only ever wait: queue feeders, socket servers, keep-alive timers. A sampler that takes
+waiting threads meets them as often as the busiest thread of their process; one that leaves them out meets them only in
+the few per cent of cases in which it takes a wait for work. On recordings of loops with fork, spawn and forkserver
+workers, pinned memory and torchrun such threads have 39 to 99 % of the busiest thread's samples with `--idle` (less
+than all where they start late), 0.4 to 6 % without. Where no such thread was sampled, or the figures lie between, the
+answer is unknown.
 """
 
 from __future__ import annotations

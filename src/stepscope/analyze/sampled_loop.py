@@ -1,82 +1,136 @@
-"""The sampled time of the training loop on the main threads of ranks, and the user's lines on call paths.
+"""The sampled time of the training loop on the main threads of ranks.
 
-Where steps are known, the loop is the segments of sampling that steady steps fill. Where they are not (files that others
-recorded), it is the user's function in which both a batch is fetched and a model is called, forwards, backwards or by an
-optimizer, from the line of the fetch on; without a loader, the innermost function that calls them all. What is imported or
-compiled belongs to no loop.
+Where steps are known, the loop is what steady steps fill. Where they are not (files that others recorded), it is the
+user's function in which a batch is fetched and a model is called, forwards, backwards or by an optimizer, from the line
+of the fetch on; without a loader, the innermost function below which all of these are called. Setting up a parallel
+model, and what is imported or compiled, belongs to no loop.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from stepscope.analyze.call_tree import NONE, Bools, CallTree, Int32, Int64
+from stepscope.analyze.call_tree import Bools, Int32
 from stepscope.analyze.context import Context
-from stepscope.analyze.places import UserCode
-from stepscope.model import Place
+from stepscope.analyze.intervals import Intervals, union
+from stepscope.analyze.user_paths import UserPaths, at, rows_of
 from stepscope.read.raw import Frame
 from stepscope.tables import phases
 
-STEADY, CALLER = "steady steps", "the function of the loop"
-_WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+_SET_UP = ("__init__", "init_process_group")
+_SET_UP_FOLDERS = ("torch/nn/parallel/", "torch/distributed/", "torch/optim/")
 
 
-class UserPaths:
-    """The user's frames on the paths of a call tree. Arrays are by node; -1 means none."""
+@dataclass(frozen=True)
+class SampledLoop:
+    """`rows` of the table `stacks`: main threads of ranks in their loop. `inside`, by node, says what is in the loop.
 
-    def __init__(self, tree: CallTree, code: UserCode) -> None:
-        self.tree = tree
-        self._files = [code.resolve(frame.file) for frame in tree.frames]
+    `inside` is None where steps tell it; `steady` holds the steady steps then. `basis` is said to the reader.
+    """
 
-    @cached_property
-    def innermost(self) -> Int32:
-        """The user's innermost frame on the path, as a node. A worker's path counts from its loop on."""
-        found = self.tree.innermost(self.user)
-        fork = self.nearest(worker_loop)
-        return np.where(self._depth(found) > self._depth(fork), found, np.int32(NONE))
+    rows: pl.DataFrame
+    inside: Bools | None
+    steady: pl.DataFrame
+    basis: str
 
-    @cached_property
-    def user(self) -> Bools:
-        """Whether the frame is the user's own code."""
-        return self._by_node(np.array([file is not None for file in self._files], bool))
+    def times(self, process: str) -> Intervals:
+        """When a process was in steady steps."""
+        own = self.steady.filter((pl.col("process") == process) & pl.col("start_ns").is_not_null())
+        starts = own["start_ns"].to_numpy()
+        return union(starts, starts + own["wall_ns"].to_numpy())
 
-    @cached_property
-    def line(self) -> Int32:
-        """The number of the user's innermost line on the path; see `place`."""
-        own = np.where(self.innermost >= 0, self.tree.frame[self.innermost], NONE) if len(self.tree) else self.innermost
-        numbers = np.append(self._line_of_frame, np.int32(NONE))
-        found: Int32 = numbers[own]
-        return found
+    def within(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Those of other rows with nodes that lie in the loop as far as paths tell."""
+        if self.inside is None:
+            return rows
+        return rows.filter(pl.Series(at(self.inside, rows_of(rows["node"]), False)))
 
-    @cached_property
-    def function(self) -> Int32:
-        """The number of the function of the frame itself, where it is the user's."""
-        return self._by_node(self._numbered([(file, frame.function) for file, frame in self._own_frames()]))
 
-    @cached_property
-    def leaf_name(self) -> list[str]:
-        """"file:function" of every frame, by frame number."""
-        return [f"{frame.file or '?'}:{frame.function}" for frame in self.tree.frames]
+def sampled_loop(context: Context, users: UserPaths) -> SampledLoop | None:
+    """None without a sample in a loop."""
+    if context.sampled is None:
+        return None
+    labelled = context.labelled
+    rows = context.sampled.rank_steps().filter(pl.col("stage").is_null() & pl.col("node").is_not_null())
+    kinds = labelled.frame["kind"].unique().drop_nulls().to_list()
+    steady = labelled.steady("train" if "train" in kinds or not kinds else kinds[0])
+    if labelled.frame.height:
+        loop = SampledLoop(rows, None, steady, "steady steps")
+    else:
+        inside = _inside(users, rows)
+        rows = rows.filter(pl.Series(at(inside, rows_of(rows["node"]), False)))
+        loop = SampledLoop(rows, inside, steady, "the function that runs the loop, as no step is known")
+    return loop if loop.rows.height else None
 
-    def place(self, line: int) -> Place:
-        """The place of a line by its number."""
-        file, number, function = self._places[line]
-        return Place(file, number, function)
 
-    def nearest(self, mark: Callable[[Frame], bool]) -> Int32:
-        """The innermost frame on the path that `mark` says yes to."""
-        return self.tree.innermost(self.marked(mark))
+def is_fetch(frame: Frame) -> bool:
+    """Whether a batch is asked for here."""
+    return phases.phase_mark(frame) == phases.DATA_WAIT
 
-    def marked(self, mark: Callable[[Frame], bool]) -> Bools:
-        """Whether `mark` says yes to the frame itself."""
-        return self._by_node(np.array([mark(Frame(*frame)) for frame in self.tree.frames], bool))
 
-    def below(self, node: Int32, above: Int32) -> Bools:
-        """Whether `node` is there and deeper than `above`, both by node."""
-        found: Bools = (node >= 0) & (self._depth(node) > self._depth(above))
-        return found
+def _inside(users: UserPaths, rows: pl.DataFrame) -> Bools:
+    """Whether a path lies in the loop, by node."""
+    tree = users.tree
+    own = np.zeros(len(tree), np.float64)
+    own[rows_of(rows["node"])] = 1.0
+    reached = tree.totals(own) > 0
+    fetch = users.marked(is_fetch) & reached
+    in_fetch = tree.innermost(fetch) >= 0
+    calls = {
+        phase: _outermost(users, users.marked(_opens(phase)) & reached & ~in_fetch)
+        for phase in (phases.FORWARD, phases.BACKWARD, phases.OPTIMIZER)
+    }
+    callers = [_callers(users, nodes) for nodes in calls.values() if nodes.any()]
+    if fetch.any():
+        functions = np.unique(np.concatenate(callers)) if callers else np.empty(0, np.int32)
+        marks = np.flatnonzero(_outermost(users, fetch))
+    elif callers:
+        functions = callers[0]
+        for more in callers[1:]:
+            functions = np.intersect1d(functions, more)
+        marks = np.flatnonzero(np.logical_or.reduce(list(calls.values())))
+    else:
+        return np.zeros(len(tree), bool)
+    home = tree.innermost(users.user & np.isin(users.function, functions))[marks]
+    home = np.where(home >= 0, home, tree.innermost(users.user)[marks])
+    home = np.unique(home[home >= 0])
+    loops = _from_fetch_on(users, home) if fetch.any() else users.user & np.isin(users.function, users.function[home])
+    found: Bools = (tree.innermost(loops) >= 0) & ~users.passes(_sets_up)
+    return found
+
+
+def _from_fetch_on(users: UserPaths, home: Int32) -> Bools:
+    """Frames of the functions of these nodes, not before the first line that fetches."""
+    functions, which = np.unique(users.function[home], return_inverse=True)
+    first = np.full(len(functions), np.iinfo(np.int64).max)
+    np.minimum.at(first, which, users.source_line[home])
+    found = users.user & np.isin(users.function, functions)
+    at_or_after = np.zeros(len(found), bool)
+    where = np.flatnonzero(found)
+    line = users.source_line[where]
+    at_or_after[where] = (line < 0) | (line >= first[np.searchsorted(functions, users.function[where])])
+    return at_or_after
+
+
+def _outermost(users: UserPaths, marked: Bools) -> Bools:
+    """Those of the marked nodes that have no marked one above them."""
+    outer = users.tree.outermost(marked)
+    return marked & (outer == np.arange(len(marked)))
+
+
+def _callers(users: UserPaths, marked: Bools) -> Int32:
+    """The user's functions that stand above marked nodes."""
+    above = users.tree.totals(marked.astype(np.float64)) > 0
+    return np.unique(users.function[users.user & above])
+
+
+def _opens(phase: str) -> Callable[[Frame], bool]:
+    return lambda frame: phases.phase_mark(frame) == phase
+
+
+def _sets_up(frame: Frame) -> bool:
+    return phases.last_part(frame.function) in _SET_UP and any(folder in frame.file for folder in _SET_UP_FOLDERS)

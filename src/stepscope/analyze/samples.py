@@ -1,53 +1,39 @@
-"""Sampled stacks made ready for questions: one row per stack with the frames that matter picked out of it.
+"""Sampled stacks of main threads made ready for questions: what matters of each picked out, and whether it was steady.
 
-Picked: the innermost frame of the user's own code and the function it calls, the leaf, and, below a DataLoader, the
-outermost and innermost user frames. A forked loader worker carries its parent's stack, so a worker's frames count
-from `_worker_loop` on only. `steady` marks samples of segments that steady training steps fill.
+`steady` marks samples of segments that steady training steps fill.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
 
 from stepscope.analyze.call_tree import NONE, CallTree, call_tree
 from stepscope.analyze.places import UserCode
+from stepscope.analyze.stack_picks import picks
 from stepscope.analyze.steps import LabelledSteps
 from stepscope.model import PHASES
 from stepscope.tables.schema import Tables
 
 STEADY_COVERAGE = 0.5  # a segment counts when steady steps fill at least half of it
-_FORK_POINT = "_worker_loop"
-_LOADER_FILE = "torch/utils/data/"
-_FETCH_FILE = "torch/utils/data/_utils/fetch.py"
-# Opening, stopping and exporting a profiler window happens between two steps and is no part of any.
-_PROFILER_FILES = r"(^|/)torch/(autograd|profiler)/profiler\.py$"
-_PROFILER_WORK = (
-    "__enter__",
-    "__exit__",
-    "start",
-    "stop",
-    "start_trace",
-    "stop_trace",
-    "prepare_trace",
-    "step",
-    "_start_trace",
-    "_prepare_trace",
-    "_transit_action",
-    "export_chrome_trace",
-    "_parse_kineto_results",
-)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """`rows`: one per stack of a main thread, see `_pick`. `frames`: one per frame, with `row` and `position`."""
+    """`rows`: one per stack of a main thread, with what `stack_picks` picks of it."""
 
     rows: pl.DataFrame
-    frames: pl.DataFrame
+    calls: CallTree
+    code: UserCode
     fallback: bool  # no segment was steady: all segments that touch a step are used
+
+    @cached_property
+    def frames(self) -> pl.DataFrame:
+        """(row, position, function, file, line, user_file): a row per frame of a stack, root first."""
+        return _frames(self.rows, self.calls, self.code)
 
     def rank_steps(self) -> pl.DataFrame:
         """Main threads of ranks, in steady state, inside one of the five phases."""
@@ -82,17 +68,14 @@ def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps, calls: Call
     if stacks.is_empty():
         return None
     stacks = stacks.with_row_index("row")
-    frames = _frames(stacks, calls or call_tree(tables), code)
+    calls = calls or call_tree(tables)
     steady, fallback = _steady_segments(stacks, labelled)
-    rows = stacks.join(_pick(frames), on="row", how="left").join(steady, on="row", how="left")
-    rows = rows.with_columns(
-        pl.col("steady", "in_loader", "in_fetch", "in_profiler").fill_null(False), pl.col("waiting").fill_null(False)
-    )
-    return Samples(rows, frames, fallback)
+    rows = stacks.hstack(picks(stacks, calls, code)).join(steady, on="row", how="left", maintain_order="left")
+    rows = rows.with_columns(pl.col("steady", "waiting").fill_null(False))
+    return Samples(rows, calls, code, fallback)
 
 
 def _frames(stacks: pl.DataFrame, calls: CallTree, code: UserCode) -> pl.DataFrame:
-    """(row, role, position, function, file, line, user_file, loader), a row per frame of a stack, root first."""
     rows, nodes = [], []
     row = stacks["row"].to_numpy().astype(np.int64)
     node = stacks["node"].fill_null(NONE).to_numpy().astype(np.int64)
@@ -101,76 +84,13 @@ def _frames(stacks: pl.DataFrame, calls: CallTree, code: UserCode) -> pl.DataFra
         rows.append(row)
         nodes.append(node)
         node = calls.parent[node].astype(np.int64)
-    node = np.concatenate(nodes) if nodes else np.zeros(0, np.int64)
-    frame = calls.frame[node] if len(node) else np.zeros(0, np.int64)
+    row, node = (np.concatenate([np.zeros(0, np.int64), *parts]) for parts in (rows, nodes))
     names = pl.DataFrame(
         calls.frames, schema={"function": pl.String, "file": pl.String, "line": pl.Int64}, orient="row"
     )
-    frames = (
-        pl.DataFrame(
-            {
-                "row": pl.Series(np.concatenate(rows) if rows else [], dtype=pl.UInt32),
-                "position": pl.Series(calls.depth[node] if len(node) else [], dtype=pl.Int64),
-            }
-        )
-        .hstack(names[frame])
-        .join(stacks.select("row", "role"), on="row", how="left", maintain_order="left")
-        .sort("row", "position")
-    )
-    mapping = code.mapping(frames["file"])
-    frames = frames.with_columns(
-        pl.col("file").replace_strict(mapping, default=None, return_dtype=pl.String).alias("user_file"),
-        pl.col("file").fill_null("").str.contains(_LOADER_FILE, literal=True).alias("loader"),
-    )
-    fork = (
-        frames.filter((pl.col("role") == "loader_worker") & (short(pl.col("function")) == _FORK_POINT))
-        .group_by("row")
-        .agg(fork=pl.col("position").max())
-    )
-    frames = frames.join(fork, on="row", how="left", maintain_order="left")
-    above = (pl.col("role") == "loader_worker") & (pl.col("position") <= pl.col("fork").fill_null(1 << 30))
-    return frames.with_columns(
-        pl.when(above).then(None).otherwise(pl.col("user_file")).alias("user_file"),
-        pl.when(above).then(False).otherwise(pl.col("loader")).alias("loader"),
-    )
-
-
-def _pick(frames: pl.DataFrame) -> pl.DataFrame:
-    """(row, user_file/line/function/position, below_file/function, leaf_*, entry_*, inner_*, in_loader, in_*)."""
-    user = frames.filter(pl.col("user_file").is_not_null())
-    innermost = user.group_by("row", maintain_order=True).agg(
-        pl.col("user_file", "line", "function", "position").last()
-    )
-    below = frames.select(
-        "row",
-        (pl.col("position") - 1).alias("position"),
-        pl.col("function").alias("below_function"),
-        pl.col("file").alias("below_file"),
-    )
-    innermost = innermost.join(below, on=["row", "position"], how="left").rename(
-        {"line": "user_line", "function": "user_function", "position": "user_position"}
-    )
-    leaf = frames.group_by("row", maintain_order=True).agg(
-        pl.col("file").last().alias("leaf_file"),
-        pl.col("function").last().alias("leaf_function"),
-        pl.col("position").last().alias("leaf_position"),
-        pl.col("loader").any().alias("in_loader"),
-        pl.col("file").fill_null("").str.contains(_FETCH_FILE, literal=True).any().alias("in_fetch"),
-        (pl.col("file").fill_null("").str.contains(_PROFILER_FILES) & short(pl.col("function")).is_in(_PROFILER_WORK))
-        .any()
-        .alias("in_profiler"),
-        pl.col("position").filter(pl.col("loader")).first().alias("boundary"),
-    )
-    loaded = user.join(leaf.select("row", "boundary"), on="row").filter(pl.col("position") > pl.col("boundary"))
-    ends = loaded.group_by("row", maintain_order=True).agg(
-        pl.col("user_file").first().alias("entry_file"),
-        pl.col("line").first().alias("entry_line"),
-        pl.col("function").first().alias("entry_function"),
-        pl.col("user_file").last().alias("inner_file"),
-        pl.col("line").last().alias("inner_line"),
-        pl.col("function").last().alias("inner_function"),
-    )
-    return leaf.join(innermost, on="row", how="left").join(ends, on="row", how="left")
+    mine = pl.Series("user_file", [code.resolve(frame.file) for frame in calls.frames], dtype=pl.String)
+    places = pl.DataFrame({"row": pl.Series(row, dtype=pl.UInt32), "position": calls.depth[node].astype(np.int64)})
+    return places.hstack(names.with_columns(mine)[calls.frame[node]]).sort("row", "position")
 
 
 def _steady_segments(stacks: pl.DataFrame, labelled: LabelledSteps) -> tuple[pl.DataFrame, bool]:

@@ -1,25 +1,31 @@
 """The run folder: its name, who may write into it, and proof that it can be written before anything starts.
 
-Each launcher owns exactly one `host-H` inside it, taken with one atomic `mkdir`, so that the hosts of a job share a
-run folder and two runs never mix.
+Each launcher owns exactly one `host-H` inside it, taken with one atomic `mkdir`. Launchers of one job share a run
+folder: the first of them leaves `job.json` there, whole from the start, and whoever belongs to another job stays out,
+also when all of them start in the same moment.
 """
 
 from __future__ import annotations
 
-import datetime
+import contextlib
 import errno
 import json
 import re
 import shutil
 import socket
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from stepscope.errors import EnvironmentRefusal, UsageError
-from stepscope.record.host.scheduler import Scheduler
+from stepscope.record.host.scheduler import Scheduler, job_in_manifest
 
 DEFAULT_PARENT = "stepscope-runs"
+JOB_FILE = "job.json"
+JOB_SCHEMA = "stepscope.job/1"
 _MOST_SUFFIXES = 1000
+_TRIES = 5  # another member that gives up removes the folder under us
 
 
 @dataclass(frozen=True)
@@ -32,87 +38,190 @@ class RunFolder:
     def discard(self) -> None:
         """Remove what was claimed for a command that never started; other hosts' folders stay."""
         shutil.rmtree(self.host, ignore_errors=True)
-        for folder in (self.run, self.run.parent if self.run.parent.name == DEFAULT_PARENT else None):
-            if folder is not None:
-                try:
-                    folder.rmdir()
-                except OSError:
-                    return  # not empty: someone else's
+        try:
+            if {path.name for path in self.run.iterdir()} == {JOB_FILE}:
+                (self.run / JOB_FILE).unlink()
+            self.run.rmdir()
+            if self.run.parent.name == DEFAULT_PARENT:
+                self.run.parent.rmdir()
+        except OSError:
+            return  # not empty: someone else's
 
 
 def claim_folder(
-    out: Path | None, script: str, scheduler: Scheduler | None, *, now: datetime.datetime, host: str | None = None
+    out: Path | None, script: str, scheduler: Scheduler | None, *, now: datetime, host: str | None = None
 ) -> RunFolder:
     """Create and claim the folder of a run.
 
-    `out` is taken as it is; without it the name is made of the scheduler's label or the time, and of `script`.
-    Raises `UsageError` when `out` holds another recording, `EnvironmentRefusal` when nothing can be written there.
+    `out` is taken as it is, except that a job which is started again records beside its earlier attempt; without it
+    the name is made of the scheduler's label or the time, and of `script`. Raises `UsageError` when `out` holds another
+    recording, `EnvironmentRefusal` when nothing can be written there.
     """
-    host_name = "host-" + safe_name(host or socket.gethostname() or "localhost")
-    if scheduler is not None and scheduler.local_index:
-        host_name += f".{scheduler.local_index + 1}"
+    host_name = _host_name(scheduler, host)
     if out is not None:
         return _claim_named(out.absolute(), host_name, scheduler)
     label = scheduler.label if scheduler is not None else f"{now:%Y%m%d-%H%M%S}"
     base = Path.cwd() / DEFAULT_PARENT / f"{safe_name(label)}-{safe_name(script)}"
     for attempt in range(1, _MOST_SUFFIXES):
         run = base if attempt == 1 else base.with_name(f"{base.name}-{attempt}")
-        if scheduler is None and run.exists():
-            continue
-        claimed = _make_host_folder(run, host_name)
+        claimed = _claim(run, host_name, scheduler, new=not _is_shared(scheduler))
         if claimed is not None:
             return claimed
     raise EnvironmentRefusal(f"{base} and its numbered successors are all taken; name a folder with --out")
 
 
-def _claim_named(run: Path, host_name: str, scheduler: Scheduler | None) -> RunFolder:
+def _host_name(scheduler: Scheduler | None, host: str | None) -> str:
+    given = scheduler.host if scheduler is not None else None
+    name = "host-" + safe_name(host or given or socket.gethostname() or "localhost")
+    return f"{name}.{scheduler.local_index + 1}" if scheduler is not None and scheduler.local_index else name
+
+
+def _claim_named(out: Path, host_name: str, scheduler: Scheduler | None) -> RunFolder:
+    run = _after_restart(out, scheduler)
     if run.exists() and not run.is_dir():
         raise UsageError(f"--out {run} is a file; name a folder that does not exist yet")
-    if run.is_dir() and any(run.iterdir()) and not _same_job(run, scheduler):
-        raise UsageError(f"--out {run} is not empty; name a new folder, or remove it first")
-    claimed = _make_host_folder(run, host_name)
+    if _is_used(run) and not _same_job(run, scheduler):
+        raise UsageError(f"--out {run} is not empty; {_advice(scheduler)}")
+    claimed = _claim(run, host_name, scheduler, new=False)
     if claimed is None:
-        raise UsageError(f"--out {run} already holds a recording of this host; name a new folder, or remove it first")
+        raise UsageError(f"--out {run} already holds a recording of this host; {_advice(scheduler)}")
     return claimed
+
+
+def _advice(scheduler: Scheduler | None) -> str:
+    if scheduler is not None and "array_task_id" in scheduler.facts:
+        return "give every task of the array a folder of its own, such as --out NAME-$SLURM_ARRAY_TASK_ID"
+    if scheduler is not None and scheduler.kind == "slurm":
+        return "name a new one, such as --out NAME-$SLURM_JOB_ID, or leave --out away for a folder named after the job"
+    return "name a new folder, or remove it first"
+
+
+def _after_restart(out: Path, scheduler: Scheduler | None) -> Path:
+    """Where a job that was started again (requeued, restarted workers) records: refusing would end its training."""
+    if scheduler is None or not scheduler.attempt or not out.is_dir():
+        return out
+    for job, attempt in (_job(path) for path in out.glob("host-*")):
+        if job is not None and job == scheduler.job and attempt < scheduler.attempt:
+            return out.with_name(f"{out.name}-restart{scheduler.attempt}")
+    return out
+
+
+def _is_used(run: Path) -> bool:
+    try:
+        return run.is_dir() and any(run.iterdir())
+    except OSError as error:
+        raise _unwritable(run, error) from None
+
+
+def _is_shared(scheduler: Scheduler | None) -> bool:
+    return scheduler is not None and scheduler.identity is not None
 
 
 def _same_job(run: Path, scheduler: Scheduler | None) -> bool:
     """Whether all there is in `run` comes from other members of this very job step."""
     if scheduler is None or scheduler.identity is None:
         return False
+    agreed = _read_json(run / JOB_FILE)
+    if agreed is not None:
+        return _identity(agreed) == scheduler.identity
     hosts = [path for path in run.iterdir() if path.name.startswith("host-")]
-    return bool(hosts) and all(_identity(path) in (None, scheduler.identity) for path in hosts)
+    manifests = [_read_json(path / "manifest.json") for path in hosts]
+    # One that is not there yet belongs to a member that has just claimed its folder; `_agree` has the last word.
+    return bool(hosts) and all(
+        manifest is None or _identity(_scheduler_of(manifest)) == scheduler.identity for manifest in manifests
+    )
 
 
-def _identity(host_folder: Path) -> tuple[str, ...] | None:
+def _job(host_folder: Path) -> tuple[tuple[str, ...] | None, int]:
+    return job_in_manifest(_scheduler_of(_read_json(host_folder / "manifest.json") or {}))
+
+
+def _scheduler_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    found = manifest.get("scheduler")
+    return found if isinstance(found, dict) else {}
+
+
+def _identity(owner: dict[str, Any]) -> tuple[str, ...]:
+    found = owner.get("identity")
+    return tuple(str(part) for part in found) if isinstance(found, list) else ()
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`; None when there is no such file, empty when it cannot be understood."""
     try:
-        manifest = json.loads((host_folder / "manifest.json").read_text(encoding="utf-8"))
-        found = manifest["scheduler"]["identity"]
-        return tuple(str(part) for part in found)
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return None  # another host has just claimed it and not written yet
-    except (OSError, ValueError, LookupError, TypeError):
-        return ()
+        return None
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
-def _make_host_folder(run: Path, host_name: str) -> RunFolder | None:
-    """`RUN/host-H` when it could be made by us, None when it was there."""
-    folder = RunFolder(run=run, host=run / host_name)
+def _claim(run: Path, host_name: str, scheduler: Scheduler | None, *, new: bool) -> RunFolder | None:
+    """`RUN/host-H` when it could be made by us, None when it or the run is someone else's.
+
+    With `new` the run folder itself must be ours too.
+    """
+    for last in range(_TRIES):
+        try:
+            return _make_host_folder(RunFolder(run=run, host=run / host_name), scheduler, new=new)
+        except FileNotFoundError as error:
+            if last == _TRIES - 1:
+                raise _unwritable(run, error) from None
+        except OSError as error:
+            raise _unwritable(run, error) from None
+    return None
+
+
+def _make_host_folder(folder: RunFolder, scheduler: Scheduler | None, *, new: bool) -> RunFolder | None:
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        folder.run.mkdir(parents=True, exist_ok=not new)
         folder.host.mkdir()
-        probe = folder.host / ".writable"
-        probe.write_bytes(b"x")
-        probe.unlink()
     except FileExistsError:
         return None
-    except OSError as error:
+    except OSError:
         folder.discard()
-        reason = errno.errorcode.get(error.errno or 0, "error")
-        raise EnvironmentRefusal(
-            f"cannot write the run folder {run} ({error.strerror or reason}); name a writable one with --out"
-        ) from None
+        raise
+    try:
+        probe = folder.host / ".writable"
+        probe.write_bytes(b"x")
+        ours = _agree(folder, scheduler)
+        probe.unlink()
+    except OSError:
+        folder.discard()
+        raise
+    if not ours:
+        folder.discard()
+        return None
     return folder
+
+
+def _agree(folder: RunFolder, scheduler: Scheduler | None) -> bool:
+    """Whether the run folder belongs to our job, by `job.json`, which is made here if it is not there.
+
+    Who has no job shares a run folder with nobody.
+    """
+    if scheduler is None or scheduler.identity is None:
+        return all(path == folder.host for path in folder.run.glob("host-*"))
+    shared, own = folder.run / JOB_FILE, folder.host / JOB_FILE
+    text = json.dumps({"schema": JOB_SCHEMA, "identity": list(scheduler.identity)}) + "\n"
+    own.write_text(text, encoding="utf-8")
+    try:
+        shared.hardlink_to(own)  # appears with its content, or not at all
+    except FileExistsError:
+        pass
+    except OSError:
+        # A file system without links. Who reads the file between its making and its writing finds nothing in it.
+        with contextlib.suppress(FileExistsError), shared.open("x", encoding="utf-8") as file:
+            file.write(text)
+    own.unlink()
+    agreed = _read_json(shared)
+    return not agreed or _identity(agreed) == scheduler.identity
+
+
+def _unwritable(run: Path, error: OSError) -> EnvironmentRefusal:
+    reason = error.strerror or errno.errorcode.get(error.errno or 0, "error")
+    return EnvironmentRefusal(f"cannot write the run folder {run} ({reason}); name a writable one with --out")
 
 
 def safe_name(text: str) -> str:

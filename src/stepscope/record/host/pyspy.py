@@ -1,6 +1,7 @@
 """py-spy beside the run: one sampler per Python process and segment of a few seconds, never around the command.
 
 py-spy writes nothing before it ends, so a long recording is cut into segments; a kill loses the current one at most.
+Each writes a Chrome trace, which alone tells when it met a stack; it is converted here to raw stacks and their times.
 Samplers run in our own session with SIGTERM and SIGHUP ignored, are stopped by SIGINT, and end by themselves when
 their time is over or their process is gone. We find the children, not py-spy: its `--subprocesses` reads all of /proc
 ten times a second, which alone cost 1.8 % of a core on a machine with 75 processes, more than 20 samples a second do.
@@ -8,6 +9,7 @@ ten times a second, which alone cost 1.8 % of a core on a machine with 75 proces
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -22,13 +24,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from stepscope.record.agent.masking import mask_argv
+from stepscope.record.host.pyspy_counts import Counted, count
+from stepscope.record.host.pyspy_tasks import TaskWatch
+from stepscope.record.host.pyspy_trace import ThreadHistory, UnreadableTraceError, read_trace
+from stepscope.record.host.stack_files import SpyPart, write_segment
 
 FALLBACK_MARKER = "sampler-fallback"
 _REFUSED = re.compile(
     r"permission denied|operation not permitted|os error 1\b|os error 13\b|eperm|eacces", re.IGNORECASE
 )
 _RESULT = re.compile(r"Samples: (\d+) Errors: (\d+)")
-_STARTS = ("thread (", " ")  # of a record with --threads; a space where py-spy found no frame and no thread
 # A sampled process costs about 1 % of a core at 20 Hz. With more loader workers than this, the first stand for all.
 MOST_SAMPLED = 24
 _REFUSALS_TO_GIVE_UP = 3  # a child may still be on its way to allow it
@@ -37,6 +42,10 @@ _RETRY_SECONDS = 0.4
 _LONGEST_RETRY_SECONDS = 5.0
 _PROBE_SECONDS = 3.0
 _WRITING_SECONDS = 0.02
+_LOOK_SECONDS = 1.0  # between looks at a sampled process's threads
+# From the call that starts py-spy until its clock starts: measured 0.3 to 2 ms; and what it takes to write its file.
+_LOADING_NS = 1_500_000
+_WRITING_NS_PER_BYTE = 5
 _DEAD_MAN_FACTOR = 3.0  # a segment whose supervisor was killed still ends by itself
 
 
@@ -95,11 +104,15 @@ class _Spy:
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     path: Path
+    spawned_ns: int
+    tasks: TaskWatch
     text: str | None = None  # what it said, once it has ended
+    ended_ns: int = 0
 
-    def collect(self) -> bool:
+    def collect(self, now_ns: Callable[[], int]) -> bool:
         """Whether it has ended; fetches its words the first time."""
         if self.text is None and self.process.poll() is not None:
+            self.ended_ns = now_ns()
             self.output.seek(0)
             self.text = self.output.read(65536).decode("utf-8", "replace")
             self.output.close()
@@ -110,6 +123,34 @@ class _Spy:
         """(samples, errors) as it reported them, None when it failed."""
         result = _RESULT.search(self.text or "")
         return (int(result[1]), int(result[2])) if result and self.path.exists() else None
+
+    def start_ns(self, last_us: int, wall_minus_run_ns: int) -> int:
+        """When its clock started, on the run's clock, by that clock's last reading: 2 ms off at most on a free core.
+
+        A busy machine may have held it up while it loaded; then its file, written right after that last reading, is
+        late as well. The file system's own clock is believed only between the two moments we have seen ourselves.
+        """
+        with contextlib.suppress(OSError):
+            file = self.path.stat()
+            written_ns = file.st_mtime_ns - wall_minus_run_ns - file.st_size * _WRITING_NS_PER_BYTE
+            latest = self.ended_ns - last_us * 1000
+            return min(max(self.spawned_ns + _LOADING_NS, written_ns - last_us * 1000), max(latest, self.spawned_ns))
+        return self.spawned_ns + _LOADING_NS
+
+    def convert(self, rate_hz: float, wall_minus_run_ns: int) -> tuple[Counted, int]:
+        """What it has sampled, and its start on the run's clock. Raises `UnreadableTraceError`."""
+        trace = read_trace(self.path)
+        start_ns = self.start_ns(trace.last_us, wall_minus_run_ns)
+        known = self.tasks.knows(thread.tid for thread in trace.threads)
+
+        def last_seen_us(thread: ThreadHistory) -> int | None:
+            if thread.tid is None or not known:
+                return None
+            seen_ns = self.tasks.last_seen_ns(thread.tid, start_ns + thread.starts_us[0] * 1000)
+            return None if seen_ns is None else (seen_ns - start_ns) // 1000
+
+        samples = self.counts[0] if self.counts else 0
+        return count(trace, samples, rate_hz=rate_hz, last_seen_us=last_seen_us), start_ns
 
 
 @dataclass
@@ -155,21 +196,26 @@ class Sampler:
         self._failures: dict[int, int] = {}
         self._refusals = 0
         self._succeeded = False
+        self._looked = 0.0  # monotonic seconds
         self.active = True
 
     def poll(self) -> None:
         """Notice samplers that have ended, start those for new processes, close a segment that is due."""
-        segment = self._segment
+        segment, ended = self._segment, False
         if segment is not None:
             if segment.interrupted_ns is None and time.monotonic() >= segment.deadline:
                 self._interrupt(segment)
             for spy in segment.spies:
-                if spy.text is None and spy.collect():
+                if spy.text is None and spy.collect(self._now_ns):
                     self._judge(spy)
-            if segment.interrupted_ns is not None and all(spy.text is not None for spy in segment.spies):
-                self._close(segment)
+            ended = segment.interrupted_ns is not None and all(spy.text is not None for spy in segment.spies)
+        if ended:
+            self._segment = None
         if self.active and (self._segment is None or self._segment.interrupted_ns is None):
             self._start_missing()
+        if ended and segment is not None:
+            self._close(segment)  # the next one samples meanwhile
+        self._look(_LOOK_SECONDS)
 
     def seconds_until_due(self) -> float:
         """When `poll` should be called next; short while a segment is being written, so that the gap stays short."""
@@ -197,7 +243,8 @@ class Sampler:
             except subprocess.TimeoutExpired:
                 spy.process.kill()
                 spy.process.wait()
-            spy.collect()
+            spy.collect(self._now_ns)
+        self._segment = None
         self._close(segment)
 
     def _start_missing(self) -> None:
@@ -227,16 +274,39 @@ class Sampler:
             "--full-filenames",
             "--threads",
         ]
-        command += ["--format", "raw", "--rate", str(self._rate_hz), "--duration", str(longest), "--output", str(path)]
+        command += [
+            "--format",
+            "chrometrace",
+            "--rate",
+            str(self._rate_hz),
+            "--duration",
+            str(longest),
+            "--output",
+            str(path),
+        ]
+        spawned_ns = self._now_ns()
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         except OSError as error:
             output.close()
             self._end(f"py-spy cannot be run: {error.strerror}")
             return
-        segment.spies.append(_Spy(pid, process, output, path))
+        tasks = TaskWatch(pid)
+        tasks.look(spawned_ns)
+        segment.spies.append(_Spy(pid, process, output, path, spawned_ns, tasks))
+
+    def _look(self, pause_seconds: float) -> None:
+        """See which threads the sampled processes have, when the last look is `pause_seconds` ago."""
+        now = time.monotonic()
+        if self._segment is None or now < self._looked + pause_seconds:
+            return
+        self._looked, now_ns = now, self._now_ns()
+        for spy in self._segment.spies:
+            if spy.text is None:
+                spy.tasks.look(now_ns)
 
     def _interrupt(self, segment: _Segment) -> None:
+        self._look(0.0)
         segment.interrupted_ns = self._now_ns()
         for spy in segment.spies:
             if spy.process.poll() is None:
@@ -244,27 +314,44 @@ class Sampler:
 
     def _close(self, segment: _Segment) -> None:
         """Put what the samplers wrote into one file, and its line into stacks.jsonl."""
-        self._segment = None
-        counts = [spy.counts for spy in segment.spies]
         path = self._folder / f"stacks-{segment.number}.raw"
-        good = [spy for spy, count in zip(segment.spies, counts, strict=True) if count is not None]
-        written = bool(good) and _publish(path, [(spy.path, self._chain(spy.pid)) for spy in good])
+        parts, counts, messages = self._convert(segment)
+        written, times = write_segment(path, parts) if parts else (False, None)
         for spy in segment.spies:
-            spy.path.unlink(missing_ok=True)
-        messages = [_first_line(spy.text or "") for spy in segment.spies if spy not in good]
-        refused = [message for message in messages if _REFUSED.search(message)]
-        if not written and not refused:
+            with contextlib.suppress(OSError):
+                spy.path.unlink(missing_ok=True)
+        if not written and not messages:
             return  # too early, or the process had just ended
         self._write(
             {
                 "segment": segment.number, "file": path.name, "source": "py-spy", "pid": self._root,
                 "start_ns": segment.started_ns, "end_ns": segment.interrupted_ns or self._now_ns(),
                 "rate_hz": float(self._rate_hz), "idle": True, "blocking": False,
-                "samples": sum(count[0] for count in counts if count) if written else None,
-                "errors": sum(count[1] for count in counts if count) if written else None,
-                "status": "ok" if written else "failed", "message": refused[0] if refused else None,
+                "samples": sum(samples for samples, _ in counts) if written else None,
+                "errors": sum(errors for _, errors in counts) if written else None,
+                "status": "ok" if written else "failed", "message": messages[0] if messages else None,
+                **({"times": times} if times is not None else {}),
             }
         )  # fmt: skip
+
+    def _convert(self, segment: _Segment) -> tuple[list[SpyPart], list[tuple[int, int]], list[str]]:
+        """What each sampler has seen, its (samples, errors), and what must be said of those that failed."""
+        wall_minus_run_ns = time.time_ns() - self._now_ns()
+        parts, counts, messages = [], [], []
+        for spy in segment.spies:
+            reported = spy.counts
+            if reported is None:
+                message = _first_line(spy.text or "")
+                messages += [message] if _REFUSED.search(message) else []
+                continue
+            try:
+                counted, start_ns = spy.convert(self._rate_hz, wall_minus_run_ns)
+            except UnreadableTraceError as error:
+                messages.append(str(error))
+                continue
+            parts.append(SpyPart(process_prefix(self._chain(spy.pid)), start_ns, counted))
+            counts.append((sum(counted.counts), reported[1]))
+        return parts, counts, messages
 
     def _judge(self, spy: _Spy) -> None:
         """Decide what the end of a sampler means for the next try."""
@@ -290,23 +377,6 @@ class Sampler:
             if self._segment is not None and self._segment.interrupted_ns is None:
                 self._interrupt(self._segment)
             self._give_up(reason)
-
-
-def _publish(path: Path, parts: Sequence[tuple[Path, Chain]]) -> bool:
-    """Join the samplers' files to `path` in one step, every line under its processes; False when that failed."""
-    temporary = Path(f"{path}.part")
-    try:
-        with temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as sink:
-            for part, chain in parts:
-                prefix = process_prefix(chain)
-                with part.open(encoding="utf-8", errors="surrogateescape", newline="\n") as source:
-                    for line in source:
-                        # a line that does not start so continues the one before: thread names may hold line breaks
-                        sink.write(prefix + line if line.startswith(_STARTS) else line)
-        os.replace(temporary, path)
-    except OSError:
-        return False
-    return True
 
 
 def process_prefix(chain: Chain) -> str:

@@ -1,7 +1,8 @@
 """Which batch system or launcher this process runs under, from its environment alone.
 
 Several hosts of one job must agree on one run folder without talking to each other, so the identity is made of
-names every member of the job sees alike.
+names every member of the job sees alike. Launchers nest (torchrun in a step of a SLURM job): the innermost one says who
+the members are, the outer one gives the name that users know.
 """
 
 from __future__ import annotations
@@ -11,14 +12,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_SLURM_FACTS = ("SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK")
+_SLURM_FACTS = (
+    "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NODELIST", "SLURM_NNODES", "SLURM_NTASKS",
+    "SLURM_CPUS_PER_TASK",
+)  # fmt: skip
+# From here on step ids are SLURM's own: the batch script, an interactive shell, the container of foreign processes.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+# What tells one start of Open MPI from the next on the same hosts; its versions differ in the name.
+_MPI_NAMESPACES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of the processes that a launcher has started: its number on this host, how many there are, its number."""
+
+    local_index: int | None
+    members: int | None
+    index: int | None
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """`identity` is equal for all members of one job step; None where members cannot recognise each other.
+    """What a launcher says about this process.
 
-    `local_index` numbers the members on one host (0 for the first or only one).
+    `identity` is equal for all members of one start of a job step; its last part is the attempt. None where members
+    cannot recognise each other. `local_index` numbers the members on one host (0 for the first or only one), `index`
+    all of them, of which there are `members`. `host` is the name the scheduler gives this node.
     """
 
     kind: str
@@ -26,53 +45,188 @@ class Scheduler:
     identity: tuple[str, ...] | None
     local_index: int
     facts: dict[str, Any]
+    host: str | None = None
+    members: int | None = None
+    index: int | None = None
+
+    @property
+    def job(self) -> tuple[str, ...] | None:
+        """What stays the same when the job is started again after an interruption."""
+        return self.identity[:-1] if self.identity else _job_of(self.facts)
+
+    @property
+    def attempt(self) -> int:
+        """How often the job had been started before; 0 for its first start."""
+        return self.facts.get("restart_count") or 0
 
     def for_manifest(self) -> dict[str, Any]:
         """The `scheduler` object of the manifest."""
-        return {"kind": self.kind, "identity": list(self.identity) if self.identity else None, **self.facts}
+        return {
+            "kind": self.kind,
+            "identity": list(self.identity) if self.identity else None,
+            "members": self.members,
+            "index": self.index,
+            **self.facts,
+        }
 
 
 def detect_scheduler(
     environ: Mapping[str, str], *, now: datetime.datetime, parent_started: datetime.datetime | None = None
 ) -> Scheduler | None:
-    """SLURM or torchrun, seen from inside a job; None on an ordinary shell.
+    """SLURM, torchrun or MPI, seen from inside a job; None on an ordinary shell.
 
     `parent_started` is when the parent process started: equal for all processes that one torchrun has started.
     """
-    if environ.get("SLURM_JOB_ID"):
-        return _slurm(environ, now)
+    started = f"{parent_started or now:%Y%m%d-%H%M%S}"
+    slurm = _SlurmPlace(environ) if _SlurmPlace.job_id(environ) else None
     if environ.get("TORCHELASTIC_RUN_ID"):
-        return _torchrun(environ, parent_started or now)
-    return None
+        return _torchrun(environ, slurm, started)
+    if _number(environ.get("OMPI_COMM_WORLD_RANK")) is not None:
+        return _open_mpi(environ, slurm, started)
+    if _number(environ.get("PMI_RANK")) is not None and _number(environ.get("MPI_LOCALRANKID")) is not None:
+        return _hydra(environ, slurm, started)
+    return _slurm(environ, slurm, now) if slurm is not None else None
 
 
-def _slurm(environ: Mapping[str, str], now: datetime.datetime) -> Scheduler:
-    job, step = environ["SLURM_JOB_ID"], environ.get("SLURM_STEP_ID")
-    attempt = environ.get("SLURM_RESTART_COUNT", "0")
-    facts: dict[str, Any] = {"job_id": job, "step_id": step, "restart_count": _number(attempt)}
-    facts.update({name.lower()[6:]: environ[name] for name in _SLURM_FACTS if name in environ})
-    again = "" if attempt == "0" else f"-restart{attempt}"
-    if step is None or not step.isdecimal():
+def job_in_manifest(scheduler: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, int]:
+    """`job` and `attempt` of the `scheduler` object of a manifest, whatever is in it."""
+    identity = scheduler.get("identity")
+    count = scheduler.get("restart_count")
+    job = tuple(str(part) for part in identity[:-1]) if isinstance(identity, list) and identity else _job_of(scheduler)
+    return job, count if isinstance(count, int) else 0
+
+
+class _SlurmPlace:
+    """Where in a SLURM job this process runs. `step` is None in the batch script and in interactive shells."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        # The components of a heterogeneous job have ids of their own; the leader's is the one they share.
+        self.job = (
+            environ.get("SLURM_HET_JOB_ID")
+            or environ.get("SLURM_PACK_JOB_ID")
+            or environ.get("SLURM_JOB_ID_HET_GROUP_0")
+            or self.job_id(environ)
+        )
+        step = _number(environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID"))
+        self.step = None if step is None or step >= _FIRST_SPECIAL_STEP else str(step)
+        self.restart = _number(environ.get("SLURM_RESTART_COUNT")) or 0
+        array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+        self.name = f"slurm-{array}_{task}" if array and task else f"slurm-{self.job}"
+        self.facts: dict[str, Any] = {"job_id": self.job, "step_id": self.step, "restart_count": self.restart}
+        if array and task:
+            self.facts.update(array_job_id=array, array_task_id=task)
+        self.facts.update({name.lower()[6:]: environ[name] for name in _SLURM_FACTS if name in environ})
+        # Outside of a step this is where the batch script runs, whatever the host of this process.
+        self.host = environ.get("SLURMD_NODENAME") or None if self.step is not None else None
+
+    @staticmethod
+    def job_id(environ: Mapping[str, str]) -> str:
+        return environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or ""
+
+    def label(self, otherwise: str) -> str:
+        """Job and step, or the job and `otherwise` where there is no step."""
+        return f"{self.name}.{self.step}" if self.step is not None else f"{self.name}-{otherwise}"
+
+
+def _slurm(environ: Mapping[str, str], slurm: _SlurmPlace, now: datetime.datetime) -> Scheduler:
+    again = _again(slurm.restart)
+    if slurm.step is None:
         # The batch script itself: one host, and perhaps several recordings one after the other. The time tells them
         # apart.
-        return Scheduler("slurm", f"slurm-{job}{again}-{now:%Y%m%d-%H%M%S}", None, 0, facts)
-    local = _number(environ.get("SLURM_LOCALID")) or 0
-    return Scheduler("slurm", f"slurm-{job}.{step}{again}", ("slurm", job, step, attempt), local, facts)
+        return Scheduler("slurm", f"{slurm.name}{again}-{now:%Y%m%d-%H%M%S}", None, 0, slurm.facts)
+    return Scheduler(
+        kind="slurm",
+        label=slurm.label("") + again,
+        identity=("slurm", slurm.job, slurm.step, str(slurm.restart)),
+        local_index=_number(environ.get("SLURM_LOCALID")) or 0,
+        facts=slurm.facts,
+        host=slurm.host,
+        members=_number(environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")),
+        index=_number(environ.get("SLURM_PROCID")),
+    )
 
 
-def _torchrun(environ: Mapping[str, str], started: datetime.datetime) -> Scheduler:
+def _torchrun(environ: Mapping[str, str], slurm: _SlurmPlace | None, started: str) -> Scheduler:
     run_id = environ["TORCHELASTIC_RUN_ID"]
-    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    facts: dict[str, Any] = {"run_id": run_id, "restart_count": _number(attempt)}
+    restart = _number(environ.get("TORCHELASTIC_RESTART_COUNT")) or 0
+    # The default rendezvous has no name of its own; the start of the launcher tells its run from the next one on this
+    # host, while the hosts of such a job each get a folder, unless a SLURM step gives them a name in common.
+    named = started if run_id == "none" and (slurm is None or slurm.step is None) else run_id
     local = _number(environ.get("LOCAL_RANK")) or 0
-    again = "" if attempt == "0" else f"-restart{attempt}"
-    if run_id == "none":
-        # The default rendezvous has no name of its own; the start of the launcher tells its run from the next one on
-        # this host, while the hosts of such a job each get a folder.
-        label = f"{started:%Y%m%d-%H%M%S}"
-        return Scheduler("torchrun", f"torchrun-{label}{again}", ("torchrun", label, attempt), local, facts)
-    return Scheduler("torchrun", f"torchrun-{run_id}{again}", ("torchrun", run_id, attempt), local, facts)
+    if slurm is not None:
+        local += (_number(environ.get("SLURM_LOCALID")) or 0) * (_number(environ.get("LOCAL_WORLD_SIZE")) or 0)
+    return _nested(
+        "torchrun",
+        named,
+        slurm,
+        restart,
+        {"run_id": run_id},
+        Member(local, _number(environ.get("WORLD_SIZE")), _number(environ.get("RANK"))),
+    )
+
+
+def _open_mpi(environ: Mapping[str, str], slurm: _SlurmPlace | None, started: str) -> Scheduler:
+    space = next((environ[name] for name in _MPI_NAMESPACES if environ.get(name)), None)
+    if slurm is not None:
+        # Its daemons on the other nodes are a step, the one beside the batch script is not: no member may look at it.
+        slurm.step = slurm.facts["step_id"] = None
+    return _nested(
+        "mpi",
+        space or started,
+        slurm,
+        0,
+        {"run_id": space},
+        _member(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    )
+
+
+def _hydra(environ: Mapping[str, str], slurm: _SlurmPlace | None, started: str) -> Scheduler:
+    """MPICH and its relatives; SLURM's numbers are then those of one helper per node."""
+    return _nested(
+        "mpi",
+        started if slurm is None or slurm.step is None else "hydra",
+        slurm,
+        0,
+        {"run_id": None},
+        _member(environ, "MPI_LOCALRANKID", "PMI_SIZE", "PMI_RANK"),
+    )
+
+
+def _member(environ: Mapping[str, str], local: str, size: str, rank: str) -> Member:
+    return Member(*(_number(environ.get(name)) for name in (local, size, rank)))
+
+
+def _nested(
+    kind: str, run_id: str, slurm: _SlurmPlace | None, restart: int, facts: dict[str, Any], member: Member
+) -> Scheduler:
+    """A launcher in its own right, or one inside a SLURM job, which then gives the name."""
+    label, total = f"{kind}-{run_id}", restart
+    identity: tuple[str, ...] = (kind, run_id, str(restart))
+    if slurm is not None:
+        label, total = slurm.label(run_id), slurm.restart + restart
+        identity = ("slurm", slurm.job, slurm.step or "batch", kind, run_id, f"{slurm.restart}.{restart}")
+        facts = {**slurm.facts, **facts}
+    return Scheduler(
+        kind=kind,
+        label=label + _again(total),
+        identity=identity,
+        local_index=member.local_index or 0,
+        facts={**facts, "restart_count": total},
+        # MPI can hand one node's environment to the processes on all of them
+        host=slurm.host if slurm is not None and kind == "torchrun" else None,
+        members=member.members,
+        index=member.index,
+    )
+
+
+def _job_of(facts: Mapping[str, Any]) -> tuple[str, ...] | None:
+    job = facts.get("job_id")
+    return ("slurm", str(job)) if job else None
+
+
+def _again(restart: int) -> str:
+    return f"-restart{restart}" if restart else ""
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 19 else None
