@@ -102,7 +102,7 @@ class StackSource(Protocol):
     def read(
         self, names: FrameNames, losses: Losses, progress: Callable[[int], None] | None = None
     ) -> Iterator[RawStack]:
-        """The stacks; what cannot be read is counted in `losses`. `progress` gets the bytes read so far, now and then."""
+        """The stacks; what cannot be read is counted in `losses`. `progress` gets the bytes read so far."""
 
 
 @dataclass(frozen=True)

@@ -156,3 +156,13 @@ def gain(finding: Mapping[str, Any]) -> str:
         return f"{ceiling} of the step at most"
     low, high = words.percent(expected["low"]), words.percent(expected["high"])
     return f"{low} to {high} of the step expected, {ceiling} at most"
+
+
+def without_steps(report: Report) -> str:
+    """What was read where no step was seen."""
+    if report.quality.get("reading") or report.run.get("hosts"):
+        return "no step was seen"
+    stacks = report.views.get("stacks")
+    if stacks:
+        return f"{words.count(stacks['samples'])} sampled stacks, which know no steps"
+    return "a recording of memory" if report.views.get("memory") else "no step was seen"

@@ -75,8 +75,7 @@ def _headline(report: Report) -> Iterator[RenderableType]:
     name = Text(plain(report.run.get("name") or "run", 60), style="bold")
     steps = report.steps
     if steps is None:
-        traces = report.quality.get("reading") or report.run.get("hosts") or not report.views.get("memory")
-        yield name + Text(": no step was seen" if traces else ": a recording of memory")
+        yield name + Text(f": {sentences.without_steps(report)}")
         return
     rates = [f"{words.number(steps['per_second'])} steps/s"]
     if steps.get("samples_per_second") is not None:

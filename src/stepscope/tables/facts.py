@@ -35,7 +35,7 @@ def run_facts(raw: RawRun, ranks: Iterable[RankInfo]) -> RunFacts:
         started_ns=min(starts, default=None),
         ended_ns=max(known_ends, default=None) if len(known_ends) == len(manifests) else None,
         exit_status=next((status for status in statuses if status), statuses[0] if statuses else None),
-        hosts=tuple(host.name for host in raw.hosts),
+        hosts=tuple(host.name for host in raw.hosts if host.name),
         ranks=tuple(sorted({info.rank for info in infos})),
         world_size=max(sizes, default=None),
         versions=_versions(infos, first),

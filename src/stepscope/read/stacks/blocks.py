@@ -5,17 +5,16 @@ Bytes that are no UTF-8 become lone surrogates, as `os.fsdecode` makes them; onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from stepscope.read.inflate import ByteStream, Limits
 from stepscope.read.raw import Losses
+from stepscope.read.stacks.source import Progress
 
 # Stacks repeat themselves and pack far better than traces; a bomb costs time here, but no memory.
 LIMITS = Limits(unpacked_bytes=256 * 2**30, ratio=2000.0)
 MAX_LINE_BYTES = 16 * 2**20
-
-Progress = Callable[[int], None]
 
 
 def read_lines(path: Path, label: str, losses: Losses, progress: Progress | None = None) -> Iterator[list[str]]:
@@ -24,34 +23,18 @@ def read_lines(path: Path, label: str, losses: Losses, progress: Progress | None
     Counts `unreadable_files`, `cut_off_files` (packed, and damaged) and, for lines that are too long,
     `skipped_records`.
     """
-    told = None if progress is None else (lambda consumed, _size: progress(consumed))
-    rest: list[bytes] = []
-    held = 0
-    dropping = False
+
+    def told(consumed: int, _size: int) -> None:
+        if progress is not None:
+            progress(consumed)
+
     try:
         stream = ByteStream(path, LIMITS, told)
+        splitter = _Splitter()
         for piece in stream:
-            cut = piece.rfind(b"\n")
-            if cut < 0:
-                held += len(piece)
-                if dropping or held > MAX_LINE_BYTES:
-                    dropping, rest = True, []
-                else:
-                    rest.append(piece)
-                continue
-            rest.append(piece[:cut])
-            lines = _decoded(rest)
-            if dropping:
-                losses.add("skipped_records", label)
-                del lines[0]
-            dropping = False
-            rest = [piece[cut + 1 :]]
-            held = len(rest[0])
-            yield lines
-        if dropping:
-            losses.add("skipped_records", label)
-        elif held:
-            yield _decoded(rest)
+            yield splitter.add(piece)
+        yield splitter.last()
+        losses.add("skipped_records", label, splitter.too_long)
         if stream.problem is not None:
             losses.add("cut_off_files", label)
     except FileNotFoundError:
@@ -60,5 +43,37 @@ def read_lines(path: Path, label: str, losses: Losses, progress: Progress | None
         losses.add("unreadable_files", label)
 
 
-def _decoded(parts: list[bytes]) -> list[str]:
-    return b"".join(parts).decode("utf-8", "surrogateescape").split("\n")
+class _Splitter:
+    """Pieces of bytes to lines; what comes after a piece's last newline waits for the next piece."""
+
+    def __init__(self) -> None:
+        self.too_long = 0
+        self._rest: list[bytes] = []
+        self._held = 0
+
+    def add(self, piece: bytes) -> list[str]:
+        """The lines that `piece` ends."""
+        cut = piece.rfind(b"\n")
+        if cut < 0:
+            self._held += len(piece)
+            if self._held > MAX_LINE_BYTES:
+                self._rest.clear()
+            else:
+                self._rest.append(piece)
+            return []
+        lines = self._lines(piece[:cut])
+        self._rest = [piece[cut + 1 :]]
+        self._held = len(self._rest[0])
+        return lines
+
+    def last(self) -> list[str]:
+        """The line that no newline ends."""
+        return self._lines(b"") if self._held else []
+
+    def _lines(self, piece: bytes) -> list[str]:
+        too_long = self._held > MAX_LINE_BYTES
+        lines = b"".join((*self._rest, piece)).decode("utf-8", "surrogateescape").split("\n")
+        if too_long:
+            self.too_long += 1
+            del lines[0]
+        return lines

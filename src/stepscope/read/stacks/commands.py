@@ -13,18 +13,9 @@ SPAWNED = "spawned"
 
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.semaphore_tracker", "multiprocessing.forkserver")
 _LAUNCHER_PROGRAMS = {
-    *(
-        "torchrun",
-        "torchrun.py",
-        "accelerate",
-        "accelerate-launch",
-        "deepspeed",
-        "deepspeed.py",
-        "composer",
-        "colossalai",
-    ),
+    *("torchrun", "torchrun.py", "accelerate", "accelerate-launch", "deepspeed", "deepspeed.py", "composer"),
     *("horovodrun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "hydra_pmi_proxy"),
-    *("srun", "sbatch", "salloc", "jsrun", "aprun", "flux", "stepscope"),
+    *("srun", "sbatch", "salloc", "jsrun", "aprun", "flux", "colossalai", "stepscope"),
 }
 _LAUNCHER_MODULES = (
     "torch.distributed.run",
@@ -44,19 +35,27 @@ _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 _MAX_CHARS = 4096
 
 
-def hint_of(command: str) -> str | None:
-    """ "launcher", "helper", "spawned", or None where the command line says none of these."""
+def hint_of(command: str, above: str = "") -> str | None:
+    """ "launcher", "helper", "spawned", or None where the command line says none of these.
+
+    `above` is the parent's: a process with the same one was forked from it and does not do its parent's work. What
+    a fork server forks was spawned.
+    """
     text = command[:_MAX_CHARS]
     if "--multiprocessing-fork" in text or "from multiprocessing.spawn import" in text:
         return SPAWNED
     if any(f"from {module} import" in text for module in _HELPERS):
-        return HELPER
+        return SPAWNED if command == above else HELPER
+    return LAUNCHER if command != above and _launches(text) else None
+
+
+def _launches(text: str) -> bool:
     words = text.split()
     if not words:
-        return None
+        return False
     if not _PYTHON.fullmatch(_base(words[0])):
-        return LAUNCHER if _is_launcher_program(words[0]) else None
-    return LAUNCHER if _python_runs_launcher(words[1:]) else None
+        return _is_launcher_program(words[0])
+    return _python_runs_launcher(words[1:])
 
 
 def _python_runs_launcher(words: list[str]) -> bool:

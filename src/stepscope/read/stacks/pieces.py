@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stepscope.read.raw import Frame, FrameNames
 from stepscope.read.text import clean
@@ -17,11 +17,17 @@ _LINE = re.compile(r":(-?[0-9]{1,9})\Z")
 
 
 class Pieces:
-    """Numbers of frames `NAME (FILE:LINE)` by their text."""
+    """Numbers of frames by their text, which `frame_of` takes apart.
 
-    def __init__(self, names: FrameNames) -> None:
+    `known` holds frames that are one piece between two semicolons, and nothing else.
+    """
+
+    def __init__(self, names: FrameNames, frame_of: Callable[[str], Frame]) -> None:
         self.known: dict[str, int] = {}
+        self._odd: dict[str, int] = {}  # without a closing parenthesis, or with a semicolon inside
         self._names = names
+        self._frame_of = frame_of
+        self._files: dict[str, str] = {}
         self._chars = 0
 
     def frames(self, pieces: Sequence[str]) -> tuple[int, ...]:
@@ -30,27 +36,32 @@ class Pieces:
         pending: list[str] = []
         last = len(pieces) - 1
         for index, piece in enumerate(pieces):
-            if pending or not piece.endswith(")"):
-                pending.append(piece)
-                if not piece.endswith(")") and index < last:
-                    continue  # a semicolon inside a name or a file
-                piece = ";".join(pending)
+            closed = piece.endswith(")")
+            if closed and not pending:
+                frames.append(self.number(piece))
+                continue
+            pending.append(piece)
+            if closed or index == last:
+                frames.append(self._number(";".join(pending), self._odd))
                 pending.clear()
-            frames.append(self.number(piece))
         return tuple(frames)
 
-    def number(self, text: str) -> int:
-        """The number of the frame that stands as `text`."""
-        known = self.known.get(text)
-        if known is None:
+    def number(self, piece: str) -> int:
+        """The number of the frame that is all of `piece`."""
+        return self._number(piece, self.known)
+
+    def _number(self, text: str, known: dict[str, int]) -> int:
+        number = known.get(text)
+        if number is None:
             self._chars += len(text)
-            if len(self.known) >= MAX_PIECES or self._chars > MAX_PIECE_CHARS:
+            if len(self.known) + len(self._odd) >= MAX_PIECES or self._chars > MAX_PIECE_CHARS:
                 return self._names.number(MORE_FRAMES)
-            known = self.known[text] = self._names.number(frame_of(text))
-        return known
+            function, file, line = self._frame_of(text)
+            number = known[text] = self._names.number(Frame(function, self._files.setdefault(file, file), line))
+        return number
 
 
-def frame_of(text: str) -> Frame:
+def pyspy_frame(text: str) -> Frame:
     """Split `NAME (FILE:LINE)`; names and files may both hold parentheses, colons and spaces."""
     opening = _opening(text) if text.endswith(")") else -1
     if opening < 0:

@@ -10,155 +10,115 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from stepscope.read.raw import FrameNames, Losses, RawStack
-from stepscope.read.stacks.blocks import Progress, read_lines
+from stepscope.read.stacks.blocks import read_lines
 from stepscope.read.stacks.commands import hint_of
-from stepscope.read.stacks.pieces import Pieces
+from stepscope.read.stacks.heads import Head, Heads
+from stepscope.read.stacks.pieces import Pieces, pyspy_frame
+from stepscope.read.stacks.records import MAX_RECORD_CHARS, START_PROCESS, Records
+from stepscope.read.stacks.source import MAX_FRAMES, FileSource, Progress, count_of
 from stepscope.read.text import clean
 
-FORMAT = "py-spy raw"
-MAX_RECORD_CHARS = 4 * 2**20  # py-spy stops at 4096 frames; the longest seen stack of 3000 took 180 KB
-MAX_FRAMES = 20_000
-MAX_HEADS = 100_000
-_MAX_COUNT_DIGITS = 15
+MAX_PROCESSES = 100_000
 
-_START_PROCESS = re.compile(r'process \d{1,18}:"')
-_START_THREAD = re.compile(r"thread \((?:\d{1,20}|0x[0-9A-Fa-f]{1,16})\)")
 # A command line ends at the first quote that another prefix follows; it may itself hold quotes and semicolons.
 _PROCESS = re.compile(r'process (\d{1,18}):"(.*?)"(?:;(?=process \d{1,18}:"|thread \()|\Z)', re.DOTALL)
 # Without thread prefixes it ends at the first quote that a semicolon follows.
 _PROCESS_BARE = re.compile(r'process (\d{1,18}):"(.*?)"(?:;|\Z)', re.DOTALL)
 _THREAD = re.compile(r"thread \((\d{1,20}|0x[0-9A-Fa-f]{1,16})\)(?::[ ]([^;]*))?(?:;|\Z)")
-_COUNT = re.compile(r" (\d+)$")
 
 
-class PySpyRaw:
-    """A raw file as a `StackSource`. `label` names it in the losses."""
+class PySpyRaw(FileSource):
+    """A raw file as a `StackSource`."""
+
+    format = "py-spy raw"
 
     def __init__(self, path: Path, label: str | None = None) -> None:
-        self.path = path
-        self.format = FORMAT
-        self.unit = "samples"
-        self.rate_hz: float | None = None
-        self.wall_ns: int | None = None
-        self.hints: dict[int, str] = {}
-        self._label = label or path.name
+        super().__init__(path, label, tool="py-spy")
 
     def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
         """The stacks. Samples of stacks and `skipped_samples` are the file's own sum where counts are legible."""
-        return self.parse(read_lines(self.path, self._label, losses, progress), names, losses)
+        return self.parse(read_lines(self.path, self.label, losses, progress), names, losses)
 
     def parse(self, blocks: Iterable[list[str]], names: FrameNames, losses: Losses) -> Iterator[RawStack]:
         """The stacks of blocks of lines."""
-        reader = _Reader(names, self.hints)
-        for number, record in enumerate(_records(blocks)):
+        records = Records(blocks)
+        iterator = iter(records)
+        reader = _Reader(names, self.hints, prefixed=records.prefixed)
+        for number, record in enumerate(iterator):
             stack = reader.stack(record, number)
             if stack is not None:
                 yield stack
                 continue
-            losses.add("skipped_records", self._label)
-            losses.add("skipped_samples", self._label, _count_of(record) or 0)
-
-
-def _records(blocks: Iterable[list[str]]) -> Iterator[str]:
-    """Join lines to records.
-
-    Where the file's records carry a process or thread prefix, a record reaches to the next prefix. Without
-    prefixes a line that ends in a count ends its record.
-    """
-    start: re.Pattern[str] | None = None
-    known = False
-    parts: list[str] = []
-    for line in (line for lines in blocks for line in lines):
-        if not known and line.strip():
-            start = next((p for p in (_START_PROCESS, _START_THREAD) if p.match(line)), None)
-            known = True
-        if parts and (start.match(line) if start else _COUNT.search(parts[-1])):
-            yield _joined(parts)
-            parts = []
-        if parts or line:
-            parts.append(line)
-    if parts:
-        yield _joined(parts)
-
-
-def _joined(parts: list[str]) -> str:
-    if len(parts) == 1:
-        return parts[0]
-    # Trailing blank lines belong to nothing.
-    return "\n".join(parts).rstrip("\n")
-
-
-def _count_of(record: str) -> int | None:
-    match = _COUNT.search(record)
-    if match is None or len(match[1]) > _MAX_COUNT_DIGITS or not match[1].isascii():
-        return None
-    return int(match[1])
-
-
-class _Head(NamedTuple):
-    pids: tuple[int, ...]
-    thread: str | None
-    name: str | None
-
-
-class _Node:
-    """Pieces that beginnings of records are made of, as a tree: known beginnings are found without any grammar."""
-
-    __slots__ = ("below", "head")
-
-    def __init__(self) -> None:
-        self.below: dict[str, _Node] = {}
-        self.head: _Head | None = None
+            losses.add("skipped_records", self.label)
+            losses.add("skipped_samples", self.label, count_of(record[record.rfind(" ") + 1 :]) or 0)
 
 
 class _Reader:
-    def __init__(self, names: FrameNames, hints: dict[int, str]) -> None:
-        self._pieces = Pieces(names)
+    def __init__(self, names: FrameNames, hints: dict[int, str], *, prefixed: bool) -> None:
+        self._pieces = Pieces(names, pyspy_frame)
         self._hints = hints
-        self._heads = _Node()
-        self._head_count = 0
+        self._prefixed = prefixed
+        self._heads = Heads()
+        if not prefixed:
+            self._heads.learn([], Head((), None, None))
 
     def stack(self, record: str, number: int) -> RawStack | None:
         """The stack of a record; None where it cannot be read."""
-        count = _count_of(record)
-        if count is None or len(record) > MAX_RECORD_CHARS:
+        cut = record.rfind(" ")
+        samples = count_of(record[cut + 1 :])
+        if samples is None or cut < 0 or len(record) > MAX_RECORD_CHARS:
             return None
-        text = record.rpartition(" ")[0]
-        return self._read(text, count, number)
+        pieces = record[:cut].split(";")
+        head, used = self._heads.find(pieces)
+        if head is not None:
+            try:
+                frames = tuple(map(self._pieces.known.__getitem__, pieces[used:]))
+            except KeyError:
+                pass  # something new, or a semicolon inside a name
+            else:
+                return RawStack(head.pids, head.thread, head.name, frames, samples, number)
+        return self._new(record[:cut], pieces, samples, number)
 
-    def _read(self, text: str, samples: int, number: int) -> RawStack | None:
-        pids, position = self._processes(text)
-        if position < 0:
+    def _new(self, text: str, pieces: list[str], samples: int, number: int) -> RawStack | None:
+        """A stack with something that was not met before, by the grammar."""
+        found = self._head(text)
+        if found is None:
             return None
-        thread = name = None
-        match = _THREAD.match(text, position)
-        if match:
-            thread, name, position = match[1], match[2], match.end()
-        pieces = text[position:].split(";") if position < len(text) else []
-        if name is not None:
+        head, position = found
+        rest = text[position:].split(";") if position < len(text) else []
+        if head.name is not None:
+            name = head.name
             # A thread's name may hold semicolons: what comes before the first frame is still the name.
-            while pieces and not pieces[0].endswith(")"):
-                name += ";" + pieces.pop(0)
-        if len(pieces) > MAX_FRAMES:
+            while rest and not rest[0].endswith(")"):
+                name += ";" + rest.pop(0)
+            head = head._replace(name=clean(name))
+        if len(rest) > MAX_FRAMES:
             return None
-        frames = self._pieces.frames(pieces)
-        return RawStack(pids, thread, clean(name) if name is not None else None, frames, samples, number)
+        self._heads.learn(pieces[: len(pieces) - len(rest)] if text else [], head)
+        return RawStack(head.pids, head.thread, head.name, self._pieces.frames(rest), samples, number)
 
-    def _processes(self, text: str) -> tuple[tuple[int, ...], int]:
-        """The pids of the process prefixes and where they end; -1 when a prefix is cut off."""
+    def _head(self, text: str) -> tuple[Head, int] | None:
+        """The prefixes of a record and where they end; None when one is cut off, or absent where all others have it."""
         pids: list[int] = []
         position = 0
-        while text.startswith("process ", position) and _START_PROCESS.match(text, position):
+        above = ""
+        while text.startswith("process ", position) and START_PROCESS.match(text, position):
             match = _PROCESS.match(text, position) or _PROCESS_BARE.match(text, position)
             if match is None:
-                return (), -1
+                return None
             pid = int(match[1])
             pids.append(pid)
-            hint = hint_of(match[2])
-            if hint is not None:
-                self._hints.setdefault(pid, hint)
+            self._note(pid, match[2], above)
+            above = match[2]
             position = match.end()
-        return tuple(pids), position
+        match = _THREAD.match(text, position)
+        if match:
+            return Head(tuple(pids), match[1], match[2]), match.end()
+        return (Head(tuple(pids), None, None), position) if pids or not self._prefixed else None
+
+    def _note(self, pid: int, command: str, above: str) -> None:
+        hint = hint_of(command, above)
+        if hint is not None and len(self._hints) < MAX_PROCESSES:
+            self._hints.setdefault(pid, hint)

@@ -1,0 +1,198 @@
+"""How much of a wait for the loader goes to which state of the others: at the same moments, or by shares of samples.
+
+A moment in which the main thread waits belongs to what is nearest to its end: pinning, else a batch on its way between
+processes, else workers that make batches (in equal parts), else workers that start, else nothing (workers idle), else to
+what nobody sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from stepscope.analyze import loader_states as states
+from stepscope.analyze.call_tree import Floats, Int64
+from stepscope.analyze.intervals import EMPTY, Intervals, covered, intersect, merge, subtract, total, union
+from stepscope.analyze.loader_states import LoaderStates
+from stepscope.analyze.sampled_loop import SampledLoop
+from stepscope.analyze.user_paths import at, rows_of
+from stepscope.tables.phases import DATA_WAIT
+
+SEGMENT = ["process", "host", "file"]
+_SCHEMA = {"process": pl.String, "state": pl.Int8, "line": pl.Int32, "weight": pl.Float64}
+
+
+class Threads(NamedTuple):
+    """Rows of `stacks` or `stretches`: main threads of ranks in their loop, and all others of the same processes.
+
+    Both have `state` and `line` of `LoaderStates`; the state of a main thread outside its loader is null.
+    """
+
+    mains: pl.DataFrame
+    others: pl.DataFrame
+
+
+class Parts(NamedTuple):
+    """`weights`: process, state, line (-1 for none), weight; `loops`: process, weight of the whole loop in the same unit."""
+
+    weights: pl.DataFrame
+    loops: pl.DataFrame
+
+
+def threads(mains: pl.DataFrame, rows: pl.DataFrame, by_path: LoaderStates) -> Threads:
+    """`mains` are in the loop; of `rows`, those of other threads in the same segments count."""
+    is_main = pl.col("main_thread").fill_null(False)
+    beside = rows.filter(
+        pl.col("node").is_not_null() & ((pl.col("role") == "loader_worker") | ((pl.col("role") == "rank") & ~is_main))
+    ).join(mains.select(SEGMENT).unique(), on=SEGMENT, how="semi")
+    works = pl.Series((beside["role"] == "loader_worker") & beside["main_thread"].fill_null(False))
+    nodes = rows_of(beside["node"])
+    state = np.where(works.to_numpy(), at(by_path.worker, nodes, 0), at(by_path.helper, nodes, 0))
+    mains = mains.with_columns(
+        state=pl.Series(at(by_path.main, rows_of(mains["node"]), 0)),
+        line=pl.Series(at(by_path.line, rows_of(mains["node"]), -1)),
+    ).with_columns(state=pl.when(pl.col("phase") == DATA_WAIT).then("state"))
+    return Threads(
+        mains, beside.with_columns(state=pl.Series(state), line=pl.Series(at(by_path.line, nodes, -1)), works=works)
+    )
+
+
+def at_the_same_time(found: Threads, loop: SampledLoop) -> Parts:
+    """From rows of `stretches`; weights are ns."""
+    weights: list[tuple[str, int, int, float]] = []
+    loops: list[tuple[str, float]] = []
+    others = {key[0]: rows for key, rows in found.others.partition_by("process", as_dict=True).items()}
+    for (process,), mains in found.mains.partition_by("process", as_dict=True, maintain_order=True).items():
+        scope = loop.times(process) if loop.inside is None else _times(mains)
+        loops.append((process, float(total(intersect(_times(mains), scope)))))
+        beside = others.get(process, found.others.clear())
+        weights.extend((process, *part) for part in _parts(mains.filter(pl.col("state").is_not_null()), beside, scope))
+    return Parts(
+        pl.DataFrame(weights, schema=_SCHEMA, orient="row").filter(pl.col("weight") > 0),
+        pl.DataFrame(loops, schema={"process": pl.String, "weight": pl.Float64}, orient="row"),
+    )
+
+
+def _parts(mains: pl.DataFrame, beside: pl.DataFrame, scope: Intervals) -> Iterator[tuple[int, int, float]]:
+    """(state, line, ns) of one process."""
+    own = mains.filter(pl.col("state") != states.WAITS)
+    lengths = covered(scope, own["start_ns"].to_numpy(), own["end_ns"].to_numpy())
+    summed = own.select("state", "line", pl.Series("ns", lengths)).group_by("state", "line").agg(pl.col("ns").sum())
+    yield from ((state, line, float(ns)) for state, line, ns in summed.sort("state", "line").iter_rows())
+    rest = intersect(_times(mains.filter(pl.col("state") == states.WAITS)), scope)
+    for state in (states.PINNING, states.TRANSFER):
+        times = _times(beside.filter(pl.col("state") == state))
+        yield state, -1, float(total(intersect(rest, times)))
+        rest = subtract(rest, times)
+    busy = beside.filter(pl.col("state") == states.BUSY)
+    shares = _shared(busy["start_ns"].to_numpy(), busy["end_ns"].to_numpy(), rest)
+    by_line = busy.select("line", pl.Series("ns", shares, dtype=pl.Float64)).group_by("line").agg(pl.col("ns").sum())
+    yield from ((states.BUSY, line, ns) for line, ns in by_line.sort("line").iter_rows())
+    rest = subtract(rest, _times(busy))
+    starting = _times(beside.filter(pl.col("state") == states.START))
+    yield states.START, -1, float(total(intersect(rest, starting)))
+    rest = subtract(rest, starting)
+    seen = _times(beside.filter("works"))
+    yield states.IDLE, -1, float(total(intersect(rest, seen)))
+    yield states.NOTHING, -1, float(total(subtract(rest, seen)))
+
+
+def _shared(starts: Int64, ends: Int64, within: Intervals) -> Floats:
+    """What each interval gets of the time `within` when those that last at a moment share it equally, ns."""
+    edges = np.unique(np.concatenate([starts, ends, within.starts, within.ends]))
+    if len(edges) < 2:
+        return np.zeros(len(starts))
+    begins, finishes = np.searchsorted(edges, starts), np.searchsorted(edges, ends)
+    change = np.zeros(len(edges), np.int64)
+    np.add.at(change, begins, 1)
+    np.add.at(change, finishes, -1)
+    count = np.cumsum(change)[:-1]
+    lengths = covered(within, edges[:-1], edges[1:])
+    reached = np.concatenate([[0.0], np.cumsum(np.where(count > 0, lengths / np.maximum(count, 1), 0.0))])
+    found: Floats = np.maximum(reached[finishes] - reached[begins], 0.0)
+    return found
+
+
+def _times(rows: pl.DataFrame) -> Intervals:
+    if rows.is_empty():
+        return EMPTY
+    return merge(union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()))
+
+
+def in_the_same_period(found: Threads) -> Parts:
+    """From rows of `stacks`; weights are samples of the main thread.
+
+    Threads count as independent of each other: n of them, each in a state a share s of the time, leave (1 - s)^n of it
+    to others; n is how many there were at a time, by their samples against those of the main thread's loop.
+    """
+    waits = pl.col("samples").filter(pl.col("state") == states.WAITS).sum()
+    groups = found.mains.group_by(SEGMENT).agg(loop=pl.col("samples").sum(), waits=waits)
+
+    def of(state: int, works: bool) -> pl.Expr:
+        return pl.col("samples").filter((pl.col("state") == state) & (pl.col("works") == works)).sum()
+
+    others = found.others.group_by(SEGMENT).agg(
+        all=pl.col("samples").filter("works").sum(),
+        busy=of(states.BUSY, True),
+        start=of(states.START, True),
+        helpers=pl.col("samples").filter(~pl.col("works")).sum(),
+        pins=of(states.PINNING, False),
+        moves=of(states.TRANSFER, False) + of(states.TRANSFER, True),
+    )
+    groups = groups.join(others, on=SEGMENT, how="left").with_columns(
+        pl.col("all", "busy", "start", "helpers", "pins", "moves").fill_null(0)
+    )
+    count = (pl.col("all") / pl.col("loop")).clip(lower_bound=1.0)
+    groups = groups.with_columns(
+        pinning=pl.col("waits") * _any("pins", "helpers"),
+        no_busy=(1 - _ratio("busy", "all")) ** count,
+        neither=(1 - _ratio("busy", "all") - _ratio("start", "all")).clip(lower_bound=0.0) ** count,
+    )
+    groups = groups.with_columns(transfer=(pl.col("waits") - pl.col("pinning")) * _any("moves", "helpers"))
+    rest = pl.col("waits") - pl.col("pinning") - pl.col("transfer")
+    groups = groups.with_columns(
+        worker=rest * (1 - pl.col("no_busy")),
+        starting=rest * (pl.col("no_busy") - pl.col("neither")),
+        idle=pl.when(pl.col("all") > 0).then(rest * pl.col("neither")).otherwise(0.0),
+        unknown=pl.when(pl.col("all") > 0).then(0.0).otherwise(rest),
+    )
+    weights = pl.concat([_own(found.mains), _by_line(groups, found.others), *_by_state(groups)])
+    keys = ["process", "state", "line"]
+    return Parts(
+        weights.group_by(keys).agg(pl.col("weight").sum()).filter(pl.col("weight") > 0).sort(keys),
+        found.mains.group_by("process").agg(weight=pl.col("samples").sum().cast(pl.Float64)),
+    )
+
+
+def _ratio(part: str, whole: str) -> pl.Expr:
+    return pl.when(pl.col(whole) > 0).then((pl.col(part) / pl.col(whole)).clip(upper_bound=1.0)).otherwise(0.0)
+
+
+def _any(active: str, of: str) -> pl.Expr:
+    """The probability that at least one of such threads is active."""
+    return 1 - (1 - _ratio(active, of)) ** (pl.col(of) / pl.col("loop"))
+
+
+def _own(mains: pl.DataFrame) -> pl.DataFrame:
+    own = mains.filter(pl.col("state").is_not_null() & (pl.col("state") != states.WAITS))
+    return own.select("process", "state", "line", weight=pl.col("samples").cast(pl.Float64))
+
+
+def _by_line(groups: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
+    busy = others.filter((pl.col("state") == states.BUSY) & pl.col("works")).join(groups, on=SEGMENT)
+    return busy.select("process", "state", "line", weight=pl.col("worker") * pl.col("samples") / pl.col("busy"))
+
+
+def _by_state(groups: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    columns = {
+        "pinning": states.PINNING,
+        "transfer": states.TRANSFER,
+        "starting": states.START,
+        "idle": states.IDLE,
+        "unknown": states.NOTHING,
+    }
+    for name, state in columns.items():
+        yield groups.select("process", state=pl.lit(state, pl.Int8), line=pl.lit(-1, pl.Int32), weight=name)

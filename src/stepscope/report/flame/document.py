@@ -1,0 +1,84 @@
+"""The data of a flame graph as its page holds it: names, files and frames once, trees as arrays of numbers.
+
+Names come from files of others. Control and directional characters are shown as escapes; what else could end a script
+element is escaped in the JSON text, so that nothing in it can be read as HTML.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stepscope.model.views.flame import FlameFrame, FlameGraph, FlameTree
+from stepscope.report.escape import plain
+
+SCHEMA = "stepscope.flame/1"
+LONGEST_NAME = 300
+_HTML = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def document(graph: FlameGraph, *, first: str | None = None) -> dict[str, Any]:
+    """The graph as a JSON object; only frames that a tree uses are in it. `first`: key of the tree to begin with."""
+    used = sorted({frame for tree in graph.trees for frame in tree.frame})
+    number = {frame: at for at, frame in enumerate(used)}
+    names, files, kinds = _Texts(), _Texts(), _Texts()
+    frames = [_frame(graph.frames[frame], names, files, kinds) for frame in used]
+    keys = [tree.key for tree in graph.trees]
+    return {
+        "schema": SCHEMA,
+        "title": plain(graph.title),
+        "notes": [plain(note) for note in graph.notes],
+        "sides": [plain(side) for side in graph.sides] if graph.sides else None,
+        "first": keys.index(first) if first in keys else 0,
+        "names": names.texts,
+        "files": files.texts,
+        "kinds": kinds.texts,
+        "frames": frames,
+        "trees": [_tree(tree, number) for tree in graph.trees],
+    }
+
+
+def embedded(value: object) -> str:
+    """`value` as JSON that stands safely in a script element."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character, escape in _HTML.items():
+        text = text.replace(character, escape)
+    return text
+
+
+class _Texts:
+    """Texts by number, each once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        return self._known.setdefault(plain(text, LONGEST_NAME), len(self._known))
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self._known)
+
+
+def _frame(frame: FlameFrame, names: _Texts, files: _Texts, kinds: _Texts) -> list[int | None]:
+    return [names.number(frame.name), files.number(frame.file), frame.line, kinds.number(frame.kind)]
+
+
+def _tree(tree: FlameTree, number: dict[int, int]) -> dict[str, Any]:
+    return {
+        "key": tree.key,
+        "label": plain(tree.label),
+        "unit": tree.unit,
+        "source": plain(tree.source),
+        "hidden": rounded(tree.hidden),
+        "parent": list(tree.parent),
+        "frame": [number[frame] for frame in tree.frame],
+        "value": [rounded(value) for value in tree.value],
+        "base": [rounded(value) for value in tree.base] if tree.base is not None else None,
+    }
+
+
+def rounded(value: float) -> float | int:
+    """Six digits: more than a picture shows, and half the bytes."""
+    short = float(f"{value:.6g}")
+    return int(short) if short.is_integer() else short
