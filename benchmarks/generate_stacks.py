@@ -25,75 +25,89 @@ _IMPORT = (
 _PACKAGES = ("nn", "optim", "autograd", "distributed", "utils/data", "fx", "jit", "cuda", "ao/quantization", "export")
 _LAYERS = ("Decoder", "Block", "Attention", "Mlp", "Branch", "Gate", "Encoder", "Head")
 _FLUSH = 1000
+_TRAINING = 'process 4100:"/home/user/venv/bin/python projects/forecast/train.py --config configs/large.yaml"'
+_WORKERS = 4
 
 
-def records(random_: random.Random) -> Iterator[str]:
-    """Records without end."""
-    parent = 'process 4100:"/home/user/venv/bin/python projects/forecast/train.py --config configs/large.yaml"'
-    heads = [f"{parent};thread (4100): MainThread"] * 6
-    heads += [f'{parent};process {4200 + n}:"/home/user/venv/bin/python projects/forecast/train.py --config '
-              f'configs/large.yaml";thread ({4200 + n}): MainThread' for n in range(4)]  # fmt: skip
-    make = (_forward, _forward, _forward, _backward, _import, _import)
-    while True:
-        head = random_.choice(heads)
-        frames = _worker(random_) if "process 42" in head else random_.choice(make)(random_)
-        yield f"{head};{';'.join(frames)} {int(random_.paretovariate(1.2))}"
+class Program:
+    """A fixed program: the places of its model, its transforms and its imports where a sample may find it."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._modules = [self._module_path() for _ in range(400)]
+        self._transforms = [self._transform_path() for _ in range(200)]
+        self._imports = [self._import_path() for _ in range(300)]
+
+    def records(self) -> Iterator[str]:
+        """Records without end."""
+        choose = self._random
+        while True:
+            worker = choose.randrange(_WORKERS) if choose.random() < 0.4 else None
+            if worker is not None:
+                head = (
+                    f"{_TRAINING};{_TRAINING.replace('4100', str(4200 + worker))};thread ({4200 + worker}): MainThread"
+                )
+                frames = self._loop() + _WORKER_START + choose.choice(self._transforms)
+            else:
+                head = f"{_TRAINING};thread (4100): MainThread"
+                training = choose.random() < 0.7
+                frames = self._loop() + choose.choice(self._modules) if training else choose.choice(self._imports)
+            yield f"{head};{';'.join(frames + self._leaf())} {int(choose.paretovariate(1.2))}"
+
+    def _line(self, first: int, count: int) -> int:
+        return first + self._random.randrange(count)
+
+    def _loop(self) -> list[str]:
+        return [
+            "<module> (projects/forecast/train.py:312)",
+            "main (projects/forecast/train.py:246)",
+            f"Trainer.fit (projects/forecast/engine/trainer.py:{self._line(120, 3)})",
+            f"Trainer.train_step (projects/forecast/engine/trainer.py:{self._line(180, 6)})",
+        ]
+
+    def _leaf(self) -> list[str]:
+        """Where exactly the sample fell: what makes most stacks different ones."""
+        module = self._random.choice(_PACKAGES)
+        return [
+            f"_Dispatched.apply (torch/{module}/functional.py:{self._line(40, 300)})",
+            f"_checked (torch/{module}/_support.py:{self._line(10, 40)})",
+        ]
+
+    def _module_path(self) -> list[str]:
+        frames: list[str] = []
+        for _ in range(self._line(14, 6)):
+            layer = self._random.choice(_LAYERS)
+            file = f"projects/forecast/models/{layer.lower()}.py"
+            frames += [*_CALL, f"{layer}.forward ({file}:{self._line(20, 40)})"]
+        return frames
+
+    def _transform_path(self) -> list[str]:
+        steps = [self._random.randrange(40) for _ in range(self._line(30, 12))]
+        return [f"Step{n}.__call__ (projects/forecast/data/steps/step_{n}.py:{self._line(8, 30)})" for n in steps]
+
+    def _import_path(self) -> list[str]:
+        frames = ["<module> (projects/forecast/train.py:3)"]
+        for _ in range(self._line(8, 5)):
+            module = f"torch/{self._random.choice(_PACKAGES)}/part_{self._random.randrange(20)}.py"
+            frames += [*_IMPORT, f"<module> ({module}:{self._line(1, 30)})"]
+        return frames
 
 
-def _loop(random_: random.Random) -> list[str]:
-    return [
-        f"<module> (projects/forecast/train.py:{random_.randrange(310, 316)})",
-        f"main (projects/forecast/train.py:{random_.randrange(240, 250)})",
-        f"Trainer.fit (projects/forecast/engine/trainer.py:{random_.randrange(120, 124)})",
-        f"Trainer.train_step (projects/forecast/engine/trainer.py:{random_.randrange(180, 200)})",
-    ]
-
-
-def _forward(random_: random.Random) -> list[str]:
-    frames = _loop(random_)
-    for _ in range(random_.randrange(10, 17)):
-        layer = random_.choice(_LAYERS)
-        frames += [*_CALL, f"{layer}.forward (projects/forecast/models/{layer.lower()}.py:{random_.randrange(20, 60)})"]
-    return [*frames, *_CALL, f"Linear.forward ({_TORCH}/linear.py:{random_.choice((125, 134))})"]
-
-
-def _backward(random_: random.Random) -> list[str]:
-    frames = _forward(random_)
-    line = random_.randrange(620, 632)
-    tail = [f"Tensor.backward (torch/_tensor.py:{line})", "backward (torch/autograd/__init__.py:388)"]
-    return [*frames, *tail, "_engine_run_backward (torch/autograd/graph.py:979)"]
-
-
-def _import(random_: random.Random) -> list[str]:
-    frames = ["<module> (projects/forecast/train.py:3)"]
-    for _ in range(random_.randrange(6, 11)):
-        module = f"torch/{random_.choice(_PACKAGES)}/part_{random_.randrange(20)}.py"
-        frames += [*_IMPORT, f"<module> ({module}:{random_.randrange(1, 30)})"]
-    return frames
-
-
-def _worker(random_: random.Random) -> list[str]:
-    frames = _loop(random_)
-    frames += [
-        "DataLoader.__iter__ (torch/utils/data/dataloader.py:505)",
-        "DataLoader._get_iterator (torch/utils/data/dataloader.py:424)",
-        "_MultiProcessingDataLoaderIter.__init__ (torch/utils/data/dataloader.py:1227)",
-        "BaseProcess.start (multiprocessing/process.py:121)",
-        "BaseProcess._bootstrap (multiprocessing/process.py:314)",
-        "BaseProcess.run (multiprocessing/process.py:108)",
-        f"_worker_loop (torch/utils/data/_utils/worker.py:{random_.choice((358, 374))})",
-        f"_MapDatasetFetcher.fetch (torch/utils/data/_utils/fetch.py:{random_.choice((54, 57))})",
-    ]
-    for _ in range(random_.randrange(20, 45)):
-        step = random_.randrange(40)
-        frames.append(f"Step{step}.__call__ (projects/forecast/data/steps/step_{step}.py:{random_.randrange(8, 40)})")
-    return frames
+_WORKER_START = [
+    "DataLoader.__iter__ (torch/utils/data/dataloader.py:505)",
+    "DataLoader._get_iterator (torch/utils/data/dataloader.py:424)",
+    "_MultiProcessingDataLoaderIter.__init__ (torch/utils/data/dataloader.py:1227)",
+    "BaseProcess.start (multiprocessing/process.py:121)",
+    "BaseProcess._bootstrap (multiprocessing/process.py:314)",
+    "BaseProcess.run (multiprocessing/process.py:108)",
+    "_worker_loop (torch/utils/data/_utils/worker.py:374)",
+    "_MapDatasetFetcher.fetch (torch/utils/data/_utils/fetch.py:54)",
+]
 
 
 def generate(out: Path, megabytes: float, seed: int = 7) -> tuple[int, int]:
     """Write `megabytes` (of 1e6 bytes) to `out`; returns the file's records and samples."""
-    random_ = random.Random(seed)
-    source = records(random_)
+    source = Program(seed).records()
     written = count = samples = 0
     with out.open("w", encoding="utf-8") as file:
         while written < megabytes * 1e6:

@@ -1,4 +1,4 @@
-"""Open a recorded run, or traces that others recorded, and ask for tables, facts, findings and the report.
+"""Open a recorded run, or traces or sampled stacks that others recorded, and ask for tables, facts, findings and the report.
 
     run = stepscope.open_run("stepscope-runs/20260101-120000-train")
     run = stepscope.open_run("logs/worker0.pt.trace.json.gz", "logs/worker1.pt.trace.json.gz")
@@ -23,14 +23,19 @@ from stepscope.model import Analysis, Diagnosis, Report
 if TYPE_CHECKING:
     from stepscope.analyze import CodeOptions
     from stepscope.analyze.context import Context
+    from stepscope.analyze.flame import FlameOptions
+    from stepscope.analyze.hotspots import HotspotOptions
     from stepscope.analyze.views.select import Rows, Selection
     from stepscope.model.views.diff import Diff
+    from stepscope.model.views.flame import FlameGraph
+    from stepscope.model.views.hotspots import Hotspots
     from stepscope.model.views.memory import MemoryRecording
     from stepscope.read.raw import RawRun
     from stepscope.tables.schema import Tables
 
 READABLE = (
-    "a run folder that `stepscope run` or `stepscope.profile` wrote, a trace of torch.profiler, or a folder of them"
+    "a run folder that `stepscope run` or `stepscope.profile` wrote, traces of torch.profiler, files of sampled stacks, "
+    "or a folder of them"
 )
 OWN_FILES = ("manifest.json", "rank.json", "steps.jsonl", "events.jsonl", "agents.jsonl", "system.jsonl")
 TRACES = (".json", ".json.gz")
@@ -114,16 +119,15 @@ class Run:
 
     def _raw(self) -> RawRun:
         """What lies in the paths, read as far as must be known before tables are made."""
-        from stepscope.read import read_run
+        from stepscope.read import read_foreign, read_run
         from stepscope.read.raw import Losses, RawRun
-        from stepscope.read.traces import read_traces
 
         if self.recorded:
             return read_run(self.folder)
-        recordings, traces = self._inputs
-        if recordings and not traces:
+        recordings, others = self._inputs
+        if recordings and not others:
             return RawRun(folder=self.folder, hosts=(), ranks=(), losses=Losses())
-        return read_traces(traces)
+        return read_foreign(others)
 
     @cached_property
     def _inputs(self) -> tuple[tuple[MemoryRecording, ...], tuple[Path, ...]]:
@@ -175,6 +179,18 @@ class Run:
         source = select.Source(self._context.base, self._context.code, self.recordings)
         return select.rows(source, name, selection or select.Selection())
 
+    def hotspots(self, options: HotspotOptions | None = None) -> Hotspots:
+        """The deepest functions by sampled time; raises `UsageError` where no sample is of what was asked for."""
+        from stepscope.analyze import hotspots
+
+        return hotspots.of_run(self._context, options or hotspots.DEFAULTS)
+
+    def flame_graph(self, options: FlameOptions | None = None) -> FlameGraph:
+        """Sampled stacks, and the operators and kernels of windows, as trees; raises `UsageError` as `hotspots`."""
+        from stepscope.analyze import flame
+
+        return flame.flame_graph(self._context, options)
+
     def diff(self, other: Run, *, selection: Selection | None = None, against: Selection | None = None) -> Diff:
         """This run and `other` side by side; a selection names one span of either."""
         from stepscope.analyze.views import diff, select
@@ -204,10 +220,11 @@ class Run:
 
 
 def open_run(*paths: str | os.PathLike[str], options: ReadOptions = DEFAULTS) -> Run:
-    """Open a run folder, or traces that anything else recorded with torch.profiler.
+    """Open a run folder, traces that anything else recorded with torch.profiler, or files of sampled stacks.
 
     Args:
-        paths: one run folder, or one or more trace files (.json, .json.gz) and folders of them.
+        paths: one run folder; or trace files (.json, .json.gz) and folders of them; or files of stacks (py-spy raw or
+            speedscope, speedscope of other tools, collapsed stacks) and folders of them.
         options: how to read them, and which code in them is yours.
 
     Raises `UnreadableInputError` if one of `paths` cannot be what is asked for; what is inside is read when it is first

@@ -17,6 +17,7 @@ from stepscope.analyze import (
     operators,
     processes,
     regions,
+    sampled_views,
     sites,
     stacks,
     steps,
@@ -99,4 +100,5 @@ def _facts(context: Context) -> Analysis:
         reading=device.reading(trace_facts),
         device_time=device.times(slices),
         device_lines=device_lines.facts(tables, slices, context.origins, lines),
+        sampled=sampled_views.build(context, labelled, train),
     )

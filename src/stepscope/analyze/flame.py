@@ -6,21 +6,25 @@ Values are milliseconds per step where steady steps are known, else samples. Wha
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from stepscope.analyze.call_tree import CallTree
 from stepscope.analyze.context import Context
-from stepscope.analyze.flame_builder import ROOT, Bools, FrameIndex, Limits, flame_tree
+from stepscope.analyze.flame_builder import ROOT, Bools, Floats, FrameIndex, Limits, flame_tree
 from stepscope.analyze.flame_names import Names, drawn
 from stepscope.analyze.flame_paths import Boxes, Painter
 from stepscope.analyze.flame_rows import MAIN, OTHERS, THREADS, WORKERS, SampleRows, sample_rows
+from stepscope.analyze.flame_trace import TraceWindows
+from stepscope.analyze.flame_trace_leaves import OperatorLeaves
 from stepscope.analyze.hotspot_idle import idle_sampled
 from stepscope.analyze.stack_selection import PARKED, StackSelection, check
 from stepscope.errors import UnreadableInputError
 from stepscope.model import PHASES
-from stepscope.model.views.flame import FlameGraph, FlameTree
+from stepscope.model.views.flame import FlameFrame, FlameGraph, FlameTree
 
 MAX_RANK_TREES = 64  # more trees than anyone chooses from; --rank draws any other
 KINDS = {
@@ -34,12 +38,16 @@ _PHASE_ORDER = {name: position for position, name in enumerate((*PHASES, "startu
 
 @dataclass(frozen=True)
 class FlameOptions:
-    """What to draw. `by`: "function" or "line", what makes two frames one box. `per_step` False counts samples."""
+    """What to draw. `by`: "function" or "line", what makes two frames one box. `per_step` False counts samples.
+
+    `source` False quotes no line of the user's.
+    """
 
     selection: StackSelection = field(default_factory=StackSelection)
     by: str = "function"
     limits: Limits = field(default_factory=Limits)
     per_step: bool = True
+    source: bool = True
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ class Side:
         roots = (*context.tables.run.user_roots, *context.options.source_roots)
         frames = drawn(context.calls.frames, context.code, roots)
         self._painter = Painter(self.rows, frames, names)
-        self._selection = options.selection
+        self._frames = frames
 
     def planned(self) -> Iterator[PlannedTree]:
         """Every tree of the run, the one of everything first. A tree that would equal it is left out."""
@@ -89,7 +97,26 @@ class Side:
                 yield self.plan(f"rank:{rank}", f"rank {rank}, main thread", self.of_rank(rank), rank=rank)
         if rows.per_step and (outside := main & ~rows.steady).any():
             boxes = self._painter.boxes(outside, np.ones(len(rows.samples)))
-            yield PlannedTree("outside", "outside steady steps (main threads)", boxes, "samples", "samples")
+            yield PlannedTree(
+                "outside", "outside steady steps (main threads)", boxes, "samples", "as they were counted"
+            )
+
+    def with_operators(self, windows: TraceWindows | None) -> Iterator[PlannedTree]:
+        """The main threads once more, their innermost frames split by the operators that traces saw there."""
+        if windows is None or windows.absent:
+            return
+        sources: list[str] = []
+
+        def leaves(calls: CallTree, own: Floats) -> OperatorLeaves:
+            found = windows.operator_leaves(calls, own)
+            sources.extend([] if found.absent else [found.source])
+            return found
+
+        rows = self.rows
+        boxes = self._painter.boxes((rows.kind == MAIN) & rows.steady, rows.worth, leaves)
+        if sources:
+            planned = self.plan(f"process:{MAIN}+operators", "main threads with operators", boxes)
+            yield replace(planned, source=f"{planned.source}; {sources[0]}")
 
     def plan(self, key: str, label: str, boxes: Boxes, *, rank: int | None = None) -> PlannedTree:
         """A tree in the side's unit."""
@@ -114,6 +141,23 @@ class Side:
         present = set(self.rows.kind[self.rows.steady].tolist())
         return [kind for kind in KINDS if kind in present] or [MAIN]
 
+    def source(self, drawn_frames: tuple[FlameFrame, ...]) -> dict[int, str]:
+        """The text of the user's lines among the frames of a graph, by their number."""
+        paths = {
+            (frame.file, frame.line): call.file
+            for frame, call in zip(self._frames, self.context.calls.frames, strict=True)
+        }
+        texts: dict[int, str] = {}
+        lines: dict[str, list[str]] = {}
+        for number, frame in enumerate(drawn_frames):
+            path = self.context.code.resolve(paths.get((frame.file, frame.line)))
+            if path is None or frame.line is None or path not in self.context.sources:
+                continue
+            text = lines.setdefault(path, self.context.sources[path].splitlines())
+            if 0 < frame.line <= len(text):
+                texts[number] = text[frame.line - 1].strip()
+        return texts
+
     def notes(self) -> list[str]:
         """What must be known of this side before the picture is believed."""
         rows, tables = self.rows, self.context.tables
@@ -137,16 +181,42 @@ class Side:
 
 
 def flame_graph(context: Context, options: FlameOptions | None = None) -> FlameGraph:
-    """Trees of the run's sampled stacks.
+    """Trees of the run's sampled stacks, and of its traces where these hold Python stacks.
 
-    Raises `UsageError` for a rank, phase or kind of process that was not sampled, `UnreadableInputError` for a run
-    without stacks.
+    Raises `UsageError` for a rank, phase or kind of process that was not sampled, `UnreadableInputError` for a run of
+    which nothing can be drawn.
     """
     options = options or FlameOptions()
     names = Names(FrameIndex(), options.by)
-    side = Side(context, options, names)
-    trees = [tree_of(planned, names.frames, options.limits) for planned in side.planned()]
-    return FlameGraph(title=title(context), frames=names.frames.frames, trees=tuple(trees), notes=notes_of(side, trees))
+    trees: list[FlameTree] = []
+    notes: tuple[str, ...] = ()
+    side = None
+    windows = TraceWindows(context) if context.tables.events.height else None
+    if context.tables.stacks.height or windows is None or windows.absent:
+        side = Side(context, options, names)
+        planned = [*side.planned(), *side.with_operators(windows)]
+        trees += [tree_of(each, names.frames, options.limits) for each in planned]
+        notes = notes_of(side, trees)
+        if windows is not None and windows.absent:
+            notes = (*notes, f"Nothing of the traces is drawn: {windows.absent}.")
+    if windows is not None and options.selection.phase is None and options.selection.process != "workers":
+        trees += _of_rank(windows.trees(names.frames, options.limits), options.selection.rank)
+    frames = names.frames.frames
+    return FlameGraph(
+        title=title(context),
+        frames=frames,
+        trees=tuple(trees),
+        notes=notes,
+        source=side.source(frames) if side is not None and options.source else {},
+    )
+
+
+def _of_rank(trees: tuple[FlameTree, ...], rank: int | None) -> list[FlameTree]:
+    """The trees of traces that belong to `rank`; those of all ranks where there is one rank only."""
+    if rank is None:
+        return list(trees)
+    several = any(tree.key.startswith("gpu:rank:") for tree in trees)
+    return [tree for tree in trees if tree.key == f"gpu:rank:{rank}" or not several]
 
 
 def tree_of(planned: PlannedTree, frames: FrameIndex, limits: Limits) -> FlameTree:
@@ -174,9 +244,14 @@ def notes_of(side: Side, trees: list[FlameTree]) -> tuple[str, ...]:
 
 
 def title(context: Context) -> str:
-    """What the picture is of."""
-    run = context.tables.run
-    return run.name or run.folder.rstrip("/").rsplit("/", 1)[-1] or "samples"
+    """What the picture is of: a run by its name, files of stacks by theirs."""
+    run, files = context.tables.run, context.tables.segments
+    folder = run.folder.rstrip("/").rsplit("/", 1)[-1]
+    if run.name and run.name != folder:
+        return run.name
+    if files.height == 1 and not files["host"][0]:
+        return posixpath.basename(str(files["file"][0]))
+    return folder or "samples"
 
 
 def _hint(rows: SampleRows) -> str:

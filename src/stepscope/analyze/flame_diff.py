@@ -53,6 +53,7 @@ def flame_diff(this: Context, other: Context, options: FlameOptions | None = Non
         trees=tuple(trees),
         notes=tuple(dict.fromkeys(notes)),
         sides=labels,
+        source=sides[0].source(names.frames.frames) if options.source else {},
     )
 
 
@@ -83,6 +84,7 @@ def flame_rank_diff(context: Context, rank: int, options: FlameOptions | None = 
         trees=(tree,),
         notes=notes_of(side, [tree]),
         sides=labels,
+        source=side.source(names.frames.frames) if options.source else {},
     )
 
 

@@ -45,7 +45,9 @@ class Names:
 
 def drawn(frames: Sequence[CallFrame], code: UserCode, roots: Iterable[str]) -> list[FlameFrame]:
     """Each sampled frame as it is drawn. `roots` are folders of the user's code; without, that of the files."""
-    resolved = {file: code.resolve(file) for file in {frame.file for frame in frames}}
+    resolved = {
+        file: None if _LIBRARY.search(file) else code.resolve(file) for file in {frame.file for frame in frames}
+    }
     mine = sorted({path for path in resolved.values() if path})
     folders = _folders(mine, roots)
     shown = {

@@ -5,17 +5,19 @@ A function's box shows the line that was sampled most in it, and a box is a wait
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
-from stepscope.analyze.call_tree import NONE
-from stepscope.analyze.flame_builder import Bools, Floats, Int32, Paths, merged, summed, totals
+from stepscope.analyze.call_tree import NONE, CallTree
+from stepscope.analyze.flame_builder import Bools, Floats, Int32, Paths, depths, merged, summed, totals
 from stepscope.analyze.flame_names import NO_FRAME, Names
 from stepscope.analyze.flame_rows import SampleRows
+from stepscope.analyze.flame_trace_leaves import OperatorLeaves
 from stepscope.model.views.flame import FlameFrame
+
+Leaves = Callable[[CallTree, Floats], OperatorLeaves]
 
 FOLD = 8  # direct recursion deeper than this is drawn as one box
 
@@ -40,30 +42,46 @@ class Painter:
     def __init__(self, rows: SampleRows, frames: Sequence[FlameFrame], names: Names) -> None:
         self._rows = rows
         self._names = names
-        self._frames = (*frames, NO_FRAME)
-        self._key = names.keys(self._frames)
-        self._plain = np.full(len(self._frames), NONE, dtype=np.int32)  # numbers of drawn frames, made when needed
-        self._waiting = self._plain.copy()
+        self._frames: list[FlameFrame] = []
+        self._keys = np.zeros(0, dtype=np.int32)
+        self._add([NO_FRAME, *frames])
+        self._numbers: dict[tuple[int, bool], int] = {}  # (frame, waits) -> number of the frame as drawn
 
-    def boxes(self, chosen: Bools, worth: Floats) -> Boxes:
-        """The rows in `chosen`, a sample of which counts for `worth`."""
+    def _add(self, frames: Sequence[FlameFrame]) -> None:
+        self._frames += frames
+        self._keys = np.concatenate([self._keys, self._names.keys(frames)]).astype(np.int32)
+
+    def boxes(self, chosen: Bools, worth: Floats, leaves: Leaves | None = None) -> Boxes:
+        """The rows in `chosen`, a sample of which counts for `worth`; with the operators that `leaves` finds."""
         rows, calls = self._rows, self._rows.calls
+        count = len(calls) + 1  # a stack without frames is a node of its own behind all others
         value = rows.samples[chosen] * worth[chosen]
-        # a stack without frames is a node of its own behind all others
-        node = np.where(rows.node[chosen] < 0, len(calls), rows.node[chosen])
-        own = summed(node, value, len(calls) + 1)
-        waits = summed(node, value * rows.waiting[chosen], len(calls) + 1)
+        node = np.where(rows.node[chosen] < 0, len(calls), rows.node[chosen]).astype(np.int32)
+        own = summed(node, value, count)
+        waits = np.divide(summed(node, value * rows.waiting[chosen], count), own, out=np.zeros(count), where=own > 0)
         parent = np.append(calls.parent, NONE).astype(np.int32)
-        total = totals(parent, self._depth, own)
+        frame = np.append(calls.frame + 1, 0).astype(np.int32)  # NO_FRAME comes first
+        if leaves is not None:
+            found = leaves(calls, own[:-1])
+            above = np.where(found.parent < len(calls), found.parent, found.parent + 1)
+            parent = np.concatenate([parent, above]).astype(np.int32)
+            frame = np.concatenate([frame, found.frame + len(self._frames)]).astype(np.int32)
+            self._add(found.frames)
+            own = np.concatenate([found.own, own[-1:], found.value])
+            waits = np.concatenate([waits, np.zeros(len(found.value))])
+        return self._merged(parent, frame, own, waits)
+
+    def _merged(self, parent: Int32, frame: Int32, own: Floats, waits: Floats) -> Boxes:
+        """Nodes of sampled frames as boxes. `waits` is the share of `own` that waits."""
+        total = totals(parent, depths(parent), own)
         used = total > 0
         number = (np.cumsum(used) - 1).astype(np.int32)
         above = np.where(parent[used] < 0, NONE, number[parent[used]]).astype(np.int32)
-        frame = np.append(calls.frame, len(self._frames) - 1).astype(np.int32)[used]
-        up, key, group = merged(above, self._key[frame], fold=FOLD)
+        up, key, group = merged(above, self._keys[frame[used]], fold=FOLD)
         own_of = summed(group, own[used], len(up))
-        wait_of = summed(group, waits[used], len(up))
-        shown = _most(group, frame, total[used], len(up))
-        return Boxes(up, key, self._numbers(shown, wait_of > own_of / 2), own_of)
+        wait_of = summed(group, (waits * own)[used], len(up))
+        shown = _most(group, frame[used], total[used], len(up))
+        return Boxes(up, key, self._drawn(shown, wait_of > own_of / 2), own_of)
 
     def grouped(self, groups: Sequence[tuple[str, Boxes]]) -> Boxes:
         """Boxes below one more box for each group; a single group needs none."""
@@ -82,18 +100,17 @@ class Painter:
             own=np.concatenate([np.zeros(1), boxes.own]),
         )
 
-    @cached_property
-    def _depth(self) -> Int32:
-        return np.append(self._rows.calls.depth, 0).astype(np.int32)
+    def _drawn(self, frame: Int32, waiting: Bools) -> Int32:
+        """The numbers of frames as they are drawn."""
+        pairs, which = np.unique(frame.astype(np.int64) * 2 + waiting, return_inverse=True)
+        numbers = [self._drawn_one(int(pair) // 2, bool(pair % 2)) for pair in pairs]
+        return np.asarray(numbers, dtype=np.int32)[which]
 
-    def _numbers(self, frame: Int32, waiting: Bools) -> Int32:
-        """The numbers of drawn frames."""
-        for marked, table in ((False, self._plain), (True, self._waiting)):
-            for each in np.unique(frame[waiting == marked]).tolist():
-                if table[each] < 0:
-                    drawn = self._frames[each]
-                    table[each] = self._names.frames.number(replace(drawn, kind="wait") if marked else drawn)
-        return np.where(waiting, self._waiting[frame], self._plain[frame]).astype(np.int32)
+    def _drawn_one(self, frame: int, waits: bool) -> int:
+        if (frame, waits) not in self._numbers:
+            drawn = self._frames[frame]
+            self._numbers[frame, waits] = self._names.frames.number(replace(drawn, kind="wait") if waits else drawn)
+        return self._numbers[frame, waits]
 
 
 def _most(group: Int32, frame: Int32, weight: Floats, count: int) -> Int32:

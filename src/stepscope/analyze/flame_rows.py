@@ -84,7 +84,9 @@ def sample_rows(context: Context, selection: StackSelection, *, per_step: bool =
         worth=worth / max(1, len(per_sample)),
         rank_worth=worth,
         unit=MS_PER_STEP if per_sample else _unit(context),
-        source=f"share of the main thread's samples in steady steps x mean step{several}" if per_sample else "samples",
+        source=f"share of the main thread's samples in steady steps x mean step{several}"
+        if per_sample
+        else "as the files count them",
         left_out=chosen.left_out,
     )
 

@@ -32,8 +32,10 @@ _NESTED_CALLS = 16  # of backward() around each other; what is open beyond that 
 
 @dataclass(frozen=True)
 class Forest:
-    """Distinct paths, parents before children; `frame` counts in `TraceNames`. `node` of each row of the span is that of
-    its own path, or of the nearest slice around it that stands in paths; -1 without one. `ours`: rows of the recorder.
+    """Distinct paths, parents before children; `frame` counts in `TraceNames`.
+
+    `node` of each row of the span is that of its own path, or of the nearest slice around it that stands in paths; -1
+    without one. `ours`: rows of the recorder.
     """
 
     parent: Int32
@@ -88,8 +90,7 @@ def forest(
         forwards, makers = _backward_rows(span, draft, tops)
         free[forwards] = False
         _with_lines(span, draft, free)
-        draft.parent[forwards] = _marks(span, draft, makers)
-        free[forwards] = False
+        _below_marks(span, draft, forwards, makers)
         _below_backward_calls(span, draft, free)
     else:
         _with_lines(span, draft, free)
@@ -127,13 +128,12 @@ def _below_call_stacks(span: Span, draft: _Draft) -> Int64:
     if not column.count():
         return np.zeros(0, np.int64)
     carries = draft.visible & (column.fill_null("") != "").to_numpy()
-    rows = np.flatnonzero(carries)
-    rows = rows[nearest_around(span.parent, carries)[rows] == NONE]
+    rows: Int64 = np.flatnonzero(carries & (nearest_around(span.parent, carries) == NONE))
     text = column.gather(rows)
     distinct = text.unique(maintain_order=True).to_list()
-    bottoms = np.asarray([_chain(draft, stack) for stack in distinct], np.int64)
-    at = text.replace_strict(distinct, list(range(len(distinct)))).to_numpy() if len(rows) else rows
-    draft.parent[rows] = bottoms[at]
+    bottoms = [_chain(draft, stack) for stack in distinct]
+    numbers = dict(zip(distinct, bottoms, strict=True))
+    draft.parent[rows] = [numbers[stack] for stack in text.to_list()]
     return rows
 
 
@@ -154,7 +154,8 @@ def _outermost(span: Span, draft: _Draft, above: Int64, stacked: Int64) -> Int32
     inner = operator & (above >= 0)
     inner[inner] = operator[above[inner]]
     inner[stacked] = False
-    return nearest(span.parent, operator & ~inner)
+    outermost: Int32 = nearest(span.parent, operator & ~inner)
+    return outermost
 
 
 def _backward_rows(span: Span, draft: _Draft, tops: Int32) -> tuple[Int64, Int64]:
@@ -176,14 +177,15 @@ def _backward_rows(span: Span, draft: _Draft, tops: Int32) -> tuple[Int64, Int64
     return rows[shown], maker[shown]
 
 
-def _marks(span: Span, draft: _Draft, makers: Int64) -> Int64:
-    """A node "backward of ..." beside each of `makers`, one for each."""
+def _below_marks(span: Span, draft: _Draft, rows: Int64, makers: Int64) -> None:
+    """Each of `rows` goes below a node "backward of ..." beside its maker, the forward operator."""
     distinct, which = np.unique(makers, return_inverse=True)
     codes = span.names.codes[distinct]
     used = np.unique(codes)
     numbers = [draft.names.number(TraceFrame(MARK, f"backward of {span.names.values[code]}")) for code in used.tolist()]
-    frames = np.asarray(numbers, np.int64)[np.searchsorted(used, codes)]
-    return draft.add(frames, draft.parent[distinct])[which]
+    marks = draft.add(np.asarray(numbers, np.int64)[np.searchsorted(used, codes)], distinct)
+    draft.parent[rows] = marks[which]
+    draft.extra_parent[-1] = draft.parent[distinct]  # set last: a maker may belong to a backward pass itself
 
 
 def _with_lines(span: Span, draft: _Draft, free: Bools) -> None:

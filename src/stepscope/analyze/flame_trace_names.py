@@ -18,8 +18,8 @@ from stepscope.model.views.flame import FlameFrame
 from stepscope.read.raw import Frame
 from stepscope.tables import phases
 
-# What a frame is. SKIPPED slices stand in no path, but what they enclose does; OURS, and what these enclose, are work of
-# the recorder.
+# What a frame is. SKIPPED slices stand in no path, but what they enclose does; OURS, and what these enclose, are the
+# recorder's work.
 FUNCTION, BUILTIN, MODULE, OPERATOR, CALL, MARK, KERNEL, SKIPPED, OURS = range(9)
 _FUNCTION = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 _MODULE = "nn.Module: "
@@ -99,5 +99,5 @@ def _drawn(frame: TraceFrame, as_function: FlameFrame) -> FlameFrame:
         return replace(as_function, kind="wait") if waits else as_function
     if frame.kind == KERNEL:
         return FlameFrame(frame.name, "", None, "kernel")
-    kind = "wait" if frame.kind == CALL and _SYNCHRONIZE.match(frame.name) else _KINDS[frame.kind]
+    kind = "wait" if frame.kind == CALL and _SYNCHRONIZE.match(frame.name) else _KINDS.get(frame.kind, "library")
     return FlameFrame(frame.name, "", None, kind)

@@ -12,7 +12,7 @@ from stepscope.analyze.stack_selection import Chosen
 from stepscope.model.views.hotspots import SampledProcess
 from stepscope.tables.schema import Tables
 
-NOT_KEPT = "torn stacks and the recorder's own"
+NOT_KEPT = "torn or the recorder's own"
 FEW_SAMPLES = 100  # a share of p then has a standard error of up to 5 percent points
 OF_STACKS = ("stacks", "stacks.jsonl")  # sources of the tables' notes that concern samples
 
@@ -128,6 +128,9 @@ def _warnings(
         texts.append(f"{skipped:,} samples could not be read and are in no row")
     if not selected:
         texts.append("no sample is left after selection")
+    strangers = tables.quality.counts.get("foreign_files", 0)
+    if strangers and (tables.segments["host"] == "").all():
+        texts.append(f"{strangers} file(s) beside them hold no sampled stacks and were left out")
     return [*texts, *(note.text for note in tables.quality.notes if note.source in OF_STACKS)]
 
 

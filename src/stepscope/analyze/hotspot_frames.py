@@ -28,15 +28,8 @@ def is_native(frame: CallFrame) -> bool:
     return bool(frame.file) and frame.line is None and "." in frame.file and not frame.file.endswith((".py", ">"))
 
 
-def modules(files: Sequence[str], code: UserCode, roots: Sequence[str]) -> list[str]:
-    """The module of each file: the dotted name of the user's own ones, the package of all others.
-
-    `roots` are the folders of the user's code, from which dotted names start.
-    """
-    return [_module(file, code, roots) for file in files]
-
-
-def _module(file: str, code: UserCode, roots: Sequence[str]) -> str:
+def module(file: str, code: UserCode, roots: Sequence[str]) -> str:
+    """The module of a Python file: a dotted name from the user's `roots` on, the package of all other code."""
     frozen = _FROZEN.match(file)
     if frozen:
         return frozen[1].partition(".")[0]

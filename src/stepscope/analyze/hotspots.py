@@ -7,16 +7,18 @@ waiting is never merged with working.
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.analyze import hotspot_facts
 from stepscope.analyze.call_tree import NONE, CallTree
 from stepscope.analyze.context import Context
-from stepscope.analyze.hotspot_frames import MODULE, is_native, library_matcher, modules
+from stepscope.analyze.hotspot_frames import MODULE, is_native, library_matcher, module
 from stepscope.analyze.hotspot_steps import StepWorth, step_worth
 from stepscope.analyze.places import UserCode
 from stepscope.analyze.stack_selection import Chosen, StackSelection, check, choose
@@ -29,12 +31,12 @@ NO_FRAME = "(no Python frame)"
 
 _LEAF = ["name", "path", "line"]
 _LIBRARY = ["library_function_name", "library_function_path", "library_function_line"]
-# What tells rows apart, beside waiting and the call path where each path is a row.
-GROUPS: dict[str, tuple[str, ...]] = {
-    "line": (*_LEAF, *_LIBRARY),
-    "function": ("name", "path", "library_function_name", "library_function_path"),
-    "file": ("path",),
-    "module": ("module",),
+# What tells rows apart, of the innermost frame and of the library's; beside it, whether it waits.
+GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "line": (("name", "path", "line"), ("name", "path", "line")),
+    "function": (("name", "path"), ("name", "path")),
+    "file": (("path",), ()),
+    "module": (("module",), ()),
 }
 
 
@@ -42,12 +44,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
 class HotspotOptions:
     """What is asked for. `library` None is the user's own code.
 
-    `by`: a key of `GROUPS`. With `aggregate` False every call path is a row, as long as `by` is "line".
+    `by`: a key of `GROUPS`. With `aggregate` False every call path is a row, as long as `by` is "line". `limit`: the
+    most rows of working and of waiting that are made; None is all.
     """
 
     library: str | None = None
     by: str = "line"
     aggregate: bool = True
+    limit: int | None = None
     selection: StackSelection = field(default_factory=StackSelection)
 
 
@@ -77,7 +81,8 @@ def hotspots(
     samples = _weighted(chosen, unit, worth)
     attributes = _frames(tree, code, options.library, tables.run.user_roots)
     labelled = _labelled(samples, tree, attributes)
-    found = _grouped(labelled, options)
+    found = _grouped(labelled, attributes, options)
+    roles = [(name.partition("=")[2], name) for name in found.columns if name.startswith("role=")]
     selected = int(chosen.rows["samples"].sum())
     kinds = labelled.group_by("kind").agg(pl.col("samples").sum()).sort("samples", "kind", descending=[True, False])
     facts = hotspot_facts.facts(tables, chosen, unit)
@@ -90,7 +95,9 @@ def hotspots(
         selected_samples=selected,
         waiting_samples=int(chosen.rows.filter(pl.col("waiting").fill_null(False))["samples"].sum()),
         left_out=facts.left_out,
-        rows=tuple(_row(row, selected) for row in found.iter_rows(named=True)),
+        rows=tuple(_row(row, selected, roles) for row in _first(found, options.limit).iter_rows(named=True)),
+        working_rows=found.filter(~pl.col("waiting")).height,
+        waiting_rows=found.filter("waiting").height,
         kinds={str(kind): int(count) for kind, count in kinds.iter_rows()},
         processes=facts.processes,
         files=facts.files,
@@ -102,7 +109,7 @@ def hotspots(
         wall_source=facts.wall_source,
         steps=worth.steps if worth else 0,
         mean_step_ms=worth.mean_ms if worth else None,
-        warnings=(*facts.warnings, *_library_warning(labelled, options.library)),
+        warnings=(*facts.warnings, *_library_warning(labelled, attributes.height - 1, options.library)),
     )
 
 
@@ -120,39 +127,39 @@ def _weighted(chosen: Chosen, unit: str, worth: StepWorth | None) -> pl.DataFram
     rows = chosen.rows
     second = {"samples": 1.0 / pl.when(pl.col("rate_hz") > 0).then(pl.col("rate_hz")), "us": pl.lit(1e-6)}
     per_sample = worth.of(rows) if worth is not None else pl.Series([None] * rows.height, dtype=pl.Float64)
-    phase = pl.when(pl.col("role") == "rank").then(pl.col("phase"))
     weighted = rows.with_columns(
         pl.col("role").fill_null("other"),
-        phase.alias("phase"),
+        pl.when(pl.col("role") == "rank").then(pl.col("phase")).alias("phase"),
         pl.col("waiting").fill_null(False),
         seconds=pl.col("samples") * second.get(unit, pl.lit(None, dtype=pl.Float64)),
         ms_per_step=pl.col("samples") * per_sample,
     )
-    return weighted.group_by("node", "role", "phase", "stage", "waiting", maintain_order=True).agg(
+    return weighted.group_by("node", "role", "phase", "stage", "waiting", maintain_order=True).agg(*_sums())
+
+
+def _sums() -> list[pl.Expr]:
+    """Samples and times of a group: seconds need all of them, and no time is null, not 0."""
+    timed, stepped = pl.col("seconds").is_not_null().all(), pl.col("ms_per_step").is_not_null().any()
+    return [
         pl.col("samples").sum(),
-        _seconds(),
-        _sum_of_known("ms_per_step"),
-    )
-
-
-def _sum_of_known(name: str) -> pl.Expr:
-    """The sum of what is known; null where nothing is, and not 0."""
-    return pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()).alias(name)
+        pl.when(timed).then(pl.col("seconds").sum()).alias("seconds"),
+        pl.when(stepped).then(pl.col("ms_per_step").sum()).alias("ms_per_step"),
+    ]
 
 
 def _frames(tree: CallTree, code: UserCode, library: str | None, roots: tuple[str, ...]) -> pl.DataFrame:
     """(name, path, line, native, module, marked) by frame number, and a last row for stacks without frames."""
+    native = [is_native(frame) for frame in tree.frames]
     files = list(dict.fromkeys(frame.file for frame in tree.frames))
-    module_of = dict(zip(files, modules(files, code, roots), strict=True))
+    compiled = {frame.file for frame, is_one in zip(tree.frames, native, strict=True) if is_one}
+    module_of = {file: posixpath.basename(file) if file in compiled else module(file, code, roots) for file in files}
     if library is None:
-        own = code.mapping(pl.Series(files, dtype=pl.String))
-        marked = {file for file in files if own.get(file) is not None}
+        marked = {file for file in files if file not in compiled and code.resolve(file) is not None}
     else:
-        matches = library_matcher(library, code)
-        marked = {file for file in files if matches(file)}
+        marked = set(filter(library_matcher(library, code), files))
     rows = [
-        (frame.function, frame.file, frame.line, is_native(frame), module_of[frame.file], frame.file in marked)
-        for frame in tree.frames
+        (frame.function, frame.file, frame.line, is_one, module_of[frame.file], frame.file in marked)
+        for frame, is_one in zip(tree.frames, native, strict=True)
     ]
     schema = {"name": pl.String, "path": pl.String, "line": pl.Int64}
     more = {"native": pl.Boolean, "module": pl.String, "marked": pl.Boolean}
@@ -160,73 +167,103 @@ def _frames(tree: CallTree, code: UserCode, library: str | None, roots: tuple[st
 
 
 def _labelled(samples: pl.DataFrame, tree: CallTree, frames: pl.DataFrame) -> pl.DataFrame:
-    """`samples` with the innermost frame, the library's frame and the kind of every row."""
+    """`samples` with the numbers of the innermost frame (`leaf`) and the library's (`library`), and the kind."""
     nobody = frames.height - 1
     node = samples["node"].fill_null(NONE).to_numpy().astype(np.int64)
-    frame_of = np.append(tree.frame, nobody).astype(np.int64)  # node -1 has no frame
-    library_node = np.append(tree.innermost(frames["marked"].to_numpy()[tree.frame]), NONE).astype(np.int64)
-    leaf = frames[frame_of[node]].drop("marked")
-    library = library_node[node]
-    there = pl.Series(library >= 0)
-    above = frames[frame_of[library]].select(
-        pl.when(there).then(pl.col(name)).alias(f"library_function_{name}") for name in _LEAF
-    )
+    leaf = np.append(tree.frame, nobody).astype(np.int64)[node]  # node -1 is the last one
+    library_node = np.append(tree.innermost(frames["marked"].to_numpy()[tree.frame]), NONE).astype(np.int64)[node]
+    library = np.where(library_node >= 0, np.append(tree.frame, nobody).astype(np.int64)[library_node], nobody)
     kind = (
         pl.when(pl.col("node").is_null())
         .then(pl.lit("none"))
-        .when("native")
+        .when(frames["native"].gather(leaf))
         .then(pl.lit("native"))
         .when(pl.col("stage").is_not_null())
         .then(pl.col("stage"))
-        .when(pl.col("name") == MODULE)
+        .when((frames["name"] == MODULE).gather(leaf))
         .then(pl.lit("module"))
         .otherwise(pl.lit("python"))
     )
-    return pl.concat([samples, leaf, above], how="horizontal").with_columns(kind=kind)
+    return samples.with_columns(kind=kind, leaf=pl.Series(leaf), library=pl.Series(library))
 
 
-def _grouped(labelled: pl.DataFrame, options: HotspotOptions) -> pl.DataFrame:
-    keys = [*GROUPS[options.by], "waiting", *(() if options.aggregate else ("node",))]
-    shown = [name for name in (*_LEAF, *_LIBRARY) if name not in keys]
-    one = [pl.when(pl.col(name).n_unique() == 1).then(pl.col(name).first()).alias(name) for name in shown]
-    sums = [pl.col("samples").sum(), _seconds(), _sum_of_known("ms_per_step")]
-    grouped = labelled.group_by(keys, maintain_order=True).agg(*one, *sums)
-    for name in ("kind", "phase", *(() if "module" in keys else ("module",))):
-        grouped = grouped.join(
-            _most(labelled, keys, name), on=keys, how="left", nulls_equal=True, maintain_order="left"
-        )
-    roles = (
-        labelled.group_by([*keys, "role"])
-        .agg(pl.col("samples").sum())
-        .sort("samples", "role", descending=[True, False])
-        .group_by(keys, maintain_order=True)
-        .agg(roles=pl.struct("role", "samples"))
+def _grouped(labelled: pl.DataFrame, frames: pl.DataFrame, options: HotspotOptions) -> pl.DataFrame:
+    """The columns of `HotspotRow`, most samples first; roles, kinds and phases as columns of their own."""
+    codes = {name: _codes(frames, [name]) for name in _LEAF}
+    leaf, library = labelled["leaf"].to_numpy(), labelled["library"].to_numpy()
+    same = [
+        (pl.col(f"{end}:{name}").min() == pl.col(f"{end}:{name}").max()).alias(f"{end}:{name}")
+        for end in ("leaf", "library")
+        for name in _LEAF
+    ]
+    coded = {f"leaf:{name}": pl.Series(codes[name][leaf]) for name in _LEAF}
+    coded |= {f"library:{name}": pl.Series(codes[name][library]) for name in _LEAF}
+    rows = labelled.with_columns(row=_row_numbers(labelled, frames, options), **coded)
+    grouped = rows.group_by("row", maintain_order=True).agg(
+        pl.col("leaf", "library", "waiting", "node").first(), *_sums(), *same, *_shares(labelled)
     )
-    grouped = grouped.join(roles, on=keys, how="left", nulls_equal=True, maintain_order="left")
-    order = ["path", "line", "name", "module", "waiting", *_LIBRARY, *(() if options.aggregate else ("node",))]
-    ordered: pl.DataFrame = grouped.sort(
-        ["samples", *order], descending=[True, *(False for _ in order)], nulls_last=True
+    ends = {"leaf": frames[grouped["leaf"]], "library": frames[grouped["library"]]}
+    named = grouped.with_columns(
+        pl.when(f"{end}:{name}").then(found[name]).alias(f"{prefix}{name}")
+        for prefix, end, found in (("", "leaf", ends["leaf"]), ("library_function_", "library", ends["library"]))
+        for name in _LEAF
     )
+    nobody = pl.col("library") == frames.height - 1
+    named = named.with_columns(
+        *(pl.when(~nobody).then(pl.col(name)).alias(name) for name in _LIBRARY),
+        module=ends["leaf"]["module"],
+        kind=_largest(grouped, "kind"),
+        phase=_largest(grouped, "phase"),
+    )
+    order = ["path", "line", "name", "module", "waiting", *_LIBRARY, "node"]
+    ordered: pl.DataFrame = named.sort(["samples", *order], descending=[True, *(False for _ in order)], nulls_last=True)
     return ordered
 
 
-def _seconds() -> pl.Expr:
-    return pl.when(pl.col("seconds").is_not_null().all()).then(pl.col("seconds").sum()).alias("seconds")
+def _row_numbers(labelled: pl.DataFrame, frames: pl.DataFrame, options: HotspotOptions) -> pl.Series:
+    """A number for every stack that is the same for those of one row of the result."""
+    waiting = labelled["waiting"].to_numpy().astype(np.int64)
+    if not options.aggregate:
+        return pl.Series(labelled["node"].fill_null(NONE).to_numpy().astype(np.int64) * 2 + waiting)
+    of_leaf, of_library = (_codes(frames, list(columns)) for columns in GROUPS[options.by])
+    leaf, library = of_leaf[labelled["leaf"].to_numpy()], of_library[labelled["library"].to_numpy()]
+    return pl.Series((leaf * frames.height + library) * 2 + waiting)
 
 
-def _most(labelled: pl.DataFrame, keys: list[str], name: str) -> pl.DataFrame:
-    """The value of column `name` that holds most samples of each group; null only where all are."""
-    return (
-        labelled.group_by([*keys, name])
-        .agg(pl.col("samples").sum())
-        .filter(pl.col(name).is_not_null())
-        .sort("samples", name, descending=[True, False])
-        .group_by(keys, maintain_order=True)
-        .agg(pl.col(name).first())
-    )
+def _codes(frames: pl.DataFrame, columns: list[str]) -> npt.NDArray[np.int64]:
+    """A number for every frame that is the same for those with equal `columns`; all are 0 without any."""
+    if not columns:
+        return np.zeros(frames.height, np.int64)
+    numbers = frames.select(pl.struct(columns).rank("dense").cast(pl.Int64).alias("code") - 1)["code"]
+    return numbers.to_numpy()
 
 
-def _row(row: dict[str, Any], selected: int) -> HotspotRow:
+def _shares(labelled: pl.DataFrame) -> list[pl.Expr]:
+    """Sums of samples by every value of the columns that a row tells shares or the largest of."""
+    return [
+        pl.when(pl.col(column) == value).then(pl.col("samples")).otherwise(0).sum().alias(f"{column}={value}")
+        for column in ("role", "kind", "phase")
+        for value in labelled[column].drop_nulls().unique().sort().to_list()
+    ]
+
+
+def _largest(grouped: pl.DataFrame, column: str) -> pl.Expr:
+    """The value of `column` with most samples, the first by name of equal ones; null where none has any."""
+    sums = [name for name in grouped.columns if name.startswith(f"{column}=")]
+    if not sums:
+        return pl.lit(None, dtype=pl.String)
+    largest = pl.max_horizontal(sums)
+    values = [pl.when((pl.col(name) == largest) & (largest > 0)).then(pl.lit(name.partition("=")[2])) for name in sums]
+    return pl.coalesce(values)
+
+
+def _first(found: pl.DataFrame, limit: int | None) -> pl.DataFrame:
+    if limit is None:
+        return found
+    return found.filter(pl.int_range(pl.len()).over("waiting") < limit)
+
+
+def _row(row: dict[str, Any], selected: int, roles: list[tuple[str, str]]) -> HotspotRow:
     return HotspotRow(
         **{name: row[name] for name in (*_LEAF, *_LIBRARY)},
         samples=row["samples"],
@@ -237,12 +274,12 @@ def _row(row: dict[str, Any], selected: int) -> HotspotRow:
         phase=row["phase"],
         seconds=row["seconds"],
         ms_per_step=row["ms_per_step"],
-        roles={part["role"]: part["samples"] for part in row["roles"]},
+        roles={role: row[column] for role, column in roles if row[column]},
     )
 
 
-def _library_warning(labelled: pl.DataFrame, library: str | None) -> list[str]:
-    if not labelled.height or labelled["library_function_name"].drop_nulls().len():
+def _library_warning(labelled: pl.DataFrame, nobody: int, library: str | None) -> list[str]:
+    if (labelled["library"] != nobody).any() or labelled.is_empty():
         return []
     if library is not None:
         return [

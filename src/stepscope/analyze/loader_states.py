@@ -1,7 +1,8 @@
-"""What a sampled thread does for the loader, by its call path: the main process in it, workers, and their helper threads.
+"""What a sampled thread does for the loader, by its call path: the main process, its workers, and their helper threads.
 
-A loader's batch passes a worker (which fetches its items), the worker's feeder thread (which packs and sends it), and the
-main process or its pin thread (which unpacks it, over a file descriptor that another thread of the worker hands out).
+A loader's batch passes a worker (which fetches its items), the worker's feeder thread (which packs and sends it), and
+the main process or its pin thread (which unpacks it, over a file descriptor that one more thread of the worker hands
+out).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from stepscope.tables.phases import in_file, is_wait, last_part
 
 States = npt.NDArray[np.int8]
 
-# The main thread WAITS for others, or does one of the next three itself; workers and helper threads do one of the others.
+# The main thread WAITS for others, or does one of the next three itself; workers and helper threads are in the others.
 NOTHING, WAITS, HERE, TRANSFER, PINNING, BUSY, START, IDLE = range(8)
 
 _FETCHER = "torch/utils/data/_utils/fetch.py"
@@ -28,8 +29,9 @@ _QUEUES = "multiprocessing/queues.py"
 _SHARER = "multiprocessing/resource_sharer.py"
 _PACKING = ("torch/multiprocessing/reductions.py", "multiprocessing/reduction.py", _SHARER)
 _CONNECTION = "multiprocessing/connection.py"
-_MESSAGES = frozenset(
-    "recv_bytes _recv_bytes recv _recv send_bytes _send_bytes send _send Client answer_challenge deliver_challenge".split()
+_MESSAGES = (
+    *("recv_bytes", "_recv_bytes", "recv", "_recv", "send_bytes", "_send_bytes", "send", "_send"),
+    *("Client", "answer_challenge", "deliver_challenge"),
 )
 
 
@@ -40,7 +42,7 @@ class LoaderStates:
         self._users = users
         self._fetches = users.passes(is_fetch)
         self._makes = users.passes(_is_fetcher)
-        self._parked = users.marked(_is_parked)
+        self._parked = users.marked(_is_parked) | users.passes(_polls)
         # an innermost `get` takes a message apart in C
         self._unpacks = users.passes(_moves) | users.marked(_gets)
         self._pins = users.passes(_is_pinning)
@@ -51,8 +53,8 @@ class LoaderStates:
         return _first(
             ((self.line >= 0) | self._makes, HERE),
             (self._pins, PINNING),
-            (self._unpacks, TRANSFER),
-            (self._parked, WAITS),
+            (self._unpacks | self._users.passes(_puts), TRANSFER),
+            (self._parked | self._users.passes(_takes), WAITS),
             (self._fetches, HERE),
         )
 
@@ -98,8 +100,18 @@ def _is_parked(frame: Frame) -> bool:
     return is_wait(frame, on_device=False) and not _gets(frame) and last_part(frame.function) != "_recv"
 
 
+def _polls(frame: Frame) -> bool:
+    """Whether all that is called here belongs to waiting, too."""
+    return _is_parked(frame) and last_part(frame.function) in ("wait", "select", "poll", "_poll")
+
+
 def _gets(frame: Frame) -> bool:
     return last_part(frame.function) == "get" and in_file(frame.file, _QUEUES)
+
+
+def _takes(frame: Frame) -> bool:
+    """Whether a batch is taken that the pin thread hands over."""
+    return last_part(frame.function) == "get" and in_file(frame.file, "queue.py")
 
 
 def _puts(frame: Frame) -> bool:

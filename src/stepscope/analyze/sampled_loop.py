@@ -118,8 +118,8 @@ def _from_fetch_on(users: UserPaths, home: Int32) -> Bools:
 
 def _outermost(users: UserPaths, marked: Bools) -> Bools:
     """Those of the marked nodes that have no marked one above them."""
-    outer = users.tree.outermost(marked)
-    return marked & (outer == np.arange(len(marked)))
+    found: Bools = marked & (users.tree.outermost(marked) == np.arange(len(marked)))
+    return found
 
 
 def _callers(users: UserPaths, marked: Bools) -> Int32:

@@ -31,7 +31,7 @@ class StackSelection:
     """What the reader asked for. `process`: "main" (ranks), "workers" (loader workers) or "all".
 
     `phase` keeps main threads of ranks in that phase only, as no other thread stands in one. `parked` keeps threads
-    other than the main one that are in a known wait.
+    other than the main one that are in a known wait. Where the file does not tell threads apart all of them stay.
     """
 
     phase: str | None = None
@@ -49,7 +49,7 @@ class Chosen:
 
 
 def choose(tables: Tables, selection: StackSelection) -> Chosen:
-    """The stacks of `selection`. Where threads are unknown (`main_thread` null) none is known to be parked: they stay.
+    """The stacks of `selection`.
 
     Every sample is in `rows` or under exactly one reason of `left_out`, which holds no zeros.
     """
@@ -94,8 +94,9 @@ def _reason(stacks: pl.DataFrame, selection: StackSelection) -> pl.Expr:
     if selection.phase is not None:
         reason = reason.when(pl.col("phase").ne_missing(selection.phase)).then(pl.lit(OTHER_PHASES))
     if not selection.parked:
-        parked = pl.col("waiting").fill_null(False) & ~pl.col("main_thread").fill_null(True)
-        reason = reason.when(parked).then(pl.lit(PARKED))
+        # a file without threads holds one sum for all of them, which is not taken apart by guessing
+        other_thread = pl.col("thread").is_not_null() & ~pl.col("main_thread").fill_null(True)
+        reason = reason.when(other_thread & pl.col("waiting").fill_null(False)).then(pl.lit(PARKED))
     return reason.otherwise(None)
 
 

@@ -1,8 +1,8 @@
 """How much of a wait for the loader goes to which state of the others: at the same moments, or by shares of samples.
 
 A moment in which the main thread waits belongs to what is nearest to its end: pinning, else a batch on its way between
-processes, else workers that make batches (in equal parts), else workers that start, else nothing (workers idle), else to
-what nobody sampled.
+processes, else workers that make batches (in equal parts), else workers that start, else nothing (workers idle), else
+to what nobody sampled.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Threads(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """`weights`: process, state, line (-1 for none), weight; `loops`: process, weight of the whole loop in the same unit."""
+    """`weights`: process, state, line (-1 for none), weight; `loops`: process, weight of its whole loop."""
 
     weights: pl.DataFrame
     loops: pl.DataFrame
@@ -71,7 +71,7 @@ def at_the_same_time(found: Threads, loop: SampledLoop) -> Parts:
         beside = others.get(process, found.others.clear())
         weights.extend((process, *part) for part in _parts(mains.filter(pl.col("state").is_not_null()), beside, scope))
     return Parts(
-        pl.DataFrame(weights, schema=_SCHEMA, orient="row").filter(pl.col("weight") > 0),
+        _summed(pl.DataFrame(weights, schema=_SCHEMA, orient="row")),
         pl.DataFrame(loops, schema={"process": pl.String, "weight": pl.Float64}, orient="row"),
     )
 
@@ -116,6 +116,11 @@ def _shared(starts: Int64, ends: Int64, within: Intervals) -> Floats:
     return found
 
 
+def _summed(weights: pl.DataFrame) -> pl.DataFrame:
+    keys = ["process", "state", "line"]
+    return weights.group_by(keys).agg(pl.col("weight").sum()).filter(pl.col("weight") > 0).sort(keys)
+
+
 def _times(rows: pl.DataFrame) -> Intervals:
     if rows.is_empty():
         return EMPTY
@@ -126,7 +131,9 @@ def in_the_same_period(found: Threads) -> Parts:
     """From rows of `stacks`; weights are samples of the main thread.
 
     Threads count as independent of each other: n of them, each in a state a share s of the time, leave (1 - s)^n of it
-    to others; n is how many there were at a time, by their samples against those of the main thread's loop.
+    to others; n is how many there were at a time, by their samples against those of the main thread's loop. Workers
+    have nothing to do when the main process has enough batches, so their idleness counts as such time first, and in the
+    wait only as far as there is more of it.
     """
     waits = pl.col("samples").filter(pl.col("state") == states.WAITS).sum()
     groups = found.mains.group_by(SEGMENT).agg(loop=pl.col("samples").sum(), waits=waits)
@@ -153,16 +160,25 @@ def in_the_same_period(found: Threads) -> Parts:
     )
     groups = groups.with_columns(transfer=(pl.col("waits") - pl.col("pinning")) * _any("moves", "helpers"))
     rest = pl.col("waits") - pl.col("pinning") - pl.col("transfer")
+    surplus = pl.col("loop") * pl.col("neither") - (pl.col("loop") - pl.col("waits"))
     groups = groups.with_columns(
-        worker=rest * (1 - pl.col("no_busy")),
-        starting=rest * (pl.col("no_busy") - pl.col("neither")),
-        idle=pl.when(pl.col("all") > 0).then(rest * pl.col("neither")).otherwise(0.0),
-        unknown=pl.when(pl.col("all") > 0).then(0.0).otherwise(rest),
+        rest=rest,
+        idle=pl.when(pl.col("all") == 0)
+        .then(0.0)
+        .when(pl.col("neither") >= 1)
+        .then(rest)
+        .otherwise(pl.min_horizontal(surplus.clip(lower_bound=0.0), rest)),
+    )
+    working = pl.when(pl.col("neither") < 1).then((1 - pl.col("no_busy")) / (1 - pl.col("neither"))).otherwise(0.0)
+    some = pl.when(pl.col("all") > 0).then(pl.col("rest") - pl.col("idle")).otherwise(0.0)
+    groups = groups.with_columns(
+        worker=some * working,
+        starting=pl.when(pl.col("neither") < 1).then(some * (1 - working)).otherwise(0.0),
+        unknown=pl.when(pl.col("all") > 0).then(0.0).otherwise(pl.col("rest")),
     )
     weights = pl.concat([_own(found.mains), _by_line(groups, found.others), *_by_state(groups)])
-    keys = ["process", "state", "line"]
     return Parts(
-        weights.group_by(keys).agg(pl.col("weight").sum()).filter(pl.col("weight") > 0).sort(keys),
+        _summed(weights),
         found.mains.group_by("process").agg(weight=pl.col("samples").sum().cast(pl.Float64)),
     )
 

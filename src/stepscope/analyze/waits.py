@@ -1,31 +1,29 @@
-"""The main process's time in its loader taken apart: what workers and helper threads did meanwhile.
+"""The main process's time in its loader, taken apart into what workers and helper threads did meanwhile.
 
-A moment in which the main thread waits belongs to what is nearest to its end: pinning, else a batch on its way between
-processes, else workers that make batches (in equal parts), else workers that start, else nothing (workers idle). Where the
-sampler told times, worker and main process are compared at the same moments. Elsewhere the workers' samples of the same
-period stand for them, each thread taken as independent of the others: n of which each is busy a share b of the time leave
-(1 - b)^n of it to idleness.
+Where the sampler told times, worker and main process are compared at the same moments of steady steps. Elsewhere the
+workers' samples of the same period stand for them (`wait_parts`). Parts exclude each other and sum to the wait.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from stepscope.analyze import loader_states as states
-from stepscope.analyze import steps
+from stepscope.analyze import steps, wait_parts
 from stepscope.analyze.context import Context
-from stepscope.analyze.intervals import Intervals, covered, intersect, merge, subtract, total, union
 from stepscope.analyze.loader_states import LoaderStates
 from stepscope.analyze.sampled_loop import SampledLoop
-from stepscope.analyze.user_paths import UserPaths, at, rows_of
+from stepscope.analyze.user_paths import UserPaths, rows_of
+from stepscope.analyze.wait_parts import Parts, Threads
+from stepscope.model import StepFacts
 from stepscope.model.views.waits import LoaderWait, WaitPart
-from stepscope.tables.phases import DATA_WAIT
 
-MAX_LINES = 4  # named in a wait; the rest is one part
-KINDS = {
+MAX_LINES = 4  # of a kind that are named; a fifth hardly changes what to do, and the rest is one part
+_KINDS = {
     states.HERE: "loading_here",
     states.TRANSFER: "transfer",
     states.PINNING: "pinning",
@@ -34,36 +32,149 @@ KINDS = {
     states.IDLE: "workers_idle",
     states.NOTHING: "unknown",
 }
-_BY_LINE = (states.HERE, states.BUSY)
-_SEGMENT = ["process", "host", "file"]
-_PARTS = {"process": pl.String, "state": pl.Int8, "line": pl.Int32, "weight": pl.Float64}
+_SAME_MOMENTS = "sampled stacks of the main process and its workers at the same moments, "
+_SAME_PERIOD = "sampled stacks of the main process, and of its workers in the same period, "
 
 
-@dataclass(frozen=True)
-class _Threads:
-    """Rows with `state` and `line`: `mains` of ranks in their loop (`state` null outside the loader), `others` beside."""
+def facts(
+    context: Context, loop: SampledLoop, users: UserPaths, idle: bool | None, train: StepFacts | None
+) -> tuple[LoaderWait, ...]:
+    """One per rank that was sampled in its loader, by rank; empty without any.
 
-    mains: pl.DataFrame
-    others: pl.DataFrame
-
-
-def facts(context: Context, loop: SampledLoop, users: UserPaths, idle: bool | None) -> tuple[LoaderWait, ...]:
-    """One per rank that was sampled in a loader, by rank; empty without any. `idle`: whether waiting was sampled."""
+    Args:
+        idle: whether waiting threads were sampled (`hotspot_idle`).
+        train: the steady steps of all ranks, for a rank whose own do not tell their data wait.
+    """
     by_path = LoaderStates(users)
-    counted = _threads(loop.rows, _beside(context.tables.stacks, loop.rows), by_path)
-    waiting = counted.mains.filter(pl.col("state").is_not_null())
-    if waiting.is_empty():
+    tables = context.tables
+    sampled = wait_parts.threads(loop.rows, tables.stacks, by_path)
+    in_loader = sampled.mains.filter(pl.col("state").is_not_null())
+    if in_loader.is_empty():
         return ()
     timed = _timed(context, loop, by_path)
-    parts = pl.concat([found for found in (timed, _apportioned(counted, timed["process"])) if found.height])
-    leaves = _leaves(counted, users)
-    samples = dict(waiting.group_by("process").agg(pl.col("samples").sum()).iter_rows())
-    rows = counted.mains.group_by("process").agg(
-        pl.col("rank").first(), loop_samples=pl.col("samples").sum(), share=pl.lit(None, pl.Float64)
-    )
+    known = [] if timed is None else timed.weights["process"].unique().to_list()
+    counted = wait_parts.in_the_same_period(_without(sampled, known))
+    shares = {name: _shares(parts) for name, parts in (("timed", timed), ("counted", counted)) if parts is not None}
+    leaves = _leaves(sampled, users)
+    counts = in_loader.group_by("process").agg(pl.col("samples").sum())
+    processes = loop.rows.group_by("process").agg(pl.col("rank").first(), loop=pl.col("samples").sum())
     found = []
-    for process, rank, loop_samples, _ in rows.sort("rank", "process").iter_rows():
-        if not samples.get(process):
-            continue
-        own = parts.filter(pl.col("process") == process)
+    for process, rank, loop_samples, samples in (
+        processes.join(counts, on="process").sort("rank", "process").iter_rows()
+    ):
+        simultaneous = process in known
+        share, weights = shares["timed" if simultaneous else "counted"][process]
+        wait_ms = _measured(context, process, train)
+        found.append(
+            LoaderWait(
+                rank=rank,
+                process=process,
+                wait_ms_per_step=wait_ms,
+                wait_share=share,
+                simultaneous=simultaneous,
+                parts=_parts(weights, samples, wait_ms, leaves, users),
+                source=(_SAME_MOMENTS if simultaneous else _SAME_PERIOD) + loop.basis,
+                samples=samples,
+                loop_samples=loop_samples,
+                idle_sampled=idle,
+            )
+        )
     return tuple(found)
+
+
+def _timed(context: Context, loop: SampledLoop, by_path: LoaderStates) -> Parts | None:
+    """None where no sample's time is known."""
+    stretches = context.tables.stretches
+    is_main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.col("process").is_not_null()
+    mains = loop.within(stretches.filter(is_main & pl.col("stage").is_null() & pl.col("node").is_not_null()))
+    if mains.is_empty():
+        return None
+    parts = wait_parts.at_the_same_time(wait_parts.threads(mains, stretches, by_path), loop)
+    return parts if parts.weights.height else None
+
+
+def _without(sampled: Threads, processes: list[str]) -> Threads:
+    left_out = pl.col("process").is_in(processes)
+    return Threads(sampled.mains.filter(~left_out), sampled.others.filter(~left_out))
+
+
+def _shares(parts: Parts) -> dict[str, tuple[float, pl.DataFrame]]:
+    """Of each process: the share of its loop that it waits, and the weights of the parts."""
+    loops = dict(parts.loops.iter_rows())
+    return {
+        key[0]: (min(1.0, float(own["weight"].sum()) / loops[key[0]]), own)
+        for key, own in parts.weights.partition_by("process", as_dict=True).items()
+    }
+
+
+def _measured(context: Context, process: str, train: StepFacts | None) -> float | None:
+    """The data wait of a mean steady step of the process, ms; None where no steps tell it."""
+    own = context.labelled.steady().filter(pl.col("process") == process)
+    for parts in (steps.partition(own) if own.height else (), train.partition if train else ()):
+        found = next((part.ms for part in parts if part.category == "data_wait"), None)
+        if found is not None:
+            return found
+    return None
+
+
+def _parts(
+    weights: pl.DataFrame, samples: int, wait_ms: float | None, leaves: dict[tuple[int, int], str], users: UserPaths
+) -> tuple[WaitPart, ...]:
+    rows = sorted(_folded(weights), key=lambda row: (-row["weight"], row["state"], row["order"]))
+    total = sum(row["weight"] for row in rows)
+    shares = [row["weight"] / total for row in rows]
+    return tuple(
+        WaitPart(
+            kind=_KINDS[row["state"]],
+            place=users.place(row["line"]),
+            ms_per_step=None if wait_ms is None else share * wait_ms,
+            share=share,
+            samples=count,
+            lines=row["lines"],
+            leaf=leaves.get((row["state"], row["line"])) if row["lines"] < 2 else None,
+        )
+        for row, share, count in zip(rows, shares, _apportioned(shares, samples), strict=True)
+    )
+
+
+def _folded(weights: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    """(state, line, lines, weight, order): the largest lines of every state, and all others of it as one."""
+    ordered = weights.sort(["weight", "line"], descending=[True, False])
+    for (state,), own in ordered.partition_by("state", as_dict=True).items():
+        named = own.filter(pl.col("line") >= 0)
+        few = named if named.height <= MAX_LINES + 1 else named[:MAX_LINES]
+        for order, (line, weight) in enumerate(few.select("line", "weight").iter_rows()):
+            yield {"state": state, "line": line, "lines": 1, "weight": weight, "order": order}
+        rest = named[few.height :]
+        if rest.height:
+            weight = float(rest["weight"].sum())
+            yield {"state": state, "line": -1, "lines": rest.height, "weight": weight, "order": MAX_LINES}
+        for weight in own.filter(pl.col("line") < 0)["weight"]:
+            yield {"state": state, "line": -1, "lines": 0, "weight": weight, "order": MAX_LINES + 1}
+
+
+def _apportioned(shares: list[float], samples: int) -> list[int]:
+    """`samples` by these shares, whole and in sum."""
+    exact = np.array(shares) * samples
+    whole = np.floor(exact).astype(np.int64)
+    left = samples - int(whole.sum())
+    whole[np.argsort(whole - exact, kind="stable")[:left]] += 1
+    return [int(count) for count in whole]
+
+
+def _leaves(sampled: Threads, users: UserPaths) -> dict[tuple[int, int], str]:
+    """(state, line) -> the function most often on top of it, where that is another one than the line's own."""
+    both = pl.concat([rows.select("state", "line", "node", "samples") for rows in sampled]).filter(
+        pl.col("state").is_in([states.HERE, states.BUSY])
+    )
+    own = users.user[rows_of(both["node"])]
+    named = both.with_columns(leaf=users.leaf_names(both["node"])).filter(~pl.Series(own, dtype=pl.Boolean))
+    most = (
+        named.group_by("state", "line", "leaf")
+        .agg(pl.col("samples").sum())
+        .sort(["samples", "leaf"], descending=[True, False])
+        .unique(["state", "line"], keep="first", maintain_order=True)
+    )
+    sums = both.group_by("state", "line").agg(pl.col("samples").sum())
+    totals = {(state, line): count for state, line, count in sums.iter_rows()}
+    return {(state, line): leaf for state, line, leaf, count in most.iter_rows() if 2 * count >= totals[(state, line)]}

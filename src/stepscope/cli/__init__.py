@@ -55,10 +55,34 @@ COMMANDS: dict[str, Command] = {
             "stepscope analyze logs/before --diff logs/after",
         ),
     ),
+    "hotspots": Command(
+        "stepscope.cli.hotspots:hotspots",
+        "Name the functions that the sampled stacks stand in.",
+        (
+            "stepscope hotspots stepscope-runs/20260101-120000-train",
+            "stepscope hotspots profile.txt --library mylib --rows 20",
+            "stepscope hotspots RUN --rank 1 --phase data_wait --json hotspots.json",
+        ),
+    ),
+    "flamegraph": Command(
+        "stepscope.cli.flamegraph:flamegraph",
+        "Draw sampled stacks as an interactive flame graph in one file.",
+        (
+            "stepscope flamegraph stepscope-runs/20260101-120000-train",
+            "stepscope flamegraph profile.txt -o profile.svg",
+            "stepscope flamegraph RUN --diff OTHER_RUN",
+            "stepscope flamegraph RUN --rank 1 --diff others",
+        ),
+    ),
     "export": Command(
         "stepscope.cli.export:export",
         "Cut traces and merge ranks into one file that Perfetto opens.",
         ("stepscope export RUN --steps 5:7 -o cut.json.gz", "stepscope export rank0.json rank1.json -o both.json.gz"),
+    ),
+    "slurm": Command(
+        "stepscope.cli.slurm:slurm",
+        "Write a copy of a batch script with recording switched on.",
+        ("stepscope slurm train.sbatch", "stepscope slurm train.sbatch -o recorded.sbatch"),
     ),
     "doctor": Command(
         "stepscope.cli.doctor:doctor",

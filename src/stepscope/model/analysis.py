@@ -25,6 +25,7 @@ from stepscope.model.trace import DeviceLines, DeviceTime, ReadingFacts, TraceFa
 
 if TYPE_CHECKING:  # the recorder loads this module in the training process, and needs no view
     from stepscope.model.views import Views
+    from stepscope.model.views.waits import SampledViews
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Analysis:
     device_time: tuple[DeviceTime, ...] = ()  # two per trace with device slices, one per scope
     device_lines: DeviceLines | None = None  # operator time of the host where no trace holds device slices
     views: Views | None = None  # of traces and recordings of memory
+    sampled: SampledViews | None = None  # what sampled stacks say beyond hot lines; None without any
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ epoch clock of the recording host. Text is always valid Unicode: a byte that was
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -20,9 +20,10 @@ class Losses:
     """What a reader could not use, by kind; filled while reading and never read back by a reader.
 
     Kinds: `torn_lines` (a last line cut off by a kill), `bad_lines`, `oversized_files`, `unreadable_files`,
-    `user_traces_left_out`; of stacks `skipped_records`, `skipped_samples`, `bad_stretches` (times) and `cut_off_files`
-    (packed, and damaged in the middle); of folders of traces `foreign_files` (JSON that is no trace),
-    `duplicate_ranks` and `guessed_ranks` (files whose rank had to be made up), `missing_ranks`.
+    `user_traces_left_out`; of stacks `skipped_records`, `skipped_samples`, `bad_stretches` (times), `cut_off_files`
+    (packed, and damaged in the middle) and `other_units` (profiles that count something else than the file's first);
+    of folders `foreign_files` (of another kind; among traces only JSON is looked at); of traces `duplicate_ranks` and
+    `guessed_ranks` (files whose rank had to be made up), `missing_ranks`.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -123,7 +124,7 @@ class RawSegment:
     status: str
     message: str
     stacks: StackSource
-    stretches: tuple[RawStretch, ...] = ()  # empty where no sample's time is known
+    stretches: Sequence[RawStretch] = ()  # empty where no sample's time is known
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,16 @@ def read_traces(paths: Sequence[Path]) -> RawRun:
     losses = Losses()
     ranks = find_traces(paths, losses)
     if not ranks:
-        raise UnreadableInputError(f"{paths[0]}: no trace in it; give .json or .json.gz files of torch.profiler")
+        raise UnreadableInputError(
+            f"{paths[0]}: no trace in it; give .json or .json.gz files of torch.profiler, or files of sampled stacks"
+        )
     parents = [str(ref.path.parent) for rank in ranks for ref in rank.traces]
     return RawRun(folder=Path(os.path.commonpath(parents)), hosts=(), ranks=ranks, losses=losses)
+
+
+def holds_traces(folders: Sequence[Path]) -> bool:
+    """Whether there is a trace in one of the folders; looks no further than to the first."""
+    return any(_look(file, folder, Losses()) is not None for folder in folders for file in _files(folder))
 
 
 def find_traces(paths: Sequence[Path], losses: Losses) -> tuple[RawRank, ...]:

@@ -6,63 +6,18 @@ A column is a heading and a function from a row of the document to its text; eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from stepscope.model import Report
 from stepscope.report import words
 from stepscope.report.escape import markup
+from stepscope.report.html_columns import Column, Row, View, arguments, field, figure, inside, place, view
+from stepscope.report.html_sampled import SAMPLED
 from stepscope.report.places import Shortener, command_line
 
-Row = dict[str, Any]
-Cell = Callable[[Row, Shortener], Any]
 RUN_FACTS = ("folder", "cwd", "tags", "hosts", "ranks", "world_size", "exit_status")
 CELL = 240  # characters of a cell
-
-
-@dataclass(frozen=True)
-class Column:
-    """`style`: "" for words, "right" for figures, "code" for names, "line" for whole ones, "source" for cut ones."""
-
-    heading: str
-    cell: Cell
-    style: str = ""
-
-
-@dataclass(frozen=True)
-class View:
-    """A table under a fold: its title, what a row is, where its rows are in the document, and its columns."""
-
-    title: str
-    caption: str
-    rows: Callable[[Report], Sequence[Row] | None]
-    columns: tuple[Column, ...]
-
-
-def _place(row: Row, shorten: Shortener) -> str:
-    place = row.get("place") if "place" in row else row
-    return shorten(place["file"], place["line"]) if place else words.MISSING
-
-
-def _field(key: str) -> Cell:
-    return lambda row, _: row.get(key)
-
-
-def _figure(key: str, show: Callable[[Any], str]) -> Cell:
-    return lambda row, _: show(row.get(key))
-
-
-def _arguments(row: Row, _: Shortener) -> str:
-    return ", ".join(f"{name}={value}" for name, value in (row.get("arguments") or {}).items())
-
-
-def _view(name: str) -> Callable[[Report], Sequence[Row] | None]:
-    return lambda report: report.views.get(name)
-
-
-def _inside(name: str, key: str) -> Callable[[Report], Sequence[Row] | None]:
-    return lambda report: (report.views.get(name) or {}).get(key)
 
 
 def _pairs(mapping: dict[str, Any] | None) -> list[Row]:
@@ -93,129 +48,130 @@ def _run(report: Report) -> list[Row]:
 
 
 _LINE_COLUMNS = (
-    Column("Share", _figure("share", words.percent), "right"),
-    Column("Per step", _figure("ms_per_step", words.milliseconds), "right"),
-    Column("Line", _place, "line"),
-    Column("Function", _field("function"), "line"),
-    Column("Source", _field("code"), "source"),
-    Column("Process", _figure("role", words.term)),
-    Column("Phase", _figure("phase", words.term)),
-    Column("Waiting", _figure("waiting_share", words.percent), "right"),
+    Column("Share", figure("share", words.percent), "right"),
+    Column("Per step", figure("ms_per_step", words.milliseconds), "right"),
+    Column("Line", place, "line"),
+    Column("Function", field("function"), "line"),
+    Column("Source", field("code"), "source"),
+    Column("Process", figure("role", words.term)),
+    Column("Phase", figure("phase", words.term)),
+    Column("Waiting", figure("waiting_share", words.percent), "right"),
     Column("On top", lambda row, shorten: shorten(row.get("library_leaf") or ""), "source"),
 )
-_PAIR_COLUMNS = (Column("Name", _field("name")), Column("Value", _field("value"), "code"))
+_PAIR_COLUMNS = (Column("Name", field("name")), Column("Value", field("value"), "code"))
 
 TABLES: tuple[View, ...] = (
-    View("Hot lines", "Lines of your code by sampled time.", _inside("stacks", "hot_lines"), _LINE_COLUMNS),
+    View("Hot lines", "Lines of your code by sampled time.", inside("stacks", "hot_lines"), _LINE_COLUMNS),
+    *SAMPLED,
     View(
         "Lines of the loader",
         "Data set, collate and transform lines, hottest first.",
-        _inside("loader", "lines"),
+        inside("loader", "lines"),
         _LINE_COLUMNS,
     ),
     View(
         "Operators",
         "Operators in the profiled window, per step of the window.",
-        _view("operator_calls"),
+        view("operator_calls"),
         (
-            Column("Operator", _field("name"), "code"),
-            Column("Calls a step", _figure("calls_per_step", words.count), "right"),
-            Column("Host, self", _figure("host_self_ms_per_step", words.milliseconds), "right"),
-            Column("Host, total", _figure("host_total_ms_per_step", words.milliseconds), "right"),
-            Column("Line", _place, "line"),
+            Column("Operator", field("name"), "code"),
+            Column("Calls a step", figure("calls_per_step", words.count), "right"),
+            Column("Host, self", figure("host_self_ms_per_step", words.milliseconds), "right"),
+            Column("Host, total", figure("host_total_ms_per_step", words.milliseconds), "right"),
+            Column("Line", place, "line"),
         ),
     ),
     View(
         "Python loops",
         "Loops that call the same thing once per item, in the profiled window.",
-        _view("loops"),
+        view("loops"),
         (
-            Column("Calls", _field("callee"), "code"),
-            Column("Calls a step", _figure("calls_per_step", words.count), "right"),
-            Column("Per step", _figure("ms_per_step", words.milliseconds), "right"),
-            Column("Operators a call", _figure("operators_per_call", words.count), "right"),
-            Column("Line", _place, "line"),
-            Column("Source", _field("code"), "source"),
-            Column("Equals", _field("dimension")),
+            Column("Calls", field("callee"), "code"),
+            Column("Calls a step", figure("calls_per_step", words.count), "right"),
+            Column("Per step", figure("ms_per_step", words.milliseconds), "right"),
+            Column("Operators a call", figure("operators_per_call", words.count), "right"),
+            Column("Line", place, "line"),
+            Column("Source", field("code"), "source"),
+            Column("Equals", field("dimension")),
         ),
     ),
     View(
         "Python on the main thread",
         "Lines that are neither waiting for data nor inside torch operators.",
-        _view("python"),
+        view("python"),
         (
-            Column("Share", _figure("share", words.percent), "right"),
-            Column("Per step", _figure("ms_per_step", words.milliseconds), "right"),
-            Column("Line", _place, "line"),
-            Column("Source", _field("code"), "source"),
-            Column("Phase", _figure("phase", words.term)),
-            Column("Outside operators", _figure("python_fraction", words.percent), "right"),
-            Column("Waiting", _figure("waiting_share", words.percent), "right"),
-            Column("Samples", _figure("samples", words.count), "right"),
+            Column("Share", figure("share", words.percent), "right"),
+            Column("Per step", figure("ms_per_step", words.milliseconds), "right"),
+            Column("Line", place, "line"),
+            Column("Source", field("code"), "source"),
+            Column("Phase", figure("phase", words.term)),
+            Column("Outside operators", figure("python_fraction", words.percent), "right"),
+            Column("Waiting", figure("waiting_share", words.percent), "right"),
+            Column("Samples", figure("samples", words.count), "right"),
         ),
     ),
     View(
         "Input and output in steps",
         "Blocking file access of the main thread inside steady steps.",
-        _view("io"),
+        view("io"),
         (
-            Column("Operation", _field("operation")),
-            Column("Calls a step", _figure("calls_per_step", words.count), "right"),
-            Column("Per step", _figure("ms_per_step", words.milliseconds), "right"),
-            Column("Line", _place, "line"),
-            Column("Source", _field("code"), "source"),
-            Column("Seen in", _field("source")),
+            Column("Operation", field("operation")),
+            Column("Calls a step", figure("calls_per_step", words.count), "right"),
+            Column("Per step", figure("ms_per_step", words.milliseconds), "right"),
+            Column("Line", place, "line"),
+            Column("Source", field("code"), "source"),
+            Column("Seen in", field("source")),
         ),
     ),
     View(
         "Regions",
         "Ranges you named in the code.",
-        _view("regions"),
+        view("regions"),
         (
-            Column("Region", _field("name"), "code"),
-            Column("Calls", _figure("calls", words.count), "right"),
-            Column("Calls a step", _figure("calls_per_step", words.count), "right"),
-            Column("Per step", _figure("ms_per_step", words.milliseconds), "right"),
-            Column("Seen in", _field("source")),
+            Column("Region", field("name"), "code"),
+            Column("Calls", figure("calls", words.count), "right"),
+            Column("Calls a step", figure("calls_per_step", words.count), "right"),
+            Column("Per step", figure("ms_per_step", words.milliseconds), "right"),
+            Column("Seen in", field("source")),
         ),
     ),
     View(
         "Profiler windows",
         "Steps for which torch.profiler recorded everything; left out of the statistics.",
-        _view("windows"),
+        view("windows"),
         (
-            Column("Rank", _figure("rank", words.count), "right"),
-            Column("Trace", _field("trace"), "code"),
-            Column("Opened by", _field("owner")),
-            Column("Steps", _figure("steps", words.count), "right"),
-            Column("Stop", _figure("stop_ms", words.milliseconds), "right"),
-            Column("Export", _figure("export_ms", words.milliseconds), "right"),
-            Column("Size", _figure("bytes", words.size), "right"),
-            Column("Step time, times", _figure("overhead_ratio", words.number), "right"),
-            Column("Why then", _field("reason")),
+            Column("Rank", figure("rank", words.count), "right"),
+            Column("Trace", field("trace"), "code"),
+            Column("Opened by", field("owner")),
+            Column("Steps", figure("steps", words.count), "right"),
+            Column("Stop", figure("stop_ms", words.milliseconds), "right"),
+            Column("Export", figure("export_ms", words.milliseconds), "right"),
+            Column("Size", figure("bytes", words.size), "right"),
+            Column("Step time, times", figure("overhead_ratio", words.number), "right"),
+            Column("Why then", field("reason")),
         ),
     ),
     View(
         "Construction sites",
         "Where the script made what findings speak of.",
-        _view("sites"),
+        view("sites"),
         (
-            Column("What", _field("what"), "code"),
-            Column("Line", _place, "line"),
-            Column("Arguments", _arguments, "code"),
-            Column("Rank", _figure("rank", words.count), "right"),
+            Column("What", field("what"), "code"),
+            Column("Line", place, "line"),
+            Column("Arguments", arguments, "code"),
+            Column("Rank", figure("rank", words.count), "right"),
         ),
     ),
     View(
         "Processes",
         "Processes of the run, and whether the recorder inside them reported.",
-        _view("processes"),
+        view("processes"),
         (
-            Column("PID", _field("pid"), "right"),
-            Column("Role", _figure("role", words.term)),
-            Column("Reported", _figure("reported", _flat)),
-            Column("Command", _field("command"), "code"),
-            Column("Remedy", _field("remedy")),
+            Column("PID", field("pid"), "right"),
+            Column("Role", figure("role", words.term)),
+            Column("Reported", figure("reported", _flat)),
+            Column("Command", field("command"), "code"),
+            Column("Remedy", field("remedy")),
         ),
     ),
     View("System", "Telemetry, summed up.", lambda report: _pairs(report.views.get("system")), _PAIR_COLUMNS),
@@ -224,15 +180,15 @@ TABLES: tuple[View, ...] = (
         "What reading each trace cost, and how much of its device time was linked to operators.",
         lambda report: report.quality.get("traces"),
         (
-            Column("Rank", _figure("rank", words.count), "right"),
-            Column("Trace", _field("trace"), "line"),
-            Column("Events", _figure("events", words.count), "right"),
-            Column("Salvaged", _figure("salvaged", words.count), "right"),
-            Column("Lost", _figure("lost", words.count), "right"),
-            Column("Overlaps cut", _figure("clipped", words.count), "right"),
-            Column("Durations repaired", _figure("repaired", words.count), "right"),
-            Column("Device time", _figure("device_ns", words.nanoseconds), "right"),
-            Column("Linked", _figure("link_rate", words.percent), "right"),
+            Column("Rank", figure("rank", words.count), "right"),
+            Column("Trace", field("trace"), "line"),
+            Column("Events", figure("events", words.count), "right"),
+            Column("Salvaged", figure("salvaged", words.count), "right"),
+            Column("Lost", figure("lost", words.count), "right"),
+            Column("Overlaps cut", figure("clipped", words.count), "right"),
+            Column("Durations repaired", figure("repaired", words.count), "right"),
+            Column("Device time", figure("device_ns", words.nanoseconds), "right"),
+            Column("Linked", figure("link_rate", words.percent), "right"),
             Column("Problems", lambda row, _: "; ".join(row["problems"])),
         ),
     ),
@@ -244,12 +200,12 @@ TABLES: tuple[View, ...] = (
 def tables(report: Report, shorten: Shortener, *, rows: int) -> str:
     """All tables that have rows, each under a fold, at most `rows` rows each."""
     parts = []
-    for view in TABLES:
-        found = view.rows(report)
+    for shown in TABLES:
+        found = shown.rows(report)
         if found:
             parts.append(
-                f"<details><summary>{markup(view.title)} <span class='soft'>({len(found)})</span></summary>"
-                f"{table(view.caption, view.columns, found, shorten, rows)}</details>"
+                f"<details><summary>{markup(shown.title)} <span class='soft'>({len(found)})</span></summary>"
+                f"{table(shown.caption, shown.columns, found, shorten, rows)}</details>"
             )
     return "\n".join(parts)
 

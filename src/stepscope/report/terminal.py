@@ -19,6 +19,7 @@ from stepscope.report import sentences, words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.glyphs import Glyphs, glyphs_for
 from stepscope.report.places import Shortener, command_line
+from stepscope.report.sampled import sampled_blocks
 from stepscope.report.terminal_bars import bar, legend
 from stepscope.report.terminal_device import device_blocks
 from stepscope.report.terminal_findings import findings_block
@@ -45,6 +46,7 @@ def render(report: Report, console: Console, *, page: str | None = None, again: 
         *memory_block(report, shorten),
         *findings_block(report, shorten, glyphs),
         *_hot_lines(report, shorten, glyphs),
+        *sampled_blocks(report.views.get("sampled"), shorten, glyphs),
     ]
     with console.capture() as captured:
         for index, block in enumerate(blocks):

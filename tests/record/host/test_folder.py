@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -121,3 +123,101 @@ def test_discarding_leaves_no_trace_but_keeps_other_runs(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "stepscope-runs").iterdir()] == [kept.run.name]
     kept.discard()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tasks_that_start_in_the_same_moment_share_one_folder(tmp_path: Path) -> None:
+    tasks = [{"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_LOCALID": str(local)} for local in range(4)]
+    for out in (None, tmp_path / "o"):
+        folders = together([(out, task, host) for task in tasks for host in ("alpha", "beta")])
+        assert {folder.run for folder in folders if isinstance(folder, RunFolder)} == {
+            out or tmp_path / "stepscope-runs/slurm-17.0-train"
+        }
+        assert len({folder.host for folder in folders if isinstance(folder, RunFolder)}) == 8
+
+
+def test_array_tasks_with_one_out_never_mix(tmp_path: Path) -> None:
+    """Each on a host of its own, so that nothing but the job tells them apart."""
+    array = {"SLURM_STEP_ID": "0", "SLURM_ARRAY_JOB_ID": "17"}
+    tasks = [{**array, "SLURM_JOB_ID": str(17 + task), "SLURM_ARRAY_TASK_ID": str(task)} for task in range(6)]
+    for attempt in range(5):
+        out = tmp_path / f"o{attempt}"
+        claims = together([(out, task, f"host{index}") for index, task in enumerate(tasks)])
+        won = [claimed for claimed in claims if isinstance(claimed, RunFolder)]
+        assert len(won) == 1
+        assert [path for path in out.iterdir() if path.is_dir()] == [won[0].host]
+        lost = [str(claimed) for claimed in claims if not isinstance(claimed, RunFolder)]
+        assert all("$SLURM_ARRAY_TASK_ID" in message for message in lost)
+
+
+def test_recordings_without_a_job_never_share_a_folder(tmp_path: Path) -> None:
+    for attempt in range(5):
+        out = tmp_path / f"o{attempt}"
+        claims = together([(out, {}, f"host{index}") for index in range(6)])
+        assert len([claimed for claimed in claims if isinstance(claimed, RunFolder)]) <= 1
+        assert len(list(out.glob("host-*"))) <= 1
+    folders = together([(None, {}, f"host{index}") for index in range(6)])
+    assert len({folder.run for folder in folders if isinstance(folder, RunFolder)}) == 6
+
+
+def test_a_name_made_of_the_job_is_not_shared_with_a_job_of_the_same_name() -> None:
+    named = {"TORCHELASTIC_RUN_ID": "a b"}
+    first, second = claim(environ=named), claim(environ={"TORCHELASTIC_RUN_ID": "a/b"}, host="beta")
+    assert first.run != second.run
+    assert sorted(path.name for path in second.run.iterdir()) == ["host-beta", "job.json"]
+
+
+@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "0"}])
+def test_a_requeued_job_records_beside_its_first_attempt(tmp_path: Path, step: dict[str, str]) -> None:
+    """Refusing the folder would end a training that was started again in the night."""
+    first = {"SLURM_JOB_ID": "17", **step}
+    write_manifest(claim(tmp_path / "o", first), first)
+    again = {**first, "SLURM_RESTART_COUNT": "2"}
+    folder = claim(tmp_path / "o", again)
+    assert folder.run == tmp_path / "o-restart2"
+    if step:
+        assert claim(tmp_path / "o", again, host="beta").run == folder.run
+    with pytest.raises(UsageError, match="SLURM_JOB_ID"):
+        claim(tmp_path / "o", {**again, "SLURM_JOB_ID": "18"})
+
+
+def test_names_of_nodes_come_from_slurm() -> None:
+    step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURMD_NODENAME": "node 7/x"}
+    assert claim_folder(None, "train", scheduler(step), now=NOW).host.name == "host-node_7_x"
+    batch = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "node7"}
+    assert "node7" not in claim_folder(None, "train", scheduler(batch), now=NOW).host.name
+
+
+def test_discarding_in_a_shared_folder_leaves_the_other_members(tmp_path: Path) -> None:
+    step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
+    first, second = claim(environ=step), claim(environ=step, host="beta")
+    second.discard()
+    assert sorted(path.name for path in first.run.iterdir()) == ["host-alpha", "job.json"]
+    first.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_file_systems_without_links_still_keep_jobs_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
+    claim(tmp_path / "o", step)
+    assert claim(tmp_path / "o", step, host="beta").host.name == "host-beta"
+    with pytest.raises(UsageError):
+        claim(tmp_path / "o", {**step, "SLURM_JOB_ID": "18"}, host="gamma")
+
+
+def together(claims: list[tuple[Path | None, dict[str, str], str]]) -> list[RunFolder | UsageError]:
+    """All claims at once, each on a thread of its own."""
+    barrier = threading.Barrier(len(claims))
+
+    def one(arguments: tuple[Path | None, dict[str, str], str]) -> RunFolder | UsageError:
+        barrier.wait(30)
+        try:
+            return claim(*arguments)
+        except UsageError as error:
+            return error
+
+    with ThreadPoolExecutor(len(claims)) as pool:
+        return list(pool.map(one, claims))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class FlameFrame:
     """A frame as it is drawn. `kind` decides its colour.
 
-    Kinds: "user" (the user's own code), "library", "import", "native", "operator" (of torch, from a trace), "kernel" (on
-    a device, from a trace), "wait" (a known wait), "root".
+    `file` is named from the root of the user's code, or of its package, on. Where one box stands for all lines of a
+    function, `line` is the one sampled most.
+
+    Kinds: "user" (the user's own code), "library", "import", "native", "operator" (of torch, from a trace), "kernel"
+    (on a device, from a trace), "wait" (a known wait), "root".
     """
 
     name: str
@@ -27,7 +30,7 @@ class FlameTree:
     the same unit, and is None outside differences. `source` says where the figures come from.
     """
 
-    key: str  # "all", "phase:forward", "process:workers", "rank:0", "gpu", ...
+    key: str  # "all", "phase:forward", "process:workers", "rank:0", "outside", "gpu", ...
     label: str
     unit: str  # "ms per step" | "samples" | "us" | "bytes"
     parent: tuple[int, ...]  # -1 at the root
@@ -35,7 +38,9 @@ class FlameTree:
     value: tuple[float, ...]
     base: tuple[float, ...] | None
     source: str
-    hidden: float = 0.0  # value of paths too thin to be kept, drawn nowhere; in the root's value all the same
+    hidden: float = (
+        0.0  # value of paths too thin or too deep to be kept, drawn nowhere; in the root's value all the same
+    )
 
 
 @dataclass(frozen=True)
@@ -47,3 +52,4 @@ class FlameGraph:
     trees: tuple[FlameTree, ...]
     notes: tuple[str, ...]
     sides: tuple[str, str] | None = None  # of a difference: (this, what it is compared with)
+    source: dict[int, str] = field(default_factory=dict)  # text of the user's lines, by frame, where at hand

@@ -10,8 +10,8 @@ class HotspotRow:
     """The samples whose innermost frame this is, by what `Hotspots.by` groups.
 
     Where a row merges several frames, what they differ in is None. The library columns name the innermost frame of the
-    chosen library on the way there, itself included; None where there is none. `waiting`: the innermost frame is a known
-    wait; waiting and working are never merged. `kind`, `phase` and `module` are those that hold most of its samples.
+    chosen library on the way there, itself included; None where there is none. `waiting`: the innermost frame is a
+    known wait; waiting and working are never merged. `kind` and `phase` are those that hold most of its samples.
     """
 
     name: str | None
@@ -63,6 +63,8 @@ class Hotspots:
     waiting_samples: int  # of the selected
     left_out: dict[str, int]  # reason -> samples that were not selected
     rows: tuple[HotspotRow, ...]
+    working_rows: int  # how many there are, of which `rows` may hold the first only
+    waiting_rows: int
     kinds: dict[str, int]  # kind of the innermost frame -> selected samples
     processes: tuple[SampledProcess, ...]
     files: int

@@ -15,6 +15,7 @@ from stepscope.read.stacks.source import Progress
 # Stacks repeat themselves and pack far better than traces; a bomb costs time here, but no memory.
 LIMITS = Limits(unpacked_bytes=256 * 2**30, ratio=2000.0)
 MAX_LINE_BYTES = 16 * 2**20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_lines(path: Path, label: str, losses: Losses, progress: Progress | None = None) -> Iterator[list[str]]:
@@ -31,8 +32,8 @@ def read_lines(path: Path, label: str, losses: Losses, progress: Progress | None
     try:
         stream = ByteStream(path, LIMITS, told)
         splitter = _Splitter()
-        for piece in stream:
-            yield splitter.add(piece)
+        for number, piece in enumerate(stream):
+            yield splitter.add(piece if number else piece.removeprefix(BYTE_ORDER_MARK))
         yield splitter.last()
         losses.add("skipped_records", label, splitter.too_long)
         if stream.problem is not None:

@@ -44,15 +44,15 @@ class PySpyRaw(FileSource):
     def parse(self, blocks: Iterable[list[str]], names: FrameNames, losses: Losses) -> Iterator[RawStack]:
         """The stacks of blocks of lines."""
         records = Records(blocks)
-        iterator = iter(records)
         reader = _Reader(names, self.hints, prefixed=records.prefixed)
-        for number, record in enumerate(iterator):
+        for number, record in enumerate(records):
             stack = reader.stack(record, number)
             if stack is not None:
                 yield stack
                 continue
             losses.add("skipped_records", self.label)
-            losses.add("skipped_samples", self.label, count_of(record[record.rfind(" ") + 1 :]) or 0)
+            counts = (count_of(line[line.rfind(" ") + 1 :]) for line in record.split("\n"))
+            losses.add("skipped_samples", self.label, sum(count or 0 for count in counts))
 
 
 class _Reader:

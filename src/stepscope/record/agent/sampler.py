@@ -1,13 +1,14 @@
 """Stacks from inside, for machines where no other process may look in: a thread reads `sys._current_frames()`.
 
 It starts only when the launcher's `sampler-fallback` file is there, at most 50 times a second with jitter, sums equal
-stacks in memory and writes them every few seconds in py-spy's raw grammar. Whether a thread waits cannot be told from
-inside, so every sample counts as wall time.
+stacks in memory and writes them every few seconds in py-spy's raw grammar, with a file of times beside them. Whether
+a thread waits cannot be told from inside, so every sample counts as wall time.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import random
 import sys
@@ -30,10 +31,13 @@ SEGMENT_SECONDS = 5.0
 SUSPENDED_POLL_SECONDS = 0.5
 DEEPEST_STACK = 400
 MOST_STACKS = 20_000  # distinct stacks per segment; beyond it the segment ends early
+MOST_STRETCHES = 20_000  # per segment; beyond it the segment's file of times is left out
+TIMES_SCHEMA = "stepscope.times/1"
 _FIRST_LOOK_NS = 500_000_000
 _LONGEST_LOOK_NS = 30_000_000_000
 
 Stack = Tuple[int, Tuple[Tuple["CodeType", int], ...]]  # thread ident; (code, line) from the root
+Stretch = Tuple[int, int, int]  # position of the stack in the segment's file, start and end in ns
 
 _sampler: FallbackSampler | None = None
 
@@ -77,6 +81,57 @@ class _Lookout:
             return
         self._pause_ns = min(self._pause_ns * 3 // 2, _LONGEST_LOOK_NS)
         self._next_ns = _LONGEST_LOOK_NS * 1_000_000 + now_ns if maybe_start(self._agent) else now_ns + self._pause_ns
+
+
+class Stretches:
+    """When each thread stood in which stack, from samples. A change is put half-way between the two that show it."""
+
+    def __init__(self, started_ns: int) -> None:
+        self._open: dict[int, tuple[int, int]] = {}  # thread ident -> position of its stack, start
+        self._closed: list[Stretch] = []
+        self._last_ns = started_ns  # of the last sample
+        self.full = False
+
+    def add(self, positions: dict[int, int], now_ns: int) -> None:
+        """A sample of all threads: the position of each one's stack in the file."""
+        edge_ns = (self._last_ns + now_ns) // 2
+        for ident, (position, start_ns) in list(self._open.items()):
+            if positions.get(ident) != position:
+                self._close(ident, position, start_ns, edge_ns)
+        for ident, position in positions.items():
+            if ident not in self._open:
+                self._open[ident] = (position, edge_ns)
+        self._last_ns = now_ns
+
+    def interrupt(self, end_ns: int) -> None:
+        """No samples for a while: what threads stood in is not known beyond `end_ns`."""
+        for ident, (position, start_ns) in list(self._open.items()):
+            self._close(ident, position, start_ns, max(start_ns, end_ns))
+        self._last_ns = end_ns
+
+    def resume(self, now_ns: int) -> None:
+        """Samples follow from `now_ns` on."""
+        if not self._open:
+            self._last_ns = now_ns
+
+    def text(self, started_ns: int, ended_ns: int) -> str | None:
+        """The file of times, None where there is none."""
+        self.interrupt(ended_ns)
+        if self.full or not self._closed:
+            return None
+        columns = {
+            "record": [position for position, _, _ in self._closed],
+            "start_us": [(start_ns - started_ns) // 1000 for _, start_ns, _ in self._closed],
+            "end_us": [(end_ns - started_ns) // 1000 for _, _, end_ns in self._closed],
+        }
+        value = {"schema": TIMES_SCHEMA, "start_ns": started_ns, "stretches": columns}
+        return json.dumps(value, separators=(",", ":")) + "\n"
+
+    def _close(self, ident: int, position: int, start_ns: int, end_ns: int) -> None:
+        del self._open[ident]
+        self.full = self.full or len(self._closed) >= MOST_STRETCHES
+        if not self.full:
+            self._closed.append((position, start_ns, end_ns))
 
 
 class FallbackSampler:
@@ -146,16 +201,21 @@ class FallbackSampler:
 
     def _reset(self) -> None:
         self._counts: dict[Stack, int] = {}
+        self._positions: dict[Stack, int] = {}
         self._names: dict[int, str] = {}
         self._started_ns = self._now()
+        self._stretches = Stretches(self._started_ns)
 
     def _run(self) -> None:
         interval = 1.0 / self._rate_hz
         segment_ns = int(SEGMENT_SECONDS * 1e9)
         while not self._stopping and not self._end.is_set():
             if self._busy():
+                with self._lock:
+                    self._stretches.interrupt(self._now())
                 self._end.wait(SUSPENDED_POLL_SECONDS)
                 continue
+            self._stretches.resume(self._now())
             self._end.wait(interval * random_factor())
             with self._lock:
                 if not self._stopping and not self._end.is_set() and not self._busy():
@@ -166,6 +226,8 @@ class FallbackSampler:
     def _sample(self) -> None:
         own = threading.get_ident()
         frames = sys._current_frames()
+        now_ns = self._now()
+        positions: dict[int, int] = {}
         for ident, frame in frames.items():
             if ident == own:
                 continue
@@ -176,6 +238,8 @@ class FallbackSampler:
                 current = current.f_back
             key = (ident, tuple(reversed(stack)))
             self._counts[key] = self._counts.get(key, 0) + 1
+            positions[ident] = self._positions.setdefault(key, len(self._positions))
+        self._stretches.add(positions, now_ns)
         for thread in threading.enumerate():
             if thread.ident is not None and thread.ident not in self._names:
                 self._names[thread.ident] = _thread_label(thread)
@@ -185,26 +249,26 @@ class FallbackSampler:
         with self._lock:
             counts, names = self._counts, self._names
             started_ns, ended_ns, number = self._started_ns, self._now(), self._number
+            stretches = self._stretches
             self._reset()
             if not counts:
                 return
             self._number += 1
-        name = f"stacks-{self._pid}-{number}.raw"
-        path = os.path.join(self._config.host_dir, name)
-        try:
-            with open(path + ".part", "w", encoding="utf-8", errors="surrogateescape") as file:
-                file.writelines(self._lines(counts, names))
-            os.replace(path + ".part", path)
-        except OSError:
+        stem = f"stacks-{self._pid}-{number}"
+        path = os.path.join(self._config.host_dir, stem)
+        times = stretches.text(started_ns, ended_ns)
+        if times is not None and not _write(path + ".times.json", [times]):
+            times = None
+        if not _write(path + ".raw", self._lines(counts, names)):
             return
-        append_line(
-            os.path.join(self._config.host_dir, "stacks.jsonl"),
-            {
-                "segment": number, "file": name, "source": "agent", "pid": self._pid, "start_ns": started_ns,
-                "end_ns": ended_ns, "rate_hz": float(self._rate_hz), "idle": True, "blocking": True,
-                "samples": sum(counts.values()), "errors": 0, "status": "ok", "message": None,
-            },
-        )  # fmt: skip
+        row: dict[str, Any] = {
+            "segment": number, "file": stem + ".raw", "source": "agent", "pid": self._pid, "start_ns": started_ns,
+            "end_ns": ended_ns, "rate_hz": float(self._rate_hz), "idle": True, "blocking": True,
+            "samples": sum(counts.values()), "errors": 0, "status": "ok", "message": None,
+        }  # fmt: skip
+        if times is not None:
+            row["times"] = stem + ".times.json"
+        append_line(os.path.join(self._config.host_dir, "stacks.jsonl"), row)
 
     def _lines(self, counts: dict[Stack, int], names: dict[int, str]) -> list[str]:
         command = " ".join(masked_command()).replace("\n", " ")
@@ -219,6 +283,17 @@ class FallbackSampler:
 
 def _ignore(probe: str, error: str) -> None:
     """There is no journal to report to in a child; its sampler just ends."""
+
+
+def _write(path: str, lines: list[str]) -> bool:
+    """Put a whole file in place in one step."""
+    try:
+        with open(path + ".part", "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.writelines(lines)
+        os.replace(path + ".part", path)
+    except OSError:
+        return False
+    return True
 
 
 def random_factor() -> float:

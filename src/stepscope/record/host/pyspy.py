@@ -21,19 +21,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from stepscope.record.agent.masking import mask_argv
-from stepscope.record.host.pyspy_counts import Counted, count
+from stepscope.record.host.pyspy_child import Spy
 from stepscope.record.host.pyspy_tasks import TaskWatch
-from stepscope.record.host.pyspy_trace import ThreadHistory, UnreadableTraceError, read_trace
+from stepscope.record.host.pyspy_trace import UnreadableTraceError
 from stepscope.record.host.stack_files import SpyPart, write_segment
 
 FALLBACK_MARKER = "sampler-fallback"
 _REFUSED = re.compile(
     r"permission denied|operation not permitted|os error 1\b|os error 13\b|eperm|eacces", re.IGNORECASE
 )
-_RESULT = re.compile(r"Samples: (\d+) Errors: (\d+)")
 # A sampled process costs about 1 % of a core at 20 Hz. With more loader workers than this, the first stand for all.
 MOST_SAMPLED = 24
 _REFUSALS_TO_GIVE_UP = 3  # a child may still be on its way to allow it
@@ -43,9 +42,6 @@ _LONGEST_RETRY_SECONDS = 5.0
 _PROBE_SECONDS = 3.0
 _WRITING_SECONDS = 0.02
 _LOOK_SECONDS = 1.0  # between looks at a sampled process's threads
-# From the call that starts py-spy until its clock starts: measured 0.3 to 2 ms; and what it takes to write its file.
-_LOADING_NS = 1_500_000
-_WRITING_NS_PER_BYTE = 5
 _DEAD_MAN_FACTOR = 3.0  # a segment whose supervisor was killed still ends by itself
 
 
@@ -93,64 +89,7 @@ def look_into(program: str, pid: int) -> Look:
         return Look(works=False, refused=False, message=f"py-spy cannot be run: {error}")
     text = done.stderr.decode("utf-8", "replace")
     works = done.returncode == 0
-    return Look(works=works, refused=not works and bool(_REFUSED.search(text)), message=_first_line(text))
-
-
-@dataclass
-class _Spy:
-    """One py-spy that reads one process."""
-
-    pid: int
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
-    path: Path
-    spawned_ns: int
-    tasks: TaskWatch
-    text: str | None = None  # what it said, once it has ended
-    ended_ns: int = 0
-
-    def collect(self, now_ns: Callable[[], int]) -> bool:
-        """Whether it has ended; fetches its words the first time."""
-        if self.text is None and self.process.poll() is not None:
-            self.ended_ns = now_ns()
-            self.output.seek(0)
-            self.text = self.output.read(65536).decode("utf-8", "replace")
-            self.output.close()
-        return self.text is not None
-
-    @property
-    def counts(self) -> tuple[int, int] | None:
-        """(samples, errors) as it reported them, None when it failed."""
-        result = _RESULT.search(self.text or "")
-        return (int(result[1]), int(result[2])) if result and self.path.exists() else None
-
-    def start_ns(self, last_us: int, wall_minus_run_ns: int) -> int:
-        """When its clock started, on the run's clock, by that clock's last reading: 2 ms off at most on a free core.
-
-        A busy machine may have held it up while it loaded; then its file, written right after that last reading, is
-        late as well. The file system's own clock is believed only between the two moments we have seen ourselves.
-        """
-        with contextlib.suppress(OSError):
-            file = self.path.stat()
-            written_ns = file.st_mtime_ns - wall_minus_run_ns - file.st_size * _WRITING_NS_PER_BYTE
-            latest = self.ended_ns - last_us * 1000
-            return min(max(self.spawned_ns + _LOADING_NS, written_ns - last_us * 1000), max(latest, self.spawned_ns))
-        return self.spawned_ns + _LOADING_NS
-
-    def convert(self, rate_hz: float, wall_minus_run_ns: int) -> tuple[Counted, int]:
-        """What it has sampled, and its start on the run's clock. Raises `UnreadableTraceError`."""
-        trace = read_trace(self.path)
-        start_ns = self.start_ns(trace.last_us, wall_minus_run_ns)
-        known = self.tasks.knows(thread.tid for thread in trace.threads)
-
-        def last_seen_us(thread: ThreadHistory) -> int | None:
-            if thread.tid is None or not known:
-                return None
-            seen_ns = self.tasks.last_seen_ns(thread.tid, start_ns + thread.starts_us[0] * 1000)
-            return None if seen_ns is None else (seen_ns - start_ns) // 1000
-
-        samples = self.counts[0] if self.counts else 0
-        return count(trace, samples, rate_hz=rate_hz, last_seen_us=last_seen_us), start_ns
+    return Look(works=works, refused=not works and is_refusal(text), message=_first_line(text))
 
 
 @dataclass
@@ -158,7 +97,7 @@ class _Segment:
     number: int
     started_ns: int
     deadline: float
-    spies: list[_Spy]
+    spies: list[Spy]
     interrupted_ns: int | None = None
 
 
@@ -169,7 +108,8 @@ class Sampler:
     """Runs segment after segment; `poll` never blocks and is called several times a second.
 
     `targets` yields the processes to sample, most important first, and `chain` their ancestry for the raw file.
-    `write` takes the lines of stacks.jsonl, `give_up` the reason when nothing can be sampled here.
+    `write` takes the lines of stacks.jsonl, `give_up` the reason when nothing can be sampled here. `native` frames cost
+    a pause of the process for every sample.
     """
 
     def __init__(
@@ -185,11 +125,12 @@ class Sampler:
         give_up: Callable[[str], None],
         targets: Callable[[], Sequence[int]],
         chain: Callable[[int], Chain],
+        native: bool = False,
     ) -> None:
         self._program, self._root, self._folder = program, root, folder
         self._rate_hz, self._segment_seconds = max(1, round(rate_hz)), segment_seconds
         self._now_ns, self._write, self._give_up = now_ns, write, give_up
-        self._targets, self._chain = targets, chain
+        self._targets, self._chain, self._native = targets, chain, native
         self._segment: _Segment | None = None
         self._next_number = 0
         self._not_before: dict[int, float] = {}  # pid -> monotonic seconds of the next try
@@ -270,7 +211,7 @@ class Sampler:
             "--pid",
             str(pid),
             "--idle",
-            "--nonblocking",
+            "--native" if self._native else "--nonblocking",  # py-spy unwinds native frames of a process at rest only
             "--full-filenames",
             "--threads",
         ]
@@ -293,7 +234,7 @@ class Sampler:
             return
         tasks = TaskWatch(pid)
         tasks.look(spawned_ns)
-        segment.spies.append(_Spy(pid, process, output, path, spawned_ns, tasks))
+        segment.spies.append(Spy(pid, process, output, path, spawned_ns, tasks))
 
     def _look(self, pause_seconds: float) -> None:
         """See which threads the sampled processes have, when the last look is `pause_seconds` ago."""
@@ -325,14 +266,19 @@ class Sampler:
         self._write(
             {
                 "segment": segment.number, "file": path.name, "source": "py-spy", "pid": self._root,
-                "start_ns": segment.started_ns, "end_ns": segment.interrupted_ns or self._now_ns(),
-                "rate_hz": float(self._rate_hz), "idle": True, "blocking": False,
+                "start_ns": segment.started_ns, "end_ns": self._end_ns(segment, parts),
+                "rate_hz": float(self._rate_hz), "idle": True, "blocking": self._native,
                 "samples": sum(samples for samples, _ in counts) if written else None,
                 "errors": sum(errors for _, errors in counts) if written else None,
                 "status": "ok" if written else "failed", "message": messages[0] if messages else None,
                 **({"times": times} if times is not None else {}),
             }
         )  # fmt: skip
+
+    def _end_ns(self, segment: _Segment, parts: Sequence[SpyPart]) -> int:
+        """When the last sampler stopped: it takes one more sample after it was told to."""
+        told_ns = segment.interrupted_ns or self._now_ns()
+        return max([told_ns, *(part.start_ns + part.counted.last_us * 1000 for part in parts)])
 
     def _convert(self, segment: _Segment) -> tuple[list[SpyPart], list[tuple[int, int]], list[str]]:
         """What each sampler has seen, its (samples, errors), and what must be said of those that failed."""
@@ -342,7 +288,7 @@ class Sampler:
             reported = spy.counts
             if reported is None:
                 message = _first_line(spy.text or "")
-                messages += [message] if _REFUSED.search(message) else []
+                messages += [message] if is_refusal(message) else []
                 continue
             try:
                 counted, start_ns = spy.convert(self._rate_hz, wall_minus_run_ns)
@@ -353,7 +299,7 @@ class Sampler:
             counts.append((sum(counted.counts), reported[1]))
         return parts, counts, messages
 
-    def _judge(self, spy: _Spy) -> None:
+    def _judge(self, spy: Spy) -> None:
         """Decide what the end of a sampler means for the next try."""
         if spy.counts is not None:
             self._succeeded = True
@@ -364,7 +310,7 @@ class Sampler:
         if self._succeeded or not os.path.exists(f"/proc/{spy.pid}"):
             return
         message = _first_line(spy.text or "")
-        refused = bool(_REFUSED.search(spy.text or ""))
+        refused = is_refusal(spy.text or "")
         self._refusals += refused
         # The command itself has allowed it, so trying again is no use; a child may still be on its way to allow it.
         final = refused and (spy.pid == self._root or self._refusals >= _REFUSALS_TO_GIVE_UP)
@@ -377,6 +323,11 @@ class Sampler:
             if self._segment is not None and self._segment.interrupted_ns is None:
                 self._interrupt(self._segment)
             self._give_up(reason)
+
+
+def is_refusal(message: str) -> bool:
+    """Whether py-spy's words say that it lacks a right."""
+    return bool(_REFUSED.search(message))
 
 
 def process_prefix(chain: Chain) -> str:

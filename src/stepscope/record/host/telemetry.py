@@ -14,9 +14,10 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from stepscope.record.agent.masking import mask_argv
 from stepscope.record.host.cgroups import find_cgroups
@@ -48,9 +49,16 @@ class TelemetryConfig:
     rate_hz: float
     segment_seconds: float
     pyspy: str | None
+    native: bool = False
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))
+
+
+class Commands(Protocol):
+    """Who says when telemetry ends: `cut`, `orphan` or `stop N`, waited for `seconds` at most."""
+
+    def wait(self, seconds: float) -> list[str]: ...
 
 
 class Control:
@@ -105,12 +113,21 @@ class Telemetry:
             give_up=give_up,
             targets=self._tree.sampling_order,
             chain=self._tree.chain,
+            native=self._config.native,
         )
+
+    def hear(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """What is known of processes beforehand, as lines of agents.jsonl would say it."""
+        self._tree.hear(rows)
+
+    def living(self) -> int:
+        """How many processes of the tree were there when last looked at."""
+        return sum(process.alive for process in self._tree.members.values())
 
     def _now(self) -> int:
         return now_ns(self._config.epoch_offset_ns)
 
-    def run(self, control: Control) -> None:
+    def run(self, control: Commands) -> None:
         """Until the launcher says stop, or is gone."""
         next_read = time.monotonic() + _FIRST_READ_SECONDS
         self._tick()

@@ -11,6 +11,7 @@ from typing import Any
 
 from stepscope.model.views.flame import FlameFrame, FlameGraph, FlameTree
 from stepscope.report.escape import plain
+from stepscope.report.flame.colours import CHANGES, KINDS, LEGEND, change
 
 SCHEMA = "stepscope.flame/1"
 LONGEST_NAME = 300
@@ -32,8 +33,11 @@ def document(graph: FlameGraph, *, first: str | None = None) -> dict[str, Any]:
         "first": keys.index(first) if first in keys else 0,
         "names": names.texts,
         "files": files.texts,
-        "kinds": kinds.texts,
+        "kinds": [[kind, *KINDS.get(kind, KINDS["native"])] for kind in kinds.texts],
+        "changes": CHANGES,
+        "legend": LEGEND,
         "frames": frames,
+        "source": {str(number[frame]): plain(text) for frame, text in graph.source.items() if frame in number},
         "trees": [_tree(tree, number) for tree in graph.trees],
     }
 
@@ -75,7 +79,16 @@ def _tree(tree: FlameTree, number: dict[int, int]) -> dict[str, Any]:
         "frame": [number[frame] for frame in tree.frame],
         "value": [rounded(value) for value in tree.value],
         "base": [rounded(value) for value in tree.base] if tree.base is not None else None,
+        "change": changes(tree),
     }
+
+
+def changes(tree: FlameTree) -> list[int] | None:
+    """How each box of a difference changed, as positions in `colours.CHANGES`; None outside differences."""
+    if tree.base is None:
+        return None
+    whole = max(tree.value[0], tree.base[0])
+    return [change(value, base, whole) for value, base in zip(tree.value, tree.base, strict=True)]
 
 
 def rounded(value: float) -> float | int:

@@ -47,8 +47,9 @@ _BODY = """<body>
 <div id="current" aria-live="polite"></div>
 <div id="chart" tabindex="0"></div>
 <div id="tip"></div>
-<p class="soft">Click a box to zoom. Keys: <kbd>/</kbd> search, arrows and <kbd>Enter</kbd> walk and zoom, <kbd>Esc</kbd>
- resets, <kbd>t</kbd> next tree, <kbd>i</kbd> icicle or flame, <kbd>c</kbd> copy the place, <kbd>d</kbd> dark.</p>
+<p class="soft">Click a box to zoom. Keys: <kbd>/</kbd> search, arrows and <kbd>Enter</kbd> walk and zoom,
+ <kbd>Esc</kbd> resets, <kbd>t</kbd> next tree, <kbd>i</kbd> icicle or flame, <kbd>c</kbd> copy the place,
+ <kbd>d</kbd> dark.</p>
 <noscript><p>This picture is drawn by a script of the page; a browser that runs none cannot show it.</p></noscript>
 """
 
@@ -57,7 +58,9 @@ def render(graph: FlameGraph, *, first: str | None = None) -> str:
     """The whole page. `first`: key of the tree that is shown first."""
     title = markup(graph.title, 160)
     notes = "".join(f"<li>{markup(note)}</li>" for note in graph.notes)
-    listed = f'<details class="notes" open><summary>Before you read it</summary><ul>{notes}</ul></details>' if notes else ""
+    listed = (
+        f'<details class="notes" open><summary>Before you read it</summary><ul>{notes}</ul></details>' if notes else ""
+    )
     scripts = "".join(f"<script>{asset(name)}</script>\n" for name in SCRIPTS)
     return (
         "<!doctype html>\n"

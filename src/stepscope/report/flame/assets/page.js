@@ -3,16 +3,7 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const KINDS = {
-    user: ["your code", "#f6ad55"], library: ["library", "#a9c7e8"], wait: ["waiting", "#e79aa8"],
-    operator: ["operator", "#8fd0ad"], kernel: ["on the device", "#ecd06f"], import: ["import", "#cdb8e6"],
-    native: ["native", "#c3c8cf"], root: ["", "#dfe4ea"],
-  };
-  // How a side of a difference changed, by the share of the larger one that came or went.
-  const BANDS = [0.15, 0.3, 0.5, 1];
-  const GROWN = ["#f5c6bd", "#ee9d8e", "#e2705d", "#cf4533"];
-  const SHRUNK = ["#c3d6f2", "#9cbcec", "#6f9ce2", "#4378cf"];
-  const SAME = "#d9dde3", NEW = "#ff8f1f", GONE = "#5b5bd6", FOUND = "#ff5cf4";
+  const FOUND = "#ff5cf4";
   const CELL = 18;
   const byId = (id) => document.getElementById(id);
   const chartBox = byId("chart"), tip = byId("tip"), current = byId("current"), found = byId("found");
@@ -21,7 +12,7 @@
 
   const frameOf = (datum) => {
     const [name, file, line, kind] = data.frames[datum.f];
-    return { name: data.names[name], file: data.files[file], line, kind: data.kinds[kind] };
+    return { name: data.names[name], file: data.files[file], line, kind: data.kinds[kind][0], label: data.kinds[kind][1], fill: data.kinds[kind][2] };
   };
   const placeOf = (frame) => (frame.file ? frame.file + (frame.line === null ? "" : ":" + frame.line) : "");
   const worth = (datum) => (state.base ? datum.b : datum.v);
@@ -31,35 +22,28 @@
     return value.toLocaleString("en", { minimumFractionDigits: 0, maximumFractionDigits: digits });
   };
   const percent = (part, whole) => (whole > 0 ? ((100 * part) / whole).toFixed(part / whole < 0.1 ? 2 : 1) + " %" : "");
+  // A box of yours says where it is; "<module>" and its like say nothing without a file.
+  const labelOf = (datum) => {
+    const frame = frameOf(datum), place = placeOf(frame).split("/").pop();
+    return place && (frame.kind === "user" || frame.name.startsWith("<")) ? `${frame.name}  ${place}` : frame.name;
+  };
   const tree = () => data.trees[state.tree];
   const differs = () => tree().base !== null;
 
   // Nodes stand parents first, so one pass over them makes the tree; nothing here recurses.
   const build = (from) => {
     const nodes = from.parent.map((_, at) => ({
-      f: from.frame[at], v: from.value[at], b: from.base === null ? 0 : from.base[at], c: [],
+      f: from.frame[at], v: from.value[at], b: from.base === null ? 0 : from.base[at],
+      d: from.change === null ? 0 : from.change[at], c: [],
     }));
     from.parent.forEach((parent, at) => parent >= 0 && nodes[parent].c.push(nodes[at]));
     nodes.forEach((node) => node.c.length || delete node.c);
     return nodes[0];
   };
 
-  const change = (datum) => {
-    const larger = Math.max(datum.v, datum.b), delta = datum.v - datum.b;
-    if (larger === 0) return { word: "about the same", fill: SAME };
-    if (datum.b === 0) return { word: "new", fill: NEW };
-    if (datum.v === 0) return { word: "gone", fill: GONE };
-    const share = Math.abs(delta) / larger;
-    const whole = Math.max(state.root.v, state.root.b);
-    if (share < 0.05 || Math.abs(delta) < 0.001 * whole) return { word: "about the same", fill: SAME };
-    const band = BANDS.findIndex((limit) => share <= limit);
-    return delta > 0 ? { word: "grown", fill: GROWN[band] } : { word: "shrunk", fill: SHRUNK[band] };
-  };
-
   const fill = (node) => {
     if (node.highlight) return FOUND;
-    if (differs()) return node.parent ? change(node.data).fill : SAME;
-    return (KINDS[frameOf(node.data).kind] || KINDS.native)[1];
+    return differs() ? data.changes[node.data.d][1] : frameOf(node.data).fill;
   };
 
   const element = (tag, text, className) => {
@@ -72,18 +56,18 @@
   // What is known of a box: its name, its place, what it is worth.
   const describe = (into, node) => {
     const frame = frameOf(node.data), place = placeOf(frame), unit = tree().unit;
-    const label = (KINDS[frame.kind] || KINDS.native)[0];
     const head = element("div", "");
-    head.append(element("strong", frame.name), label ? element("span", "  " + label, "soft") : "");
+    head.append(element("strong", frame.name), frame.label ? element("span", "  " + frame.label, "soft") : "");
     const lines = [head];
     if (place) lines.push(element("code", place));
+    if (data.source[node.data.f]) lines.push(element("pre", data.source[node.data.f]));
     const rest = worth(node.data) - (node.data.c || []).reduce((sum, child) => sum + worth(child), 0);
     const figures = [`${number(worth(node.data))} ${unit}`, percent(worth(node.data), worth(state.root)) + " of the tree"];
     if (node.data.c && rest > 1e-6 * worth(node.data)) figures.push(`${number(rest)} in itself`);
     if (differs()) {
       const { v, b } = node.data, sign = v > b ? "+" : "";
       figures.splice(0, 1, `${number(v)} ${unit} in ${data.sides[0]}, ${number(b)} in ${data.sides[1]}`);
-      figures.push(`${change(node.data).word}: ${sign}${number(v - b)}`);
+      figures.push(`${data.changes[node.data.d][0]}: ${sign}${number(v - b)}`);
     }
     lines.push(element("div", figures.join(" · "), "soft"));
     into.replaceChildren(...lines);
@@ -154,7 +138,7 @@
       .width(width()).cellHeight(CELL).transitionDuration(0).minFrameSize(0.7).resetHeightOnZoom(true)
       .inverted(state.inverted).tooltip(tooltip)
       .sort((a, b) => larger(b.data) - larger(a.data))
-      .getName((node) => frameOf(node.data).name)
+      .getName((node) => labelOf(node.data))
       .getValue((item) => worth(item.data || item))
       .setLabelHandler(() => "")
       .setColorMapper(fill)
@@ -193,9 +177,10 @@
   };
 
   const legend = () => {
+    const used = new Set(tree().frame.map((frame) => data.frames[frame][3]));
     const entries = differs()
-      ? [["grown", GROWN[2]], ["shrunk", SHRUNK[2]], ["new", NEW], ["gone", GONE], ["about the same", SAME]]
-      : Object.entries(KINDS).filter(([kind]) => kind !== "root" && shown(kind)).map(([, entry]) => entry);
+      ? data.legend.map((at) => data.changes[at])
+      : data.kinds.filter(([, label], at) => label && used.has(at)).map(([, ...entry]) => entry);
     byId("legend").replaceChildren(...entries.map(([label, colour]) => {
       const entry = element("span", label), swatch = element("span", "", "swatch");
       swatch.style.backgroundColor = colour;
@@ -203,7 +188,6 @@
       return entry;
     }));
   };
-  const shown = (kind) => tree().frame.some((frame) => data.kinds[data.frames[frame][3]] === kind);
 
   // ---------------------------------------------------------------------------------------------- controls
   const setIcicle = (on) => {

@@ -1,0 +1,201 @@
+"""`stepscope flamegraph`: sampled stacks of a run or a file, as a page, a picture, or for another viewer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepscope.cli.options import Force, Library, NoSource, PathMap, SourceRoot, parse_maps
+from stepscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepscope.analyze.flame import FlameOptions
+    from stepscope.model.views.flame import FlameGraph, FlameTree
+
+OTHERS = "others"
+# Suffix of the file to write -> format; the longest that fits counts.
+FORMATS = {
+    ".html": "page",
+    ".htm": "page",
+    ".svg": "svg",
+    ".speedscope.json": "speedscope",
+    ".collapsed": "collapsed",
+    ".folded": "collapsed",
+}
+_INPUTS = (".raw", ".txt", ".json", ".gz", ".folded", ".collapsed", ".speedscope")
+_MIN_NODES = 500  # of a tree; a page of so few boxes fits whatever their names are
+
+
+def flamegraph(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="A run folder, or files of stacks and folders of them.")
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="NAME",
+            help="The file to write: .html, .svg, .speedscope.json or .collapsed. INPUT.flame.html here by default.",
+        ),
+    ] = None,
+    phase: Annotated[str | None, typer.Option("--phase", metavar="NAME", help="Main threads in this phase.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only this rank.")] = None,
+    process: Annotated[
+        str, typer.Option("--process", metavar="KIND", help="main, workers (of loaders) or all.")
+    ] = "all",
+    by: Annotated[
+        str, typer.Option("--by", metavar="WHAT", help="One box per function, or per line of it: function or line.")
+    ] = "function",
+    tree: Annotated[
+        str | None, typer.Option("--tree", metavar="KEY", help="The tree to begin with, or to write: process:main.")
+    ] = None,
+    diff: Annotated[
+        str | None,
+        typer.Option("--diff", metavar="PATH", help="Compare with this run or file; others compares --rank with them."),
+    ] = None,
+    min_share: Annotated[
+        float, typer.Option("--min-share", metavar="PERCENT", help="Leave out paths below this share of a tree.")
+    ] = 0.05,
+    parked: Annotated[bool, typer.Option("--parked", help="Draw threads that only wait, too.")] = False,
+    source_root: SourceRoot = None,
+    map_: PathMap = None,
+    library: Library = None,
+    no_source: NoSource = False,
+    force: Force = False,
+) -> None:
+    """Draw sampled stacks as an interactive flame graph, in one file that needs no network.
+
+    Takes a run folder of stepscope, or files of sampled stacks (py-spy raw or speedscope, collapsed stacks). Of a run
+    whose steps are known widths are milliseconds per step; else samples. The page has one tree for everything and one
+    for each phase, kind of process and rank, and searches, zooms and turns upside down.
+
+    With `--diff PATH` two runs are set against each other, and with `--rank 1 --diff others` a rank against the mean of
+    the others: red has grown, blue has shrunk. A picture (.svg) and collapsed stacks hold one tree: the first, or the
+    one that `--tree` names.
+    """
+    from stepscope.report import outputs
+
+    name = out if out is not None else _default_name(paths)
+    form = _format(name)
+    if name != outputs.STDOUT:
+        outputs.check_files({"--out": name}, force=force)
+    draw = _prepared(
+        paths,
+        diff,
+        _options(phase, rank, process, by, min_share, parked=parked, source=not no_source),
+        (source_root, map_, library),
+    )
+    with outputs.progress("drawing"):
+        text = _rendered(draw, form, tree)
+    outputs.emit(name, text.encode("utf-8"))
+
+
+def _options(
+    phase: str | None, rank: int | None, process: str, by: str, min_share: float, *, parked: bool, source: bool
+) -> FlameOptions:
+    from stepscope.analyze.flame import FlameOptions
+    from stepscope.analyze.flame_builder import Limits
+    from stepscope.analyze.flame_names import BY
+    from stepscope.analyze.stack_selection import StackSelection
+
+    if by not in BY:
+        raise UsageError(f"--by {by}: unknown; use {' or '.join(BY)}")
+    if not 0 <= min_share < 100:
+        raise UsageError(f"--min-share {min_share:g}: not a share in percent; give 0 to 100, e.g. --min-share 0.1")
+    return FlameOptions(
+        selection=StackSelection(phase=phase, rank=rank, process=process, parked=parked),
+        by=by,
+        limits=Limits(min_share=min_share / 100),
+        source=source,
+    )
+
+
+def _prepared(
+    paths: list[Path],
+    diff: str | None,
+    wanted: FlameOptions,
+    code: tuple[list[Path] | None, list[str] | None, list[str] | None],
+) -> Callable[[int], FlameGraph]:
+    """Read the runs, and give what makes their graph with at most so many boxes in a tree."""
+    from stepscope import api
+    from stepscope.analyze.flame import flame_graph
+    from stepscope.analyze.flame_diff import flame_diff, flame_rank_diff
+    from stepscope.report import outputs
+
+    rank = wanted.selection.rank
+    if diff == OTHERS and rank is None:
+        raise UsageError("--diff others: compares one rank with the others; name it, e.g. --rank 1 --diff others")
+    roots, maps, libraries = code
+    with outputs.reading("reading") as progress:
+        options = api.ReadOptions(
+            source_roots=tuple(roots or ()),
+            maps=parse_maps(maps),
+            libraries=tuple(libraries or ()),
+            progress=progress,
+        )
+        context = api.open_run(*paths, options=options)._context
+        other = api.open_run(diff, options=options)._context if diff not in (None, OTHERS) else None
+
+    def draw(nodes: int) -> FlameGraph:
+        chosen = replace(wanted, limits=replace(wanted.limits, max_nodes=nodes))
+        if other is not None:
+            return flame_diff(context, other, chosen)
+        if diff == OTHERS and rank is not None:
+            return flame_rank_diff(context, rank, chosen)
+        return flame_graph(context, chosen)
+
+    return draw
+
+
+def _rendered(draw: Callable[[int], FlameGraph], form: str, key: str | None) -> str:
+    from stepscope.analyze.flame_builder import MAX_NODES
+    from stepscope.report.flame import exports, page, svg
+
+    nodes = MAX_NODES
+    graph = draw(nodes)
+    tree = _chosen(graph, key)
+    if form == "svg":
+        return svg.render(graph, tree)
+    if form == "collapsed":
+        return exports.collapsed(graph, tree)
+    if form == "speedscope":
+        from stepscope import __version__
+
+        return exports.speedscope(graph, __version__)
+    text = page.render(graph, first=tree.key)
+    while len(text.encode("utf-8")) > page.MAX_BYTES and nodes > _MIN_NODES:
+        nodes //= 2
+        text = page.render(draw(nodes), first=tree.key)
+    return text
+
+
+def _chosen(graph: FlameGraph, key: str | None) -> FlameTree:
+    if key is None:
+        return graph.trees[0]
+    for tree in graph.trees:
+        if tree.key == key:
+            return tree
+    raise UsageError(f"--tree {key}: no such tree here; there are {', '.join(tree.key for tree in graph.trees)}")
+
+
+def _format(name: str) -> str:
+    """The format that the file's name asks for."""
+    if name == "-":
+        return "page"
+    for suffix in sorted(FORMATS, key=len, reverse=True):
+        if name.lower().endswith(suffix):
+            return FORMATS[suffix]
+    raise UsageError(f"{name}: its ending names no format; use {', '.join(FORMATS)}")
+
+
+def _default_name(paths: list[Path]) -> str:
+    """`INPUT.flame.html` in the current folder."""
+    name = paths[0].resolve().name or "samples"
+    while (stem := Path(name).suffix) in _INPUTS and Path(name).stem:
+        name = name[: -len(stem)]
+    return f"{name}.flame.html"

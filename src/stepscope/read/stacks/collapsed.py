@@ -1,0 +1,168 @@
+"""Collapsed stacks, `a;b;c 12`: a line per stack, root first, then its count.
+
+Frames are what their writer made of them: bare names (with the suffixes of perf and async-profiler left as they are),
+`name (file:line)`, or, behind a `tid:`, the `file:function:line` of Python's own sampler. Austin writes that too,
+behind a process and a thread, a line per sample, with microseconds or bytes for a count, and says in comments how it
+sampled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
+from stepscope.read.stacks.blocks import read_lines
+from stepscope.read.stacks.pieces import Pieces, pyspy_frame
+from stepscope.read.stacks.source import (
+    BYTES,
+    MAX_FRAMES,
+    MICROSECONDS,
+    FileSource,
+    Progress,
+    count_of,
+)
+from stepscope.read.stacks.waiting import Waiting
+from stepscope.read.text import LONGEST_NS, clean
+
+MAX_STACK_CHARS = 4 * 2**20
+
+_TACHYON = re.compile(r"tid:(\d{1,20}|0x[0-9A-Fa-f]{1,16})")
+_AUSTIN = re.compile(r"P(\d{1,18});T(?:(\d{1,20}|0x[0-9A-Fa-f]{1,16}):)?(\d{1,20}|0x[0-9A-Fa-f]{1,16})(?:;|\Z)")
+_AUSTIN_FACT = re.compile(r"# (austin|interval|mode|duration|memory): (.{0,100})")
+_DECIMAL = re.compile(r"\d{1,15}\.\d{1,20}")
+_LINE = re.compile(r"-?[0-9]{1,9}")
+
+
+class _Thread(NamedTuple):
+    pids: tuple[int, ...]
+    thread: str | None
+    used: int  # of the text
+
+
+class Collapsed(FileSource):
+    """A file of collapsed stacks as a `StackSource`."""
+
+    format = "collapsed"
+
+    def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
+        """The stacks, equal ones as one."""
+        pieces = Pieces(names, self._frame_of)
+        waiting = Waiting()
+        record = 0
+        for lines in read_lines(self.path, self.label, losses, progress):
+            for raw in lines:
+                line = raw.rstrip("\r ")
+                if not line or (line.startswith("# ") and self._note(line)):
+                    continue
+                text, space, count = line.rpartition(" ")
+                samples = self._count(count)
+                if samples is None or not space or len(text) > MAX_STACK_CHARS:
+                    losses.add("skipped_records", self.label)
+                    losses.add("skipped_samples", self.label, samples or 0)
+                elif waiting.add(text, samples, record):
+                    yield from self._stacks(waiting, pieces, losses)
+                record += 1
+        yield from self._stacks(waiting, pieces, losses)
+
+    def _stacks(self, waiting: Waiting, pieces: Pieces, losses: Losses) -> Iterator[RawStack]:
+        for text, samples, record in waiting.take():
+            thread = self._thread(text)
+            rest = text[thread.used :]
+            parts = rest.split(";") if rest else []
+            if len(parts) > MAX_FRAMES:
+                losses.add("skipped_records", self.label)
+                losses.add("skipped_samples", self.label, samples)
+                continue
+            frames = tuple(map(pieces.number, parts))
+            yield RawStack(thread.pids, thread.thread, None, frames, samples, record)
+
+    def _note(self, line: str) -> bool:
+        """Take in a comment; False for a line that is none."""
+        del line
+        return False
+
+    def _count(self, text: str) -> int | None:
+        """The count that ends a line."""
+        if _DECIMAL.fullmatch(text):
+            return round(float(text))
+        return count_of(text)
+
+    def _thread(self, text: str) -> _Thread:
+        """Who a stack is of."""
+        del text
+        return _Thread((), None, 0)
+
+    def _frame_of(self, text: str) -> Frame:
+        """A frame: `name (file:line)` or a name."""
+        return pyspy_frame(text)
+
+
+class Tachyon(Collapsed):
+    """What `python -m profiling.sampling --collapsed` writes."""
+
+    format = "collapsed, Python's sampler"
+
+    def _thread(self, text: str) -> _Thread:
+        match = _TACHYON.match(text)
+        if match is None:
+            return _Thread((), None, 0)
+        return _Thread((), match[1], match.end() + 1)
+
+    def _frame_of(self, text: str) -> Frame:
+        return colon_frame(text)
+
+
+class Austin(Collapsed):
+    """Austin's text format. Times are microseconds, memory is bytes; `interval` is the time between samples."""
+
+    format = "austin"
+
+    def __init__(self, path: Path, label: str | None = None, *, tool: str = "austin", head: str = "") -> None:
+        super().__init__(path, label, tool=tool)
+        self.unit = MICROSECONDS
+        self._full = False
+        for line in head.split("\n"):
+            if not line.startswith("#"):
+                break
+            self._note(line.rstrip("\r "))
+
+    def _note(self, line: str) -> bool:
+        match = _AUSTIN_FACT.fullmatch(line)
+        if match is None:
+            return line.startswith("# ")
+        name, value = match[1], match[2].strip()
+        number = count_of(value)
+        if name == "mode":
+            self._full = value == "full"
+            self.unit = BYTES if value == "memory" else MICROSECONDS
+            self.idle = {"wall": True, "full": True, "cpu": False}.get(value)
+        elif name == "interval" and number:
+            self.rate_hz = 1e6 / number
+        elif name == "duration" and number and number * 1000 <= LONGEST_NS:
+            self.wall_ns = number * 1000
+        return True
+
+    def _count(self, text: str) -> int | None:
+        # All metrics at once: microseconds, whether the thread was idle, bytes.
+        return count_of(text.partition(",")[0] if "," in text else text)
+
+    def _thread(self, text: str) -> _Thread:
+        match = _AUSTIN.match(text)
+        if match is None:
+            return _Thread((), None, 0)
+        return _Thread((int(match[1]),), match[3], match.end())
+
+    def _frame_of(self, text: str) -> Frame:
+        return colon_frame(text)
+
+
+def colon_frame(text: str) -> Frame:
+    """Split `file:function:line`; a Windows file holds a colon itself."""
+    parts = text.rsplit(":", 2)
+    if len(parts) < 3 or not parts[1] or not _LINE.fullmatch(parts[2]):
+        return Frame(clean(text), "", None)
+    line = int(parts[2])
+    return Frame(clean(parts[1]), clean(parts[0]), line if line else None)

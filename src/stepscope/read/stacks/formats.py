@@ -1,0 +1,169 @@
+"""The table of formats of sampled stacks: who knows a file by its first bytes, whatever its name, and who opens it.
+
+To add a format, write a file with a `FileSource`, and add a line with its detector here. What people give instead of
+stacks stands in `REFUSALS`, with what to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from stepscope.errors import UnreadableInputError
+from stepscope.read.formats import HEAD_BYTES, read_head
+from stepscope.read.stacks import speedscope
+from stepscope.read.stacks.blocks import BYTE_ORDER_MARK
+from stepscope.read.stacks.collapsed import Austin, Collapsed, Tachyon
+from stepscope.read.stacks.pyspy_raw import PySpyRaw
+from stepscope.read.stacks.records import START_PROCESS, START_THREAD
+from stepscope.read.stacks.source import FileSource
+
+__all__ = ["FORMATS", "is_stack_file", "open_stacks"]
+
+Detect = Callable[[bytes], bool]
+Open = Callable[[Path, str, bytes], FileSource]
+
+_LOOKED_AT = 200  # lines that are enough to tell formats apart
+_FRAME = re.compile(r".+ \(.*[.:/<?\\].*\)|.+ \(\?\)", re.DOTALL)  # "name (file)", not any words in brackets
+_COUNTED = re.compile(r"(.*) \d{1,15}(?:\.\d{1,20})?\Z")
+_TACHYON = re.compile(r"tid:(?:\d{1,20}|0x[0-9A-Fa-f]{1,16});")
+_AUSTIN = re.compile(r"# austin: |P\d{1,18};T(?:\w{1,24}:)?\w{1,24}[; ]")
+
+
+def open_stacks(path: Path, label: str | None = None) -> FileSource:
+    """Open a file of stacks; nothing is read yet but its beginning. `label` names it in the losses.
+
+    Raises UnreadableInputError, with what to do, where no format knows the file or it cannot be read.
+    """
+    try:
+        if not path.is_file():
+            raise UnreadableInputError(f"{path}: {_no_file(path)}; give a file that a sampler wrote")
+        head = read_head(path)
+        empty = path.stat().st_size == 0
+    except OSError as error:
+        raise UnreadableInputError(f"{path}: {error.strerror or error}; check the path and its permissions") from error
+    for detect, opener in FORMATS:
+        if detect(head):
+            return opener(path, label or path.name, head)
+    raise UnreadableInputError(f"{path}: {_EMPTY if empty else _what_else(head)}")
+
+
+def is_stack_file(path: Path) -> bool:
+    """Whether `path` is a file that begins with sampled stacks in a format we know. Raises OSError."""
+    if not path.is_file():
+        return False
+    head = read_head(path)
+    return any(detect(head) for detect, _ in FORMATS)
+
+
+# ------------------------------------------------------------------------------------------------------------- texts
+
+
+def _lines(head: bytes) -> list[str]:
+    """The first lines that are no blanks; the last is left out where the head ends within it."""
+    if b"\0" in head:
+        return []
+    lines = head.removeprefix(BYTE_ORDER_MARK).decode("utf-8", "surrogateescape").split("\n")
+    if len(head) >= HEAD_BYTES and len(lines) > 1:
+        lines.pop()
+    return [line.rstrip("\r ") for line in lines[:_LOOKED_AT] if line.strip()]
+
+
+def _is_pyspy(head: bytes) -> bool:
+    lines = _lines(head)
+    if not lines or lines[0][0] in "{[":
+        return False
+    whole = [match[1] for line in lines if (match := _COUNTED.fullmatch(line))]
+    for start in (START_PROCESS, START_THREAD):
+        # Newlines in a command line break every record in two or more lines.
+        if 5 * sum(1 for line in lines if start.match(line)) >= len(lines):
+            return True
+    if len(lines) == 1 and not whole and len(head) >= HEAD_BYTES:
+        pieces = lines[0].split(";")[:-1]  # a line longer than what was looked at
+        return len(pieces) > 1 and _written_as_pyspy(pieces)
+    if 10 * len(whole) < 8 * len(lines):
+        return False
+    return _written_as_pyspy([piece for text in whole if text for piece in text.split(";")])
+
+
+def _written_as_pyspy(pieces: list[str]) -> bool:
+    """Whether most frames are `name (file)`; none at all is what remains of stacks without Python frames."""
+    return 2 * sum(1 for piece in pieces if _FRAME.fullmatch(piece)) >= len(pieces)
+
+
+def _is_austin(head: bytes) -> bool:
+    return any(_AUSTIN.match(line) for line in _lines(head)[:1])
+
+
+def _is_tachyon(head: bytes) -> bool:
+    lines = _lines(head)
+    return bool(lines) and 2 * sum(1 for line in lines if _TACHYON.match(line)) >= len(lines)
+
+
+def _is_collapsed(head: bytes) -> bool:
+    """Strict: logs and tables hold lines that end in a number too."""
+    lines = _lines(head)
+    if not lines or lines[0].lstrip()[:1] in "{[<":
+        return False
+    whole = [match[1] for line in lines if (match := _COUNTED.fullmatch(line))]
+    stacked = sum(1 for text in whole if ";" in text and "; " not in text)
+    return 10 * len(whole) >= 9 * len(lines) and 2 * stacked >= len(whole)
+
+
+def _open_austin(path: Path, label: str, head: bytes) -> FileSource:
+    return Austin(path, label, head=head[:4096].decode("utf-8", "replace"))
+
+
+# Tried in order; the first detector that says yes decides.
+FORMATS: tuple[tuple[Detect, Open], ...] = (
+    (speedscope.detect, speedscope.open_speedscope),
+    (_is_austin, _open_austin),
+    (_is_tachyon, lambda path, label, _: Tachyon(path, label, tool="profiling.sampling")),
+    (_is_pyspy, lambda path, label, _: PySpyRaw(path, label)),
+    (_is_collapsed, lambda path, label, _: Collapsed(path, label)),
+)
+
+
+# ------------------------------------------------------------------------------------------------------ what is none
+
+_EMPTY = "an empty file: the sampler was killed before it wrote, or still runs; py-spy writes when it ends (Ctrl-C)"
+_SVG = "an SVG flame graph holds pictures, not stacks; record with --format raw"
+_HTML = "an HTML page holds pictures, not stacks; have its tool write collapsed stacks or speedscope's format"
+_TRACE = "a trace, and no sampled stacks; give it to `stepscope analyze`"
+_JSON = "JSON without stacks; give py-spy's raw format, collapsed stacks or a file of speedscope"
+_PSTATS = "a file of cProfile holds totals of functions, not stacks; record with `py-spy record --format raw`"
+_PERF = "perf's own file; fold it first: `perf script -i FILE | stackcollapse-perf.pl > stacks.txt`"
+_MOJO = "Austin's binary format; make text of it first: `mojo2austin FILE stacks.austin`"
+_PPROF = "a binary file, not stacks as text; give py-spy's raw format, collapsed stacks or a file of speedscope"
+_TEXT = (
+    "no sampled stacks in it; give py-spy's raw format (`py-spy record --format raw`), collapsed stacks or speedscope"
+)
+_BROKEN = "a packed file that cannot be unpacked; copy it anew"
+
+_EVENT = re.compile(rb'"ph"\s*:\s*"|"traceEvents"')
+
+# What a file begins with, and what to say of it.
+REFUSALS: tuple[tuple[Detect, str], ...] = (
+    (lambda head: b"<svg" in head[:4096].lower(), _SVG),
+    (lambda head: head[:512].lstrip().lower().startswith((b"<!doctype html", b"<html")), _HTML),
+    (lambda head: head.startswith((b"PERFILE2", b"2ELIFREP")), _PERF),
+    (lambda head: head.startswith(b"MOJ"), _MOJO),
+    (lambda head: head[:1] in (b"{", b"\xfb") and head[1:2] in (b"(", b")", b"\xa8", b"\xa9"), _PSTATS),
+    (lambda head: _looks_like_json(head) and bool(_EVENT.search(head)), _TRACE),
+    (lambda head: _looks_like_json(head), _JSON),
+    (lambda head: b"\0" in head, _PPROF),
+    (lambda head: not head, _BROKEN),
+)
+
+
+def _looks_like_json(head: bytes) -> bool:
+    return head.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] in (b"{", b"[") and b"\0" not in head
+
+
+def _what_else(head: bytes) -> str:
+    return next((reason for detect, reason in REFUSALS if detect(head)), _TEXT)
+
+
+def _no_file(path: Path) -> str:
+    return "a folder" if path.is_dir() else "no such file"

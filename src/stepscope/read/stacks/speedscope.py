@@ -1,0 +1,214 @@
+"""speedscope's JSON, from py-spy and any other tool: profiles of samples with weights, or of frames opened and closed.
+
+The file is held in memory as it is (up to `MAX_BYTES`), but only a stretch of it is decoded at a time. Frames may lack
+their file or line, or have null there. Equal weights of time are samples taken at a rate; other weights of time become
+microseconds, those in bytes stay bytes. A profile whose weights are in another unit than the first one's is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.read.inflate import ByteStream
+from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
+from stepscope.read.stacks.blocks import BYTE_ORDER_MARK, LIMITS
+from stepscope.read.stacks.pieces import MAX_PIECES, MORE_FRAMES
+from stepscope.read.stacks.source import BYTES, MICROSECONDS, SAMPLES, FileSource, Progress
+from stepscope.read.stacks.speedscope_profiles import (
+    BAD_JSON,
+    MICROSECONDS_IN,
+    Profile,
+    Survey,
+    evented_stacks,
+    sampled_stacks,
+    survey,
+)
+from stepscope.read.text import clean, integer
+
+MAX_BYTES = 2**30
+MAX_PROFILES = 100_000
+
+_HEAD = re.compile(rb"\s*\{")
+_SCHEMA = b"speedscope.app/file-format-schema"
+_SHARED = re.compile(rb'"shared"\s*:\s*\{\s*"frames"\s*:\s*\[')
+_PROFILES = re.compile(rb'"profiles"\s*:\s*\[\s*\{[^{}\[\]]{0,2000}"type"\s*:\s*"(?:sampled|evented)"')
+_EXPORTER = re.compile(rb'"exporter"\s*:\s*"([^"\\@]{1,100})')
+_PYSPY_PROFILE = re.compile(rb'"name"\s*:\s*"Process \d{1,18} Thread ')
+_PYSPY_NAME = re.compile(r'Process (\d{1,18}) Thread (\d{1,20}|0x[0-9A-Fa-f]{1,16}) "(.*)"', re.DOTALL)
+_PYSPY_BARE_NAME = re.compile(r"(?:Process (\d{1,18}) )?Thread (\d{1,20}|0x[0-9A-Fa-f]{1,16})")
+
+
+class _Shared(msgspec.Struct):
+    frames: list[msgspec.Raw] = []
+
+
+class _File(msgspec.Struct):
+    profiles: list[msgspec.Raw] = []
+    shared: _Shared | None = None
+    exporter: Any = None
+
+
+class _Frame(msgspec.Struct):
+    name: Any = None
+    file: Any = None
+    line: Any = None
+
+
+def detect(head: bytes) -> bool:
+    """Whether a file begins as one of speedscope's."""
+    text = head.removeprefix(BYTE_ORDER_MARK)
+    if not _HEAD.match(text):
+        return False
+    return _SCHEMA in text or bool(_SHARED.search(text)) or bool(_PROFILES.search(text))
+
+
+class Speedscope(FileSource):
+    """A speedscope file as a `StackSource`."""
+
+    format = "speedscope"
+
+    def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
+        """The stacks of all profiles, equal ones of a profile as one."""
+        data = self._bytes(losses, progress)
+        file = _decoded(data)
+        if file is None:
+            if data:
+                losses.add("unreadable_files", self.label)
+            return
+        del data
+        if isinstance(file.exporter, str) and file.exporter:
+            self.tool = clean(file.exporter).partition("@")[0] or self.tool
+        profiles = [profile for raw in file.profiles[:MAX_PROFILES] if (profile := _profile(raw)) is not None]
+        losses.add("skipped_records", self.label, len(file.profiles) - len(profiles))
+        surveys = [survey(profile) for profile in profiles]
+        self._settle(profiles, surveys)
+        numbers = _frame_numbers(file.shared.frames if file.shared is not None else [], names)
+        record = 0
+        for profile, found in zip(profiles, surveys, strict=True):
+            fits, factor = self._fits(profile, found)
+            if not fits:
+                losses.add("other_units", self.label)
+                continue
+            head = _head(profile.name, alone=len(profiles) == 1)
+            make = evented_stacks if profile.type == "evented" else sampled_stacks
+            for frames, samples in make(profile, factor, len(numbers), losses, self.label):
+                yield RawStack(*head, tuple(numbers[frame] for frame in frames), samples, record)
+                record += 1
+
+    def _bytes(self, losses: Losses, progress: Progress | None) -> bytearray:
+        data = bytearray()
+        try:
+            stream = ByteStream(self.path, LIMITS, None if progress is None else lambda done, _: progress(done))
+            for piece in stream:
+                data += piece
+                if len(data) > MAX_BYTES:
+                    losses.add("oversized_files", self.label)
+                    return bytearray()
+            if stream.problem is not None:
+                losses.add("cut_off_files", self.label)
+        except OSError:
+            losses.add("unreadable_files", self.label)
+            return bytearray()
+        return data
+
+    def _settle(self, profiles: list[Profile], surveys: list[Survey]) -> None:
+        """Unit, rate and wall time of the file; its first profile says what is counted."""
+        both = list(zip(profiles, surveys, strict=True))
+        self.unit = next((_unit_of(profile, found) for profile, found in both), SAMPLES)
+        if self.unit != MICROSECONDS:
+            return
+        timed = [
+            (found, MICROSECONDS_IN[profile.unit]) for profile, found in both if _unit_of(profile, found) == self.unit
+        ]
+        lowest = min(found.lowest * us for found, us in timed)
+        highest = max(found.highest * us for found, us in timed)
+        sampled = all(profile.type == "sampled" for profile, found in both if _unit_of(profile, found) == self.unit)
+        if sampled and lowest > 0 and math.isclose(lowest, highest, rel_tol=1e-6):
+            self.unit = SAMPLES
+            self.rate_hz = 1e6 / lowest
+            return
+        walls = [found.wall * us for found, us in timed if found.wall is not None]
+        self.wall_ns = round(max(walls) * 1000) if walls else None
+
+    def _fits(self, profile: Profile, found: Survey) -> tuple[bool, float | None]:
+        """Whether the profile counts what the file does, and the factor of its weights; None where each counts one."""
+        unit = _unit_of(profile, found)
+        if unit == MICROSECONDS:
+            at_rate = self.unit == SAMPLES and self.rate_hz is not None
+            return at_rate or self.unit == unit, None if at_rate else MICROSECONDS_IN[profile.unit]
+        without = profile.type == "sampled" and not found.count
+        return self.unit == unit and self.rate_hz is None, None if without else 1.0
+
+
+def _unit_of(profile: Profile, found: Survey) -> str:
+    if profile.type == "sampled" and not found.count:
+        return SAMPLES
+    if profile.unit in MICROSECONDS_IN:
+        return MICROSECONDS
+    return BYTES if profile.unit == "bytes" else SAMPLES
+
+
+def _decoded(data: bytearray) -> _File | None:
+    """The file's outline; the rest stays as text. None where it is no JSON of this shape."""
+    text: bytes | bytearray = data.removeprefix(BYTE_ORDER_MARK) if data[:1] == b"\xef" else data
+    for _ in range(2):
+        try:
+            return msgspec.json.decode(text, type=_File)
+        except BAD_JSON:
+            text = text.decode("utf-8", "replace").encode()  # names that are no text spoil only themselves
+    return None
+
+
+def _profile(raw: msgspec.Raw) -> Profile | None:
+    try:
+        profile = msgspec.json.decode(raw, type=Profile)
+    except BAD_JSON:
+        return None
+    return profile if profile.type in ("sampled", "evented") else None
+
+
+def _frame_numbers(frames: list[msgspec.Raw], names: FrameNames) -> list[int]:
+    numbers: list[int] = []
+    decoder = msgspec.json.Decoder(_Frame)
+    for raw in frames:
+        if len(numbers) >= MAX_PIECES:
+            numbers.append(names.number(MORE_FRAMES))
+            continue
+        try:
+            frame = decoder.decode(raw)
+        except BAD_JSON:
+            frame = _Frame()
+        file = clean(frame.file) if isinstance(frame.file, str) else ""
+        line = integer(frame.line)
+        if isinstance(frame.line, float) and frame.line.is_integer() and abs(frame.line) < 2**31:
+            line = int(frame.line)
+        name = clean(frame.name) if isinstance(frame.name, str) else "?"
+        numbers.append(names.number(Frame(name, file, line)))
+    return numbers
+
+
+def _head(name: Any, *, alone: bool) -> tuple[tuple[int, ...], str | None, str | None]:
+    """Process, thread and thread name of a profile; the name of a file's only profile is that of the file."""
+    if not isinstance(name, str):
+        return (), None, None
+    match = _PYSPY_NAME.fullmatch(name)
+    if match:
+        return (int(match[1]),), match[2], clean(match[3]) or None
+    match = _PYSPY_BARE_NAME.fullmatch(name)
+    if match:
+        return (int(match[1]),) if match[1] else (), match[2], None
+    return (), None, None if alone or not name else clean(name)
+
+
+def open_speedscope(path: Path, label: str, head: bytes) -> Speedscope:
+    """Open a speedscope file; nothing is read yet. py-spy says only at the end of a file that it wrote it."""
+    match = _EXPORTER.search(head)
+    if match:
+        return Speedscope(path, label, tool=match[1].decode("utf-8", "replace"))
+    return Speedscope(path, label, tool="py-spy" if _PYSPY_PROFILE.search(head) else "speedscope")

@@ -1,0 +1,343 @@
+"""`stepscope attach`: sample a job that runs already, for a while, into a run folder.
+
+The job is only read: py-spy looks into its processes without stopping them (unless native frames are asked for), and
+nothing is injected, so there are no steps, phases or windows. What is found out beforehand is who trains: processes
+with torch, numbered by the `RANK` in their environment.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
+from stepscope.model import RANK_SCHEMA
+from stepscope.record.agent.masking import mask_argv
+from stepscope.record.host.attach_refusal import refusal, rights
+from stepscope.record.host.clock import measure_epoch_offset_ns, now_ns
+from stepscope.record.host.command import find_script
+from stepscope.record.host.folder import RunFolder, claim_folder
+from stepscope.record.host.git import git_root
+from stepscope.record.host.gpu import Gpus
+from stepscope.record.host.hardware import gpu_facts
+from stepscope.record.host.jsonlines import JsonLinesTail, write_json
+from stepscope.record.host.manifest import Manifest, first_manifest
+from stepscope.record.host.options import DEFAULT_RATE_HZ, SEGMENT_SECONDS, RecordOptions, WindowOptions
+from stepscope.record.host.processes import Process, ProcessTree, read_command, read_stat
+from stepscope.record.host.pyspy import FALLBACK_MARKER, Look, find_pyspy, is_refusal, look_into, pyspy_version
+from stepscope.record.host.telemetry import Telemetry, TelemetryConfig
+
+DEFAULT_SECONDS = 30.0
+LONGEST_SECONDS = 7 * 24 * 3600.0
+_STOP_SECONDS = 4.0  # for the last segment to be written
+_MOST_LOOKS = 3  # processes that py-spy is tried on, before it is said that nothing can be sampled
+_LAST_LOOK = 11  # of those a `ProcessTree` takes at libraries: one is enough for a process that runs already
+_DESCRIBE_SECONDS = 5.0
+_MOST_ENVIRONMENT = 1 << 20
+
+Progress = Callable[[float, float], None]  # seconds sampled, seconds in all
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttachOptions:
+    """One call of `stepscope attach`. `out` None means the default name in the working directory."""
+
+    pid: int
+    seconds: float = DEFAULT_SECONDS
+    rate_hz: float = DEFAULT_RATE_HZ
+    out: Path | None = None
+    native: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pid < 1:
+            raise UsageError(f"{self.pid} is no process id; find it with: pgrep -af python")
+        if not 0 < self.seconds <= LONGEST_SECONDS:
+            raise UsageError(f"--seconds must lie between 0 and {LONGEST_SECONDS:g}, not {self.seconds:g}")
+
+
+@dataclass(frozen=True)
+class Attached:
+    """What was recorded. `ended` says what ended it: "time", "interrupt" or "job"."""
+
+    run: Path
+    host_dir: Path
+    seconds: float
+    ended: str
+    problem: str | None = None
+
+
+def attach(options: AttachOptions, progress: Progress | None = None) -> Attached:
+    """Sample the process and everything below it; returns when the time is over, on Ctrl-C, or when the job has ended.
+
+    Raises `UnreadableInputError` where there is no such Python process, `EnvironmentRefusal` where it may not be read,
+    `UsageError` for a folder that is taken; then nothing is left behind.
+    """
+    program = find_pyspy()
+    if program is None:
+        raise EnvironmentRefusal("py-spy is not installed, and it is what reads a running process; pip install py-spy")
+    tree = look_at_tree(options.pid)
+    _check_readable(program, tree)
+    ranks = find_ranks(tree)
+    first = tree.members[next(iter(ranks.values()), options.pid)]
+    environ, cwd = _environment(first.pid), _cwd(first.pid)
+    argv = read_command(options.pid) or [f"process-{options.pid}"]
+    script = find_script(first.argv or argv, environ, cwd)
+    folder = claim_folder(options.out, script.label, None, now=datetime.datetime.now())
+    offset = measure_epoch_offset_ns()
+    manifest = first_manifest(
+        folder.host / "manifest.json",
+        RecordOptions(command=tuple(argv), rate_hz=options.rate_hz, window=WindowOptions(mode="off")),
+        script,
+        None,
+        environ=environ,
+        cwd=cwd,
+        epoch_offset_ns=offset,
+        sampler={"source": "py-spy", "reason": None, "version": pyspy_version(program)},
+    )
+    manifest.values["kind"] = "attach"
+    manifest.values["attach"] = {"seconds": options.seconds, "native": options.native, "ended": None}
+    return _Attachment(options, program, folder, manifest, offset).run(tree, ranks, progress)
+
+
+def look_at_tree(pid: int) -> ProcessTree:
+    """The process and what runs below it now, with all that can be seen of each. Raises `UnreadableInputError`."""
+    if not os.path.exists("/proc/self/stat"):
+        raise EnvironmentRefusal("attaching needs Linux's /proc; on this system use py-spy record --pid, then hotspots")
+    stat = read_stat(pid)
+    if stat is None or stat.state in "ZX" or pid == os.getpid():
+        raise UnreadableInputError(
+            f"there is no process {pid} to attach to; find the training's with: pgrep -af python"
+        )
+    tree = ProcessTree(pid)
+    for process in tree.discover(0):
+        process.looks = _LAST_LOOK
+        tree.refresh(process, math.inf)
+    for process in tree.members.values():
+        tree.refresh(process, 0.0)  # roles depend on those of others
+    return tree
+
+
+def find_ranks(tree: ProcessTree) -> dict[int, int]:
+    """{rank: pid} of the processes that train, as far as it can be seen from outside.
+
+    They are the outermost ones with torch. Their numbers are `RANK` in their environment; a single one without is 0.
+    """
+    training = {
+        process.pid: _rank_number(_environment(process.pid))
+        for process in tree.members.values()
+        if process.torch and process.python and process.role in ("root", "other", "rank")
+    }
+    unclear: set[int] = set()  # processes that started others which may be the ranks: they are left as they are
+    children: set[int] = set()
+    for pid, number in training.items():
+        above = next((up for up, _ in reversed(tree.chain(pid)[:-1]) if up in training), None)
+        if above is None or training[above] != number:
+            continue
+        children.add(pid)
+        if number is None and tree.members[pid].argv != tree.members[above].argv:
+            unclear.add(above)
+    found: dict[int, int] = {}
+    for pid in sorted(training.keys() - children - unclear):
+        number = training[pid]
+        if number is not None:
+            found.setdefault(number, pid)
+    numberless = [pid for pid in training.keys() - children - unclear if training[pid] is None]
+    if len(numberless) == 1 and not found:
+        found[0] = numberless[0]
+    return dict(sorted(found.items()))
+
+
+class _Attachment:
+    """One sampling of a job, from the start of the first sampler to the complete manifest."""
+
+    def __init__(
+        self, options: AttachOptions, program: str, folder: RunFolder, manifest: Manifest, offset: int
+    ) -> None:
+        self._options, self._program, self._folder = options, program, folder
+        self._manifest, self._offset = manifest, offset
+
+    def run(self, tree: ProcessTree, ranks: Mapping[int, int], progress: Progress | None) -> Attached:
+        config = TelemetryConfig(
+            host_dir=str(self._folder.host),
+            root_pid=self._options.pid,
+            epoch_offset_ns=self._offset,
+            rate_hz=self._options.rate_hz,
+            segment_seconds=SEGMENT_SECONDS,
+            pyspy=self._program,
+            native=self._options.native,
+        )
+        started_ns = now_ns(self._offset)
+        self._manifest.started(started_ns, self._options.pid)
+        for rank, pid in ranks.items():
+            self._write_rank(rank, tree.members[pid])
+        describe = threading.Thread(target=self._describe, daemon=True)
+        describe.start()
+        timer = _Timer(self._options.seconds, progress)
+        with Gpus() as gpus, timer.listening():
+            telemetry = Telemetry(config, gpus)
+            telemetry.hear({"pid": pid, "folder": f"rank-{rank}"} for rank, pid in ranks.items())
+            timer.living = telemetry.living
+            telemetry.run(timer)
+        describe.join(_DESCRIBE_SECONDS)
+        ended_ns = now_ns(self._offset)
+        self._manifest.values["ended_ns"] = ended_ns
+        self._manifest.values["attach"]["ended"] = timer.ended
+        self._manifest.save()
+        problem = self._check_samples()
+        return Attached(
+            run=self._folder.run,
+            host_dir=self._folder.host,
+            seconds=(ended_ns - started_ns) / 1e9,
+            ended=timer.ended,
+            problem=self._manifest.problem or problem,
+        )
+
+    def _describe(self) -> None:
+        """What takes time to find out and must not delay sampling."""
+        self._manifest.values["hardware"]["gpus"] = gpu_facts()
+        self._manifest.add_git(git_root(Path(self._manifest.values["cwd"])))
+
+    def _write_rank(self, rank: int, process: Process) -> None:
+        """rank.json of a process that trains, with what can be seen from outside; it gives the rank its name."""
+        environ = _environment(process.pid)
+        values = {
+            "schema": RANK_SCHEMA,
+            "rank": rank,
+            "local_rank": _number(environ.get("LOCAL_RANK")),
+            "world_size": _number(environ.get("WORLD_SIZE")),
+            "attempt": _number(environ.get("TORCHELASTIC_RESTART_COUNT")),
+            "pid": process.pid,
+            "host": self._folder.host.name.removeprefix("host-"),
+            "started_ns": self._manifest.values["started_ns"],
+            "argv": mask_argv(list(process.argv)),
+            "main_file": self._manifest.values["script"]["path"],
+            "cwd": str(_cwd(process.pid)),
+            "versions": {},
+            "device": None,
+            "clock": self._manifest.values["clock"],
+        }
+        try:
+            (self._folder.run / f"rank-{rank}").mkdir()
+            write_json(self._folder.run / f"rank-{rank}" / "rank.json", values)
+        except OSError as error:
+            self._manifest.problem = f"rank {rank} has no name: {error.strerror}"
+
+    def _check_samples(self) -> str | None:
+        """What must be said of the samples; removes the folder and raises `StepscopeError` where there are none."""
+        rows = JsonLinesTail(self._folder.host / "stacks.jsonl").read()
+        messages = [str(row["message"]) for row in rows if row.get("message")]
+        if any(row.get("samples") for row in rows):
+            return f"not every process could be sampled: {messages[0]}" if messages else None
+        given_up = JsonLinesTail(self._folder.host / FALLBACK_MARKER).read()
+        reason = next((str(row.get("reason")) for row in (*given_up, *rows) if row.get("reason")), None)
+        pid = self._options.pid
+        for rank in self._folder.run.glob("rank-*"):
+            shutil.rmtree(rank, ignore_errors=True)
+        self._folder.discard()
+        if os.path.exists(f"/proc/{pid}") and (reason or messages):
+            look = Look(works=False, refused=is_refusal(reason or messages[0]), message=reason or messages[0])
+            raise refusal(pid, look, rights(pid))
+        if os.path.exists(f"/proc/{pid}"):
+            raise UnreadableInputError(f"process {pid} gave no sample in that time; sample it longer with --seconds")
+        raise UnreadableInputError(f"process {pid} ended before a sample was taken; attach to one that runs longer")
+
+
+class _Timer:
+    """Ends telemetry when the time is over, when asked to by a signal, or when the last process has gone."""
+
+    def __init__(self, seconds: float, progress: Progress | None) -> None:
+        self._seconds, self._progress = seconds, progress
+        self._started: float | None = None
+        self._asked = threading.Event()
+        self.living: Callable[[], int] = lambda: 1
+        self.ended = "time"
+
+    def wait(self, seconds: float) -> list[str]:
+        """As `telemetry.Control.wait`."""
+        now = time.monotonic()
+        if self._started is None:
+            self._started = now
+        passed = now - self._started
+        if self._progress is not None:
+            self._progress(min(passed, self._seconds), self._seconds)
+        if self._asked.is_set() or passed >= self._seconds or not self.living():
+            self.ended = "interrupt" if self._asked.is_set() else "time" if passed >= self._seconds else "job"
+            return [f"stop {_STOP_SECONDS:g}"]
+        self._asked.wait(max(0.0, min(seconds, self._seconds - passed)))
+        return []
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Ctrl-C and the signals of a scheduler end the sampling, not the program."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as `signal` calls it
+            self._asked.set()
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _check_readable(program: str, tree: ProcessTree) -> None:
+    """Raise what says why nothing can be sampled, before anything is written."""
+    targets = tree.sampling_order()
+    if not targets:
+        name = read_stat(tree.root)
+        raise UnreadableInputError(
+            f"process {tree.root} ({name.comm if name else 'gone'}) is no Python process that could be sampled, nor is "
+            "one below it; find the training's with: pgrep -af python"
+        )
+    looks = []
+    for pid in targets[:_MOST_LOOKS]:
+        look = look_into(program, pid)
+        if look.works:
+            return
+        looks.append((pid, look))
+    pid, look = looks[0]
+    raise refusal(pid, look, rights(pid))
+
+
+def _environment(pid: int) -> dict[str, str]:
+    """The environment a process was started with; empty where it may not be read. Only known names are ever written."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            parts = file.read(_MOST_ENVIRONMENT).split(b"\0")
+    except OSError:
+        return {}
+    pairs = (part.decode("utf-8", "replace").partition("=") for part in parts)
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def _cwd(pid: int) -> Path:
+    """The working directory; the root, which is nobody's own code, where it may not be read."""
+    try:
+        return Path(os.readlink(f"/proc/{pid}/cwd"))
+    except OSError:
+        return Path("/")
+
+
+def _rank_number(environ: Mapping[str, str]) -> int | None:
+    """The rank a launcher has given, by the names of torchrun, Open MPI, MPICH and SLURM."""
+    tasks = (_number(environ.get("SLURM_NTASKS")) or 1) > 1
+    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", *(("SLURM_PROCID",) if tasks else ()))
+    return next((number for name in names if (number := _number(environ.get(name))) is not None), None)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else None

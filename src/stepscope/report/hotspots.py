@@ -1,0 +1,229 @@
+"""Hotspots on a terminal, as JSON and as CSV.
+
+JSON and CSV begin with the columns that py-spy reports of other tools have, so that scripts which read those go on
+working; what is ours follows them. The terminal shows working and waiting apart, and times instead of bare shares where
+they are known.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from stepscope.model.views.hotspots import HotspotRow, Hotspots, SampledProcess
+from stepscope.report import words
+from stepscope.report.escape import one_line, plain
+from stepscope.report.places import Shortener
+from stepscope.report.text_table import TextColumn, lines
+
+SCHEMA = "stepscope.hotspots/1"
+MAX_NAME = 60  # characters of a name in a table
+MAX_PROCESSES = 8  # named in the header
+MIN_WIDTH = 132  # of a table that goes to a file or a pipe: nobody has to fit it on a screen
+
+_LIBRARY = ("library_function_name", "library_function_path", "library_function_line")
+_SHARED = ("name", "path", "line", *_LIBRARY)
+PROPORTION = "proportion (n)"
+_OWN = ("samples", "proportion", "waiting", "kind", "module", "phase", "seconds", "ms_per_step")
+
+_ROLES = {"rank": "rank", "loader_worker": "loader worker", "other": "other process"}
+_KINDS = {
+    "python": "Python",
+    "module": "top-level code",
+    "import": "import",
+    "compile": "compile",
+    "native": "native",
+    "none": "no Python frame",
+}
+_KEEPS = {"parked threads": "--parked keeps them"}
+
+
+def to_json(found: Hotspots, rows: int | None = None) -> bytes:
+    """Indented UTF-8 JSON that ends in a line break, with the first `rows` rows; all of them by default."""
+    document = dataclasses.asdict(found)
+    shown = document.pop("rows")
+    head = {key: document.pop(key) for key in ("samples", "skipped_samples")}
+    document = {**head, "rows": shown[:rows], "schema": SCHEMA, **document}
+    return msgspec.json.format(msgspec.json.encode(_encodable(document)), indent=1) + b"\n"
+
+
+def to_csv(found: Hotspots, rows: int | None = None) -> bytes:
+    """UTF-8, a line of column names and one per row. The last of the shared columns reads `53.05% (7468)`."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*_SHARED, PROPORTION, *_OWN])
+    for row in found.rows[:rows]:
+        both = f"{100 * row.proportion:.2f}% ({row.samples})"
+        names = [_csv_cell(getattr(row, key)) for key in _SHARED]
+        writer.writerow([*names, both, *(_csv_cell(getattr(row, key)) for key in _OWN)])
+    return out.getvalue().encode("utf-8", errors="backslashreplace")
+
+
+def show(found: Hotspots, console: Console, shorten: Shortener, rows: int | None = None) -> None:
+    """Print what the samples are, what to beware of, and up to `rows` rows of working and of waiting."""
+    for text in _header(found):
+        console.print(Text(text), soft_wrap=True)
+    for warning in found.warnings:
+        console.print(Text.assemble(("! ", "bold yellow"), one_line(warning)), soft_wrap=True)
+    working = [row for row in found.rows if not row.waiting]
+    waiting = [row for row in found.rows if row.waiting]
+    for title, part, total, meaning in (
+        (
+            "Working",
+            working,
+            found.working_rows,
+            f"{words.count(found.selected_samples - found.waiting_samples)} {found.unit}",
+        ),
+        (
+            "Waiting",
+            waiting,
+            found.waiting_rows,
+            f"{words.count(found.waiting_samples)} {found.unit}, the innermost frame is a known wait",
+        ),
+    ):
+        if part:
+            console.print()
+            some = f", {words.count(len(part[:rows]))} of {words.count(total)} rows" if len(part[:rows]) < total else ""
+            console.print(Text.assemble((title, "bold"), (f": {meaning}{some}", "dim")), soft_wrap=True)
+            width = console.width if console.is_terminal else max(console.width, MIN_WIDTH)
+            for line in lines(list(_columns(found, part[:rows], shorten)), width):
+                console.print(line, soft_wrap=True)
+
+
+def _header(found: Hotspots) -> Iterator[str]:
+    share = words.percent(found.waiting_samples / found.selected_samples) if found.selected_samples else "0 %"
+    yield f"{words.count(found.selected_samples)} {found.unit}, {share} of them waiting; by {found.by}"
+    files = _several(found.files, "file")
+    formats = f" ({', '.join(plain(name) for name in found.formats)})" if found.formats else ""
+    skipped = f", {words.count(found.skipped_samples)} unreadable" if found.skipped_samples else ""
+    yield f"from {files}{formats} with {words.count(found.samples)} {found.unit}{skipped}"
+    if found.left_out:
+        parts = (
+            f"{words.count(count)} {plain(reason)}" + (f" ({_KEEPS[reason]})" if reason in _KEEPS else "")
+            for reason, count in found.left_out.items()
+        )
+        yield f"left out: {', '.join(parts)}"
+    yield from _process_lines(found.processes)
+    yield "; ".join((_idle(found), _lasted(found), *_steps(found)))
+    kinds = [
+        f"{_KINDS.get(kind, plain(kind))} {words.percent(count / found.selected_samples)}"
+        for kind, count in found.kinds.items()
+        if found.selected_samples and kind != "python"
+    ]
+    if kinds:
+        yield f"of these: {', '.join(kinds)}"
+
+
+def _process_lines(processes: Sequence[SampledProcess]) -> Iterator[str]:
+    for process in processes[:MAX_PROCESSES]:
+        name = _ROLES.get(process.role, plain(process.role))
+        of_rank = f" {process.rank}" if process.role == "rank" and process.rank is not None else ""
+        if process.role != "rank" and process.rank is not None:
+            of_rank = f" of rank {process.rank}"
+        pid = f", pid {process.pid}" if process.pid is not None else ""
+        host = f" on {plain(process.host)}" if process.host else ""
+        threads = _several(process.threads, "thread") if process.threads else "threads not told apart"
+        waiting = words.percent(process.waiting_samples / process.samples) if process.samples else "0 %"
+        yield f"  {name}{of_rank}{pid}{host}: {words.count(process.samples)}, {threads}, {waiting} waiting"
+    if len(processes) > MAX_PROCESSES:
+        rest = Counter(_ROLES.get(process.role, process.role) for process in processes[MAX_PROCESSES:])
+        yield f"  and {', '.join(f'{count} more of {plain(name)}' for name, count in sorted(rest.items()))}"
+
+
+def _several(count: int, name: str) -> str:
+    return f"{words.count(count)} {name}" + ("" if count == 1 else "s")
+
+
+def _idle(found: Hotspots) -> str:
+    how = {"recorded": "as recorded", "inferred": "inferred from threads that only wait"}.get(found.idle_source or "")
+    state = {True: "waiting was sampled too", False: "waiting was not sampled"}.get(found.idle)  # type: ignore[arg-type]
+    return f"{state} ({how})" if state else "mode unknown"
+
+
+def _lasted(found: Hotspots) -> str:
+    rate = f" at {words.number(found.rate_hz)} Hz" if found.rate_hz else ""
+    if found.wall_s is None:
+        return f"sampled{rate}, how long is unknown"
+    if found.wall_source == "recorded":
+        return f"sampled for {words.seconds(found.wall_s)}{rate}"
+    least = "" if found.idle else "at least "  # a thread that waits unseen has fewer samples than time
+    return f"sampled for {least}{words.seconds(found.wall_s)} (at the nominal rate){rate}"
+
+
+def _steps(found: Hotspots) -> list[str]:
+    if found.mean_step_ms is None:
+        return []
+    return [f"{words.count(found.steps)} steady steps of {words.milliseconds(found.mean_step_ms)}"]
+
+
+def _columns(found: Hotspots, rows: list[HotspotRow], shorten: Shortener) -> Iterator[TextColumn]:
+    def column(heading: str, cell: Callable[[HotspotRow], str], *, names: bool = False) -> TextColumn:
+        return TextColumn(heading, [cell(row) for row in rows], names)
+
+    if any(row.ms_per_step is not None for row in rows):
+        yield column("per step", lambda row: words.milliseconds(row.ms_per_step))
+    elif any(row.seconds is not None for row in rows):
+        yield column("time", lambda row: words.seconds(row.seconds))
+    yield column("share", lambda row: words.percent(row.proportion))
+    yield column(found.unit, lambda row: words.count(row.samples))
+    if found.by == "module":
+        yield column("module", lambda row: plain(row.module or row.name or words.MISSING, MAX_NAME), names=True)
+    if found.by in ("line", "function"):
+        yield column("function", lambda row: plain(row.name or words.MISSING, MAX_NAME), names=True)
+    if found.by != "module":
+        yield column("file", lambda row: _place(row.path, row.line, shorten), names=True)
+    if found.by in ("line", "function") and any(row.library_function_path for row in rows):
+        yield column(f"called from {plain(found.library, 30)}", lambda row: _caller(row, shorten), names=True)
+    if any(_doing(row) for row in rows):
+        yield column("doing", _doing, names=True)
+
+
+def _place(path: str | None, line: int | None, shorten: Shortener) -> str:
+    return shorten(path, line) if path else words.MISSING
+
+
+def _caller(row: HotspotRow, shorten: Shortener) -> str:
+    if row.library_function_path is None:
+        return words.MISSING
+    if (row.library_function_name, row.library_function_path) == (row.name, row.path):
+        return "itself"
+    place = _place(row.library_function_path, row.library_function_line, shorten)
+    return f"{plain(row.library_function_name or '', MAX_NAME)} {place}"
+
+
+def _doing(row: HotspotRow) -> str:
+    """What kind of frame it is where that is not plain Python, the phase, and whose process it mostly is."""
+    kind = "" if row.kind in ("python", "none") else _KINDS.get(row.kind, plain(row.kind))
+    phase = "" if row.phase in (None, "other") or row.kind == "import" else words.term(row.phase)
+    role = max(row.roles, key=lambda name: row.roles[name], default="rank")
+    parts = [kind, phase, "" if role == "rank" else _ROLES.get(role, plain(role))]
+    return ", ".join(part for part in parts if part)
+
+
+def _csv_cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@"):
+        return "'" + value  # a spreadsheet must not take a name for a formula
+    return value
+
+
+def _encodable(value: Any) -> Any:
+    """`value` with lone surrogates in its texts shown as escapes, as no encoder takes them."""
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_encodable(item) for item in value]
+    return value

@@ -1,0 +1,64 @@
+"""What a table of report.html is made of: columns, cells, and where in the document the rows are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.model import Report
+from stepscope.report import words
+from stepscope.report.places import Shortener
+
+Row = dict[str, Any]
+Cell = Callable[[Row, Shortener], Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """`style`: "" for words, "right" for figures, "code" for names, "line" for whole ones, "source" for cut ones."""
+
+    heading: str
+    cell: Cell
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    """A table under a fold: its title, what a row is, where its rows are in the document, and its columns."""
+
+    title: str
+    caption: str
+    rows: Callable[[Report], Sequence[Row] | None]
+    columns: tuple[Column, ...]
+
+
+def place(row: Row, shorten: Shortener) -> str:
+    """The cell of a row with a `place`, or that is one."""
+    found = row.get("place") if "place" in row else row
+    return shorten(found["file"], found["line"]) if found else words.MISSING
+
+
+def field(key: str) -> Cell:
+    """The value as it is."""
+    return lambda row, _: row.get(key)
+
+
+def figure(key: str, show: Callable[[Any], str]) -> Cell:
+    """The value as `show` puts it."""
+    return lambda row, _: show(row.get(key))
+
+
+def arguments(row: Row, _: Shortener) -> str:
+    """The arguments of a call."""
+    return ", ".join(f"{name}={value}" for name, value in (row.get("arguments") or {}).items())
+
+
+def view(name: str) -> Callable[[Report], Sequence[Row] | None]:
+    """The rows of a view of the document."""
+    return lambda report: report.views.get(name)
+
+
+def inside(name: str, key: str) -> Callable[[Report], Sequence[Row] | None]:
+    """The rows in a part of a view."""
+    return lambda report: (report.views.get(name) or {}).get(key)

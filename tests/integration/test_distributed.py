@@ -1,0 +1,183 @@
+"""Jobs of several processes and nodes: one run folder, a host folder per launcher, every rank under its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope
+from tests.integration.conftest import free_port
+from tests.integration.harness import (
+    PYTHON,
+    SCRIPTS,
+    TIMEOUT_S,
+    end_session,
+    environment,
+    line_of,
+    run_to_end,
+    step_rows,
+)
+
+pytestmark = [pytest.mark.process]
+
+SRUN = [PYTHON, str(SCRIPTS / "srun.py")]
+STRAGGLER = SCRIPTS / "straggler.py"
+RUN = [PYTHON, "-m", "stepscope", "run"]
+
+
+def job(cwd: Path, line: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    """Run a whole job to its end."""
+    network = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    return run_to_end(line, cwd, environment(network))
+
+
+def manifests(run: Path) -> dict[str, dict[str, Any]]:
+    """The manifest of each host folder."""
+    return {path.parent.name: json.loads(path.read_text()) for path in run.glob("host-*/manifest.json")}
+
+
+def only_run(cwd: Path) -> Path:
+    """The one run folder there is."""
+    (run,) = (cwd / "stepscope-runs").iterdir()
+    return run
+
+
+def assert_two_ranks(run: Path, steps: int) -> None:
+    assert sorted(path.name for path in run.glob("rank-*")) == ["rank-0", "rank-1"]
+    opened = stepscope.open_run(run)
+    report = json.loads((run / "report.json").read_text())
+    assert report["run"]["ranks"] == [0, 1]
+    assert report["run"]["world_size"] == 2
+    rows = opened.tables.steps
+    for rank in (0, 1):
+        assert len(step_rows(run / f"rank-{rank}")) >= steps - 2
+        assert rows.filter(rows["rank"] == rank).height >= steps - 2
+    assert {rank.rank for rank in opened.tables.ranks} == {0, 1}
+
+
+@pytest.mark.torch
+def test_two_nodes_of_a_step_record_into_one_folder(tmp_path: Path) -> None:
+    """Both start in the same moment, without a name for the folder; the last rank is the slow one."""
+    train = [PYTHON, str(STRAGGLER), "--steps", "30", "--busy", "0.1"]
+    done = job(tmp_path, [*SRUN, "--nodes", "2", *RUN, "--no-window", "--", *train])
+    assert done.returncode == 0, done.stderr.decode()
+    run = only_run(tmp_path)
+    assert run.name == "slurm-17.0-straggler"
+    found = manifests(run)
+    assert sorted(found) == ["host-node1", "host-node2"]
+    assert [found[name]["scheduler"]["index"] for name in sorted(found)] == [0, 1]
+    assert {rank.host: rank.rank for rank in stepscope.open_run(run).tables.ranks} == {"node1": 0, "node2": 1}
+    assert_two_ranks(run, 30)
+    assert_one_report(done.stderr)
+    stacks = stepscope.open_run(run).tables.stacks
+    assert {"rank-0", "rank-1"} <= set(stacks["process"])
+    assert_hotspots_of_the_slow_rank(run)
+
+
+def assert_one_report(stderr: bytes) -> None:
+    assert stderr.decode(errors="replace").count("report.html") == 1, stderr.decode(errors="replace")
+
+
+def assert_hotspots_of_the_slow_rank(run: Path) -> None:
+    place = (str(STRAGGLER), line_of(STRAGGLER, "features = features.sin().cos()"))
+    shares = {}
+    for rank in (0, 1):
+        line = [PYTHON, "-m", "stepscope", "hotspots", str(run), "--rank", str(rank), "--by", "line", "--json", "-"]
+        done = run_to_end([*line, "--rows", "all"], run, environment())
+        assert done.returncode == 0, done.stderr.decode()
+        rows = json.loads(done.stdout)["rows"]
+        shares[rank] = sum(row["proportion"] for row in rows if place[1] == row["library_function_line"])
+    assert shares[1] > 0.2, shares
+    assert shares[0] == 0, shares
+
+
+@pytest.mark.torch
+def test_tasks_of_one_node_share_the_folder_they_are_given(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train = [PYTHON, str(STRAGGLER), "--steps", "20"]
+    done = job(tmp_path, [*SRUN, "--tasks-per-node", "2", *RUN, "--out", str(out), "--no-window", "--", *train])
+    assert done.returncode == 0, done.stderr.decode()
+    assert sorted(manifests(out)) == ["host-node1", "host-node1.2"]
+    assert_two_ranks(out, 20)
+    assert_one_report(done.stderr)
+
+
+@pytest.mark.torch
+def test_torchrun_in_a_step_with_the_recorder_inside(tmp_path: Path) -> None:
+    """One torchrun in a task of a SLURM step starts two recorders: SLURM's numbers are the same for both."""
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    train = ["-m", "stepscope", "run", "--no-window", "--", PYTHON, str(STRAGGLER), "--steps", "20"]
+    done = job(tmp_path, [*SRUN, *torchrun, *train])
+    assert done.returncode == 0, done.stderr.decode()
+    run = only_run(tmp_path)
+    assert run.name == "slurm-17.0-straggler"
+    assert sorted(manifests(run)) == ["host-node1", "host-node1.2"]
+    assert_two_ranks(run, 20)
+
+
+@pytest.mark.torch
+def test_recorders_around_the_torchruns_of_two_nodes(tmp_path: Path) -> None:
+    """Ranks are torchrun's, the folder is the step's, and torchrun itself is no rank."""
+    port = free_port()
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=17"]
+    meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
+    train = [str(STRAGGLER), "--steps", "20"]
+    done = job(tmp_path, [*SRUN, "--nodes", "2", *RUN, "--no-window", "--", *torchrun, *meet, *train])
+    assert done.returncode == 0, done.stderr.decode()
+    run = only_run(tmp_path)
+    assert sorted(manifests(run)) == ["host-node1", "host-node2"]
+    assert_two_ranks(run, 20)
+    report = json.loads((run / "report.json").read_text())
+    roles = [process["role"] for process in report["views"]["processes"]]
+    assert roles.count("rank") == 2, roles
+    assert roles.count("launcher") == 2, roles
+
+
+def test_statuses_and_signals_pass_through_every_recorder(tmp_path: Path) -> None:
+    program = "import os, sys; sys.exit(3 if os.environ['SLURM_PROCID'] == '1' else 0)"
+    done = job(tmp_path, [*SRUN, "--nodes", "3", *RUN, "--no-window", "--", PYTHON, "-c", program])
+    assert done.returncode == 3
+    ends = {name: found["exit"]["shell_status"] for name, found in manifests(only_run(tmp_path)).items()}
+    assert ends == {"host-node1": 0, "host-node2": 3, "host-node3": 0}
+
+
+def test_a_cancelled_step_ends_as_it_would_without_us(tmp_path: Path) -> None:
+    program = (
+        f"import pathlib, os, time; pathlib.Path('{tmp_path}', os.environ['SLURM_PROCID']).touch(); time.sleep(99)"
+    )
+    line = [*SRUN, "--tasks-per-node", "2", *RUN, "--no-window", "--", PYTHON, "-c", program]
+    process = subprocess.Popen(line, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        wait_for(tmp_path / "0", tmp_path / "1")
+        os.kill(process.pid, signal.SIGTERM)
+        _, stderr = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        end_session(process)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert b"Traceback" not in stderr
+    found = manifests(only_run(tmp_path))
+    assert [one["exit"]["signal"] for one in found.values()] == [signal.SIGTERM] * 2
+
+
+def test_a_requeued_step_starts_although_its_folder_is_taken(tmp_path: Path) -> None:
+    line = [*RUN, "--quiet", "--out", str(tmp_path / "run"), "--", PYTHON, "-c", "print('trained')"]
+    first = job(tmp_path, [*SRUN, "--nodes", "2", *line])
+    again = job(tmp_path, [*SRUN, "--nodes", "2", "--restart", "1", *line])
+    assert (first.returncode, again.returncode) == (0, 0), again.stderr.decode()
+    assert again.stdout == b"trained\n" * 2
+    assert sorted(manifests(tmp_path / "run-restart1")) == ["host-node1", "host-node2"]
+
+
+def wait_for(*paths: Path) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < deadline, f"{paths} did not appear"
+        time.sleep(0.1)

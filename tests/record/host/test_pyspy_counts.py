@@ -1,0 +1,115 @@
+"""Samples laid over time: every stack that was met counts, sums are what py-spy reported, and time decides the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.record.host.pyspy_counts import along, apportion, count
+from stepscope.record.host.pyspy_trace import ThreadHistory, Trace, read_trace
+from tests.record.host.spy_traces import SpyTrace
+
+DURATIONS = st.lists(st.integers(0, 10**7), min_size=1, max_size=60)
+
+
+@given(DURATIONS, st.integers(0, 500))
+def test_along_gives_all_and_each_stretch_one(durations: list[int], more: int) -> None:
+    total = len(durations) + more
+    counts = along(durations, total)
+    assert sum(counts) == total
+    assert len(counts) == len(durations)
+    assert min(counts) >= 1
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**7), st.integers(0, 9)), min_size=1, max_size=20), st.integers(0, 500))
+def test_apportion_gives_all_and_each_its_least(entries: list[tuple[int, int]], more: int) -> None:
+    weights, least = [weight for weight, _ in entries], [few for _, few in entries]
+    shares = apportion(sum(least) + more, weights, least)
+    assert sum(shares) == sum(least) + more
+    assert all(share >= few for share, few in zip(shares, least, strict=True))
+
+
+def test_a_long_rest_keeps_its_share_beside_quick_changes() -> None:
+    quick = [20_000, 80_000] * 25  # met once each, at uneven distances
+    counts = along([2_500_000, *quick], 100)
+    assert abs(counts[0] - 50) <= 2
+    assert max(counts[1:]) <= 2
+
+
+def test_even_durations_get_even_counts() -> None:
+    assert along([10, 10, 10, 10], 8) == [2, 2, 2, 2]
+    assert apportion(10, [1, 1, 2], [1, 1, 1]) in ([3, 2, 5], [2, 3, 5])
+
+
+def test_a_loan_from_far_away_is_found() -> None:
+    counts = along([0] * 200 + [1], 201)
+    assert counts == [1] * 201
+
+
+def lives_on(thread: ThreadHistory) -> None:
+    return None
+
+
+def two_threads(folder: Path) -> Trace:
+    """A thread at work in two turns, and one that stands still; 10 samples each, 100 ms apart."""
+    work, rest, still = ("work", "/t.py", 1), ("rest", "/t.py", 2), ("wait", "/t.py", 3)
+    spy = SpyTrace()
+    for number in range(10):
+        spy.sample(number * 100_000, {7: [work if number < 6 else rest], 8: [still]})
+    return read_trace(spy.write(folder / "t", 1_000_000))
+
+
+def test_counts_follow_time_and_threads_alike(tmp_path: Path) -> None:
+    counted = count(two_threads(tmp_path), 20, rate_hz=10, last_seen_us=lives_on)
+    found = {
+        record.split(";")[1].split(" ")[0]: number
+        for record, number in zip(counted.records, counted.counts, strict=True)
+    }
+    assert found["wait"] == 10
+    assert found["work"] + found["rest"] == 10
+    assert found["work"] in (5, 6)  # the change was met after 600 ms and happened before
+
+
+def test_a_change_is_put_before_the_sample_that_shows_it(tmp_path: Path) -> None:
+    counted = count(two_threads(tmp_path), 20, rate_hz=10, last_seen_us=lives_on)
+    work = next(stretch for stretch in counted.stretches if "work" in counted.records[stretch.record])
+    rest = next(stretch for stretch in counted.stretches if "rest" in counted.records[stretch.record])
+    assert work.start_us == 0
+    assert work.end_us == rest.start_us == 500_000
+    assert rest.end_us == 1_000_000
+
+
+def test_a_thread_that_ended_gets_no_time_beyond(tmp_path: Path) -> None:
+    def died(thread: ThreadHistory) -> int | None:
+        return 300_000 if thread.tid == 8 else None
+
+    counted = count(two_threads(tmp_path), 13, rate_hz=10, last_seen_us=died)
+    (wait,) = [stretch for stretch in counted.stretches if "wait" in counted.records[stretch.record]]
+    assert (wait.start_us, wait.end_us) == (0, 300_000)
+    assert counted.counts[wait.record] == 3
+    assert sum(counted.counts) == 13
+
+
+def test_a_thread_never_seen_again_counts_one_sample(tmp_path: Path) -> None:
+    def died(thread: ThreadHistory) -> int | None:
+        return thread.starts_us[0] if thread.tid == 8 else None
+
+    counted = count(two_threads(tmp_path), 11, rate_hz=10, last_seen_us=died)
+    (wait,) = [stretch for stretch in counted.stretches if "wait" in counted.records[stretch.record]]
+    assert wait.end_us - wait.start_us == 100_000
+    assert counted.counts[wait.record] == 1
+
+
+@given(st.data())
+def test_stretches_of_a_thread_follow_each_other_and_hold_their_moments(data: st.DataObject) -> None:
+    gaps = data.draw(st.lists(st.integers(1, 300_000), min_size=1, max_size=40))
+    moments = [sum(gaps[: index + 1]) for index in range(len(gaps))]
+    thread = ThreadHistory("thread (7)", 7, [index % 3 for index in range(len(gaps))], moments, moments[-1] + 1000)
+    trace = Trace(["a", "b", "c"], [thread], moments[0], thread.end_us)
+    counted = count(trace, data.draw(st.integers(0, 200)), rate_hz=20, last_seen_us=lives_on)
+    for stretch, met in zip(counted.stretches, moments, strict=True):
+        assert stretch.start_us <= met <= stretch.end_us
+    for stretch, following in zip(counted.stretches, counted.stretches[1:], strict=False):
+        assert stretch.end_us == following.start_us

@@ -1,0 +1,115 @@
+"""py-spy's Chrome trace read back into stacks: what was sampled, when, and what a damaged file does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.record.host import pyspy_trace
+from stepscope.record.host.pyspy_trace import UnreadableTraceError, read_trace
+from tests.record.host.spy_traces import SpyTrace
+
+MAIN, A, B = ("<module>", "/t.py", 9), ("a", "/t.py", 1), ("b", "/t.py", 2)
+
+
+def test_each_change_of_a_stack_begins_a_stretch(tmp_path: Path) -> None:
+    spy = SpyTrace()
+    for time_us, leaf in ((100, A), (200, A), (350, B), (400, A)):
+        spy.sample(time_us, {7: [MAIN, leaf]})
+    trace = read_trace(spy.write(tmp_path / "t", 500))
+    (thread,) = trace.threads
+    a, b = "thread (7);<module> (/t.py:9);a (/t.py:1)", "thread (7);<module> (/t.py:9);b (/t.py:2)"
+    assert [trace.records[record] for record in thread.records] == [a, b, a]
+    assert (thread.starts_us, thread.end_us, thread.tid) == ([100, 350, 400], 500, 7)
+    assert (trace.first_us, trace.last_us) == (100, 500)
+
+
+def test_a_name_that_comes_late_and_a_stack_without_frames(tmp_path: Path) -> None:
+    spy = SpyTrace()
+    spy.sample(1, {7: []})
+    spy.sample(2, {7: [A]}, {7: "thread (7): MainThread"})
+    trace = read_trace(spy.write(tmp_path / "t", 3))
+    assert trace.records == ["thread (7)", "thread (7): MainThread;a (/t.py:1)"]
+    assert [thread.label for thread in trace.threads] == ["thread (7)"]
+
+
+def test_a_pthread_used_again_is_another_thread(tmp_path: Path) -> None:
+    spy = SpyTrace()
+    spy.sample(1, {7: [A]}, {7: "thread (70)"})
+    spy.sample(5, {7: [A]}, {7: "thread (71)"})
+    first, second = read_trace(spy.write(tmp_path / "t", 9)).threads
+    assert (first.tid, first.starts_us, first.end_us) == (70, [1], 5)
+    assert (second.tid, second.starts_us, second.end_us) == (71, [5], 9)
+
+
+def test_frames_are_written_as_in_the_raw_format(tmp_path: Path) -> None:
+    spy = SpyTrace()
+    odd = ("na;me\nx y)", "/d;r/a (1).py", 3)
+    spy.sample(1, {0x7F1: [("native", "libc.so.6", 0), ("bare", "", 0), odd]}, {0x7F1: "thread (0x7F1): a;b\n"})
+    trace = read_trace(spy.write(tmp_path / "t", 2))
+    assert trace.records == ["thread (0x7F1): a;b\n;native (libc.so.6);bare;na;me\nx y) (/d;r/a (1).py:3)"]
+    assert trace.threads[0].tid is None
+
+
+def test_nothing_sampled_is_no_error(tmp_path: Path) -> None:
+    trace = read_trace(SpyTrace().write(tmp_path / "t", 1))
+    assert (trace.records, trace.threads) == ([], [])
+
+
+def good_file(folder: Path) -> bytes:
+    spy = SpyTrace()
+    spy.sample(10, {7: [MAIN, A]})
+    return spy.write(folder / "good", 20).read_bytes()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, -1])
+def test_a_torn_file_is_unreadable(tmp_path: Path, cut: int) -> None:
+    (tmp_path / "t").write_bytes(good_file(tmp_path)[:cut])
+    with pytest.raises(UnreadableTraceError):
+        read_trace(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"ts":20', '"ts":1'), ('"ph":"B"', '"ph":"E"'), ('"ph":"B"', '"ph":"X"'), ('"tid":7', '"tid":"7"'), ('"a"', "1")],
+)
+def test_events_that_cannot_be_are_unreadable(tmp_path: Path, old: str, new: str) -> None:
+    text = good_file(tmp_path).decode()
+    assert old in text
+    (tmp_path / "t").write_text(text.replace(old, new, 1))
+    with pytest.raises(UnreadableTraceError):
+        read_trace(tmp_path / "t")
+
+
+def test_an_absent_and_a_huge_file_are_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnreadableTraceError, match="cannot be read"):
+        read_trace(tmp_path / "absent")
+    good_file(tmp_path)
+    monkeypatch.setattr(pyspy_trace, "MOST_BYTES", 10)
+    with pytest.raises(UnreadableTraceError, match="--rate"):
+        read_trace(tmp_path / "good")
+
+
+def test_stacks_beyond_what_memory_may_hold_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspy_trace, "MOST_CHARACTERS", 20)
+    good_file(tmp_path)
+    with pytest.raises(UnreadableTraceError, match="too deep"):
+        read_trace(tmp_path / "good")
+
+
+@given(names=st.lists(st.text(alphabet=st.sampled_from('ab},{"argsé:[]\\ \n'), max_size=12), max_size=30))
+def test_reading_in_pieces_is_reading_at_once(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
+    path = tmp_path_factory.mktemp("pieces") / "t"
+    spy = SpyTrace()
+    for time_us, name in enumerate(names):
+        spy.sample(time_us, {7: [(name, name, 1), MAIN]})
+    spy.write(path, len(names))
+    whole = read_trace(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pyspy_trace, "_CHUNK_BYTES", 64)
+        assert read_trace(path) == whole
+    assert len(json.loads(path.read_text())) >= 2 * len(whole.records)

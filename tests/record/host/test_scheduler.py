@@ -1,0 +1,148 @@
+"""What a process knows of its job from its environment, and that all members of a job come to the same answer."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from stepscope.record.host.scheduler import Scheduler, detect_scheduler, job_in_manifest
+
+NOW = datetime.datetime(2026, 1, 2, 3, 4, 5)
+PARENT = datetime.datetime(2026, 1, 2, 3, 0, 0)
+BATCH = {
+    "SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "train", "SLURM_JOB_PARTITION": "gpu", "SLURM_NTASKS": "4",
+    "SLURM_NNODES": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n1",
+}  # fmt: skip
+STEP = {**BATCH, "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "4"}
+WORKER = {
+    "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "RANK": "0", "LOCAL_RANK": "0",
+    "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
+}  # fmt: skip
+
+
+def detect(*parts: dict[str, str], later: int = 0) -> Scheduler | None:
+    environ = {name: value for part in parts for name, value in part.items()}
+    return detect_scheduler(environ, now=NOW + datetime.timedelta(seconds=later), parent_started=PARENT)
+
+
+def found(*parts: dict[str, str], later: int = 0) -> Scheduler:
+    scheduler = detect(*parts, later=later)
+    assert scheduler is not None
+    return scheduler
+
+
+def test_an_ordinary_shell_has_none() -> None:
+    assert detect({"PATH": "/bin", "SLURM_JOB_ID": "", "RANK": "0", "PMI_RANK": "0"}) is None
+
+
+def test_tasks_of_a_step_share_identity_and_label_whenever_they_start() -> None:
+    first = found(STEP)
+    second = found(STEP, {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURMD_NODENAME": "n2"}, later=40)
+    assert (first.label, first.identity) == (second.label, second.identity)
+    assert first.label == "slurm-17.3"
+    assert (first.index, second.index, first.members) == (0, 3, 4)
+    assert (first.local_index, second.local_index) == (0, 1)
+    assert (first.host, second.host) == ("n1", "n2")
+    assert first.for_manifest()["job_partition"] == "gpu"
+
+
+@pytest.mark.parametrize("step", [None, "", "batch", "4294967291", "4294967290"])
+def test_the_batch_script_and_an_interactive_shell_are_no_step(step: str | None) -> None:
+    scheduler = found(BATCH, {} if step is None else {"SLURM_STEP_ID": step})
+    assert scheduler.identity is None
+    assert scheduler.label == "slurm-17-20260102-030405"
+    assert (scheduler.members, scheduler.host) == (None, None)  # its SLURM_NTASKS speaks of steps to come
+
+
+def test_old_names_of_job_and_step() -> None:
+    assert found({"SLURM_JOBID": "17", "SLURM_STEPID": "3"}).label == "slurm-17.3"
+
+
+def test_the_label_of_an_array_task_is_what_the_queue_shows() -> None:
+    array = {"SLURM_ARRAY_JOB_ID": "15", "SLURM_ARRAY_TASK_ID": "2"}
+    assert found(STEP, array).label == "slurm-15_2.3"
+    other = {"SLURM_JOB_ID": "18", "SLURM_ARRAY_TASK_ID": "3"}
+    assert found(STEP, array).identity != found(STEP, array, other).identity
+
+
+def test_components_of_a_heterogeneous_job_are_one_job() -> None:
+    leader = found(STEP, {"SLURM_HET_JOB_ID": "17"})
+    component = found(STEP, {"SLURM_HET_JOB_ID": "17", "SLURM_JOB_ID": "18", "SLURM_PROCID": "2"})
+    assert leader.identity == component.identity
+    assert leader.label == component.label
+
+
+def test_a_requeued_job_is_another_attempt_of_the_same_job() -> None:
+    first, second = found(STEP), found(STEP, {"SLURM_RESTART_COUNT": "1"})
+    assert first.identity != second.identity
+    assert first.job == second.job
+    assert (first.attempt, second.attempt) == (0, 1)
+    assert second.label == "slurm-17.3-restart1"
+    for scheduler in (first, second, found(BATCH), found(STEP, WORKER)):
+        assert job_in_manifest(scheduler.for_manifest()) == (scheduler.job, scheduler.attempt)
+
+
+@pytest.mark.parametrize("name", ["SLURM_RESTART_COUNT", "SLURM_LOCALID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"])
+@pytest.mark.parametrize("value", ["", "x", "-1", "0x1", "1" * 40, "٣"])
+def test_odd_values_count_as_missing(name: str, value: str) -> None:
+    scheduler = found(STEP, {name: value})
+    assert scheduler.label == "slurm-17.3"
+    assert scheduler.attempt == 0
+
+
+def test_workers_of_torchrun_are_told_apart() -> None:
+    first, second = found(WORKER), found(WORKER, {"RANK": "1", "LOCAL_RANK": "1"}, later=3)
+    assert first.identity == second.identity
+    assert first.label == second.label == "torchrun-20260102-030000"
+    assert (second.local_index, second.index, second.members) == (1, 1, 4)
+    named = found(WORKER, {"TORCHELASTIC_RUN_ID": "abc", "TORCHELASTIC_RESTART_COUNT": "2"})
+    assert (named.label, named.attempt) == ("torchrun-abc-restart2", 2)
+
+
+def test_workers_of_torchrun_in_a_step_are_named_after_the_job() -> None:
+    """One torchrun per node: SLURM numbers the launchers, torchrun the workers."""
+    places = [("0", "0", "n1"), ("0", "1", "n1"), ("1", "0", "n2"), ("1", "1", "n2")]
+    workers = [
+        found(STEP, WORKER, {"SLURM_PROCID": task, "LOCAL_RANK": local, "SLURMD_NODENAME": node})
+        for task, local, node in places
+    ]
+    assert len({worker.identity for worker in workers}) == 1
+    assert {worker.label for worker in workers} == {"slurm-17.3"}
+    assert [(worker.host, worker.local_index) for worker in workers] == [("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]
+
+
+def test_two_torchruns_on_one_node_of_a_step_do_not_collide() -> None:
+    indices = {
+        found(STEP, WORKER, {"SLURM_LOCALID": task, "LOCAL_RANK": local}).local_index
+        for task in ("0", "1")
+        for local in ("0", "1")
+    }
+    assert len(indices) == 4
+
+
+def test_workers_of_torchrun_in_a_batch_script_share_what_the_script_cannot_say() -> None:
+    first, second = found(BATCH, WORKER), found(BATCH, WORKER, {"LOCAL_RANK": "1"}, later=3)
+    assert first.identity is not None
+    assert first.identity == second.identity
+    assert first.label == second.label == "slurm-17-20260102-030000"
+
+
+def test_ranks_of_open_mpi_agree_inside_and_outside_of_slurms_own_step() -> None:
+    mpi = {"OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "prterun-n1-99@1"}
+    here = found(BATCH, mpi, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
+    there = found(STEP, mpi, {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"})
+    assert here.identity == there.identity
+    assert here.label == there.label
+    assert (there.local_index, there.index, there.members) == (1, 3, 4)
+    assert found(mpi, {"OMPI_COMM_WORLD_RANK": "0"}).label == "mpi-prterun-n1-99@1"
+
+
+def test_ranks_of_mpich_go_by_its_own_numbers() -> None:
+    hydra = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1"}
+    scheduler = found(STEP, hydra)
+    assert (scheduler.local_index, scheduler.index, scheduler.members) == (1, 5, 8)
+    assert scheduler.identity != found(STEP).identity
+    assert found(hydra).label == "mpi-20260102-030000"
+    # PMI alone is what srun itself hands to its tasks
+    assert found(STEP, {"PMI_RANK": "0", "PMI_SIZE": "4"}).identity == found(STEP).identity
