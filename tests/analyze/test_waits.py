@@ -101,7 +101,9 @@ def ticks_of(ticks: Sequence[Tick]) -> list[dict[str, Any]]:
 
 def timed(ticks: Sequence[Tick], **more: Any) -> LoaderWait | None:
     rows = ticks_of(ticks)
-    steps = [{"start_ns": T0, "wall_ns": len(ticks) * 10 * MS, "first_batch": False, "data_wait_ns": 4 * MS}]
+    steps = [
+        {"start_ns": T0, "wall_ns": len(ticks) * 10 * MS, "first_batch": False, "data_wait_ns": 10 * len(ticks) * MS}
+    ]
     stacks = [{**stretch, "start_ns": T0, "end_ns": T0 + len(ticks) * 10 * MS} for stretch in rows]
     found = facts_of(Context(make_tables(steps=steps, stacks=stacks, stretches=rows, **more)))
     return found[0] if found else None
@@ -158,8 +160,8 @@ def test_at_the_same_moments_every_moment_has_one_cause(ticks: list[Tick]) -> No
     assert wait.wait_share == pytest.approx(total / len(ticks))
     assert sum(part.share for part in wait.parts) == pytest.approx(1)
     assert sum(part.samples for part in wait.parts) == wait.samples
-    assert wait.wait_ms_per_step == pytest.approx(4)
-    assert sum(part.ms_per_step or 0 for part in wait.parts) == pytest.approx(4)
+    assert wait.wait_ms_per_step == pytest.approx(10 * len(ticks))
+    assert sum(part.ms_per_step or 0 for part in wait.parts) == pytest.approx(10 * len(ticks))
 
 
 def test_times_outside_steady_steps_do_not_count() -> None:
@@ -171,6 +173,20 @@ def test_times_outside_steady_steps_do_not_count() -> None:
     (wait,) = facts_of(Context(make_tables(steps=steps, stacks=stacks, stretches=[*rows, *late])))
     assert wait.wait_share == pytest.approx(0.5)
     assert shown(wait) == {("worker_busy", 20): pytest.approx(1)}
+
+
+def test_waits_shorter_than_the_time_between_samples_are_not_laid_beside_workers() -> None:
+    ticks: list[Tick] = [("wait", "idle", None, None, None), ("compute", "a", None, None, None)] * 10
+    rows = ticks_of(ticks)
+    stacks = [{**stretch, "start_ns": T0, "end_ns": T0 + 200 * MS} for stretch in rows]
+    found = {}
+    for wait_ms in (5, 15):  # of steps of 20 ms; a sample is taken every 10 ms
+        steps = step_rows(10, data_wait_ms=wait_ms, forward_ms=13 - wait_ms + 1)
+        (found[wait_ms],) = facts_of(Context(make_tables(steps=steps, stacks=stacks, stretches=rows)))
+    assert found[15].simultaneous
+    assert shown(found[15]) == {("workers_idle", None): pytest.approx(1)}
+    assert not found[5].simultaneous
+    assert shown(found[5]) == {("worker_busy", 20): pytest.approx(1)}
 
 
 def test_a_line_of_a_library_below_the_users_is_named_beside_it() -> None:

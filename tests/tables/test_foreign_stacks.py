@@ -106,7 +106,8 @@ def test_a_thread_is_the_main_one_before_its_name_was_known(tmp_path: Path):
 
 
 def test_samples_of_damaged_records_are_counted(tmp_path: Path):
-    built = written(tmp_path, f'{BACKWARD} 7\nprocess 5:"never closed;f (x.py:1) 9\n')
+    head = 'process 5:"python train.py";thread (5): MainThread;'
+    built = written(tmp_path, f'{head}{BACKWARD} 7\nprocess 5:"never closed;f (x.py:1) 9\n')
     assert built.segments["samples"].to_list() == [7]
     assert built.segments["skipped_samples"].to_list() == [9]
 
@@ -162,3 +163,9 @@ def test_paths_beyond_the_limit_stand_under_one_name():
     assert paths.add(numbers[:3]) == kept
     frame = paths.frames_table().row(paths.nodes_table()[late[0][0], "frame"], named=True)
     assert "too many" in frame["function"]
+
+
+def test_native_frames_below_a_wait_wait(tmp_path: Path):
+    native = "accept4 (libc.so.6);0x7f1 (libc.so.6)"
+    text = f"{TRAIN};Condition.wait (threading.py:324);{native} 2\n{TRAIN};f (train.py:3);{native} 3\n{native} 1\n"
+    assert written(tmp_path, text).stacks["waiting"].to_list() == [True, False, False]

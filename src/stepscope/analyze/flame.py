@@ -86,6 +86,8 @@ class Side:
             for kind in kinds:
                 yield self.plan(f"process:{kind}", KINDS[kind], self.boxes(rows.kind == kind))
         main = rows.kind == MAIN
+        if self.loop_apart:
+            yield self.plan("loop", "training loop (main threads)", self.boxes(rows.loop))
         phases = sorted({str(each) for each in rows.phase[main & rows.steady] if each}, key=_phase_order)
         if len(phases) > 1:
             for phase in phases:
@@ -131,10 +133,15 @@ class Side:
         """The boxes of all rows, below one box for each kind of thread where there are several."""
         return self._painter.grouped([(KINDS[kind], self.boxes(self.rows.kind == kind)) for kind in self._kinds()])
 
-    def of_rank(self, *ranks: int) -> Boxes:
-        """The boxes of the main threads of `ranks`; of several, their mean."""
+    @property
+    def loop_apart(self) -> bool:
+        """Whether a training loop was found that is less than what the trees hold: in files that know no steps."""
+        return bool(not self.rows.per_step and self.rows.loop.any())
+
+    def of_rank(self, *ranks: int, loop: bool = False) -> Boxes:
+        """The boxes of the main threads of `ranks`, or of their training loops; of several, their mean."""
         rows = self.rows
-        chosen = (rows.kind == MAIN) & rows.steady & np.isin(rows.rank, ranks)
+        chosen = (rows.loop if loop else (rows.kind == MAIN) & rows.steady) & np.isin(rows.rank, ranks)
         return self._painter.boxes(chosen, rows.rank_worth / len(ranks))
 
     def _kinds(self) -> list[str]:

@@ -71,21 +71,29 @@ def flame_rank_diff(context: Context, rank: int, options: FlameOptions | None = 
     if rank not in ranks or not others:
         known = f"ranks with samples: {', '.join(map(str, ranks))}" if len(ranks) > 1 else "one rank was sampled"
         raise UsageError(f"--rank {rank} --diff others: needs samples of this rank and of another; {known}")
-    mine, rest = side.of_rank(rank), side.of_rank(*others)
-    per_step = side.rows.per_step
-    scale = 1.0 if per_step else _same_total(mine, rest)
-    source = side.rows.source.split(", mean of")[0] if per_step else f"samples, the others' mean {SCALED}"
-    planned = side.plan(f"rank:{rank}", f"rank {rank}, main thread", mine, rank=rank)
-    tree = _tree(_Pair(planned, rest, scale, source), names, options)
+    trees = [_tree(pair, names, options) for pair in _rank_pairs(side, rank, others)]
     labels = (f"rank {rank}", f"rank {others[0]}" if len(others) == 1 else f"mean of {len(others)} other ranks")
     return FlameGraph(
         title=f"{title(context)}: {labels[0]} compared with {labels[1]}",
         frames=names.frames.frames,
-        trees=(tree,),
-        notes=notes_of(side, [tree]),
+        trees=tuple(trees),
+        notes=notes_of(side, trees),
         sides=labels,
         source=side.source(names.frames.frames) if options.source else {},
     )
+
+
+def _rank_pairs(side: Side, rank: int, others: tuple[int, ...]) -> Iterator[_Pair]:
+    """The training loop of the rank beside that of the others, where it is known apart, and the whole main thread."""
+    per_step = side.rows.per_step
+    for loop in (True, False) if side.loop_apart else (False,):
+        mine, rest = side.of_rank(rank, loop=loop), side.of_rank(*others, loop=loop)
+        if not len(mine.own) or not len(rest.own):
+            continue
+        key, label = (f"rank:{rank}:loop", "training loop") if loop else (f"rank:{rank}", "main thread")
+        planned = side.plan(key, f"rank {rank}, {label}", mine, rank=rank)
+        scale = 1.0 if per_step else _same_total(mine, rest)
+        yield _Pair(planned, rest, scale, planned.source if per_step else f"the others' mean {SCALED}")
 
 
 def _run_pairs(this: Side, other: Side) -> Iterator[_Pair]:
@@ -93,14 +101,15 @@ def _run_pairs(this: Side, other: Side) -> Iterator[_Pair]:
     per_step = this.rows.per_step
     others = {planned.key: planned for planned in other.planned()}
     mine = list(this.planned())
-    # one scale for all trees: a phase that takes a larger part of the whole must show as grown
+    # one scale for all trees, but for loops: a phase that takes a larger part of the whole must show as grown
     scale = 1.0 if per_step else _same_total(mine[0].boxes, others[mine[0].key].boxes)
     for planned in mine:
         match = others.get(planned.key)
         if match is None or planned.key == "outside":
             continue
-        source = planned.source if per_step else f"{planned.unit}, the other side {SCALED}"
-        yield _Pair(planned, match.boxes, scale, source)
+        source = planned.source if per_step else f"the other side {SCALED}"
+        own_scale = _same_total(planned.boxes, match.boxes) if planned.key == "loop" else scale
+        yield _Pair(planned, match.boxes, own_scale, source)
 
 
 def _same_total(this: Boxes, other: Boxes) -> float:

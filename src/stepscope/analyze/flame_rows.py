@@ -15,9 +15,11 @@ import polars as pl
 from stepscope.analyze.call_tree import NONE, CallTree
 from stepscope.analyze.context import Context
 from stepscope.analyze.flame_builder import Bools, Floats, Int32
+from stepscope.analyze.sampled_loop import sampled_loop
 from stepscope.analyze.samples import Samples
 from stepscope.analyze.stack_selection import StackSelection, choose, main_roles
 from stepscope.analyze.steps import LabelledSteps
+from stepscope.analyze.user_paths import UserPaths
 from stepscope.model import PHASES
 
 MAIN, WORKERS, THREADS, OTHERS = "main", "workers", "threads", "other"
@@ -31,7 +33,7 @@ class SampleRows:
 
     `kind` is one of the four above; `rank` is -1 and `phase` None where unknown. `worth` is what one sample counts for
     in a tree of all ranks, `rank_worth` in one of its rank alone. Rows that are not `steady` are in no step: they
-    belong in no tree whose unit is per step.
+    belong in no tree whose unit is per step. `loop`: main threads in the training loop, as far as steps or paths tell.
     """
 
     calls: CallTree
@@ -42,6 +44,7 @@ class SampleRows:
     phase: npt.NDArray[np.object_]
     rank: Int32
     steady: Bools
+    loop: Bools
     worth: Floats
     rank_worth: Floats
     unit: str
@@ -81,6 +84,7 @@ def sample_rows(context: Context, selection: StackSelection, *, per_step: bool =
         phase=stacks["phase"].to_numpy().astype(object),
         rank=rank,
         steady=steady,
+        loop=steady & (kind == MAIN) if per_sample else _in_loop(context, stacks, kind),
         worth=worth / max(1, len(per_sample)),
         rank_worth=worth,
         unit=MS_PER_STEP if per_sample else _unit(context),
@@ -135,6 +139,16 @@ def _steady(stacks: pl.DataFrame, kind: npt.NDArray[np.object_], sampled: Sample
     )
     steady &= (kind != MAIN) | inside.to_numpy()
     return steady
+
+
+def _in_loop(context: Context, stacks: pl.DataFrame, kind: npt.NDArray[np.object_]) -> Bools:
+    """Main threads in the training loop, of files that know no steps."""
+    found = sampled_loop(context, UserPaths(context.calls, context.code))
+    if found is None or found.inside is None:
+        return np.zeros(len(kind), dtype=np.bool_)
+    inside = np.append(found.inside, False)[stacks["node"].fill_null(NONE).to_numpy()]
+    working: Bools = inside & stacks["stage"].is_null().to_numpy() & (kind == MAIN)
+    return working
 
 
 def _by_rank(rank: Int32, per_sample: dict[int, float]) -> Floats:

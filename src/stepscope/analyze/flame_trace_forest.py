@@ -11,7 +11,7 @@ All work goes over arrays of the trace's rows, so that millions of slices take s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from stepscope.analyze.flame_builder import Bools, Int32, Int64, merged
 from stepscope.analyze.flame_trace_names import CALL, MARK, OPERATOR, OURS, SKIPPED, TraceFrame, TraceNames, of_function
 from stepscope.analyze.origins import MAX_FRAMES, NONE
 from stepscope.analyze.views.ascent import nearest, nearest_around
-from stepscope.analyze.views.base import Span
+from stepscope.analyze.views.base import Span, texts
 from stepscope.analyze.views.host_activity import matches
 
 _BACKWARD_CALL = (
@@ -52,14 +52,16 @@ class _Draft:
     visible: Bools
     frame: Int32
     parent: Int64
-    extra_frame: list[Int64]
-    extra_parent: list[Int64]
+    extra_frame: list[Int64] = field(default_factory=list)
+    extra_parent: list[Int64] = field(default_factory=list)
+    extra: int = 0
 
     def add(self, frame: Int64, parent: Int64) -> Int64:
         """New nodes; their numbers."""
-        first = len(self.frame) + sum(len(part) for part in self.extra_frame)
+        first = len(self.frame) + self.extra
         self.extra_frame.append(frame.astype(np.int64))
         self.extra_parent.append(parent.astype(np.int64))
+        self.extra += len(frame)
         return first + np.arange(len(frame))
 
 
@@ -81,7 +83,7 @@ def forest(
     if among is not None:
         visible &= among
     above = nearest_around(span.parent, visible)
-    draft = _Draft(names, visible, frame, np.where(visible, above, NONE), [], [])
+    draft = _Draft(names, visible, frame, np.where(visible, above, NONE))
     free = visible.copy()  # rows that still stand below the slice around them
     stacked = _below_call_stacks(span, draft)
     free[stacked] = False
@@ -99,17 +101,17 @@ def forest(
 
 def _frames(span: Span, names: TraceNames, *, calls: bool) -> tuple[Int32, Int32]:
     """The number of the frame of each row, -1 for what stands in no path, and its kind."""
-    texts = span.names
+    known = span.names
     frame = np.full(len(span), NONE, np.int32)
     sorts = [(span.is_function, of_function), (span.is_operator, _operator)]
     if calls:
         sorts.append((span.is_runtime & ~span.on_device, _call))
     for mask, make in sorts:
-        rows = np.flatnonzero(mask & (texts.codes >= 0))
-        used = np.unique(texts.codes[rows])
-        numbers = np.full(len(texts.values), NONE, np.int32)
-        numbers[used] = [names.number(make(texts.values[code])) for code in used.tolist()]
-        frame[rows] = numbers[texts.codes[rows]]
+        rows = np.flatnonzero(mask & (known.codes >= 0))
+        used = np.unique(known.codes[rows])
+        numbers = np.full(len(known.values), NONE, np.int32)
+        numbers[used] = [names.number(make(known.values[code])) for code in used.tolist()]
+        frame[rows] = numbers[known.codes[rows]]
     kind = np.asarray([*(each.kind for each in names.frames), NONE], np.int32)
     return frame, kind[frame]
 
@@ -129,11 +131,9 @@ def _below_call_stacks(span: Span, draft: _Draft) -> Int64:
         return np.zeros(0, np.int64)
     carries = draft.visible & (column.fill_null("") != "").to_numpy()
     rows: Int64 = np.flatnonzero(carries & (nearest_around(span.parent, carries) == NONE))
-    text = column.gather(rows)
-    distinct = text.unique(maintain_order=True).to_list()
-    bottoms = [_chain(draft, stack) for stack in distinct]
-    numbers = dict(zip(distinct, bottoms, strict=True))
-    draft.parent[rows] = [numbers[stack] for stack in text.to_list()]
+    stacks = texts(column.gather(rows))
+    bottoms = np.asarray([_chain(draft, stack) for stack in stacks.values], np.int64)
+    draft.parent[rows] = bottoms[stacks.codes]
     return rows
 
 
@@ -195,11 +195,11 @@ def _with_lines(span: Span, draft: _Draft, free: Bools) -> None:
     rows, above = rows[span.is_function[above]], above[span.is_function[above]]
     if not len(rows):
         return
-    texts, span_of = span.names, len(span.names.values)
-    pairs, which = np.unique(draft.frame[above].astype(np.int64) * span_of + texts.codes[rows], return_inverse=True)
+    known, span_of = span.names, len(span.names.values)
+    pairs, which = np.unique(draft.frame[above].astype(np.int64) * span_of + known.codes[rows], return_inverse=True)
     calling = np.asarray(
         [
-            draft.names.calling(number, texts.values[code])
+            draft.names.calling(number, known.values[code])
             for number, code in zip(*np.divmod(pairs, span_of), strict=True)
         ],
         np.int64,

@@ -1,6 +1,7 @@
 """Which lines make slow steps slow: the main thread's sampled time in slow steps against that in typical ones.
 
-Needs the times of samples: a file of counts cannot tell in which step a line was met.
+Needs the times of samples: a file of counts cannot tell in which step a line was met. When a line ran is known to about
+the time between samples, so what a line takes more must be more than that leaks between neighbouring steps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import polars as pl
 from stepscope.analyze.call_tree import Bools, Int64
 from stepscope.analyze.context import Context
 from stepscope.analyze.user_paths import UserPaths, at, rows_of
+from stepscope.analyze.waits import sample_gap_ns
 from stepscope.model.views.waits import SlowLine, SlowSteps
 
 SLOW_RATIO = 1.5  # of the median: half a step more is what one sees as a hiccup in a log of step times
@@ -24,8 +26,8 @@ MIN_SAMPLES = 10  # of a line in slow steps: its share is known to a third then
 MIN_EXTRA = 0.02  # of what a slow step takes more: lines below are left out
 ONLY_SLOW = 0.1  # of its time in slow steps: with less than that in typical ones a line is hot in slow steps only
 HARDLY = 0.02  # of a typical step: and at most so much of it
+RESOLUTION = 0.5  # of the time between samples: a sample says of a line when it ran no more exactly than that
 MAX_LINES = 20
-_USUAL_RATE_HZ = 100.0  # of py-spy, where a file does not tell
 
 
 class _Overlaps(NamedTuple):
@@ -62,7 +64,14 @@ def facts(context: Context, users: UserPaths) -> tuple[SlowSteps | None, str]:
     if typical.sum() < MIN_TYPICAL_STEPS:
         return None, f"only {typical.sum()} typical steps were sampled; {MIN_TYPICAL_STEPS} are needed"
     means = float(wall[slow].mean()) / 1e6, float(wall[typical].mean()) / 1e6
-    lines = _lines(_by_line(stretches, overlaps, slow, typical, users, _rate_hz(context)), means, users)
+    gap_ns = sample_gap_ns(tables)
+    least_ms = max(MIN_EXTRA * (means[0] - means[1]), RESOLUTION * gap_ns / 1e6)
+    if means[0] - means[1] < least_ms:
+        return None, (
+            f"slow steps take {means[0] - means[1]:.3g} ms more than typical ones, "
+            f"and samples are {gap_ns / 1e6:.3g} ms apart: too coarse to tell the lines"
+        )
+    lines = _lines(_by_line(stretches, overlaps, slow, typical, users, gap_ns), means, least_ms, users)
     return SlowSteps(
         slow_steps=int(slow.sum()),
         typical_steps=int(typical.sum()),
@@ -122,7 +131,7 @@ def _bounds(processes: pl.Series) -> dict[str, tuple[int, int]]:
 
 
 def _by_line(
-    stretches: pl.DataFrame, overlaps: _Overlaps, slow: Bools, typical: Bools, users: UserPaths, rate_hz: float
+    stretches: pl.DataFrame, overlaps: _Overlaps, slow: Bools, typical: Bools, users: UserPaths, gap_ns: float
 ) -> pl.DataFrame:
     """(line, phase, slow, typical, samples, leaf): shares of the sampled time of slow and of typical steps."""
     nodes = rows_of(stretches["node"])
@@ -149,19 +158,19 @@ def _by_line(
         .with_columns(
             slow=pl.col("slow_ns") / of_slow,
             typical=pl.col("typical_ns") / of_typical,
-            samples=(pl.col("slow_ns") * rate_hz / 1e9).round().cast(pl.Int64),
+            samples=(pl.col("slow_ns") / gap_ns).round().cast(pl.Int64),
         )
     )
 
 
-def _lines(found: pl.DataFrame, means: tuple[float, float], users: UserPaths) -> tuple[SlowLine, ...]:
-    """`means`: wall time of a slow and of a typical step, ms."""
+def _lines(found: pl.DataFrame, means: tuple[float, float], least_ms: float, users: UserPaths) -> tuple[SlowLine, ...]:
+    """`means`: wall time of a slow and of a typical step, ms; `least_ms`: what a line must take more in a slow one."""
     slow_ms, typical_ms = means
     named = (
         found.filter((pl.col("line") >= 0) & (pl.col("samples") >= MIN_SAMPLES))
         .with_columns(slow_ms=pl.col("slow") * slow_ms, typical_ms=pl.col("typical") * typical_ms)
         .with_columns(extra=pl.col("slow_ms") - pl.col("typical_ms"))
-        .filter(pl.col("extra") >= MIN_EXTRA * (slow_ms - typical_ms))
+        .filter(pl.col("extra") >= least_ms)
         .sort(["extra", "line", "phase"], descending=[True, False, False])
     )
     lines = []
@@ -182,8 +191,3 @@ def _lines(found: pl.DataFrame, means: tuple[float, float], users: UserPaths) ->
             )
         )
     return tuple(lines)
-
-
-def _rate_hz(context: Context) -> float:
-    rate = context.tables.segments.filter("timed")["rate_hz"].drop_nulls().median()
-    return float(rate) if isinstance(rate, int | float) and rate > 0 else _USUAL_RATE_HZ

@@ -1,7 +1,9 @@
 """The main process's time in its loader, taken apart into what workers and helper threads did meanwhile.
 
-Where the sampler told times, worker and main process are compared at the same moments of steady steps. Elsewhere the
-workers' samples of the same period stand for them (`wait_parts`). Parts exclude each other and sum to the wait.
+Where the sampler told times, and a wait lasts longer than the time between samples, worker and main process are
+compared at the same moments of steady steps. Elsewhere the workers' samples of the same period stand for them
+(`wait_parts`): every process has a sampler of its own, so a shorter wait cannot be laid beside what a worker did just
+then. Parts exclude each other and sum to the wait.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from stepscope.analyze.user_paths import UserPaths, rows_of
 from stepscope.analyze.wait_parts import Parts, Threads
 from stepscope.model import StepFacts
 from stepscope.model.views.waits import LoaderWait, WaitPart
+from stepscope.tables.schema import Tables
 
 MAX_LINES = 4  # of a kind that are named; a fifth hardly changes what to do, and the rest is one part
-_KINDS = {
+KINDS = {
     states.HERE: "loading_here",
     states.TRANSFER: "transfer",
     states.PINNING: "pinning",
@@ -32,6 +35,7 @@ _KINDS = {
     states.IDLE: "workers_idle",
     states.NOTHING: "unknown",
 }
+_USUAL_RATE_HZ = 20.0  # of our own recordings, where a file does not tell
 _SAME_MOMENTS = "sampled stacks of the main process and its workers at the same moments, "
 _SAME_PERIOD = "sampled stacks of the main process, and of its workers in the same period, "
 
@@ -87,10 +91,26 @@ def _timed(context: Context, loop: SampledLoop, by_path: LoaderStates) -> Parts 
     stretches = context.tables.stretches
     is_main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.col("process").is_not_null()
     mains = loop.within(stretches.filter(is_main & pl.col("stage").is_null() & pl.col("node").is_not_null()))
+    gap_ns = sample_gap_ns(context.tables)
+    short = [process for process in mains["process"].unique().to_list() if _wait_ns(context, process) < gap_ns]
+    mains = mains.filter(~pl.col("process").is_in(short))
     if mains.is_empty():
         return None
     parts = wait_parts.at_the_same_time(wait_parts.threads(mains, stretches, by_path), loop)
     return parts if parts.weights.height else None
+
+
+def sample_gap_ns(tables: Tables) -> float:
+    """The usual time between two samples of a thread, where they have times."""
+    rate = tables.segments.filter("timed")["rate_hz"].drop_nulls().median()
+    return 1e9 / (float(rate) if isinstance(rate, int | float) and rate > 0 else _USUAL_RATE_HZ)
+
+
+def _wait_ns(context: Context, process: str) -> float:
+    """How long the wait lasts that a moment of waiting lies in, on average; endless where steps do not tell."""
+    wait = context.labelled.steady().filter(pl.col("process") == process)["data_wait_ns"].drop_nulls().to_numpy()
+    total = float(wait.sum())
+    return float((wait.astype(np.float64) ** 2).sum()) / total if total > 0 else np.inf
 
 
 def _without(sampled: Threads, processes: list[str]) -> Threads:
@@ -125,7 +145,7 @@ def _parts(
     shares = [row["weight"] / total for row in rows]
     return tuple(
         WaitPart(
-            kind=_KINDS[row["state"]],
+            kind=KINDS[row["state"]],
             place=users.place(row["line"]),
             ms_per_step=None if wait_ms is None else share * wait_ms,
             share=share,

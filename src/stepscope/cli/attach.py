@@ -40,8 +40,8 @@ def attach(
     sampled too, so name the training process for one rank with its loader workers, or torchrun for all ranks of this
     host. Ctrl-C ends the sampling early and still reports; the end of the job does too.
 
-    The recording is a run folder, for `stepscope hotspots`, `stepscope flamegraph` and `stepscope analyze`. It knows no
-    steps and phases: only `stepscope run` sees those. Where the right to attach is missing, the error says which.
+    The recording is a run folder, for `stepscope hotspots`, `stepscope flamegraph` and `stepscope analyze`. It holds no
+    steps: only `stepscope run` sees those. Where the right to attach is missing, the error says which.
     """
     from stepscope.cli.hotspots import Wanted, parse_rows
     from stepscope.record.host.attach import AttachOptions

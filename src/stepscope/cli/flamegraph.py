@@ -49,8 +49,13 @@ def flamegraph(
         str, typer.Option("--process", metavar="KIND", help="main, workers (of loaders) or all.")
     ] = "all",
     by: Annotated[
-        str, typer.Option("--by", metavar="WHAT", help="One box per function, or per line of it: function or line.")
-    ] = "function",
+        str | None,
+        typer.Option(
+            "--by",
+            metavar="WHAT",
+            help="One box per function or per line of it: function by default, line where ranks are compared.",
+        ),
+    ] = None,
     tree: Annotated[
         str | None, typer.Option("--tree", metavar="KEY", help="The tree to begin with, or to write: process:main.")
     ] = None,
@@ -87,7 +92,15 @@ def flamegraph(
     draw = _prepared(
         paths,
         diff,
-        _options(phase, rank, process, by, min_share, parked=parked, source=not no_source),
+        _options(
+            phase,
+            rank,
+            process,
+            by or ("line" if diff == OTHERS else "function"),
+            min_share,
+            parked=parked,
+            source=not no_source,
+        ),
         (source_root, map_, library),
     )
     with outputs.progress("drawing"):

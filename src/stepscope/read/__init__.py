@@ -43,8 +43,9 @@ def read_foreign(paths: Sequence[Path]) -> RawRun:
 
     Raises UnreadableInputError as `read_run` does, and where traces and files of stacks are named in one call.
     """
+    from stepscope.read.formats import read_head
     from stepscope.read.stacks.files import holds_stacks, read_stack_files
-    from stepscope.read.stacks.formats import is_stack_file
+    from stepscope.read.stacks.formats import is_stack_file, open_stacks
     from stepscope.read.traces import holds_traces, read_traces
 
     if not paths:
@@ -55,6 +56,9 @@ def read_foreign(paths: Sequence[Path]) -> RawRun:
         others = [path for path in paths if path not in folders and path not in stacks]
         if stacks and others:
             raise UnreadableInputError(f"{others[0]}: no sampled stacks, as {stacks[0]} is; give one kind at a time")
+        for path in others:
+            if path.is_file() and not read_head(path).lstrip().startswith((b"{", b"[")):
+                open_stacks(path)  # no trace either: raises with what the file is
         if stacks or (not others and not holds_traces(folders) and holds_stacks(folders)):
             return read_stack_files(paths)
         return read_traces(paths)

@@ -18,6 +18,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from stepscope.analyze.stack_selection import PARKED
 from stepscope.model.views.hotspots import HotspotRow, Hotspots, SampledProcess
 from stepscope.report import words
 from stepscope.report.escape import one_line, plain
@@ -43,7 +44,7 @@ _KINDS = {
     "native": "native",
     "none": "no Python frame",
 }
-_KEEPS = {"parked threads": "--parked keeps them"}
+_KEEPS = {PARKED: "--parked keeps them"}
 
 
 def to_json(found: Hotspots, rows: int | None = None) -> bytes:
@@ -170,7 +171,7 @@ def _columns(found: Hotspots, rows: list[HotspotRow], shorten: Shortener) -> Ite
 
     if any(row.ms_per_step is not None for row in rows):
         yield column("per step", lambda row: words.milliseconds(row.ms_per_step))
-    elif any(row.seconds is not None for row in rows):
+    if any(row.seconds is not None for row in rows):
         yield column("time", lambda row: words.seconds(row.seconds))
     yield column("share", lambda row: words.percent(row.proportion))
     yield column(found.unit, lambda row: words.count(row.samples))

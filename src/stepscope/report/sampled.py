@@ -83,8 +83,7 @@ def _waits(waits: list[dict[str, Any]], shorten: Shortener, glyphs: Glyphs, *, w
         parts = [part for part in wait["parts"][:PARTS] if part["share"] >= SMALLEST_PART]
         yield from (_line(f"{words.percent(part['share']):>7}  {_part(part, shorten)}") for part in parts)
         if not wait["simultaneous"]:
-            said = "samples without times: what workers did in the whole period stands for what they did meanwhile"
-            yield Text(said, style="dim")
+            yield Text("what workers did in the whole period stands for what they did during waits", style="dim")
     if len(seen) > RANKS:
         yield Text(f"{words.count(len(seen) - RANKS)} more ranks wait for their loaders", style="dim")
 

@@ -137,13 +137,21 @@ class CallPaths:
         return pl.DataFrame(rows, schema=SCHEMAS["frames"], orient="row")
 
     def waiting(self, node: npt.NDArray[np.int32], on_device: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Whether threads whose innermost frames are these nodes wait; `on_device` says which of them train on one."""
+        """Whether threads whose innermost frames are these nodes wait; `on_device` says which of them train on one.
+
+        Below a wait a sampler that unwinds native code shows libc, so the innermost Python frame decides.
+        """
         frames = self._names.frames
         waits = [np.array([phases.is_wait(frame, on_device=flag) for frame in frames], bool) for flag in (False, True)]
         if not len(self._frame):
             return np.zeros(len(node), bool)
-        leaf = np.frombuffer(self._frame, np.int32)[np.maximum(node, 0)]
-        found: npt.NDArray[np.bool_] = np.where(on_device, waits[1][leaf], waits[0][leaf]) & (node >= 0)
+        native = np.array([bool(frame.file) and not frame.file.endswith((".py", ">")) for frame in frames], bool)
+        of_node, parent = np.frombuffer(self._frame, np.int32), np.frombuffer(self._parent, np.int32)
+        at = node.copy()
+        while (below := (at >= 0) & native[of_node[np.maximum(at, 0)]]).any():
+            at[below] = parent[at[below]]
+        leaf = of_node[np.maximum(at, 0)]
+        found: npt.NDArray[np.bool_] = np.where(on_device, waits[1][leaf], waits[0][leaf]) & (at >= 0)
         return found
 
 

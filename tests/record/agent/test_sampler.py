@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 import stepscope
+from stepscope.read.raw import Losses
+from stepscope.read.stacks.times import read_times
 from stepscope.record.agent.config import Config
-from stepscope.record.agent.sampler import FallbackSampler
+from stepscope.record.agent.sampler import FallbackSampler, Stretches
 from tests.read.stack_text import parse
 
 pytestmark = pytest.mark.process
@@ -22,7 +24,9 @@ pytestmark = pytest.mark.process
 PROGRAM = """
 import json, multiprocessing, sys, time
 from stepscope.record.agent.config import Config
-from stepscope.record.agent.sampler import FallbackSampler
+from stepscope.read.raw import Losses
+from stepscope.read.stacks.times import read_times
+from stepscope.record.agent.sampler import FallbackSampler, Stretches
 folder, seconds, quiet = sys.argv[1], 1.0, sys.argv[2] == "quiet"
 def busy_line(seconds):
     end = time.time() + seconds
@@ -33,11 +37,13 @@ def worker_line():
 if __name__ == "__main__":
     sampler = FallbackSampler(Config(run=folder, host_dir=folder, sampler_hz=1000), time.time_ns, lambda: quiet)
     sampler.start()
+    began = time.time_ns()
     busy_line(seconds)
+    ended = time.time_ns()
     child = multiprocessing.get_context("fork").Process(target=worker_line)
     child.start()
     child.join()
-    print(json.dumps({"status": child.exitcode, "worker": child.pid}))
+    print(json.dumps({"status": child.exitcode, "worker": child.pid, "busy": [began, ended]}))
 """
 
 
@@ -84,6 +90,51 @@ def test_its_files_are_read_like_py_spys(tmp_path: Path) -> None:
     assert {stack.pids for stack in raw.stacks} == {(pid,)}
     names = {frame.function for stack in raw.stacks for frame in stack.frames}
     assert {"<module>", "busy_line"} <= names
+
+
+def test_the_times_beside_them_tell_when_it_was(tmp_path: Path) -> None:
+    printed, rows, pid = sample(tmp_path, "busy")
+    (row, *_) = [row for row in rows if row["pid"] == pid]
+    losses = Losses()
+    found = list(read_times(tmp_path / row["times"], losses, "x"))
+    records = (tmp_path / row["file"]).read_text().splitlines()
+    assert not losses.counts
+    assert {stretch.record for stretch in found} == set(range(len(records)))
+    assert all(row["start_ns"] <= stretch.start_ns <= stretch.end_ns <= row["end_ns"] + 1000 for stretch in found)
+    began, ended = printed["busy"]
+    busy = [
+        (stretch.start_ns, stretch.end_ns)
+        for stretch in found
+        if "busy_line (" in records[stretch.record] and f"process {pid}:" in records[stretch.record]
+    ]
+    right = sum(max(0, min(end, ended) - max(start, began)) for start, end in busy)
+    assert right > 0.8 * (ended - began)
+    assert right > 0.8 * sum(end - start for start, end in busy)
+
+
+def test_stretches_are_cut_half_way_and_not_drawn_over_a_pause() -> None:
+    stretches = Stretches(1_000_000)
+    stretches.add({1: 0, 2: 1}, 1_200_000)
+    stretches.add({1: 0, 2: 2}, 1_400_000)
+    stretches.add({1: 0}, 1_600_000)
+    stretches.interrupt(1_650_000)
+    stretches.interrupt(9_000_000)
+    stretches.resume(9_100_000)
+    stretches.add({1: 0}, 9_300_000)
+    text = stretches.text(1_000_000, 9_400_000)
+    assert text is not None
+    columns = json.loads(text)["stretches"]
+    found = sorted(zip(columns["record"], columns["start_us"], columns["end_us"], strict=True))
+    assert found == [(0, 100, 650), (0, 8200, 8400), (1, 100, 300), (2, 300, 500)]
+
+
+def test_times_beyond_the_limit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.record.agent.sampler.MOST_STRETCHES", 2)
+    stretches = Stretches(0)
+    for moment in range(5):
+        stretches.add({1: moment}, moment * 1000)
+    assert stretches.text(0, 9000) is None
+    assert Stretches(0).text(0, 1) is None
 
 
 def test_it_holds_still_while_a_profiler_records(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -41,20 +42,41 @@ needs_root = pytest.mark.skipif(
 )
 
 
+WAITS = "import time\ndef waits():\n    time.sleep(60)\nprint(flush=True); waits()"
+# Two functions in turns of half a second, their times printed at the end; beside them a thread that soon ends.
+TURNS = """
+import json, threading, time
+def alpha(end):
+    while time.monotonic() < end:
+        sum(range(300))
+def beta(end):
+    while time.monotonic() < end:
+        sum(range(300))
+def brief():
+    time.sleep(1.0)
+print(flush=True)
+threading.Thread(target=brief).start()
+turns = []
+for number in range(6):
+    start = time.monotonic_ns()
+    (beta if number % 2 else alpha)(time.monotonic() + 0.5)
+    turns.append(("beta" if number % 2 else "alpha", start, time.monotonic_ns()))
+print(json.dumps(turns), flush=True)
+time.sleep(60)
+"""
+
+
 class Watched:
     """A Python child to look at, and a sampler of it."""
 
-    def __init__(self, program: str, folder: Path, segment_seconds: float = 1.0) -> None:
-        self.child = subprocess.Popen(
-            [sys.executable, "-c", "import time\ndef waits():\n    time.sleep(60)\nprint(flush=True); waits()"],
-            stdout=subprocess.PIPE,
-        )
+    def __init__(self, program: str, folder: Path, segment_seconds: float = 1.0, text: str = WAITS) -> None:
+        self.child = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
         assert self.child.stdout is not None
         self.child.stdout.readline()
         self.rows: list[Mapping[str, Any]] = []
         self.reasons: list[str] = []
         self.sampler = Sampler(
-            program, self.child.pid, folder, rate_hz=50.0, segment_seconds=segment_seconds, now_ns=time.time_ns,
+            program, self.child.pid, folder, rate_hz=50.0, segment_seconds=segment_seconds, now_ns=time.monotonic_ns,
             write=self.rows.append, give_up=self.reasons.append, targets=self.targets,
             chain=lambda pid: [(pid, ('python', '--key', 'hunter2'))],
         )  # fmt: skip
@@ -117,6 +139,72 @@ def test_segments_follow_each_other_and_survive_the_death_of_the_process(tmp_pat
         assert {stack.pids for stack in parsed.stacks} == {(watched.child.pid,)}
         assert parsed.skipped_records == 0
         assert "hunter2" not in text
+
+
+def stretches(folder: Path, row: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    """(record, start, end) of a segment, in ns."""
+    records = (folder / row["file"]).read_text().splitlines()
+    times = json.loads((folder / row["times"]).read_text())
+    columns = times["stretches"]
+    return [
+        (records[record], times["start_ns"] + start * 1000, times["start_ns"] + end * 1000)
+        for record, start, end in zip(columns["record"], columns["start_us"], columns["end_us"], strict=True)
+    ]
+
+
+@pytest.mark.process
+@pytest.mark.skipif(find_pyspy() is None, reason="needs py-spy")
+def test_times_tell_when_a_function_ran_and_a_thread_that_ended_is_not_drawn_on(tmp_path: Path) -> None:
+    program = find_pyspy()
+    assert program is not None
+    watched = Watched(program, tmp_path, segment_seconds=20.0, text=TURNS)
+    try:
+        if not look_into(program, watched.child.pid).works:
+            pytest.skip("py-spy may not attach here")
+        began = time.monotonic()
+        watched.poll_until(lambda: time.monotonic() > began + 3.6)
+        assert watched.child.stdout is not None
+        turns = json.loads(watched.child.stdout.readline())
+        watched.sampler.cut()
+        watched.poll_until(lambda: watched.rows)
+    finally:
+        watched.close()
+    (row, *_) = watched.rows
+    found = stretches(tmp_path, row)
+    told = right = 0
+    for record, start, end in found:
+        name = next((name for name in ("alpha", "beta") if f";{name} (" in record), None)
+        if name is not None:
+            told += end - start
+            right += sum(max(0, min(end, b) - max(start, a)) for turn, a, b in turns if turn == name)
+    assert told > 1_000_000_000
+    assert right / told > 0.75  # 50 samples a second: a change is known to 20 ms or so, turns last 500
+    brief = [(start, end) for record, start, end in found if ";brief (" in record]
+    assert brief
+    assert brief[-1][1] < turns[4][1]  # it ended after a second; looks at threads are a second apart
+    counts = [int(line.rpartition(" ")[2]) for line in (tmp_path / row["file"]).read_text().splitlines()]
+    assert sum(counts) == row["samples"]
+    assert min(counts) >= 1
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("content", ["", "[", '[{"args":{"filename":"","line":0},"name":"x","ph":"E","tid":1,"ts":1}]'])
+def test_a_damaged_file_counts_as_a_failed_sampler(tmp_path: Path, content: str) -> None:
+    program = tmp_path / "py-spy"
+    (tmp_path / "content").write_text(content)
+    program.write_text(
+        f'#!/bin/sh\nfor last; do :; done\ncp {tmp_path}/content "$last"\necho "Samples: 5 Errors: 0"\nexec sleep 0.1\n'
+    )
+    program.chmod(0o755)
+    watched = Watched(str(program), tmp_path, segment_seconds=0.3)
+    try:
+        watched.poll_until(lambda: watched.rows)
+    finally:
+        watched.close()
+    assert watched.rows[0]["status"] == "failed"
+    assert watched.rows[0]["samples"] is None
+    assert "damaged" in watched.rows[0]["message"]
+    assert not list(tmp_path.glob("stacks-*"))
 
 
 @pytest.mark.process

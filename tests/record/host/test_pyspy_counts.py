@@ -48,7 +48,7 @@ def test_a_loan_from_far_away_is_found() -> None:
     assert counts == [1] * 201
 
 
-def lives_on(thread: ThreadHistory) -> None:
+def lives_on(thread: ThreadHistory) -> None:  # noqa: ARG001
     return None
 
 

@@ -101,5 +101,9 @@ def test_stacks_reach_python_behind_a_shell_and_carry_no_secret(recorded: Path) 
         assert row["samples"] > 0
         assert manifest(recorded / "run")["started_ns"] < row["end_ns"]
         assert row["start_ns"] < row["end_ns"]
+        times = json.loads((folder / row["times"]).read_text())
+        assert manifest(recorded / "run")["started_ns"] <= times["start_ns"] < row["end_ns"]
+        records = len((folder / row["file"]).read_text().splitlines())
+        assert set(times["stretches"]["record"]) == set(range(records))
     assert not list(folder.glob("*.part"))
     assert not (folder / "recorder.log").exists()

@@ -60,10 +60,12 @@ def _goes_on(parts: list[str]) -> bool:
     """Whether a line without a prefix belongs to the record before it."""
     if len(parts) >= MAX_RECORD_LINES:
         return False
+    if not _ends_in_count(parts[-1]):
+        return True
     # A count ends a record, unless it stands in a command line that is still open.
-    return not _ends_in_count(parts[-1]) or (
-        START_PROCESS.match(parts[0]) is not None and not any('";' in part for part in parts)
-    )
+    if START_PROCESS.match(parts[0]) is None or parts[-1].rpartition(" ")[0].endswith('"'):
+        return False
+    return not any('";' in part for part in parts)
 
 
 def _ends_in_count(line: str) -> bool:

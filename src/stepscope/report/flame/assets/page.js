@@ -61,13 +61,16 @@
     const lines = [head];
     if (place) lines.push(element("code", place));
     if (data.source[node.data.f]) lines.push(element("pre", data.source[node.data.f]));
-    const rest = worth(node.data) - (node.data.c || []).reduce((sum, child) => sum + worth(child), 0);
+    const inItself = (side) => node.data[side] - (node.data.c || []).reduce((sum, child) => sum + child[side], 0);
+    const own = (value) => (Math.abs(value) < 1e-5 * larger(state.root) ? "0" : number(value));
+    const rest = inItself(state.base ? "b" : "v");
     const figures = [`${number(worth(node.data))} ${unit}`, percent(worth(node.data), worth(state.root)) + " of the tree"];
-    if (node.data.c && rest > 1e-6 * worth(node.data)) figures.push(`${number(rest)} in itself`);
+    if (node.data.c && rest > 1e-5 * worth(node.data) && !differs()) figures.push(`${number(rest)} in itself`);
     if (differs()) {
       const { v, b } = node.data, sign = v > b ? "+" : "";
       figures.splice(0, 1, `${number(v)} ${unit} in ${data.sides[0]}, ${number(b)} in ${data.sides[1]}`);
       figures.push(`${data.changes[node.data.d][0]}: ${sign}${number(v - b)}`);
+      if (node.data.c) figures.push(`in itself ${own(inItself("v"))} and ${own(inItself("b"))}`);
     }
     lines.push(element("div", figures.join(" · "), "soft"));
     into.replaceChildren(...lines);

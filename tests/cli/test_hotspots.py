@@ -1,0 +1,236 @@
+"""`stepscope hotspots` on the command line: paths, old spellings, what stdout holds, what a wrong option says."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope import cli
+
+PROFILE = """\
+process 10:"python train.py";thread (10): MainThread;<module> (train.py:9);step (pkg/flow/n.py:3);gemm (torch/a.py:7) 40
+process 10:"python train.py";thread (10): MainThread;<module> (train.py:9);step (pkg/flow/n.py:4);gemm (torch/a.py:7) 20
+process 10:"python train.py";thread (10): MainThread;<module> (train.py:9) 15
+process 10:"python train.py";thread (10): MainThread 5
+process 10:"python train.py";thread (11): Feeder;_bootstrap (threading.py:1);Condition.wait (threading.py:3) 70
+process 10:"python train.py";process 12:"python train.py";thread (12): MainThread;_worker_loop \
+(torch/utils/data/_utils/worker.py:3);load (data.py:2) 30
+"""
+SUM = 40 + 20 + 15 + 5 + 70 + 30
+
+
+def main(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["hotspots", *arguments])
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    path = tmp_path / "profile.txt"
+    path.write_text(PROFILE)
+    return str(path)
+
+
+def as_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    capfd.readouterr()
+    assert main(*arguments, "--json", "-") == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    document: dict[str, Any] = json.loads(out)
+    return document
+
+
+def counts(document: dict[str, Any]) -> list[tuple[str, int]]:
+    return [(row["name"], row["samples"]) for row in document["rows"]]
+
+
+def failure(capfd: pytest.CaptureFixture[str], *arguments: str, code: int) -> str:
+    assert main(*arguments) == code
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    return err
+
+
+class TestOutput:
+    def test_terminal(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
+        assert main(profile) == 0
+        out, err = capfd.readouterr()
+        assert "110 samples" in out
+        assert "left out: 70 parked threads" in out
+        assert "2 processes are summed (1 rank, 1 loader worker)" in out
+        assert "train.py" in out
+        assert "python train.py" not in out  # command lines of processes may hold secrets
+        assert err == ""
+
+    def test_stdout_holds_the_json_alone(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
+        document = as_json(capfd, profile)
+        assert document["samples"] + document["skipped_samples"] == SUM
+        assert sum(row["samples"] for row in document["rows"]) == document["selected_samples"] == 110
+        assert counts(document)[0] == ("gemm", 40)
+
+    def test_stdout_holds_the_csv_alone(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
+        assert main(profile, "--csv", "-", "--library", "flow") == 0
+        rows = list(csv.DictReader(io.StringIO(capfd.readouterr().out)))
+        assert rows[0]["proportion (n)"] == "36.36% (40)"
+        assert rows[0]["library_function_name"] == "step"
+
+    def test_files_are_written_and_not_overwritten(
+        self, profile: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        names = ("--json", "h.json", "--csv", "h.csv")
+        assert main(profile, *names) == 0
+        out, err = capfd.readouterr()
+        assert "Working" in out
+        assert "h.json" in err
+        assert len(json.loads((tmp_path / "h.json").read_bytes())["rows"]) == 5
+        assert "--force" in failure(capfd, profile, *names, code=2)
+        assert main(profile, *names, "--force") == 0
+
+    def test_rows(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
+        assert len(as_json(capfd, profile, "--rows", "2")["rows"]) == 2
+        assert len(as_json(capfd, profile, "--rows", "all")["rows"]) == 5
+        assert main(profile, "--rows", "1") == 0
+        assert "1 of 5 rows" in capfd.readouterr().out
+
+    def test_a_terminal_shows_ten_rows_by_default(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "many.txt").write_text("".join(f"f{n} (a.py:{n}) 9\n" for n in range(1, 30)))
+        assert main("many.txt") == 0
+        assert "10 of 29 rows" in capfd.readouterr().out
+        assert len(as_json(capfd, "many.txt")["rows"]) == 29
+
+    def test_files_and_folders_are_summed(
+        self, profile: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "more").mkdir()
+        (tmp_path / "more" / "second.txt").write_text(PROFILE)
+        document = as_json(capfd, profile, "more")
+        assert (document["samples"], document["files"]) == (2 * SUM, 2)
+
+
+class TestSelection:
+    @pytest.mark.parametrize(
+        ("arguments", "rows"),
+        [
+            (("--process", "workers"), [("load", 30)]),
+            (("--process", "main", "--by", "file"), [("gemm", 60), ("<module>", 15), ("(no Python frame)", 5)]),
+            (
+                ("--rank", "0", "--by", "function", "--process", "main"),
+                [("gemm", 60), ("<module>", 15), ("(no Python frame)", 5)],
+            ),
+        ],
+    )
+    def test_filters(
+        self, profile: str, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], rows: list[tuple[str, int]]
+    ) -> None:
+        assert counts(as_json(capfd, profile, *arguments)) == rows
+
+    def test_the_sum_is_the_files_whatever_is_selected(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
+        document = as_json(capfd, profile, "--process", "workers")
+        assert document["samples"] == SUM
+        assert document["left_out"] == {"other processes": 150}
+
+    def test_a_phase(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
+        assert as_json(capfd, profile, "--phase", "other")["selected_samples"] == 80
+
+    def test_parked_threads(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
+        document = as_json(capfd, profile, "--parked")
+        assert counts(document)[0] == ("Condition.wait", 70)
+        assert document["rows"][0]["waiting"] is True
+        assert document["waiting_samples"] == 70
+
+    def test_call_paths(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
+        merged = as_json(capfd, profile, "--library", "train", "--aggregate-leaf-paths")
+        paths = as_json(capfd, profile, "--library", "train", "--no-aggregate-leaf-paths")
+        assert counts(merged)[0] == ("gemm", 60)
+        assert counts(paths)[:2] == [("gemm", 40), ("load", 30)]
+        assert len(paths["rows"]) == len(merged["rows"]) + 1
+
+    def test_the_library(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
+        (first, *_) = as_json(capfd, profile, "--library", "pkg.flow")["rows"]
+        assert (first["library_function_name"], first["library_function_line"]) == ("step", 3)
+        assert not any(row["library_function_name"] for row in as_json(capfd, profile, "--library", "low")["rows"])
+
+    def test_a_folder_of_own_code(self, profile: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "src" / "torch").mkdir(parents=True)
+        (tmp_path / "src" / "torch" / "a.py").write_text("")
+        (first, *_) = as_json(capfd, profile, "--source-root", "src")["rows"]
+        assert first["library_function_path"] == "torch/a.py"
+
+
+class TestOldSpellings:
+    def test_they_mean_the_same(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
+        old = as_json(capfd, "--file", profile, "--library-name", "train", "--num-rows", "2")
+        assert old == as_json(capfd, profile, "--library", "train", "--rows", "2")
+        assert len(old["rows"]) == 2
+
+    @pytest.mark.parametrize(
+        "pair",
+        [("--library", "a", "--library-name", "a"), ("--rows", "1", "--num-rows", "1"), ("--file", "profile.txt")],
+    )
+    def test_both_at_once_are_refused(
+        self, profile: str, capfd: pytest.CaptureFixture[str], pair: tuple[str, ...]
+    ) -> None:
+        assert "give one of them" in failure(capfd, profile, *pair, code=2)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("--rows", "0"), "--rows 0: not a number of rows"),
+            (("--rows", "many"), "or all"),
+            (("--by", "lines"), "line, function, file, module"),
+            (("--process", "worker"), "main, workers, all"),
+            (("--rank", "7"), "ranks with samples: 0"),
+            (("--phase", "forwards"), "phases with samples"),
+            (("--by", "file", "--no-aggregate-leaf-paths"), "leave out --by"),
+            (("--library", "/"), "--library"),
+            (("--map", "nothing"), "--map nothing"),
+            (("--json", "-", "--csv", "-"), "both want stdout"),
+        ],
+    )
+    def test_options_that_mean_nothing(
+        self, profile: str, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+    ) -> None:
+        assert said in failure(capfd, profile, *arguments, code=2)
+
+    def test_nothing_to_read(self, capfd: pytest.CaptureFixture[str]) -> None:
+        assert "nothing to read" in failure(capfd, code=2)
+
+    def test_no_such_file(self, capfd: pytest.CaptureFixture[str]) -> None:
+        assert "no such file" in failure(capfd, "nowhere.txt", code=3)
+
+    def test_a_trace_without_samples(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
+        (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [event]}))
+        assert "no sampled stacks" in failure(capfd, "trace.json", code=3)
+
+
+def test_in_a_process_of_its_own(profile: str) -> None:
+    command = [sys.executable, "-m", "stepscope", "hotspots", "--file", profile, "--json", "-"]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    assert json.loads(done.stdout)["samples"] == SUM
+    assert done.stderr == b""
+
+
+def test_help_has_examples_and_no_old_spelling_among_the_options(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main("--help") == 0
+    text = capfd.readouterr().out
+    assert "Examples:" in text
+    assert "--aggregate-leaf-paths" in text
+    assert not any(line.strip().startswith("--num-rows") for line in text.partition("Options:")[2].splitlines())

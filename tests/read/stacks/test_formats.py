@@ -1,0 +1,124 @@
+"""Which file is which, by its first bytes alone, and what is said of files that hold no stacks."""
+
+from __future__ import annotations
+
+import cProfile
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from stepscope.errors import UnreadableInputError
+from stepscope.read.stacks.formats import FORMATS, is_stack_file, open_stacks
+from tests.read.stack_text import read_all
+
+TRACES = Path(__file__).parents[3] / ".." / "shared" / "traces"
+DEEP = ";".join(["a_function_of_some_length (/a/path/of/some/length/module.py:17)"] * 4000)
+KNOWN = {
+    "py-spy raw": [
+        'process 5:"a";thread (5): M;f (x.py:1) 3\n',
+        "thread (5): M;f (x.py:1) 3\n",
+        "f (x.py:1);g (<string>:2) 3\n",
+        "<module> (train.py);0x7f (?) 3\n",
+        " 59\n",
+        '\n\nprocess 5:"never ends',
+        'rest of a record 7\nprocess 5:"a";f (x.py:1) 3\n',
+        f"{DEEP} 3\n",
+        f'process 5:"a";{DEEP} 3\n',
+    ],
+    "collapsed": ["a;b;c 12\na;b 3\n", "main 4\nmain;f 2.5\n"],
+    "collapsed, Python's sampler": ["tid:123;a.py:f:4 6\n"],
+    "austin": ["# austin: 3.7.0\n# mode: wall\n", "P1;T0:1;a.py:f:3 7\n"],
+    "speedscope": [
+        '{"$schema":"https://www.speedscope.app/file-format-schema.json"}',
+        ' {"shared": {"frames": [{"name": "f"}]}, "profiles": []}',
+        '{"profiles":[{"name":"p","type":"evented"',
+    ],
+}
+NOTHING = {
+    "log": "2026-11-21 epoch 3\nloss 0.5\nstep (train) 100\nstep (train) 200\n",
+    "sentences": "thread (5) started, step 3\nand so on, 4\nmore text\nmore\nmore\nmore\n",
+    "table": "name;value\na;1\nb;2\n",
+    "code": "for (;;) x = 1;\nint y 3;\n",
+    "json": "{}",
+    "numbers": "1 2\n3 4\n",
+    "trace": json.dumps({"traceEvents": [{"ph": "X", "name": "f (a.py:1);g", "ts": 1, "dur": 2}]}),
+    "chrome": json.dumps([{"ph": "B", "cat": "py-spy", "name": "f", "ts": 1, "pid": 1, "tid": 1}]),
+}
+
+
+@pytest.mark.parametrize(("format", "text"), [(name, text) for name, texts in KNOWN.items() for text in texts])
+@pytest.mark.parametrize("packed", [False, True])
+def test_known_by_the_first_bytes(tmp_path: Path, format: str, text: str, packed: bool):
+    path = tmp_path / "trace.json"
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    assert is_stack_file(path)
+    assert open_stacks(path).format == format
+    read_all(open_stacks(path))
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_not_taken_for_stacks(tmp_path: Path, name: str):
+    path = tmp_path / "stacks.raw"
+    path.write_text(NOTHING[name])
+    assert not is_stack_file(path)
+    with pytest.raises(UnreadableInputError):
+        open_stacks(path)
+
+
+def test_every_format_is_tested():
+    assert len(KNOWN) == len(FORMATS)
+
+
+def write_pstats(path: Path) -> None:
+    profile = cProfile.Profile()
+    profile.runcall(sorted, [2, 1])
+    profile.dump_stats(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "say"),
+    [
+        (b"", "empty file"),
+        (b'<?xml version="1.0"?>\n<!DOCTYPE svg>\n<svg width="1200">', "SVG flame graph holds pictures.*--format raw"),
+        (b"<!DOCTYPE html><html>", "HTML page"),
+        (b"PERFILE2\x00\x01", "perf script"),
+        (b"MOJ\x03\x00", "mojo2austin"),
+        (b"\x00\x01\x02" * 50, "binary"),
+        (gzip.compress(b"\x0a\x04\x08\x00\x10\x00"), "binary"),
+        (gzip.compress(b"a;b 3\n")[:-20], "cannot be unpacked"),
+        (b"some text\n", "no sampled stacks"),
+        (b"[1, 2]", "JSON without stacks"),
+        (NOTHING["trace"].encode(), "stepscope analyze"),
+        (NOTHING["chrome"].encode(), "stepscope analyze"),
+    ],
+)
+def test_what_is_said_of_other_files(tmp_path: Path, content: bytes, say: str):
+    path = tmp_path / "x.txt"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableInputError, match=say) as error:
+        open_stacks(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_of_cprofile(tmp_path: Path):
+    write_pstats(tmp_path / "x")
+    with pytest.raises(UnreadableInputError, match="cProfile"):
+        open_stacks(tmp_path / "x")
+
+
+def test_absent_files_and_folders(tmp_path: Path):
+    assert not is_stack_file(tmp_path / "none")
+    assert not is_stack_file(tmp_path)
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(UnreadableInputError):
+            open_stacks(path)
+
+
+@pytest.mark.skipif(not TRACES.exists(), reason="the folder of recorded traces is not here")
+def test_real_traces_are_not_taken_for_stacks():
+    others = [path for path in TRACES.rglob("*") if path.is_file() and path.parent.name != "py_spy"]
+    assert [path for path in others if is_stack_file(path)] == []
+    assert all(is_stack_file(path) for path in (TRACES / "py_spy").iterdir())

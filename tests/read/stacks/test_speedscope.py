@@ -1,0 +1,241 @@
+"""Files of speedscope: py-spy's and those of other tools, damage, and what their weights mean."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.read.raw import Frame
+from stepscope.read.stacks.formats import open_stacks
+from stepscope.read.stacks.source import FileSource
+from stepscope.read.stacks.speedscope import Speedscope
+from tests.read.stack_text import Parsed, read_all
+
+SHARED = Path(__file__).parents[3] / ".." / "shared" / "traces" / "py_spy" / "speedscope.json"
+FRAMES = [{"name": "main", "file": "a.py", "line": 1}, {"name": "f", "file": None, "line": None}, {"name": "g"}]
+MAIN, F, G = Frame("main", "a.py", 1), Frame("f", "", None), Frame("g", "", None)
+
+
+def sampled(samples: Any, weights: Any, unit: str = "seconds", **more: Any) -> dict[str, Any]:
+    profile = {"type": "sampled", "name": "p", "unit": unit, "startValue": 0, "endValue": 1}
+    return {**profile, "samples": samples, "weights": weights, **more}
+
+
+def evented(
+    events: list[tuple[str, int, float]], unit: str = "seconds", end: float = 10, **more: Any
+) -> dict[str, Any]:
+    listed = [{"type": kind, "frame": frame, "at": at} for kind, frame, at in events]
+    profile = {"type": "evented", "name": "p", "unit": unit, "startValue": 0, "endValue": end}
+    return {**profile, "events": listed, **more}
+
+
+def write(path: Path, *profiles: Any, frames: Any = FRAMES, **more: Any) -> FileSource:
+    file = {"$schema": "https://www.speedscope.app/file-format-schema.json", "shared": {"frames": frames}}
+    path.write_text(json.dumps({**file, "profiles": profiles, **more}))
+    return open_stacks(path)
+
+
+def counts(parsed: Parsed) -> dict[tuple[Frame, ...], int]:
+    return {stack.frames: stack.samples for stack in parsed.stacks}
+
+
+def test_equal_weights_of_time_are_samples_at_a_rate(tmp_path: Path):
+    source = write(tmp_path / "x", sampled([[0, 1], [0, 1], [0], []], [0.02] * 4))
+    parsed = read_all(source)
+    assert counts(parsed) == {(MAIN, F): 2, (MAIN,): 1, (): 1}
+    assert (source.unit, source.rate_hz, source.wall_ns) == ("samples", pytest.approx(50.0), None)
+    assert not parsed.losses.counts
+
+
+def test_other_weights_of_time_are_microseconds(tmp_path: Path):
+    source = write(tmp_path / "x", sampled([[0, 1], [0, 2], [0, 1]], [1.5, 2, 0.25], "milliseconds", endValue=3.75))
+    assert counts(read_all(source)) == {(MAIN, F): 1750, (MAIN, G): 2000}
+    assert (source.unit, source.rate_hz, source.wall_ns) == ("us", None, 3_750_000)
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("seconds", 1e6), ("microseconds", 1.0), ("nanoseconds", 1e-3)])
+def test_units_of_time(tmp_path: Path, unit: str, factor: float):
+    source = write(tmp_path / "x", sampled([[0], [1]], [3000, 9000], unit))
+    assert counts(read_all(source)) == {(MAIN,): round(3000 * factor), (F,): round(9000 * factor)}
+
+
+def test_bytes_and_plain_counts(tmp_path: Path):
+    source = write(tmp_path / "x", sampled([[0], [1]], [4096, 8], "bytes"))
+    assert (counts(read_all(source)), source.unit) == ({(MAIN,): 4096, (F,): 8}, "bytes")
+    source = write(tmp_path / "y", sampled([[0], [1]], [12, 1], "none"))
+    assert (counts(read_all(source)), source.unit) == ({(MAIN,): 12, (F,): 1}, "samples")
+    source = write(tmp_path / "z", sampled([[0], [0]], []))
+    assert (counts(read_all(source)), source.unit, source.rate_hz) == ({(MAIN,): 2}, "samples", None)
+
+
+def test_self_times_of_opened_and_closed_frames(tmp_path: Path):
+    events = [("O", 0, 1.0), ("O", 1, 2.0), ("C", 1, 5.0), ("O", 1, 5.5), ("C", 1, 6.0), ("C", 0, 8.0), ("O", 2, 9.0)]
+    source = write(tmp_path / "x", evented(events))
+    parsed = read_all(source)
+    assert counts(parsed) == {(MAIN,): 3_500_000, (MAIN, F): 3_500_000, (G,): 1_000_000}
+    assert (source.unit, source.wall_ns) == ("us", 10 * 10**9)
+    assert not parsed.losses.counts
+
+
+def test_recursion_opens_a_frame_again(tmp_path: Path):
+    events = [("O", 0, 0), ("O", 0, 1), ("C", 0, 3), ("C", 0, 10)]
+    assert counts(read_all(write(tmp_path / "x", evented(events)))) == {(MAIN,): 8_000_000, (MAIN, MAIN): 2_000_000}
+
+
+def test_events_out_of_order_are_counted(tmp_path: Path):
+    events = [("O", 0, 0), ("C", 1, 1), ("O", 1, 2), ("O", 77, 3), ("C", 0, 4), ("O", 1, 3), ("X", 1, 5)]
+    parsed = read_all(write(tmp_path / "x", evented(events)))
+    assert counts(parsed) == {(MAIN,): 2_000_000, (MAIN, F): 2_000_000}
+    assert parsed.skipped_records == 4
+
+
+def test_threads_by_the_names_of_profiles(tmp_path: Path):
+    names = (
+        'Process 14153 Thread 14153 "MainThread"',
+        'Process 14153 Thread 0x7f ""',
+        "Thread 77",
+        "odd \ud800 name",
+        5,
+    )
+    profiles = [sampled([[0]], [0.01], name=name) for name in names]
+    found = [(s.pids, s.thread, s.thread_name) for s in read_all(write(tmp_path / "x", *profiles)).stacks]
+    assert found[:3] == [((14153,), "14153", "MainThread"), ((14153,), "0x7f", None), ((), "77", None)]
+    assert len(found) == 5
+    repr(found).encode()
+
+
+def test_the_only_profile_is_of_an_unknown_thread(tmp_path: Path):
+    (stack,) = read_all(write(tmp_path / "x", sampled([[0]], [0.01], name="train.py at 12:00"))).stacks
+    assert (stack.pids, stack.thread, stack.thread_name) == ((), None, None)
+
+
+def test_profiles_of_another_unit_are_left_out_and_counted(tmp_path: Path):
+    parsed = read_all(write(tmp_path / "x", sampled([[0]], [4096], "bytes"), sampled([[1]], [3], "none")))
+    assert counts(parsed) == {(MAIN,): 4096}
+    assert parsed.losses.counts == {"other_units": 1}
+
+
+def test_samples_of_unknown_frames_and_bad_weights_are_counted(tmp_path: Path):
+    samples = [[0], [9], [-1], "x", [0.5], [1], [0]]
+    parsed = read_all(write(tmp_path / "x", sampled(samples, [1, 2, 3, 4, 5, -6], "bytes")))
+    assert counts(parsed) == {(MAIN,): 1}
+    assert (parsed.skipped_records, parsed.skipped_samples) == (6, 14)
+
+
+@pytest.mark.parametrize("frame", [{}, {"name": 3, "file": [], "line": "x"}, "text", None, 7])
+def test_odd_frames(tmp_path: Path, frame: Any):
+    (stack,) = read_all(write(tmp_path / "x", sampled([[0]], [0.01]), frames=[frame])).stacks
+    assert stack.frames == (Frame("?", "", None),)
+
+
+def test_profiles_that_are_none_cost_themselves(tmp_path: Path):
+    bad: list[Any] = [{"type": "other"}, 3, {"type": "sampled", "samples": 4, "weights": {}}, sampled([[0]], [0.01])]
+    parsed = read_all(write(tmp_path / "x", *bad))
+    assert counts(parsed) == {(MAIN,): 1}
+    assert parsed.skipped_records == 2
+
+
+def test_packed_and_with_any_name(tmp_path: Path):
+    write(tmp_path / "plain", sampled([[0]], [0.01]))
+    packed = tmp_path / "flamegraph.txt"
+    packed.write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
+    assert counts(read_all(open_stacks(packed))) == {(MAIN,): 1}
+
+
+def test_the_tool_is_named(tmp_path: Path):
+    assert write(tmp_path / "x", exporter="pyinstrument@5.1").tool == "pyinstrument"
+    assert write(tmp_path / "y").tool == "speedscope"
+
+
+def test_cut_off_and_deeply_nested_files(tmp_path: Path):
+    write(tmp_path / "x", sampled([[0, 1]] * 50, [0.01] * 50))
+    content = (tmp_path / "x").read_bytes()
+    (tmp_path / "cut").write_bytes(content[:-40])
+    parsed = read_all(Speedscope(tmp_path / "cut"))
+    assert (parsed.stacks, parsed.losses.counts) == ([], {"unreadable_files": 1})
+    for name, nested in (("lists", "[" * 100_000), ("objects", '{"a":' * 100_000)):
+        (tmp_path / name).write_text('{"shared":{"frames":[' + nested)
+        assert read_all(Speedscope(tmp_path / name)).stacks == []
+        (tmp_path / name).write_text('{"profiles":[{"type":"sampled","samples":[' + nested + "]}]}")
+        assert read_all(Speedscope(tmp_path / name)).stacks == []
+
+
+def test_long_lists_are_cut_where_a_sample_ends(tmp_path: Path):
+    samples = [[0] * (n % 40) + [1] for n in range(60_000)]
+    parsed = read_all(write(tmp_path / "x", sampled(samples, [0.001 + n % 7 for n in range(60_000)])))
+    expected = Counter[tuple[Frame, ...]]()
+    for n in range(60_000):
+        expected[(MAIN,) * (n % 40) + (F,)] += 1000 + n % 7 * 10**6
+    assert counts(parsed) == expected
+    events = [("O", 0, 0.0)] + [(kind, 1, float(n)) for n in range(1, 40_001) for kind in ("O", "C")]
+    events = [(kind, frame, at + 0.5 * (kind == "C")) for kind, frame, at in events]
+    parsed = read_all(write(tmp_path / "y", evented(events, end=40_001)))
+    assert counts(parsed) == {(MAIN,): 20_001 * 10**6, (MAIN, F): 20_000 * 10**6}
+    assert not parsed.losses.counts
+
+
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-3, 2**70), st.floats(), st.text(max_size=3)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"type": st.sampled_from(["sampled", "evented", "x"])},
+            optional={
+                "name": VALUES,
+                "unit": st.sampled_from(["seconds", "none", "bytes", "parsecs"]),
+                "startValue": VALUES,
+                "endValue": VALUES,
+                "samples": st.one_of(VALUES, st.lists(st.lists(st.integers(-1, 4)))),
+                "weights": st.one_of(VALUES, st.lists(st.floats())),
+                "events": st.one_of(
+                    VALUES,
+                    st.lists(
+                        st.fixed_dictionaries(
+                            {
+                                "type": st.sampled_from(["O", "C", "?"]),
+                                "frame": st.integers(-1, 4),
+                                "at": st.one_of(VALUES, st.floats(0, 9)),
+                            }
+                        )
+                    ),
+                ),
+            },
+        ),
+        max_size=3,
+    ),
+    st.one_of(VALUES, st.lists(VALUES, max_size=4)),
+)
+def test_any_values_never_raise(profiles: list[Any], frames: Any):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x"
+        path.write_text(json.dumps({"profiles": profiles, "shared": {"frames": frames}}))
+        parsed = read_all(Speedscope(path))
+    assert all(stack.samples >= 0 for stack in parsed.stacks)
+    repr(parsed.stacks).encode()
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")
+def test_a_real_file_of_py_spy():
+    source = open_stacks(SHARED)
+    parsed = read_all(source)
+    file = json.loads(SHARED.read_text())
+    assert sum(stack.samples for stack in parsed.stacks) == sum(len(p["samples"]) for p in file["profiles"])
+    assert (source.tool, source.unit, source.rate_hz) == ("py-spy", "samples", pytest.approx(100.0))
+    assert {stack.pids for stack in parsed.stacks} == {(14153,), (14321,), (14322,)}
+    assert not parsed.losses.counts
+    first = file["profiles"][0]["samples"][0]
+    names = [file["shared"]["frames"][number]["name"] for number in first]
+    assert [frame.function for frame in parsed.stacks[0].frames] == names
