@@ -1,9 +1,8 @@
 """Writes py-spy raw files of any size as a training run leaves them: `python generate_stacks.py OUT MEGABYTES`.
 
-A main process with loader workers. Most records are different stacks that share their beginnings: a loop over epochs and
-steps, a model of nested modules down to a functional call, backward, an optimizer, a loader, and imports that call
-imports; so a line is some 3.5 KB long, and the same few thousand frames make up all of them. The same size and seed
-give the same file.
+A main process with loader workers. Most records are different stacks that share their beginnings: a loop over steps, a
+model of nested modules, transforms in a worker, imports that call imports; so a line is some 3.5 KB long, and the same
+few thousand frames make up all of them. The same size and seed give the same file.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _IMPORT = (
 )
 _PACKAGES = ("nn", "optim", "autograd", "distributed", "utils/data", "fx", "jit", "cuda", "ao/quantization", "export")
 _LAYERS = ("Decoder", "Block", "Attention", "Mlp", "Branch", "Gate", "Encoder", "Head")
-_FLUSH = 1000
+_FLUSH = 200
 _TRAINING = 'process 4100:"/home/user/venv/bin/python projects/forecast/train.py --config configs/large.yaml"'
 _WORKERS = 4
 
@@ -55,7 +54,7 @@ class Program:
             yield f"{head};{';'.join(frames + self._leaf())} {int(choose.paretovariate(1.2))}"
 
     def _line(self, first: int, count: int) -> int:
-        return first + self._random.randrange(count)
+        return self._random.randrange(first, first + count)
 
     def _loop(self) -> list[str]:
         return [

@@ -1,7 +1,7 @@
 """A small flow for SU(3) gauge fields on a lattice: where its samples come from, what it does to them, what it costs.
 
-A field has a 3 x 3 complex matrix, unitary with determinant 1, on each link: shape (batch, 4, 4, 4, 4, 4, 3, 3) for four
-lattice axes of length 4 and four link directions.
+A field has a 3 x 3 complex matrix, unitary with determinant 1, on each link: shape (batch, 4, 4, 4, 4, 4, 3, 3) for
+four lattice axes of length 4 and four link directions.
 """
 
 from __future__ import annotations

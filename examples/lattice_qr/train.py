@@ -39,7 +39,7 @@ def train(steps: int, batch: int, gram_schmidt: bool) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="train a flow for lattice gauge fields")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--batch", type=int, default=64, help="fields in a batch")
     parser.add_argument("--gram-schmidt", action="store_true", help="draw fields without a QR decomposition")
     args = parser.parse_args()

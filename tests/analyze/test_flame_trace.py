@@ -1,9 +1,10 @@
-"""Flame graphs of traces: whose path a slice stands in, sums that are exact, operators below sampled frames."""
+"""Flame graphs of traces: whose path a slice stands in, sums that are exact."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,99 +17,11 @@ from hypothesis import strategies as st
 
 from stepscope import api
 from stepscope.analyze.context import Context
-from stepscope.analyze.flame_builder import FrameIndex, Limits
+from stepscope.analyze.flame_builder import FrameIndex
 from stepscope.analyze.flame_trace import TraceWindows, operator_leaves, trace_absent, trace_trees
-from stepscope.analyze.flame_trace_leaves import OperatorLeaves
-from stepscope.model.views.flame import FlameTree
-from stepscope.tables.schema import Tables
 from tests.analyze import shared_traces
-from tests.analyze.traces import BACK_THREAD, US, Slices, tables
-from tests.builders import T0, make_tables
-
-ROOT = "/home/user/project"
-TRAIN = f"{ROOT}/train.py"
-SOURCE = """\
-def train(model, x):
-    loss = model(x)
-    loss.backward()
-
-
-def forward(x):
-    y = relu(x)
-    return linear(y)
-"""
-ALL = Limits(min_share=0.0, max_depth=100_000)
-ENGINE = "9/9"  # a thread of the autograd engine
-Drawn = dict[tuple[str, ...], float]  # names below the root -> own value
-
-
-def trees(of: Tables, sources: dict[str, str] | None = None) -> dict[str, tuple[FlameTree, FrameIndex]]:
-    frames = FrameIndex()
-    return {tree.key: (tree, frames) for tree in trace_trees(Context(of, sources), frames, ALL)}
-
-
-def own_values(tree: FlameTree, frames: FrameIndex) -> Drawn:
-    """The own value of every path that has one."""
-    below = np.zeros(len(tree.value))
-    for parent, value in zip(tree.parent[1:], tree.value[1:], strict=True):
-        below[parent] += value
-    found: Drawn = {}
-    for node, value in enumerate(tree.value):
-        path, at = [], node
-        while at > 0:
-            frame = frames.frames[tree.frame[at]]
-            path.append(f"{frame.name}:{frame.line}" if frame.line else frame.name)
-            at = tree.parent[at]
-        if value - below[node] > 1e-9:
-            found[tuple(reversed(path))] = round(value - below[node], 6)
-    return found
-
-
-def kinds(tree: FlameTree, frames: FrameIndex) -> dict[str, str]:
-    return {frames.frames[number].name: frames.frames[number].kind for number in tree.frame}
-
-
-def training() -> Slices:
-    """A step: train() calls forward(), then backward(), whose operators run on a thread of the engine."""
-    trace = Slices()
-    trace.add("user_annotation", "ProfilerStep#3", 0, 400, step=3)
-    train = trace.add("python_function", "train.py(1): train", 0, 400, self_ns=40 * US, step=3)
-    forward = trace.add("python_function", "train.py(6): forward", 10, 100, self_ns=10 * US, parent=train, step=3)
-    built = trace.add(
-        "python_function", "<built-in function linear>", 50, 50, self_ns=5 * US, parent=forward, frame=forward, step=3
-    )
-    linear = trace.add("cpu_op", "aten::linear", 51, 45, self_ns=15 * US, parent=built, frame=forward, step=3)
-    addmm = trace.add(
-        "cpu_op", "aten::addmm", 55, 30, self_ns=28 * US, parent=linear, frame=forward, step=3, sequence=5
-    )
-    trace.kernel(60, 80, "gemm", below=addmm, operator=addmm, frame=forward, step=3)
-    backward = trace.add(
-        "python_function", "torch/_tensor.py(500): backward", 200, 150, self_ns=100 * US, parent=train, step=3
-    )
-    on_engine: dict[str, Any] = {"track": ENGINE, "step": 3}
-    node = trace.add(
-        "cpu_op",
-        "autograd::engine::evaluate_function: AddmmBackward0",
-        210,
-        60,
-        forward=addmm,
-        forward_thread=BACK_THREAD,
-        **on_engine,
-    )
-    mm = trace.add("cpu_op", "aten::mm", 215, 30, parent=node, **on_engine)
-    trace.kernel(230, 50, "gemm_grad", below=mm, operator=mm, forward=addmm, step=3)
-    grads = trace.add(
-        "cpu_op", "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 280, 20, **on_engine
-    )
-    trace.kernel(300, 20, "add", below=grads, operator=grads, step=3)
-    trace.kernel(5, 30, "early", step=3)
-    assert backward > 0
-    return trace
-
-
-def of(trace: Slices, **more: Any) -> Tables:
-    return tables(trace, steps=[{"step": 3, "start_ns": T0, "wall_ns": 400 * US, "in_window": True}], **more)
-
+from tests.analyze.flame_scenes import ALL, ENGINE, SOURCE, TRAIN, kinds, leaves_of, of, own_values, training, trees
+from tests.analyze.traces import US, Slices, tables
 
 # ------------------------------------------------------------------------------------------------------ device time
 
@@ -116,8 +29,8 @@ def of(trace: Slices, **more: Any) -> Tables:
 def test_device_time_stands_below_the_python_path_its_operators_and_its_kernel() -> None:
     tree, frames = trees(of(training()))["gpu"]
     found = own_values(tree, frames)
-    forward = ("train:1", "forward:6", "linear", "aten::linear")
-    assert found[(*forward, "aten::addmm", "gemm")] == 0.08
+    path = ("train:1", "forward:6", "linear", "aten::linear", "aten::addmm", "gemm")
+    assert found[path] == 0.08
     assert (tree.unit, tree.value[0], tree.hidden) == ("ms per step", 0.18, 0.0)
     named = kinds(tree, frames)
     assert (named["train"], named["linear"], named["aten::addmm"]) == ("user", "native", "operator")
@@ -189,10 +102,8 @@ def test_a_backward_pass_inside_a_backward_pass_follows_its_own_forward_pass() -
     inner = trace.add("cpu_op", "MulBackward0", 200, 50, track=ENGINE, parent=outer, forward=mul, forward_thread=1)
     trace.kernel(210, 4, "mul_grad", below=inner, operator=inner)
     (path,) = own_values(*trees(tables(trace))["gpu"])
-    assert path == (
-        *("train:1", "backward of Checkpoint", "CheckpointBackward", "forward:6"),
-        *("backward of aten::mul", "MulBackward0", "mul_grad"),
-    )
+    below_first = ("train:1", "backward of Checkpoint", "CheckpointBackward", "forward:6")
+    assert path == (*below_first, "backward of aten::mul", "MulBackward0", "mul_grad")
 
 
 def test_every_rank_has_a_tree_and_all_have_their_mean() -> None:
@@ -233,7 +144,8 @@ def test_host_time_is_self_time_on_the_training_thread() -> None:
     path = ("train:1", "forward:6", "linear", "aten::linear")
     assert found[path] == 0.015
     assert found[("train:1",)] == 0.04
-    assert found[(*path, "aten::addmm", "cudaLaunchKernel")] == 0.001
+    launch = (*path, "aten::addmm", "cudaLaunchKernel")
+    assert found[launch] == 0.001
     assert not [name for names in found for name in names if "AccumulateGrad" in name]  # the engine's thread
     assert "backward of aten::linear" not in kinds(tree, frames)
 
@@ -319,8 +231,8 @@ def test_sums_are_exact_whatever_a_trace_holds(rows: list[tuple[int, str, int, i
     wanted = 0
     for row in trace.events:
         path = [row]  # a range counts for the function or operator around it
-        while (around := path[-1].get("parent")) is not None:
-            path.append(trace.events[around])
+        while (outer := path[-1].get("parent")) is not None:
+            path.append(trace.events[outer])
         if row["category"] != "kernel" and any(each["category"] != "user_annotation" for each in path):
             wanted += row["self_ns"]
     assert found["operators"][0].value[0] == wanted / 1e3
@@ -347,9 +259,36 @@ def test_real_traces_add_up_to_their_device_time(name: str) -> None:
     gpu = found["gpu"]
     assert gpu.value[0] == (lines.total_ns / (1e6 * lines.steps) if lines.steps else lines.total_ns / 1e3)
     assert gpu.unit == ("ms per step" if lines.steps else "us")
-    drawn = {frames.frames[number].kind for number in gpu.frame}
+    known = frames.frames
+    drawn = {known[number].kind for number in gpu.frame}
     assert {"kernel", "operator"} <= drawn
     assert found["operators"].value[0] > 0
+
+
+@shared_traces.needs_traces
+@pytest.mark.parametrize("part", ["resnet50_num_workers_0", "facebook_timesformer", "sglang_decode", "h100/Qwen"])
+def test_the_lines_of_a_real_trace_cost_what_the_table_of_lines_says(part: str) -> None:
+    run = shared_traces.run_of(next(name for name in shared_traces.files() if part in name))
+    lines = run.analysis.device_lines
+    assert lines is not None
+    frames = FrameIndex()
+    tree = trace_trees(Context(run.tables), frames, ALL)[0]
+    ns = 1e6 * lines.steps if lines.steps else 1e3
+    known = frames.frames
+    line: list[tuple[str, int | None] | None] = []  # by node the innermost of the user's
+    drawn: Counter[tuple[str, int | None] | None] = Counter()
+    below = np.zeros(len(tree.value))
+    np.add.at(below, np.asarray(tree.parent[1:]), np.asarray(tree.value[1:]))
+    for node, (parent, number) in enumerate(zip(tree.parent, tree.frame, strict=True)):
+        frame = known[number]
+        line.append((frame.name, frame.line) if frame.kind == "user" else line[parent] if parent >= 0 else None)
+        drawn[line[node]] += tree.value[node] - below[node]
+    wanted: Counter[tuple[str, int | None] | None] = Counter({None: sum(lines.unattributed.values()) / ns})
+    for each in lines.lines:
+        wanted[None if each.guess else (each.place.function or "", each.place.line)] += each.ns / ns
+    assert {key: value for key, value in drawn.items() if value > 1e-6} == pytest.approx(
+        {key: value for key, value in wanted.items() if value > 1e-6}
+    )
 
 
 @shared_traces.needs_traces
@@ -360,159 +299,14 @@ def test_the_backward_pass_of_a_real_trace_stands_below_the_lines_of_its_model()
     below: dict[int, list[int]] = {}
     for node, parent in enumerate(gpu.parent):
         below.setdefault(parent, []).append(node)
-    backward = [n for n, f in enumerate(gpu.frame) if frames.frames[f].name == "backward of aten::conv2d"]
+    known = frames.frames
+    backward = [node for node, each in enumerate(gpu.frame) if known[each].name == "backward of aten::conv2d"]
     assert len(backward) > 10
     for node in backward:
-        caller = frames.frames[gpu.frame[gpu.parent[node]]]
+        caller = known[gpu.frame[gpu.parent[node]]]
         assert (caller.name, caller.file) == ("_conv_forward", "torch/nn/modules/conv.py")
     share = sum(gpu.value[node] for node in backward) / gpu.value[0]
     assert 0.3 < share < 0.6
-
-
-# ------------------------------------------------------------------------------------------ operators below samples
-
-TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
-TOP = [f"<module> ({TRAIN}:20)", f"train ({TRAIN}:2)"]
-MODULE = [
-    f"Module._wrapped_call_impl ({TORCH}/nn/modules/module.py:1773)",
-    f"Module._call_impl ({TORCH}/nn/modules/module.py:1784)",
-]
-
-
-def sampled(of: Tables, stacks: dict[tuple[str, ...], int], sources: dict[str, str] | None = None) -> Context:
-    """`of` with sampled stacks beside the trace."""
-    rows = [{"frames": list(frames), "samples": samples} for frames, samples in stacks.items()]
-    made = make_tables(stacks=rows)
-    return Context(replace(of, stacks=made.stacks, nodes=made.nodes, frames=made.frames), sources)
-
-
-def leaves_of(context: Context) -> tuple[OperatorLeaves, np.ndarray]:
-    stacks = context.tables.stacks
-    own = np.zeros(len(context.calls))
-    np.add.at(own, stacks["node"].to_numpy(), stacks["samples"].to_numpy())
-    return operator_leaves(context, context.calls, own), own
-
-
-def below(context: Context, found: OperatorLeaves) -> dict[tuple[str, ...], dict[tuple[str, ...], float]]:
-    """Sampled path -> operators below its innermost frame -> value; () stands for what stays the frame's own."""
-    count = len(context.calls)
-    result: dict[tuple[str, ...], dict[tuple[str, ...], float]] = {}
-    for leaf, value in enumerate(found.value):
-        names, at = [], leaf + count
-        while at >= count:
-            names.append(found.frames[found.frame[at - count]].name)
-            at = int(found.parent[at - count])
-        path = tuple(frame.function for frame in context.calls.path(at))
-        result.setdefault(path, {(): found.own[at]})[tuple(reversed(names))] = value
-    return result
-
-
-def test_samples_are_split_like_the_functions_time_in_the_trace() -> None:
-    # of the 58 µs that forward() spends in itself and in operators it calls, 15 are in aten::linear and 28 in what that
-    # calls, with a launch of 1 µs in it
-    path = (*TOP, *MODULE, f"Net.forward ({TRAIN}:8)")
-    context = sampled(of(training()), {path: 590})
-    found, own = leaves_of(context)
-    assert found.absent is None
-    (values,) = below(context, found).values()
-    assert values == {
-        (): pytest.approx(150),
-        ("aten::linear",): pytest.approx(150),
-        ("aten::linear", "aten::addmm"): pytest.approx(290),
-    }
-    assert found.own.sum() + found.value.sum() == own.sum()
-
-
-def test_samples_on_a_line_go_to_the_operators_of_that_line() -> None:
-    trace = Slices()
-    forward = trace.add("python_function", "train.py(6): forward", 0, 100, self_ns=20 * US)
-    trace.add("cpu_op", "aten::relu", 10, 30, parent=forward)
-    trace.add("cpu_op", "aten::linear", 50, 50, parent=forward)
-    context = sampled(
-        tables(trace), {(f"forward ({TRAIN}:7)",): 10, (f"forward ({TRAIN}:8)",): 20, (f"forward ({TRAIN}:6)",): 5},
-        {TRAIN: SOURCE},
-    )  # fmt: skip
-    found, _ = leaves_of(context)
-    by_node = dict(zip(found.parent.tolist(), [found.frames[number].name for number in found.frame], strict=True))
-    assert by_node == {0: "aten::relu", 1: "aten::linear"}
-    assert found.value.tolist() == pytest.approx([8, 16])
-    assert found.own.tolist() == pytest.approx([2, 4, 5])
-
-
-def test_of_several_callers_the_one_on_the_same_path_decides() -> None:
-    trace = Slices()
-    for caller, operator in (("encode", "aten::mm"), ("decode", "aten::conv2d")):
-        above = trace.add("python_function", f"train.py({len(caller)}): {caller}", 0, 100, self_ns=0)
-        helper = trace.add("python_function", "train.py(40): helper", 0, 100, self_ns=0, parent=above)
-        trace.add("cpu_op", operator, 0, 100, parent=helper)
-    helper_frame = f"helper ({TRAIN}:41)"
-    context = sampled(
-        tables(trace),
-        {
-            (*TOP, f"Net.encode ({TRAIN}:9)", helper_frame): 10,
-            (*TOP, f"Net.decode ({TRAIN}:9)", helper_frame): 20,
-            (*TOP, f"unknown ({TRAIN}:9)", helper_frame): 8,
-            (*TOP, f"elsewhere ({ROOT}/other.py:9)", f"helper ({ROOT}/other.py:41)"): 4,
-        },
-    )
-    found, _ = leaves_of(context)
-    values = {path[-2]: parts for path, parts in below(context, found).items()}
-    assert values == {
-        "Net.encode": {(): 0.0, ("aten::mm",): 10.0},
-        "Net.decode": {(): 0.0, ("aten::conv2d",): 20.0},
-        # where only the function matches, all its calls stand for it
-        "unknown": {(): 0.0, ("aten::mm",): 4.0, ("aten::conv2d",): 4.0},
-    }
-
-
-def test_small_operators_count_for_what_is_around_them() -> None:
-    trace = Slices()
-    forward = trace.add("python_function", "train.py(6): forward", 0, 1000, self_ns=0)
-    linear = trace.add("cpu_op", "aten::linear", 0, 1000, self_ns=995 * US, parent=forward)
-    trace.add("cpu_op", "aten::view", 0, 5, parent=linear)
-    context = sampled(tables(trace), {(f"forward ({TRAIN}:8)",): 100})
-    found, _ = leaves_of(context)
-    assert below(context, found) == {("forward",): {(): 0.0, ("aten::linear",): 100.0}}
-
-
-def test_samples_that_no_trace_explains_stay_where_they_are() -> None:
-    context = sampled(of(training()), {(*TOP, f"evaluate ({ROOT}/other.py:3)"): 10})
-    found, own = leaves_of(context)
-    assert found.own.tolist() == own.tolist()
-    assert not len(found.value)
-    assert found.absent == "no sampled function calls operators in the recorded windows"
-
-
-NAMES = ("train", "forward", "relu_all", "other")
-
-
-STACKS = st.tuples(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5), st.integers(1, 10**9))
-CALLS = st.tuples(st.integers(-1, 20), st.sampled_from((*NAMES, "aten::a", "aten::b")), st.integers(0, 9999))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(STACKS, max_size=8), st.lists(CALLS, max_size=20))
-def test_sums_of_samples_stay_exact(stacks: list[tuple[list[str], int]], slices: list[tuple[int, str, int]]) -> None:
-    trace = Slices()
-    trace.add("python_function", "train.py(1): train", 0, 1)
-    for number, (around, name, us) in enumerate(slices, 1):
-        parent = around if 0 <= around < number else None
-        text = name if "::" in name else f"train.py({NAMES.index(name) + 1}): {name}"
-        trace.add("cpu_op" if "::" in name else "python_function", text, number, us, parent=parent)
-    paths = {tuple(f"{name} ({TRAIN}:{len(name)})" for name in path): samples for path, samples in stacks}
-    context = sampled(tables(trace), paths)
-    found, own = leaves_of(context)
-    count = len(context.calls)
-    back = found.own.copy()
-    for leaf, value in enumerate(found.value):
-        at = int(found.parent[leaf])
-        assert at < count + leaf  # parents come first
-        while at >= count:
-            at = int(found.parent[at - count])
-        back[at] += value
-    assert np.array_equal(back, own)
-    assert (found.value >= 0).all()
-    assert (found.own >= 0).all()
 
 
 # --------------------------------------------------------------------------------------------------- a real recording
@@ -566,11 +360,17 @@ def test_a_recorded_run(tmp_path: Path) -> None:
     line = next(number for number, text in enumerate(SCRIPT.splitlines(), 1) if "# MATMUL" in text)
     assert any(f"forward:{line}" in path and "aten::matmul" in path for path in found)
     assert any("aten::linalg_qr" in path for path in found)
-    # of the training thread's slices nothing is lost but the recorder's own
+    # of the training thread's slices nothing is lost but the recorder's own, and a range around no function
     events = context.tables.events
     thread = events.filter(pl.col("name").str.contains("AddmmBackward0")).head(1)["track"][0]
-    busy = events.filter((pl.col("track") == thread) & ~pl.col("name").str.contains("stepscope/record"))
-    assert tree.value[0] * 1e6 * 3 == pytest.approx(busy["self_ns"].sum(), rel=0.05)
+    busy = 0
+    ours: dict[int, bool] = {}  # the recorder's wrapper is its own, what it wraps is not
+    for row in events.filter(pl.col("track") == thread).sort("depth").iter_rows(named=True):
+        recorder = "stepscope/record/" in row["name"]
+        ours[row["id"]] = ours.get(row["parent"], False) or (recorder and "/wrapper_" not in row["name"])
+        bare = row["category"] == "user_annotation" and row["parent"] is None
+        busy += 0 if ours[row["id"]] or recorder or bare else row["self_ns"]
+    assert tree.value[0] * 3e6 == pytest.approx(busy, rel=1e-9)
     leaves, own = leaves_of(_main_threads(context))
     assert leaves.own.sum() + leaves.value.sum() == own.sum()
     assert "aten::linalg_qr" in {frame.name for frame in leaves.frames}

@@ -220,6 +220,14 @@ def test_without_times_samples_of_the_same_period_stand_for_the_same_moments() -
     assert wait.wait_ms_per_step == pytest.approx(64)
 
 
+def test_the_thread_that_hands_out_descriptors_does_not_count_beside_the_one_that_takes_them() -> None:
+    serve = ["Thread.run (threading.py:982)", "_ResourceSharer._serve (multiprocessing/resource_sharer.py:147)"]
+    rows = counted({"wait": 80, "unpack": 20}, {"a": 100}, {})
+    rows.append(row("feeder-0", [*serve, "send_handle (multiprocessing/reduction.py:184)"], samples=90))
+    (wait,) = facts_of(Context(make_tables(steps=step_rows(600), stacks=rows)))
+    assert shown(wait) == pytest.approx({("worker_busy", 20): 0.8, ("transfer", None): 0.2})
+
+
 def test_workers_idle_while_the_main_process_computes_are_not_idle_in_its_wait() -> None:
     stacks = counted({"wait": 200, "compute": 800}, {"a": 200, "idle": 800}, {})
     (wait,) = facts_of(Context(make_tables(steps=step_rows(600), stacks=stacks)))

@@ -7,15 +7,17 @@ in a script, open a dialog, or ask a network for anything.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 
+_T = TypeVar("_T")
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PATIENCE_MS = 30_000
 
@@ -29,6 +31,25 @@ class Opened:
 
     def text(self, selector: str) -> str:
         return str(self.page.locator(selector).first.inner_text())
+
+    def until(self, met: Callable[[], bool]) -> None:
+        """Wait for what the page does in its own time. (Its policy forbids the driver's own way, which is `eval`.)"""
+        end = time.monotonic() + PATIENCE_MS / 1000
+        while not met():
+            assert time.monotonic() < end, "the page did not get there"
+            self.page.wait_for_timeout(20)
+
+    def settled(self, look: Callable[[], _T]) -> _T:
+        """What `look` sees once two looks in a row see the same: boxes grow into their widths."""
+        seen = [look()]
+
+        def same() -> bool:
+            self.page.wait_for_timeout(60)
+            seen.append(look())
+            return seen[-1] == seen[-2]
+
+        self.until(same)
+        return seen[-1]
 
 
 @pytest.fixture(scope="session")

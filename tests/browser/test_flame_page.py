@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,20 +41,24 @@ def shown(tmp_path: Path, open_page: Open) -> Opened:
 
 def labels(opened: Opened) -> set[str]:
     """The labels of all boxes with room for one."""
-    opened.page.wait_for_function("document.querySelectorAll('.d3-flame-graph-label').length > 0")
-    opened.page.wait_for_function(
-        "[...document.querySelectorAll('.d3-flame-graph-label')].every(e => e.textContent || e.style.display === 'none')"
-    )
-    boxes = opened.page.locator("#chart g.frame")
-    return {text.replace("\u00a0", " ") for text in boxes.all_inner_texts() if text}
+    read = "all => all.filter(e => e.style.display !== 'none').map(e => e.textContent)"
+    found = opened.settled(lambda: set(opened.page.locator(".d3-flame-graph-label").evaluate_all(read)))
+    return found - {""}
 
 
-def box(opened: Opened, name: str):  # type: ignore[no-untyped-def]
+def box(opened: Opened, name: str) -> Any:
     return opened.page.locator(f"#chart g.frame[name^='{name}']").first
 
 
 def width(opened: Opened, name: str) -> float:
-    return float(box(opened, name).locator("rect").get_attribute("width"))
+    return opened.settled(lambda: float(box(opened, name).locator("rect").get_attribute("width")))
+
+
+def search(opened: Opened, text: str) -> str:
+    """What the page says it found."""
+    opened.page.fill("#search", text)
+    opened.until(lambda: opened.text("#found") != "")
+    return opened.text("#found")
 
 
 def test_boxes_of_all_processes_are_drawn(shown: Opened) -> None:
@@ -100,9 +105,7 @@ def test_a_click_zooms_and_reset_goes_back(shown: Opened) -> None:
 )  # fmt: skip
 def test_searching(shown: Opened, text: str, matches: str, share: str) -> None:
     labels(shown)
-    shown.page.fill("#search", text)
-    shown.page.wait_for_function("document.getElementById('found').textContent !== ''")
-    found = shown.text("#found")
+    found = search(shown, text)
     assert matches in found
     assert share in found
     invalid = shown.page.locator("#search").get_attribute("aria-invalid")
@@ -112,8 +115,7 @@ def test_searching(shown: Opened, text: str, matches: str, share: str) -> None:
 def test_what_was_found_is_marked_until_it_is_cleared(shown: Opened) -> None:
     labels(shown)
     plain = box(shown, "fetch").locator("rect").get_attribute("fill")
-    shown.page.fill("#search", "fetch")
-    shown.page.wait_for_function("document.getElementById('found').textContent !== ''")
+    search(shown, "fetch")
     assert box(shown, "fetch").locator("rect").get_attribute("fill") != plain
     shown.page.keyboard.press("Escape")
     assert box(shown, "fetch").locator("rect").get_attribute("fill") == plain
@@ -189,9 +191,7 @@ def test_a_deep_and_a_wide_tree_can_be_walked(tmp_path: Path, open_page: Open) -
     file.write_text(flame_page.render(flame_graph(context([deep, *wide]))), encoding="utf-8")
     opened = open_page(file)
     assert "ping  train.py:1" in labels(opened)
-    opened.page.fill("#search", "pong")
-    opened.page.wait_for_function("document.getElementById('found').textContent !== ''")
-    assert "14.3 % of the tree" in opened.text("#found")
+    assert "14.3 % of the tree" in search(opened, "pong")
     opened.page.keyboard.press("Escape")
 
 

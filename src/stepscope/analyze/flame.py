@@ -196,7 +196,7 @@ def flame_graph(context: Context, options: FlameOptions | None = None) -> FlameG
     options = options or FlameOptions()
     names = Names(FrameIndex(), options.by)
     trees: list[FlameTree] = []
-    notes: tuple[str, ...] = ()
+    notes = tuple(note.text for note in context.tables.quality.notes)
     side = None
     windows = TraceWindows(context) if context.tables.events.height else None
     if context.tables.stacks.height or windows is None or windows.absent:
@@ -258,6 +258,8 @@ def title(context: Context) -> str:
         return run.name
     if files.height == 1 and not files["host"][0]:
         return posixpath.basename(str(files["file"][0]))
+    if files.is_empty() and context.tables.traces.height == 1 and not run.name:
+        return str(context.tables.traces["trace"][0])
     return folder or "samples"
 
 

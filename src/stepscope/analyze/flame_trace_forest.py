@@ -96,7 +96,7 @@ def forest(
         _below_backward_calls(span, draft, free)
     else:
         _with_lines(span, draft, free)
-    return _merged(draft, above, ours)
+    return _merged(draft, above, ours | (kinds == SKIPPED))
 
 
 def _frames(span: Span, names: TraceNames, *, calls: bool) -> tuple[Int32, Int32]:

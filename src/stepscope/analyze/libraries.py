@@ -18,7 +18,8 @@ _DISTRIBUTIONS = """
     filelock fla flair flash_attn flash_attn_3 flash_attn_interface flashinfer fsspec gluonts gradio h5py
     huggingface_hub hydra ignite jinja2 joblib keras kornia librosa lightning lightning_fabric liger_kernel lmdb loguru
     mamba_ssm markupsafe matplotlib megatron mlflow mmcv mmdet mmengine monai mpmath msgpack networkx
-    nltk omegaconf open_clip opt_einsum orjson packaging peft pkg_resources pluggy polars psutil pyarrow pydantic pytest pytorch_lightning ray requests rich
+    nltk omegaconf open_clip opt_einsum orjson packaging peft pkg_resources pluggy
+    polars psutil pyarrow pydantic pytest pytorch_lightning ray requests rich
     safetensors sentence_transformers sentencepiece setuptools sgl_kernel sglang skimage sklearn soundfile spacy
     starlette submitit sympy tensorboard tensorboardX tensorflow timm tokenizers torch_geometric torchao torchmetrics
     torchrec torchtitan tqdm transformer_engine transformers trl typer typing_extensions urllib3 uvicorn uvloop vllm

@@ -72,9 +72,10 @@ class LoaderStates:
 
     @cached_property
     def helper(self) -> States:
-        """Of other threads of ranks and workers."""
+        """Of other threads of ranks and workers. One that hands out descriptors works while another unpacks."""
+        unpacks_here = self._pins & self._unpacks
         return _first(
-            (self._parked, NOTHING),
+            (self._parked | (self._users.passes(_hands_out) & ~unpacks_here), NOTHING),
             (self._pins & ~self._unpacks, PINNING),
             (self._pins | self._users.passes(_feeds), TRANSFER),
         )
@@ -119,7 +120,11 @@ def _puts(frame: Frame) -> bool:
 
 
 def _feeds(frame: Frame) -> bool:
-    return (last_part(frame.function) == "_feed" and in_file(frame.file, _QUEUES)) or in_file(frame.file, _SHARER)
+    return last_part(frame.function) == "_feed" and in_file(frame.file, _QUEUES)
+
+
+def _hands_out(frame: Frame) -> bool:
+    return in_file(frame.file, _SHARER)
 
 
 def _moves(frame: Frame) -> bool:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
 
 from stepscope.analyze.call_tree import Bools, Int32
 from stepscope.analyze.context import Context
-from stepscope.analyze.intervals import Intervals, union
+from stepscope.analyze.intervals import EMPTY, Intervals, union
 from stepscope.analyze.user_paths import UserPaths, at, rows_of
 from stepscope.read.raw import Frame
 from stepscope.tables import phases
@@ -39,9 +40,17 @@ class SampledLoop:
 
     def times(self, process: str) -> Intervals:
         """When a process was in steady steps."""
-        own = self.steady.filter((pl.col("process") == process) & pl.col("start_ns").is_not_null())
-        starts = own["start_ns"].to_numpy()
-        return union(starts, starts + own["wall_ns"].to_numpy())
+        return self._times.get(process, EMPTY)
+
+    @cached_property
+    def _times(self) -> dict[str, Intervals]:
+        known = self.steady.filter(pl.col("start_ns").is_not_null()).select(
+            "process", "start_ns", end_ns=pl.col("start_ns") + pl.col("wall_ns")
+        )
+        return {
+            str(key[0]): union(own["start_ns"].to_numpy(), own["end_ns"].to_numpy())
+            for key, own in known.partition_by("process", as_dict=True).items()
+        }
 
     def within(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Those of other rows with nodes that lie in the loop as far as paths tell."""

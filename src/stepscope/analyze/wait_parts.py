@@ -14,14 +14,15 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze import loader_states as states
-from stepscope.analyze.call_tree import Floats, Int64
-from stepscope.analyze.intervals import EMPTY, Intervals, covered, intersect, merge, subtract, total, union
+from stepscope.analyze.call_tree import Bools, Floats, Int64
+from stepscope.analyze.intervals import Intervals, covered, intersect, subtract, total, union
 from stepscope.analyze.loader_states import LoaderStates
 from stepscope.analyze.sampled_loop import SampledLoop
 from stepscope.analyze.user_paths import at, rows_of
 from stepscope.tables.phases import DATA_WAIT
 
 SEGMENT = ["process", "host", "file"]
+_OUTSIDE = -1  # the loader
 _SCHEMA = {"process": pl.String, "state": pl.Int8, "line": pl.Int32, "weight": pl.Float64}
 
 
@@ -69,33 +70,56 @@ def at_the_same_time(found: Threads, loop: SampledLoop) -> Parts:
         scope = loop.times(process) if loop.inside is None else _times(mains)
         loops.append((process, float(total(intersect(_times(mains), scope)))))
         beside = others.get(process, found.others.clear())
-        weights.extend((process, *part) for part in _parts(mains.filter(pl.col("state").is_not_null()), beside, scope))
+        weights.extend((process, *part) for part in _parts(mains, beside, scope))
     return Parts(
         _summed(pl.DataFrame(weights, schema=_SCHEMA, orient="row")),
         pl.DataFrame(loops, schema={"process": pl.String, "weight": pl.Float64}, orient="row"),
     )
 
 
+class _Stretches(NamedTuple):
+    """Rows as arrays: many small selections of them are made for every rank."""
+
+    state: Int64
+    line: Int64
+    starts: Int64
+    ends: Int64
+
+    @classmethod
+    def of(cls, rows: pl.DataFrame) -> _Stretches:
+        return cls(*(rows[name].fill_null(_OUTSIDE).to_numpy() for name in ("state", "line", "start_ns", "end_ns")))
+
+    def where(self, chosen: Bools) -> _Stretches:
+        return _Stretches(*(column[chosen] for column in self))
+
+    def times(self) -> Intervals:
+        return union(self.starts, self.ends)
+
+    def by_line(self, lengths: Floats | Int64) -> Iterator[tuple[int, float]]:
+        """(line, sum of the lengths)."""
+        lines, which = np.unique(self.line, return_inverse=True)
+        sums = np.bincount(which, lengths, minlength=len(lines))
+        yield from zip(lines.tolist(), sums.tolist(), strict=True)
+
+
 def _parts(mains: pl.DataFrame, beside: pl.DataFrame, scope: Intervals) -> Iterator[tuple[int, int, float]]:
     """(state, line, ns) of one process."""
-    own = mains.filter(pl.col("state") != states.WAITS)
-    lengths = covered(scope, own["start_ns"].to_numpy(), own["end_ns"].to_numpy())
-    summed = own.select("state", "line", pl.Series("ns", lengths)).group_by("state", "line").agg(pl.col("ns").sum())
-    yield from ((state, line, float(ns)) for state, line, ns in summed.sort("state", "line").iter_rows())
-    rest = intersect(_times(mains.filter(pl.col("state") == states.WAITS)), scope)
+    main, others = _Stretches.of(mains), _Stretches.of(beside)
+    for state in np.setdiff1d(main.state, (_OUTSIDE, states.WAITS)).tolist():
+        own = main.where(main.state == state)
+        yield from ((state, line, ns) for line, ns in own.by_line(covered(scope, own.starts, own.ends)))
+    rest = intersect(main.where(main.state == states.WAITS).times(), scope)
     for state in (states.PINNING, states.TRANSFER):
-        times = _times(beside.filter(pl.col("state") == state))
+        times = others.where(others.state == state).times()
         yield state, -1, float(total(intersect(rest, times)))
         rest = subtract(rest, times)
-    busy = beside.filter(pl.col("state") == states.BUSY)
-    shares = _shared(busy["start_ns"].to_numpy(), busy["end_ns"].to_numpy(), rest)
-    by_line = busy.select("line", pl.Series("ns", shares, dtype=pl.Float64)).group_by("line").agg(pl.col("ns").sum())
-    yield from ((states.BUSY, line, ns) for line, ns in by_line.sort("line").iter_rows())
-    rest = subtract(rest, _times(busy))
-    starting = _times(beside.filter(pl.col("state") == states.START))
+    busy = others.where(others.state == states.BUSY)
+    yield from ((states.BUSY, line, ns) for line, ns in busy.by_line(_shared(busy.starts, busy.ends, rest)))
+    rest = subtract(rest, busy.times())
+    starting = others.where(others.state == states.START).times()
     yield states.START, -1, float(total(intersect(rest, starting)))
     rest = subtract(rest, starting)
-    seen = _times(beside.filter("works"))
+    seen = others.where(beside["works"].to_numpy()).times()
     yield states.IDLE, -1, float(total(intersect(rest, seen)))
     yield states.NOTHING, -1, float(total(subtract(rest, seen)))
 
@@ -122,9 +146,7 @@ def _summed(weights: pl.DataFrame) -> pl.DataFrame:
 
 
 def _times(rows: pl.DataFrame) -> Intervals:
-    if rows.is_empty():
-        return EMPTY
-    return merge(union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()))
+    return union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
 
 
 def in_the_same_period(found: Threads) -> Parts:

@@ -15,13 +15,13 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze import loader_states as states
-from stepscope.analyze import steps, wait_parts
+from stepscope.analyze import wait_parts
 from stepscope.analyze.context import Context
 from stepscope.analyze.loader_states import LoaderStates
 from stepscope.analyze.sampled_loop import SampledLoop
 from stepscope.analyze.user_paths import UserPaths, rows_of
 from stepscope.analyze.wait_parts import Parts, Threads
-from stepscope.model import StepFacts
+from stepscope.model import PHASES, StepFacts
 from stepscope.model.views.waits import LoaderWait, WaitPart
 from stepscope.tables.schema import Tables
 
@@ -62,13 +62,15 @@ def facts(
     leaves = _leaves(sampled, users)
     counts = in_loader.group_by("process").agg(pl.col("samples").sum())
     processes = loop.rows.group_by("process").agg(pl.col("rank").first(), loop=pl.col("samples").sum())
+    measured = _measured(loop.steady)
+    usual = next((part.ms for part in train.partition if part.category == "data_wait"), None) if train else None
     found = []
     for process, rank, loop_samples, samples in (
         processes.join(counts, on="process").sort("rank", "process").iter_rows()
     ):
         simultaneous = process in known
         share, weights = shares["timed" if simultaneous else "counted"][process]
-        wait_ms = _measured(context, process, train)
+        wait_ms = measured.get(process, usual)
         found.append(
             LoaderWait(
                 rank=rank,
@@ -91,9 +93,7 @@ def _timed(context: Context, loop: SampledLoop, by_path: LoaderStates) -> Parts 
     stretches = context.tables.stretches
     is_main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.col("process").is_not_null()
     mains = loop.within(stretches.filter(is_main & pl.col("stage").is_null() & pl.col("node").is_not_null()))
-    gap_ns = sample_gap_ns(context.tables)
-    short = [process for process in mains["process"].unique().to_list() if _wait_ns(context, process) < gap_ns]
-    mains = mains.filter(~pl.col("process").is_in(short))
+    mains = mains.filter(~pl.col("process").is_in(_short_waits(loop.steady, sample_gap_ns(context.tables))))
     if mains.is_empty():
         return None
     parts = wait_parts.at_the_same_time(wait_parts.threads(mains, stretches, by_path), loop)
@@ -106,11 +106,11 @@ def sample_gap_ns(tables: Tables) -> float:
     return 1e9 / (float(rate) if isinstance(rate, int | float) and rate > 0 else _USUAL_RATE_HZ)
 
 
-def _wait_ns(context: Context, process: str) -> float:
-    """How long the wait lasts that a moment of waiting lies in, on average; endless where steps do not tell."""
-    wait = context.labelled.steady().filter(pl.col("process") == process)["data_wait_ns"].drop_nulls().to_numpy()
-    total = float(wait.sum())
-    return float((wait.astype(np.float64) ** 2).sum()) / total if total > 0 else np.inf
+def _short_waits(steady: pl.DataFrame, gap_ns: float) -> list[str]:
+    """Processes in which the wait that a moment of waiting lies in is shorter than that, on average."""
+    wait = pl.col("data_wait_ns").cast(pl.Float64)
+    lengths = steady.group_by("process").agg(length=(wait**2).sum() / wait.sum())
+    return [str(process) for process in lengths.filter(pl.col("length") < gap_ns)["process"]]
 
 
 def _without(sampled: Threads, processes: list[str]) -> Threads:
@@ -127,14 +127,19 @@ def _shares(parts: Parts) -> dict[str, tuple[float, pl.DataFrame]]:
     }
 
 
-def _measured(context: Context, process: str, train: StepFacts | None) -> float | None:
-    """The data wait of a mean steady step of the process, ms; None where no steps tell it."""
-    own = context.labelled.steady().filter(pl.col("process") == process)
-    for parts in (steps.partition(own) if own.height else (), train.partition if train else ()):
-        found = next((part.ms for part in parts if part.category == "data_wait"), None)
-        if found is not None:
-            return found
-    return None
+def _measured(steady: pl.DataFrame) -> dict[str, float]:
+    """process -> the data wait of its mean steady step, ms, as `steps.partition` has it."""
+    columns = [f"{phase}_ns" for phase in PHASES]
+    known = pl.col("data_wait_ns").is_not_null().any()
+    means = steady.group_by("process").agg(
+        known,
+        pl.col("wall_ns").mean().alias("wall"),
+        *(pl.col(columns).fill_null(0).clip(lower_bound=0).mean().name.prefix("mean_"),),
+    )
+    parts = pl.sum_horizontal(f"mean_{column}" for column in columns)
+    scale = pl.min_horizontal(pl.col("wall") / parts, 1.0)
+    found = means.filter("data_wait_ns").select("process", ms=pl.col("mean_data_wait_ns") * scale.fill_nan(1.0) / 1e6)
+    return {str(process): float(ms) for process, ms in found.iter_rows()}
 
 
 def _parts(
@@ -159,17 +164,19 @@ def _parts(
 
 def _folded(weights: pl.DataFrame) -> Iterator[dict[str, Any]]:
     """(state, line, lines, weight, order): the largest lines of every state, and all others of it as one."""
-    ordered = weights.sort(["weight", "line"], descending=[True, False])
-    for (state,), own in ordered.partition_by("state", as_dict=True).items():
-        named = own.filter(pl.col("line") >= 0)
-        few = named if named.height <= MAX_LINES + 1 else named[:MAX_LINES]
-        for order, (line, weight) in enumerate(few.select("line", "weight").iter_rows()):
+    by_state: dict[int, list[tuple[float, int]]] = {}
+    for state, line, weight in weights.select("state", "line", "weight").iter_rows():
+        by_state.setdefault(state, []).append((weight, line))
+    for state, rows in by_state.items():
+        named = sorted((row for row in rows if row[1] >= 0), key=lambda row: (-row[0], row[1]))
+        few = named if len(named) <= MAX_LINES + 1 else named[:MAX_LINES]
+        for order, (weight, line) in enumerate(few):
             yield {"state": state, "line": line, "lines": 1, "weight": weight, "order": order}
-        rest = named[few.height :]
-        if rest.height:
-            weight = float(rest["weight"].sum())
-            yield {"state": state, "line": -1, "lines": rest.height, "weight": weight, "order": MAX_LINES}
-        for weight in own.filter(pl.col("line") < 0)["weight"]:
+        rest = named[len(few) :]
+        if rest:
+            weight = sum(row[0] for row in rest)
+            yield {"state": state, "line": -1, "lines": len(rest), "weight": weight, "order": MAX_LINES}
+        for weight, _ in (row for row in rows if row[1] < 0):
             yield {"state": state, "line": -1, "lines": 0, "weight": weight, "order": MAX_LINES + 1}
 
 

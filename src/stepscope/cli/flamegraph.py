@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.options import Force, Library, NoSource, PathMap, SourceRoot, parse_maps
+from stepscope.cli.options import Force, Library, NoCache, NoSource, PathMap, SourceRoot, parse_maps
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.analyze.flame import FlameOptions
+    from stepscope.api import ReadOptions
     from stepscope.model.views.flame import FlameGraph, FlameTree
 
 OTHERS = "others"
@@ -32,7 +33,8 @@ _MIN_NODES = 500  # of a tree; a page of so few boxes fits whatever their names 
 
 def flamegraph(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="A run folder, or files of stacks and folders of them.")
+        list[Path],
+        typer.Argument(metavar="PATH...", help="A run folder, or files of stacks, or traces, and folders of them."),
     ],
     out: Annotated[
         str | None,
@@ -71,13 +73,15 @@ def flamegraph(
     map_: PathMap = None,
     library: Library = None,
     no_source: NoSource = False,
+    no_cache: NoCache = False,
     force: Force = False,
 ) -> None:
     """Draw sampled stacks as an interactive flame graph, in one file that needs no network.
 
     Takes a run folder of stepscope, or files of sampled stacks (py-spy raw or speedscope, collapsed stacks). Of a run
     whose steps are known widths are milliseconds per step; else samples. The page has one tree for everything and one
-    for each phase, kind of process and rank, and searches, zooms and turns upside down.
+    for each phase, kind of process and rank, and searches, zooms and turns upside down. Traces of torch.profiler with
+    stacks, in a run or given as PATH, add trees of device time and of host time by line, operator and kernel.
 
     With `--diff PATH` two runs are set against each other, and with `--rank 1 --diff others` a rank against the mean of
     the others: red has grown, blue has shrunk. A picture (.svg) and collapsed stacks hold one tree: the first, or the
@@ -101,7 +105,7 @@ def flamegraph(
             parked=parked,
             source=not no_source,
         ),
-        (source_root, map_, library),
+        _reading(source_root, map_, library, cache=not no_cache),
     )
     with outputs.progress("drawing"):
         text = _rendered(draw, form, tree)
@@ -128,11 +132,21 @@ def _options(
     )
 
 
+def _reading(
+    roots: list[Path] | None, maps: list[str] | None, libraries: list[str] | None, *, cache: bool
+) -> ReadOptions:
+    from stepscope.api import ReadOptions
+
+    return ReadOptions(
+        source_roots=tuple(roots or ()), maps=parse_maps(maps), libraries=tuple(libraries or ()), cache=cache
+    )
+
+
 def _prepared(
     paths: list[Path],
     diff: str | None,
     wanted: FlameOptions,
-    code: tuple[list[Path] | None, list[str] | None, list[str] | None],
+    options: ReadOptions,
 ) -> Callable[[int], FlameGraph]:
     """Read the runs, and give what makes their graph with at most so many boxes in a tree."""
     from stepscope import api
@@ -143,14 +157,8 @@ def _prepared(
     rank = wanted.selection.rank
     if diff == OTHERS and rank is None:
         raise UsageError("--diff others: compares one rank with the others; name it, e.g. --rank 1 --diff others")
-    roots, maps, libraries = code
     with outputs.reading("reading") as progress:
-        options = api.ReadOptions(
-            source_roots=tuple(roots or ()),
-            maps=parse_maps(maps),
-            libraries=tuple(libraries or ()),
-            progress=progress,
-        )
+        options = replace(options, progress=progress)
         context = api.open_run(*paths, options=options)._context
         other = api.open_run(diff, options=options)._context if diff not in (None, OTHERS) else None
 

@@ -16,6 +16,7 @@ from stepscope.report import jsonfile, outputs
 
 if TYPE_CHECKING:
     from stepscope.record.host.launch import Outcome
+    from stepscope.record.host.members import Part
 
 
 def run(
@@ -47,6 +48,7 @@ def run(
     Everything of ours goes to stderr, after the command has ended. The exit status is the command's own.
     """
     from stepscope.record.host.launch import launch
+    from stepscope.record.host.members import part_in_report
 
     if json_file == outputs.STDOUT:
         raise UsageError("--json - does not work here: stdout is the command's; name a file")
@@ -63,19 +65,24 @@ def run(
     )
     outcome = launch(options)
     with _StatusComesFirst(outcome, quiet=quiet):
-        _report(outcome, plan, quiet=quiet, source=not no_source)
+        _report(outcome, part_in_report(outcome.run, outcome.host_dir), plan, quiet=quiet, source=not no_source)
     raise typer.Exit(outcome.status)
 
 
-def _report(outcome: Outcome, plan: outputs.Plan, *, quiet: bool, source: bool) -> None:
+def _report(outcome: Outcome, part: Part, plan: outputs.Plan, *, quiet: bool, source: bool) -> None:
     from stepscope import api
+    from stepscope.record.host.members import Part
     from stepscope.record.host.signals import RaiseOnTermination
 
     if outcome.problem and not quiet:
         _say(outcome.problem)
     if outcome.hurried:
-        if not quiet:
+        if not quiet and part is not Part.SILENT:
             _say(f"asked to end, so no report yet; make it with: stepscope analyze {outcome.run}")
+        return
+    if part is not Part.REPORT:
+        if part is Part.WORD and not quiet:
+            _say(f"recorded into {outcome.run}; when all its tasks have ended: stepscope analyze {outcome.run}")
         return
     with RaiseOnTermination():
         report = api.open_run(outcome.run).report(source=source)

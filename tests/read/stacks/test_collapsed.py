@@ -43,13 +43,21 @@ def test_names_with_files_are_split(tmp_path: Path):
     assert (stack.frames, stack.samples) == ((Frame("main", "a.py", 3), Frame("f", "", None)), 13)
 
 
+def test_prefixes_of_py_spy_are_no_frames(tmp_path: Path):
+    (tmp_path / "x").write_text('process 5:"python -c a;b --token abc";thread (6): M;f;g 4\n')
+    (stack,) = read_all(Collapsed(tmp_path / "x")).stacks
+    assert (stack.pids, stack.thread, stack.thread_name) == ((5,), "6", "M")
+    assert [frame.function for frame in stack.frames] == ["f", "g"]
+
+
 def test_equal_lines_are_one_stack(tmp_path: Path):
     parsed = read_all(opened(tmp_path / "x", "a;b 1\na;c 2\na;b 5\n"))
     assert [(stack.samples, stack.record) for stack in parsed.stacks] == [(6, 0), (2, 1)]
 
 
 def test_pythons_own_sampler(tmp_path: Path):
-    text = "tid:12100288;<frozen runpy>:_run_module_as_main:201;repro.py:hot_b:6;C:\\a b\\t.py:f:7 42\ntid:7;a.py:<module>:1 3\n"
+    text = "tid:12100288;<frozen runpy>:_run_module_as_main:201;repro.py:hot_b:6;C:\\a b\\t.py:f:7 42\n"
+    text += "tid:7;a.py:<module>:1 3\n"
     source = opened(tmp_path / "x", text)
     first, second = read_all(source).stacks
     assert (first.thread, first.samples, second.thread) == ("12100288", 42, "7")

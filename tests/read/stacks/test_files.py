@@ -76,8 +76,8 @@ def test_files_in_which_nothing_can_be_read(tmp_path: Path):
         read_paths([path])
     (tmp_path / "y.txt").write_text(RAW)
     assert len(read_paths([tmp_path]).hosts[0].segments) == 2
+    (tmp_path / "empty").mkdir()
     with pytest.raises(UnreadableInputError, match="no file of sampled stacks"):
-        (tmp_path / "empty").mkdir()
         read_stack_files([tmp_path / "empty"])
     with pytest.raises(UnreadableInputError, match="no path given"):
         read_stack_files([])

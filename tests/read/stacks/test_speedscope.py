@@ -112,6 +112,39 @@ def test_threads_by_the_names_of_profiles(tmp_path: Path):
     repr(found).encode()
 
 
+def test_processes_and_threads_that_stand_as_frames(tmp_path: Path):
+    names = [
+        'process 7:"torchrun --token abc;x"',
+        'process 8:"python t.py"',
+        "thread (9): odd; name",
+        "thread (9)",
+        "f",
+    ]
+    frames = [{"name": name, "file": "", "line": 0} for name in names]
+    samples = [[0, 1, 2, 4], [0, 1, 3, 4], [4, 0], [4]]
+    source = write(
+        tmp_path / "x",
+        sampled(samples, [0.01] * 4, name='Process 8 Thread 9 "late"'),
+        frames=frames,
+        exporter="py-spy@1",
+    )
+    parsed = read_all(source)
+    assert [(stack.pids, stack.thread, stack.thread_name) for stack in parsed.stacks] == [
+        ((7, 8), "9", "odd; name"),
+        ((7, 8), "9", "late"),
+        ((8,), "9", "late"),
+        ((8,), "9", "late"),
+    ]
+    assert [[frame.function for frame in stack.frames] for stack in parsed.stacks] == [
+        ["f"],
+        ["f"],
+        ["f", "(process)"],
+        ["f"],
+    ]
+    assert source.hints == {7: "launcher"}
+    assert "abc" not in repr(parsed)
+
+
 def test_the_only_profile_is_of_an_unknown_thread(tmp_path: Path):
     (stack,) = read_all(write(tmp_path / "x", sampled([[0]], [0.01], name="train.py at 12:00"))).stacks
     assert (stack.pids, stack.thread, stack.thread_name) == ((), None, None)
@@ -137,7 +170,8 @@ def test_odd_frames(tmp_path: Path, frame: Any):
 
 
 def test_profiles_that_are_none_cost_themselves(tmp_path: Path):
-    bad: list[Any] = [{"type": "other"}, 3, {"type": "sampled", "samples": 4, "weights": {}}, sampled([[0]], [0.01])]
+    bad: list[Any] = [{"type": "other"}, 3, {"type": "sampled", "samples": 4, "weights": {}}, sampled([], [])]
+    bad.append(sampled([[0]], [0.01]))
     parsed = read_all(write(tmp_path / "x", *bad))
     assert counts(parsed) == {(MAIN,): 1}
     assert parsed.skipped_records == 2
@@ -148,6 +182,14 @@ def test_packed_and_with_any_name(tmp_path: Path):
     packed = tmp_path / "flamegraph.txt"
     packed.write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
     assert counts(read_all(open_stacks(packed))) == {(MAIN,): 1}
+
+
+def test_written_with_spaces_and_lines(tmp_path: Path):
+    file = {"shared": {"frames": FRAMES}, "profiles": [sampled([[0, 1], [0]], [3, 4], "none"), sampled([], [])]}
+    (tmp_path / "x").write_text(json.dumps(file, indent=8))
+    parsed = read_all(open_stacks(tmp_path / "x"))
+    assert counts(parsed) == {(MAIN, F): 3, (MAIN,): 4}
+    assert not parsed.losses.counts
 
 
 def test_the_tool_is_named(tmp_path: Path):
@@ -234,8 +276,12 @@ def test_a_real_file_of_py_spy():
     file = json.loads(SHARED.read_text())
     assert sum(stack.samples for stack in parsed.stacks) == sum(len(p["samples"]) for p in file["profiles"])
     assert (source.tool, source.unit, source.rate_hz) == ("py-spy", "samples", pytest.approx(100.0))
-    assert {stack.pids for stack in parsed.stacks} == {(14153,), (14321,), (14322,)}
+    assert {stack.pids for stack in parsed.stacks} == {(14153,), (14153, 14321), (14153, 14322)}
+    assert "--steps 80" not in repr(parsed)
+    assert not any(frame.function.startswith("thread (") for stack in parsed.stacks for frame in stack.frames)
+    main = [stack for stack in parsed.stacks if stack.pids == (14153,) and stack.thread == "14153"]
+    assert {stack.thread_name for stack in main} == {None, "MainThread"}
     assert not parsed.losses.counts
     first = file["profiles"][0]["samples"][0]
-    names = [file["shared"]["frames"][number]["name"] for number in first]
+    names = [file["shared"]["frames"][number]["name"] for number in first[2:]]  # behind process and thread
     assert [frame.function for frame in parsed.stacks[0].frames] == names

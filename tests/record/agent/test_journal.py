@@ -99,18 +99,44 @@ def test_a_file_stops_at_its_budget(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_text() == "12345678\n"
 
 
-def test_the_rank_comes_from_torchrun_or_a_slurm_step_of_several_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "TORCHELASTIC_RESTART_COUNT"):
+STARTERS = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    *("PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID"),
+)
+SLURM_TASK = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank", "world_size"),
+    [
+        ({}, None, None),
+        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_STEP_ID": "0", **SLURM_TASK}, 1, 2),
+        ({"SLURM_STEP_ID": "0", **SLURM_TASK}, 5, 8),
+        ({"SLURM_STEP_ID": "0", **SLURM_TASK, "SLURM_STEP_NUM_TASKS": "1"}, None, None),
+        (SLURM_TASK, None, None),  # the batch script is no task of a step
+        ({"SLURM_STEP_ID": str(0xFFFFFFFB), **SLURM_TASK}, None, None),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, None, None),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, 3, 4),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, 3, 4),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, None, None),
+        ({"RANK": "nonsense"}, None, None),
+    ],
+)
+def test_the_rank_comes_from_what_started_the_process(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], rank: int | None, world_size: int | None
+) -> None:
+    for name in STARTERS:
         monkeypatch.delenv(name, raising=False)
-    assert rank_identity()["rank"] is None
-    monkeypatch.setenv("SLURM_PROCID", "0")
-    monkeypatch.setenv("SLURM_NTASKS", "1")
-    assert rank_identity()["rank"] is None
-    monkeypatch.setenv("SLURM_PROCID", "5")
-    monkeypatch.setenv("SLURM_NTASKS", "8")
-    assert (rank_identity()["rank"], rank_identity()["world_size"]) == (5, 8)
-    monkeypatch.setenv("RANK", "1")
-    assert rank_identity()["rank"] == 1
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert (rank_identity()["rank"], rank_identity()["world_size"]) == (rank, world_size)
+
+
+def test_the_offset_of_another_hosts_clock_is_not_taken(tmp_path: Path) -> None:
+    here = {"run": str(tmp_path), "epoch_offset_ns": 5}
+    assert parse(json.dumps({**here, "host": os.uname().nodename})).epoch_offset_ns == 5
+    assert parse(json.dumps(here)).epoch_offset_ns == 5
+    assert parse(json.dumps({**here, "host": "elsewhere"})).epoch_offset_ns > 10**15
 
 
 def test_configurations_of_the_wrong_shape_fall_back_field_by_field() -> None:

@@ -62,7 +62,7 @@ SWITCHED = {
     "program in a variable": 'CMD="python train.py --x 1"\nsrun @$CMD',
     "program in an array": 'CMD=(python train.py  # it\'s the one\n  --x 1)\nsrun @"${CMD[@]}"',
     "variables in variables": 'L="python -m torch.distributed.run"\nCMD="$L train.py"\nsrun @$CMD',
-    "launcher and program": 'L="torchrun --nproc_per_node $GPUS"\nexport L\nsrun bash -c "@$L --rank \\$SLURM_PROCID a.py"',
+    "launcher and program": 'export L="torchrun -n $GPUS"\nsrun bash -c "@$L --rank \\$SLURM_PROCID a.py"',
     "heterogeneous": "srun --het-group=0 @python a.py : --het-group=1 -n2 @python b.py",
     "script in a step": "srun @./train.sh --x\nsrun @bash train.sh",
     "runner": "@uv run --with x train.py\nsrun @conda run -n env python train.py",

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
 from stepscope.read.stacks.blocks import read_lines
 from stepscope.read.stacks.pieces import Pieces, pyspy_frame
+from stepscope.read.stacks.prefixes import split_head
 from stepscope.read.stacks.source import (
     BYTES,
     MAX_FRAMES,
@@ -39,6 +40,7 @@ _LINE = re.compile(r"-?[0-9]{1,9}")
 class _Thread(NamedTuple):
     pids: tuple[int, ...]
     thread: str | None
+    name: str | None
     used: int  # of the text
 
 
@@ -77,7 +79,7 @@ class Collapsed(FileSource):
                 losses.add("skipped_samples", self.label, samples)
                 continue
             frames = tuple(map(pieces.number, parts))
-            yield RawStack(thread.pids, thread.thread, None, frames, samples, record)
+            yield RawStack(thread.pids, thread.thread, thread.name, frames, samples, record)
 
     def _note(self, line: str) -> bool:
         """Take in a comment; False for a line that is none."""
@@ -91,9 +93,12 @@ class Collapsed(FileSource):
         return count_of(text)
 
     def _thread(self, text: str) -> _Thread:
-        """Who a stack is of."""
-        del text
-        return _Thread((), None, 0)
+        """Who a stack is of; only py-spy's prefixes say so, which may stand here too."""
+        found = split_head(text, self.hints) if text.startswith(("process ", "thread (")) else None
+        if found is None:
+            return _Thread((), None, None, 0)
+        head, used = found
+        return _Thread(head.pids, head.thread, clean(head.name) if head.name else None, used)
 
     def _frame_of(self, text: str) -> Frame:
         """A frame: `name (file:line)` or a name."""
@@ -108,8 +113,8 @@ class Tachyon(Collapsed):
     def _thread(self, text: str) -> _Thread:
         match = _TACHYON.match(text)
         if match is None:
-            return _Thread((), None, 0)
-        return _Thread((), match[1], match.end() + 1)
+            return _Thread((), None, None, 0)
+        return _Thread((), match[1], None, match.end() + 1)
 
     def _frame_of(self, text: str) -> Frame:
         return colon_frame(text)
@@ -152,8 +157,8 @@ class Austin(Collapsed):
     def _thread(self, text: str) -> _Thread:
         match = _AUSTIN.match(text)
         if match is None:
-            return _Thread((), None, 0)
-        return _Thread((int(match[1]),), match[3], match.end())
+            return _Thread((), None, None, 0)
+        return _Thread((int(match[1]),), match[3], None, match.end())
 
     def _frame_of(self, text: str) -> Frame:
         return colon_frame(text)

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from stepscope.read.stacks.prefixes import Head
 
 MAX_PIECES = 200_000
 MAX_CHARS = 32 * 2**20
-
-
-class Head(NamedTuple):
-    """What stands before the frames; `pids` lists ancestors first."""
-
-    pids: tuple[int, ...]
-    thread: str | None
-    name: str | None
 
 
 class _Node:

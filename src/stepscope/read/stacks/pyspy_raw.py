@@ -7,26 +7,17 @@ from then on: a record of known pieces costs a look-up for each. What fits nothi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from stepscope.read.raw import FrameNames, Losses, RawStack
 from stepscope.read.stacks.blocks import read_lines
-from stepscope.read.stacks.commands import hint_of
-from stepscope.read.stacks.heads import Head, Heads
+from stepscope.read.stacks.heads import Heads
 from stepscope.read.stacks.pieces import Pieces, pyspy_frame
-from stepscope.read.stacks.records import MAX_RECORD_CHARS, START_PROCESS, Records
+from stepscope.read.stacks.prefixes import Head, split_head
+from stepscope.read.stacks.records import MAX_RECORD_CHARS, Records
 from stepscope.read.stacks.source import MAX_FRAMES, FileSource, Progress, count_of
 from stepscope.read.text import clean
-
-MAX_PROCESSES = 100_000
-
-# A command line ends at the first quote that another prefix follows; it may itself hold quotes and semicolons.
-_PROCESS = re.compile(r'process (\d{1,18}):"(.*?)"(?:;(?=process \d{1,18}:"|thread \()|\Z)', re.DOTALL)
-# Without thread prefixes it ends at the first quote that a semicolon follows.
-_PROCESS_BARE = re.compile(r'process (\d{1,18}):"(.*?)"(?:;|\Z)', re.DOTALL)
-_THREAD = re.compile(r"thread \((\d{1,20}|0x[0-9A-Fa-f]{1,16})\)(?::[ ]([^;]*))?(?:;|\Z)")
 
 
 class PySpyRaw(FileSource):
@@ -83,10 +74,12 @@ class _Reader:
 
     def _new(self, text: str, pieces: list[str], samples: int, number: int) -> RawStack | None:
         """A stack with something that was not met before, by the grammar."""
-        found = self._head(text)
+        found = split_head(text, self._hints)
         if found is None:
             return None
         head, position = found
+        if self._prefixed and not head.pids and head.thread is None:
+            return None
         rest = text[position:].split(";") if position < len(text) else []
         if head.name is not None:
             name = head.name
@@ -98,27 +91,3 @@ class _Reader:
             return None
         self._heads.learn(pieces[: len(pieces) - len(rest)] if text else [], head)
         return RawStack(head.pids, head.thread, head.name, self._pieces.frames(rest), samples, number)
-
-    def _head(self, text: str) -> tuple[Head, int] | None:
-        """The prefixes of a record and where they end; None when one is cut off, or absent where all others have it."""
-        pids: list[int] = []
-        position = 0
-        above = ""
-        while text.startswith("process ", position) and START_PROCESS.match(text, position):
-            match = _PROCESS.match(text, position) or _PROCESS_BARE.match(text, position)
-            if match is None:
-                return None
-            pid = int(match[1])
-            pids.append(pid)
-            self._note(pid, match[2], above)
-            above = match[2]
-            position = match.end()
-        match = _THREAD.match(text, position)
-        if match:
-            return Head(tuple(pids), match[1], match[2]), match.end()
-        return (Head(tuple(pids), None, None), position) if pids or not self._prefixed else None
-
-    def _note(self, pid: int, command: str, above: str) -> None:
-        hint = hint_of(command, above)
-        if hint is not None and len(self._hints) < MAX_PROCESSES:
-            self._hints.setdefault(pid, hint)

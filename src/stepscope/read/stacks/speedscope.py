@@ -19,6 +19,7 @@ from stepscope.read.inflate import ByteStream
 from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
 from stepscope.read.stacks.blocks import BYTE_ORDER_MARK, LIMITS
 from stepscope.read.stacks.pieces import MAX_PIECES, MORE_FRAMES
+from stepscope.read.stacks.prefixes import Head, PrefixFrame, head_of_frames, prefix_frame
 from stepscope.read.stacks.source import BYTES, MICROSECONDS, SAMPLES, FileSource, Progress
 from stepscope.read.stacks.speedscope_profiles import (
     BAD_JSON,
@@ -26,6 +27,7 @@ from stepscope.read.stacks.speedscope_profiles import (
     Profile,
     Survey,
     evented_stacks,
+    holds_anything,
     sampled_stacks,
     survey,
 )
@@ -38,6 +40,10 @@ _HEAD = re.compile(rb"\s*\{")
 _SCHEMA = b"speedscope.app/file-format-schema"
 _SHARED = re.compile(rb'"shared"\s*:\s*\{\s*"frames"\s*:\s*\[')
 _PROFILES = re.compile(rb'"profiles"\s*:\s*\[\s*\{[^{}\[\]]{0,2000}"type"\s*:\s*"(?:sampled|evented)"')
+# A pair is kept; the half of one becomes nothing.
+_SURROGATE = re.compile(
+    rb"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
 _EXPORTER = re.compile(rb'"exporter"\s*:\s*"([^"\\@]{1,100})')
 _PYSPY_PROFILE = re.compile(rb'"name"\s*:\s*"Process \d{1,18} Thread ')
 _PYSPY_NAME = re.compile(r'Process (\d{1,18}) Thread (\d{1,20}|0x[0-9A-Fa-f]{1,16}) "(.*)"', re.DOTALL)
@@ -86,9 +92,10 @@ class Speedscope(FileSource):
             self.tool = clean(file.exporter).partition("@")[0] or self.tool
         profiles = [profile for raw in file.profiles[:MAX_PROFILES] if (profile := _profile(raw)) is not None]
         losses.add("skipped_records", self.label, len(file.profiles) - len(profiles))
+        profiles = [profile for profile in profiles if holds_anything(profile)]
         surveys = [survey(profile) for profile in profiles]
         self._settle(profiles, surveys)
-        numbers = _frame_numbers(file.shared.frames if file.shared is not None else [], names)
+        frames = _Frames(file.shared.frames if file.shared is not None else [], names, self.hints)
         record = 0
         for profile, found in zip(profiles, surveys, strict=True):
             fits, factor = self._fits(profile, found)
@@ -97,8 +104,9 @@ class Speedscope(FileSource):
                 continue
             head = _head(profile.name, alone=len(profiles) == 1)
             make = evented_stacks if profile.type == "evented" else sampled_stacks
-            for frames, samples in make(profile, factor, len(numbers), losses, self.label):
-                yield RawStack(*head, tuple(numbers[frame] for frame in frames), samples, record)
+            for stack, samples in make(profile, factor, len(frames.numbers), losses, self.label):
+                own, rest = frames.split(stack, head)
+                yield RawStack(own.pids, own.thread, own.name, rest, samples, record)
                 record += 1
 
     def _bytes(self, losses: Losses, progress: Progress | None) -> bytearray:
@@ -120,7 +128,8 @@ class Speedscope(FileSource):
     def _settle(self, profiles: list[Profile], surveys: list[Survey]) -> None:
         """Unit, rate and wall time of the file; its first profile says what is counted."""
         both = list(zip(profiles, surveys, strict=True))
-        self.unit = next((_unit_of(profile, found) for profile, found in both), SAMPLES)
+        weighed = (_unit_of(profile, found) for profile, found in both if found.count or profile.type == "evented")
+        self.unit = next(weighed, SAMPLES)
         if self.unit != MICROSECONDS:
             return
         timed = [
@@ -161,7 +170,8 @@ def _decoded(data: bytearray) -> _File | None:
         try:
             return msgspec.json.decode(text, type=_File)
         except BAD_JSON:
-            text = text.decode("utf-8", "replace").encode()  # names that are no text spoil only themselves
+            # Names that are no text spoil only themselves.
+            text = _SURROGATE.sub(rb"\1", text.decode("utf-8", "replace").encode())
     return None
 
 
@@ -173,37 +183,65 @@ def _profile(raw: msgspec.Raw) -> Profile | None:
     return profile if profile.type in ("sampled", "evented") else None
 
 
-def _frame_numbers(frames: list[msgspec.Raw], names: FrameNames) -> list[int]:
-    numbers: list[int] = []
-    decoder = msgspec.json.Decoder(_Frame)
-    for raw in frames:
-        if len(numbers) >= MAX_PIECES:
-            numbers.append(names.number(MORE_FRAMES))
-            continue
-        try:
-            frame = decoder.decode(raw)
-        except BAD_JSON:
-            frame = _Frame()
-        file = clean(frame.file) if isinstance(frame.file, str) else ""
-        line = integer(frame.line)
-        if isinstance(frame.line, float) and frame.line.is_integer() and abs(frame.line) < 2**31:
-            line = int(frame.line)
+class _Frames:
+    """The frames of a file. py-spy has a stack begin with frames that are no frames, but its process and thread."""
+
+    def __init__(self, frames: list[msgspec.Raw], names: FrameNames, hints: dict[int, str]) -> None:
+        self.numbers: list[int] = []
+        self._prefixes: dict[int, PrefixFrame] = {}
+        self._hints = hints
+        decoder = msgspec.json.Decoder(_Frame)
+        for raw in frames:
+            if len(self.numbers) >= MAX_PIECES:
+                self.numbers.append(names.number(MORE_FRAMES))
+                continue
+            try:
+                frame = decoder.decode(raw)
+            except BAD_JSON:
+                frame = _Frame()
+            self._add(frame, names)
+
+    def _add(self, frame: _Frame, names: FrameNames) -> None:
         name = clean(frame.name) if isinstance(frame.name, str) else "?"
-        numbers.append(names.number(Frame(name, file, line)))
-    return numbers
+        file = clean(frame.file) if isinstance(frame.file, str) else ""
+        prefix = prefix_frame(name) if not file else None
+        if prefix is not None:
+            self._prefixes[len(self.numbers)] = prefix
+            name = "(process)" if prefix.pid is not None else "(thread)"  # where it stands inside a stack after all
+        self.numbers.append(names.number(Frame(name, file, _line(frame.line))))
+
+    def split(self, stack: tuple[int, ...], head: Head) -> tuple[Head, tuple[int, ...]]:
+        """The process and thread of a stack, `head` where it does not say, and the numbers of its frames."""
+        used = 0
+        while used < len(stack) and stack[used] in self._prefixes:
+            used += 1
+        rest = tuple(self.numbers[frame] for frame in stack[used:])
+        if not used:
+            return head, rest
+        own = head_of_frames([self._prefixes[frame] for frame in stack[:used]], self._hints)
+        thread = own.thread or head.thread
+        name = own.name or (head.name if thread == head.thread else None)
+        return Head(own.pids or head.pids, thread, name), rest
 
 
-def _head(name: Any, *, alone: bool) -> tuple[tuple[int, ...], str | None, str | None]:
+def _line(line: Any) -> int | None:
+    """A line number; py-spy writes 0 where it knows none."""
+    if isinstance(line, float) and line.is_integer() and abs(line) < 2**31:
+        line = int(line)
+    return integer(line) or None
+
+
+def _head(name: Any, *, alone: bool) -> Head:
     """Process, thread and thread name of a profile; the name of a file's only profile is that of the file."""
     if not isinstance(name, str):
-        return (), None, None
+        return Head((), None, None)
     match = _PYSPY_NAME.fullmatch(name)
     if match:
-        return (int(match[1]),), match[2], clean(match[3]) or None
+        return Head((int(match[1]),), match[2], clean(match[3]) or None)
     match = _PYSPY_BARE_NAME.fullmatch(name)
     if match:
-        return (int(match[1]),) if match[1] else (), match[2], None
-    return (), None, None if alone or not name else clean(name)
+        return Head((int(match[1]),) if match[1] else (), match[2], None)
+    return Head((), None, None if alone or not name else clean(name))
 
 
 def open_speedscope(path: Path, label: str, head: bytes) -> Speedscope:

@@ -17,7 +17,7 @@ from stepscope.read.raw import Losses
 from stepscope.read.stacks.source import MAX_FRAMES
 
 STRETCH_BYTES = 2**20
-MAX_DISTINCT_BYTES = 256 * 2**20  # of different samples that wait for equal ones
+MAX_DISTINCT_BYTES = 64 * 2**20  # of different samples that wait for equal ones
 MAX_PATHS = 2_000_000
 MICROSECONDS_IN = {"seconds": 1e6, "milliseconds": 1e3, "microseconds": 1.0, "nanoseconds": 1e-3}
 BAD_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -43,6 +43,13 @@ class _Event(msgspec.Struct, gc=False):
     type: str
     at: float
     frame: int
+
+
+def holds_anything(profile: Profile) -> bool:
+    """Whether there is a sample or an event in the profile."""
+    raw = profile.events if profile.type == "evented" else profile.samples
+    beginning = bytes(memoryview(raw)[:4096]).translate(None, b" \t\r\n")
+    return beginning[:1] == b"[" and beginning != b"[]"
 
 
 @dataclass(frozen=True)

@@ -61,12 +61,15 @@ def parse(text: str) -> Config | None:
         return None
     run = data["run"]
     window = data.get("window")
+    # Started on another host than the launcher (`stepscope run -- srun ...`): monotonic clocks of hosts differ by days.
+    elsewhere = _typed(data, "host", str, os.uname().nodename) != os.uname().nodename
+    offset = None if elsewhere else _typed(data, "epoch_offset_ns", int, None)
     return Config(
         run=run,
         host_dir=_typed(data, "host_dir", str, os.path.join(run, "host-" + os.uname().nodename)),
         package=_typed(data, "package", str, ""),
         launcher_pid=_typed(data, "launcher_pid", int, None),
-        epoch_offset_ns=_typed(data, "epoch_offset_ns", int, None) or epoch_offset_ns(),
+        epoch_offset_ns=offset or epoch_offset_ns(),
         window=_window(window if isinstance(window, dict) else {}),
         max_steps=_typed(data, "max_steps", int, None),
         sampler_hz=_typed(data, "sampler_hz", int, 50),

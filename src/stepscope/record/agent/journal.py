@@ -82,15 +82,36 @@ def append_line(path: str, record: dict[str, Any]) -> bool:
     return True
 
 
+# (rank, local rank, size of the world) as starters of processes name them, when there is more than one process
+_STARTERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
+)
+_LAST_STEP = 0xFFFFFFF0  # from here on, ids of SLURM's own steps: batch, extern, interactive
+
+
 def rank_identity() -> dict[str, int | None]:
     """`rank`, `local_rank`, `world_size` and `attempt` as the launcher's environment gives them, else None."""
-    slurm = (_environment_int("SLURM_NTASKS") or 1) > 1
-    return {
-        "rank": _first(_environment_int("RANK"), _environment_int("SLURM_PROCID") if slurm else None),
-        "local_rank": _first(_environment_int("LOCAL_RANK"), _environment_int("SLURM_LOCALID") if slurm else None),
-        "world_size": _first(_environment_int("WORLD_SIZE"), _environment_int("SLURM_NTASKS") if slurm else None),
+    found = {
+        "rank": _environment_int("RANK"),
+        "local_rank": _environment_int("LOCAL_RANK"),
+        "world_size": _environment_int("WORLD_SIZE"),
         "attempt": _environment_int("TORCHELASTIC_RESTART_COUNT"),
     }
+    if found["rank"] is None:
+        names = next((names for names in _STARTERS if (_environment_int(names[2]) or 1) > 1), _slurm_names())
+        for key, name in zip(("rank", "local_rank", "world_size"), names):
+            found[key] = _first(found[key], _environment_int(name))
+    return found
+
+
+def _slurm_names() -> tuple[str, ...]:
+    """What SLURM names a task of a step. In a batch script the same names stand for the script, which is no task."""
+    step = _environment_int("SLURM_STEP_ID")
+    if step is None or step >= _LAST_STEP:
+        return ()
+    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
+    return ("SLURM_PROCID", "SLURM_LOCALID", size) if (_environment_int(size) or 1) > 1 else ()
 
 
 def process_group_identity() -> dict[str, int | None]:
@@ -142,7 +163,8 @@ class Journal:
         if self._refused or os.getpid() != self._pid:
             return False
         identity = rank_identity()
-        if identity["rank"] is None:
+        if _environment_int("RANK") is None:
+            # ranks of `mp.spawn` inside one task of an MPI or SLURM job: the group knows better than the task's number
             identity.update(process_group_identity())
         folder = claim_rank_folder(self._run, identity["rank"] or 0)
         if folder is None:

@@ -160,6 +160,7 @@ class _Launch:
             "host_dir": str(self._folder.host),
             "package": package_folder(),
             "launcher_pid": os.getpid(),
+            "host": os.uname().nodename,
             "epoch_offset_ns": self._offset,
             "window": self._options.window.for_agent(),
             "max_steps": self._options.max_steps,

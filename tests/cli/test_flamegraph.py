@@ -1,0 +1,211 @@
+"""`stepscope flamegraph` through the real command line: formats, names, selections, comparisons, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope import cli
+from tests.run_folders import make_run_folder
+
+MAIN_THREAD = 'process 100:"python train.py --token hunter2";thread (100): MainThread;<module> (train.py:9)'
+RAW = f"{MAIN_THREAD};main (train.py:5);step (train.py:3) 60\n{MAIN_THREAD};main (train.py:6) 30\n{MAIN_THREAD} 10\n"
+RANKS = "".join(
+    f'process 1:"torchrun t.py";process {pid}:"python t.py";thread ({pid}): MainThread;<module> (t.py:9);{leaf} 50\n'
+    for pid, leaf in ((2, "fast (t.py:5)"), (3, "slow (t.py:6)"))
+)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, and a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def main(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["flamegraph", *arguments])
+    return int(ended.value.code or 0)
+
+
+def write(name: str, text: str = RAW) -> str:
+    Path(name).write_text(text, encoding="utf-8")
+    return name
+
+
+def page_data(name: str) -> Any:
+    text = Path(name).read_text(encoding="utf-8")
+    start = text.index('id="data">') + len('id="data">')
+    return json.loads(text[start : text.index("</script>", start)])
+
+
+def tree_of(data: Any, key: str) -> Any:
+    return next(tree for tree in data["trees"] if tree["key"] == key)
+
+
+def test_a_file_becomes_a_page_beside_nothing_of_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(write("profile.txt")) == 0
+
+    assert capsys.readouterr() == ("", "Wrote profile.flame.html\n")
+    assert sorted(path.name for path in here.iterdir()) == ["profile.flame.html", "profile.txt"]
+    data = page_data("profile.flame.html")
+    assert data["title"] == "profile.txt"
+    assert (tree_of(data, "all")["unit"], tree_of(data, "all")["value"][0]) == ("samples", 100)
+    assert "hunter2" not in Path("profile.flame.html").read_text()
+
+
+def test_an_existing_file_is_kept_unless_forced(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("profile.flame.html").write_text("mine")
+
+    assert main(write("profile.txt")) == 2
+    assert "exists; add --force" in capsys.readouterr().err
+    assert Path("profile.flame.html").read_text() == "mine"
+    assert main("profile.txt", "--force") == 0
+    assert Path("profile.flame.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_ending_names_the_format(capsys: pytest.CaptureFixture[str]) -> None:
+    write("profile.txt")
+
+    assert main("profile.txt", "-o", "a.svg") == 0
+    assert Path("a.svg").read_text().startswith("<svg ")
+    assert main("profile.txt", "-o", "a.speedscope.json") == 0
+    assert sum(json.loads(Path("a.speedscope.json").read_text())["profiles"][0]["weights"]) == 100
+    assert main("profile.txt", "-o", "a.collapsed") == 0
+    assert "<module> (train.py:9);main (train.py:5);step (train.py:3) 60\n" in Path("a.collapsed").read_text()
+    assert main("profile.txt", "-o", "a.png") == 2
+    assert "its ending names no format; use .html" in capsys.readouterr().err
+
+
+def test_stdout_holds_the_page_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(write("profile.txt"), "-o", "-") == 0
+
+    shown = capfd.readouterr()
+    assert shown.out.startswith("<!doctype html>")
+    assert shown.out.endswith("</html>\n")
+    assert shown.err == ""
+
+
+def test_a_run_folder_is_drawn_in_time_per_step(tmp_path: Path) -> None:
+    pid = 4242
+    raw = f'process {pid}:"python train.py";thread ({pid}): MainThread;<module> (/home/user/project/train.py:9) 100\n'
+    make_run_folder(tmp_path, stacks_raw=raw, name="a run", pid=pid)
+
+    assert main(str(tmp_path / "a run")) == 0
+    data = page_data("a run.flame.html")
+    assert tree_of(data, "all")["unit"] == "ms per step"
+    assert tree_of(data, "all")["value"][0] == pytest.approx(10)
+
+
+def test_selections() -> None:
+    write("ranks.txt", RANKS)
+
+    assert main("ranks.txt", "--rank", "1", "-o", "one.html") == 0
+    names = page_data("one.html")["names"]
+    assert "slow" in names
+    assert "fast" not in names
+    assert main(write("profile.txt"), "--by", "line", "-o", "line.html") == 0
+    data = page_data("line.html")
+    boxes = [data["frames"][frame] for frame in tree_of(data, "all")["frame"]]
+    assert {(data["names"][name], line) for name, _, line, _ in boxes} >= {("main", 5), ("main", 6)}
+    assert main("ranks.txt", "--min-share", "60", "-o", "thick.html") == 0
+    assert tree_of(page_data("thick.html"), "all")["value"] == [100, 100]
+    assert tree_of(page_data("thick.html"), "all")["hidden"] == 100
+
+
+def test_a_tree_is_chosen_by_its_key(capsys: pytest.CaptureFixture[str]) -> None:
+    write("ranks.txt", RANKS)
+
+    assert main("ranks.txt", "--tree", "rank:1", "-o", "x.collapsed") == 0
+    assert Path("x.collapsed").read_text() == "<module> (t.py:9);slow (t.py:6) 50\n"
+    assert main("ranks.txt", "--tree", "rank:1", "-o", "x.html") == 0
+    data = page_data("x.html")
+    assert data["trees"][data["first"]]["key"] == "rank:1"
+    assert main("ranks.txt", "--tree", "rank:8", "-o", "y.html") == 2
+    assert "there are all, " in capsys.readouterr().err
+
+
+def test_two_files_are_compared() -> None:
+    write("a.txt")
+    write("b.txt", RAW.replace("step (train.py:3) 60", "other (train.py:4) 60"))
+
+    assert main("a.txt", "--diff", "b.txt", "-o", "d.html") == 0
+    data = page_data("d.html")
+    assert data["sides"] == ["a.txt", "b.txt"]
+    tree = tree_of(data, "all")
+    changes = {
+        data["names"][data["frames"][frame][0]]: data["changes"][change][0]
+        for frame, change in zip(tree["frame"], tree["change"], strict=True)
+    }
+    assert (changes["step"], changes["other"], changes["main"]) == ("new", "gone", "about the same")
+
+
+def test_a_rank_is_compared_with_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    write("ranks.txt", RANKS)
+
+    assert main("ranks.txt", "--rank", "1", "--diff", "others", "-o", "d.html") == 0
+    assert page_data("d.html")["sides"] == ["rank 1", "rank 0"]
+    assert main("ranks.txt", "--diff", "others", "-o", "e.html") == 2
+    assert "--rank 1 --diff others" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["missing.txt"], 3, "missing.txt"),
+        (["empty.txt"], 3, "empty.txt"),
+        (["profile.txt", "--by", "colour"], 2, "--by colour: unknown; use function or line"),
+        (["profile.txt", "--min-share", "-1"], 2, "--min-share -1"),
+        (["profile.txt", "--phase", "naptime"], 2, "--phase naptime"),
+        (["profile.txt", "--rank", "9"], 2, "--rank 9"),
+        (["profile.txt", "--process", "gpu"], 2, "--process gpu"),
+        (["profile.txt", "--diff", "missing.txt"], 3, "missing.txt"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str], status: int, says: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("profile.txt")
+    write("empty.txt", "")
+
+    assert main(*arguments) == status
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+    assert sorted(path.name for path in here.iterdir()) == ["empty.txt", "profile.txt"]
+
+
+def test_the_installed_command_has_help_with_examples() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stepscope", "flamegraph", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "stepscope flamegraph" in done.stdout.split("Examples:")[1]
+    assert "--diff" in done.stdout
+
+
+def test_a_page_stays_below_its_limit_however_long_the_names_are() -> None:
+    text = "".join(
+        f'process 1:"torchrun";process {pid}:"python";thread ({pid}): MainThread;<module> (t.py:9);'
+        f"{'long_name_' * 20}{pid}_{number} (t.py:{number}) 1\n"
+        for pid in (2, 3, 4)
+        for number in range(8000)
+    )
+
+    assert main(write("long.txt", text), "--min-share", "0") == 0
+    assert 1_000_000 < Path("long.flame.html").stat().st_size <= 3_000_000
+    tree = tree_of(page_data("long.flame.html"), "all")
+    assert tree["value"][0] == 24_000
+    assert tree["hidden"] == 24_000 - (len(tree["value"]) - 2)

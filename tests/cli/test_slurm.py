@@ -1,0 +1,114 @@
+"""`stepscope slurm` as a user types it: which file is written, what is shown where, and what is never touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli import main
+
+SCRIPT = "#!/bin/bash\n#SBATCH --ntasks=2\nsrun python train.py\nnsys profile python other.py\n"
+SWITCHED = SCRIPT.replace("srun python", "srun stepscope run -- python")
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = Path("train.sbatch")
+    path.write_text(SCRIPT)
+    path.chmod(0o750)
+    return path
+
+
+def slurm(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["slurm", *arguments])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_a_copy_is_written_and_the_difference_shown(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert slurm("train.sbatch") == 0
+    copy = Path("train.stepscope.sbatch")
+    assert copy.read_text() == SWITCHED
+    assert copy.stat().st_mode & 0o777 == 0o750
+    assert script.read_text() == SCRIPT
+    shown = capsys.readouterr()
+    assert "-srun python train.py\n+srun stepscope run -- python train.py\n" in shown.out
+    assert shown.out.startswith("--- train.sbatch\n+++ train.stepscope.sbatch\n")
+    assert "left alone: line 4: it runs under nsys" in shown.err
+    assert "sbatch train.stepscope.sbatch" in shown.err
+
+
+def test_stdout_takes_the_script_alone(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert slurm(str(script), "-o", "-") == 0
+    shown = capsys.readouterr()
+    assert shown.out == SWITCHED
+    assert "+srun stepscope run --" in shown.err
+    assert list(Path.cwd().iterdir()) == [Path.cwd() / script]
+
+
+def test_the_script_itself_is_never_overwritten(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("link").symlink_to(script)
+    for name in ("train.sbatch", "./train.sbatch", "link"):
+        assert slurm("train.sbatch", "--out", name, "--force") == 2
+        assert "never changed" in capsys.readouterr().err
+    assert script.read_text() == SCRIPT
+
+
+def test_an_existing_copy_is_kept_without_force(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("copy").write_text("mine")
+    assert slurm(str(script), "-o", "copy") == 2
+    assert "--force" in capsys.readouterr().err
+    assert Path("copy").read_text() == "mine"
+    assert slurm(str(script), "-o", "copy", "--force") == 0
+    assert Path("copy").read_text() == SWITCHED
+
+
+def test_a_script_that_records_already_says_so(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text(SWITCHED)
+    assert slurm(str(script)) == 0
+    assert "records already (line 3)" in capsys.readouterr().err
+    assert list(Path.cwd().iterdir()) == [Path.cwd() / script]
+
+
+def test_nothing_to_switch_on_is_one_line_with_a_way_out(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text("#!/bin/bash\necho python train.py\n")
+    assert slurm(str(script)) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert len(shown.err.splitlines()) == 1
+    assert "stepscope run --" in shown.err
+
+
+def test_only_what_is_left_alone_is_named_before_the_error(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text("srun $CMD\n")
+    assert slurm(str(script)) == 2
+    first, last = capsys.readouterr().err.splitlines()
+    assert "left alone: line 1" in first
+    assert "no line" in last
+
+
+@pytest.mark.parametrize("name", ["absent", "."])
+def test_a_script_that_cannot_be_read(script: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.exists()
+    assert slurm(name) == 3
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_bytes_that_are_no_text_and_control_characters_survive_and_are_not_printed(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.write_bytes(b"# caf\xe9 \x1b[2J\r\nsrun python train.py\r\n")
+    assert slurm(str(script)) == 0
+    written = Path("train.stepscope.sbatch").read_bytes()
+    assert written == b"# caf\xe9 \x1b[2J\r\nsrun stepscope run -- python train.py\r\n"
+    shown = capsys.readouterr()
+    assert "\x1b" not in shown.out
+    assert "\\x1b[2J" in shown.out
+
+
+def test_another_name_for_stepscope(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert slurm(str(script), "--stepscope", "/opt/tools/stepscope") == 0
+    assert "+srun /opt/tools/stepscope run -- python train.py" in capsys.readouterr().out

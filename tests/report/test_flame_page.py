@@ -1,0 +1,151 @@
+"""The page of a flame graph as text: what it holds reads back, and nothing in it can run, load or be too large."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from stepscope.model.views.flame import FlameFrame, FlameGraph, FlameTree
+from stepscope.report.flame import colours, page
+from stepscope.report.flame.document import document
+
+EVIL = "</script><script>alert(1)</script>"
+HOSTILE = [EVIL, "<!--", "]]>", "a\u2028b\u2029c", "\x1b[2J", "&lt;", "\u202eevil", "\ud800", '"', "\\", "x" * 5000]
+
+
+def graph(*names: str, base: bool = False, notes: tuple[str, ...] = ()) -> FlameGraph:
+    """One tree whose root holds a box for each name."""
+    frames = (FlameFrame("everything", "", None, "root"), *(FlameFrame(name, name, 7, "user") for name in names))
+    count = len(names)
+    tree = FlameTree(
+        key="all",
+        label="everything",
+        unit="samples",
+        parent=(-1, *[0] * count),
+        frame=tuple(range(count + 1)),
+        value=(float(count * 2), *[2.0] * count),
+        base=(float(count * 2), *[2.0] * count) if base else None,
+        source="as counted",
+        hidden=0.0,
+    )
+    return FlameGraph(f"run {EVIL}", frames, (tree,), notes, ("this", EVIL) if base else None)
+
+
+class Page(HTMLParser):
+    """Elements of a page, and the texts of its scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self.texts.append((tag, ""))
+
+    def handle_data(self, data: str) -> None:
+        if self.found and self.found[-1][0] in ("script", "style"):
+            self.texts[-1] = (self.texts[-1][0], self.texts[-1][1] + data)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("script", "style"):
+            self.found.append(("/" + tag, {}))
+
+    def data(self) -> Any:
+        scripts = [attributes for tag, attributes in self.found if tag == "script"]
+        at = next(at for at, attributes in enumerate(scripts) if attributes.get("type") == "application/json")
+        return json.loads([text for tag, text in self.texts if tag == "script"][at])
+
+
+def test_the_data_in_the_page_reads_back() -> None:
+    drawn = graph("main", "train", base=True, notes=("mind this",))
+
+    held = Page(page.render(drawn)).data()
+    assert held == json.loads(json.dumps(document(drawn)))
+    assert [held["names"][frame[0]] for frame in held["frames"]] == ["everything", "main", "train"]
+    assert [(held["files"][frame[1]], frame[2]) for frame in held["frames"]][1] == ("main", 7)
+    (tree,) = held["trees"]
+    assert (tree["parent"], tree["frame"], tree["value"], tree["base"]) == ([-1, 0, 0], [0, 1, 2], [4, 2, 2], [4, 2, 2])
+    assert {held["changes"][change][0] for change in tree["change"]} == {"about the same"}
+    assert held["notes"] == ["mind this"]
+
+
+def test_hostile_names_stay_data() -> None:
+    plain = Page(page.render(graph("a", "b")))
+    hostile = Page(page.render(graph(*HOSTILE, notes=tuple(HOSTILE))))
+
+    assert [tag for tag, _ in hostile.found if tag in ("script", "/script")] == ["script", "/script"] * 4
+    assert [tag for tag, _ in plain.found if tag != "li"].count("script") == 4
+    assert EVIL in hostile.data()["names"]
+    text = page.render(graph(*HOSTILE))
+    assert "alert(1)</script" not in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert max(map(len, hostile.data()["names"])) <= 300
+
+
+def test_the_policy_lets_nothing_run_but_what_the_page_was_made_with() -> None:
+    read = Page(page.render(graph("main")))
+    policy = next(a["content"] for tag, a in read.found if tag == "meta" and "http-equiv" in a)
+    assert policy is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert "unsafe" not in policy
+    for tag, text in read.texts:
+        if tag == "style" or not text.startswith("{"):
+            digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+            assert f"'sha256-{digest}'" in rules[f"{tag}-src"]
+
+
+def test_the_page_names_no_address_to_load_from() -> None:
+    read = Page(page.render(graph("main")))
+
+    assert not [attributes for _, attributes in read.found if {"src", "href", "action", "onclick"} & set(attributes)]
+    own = (resources.files("stepscope.report.flame") / "assets" / "page.js").read_text()
+    assert "http" not in own
+    assert not re.search(r"\b(eval|innerHTML|outerHTML|insertAdjacentHTML|document\.write|fetch|XMLHttpRequest)\b", own)
+
+
+@pytest.mark.parametrize("name", ["d3.min.js", "d3-flamegraph.umd.min.js"])
+def test_vendored_files_are_as_published(name: str) -> None:
+    vendor = resources.files("stepscope.report.flame") / "assets" / "vendor"
+    digest = hashlib.sha256((vendor / name).read_bytes()).hexdigest()
+    row = next(line for line in (vendor / "README.md").read_text().splitlines() if f"`{name}`" in line)
+
+    assert f"`{digest}`" in row
+    licence = re.search(r"`([\w.-]+\.LICENSE)`", row)
+    assert licence is not None
+    assert (vendor / licence[1]).is_file()
+
+
+@pytest.mark.parametrize(
+    ("value", "base", "word"),
+    [(10, 10, "about the same"), (10, 9.9, "about the same"), (10, 0, "new"), (0, 10, "gone"), (10, 5, "grown"),
+     (5, 10, "shrunk"), (0, 0, "about the same"), (0.01, 0, "about the same")],
+)  # fmt: skip
+def test_words_for_changes(value: float, base: float, word: str) -> None:
+    assert colours.CHANGES[colours.change(value, base, 100)][0] == word
+
+
+def test_the_larger_the_change_the_stronger_the_colour() -> None:
+    grown = [colours.change(100, base, 100) for base in (90, 80, 60, 1)]
+    shrunk = [colours.change(value, 100, 100) for value in (90, 80, 60, 1)]
+
+    assert len({*grown, *shrunk}) == 8
+    assert grown == sorted(grown)
+    assert shrunk == sorted(shrunk)
+
+
+def test_the_tree_asked_for_comes_first() -> None:
+    assert document(graph("a"), first="all")["first"] == 0
+    assert document(graph("a"), first="not there")["first"] == 0
