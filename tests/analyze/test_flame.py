@@ -144,6 +144,14 @@ def test_values_are_per_step_where_steps_are_known() -> None:
     assert (tree(graph, "outside").unit, values(graph, "outside")[()]) == ("samples", 30)
 
 
+def test_what_lies_in_no_steady_step_is_drawn_in_samples() -> None:
+    before = {"start_ns": T0 - 900 * MS, "end_ns": T0 - 100 * MS, "phase": "startup"}
+    run = context([stack("main", samples=60, phase="forward"), stack("imports", samples=30, **before)], steps=steps())
+
+    graph = flame_graph(run, FlameOptions(selection=StackSelection(phase="startup")))
+    assert (tree(graph).unit, values(graph)) == ("samples", {(): 30, ("imports",): 30})
+
+
 def test_trees_of_several_ranks_are_their_mean_and_each_rank_has_its_own() -> None:
     def rank(number: int, **columns: object) -> dict[str, object]:
         return {"rank": number, "process": f"rank-{number}", "pid": 40 + number, "phase": "forward", **columns}

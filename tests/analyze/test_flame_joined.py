@@ -33,7 +33,7 @@ def test_operators_and_device_time_stand_in_the_same_graph() -> None:
     whole = values(graph, "process:main+operators")
     assert whole[()] == values(graph)[()] == 100
     assert whole["step",] == values(graph)["step",] == 80
-    assert whole["step", "aten::mm"] == pytest.approx(60)
+    assert whole["step", "aten::mm"] == pytest.approx(60, rel=0.01)
     assert frame_at(graph, ("step", "aten::mm"), "process:main+operators").kind == "operator"
     assert [path[-1] for path in paths(graph, tree(graph, "gpu"))[1:]] == ["step", "aten::mm", "gemm"]
 
@@ -51,10 +51,9 @@ def test_real_files_add_up(name: str) -> None:
     graph = flame_graph(context)
 
     parked = flame_graph(context, FlameOptions(selection=StackSelection(parked=True)))
-    roles = context.tables.stacks.group_by("role").agg(samples=context.tables.stacks["samples"].sum())
-    assert roles.height
-    left = context.tables.stacks.filter(context.tables.stacks["role"].is_in(["launcher", "helper"]))["samples"].sum()
-    assert tree(parked).value[0] == context.tables.stacks["samples"].sum() - left
+    stacks = context.tables.stacks
+    left_out = stacks.filter(stacks["role"].is_in(["launcher", "helper"]))["samples"].sum()
+    assert tree(parked).value[0] == stacks["samples"].sum() - left_out > 0
     assert tree(graph).value[0] <= tree(parked).value[0]
     for each in graph.trees:
         assert all(each.value[parent] >= each.value[node] for node, parent in enumerate(each.parent) if node)

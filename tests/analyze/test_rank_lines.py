@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -146,6 +148,19 @@ def test_without_waiting_samples_nobody_is_blamed() -> None:
     assert found is not None
     assert found.straggler is None
     assert "waiting was not sampled" in found.verdict
+
+
+def test_weights_in_microseconds_are_no_samples() -> None:
+    rows = stacks_of([{"forward": 5_000, "backward": 5_000}, {"forward": 4_000, "backward": 6_000}])
+    tables_of = make_tables(stacks=[{**row, "start_ns": None, "end_ns": None} for row in rows])
+    found = {}
+    for unit in ("samples", "us"):
+        context = Context(dataclasses.replace(tables_of, segments=tables_of.segments.with_columns(unit=pl.lit(unit))))
+        users = UserPaths(context.calls, context.code)
+        found[unit] = rank_lines.facts(context, sampled_loop(context, users), users, True)
+    assert found["samples"][0] is not None
+    assert found["samples"][0].straggler == 0
+    assert found["us"] == (None, "fewer than two ranks have 50 samples in their loop")
 
 
 def test_one_rank_has_nobody_to_differ_from() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from stepscope import tables
@@ -139,6 +141,12 @@ def test_a_run_without_a_loader() -> None:
 
 def test_a_run_without_stacks_has_no_views() -> None:
     assert views_of(Context(make_tables(steps=step_rows(600)))) is None
+
+
+def test_stacks_of_memory_have_no_views() -> None:
+    tables_of = make_tables(stacks=[stack([at("main", 3)], 10)])
+    in_bytes = tables_of.segments.with_columns(unit=pl.lit("bytes"))
+    assert views_of(Context(dataclasses.replace(tables_of, segments=in_bytes))) is None
 
 
 def test_everything_together_with_times() -> None:

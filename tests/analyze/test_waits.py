@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope import tables
-from stepscope.analyze import Context, waits
+from stepscope.analyze import Context, steps, waits
 from stepscope.analyze.hotspot_idle import idle_sampled
 from stepscope.analyze.sampled_loop import sampled_loop
 from stepscope.analyze.user_paths import UserPaths
@@ -101,11 +101,11 @@ def ticks_of(ticks: Sequence[Tick]) -> list[dict[str, Any]]:
 
 def timed(ticks: Sequence[Tick], **more: Any) -> LoaderWait | None:
     rows = ticks_of(ticks)
-    steps = [
+    known = [
         {"start_ns": T0, "wall_ns": len(ticks) * 10 * MS, "first_batch": False, "data_wait_ns": 10 * len(ticks) * MS}
     ]
     stacks = [{**stretch, "start_ns": T0, "end_ns": T0 + len(ticks) * 10 * MS} for stretch in rows]
-    found = facts_of(Context(make_tables(steps=steps, stacks=stacks, stretches=rows, **more)))
+    found = facts_of(Context(make_tables(steps=known, stacks=stacks, stretches=rows, **more)))
     return found[0] if found else None
 
 
@@ -168,9 +168,9 @@ def test_times_outside_steady_steps_do_not_count() -> None:
     ticks: list[Tick] = [("wait", "a", None, None, None)] * 4 + [("compute", "idle", None, None, None)] * 4
     rows = ticks_of(ticks)
     late = [row("main", WAIT, start_ns=T0 + 500 * MS, end_ns=T0 + 900 * MS)]
-    steps = [{"start_ns": T0, "wall_ns": 80 * MS, "first_batch": False, "data_wait_ns": 40 * MS}]
+    known = [{"start_ns": T0, "wall_ns": 80 * MS, "first_batch": False, "data_wait_ns": 40 * MS}]
     stacks = [{**stretch, "start_ns": T0, "end_ns": T0 + 80 * MS} for stretch in rows]
-    (wait,) = facts_of(Context(make_tables(steps=steps, stacks=stacks, stretches=[*rows, *late])))
+    (wait,) = facts_of(Context(make_tables(steps=known, stacks=stacks, stretches=[*rows, *late])))
     assert wait.wait_share == pytest.approx(0.5)
     assert shown(wait) == {("worker_busy", 20): pytest.approx(1)}
 
@@ -181,8 +181,8 @@ def test_waits_shorter_than_the_time_between_samples_are_not_laid_beside_workers
     stacks = [{**stretch, "start_ns": T0, "end_ns": T0 + 200 * MS} for stretch in rows]
     found = {}
     for wait_ms in (5, 15):  # of steps of 20 ms; a sample is taken every 10 ms
-        steps = step_rows(10, data_wait_ms=wait_ms, forward_ms=13 - wait_ms + 1)
-        (found[wait_ms],) = facts_of(Context(make_tables(steps=steps, stacks=stacks, stretches=rows)))
+        known = step_rows(10, data_wait_ms=wait_ms, forward_ms=13 - wait_ms + 1)
+        (found[wait_ms],) = facts_of(Context(make_tables(steps=known, stacks=stacks, stretches=rows)))
     assert found[15].simultaneous
     assert shown(found[15]) == {("workers_idle", None): pytest.approx(1)}
     assert not found[5].simultaneous
@@ -272,18 +272,18 @@ COUNTS = st.integers(0, 300)
     main=st.fixed_dictionaries(dict.fromkeys(MAIN, COUNTS)),
     worker=st.fixed_dictionaries(dict.fromkeys(WORKER, COUNTS)),
     feeder=st.fixed_dictionaries(dict.fromkeys(FEEDER, COUNTS)),
-    steps=st.booleans(),
+    stepped=st.booleans(),
     order=st.randoms(use_true_random=False),
 )
 def test_without_times_parts_sum_to_the_wait_in_any_order(
-    main: dict[str, int], worker: dict[str, int], feeder: dict[str, int], steps: bool, order: Any
+    main: dict[str, int], worker: dict[str, int], feeder: dict[str, int], stepped: bool, order: Any
 ) -> None:
-    more = {} if steps else {"start_ns": None, "end_ns": None}
+    more = {} if stepped else {"start_ns": None, "end_ns": None}
     stacks = [stack for stack in counted(main, worker, feeder, **more) if stack["samples"]]
-    steps_of = step_rows(600) if steps else []
-    found = facts_of(Context(make_tables(steps=steps_of, stacks=stacks)))
+    known = step_rows(600) if stepped else []
+    found = facts_of(Context(make_tables(steps=known, stacks=stacks)))
     order.shuffle(stacks)
-    again = facts_of(Context(make_tables(steps=steps_of, stacks=stacks)))
+    again = facts_of(Context(make_tables(steps=known, stacks=stacks)))
     assert [shown(wait) for wait in found] == [pytest.approx(shown(wait)) for wait in again]
     waited = main["wait"] + main["unpack"] + main["here"]
     assert len(found) == (1 if waited else 0)
@@ -323,3 +323,16 @@ def test_the_same_loop_without_waiting_threads_says_so() -> None:
     assert wait.idle_sampled is False
     assert wait.wait_share is not None
     assert 0.03 <= wait.wait_share <= 0.06
+
+
+def test_the_measured_wait_is_that_of_the_partition() -> None:
+    """Phases by different clocks may overlap; and a step that does not tell its wait has none."""
+    stacks = counted({"wait": 10, "compute": 30}, {"a": 10}, {})
+    for data_wait_ms in (4.0, 30.0, None):
+        known = step_rows(300, data_wait_ms=data_wait_ms or 0, forward_ms=9)
+        rows = [{**step, "wall_ns": 20 * MS, **({} if data_wait_ms else {"data_wait_ns": None})} for step in known]
+        context = Context(make_tables(steps=rows, stacks=stacks))
+        (wait,) = facts_of(context)
+        parts = {part.category: part.ms for part in steps.partition(context.labelled.steady())}
+        assert wait.wait_ms_per_step == (None if data_wait_ms is None else pytest.approx(parts["data_wait"]))
+        assert [part.ms_per_step is None for part in wait.parts] == [data_wait_ms is None] * len(wait.parts)

@@ -87,16 +87,17 @@ def assert_one_report(stderr: bytes) -> None:
 
 
 def assert_hotspots_of_the_slow_rank(run: Path) -> None:
-    place = (str(STRAGGLER), line_of(STRAGGLER, "features = features.sin().cos()"))
-    shares = {}
+    """Its 30 steps of a tenth of a second each are some 60 samples at that line; the other rank never stands there."""
+    busy = line_of(STRAGGLER, "features = features.sin().cos()")
+    samples = {}
     for rank in (0, 1):
-        line = [PYTHON, "-m", "stepscope", "hotspots", str(run), "--rank", str(rank), "--by", "line", "--json", "-"]
-        done = run_to_end([*line, "--rows", "all"], run, environment())
+        line = [PYTHON, "-m", "stepscope", "hotspots", str(run), "--rank", str(rank), "--rows", "all", "--json", "-"]
+        done = run_to_end(line, run, environment())
         assert done.returncode == 0, done.stderr.decode()
         rows = json.loads(done.stdout)["rows"]
-        shares[rank] = sum(row["proportion"] for row in rows if place[1] == row["library_function_line"])
-    assert shares[1] > 0.2, shares
-    assert shares[0] == 0, shares
+        samples[rank] = sum(row["samples"] for row in rows if row["library_function_line"] == busy)
+    assert samples[1] >= 15, samples
+    assert samples[0] == 0, samples
 
 
 @pytest.mark.torch

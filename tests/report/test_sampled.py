@@ -131,7 +131,7 @@ def test_of_many_ranks_the_longest_waits_are_shown() -> None:
 def test_milliseconds_and_waiting_of_ranks() -> None:
     line = replace(RANKS.lines[0], by_rank={0: 12.5, 1: 0.25}, most=0, waiting=True)
     text = shown(replace(EMPTY, rank_lines=replace(RANKS, unit="ms per step", lines=(line,))))
-    assert "12.5 ms on rank 0, down to 0.25 ms, ranks wait for each other there" in text
+    assert "main, other, waiting: 12.5 ms on rank 0, down to 0.25 ms" in text
 
 
 def test_slow_steps_without_a_line() -> None:

@@ -74,6 +74,8 @@ def sample_rows(context: Context, selection: StackSelection, *, per_step: bool =
     if per_sample and context.sampled is not None:
         steady = _steady(stacks, kind, context.sampled)
         worth = _by_rank(rank, per_sample)
+        if not steady.any():  # asked for what lies in no steady step, such as startup
+            return sample_rows(context, selection, per_step=False)
     several = f", mean of {len(per_sample)} ranks" if len(per_sample) > 1 else ""
     return SampleRows(
         calls=context.calls,

@@ -33,6 +33,7 @@ NAMED_RANKS = 4  # more are counted
 MAX_LINES = 20
 SHARES, MS = "share of samples", "ms per step"
 _EXCHANGES = ("torch/distributed/", "torch/nn/parallel/distributed.py", "deepspeed/", "horovod/", "torch_xla/")
+_US_PER_SAMPLE = 10_000  # of files that hold weights: what a sampler of 100 Hz has; how sure they are is not in them
 _KEY = ["line", "phase", "waiting"]
 
 
@@ -66,12 +67,14 @@ def facts(
     """
     if loop is None:
         return None, "no stack was sampled in a training loop"
-    enough = loop.rows.group_by("rank").agg(pl.col("samples").sum()).filter(pl.col("samples") >= MIN_SAMPLES)
+    per_sample = _US_PER_SAMPLE if "us" in context.tables.segments["unit"] else 1
+    enough = loop.rows.group_by("rank").agg(pl.col("samples").sum() // per_sample)
+    enough = enough.filter(pl.col("samples") >= MIN_SAMPLES)
     if enough.height < 2:
         several = loop.rows["rank"].drop_nulls().n_unique() > 1
         reason = f"fewer than two ranks have {MIN_SAMPLES} samples in their loop"
         return None, reason if several else "one rank alone was sampled"
-    shares = _shares(loop.rows.join(enough.select("rank"), on="rank", how="semi"), users)
+    shares = _shares(loop.rows.join(enough.select("rank"), on="rank", how="semi"), users, per_sample)
     together = _exchange(loop.rows, users)
     found = _straggler(shares) if together and idle is not False else None
     step_ms = _step_ms(context, shares.ranks)
@@ -99,7 +102,7 @@ def facts(
     ), ""
 
 
-def _shares(rows: pl.DataFrame, users: UserPaths) -> _Shares:
+def _shares(rows: pl.DataFrame, users: UserPaths, per_sample: int) -> _Shares:
     nodes = rows_of(rows["node"])
     leaf = users.leaf_names(rows["node"]).set(pl.Series(at(users.user, nodes, False)), None)
     waits = pl.Series(at(users.marked(_waits), nodes, False))
@@ -123,7 +126,8 @@ def _shares(rows: pl.DataFrame, users: UserPaths) -> _Shares:
     count = np.zeros((len(ranks), keys.height), np.int64)
     count[row, cells["key"].to_numpy()] = cells["samples"].to_numpy()
     samples = count.sum(axis=1)
-    return _Shares(tuple(int(rank) for rank in ranks), samples, keys, count / samples[:, None])
+    share = count / samples[:, None]
+    return _Shares(tuple(int(rank) for rank in ranks), np.maximum(samples // per_sample, 1), keys, share)
 
 
 def _straggler(shares: _Shares) -> _Straggler | None:

@@ -15,8 +15,8 @@ from stepscope.model.views.waits import LoaderWait, SampledViews
 
 
 def build(context: Context, labelled: LabelledSteps, train: StepFacts | None) -> SampledViews | None:
-    """None without sampled stacks. What cannot be said is in `absent`, with its reason."""
-    if context.tables.stacks.is_empty():
+    """None without sampled stacks of time. What cannot be said is in `absent`, with its reason."""
+    if context.tables.stacks.is_empty() or "bytes" in context.tables.segments["unit"]:
         return None
     idle = idle_sampled(context.tables)
     users = UserPaths(context.calls, context.code)

@@ -157,23 +157,7 @@ def in_the_same_period(found: Threads) -> Parts:
     have nothing to do when the main process has enough batches, so their idleness counts as such time first, and in the
     wait only as far as there is more of it.
     """
-    waits = pl.col("samples").filter(pl.col("state") == states.WAITS).sum()
-    groups = found.mains.group_by(SEGMENT).agg(loop=pl.col("samples").sum(), waits=waits)
-
-    def of(state: int, works: bool) -> pl.Expr:
-        return pl.col("samples").filter((pl.col("state") == state) & (pl.col("works") == works)).sum()
-
-    others = found.others.group_by(SEGMENT).agg(
-        all=pl.col("samples").filter("works").sum(),
-        busy=of(states.BUSY, True),
-        start=of(states.START, True),
-        helpers=pl.col("samples").filter(~pl.col("works")).sum(),
-        pins=of(states.PINNING, False),
-        moves=of(states.TRANSFER, False) + of(states.TRANSFER, True),
-    )
-    groups = groups.join(others, on=SEGMENT, how="left").with_columns(
-        pl.col("all", "busy", "start", "helpers", "pins", "moves").fill_null(0)
-    )
+    groups = _sums(found)
     count = (pl.col("all") / pl.col("loop")).clip(lower_bound=1.0)
     groups = groups.with_columns(
         pinning=pl.col("waits") * _any("pins", "helpers"),
@@ -202,6 +186,27 @@ def in_the_same_period(found: Threads) -> Parts:
     return Parts(
         _summed(weights),
         found.mains.group_by("process").agg(weight=pl.col("samples").sum().cast(pl.Float64)),
+    )
+
+
+def _sums(found: Threads) -> pl.DataFrame:
+    """Samples by segment of a process: of its loop, of its waits, and of the others by state."""
+    waits = pl.col("samples").filter(pl.col("state") == states.WAITS).sum()
+    groups = found.mains.group_by(SEGMENT).agg(loop=pl.col("samples").sum(), waits=waits)
+
+    def of(state: int, works: bool) -> pl.Expr:
+        return pl.col("samples").filter((pl.col("state") == state) & (pl.col("works") == works)).sum()
+
+    others = found.others.group_by(SEGMENT).agg(
+        all=pl.col("samples").filter("works").sum(),
+        busy=of(states.BUSY, True),
+        start=of(states.START, True),
+        helpers=pl.col("samples").filter(~pl.col("works")).sum(),
+        pins=of(states.PINNING, False),
+        moves=of(states.TRANSFER, False) + of(states.TRANSFER, True),
+    )
+    return groups.join(others, on=SEGMENT, how="left").with_columns(
+        pl.col("all", "busy", "start", "helpers", "pins", "moves").fill_null(0)
     )
 
 

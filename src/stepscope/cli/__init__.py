@@ -74,6 +74,11 @@ COMMANDS: dict[str, Command] = {
             "stepscope flamegraph RUN --rank 1 --diff others",
         ),
     ),
+    "attach": Command(
+        "stepscope.cli.attach:attach",
+        "Sample a running job, and show its hotspots.",
+        ("stepscope attach 4242", "stepscope attach 4242 --seconds 120 --out runs/slow"),
+    ),
     "export": Command(
         "stepscope.cli.export:export",
         "Cut traces and merge ranks into one file that Perfetto opens.",

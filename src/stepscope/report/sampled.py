@@ -41,7 +41,7 @@ STAGES = {
     "startup": "before the first step",
     "warmup": "warm-up",
     "steady": "steady steps",
-    "other": "between and after steps",
+    "other": "everything else",
 }
 
 
@@ -121,10 +121,10 @@ def _rank_lines(view: dict[str, Any] | None, shorten: Shortener) -> Iterator[Ren
     show = words.milliseconds if view["unit"] == "ms per step" else words.percent
     for line in view["lines"][:RANK_LINES]:
         values = line["by_rank"].values()
-        waits = ", ranks wait for each other there" if line["waiting"] else ""
+        waits = ", waiting" if line["waiting"] else ""
         phase = f", {words.term(line['phase'])}" if line["phase"] else ""
         spread = f"{show(max(values))} on rank {line['most']}, down to {show(min(values))}"
-        yield _line(f"{_INDENT}{_place(line['place'], shorten)}{phase}: {spread}{waits}")
+        yield _line(f"{_INDENT}{_place(line['place'], shorten)}{phase}{waits}: {spread}")
 
 
 def _stages(view: Mapping[str, Any]) -> Iterator[RenderableType]:

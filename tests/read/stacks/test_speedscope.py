@@ -113,29 +113,21 @@ def test_threads_by_the_names_of_profiles(tmp_path: Path):
 
 
 def test_processes_and_threads_that_stand_as_frames(tmp_path: Path):
-    names = [
-        'process 7:"torchrun --token abc;x"',
-        'process 8:"python t.py"',
-        "thread (9): odd; name",
-        "thread (9)",
-        "f",
-    ]
+    names = ['process 7:"torchrun --token abc;x"', 'process 8:"python t.py"', "thread (9): odd; name", "thread (9)"]
+    names += ["f", 'process 7:"torchrun --token abc', 'abc"']
     frames = [{"name": name, "file": "", "line": 0} for name in names]
-    samples = [[0, 1, 2, 4], [0, 1, 3, 4], [4, 0], [4]]
-    source = write(
-        tmp_path / "x",
-        sampled(samples, [0.01] * 4, name='Process 8 Thread 9 "late"'),
-        frames=frames,
-        exporter="py-spy@1",
-    )
+    samples = [[0, 1, 2, 4], [0, 1, 3, 4], [5, 4, 6, 3, 4], [4, 0], [4]]
+    source = write(tmp_path / "x", sampled(samples, [0.01] * 5, name='Process 8 Thread 9 "late"'), frames=frames)
     parsed = read_all(source)
     assert [(stack.pids, stack.thread, stack.thread_name) for stack in parsed.stacks] == [
         ((7, 8), "9", "odd; name"),
         ((7, 8), "9", "late"),
+        ((7,), "9", "late"),
         ((8,), "9", "late"),
         ((8,), "9", "late"),
     ]
     assert [[frame.function for frame in stack.frames] for stack in parsed.stacks] == [
+        ["f"],
         ["f"],
         ["f"],
         ["f", "(process)"],
@@ -264,9 +256,20 @@ def test_any_values_never_raise(profiles: list[Any], frames: Any):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x"
         path.write_text(json.dumps({"profiles": profiles, "shared": {"frames": frames}}))
-        parsed = read_all(Speedscope(path))
-    assert all(stack.samples >= 0 for stack in parsed.stacks)
+        source = Speedscope(path)
+        parsed = read_all(source)
+    assert all(0 <= stack.samples < 2**63 for stack in parsed.stacks)
+    assert source.wall_ns is None or 0 < source.wall_ns < 2**63
     repr(parsed.stacks).encode()
+
+
+@pytest.mark.parametrize("unit", ["seconds", "bytes", "none"])
+def test_absurd_weights_fit_64_bits(tmp_path: Path, unit: str):
+    source = write(tmp_path / "x", sampled([[0]] * 3, [2**53 - 1, 1e300, 9e12], unit, endValue=2**53 - 1))
+    events = [("O", 0, 0), ("C", 0, 2**53 - 1)]
+    for opened in (source, write(tmp_path / "y", evented(events, unit, end=2**53 - 1))):
+        assert all(stack.samples <= 10**15 for stack in read_all(opened).stacks)
+        assert opened.wall_ns is None
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")

@@ -13,6 +13,7 @@ SAMPLES = "samples"
 MICROSECONDS = "us"
 BYTES = "bytes"
 MAX_COUNT_DIGITS = 15
+MAX_SAMPLES = 10**15  # of one stack; sums of thousands of these still fit 64 bits
 MAX_FRAMES = 20_000  # of one stack
 
 

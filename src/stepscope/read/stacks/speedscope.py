@@ -31,10 +31,11 @@ from stepscope.read.stacks.speedscope_profiles import (
     sampled_stacks,
     survey,
 )
-from stepscope.read.text import clean, integer
+from stepscope.read.text import LONGEST_NS, clean, integer
 
 MAX_BYTES = 2**30
 MAX_PROFILES = 100_000
+_PERIODS_US = (0.1, 3.6e9)  # of samplers; equal weights beyond are chance, or no times
 
 _HEAD = re.compile(rb"\s*\{")
 _SCHEMA = b"speedscope.app/file-format-schema"
@@ -132,18 +133,18 @@ class Speedscope(FileSource):
         self.unit = next(weighed, SAMPLES)
         if self.unit != MICROSECONDS:
             return
-        timed = [
-            (found, MICROSECONDS_IN[profile.unit]) for profile, found in both if _unit_of(profile, found) == self.unit
-        ]
+        fitting = [(profile, found) for profile, found in both if _unit_of(profile, found) == self.unit]
+        timed = [(found, MICROSECONDS_IN[profile.unit]) for profile, found in fitting]
         lowest = min(found.lowest * us for found, us in timed)
         highest = max(found.highest * us for found, us in timed)
-        sampled = all(profile.type == "sampled" for profile, found in both if _unit_of(profile, found) == self.unit)
-        if sampled and lowest > 0 and math.isclose(lowest, highest, rel_tol=1e-6):
+        sampled = all(profile.type == "sampled" for profile, _ in fitting)
+        if sampled and _PERIODS_US[0] <= lowest <= _PERIODS_US[1] and math.isclose(lowest, highest, rel_tol=1e-6):
             self.unit = SAMPLES
             self.rate_hz = 1e6 / lowest
             return
         walls = [found.wall * us for found, us in timed if found.wall is not None]
-        self.wall_ns = round(max(walls) * 1000) if walls else None
+        longest = max(walls, default=math.inf) * 1000
+        self.wall_ns = round(longest) if longest <= LONGEST_NS else None
 
     def _fits(self, profile: Profile, found: Survey) -> tuple[bool, float | None]:
         """Whether the profile counts what the file does, and the factor of its weights; None where each counts one."""
@@ -189,6 +190,7 @@ class _Frames:
     def __init__(self, frames: list[msgspec.Raw], names: FrameNames, hints: dict[int, str]) -> None:
         self.numbers: list[int] = []
         self._prefixes: dict[int, PrefixFrame] = {}
+        self._closing: set[int] = set()  # may be the last piece of a command line that semicolons cut into frames
         self._hints = hints
         decoder = msgspec.json.Decoder(_Frame)
         for raw in frames:
@@ -205,6 +207,8 @@ class _Frames:
         name = clean(frame.name) if isinstance(frame.name, str) else "?"
         file = clean(frame.file) if isinstance(frame.file, str) else ""
         prefix = prefix_frame(name) if not file else None
+        if not file and name.endswith('"'):
+            self._closing.add(len(self.numbers))
         if prefix is not None:
             self._prefixes[len(self.numbers)] = prefix
             name = "(process)" if prefix.pid is not None else "(thread)"  # where it stands inside a stack after all
@@ -213,12 +217,17 @@ class _Frames:
     def split(self, stack: tuple[int, ...], head: Head) -> tuple[Head, tuple[int, ...]]:
         """The process and thread of a stack, `head` where it does not say, and the numbers of its frames."""
         used = 0
+        found: list[PrefixFrame] = []
         while used < len(stack) and stack[used] in self._prefixes:
+            prefix = self._prefixes[stack[used]]
+            if prefix.pid is not None and stack[used] not in self._closing:
+                used = next((n for n in range(used, len(stack)) if stack[n] in self._closing), used)
+            found.append(prefix)
             used += 1
         rest = tuple(self.numbers[frame] for frame in stack[used:])
         if not used:
             return head, rest
-        own = head_of_frames([self._prefixes[frame] for frame in stack[:used]], self._hints)
+        own = head_of_frames(found, self._hints)
         thread = own.thread or head.thread
         name = own.name or (head.name if thread == head.thread else None)
         return Head(own.pids or head.pids, thread, name), rest

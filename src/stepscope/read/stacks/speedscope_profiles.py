@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from stepscope.read.raw import Losses
-from stepscope.read.stacks.source import MAX_FRAMES
+from stepscope.read.stacks.source import MAX_FRAMES, MAX_SAMPLES
 
 STRETCH_BYTES = 2**20
 MAX_DISTINCT_BYTES = 64 * 2**20  # of different samples that wait for equal ones
@@ -91,7 +91,7 @@ def sampled_stacks(profile: Profile, factor: float | None, frames: int, losses: 
         for raw in _raws(stretch, losses, label):
             sample = bytes(raw)
             weight = 1.0 if factor is None else next(weights, math.nan) * factor
-            if not 0 <= weight < _MOST:
+            if not 0 <= weight <= MAX_SAMPLES:
                 losses.add("skipped_records", label)
                 continue
             held += 0 if sample in waiting else len(sample)
@@ -106,7 +106,7 @@ def sampled_stacks(profile: Profile, factor: float | None, frames: int, losses: 
 def _taken(waiting: dict[bytes, float], frames: int, losses: Losses, label: str) -> Stacks:
     decoder = msgspec.json.Decoder(list[int])
     for text, weight in waiting.items():
-        samples = _whole(weight)
+        samples = min(_whole(weight), MAX_SAMPLES)
         try:
             stack = decoder.decode(text)
         except BAD_JSON:
@@ -182,7 +182,7 @@ def evented_stacks(profile: Profile, factor: float | None, frames: int, losses: 
     if end is not None and last is not None and last < end < _MOST:
         paths.own[paths.now] += end - last
     for node, own in enumerate(paths.own):
-        samples = _whole(own * (factor or 1.0))
+        samples = _whole(min(own * (factor or 1.0), MAX_SAMPLES))
         if node and samples:
             yield paths.path(node), samples
 

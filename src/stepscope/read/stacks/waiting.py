@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope.read.stacks.source import MAX_SAMPLES
+
 MAX_STACKS = 200_000
 MAX_CHARS = 64 * 2**20
 
@@ -28,4 +30,4 @@ class Waiting:
     def take(self) -> Iterator[tuple[str, int, int]]:
         """All that waits, which then waits no more."""
         found, self._found, self._chars = self._found, {}, 0
-        return ((text, samples, record) for text, (samples, record) in found.items())
+        return ((text, min(samples, MAX_SAMPLES), record) for text, (samples, record) in found.items())

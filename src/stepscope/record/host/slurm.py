@@ -5,6 +5,8 @@ Only insertions: taking them out again gives the script as it was. Whatever is n
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
 import shlex
 from dataclasses import dataclass
@@ -53,16 +55,19 @@ def switch_on(script: str, *, program: str = "stepscope") -> SwitchedOn:
         ) from None
     except RecursionError:
         raise UsageError("quotes and brackets in it are nested too deeply; put the recorder in by hand") from None
-    places = {one.offset: one for one in found if isinstance(one, Place)}
-    text = script
-    for offset in sorted(places, reverse=True):
-        text = f"{text[:offset]}{program} run -- {text[offset:]}"
+    places = {one.offset: one for one in sorted(found, key=lambda one: one.offset) if isinstance(one, Place)}
+    cuts = [0, *places, len(script)]
+    ends = [match.start() for match in re.finditer("\n", script)]
+
+    def line(offset: int) -> int:
+        return bisect.bisect_left(ends, offset) + 1
+
     return SwitchedOn(
-        text=text,
-        lines=tuple(dict.fromkeys(_line(script, offset) for offset in sorted(places))),
-        recorded=tuple(dict.fromkeys(_line(script, one.offset) for one in found if isinstance(one, Recorded))),
-        left=tuple(Remark(_line(script, one.offset), one.reason) for one in found if isinstance(one, LeftAlone)),
-        remarks=tuple(Remark(_line(script, offset), one.note) for offset, one in sorted(places.items()) if one.note),
+        text=f"{program} run -- ".join(script[start:end] for start, end in itertools.pairwise(cuts)),
+        lines=tuple(dict.fromkeys(line(offset) for offset in places)),
+        recorded=tuple(dict.fromkeys(line(one.offset) for one in found if isinstance(one, Recorded))),
+        left=tuple(Remark(line(one.offset), one.reason) for one in found if isinstance(one, LeftAlone)),
+        remarks=tuple(Remark(line(offset), one.note) for offset, one in places.items() if one.note),
     )
 
 
