@@ -23,6 +23,7 @@ from stepscope.analyze.flame_trace import TraceWindows, operator_leaves, trace_a
 from tests.analyze import shared_traces
 from tests.analyze.flame_scenes import ALL, ENGINE, SOURCE, TRAIN, kinds, leaves_of, of, own_values, training, trees
 from tests.analyze.traces import US, Slices, tables
+from tests.builders import T0
 
 # ------------------------------------------------------------------------------------------------------ device time
 
@@ -115,13 +116,26 @@ def test_every_rank_has_a_tree_and_all_have_their_mean() -> None:
         trace.kernel(10, us, below=run, frame=run)
         trace.events[-2]["step"] = 0  # the launch
         parts.append(trace)
-    steps = [{"step": 0, "rank": rank, "process": f"rank-{rank}", "in_window": True} for rank in (0, 1)]
+    step = {"step": 0, "start_ns": T0, "wall_ns": 100 * US, "in_window": True}
+    steps = [{**step, "rank": rank, "process": f"rank-{rank}"} for rank in (0, 1)]
     found = trees(tables(*parts, steps=steps))
     assert {key: tree.value[0] for key, (tree, _) in found.items() if key != "operators"} == {
         "gpu": 0.02,
         "gpu:rank:0": 0.01,
         "gpu:rank:1": 0.03,
     }
+
+
+def test_a_step_that_the_recording_holds_in_part_counts_in_part() -> None:
+    steps = [
+        {"step": 2, "start_ns": T0 - 300 * US, "wall_ns": 400 * US, "in_window": True},
+        {"step": 3, "start_ns": T0 + 100 * US, "wall_ns": 300 * US, "in_window": True},
+    ]
+    trace = training()
+    trace.events[0]["step"] = 2
+    tree, _ = trees(tables(trace, steps=steps))["operators"]
+    assert tree.source.endswith("mean of 1.25 steps")
+    assert tree.value[0] == pytest.approx(0.4 / 1.25, rel=0.5)
 
 
 def test_thousands_of_functions_around_each_other() -> None:
@@ -320,7 +334,7 @@ import torch
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = torch.nn.Linear(192, 192)
+        self.inner = torch.nn.Linear(384, 384)
 
     def forward(self, x):
         q = torch.linalg.qr(self.inner.weight)[0]
@@ -330,8 +344,8 @@ class Net(torch.nn.Module):
 def train():
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(200):
-        loss = model(torch.randn(64, 192)).square().mean()
+    for _ in range(60):
+        loss = model(torch.randn(64, 384)).square().mean()
         optimizer.zero_grad()
         loss.backward()  # BACKWARD
         optimizer.step()
@@ -373,7 +387,7 @@ def test_a_recorded_run(tmp_path: Path) -> None:
         ours[row["id"]] = ours.get(row["parent"], False) or (recorder and "/wrapper_" not in row["name"])
         bare = row["category"] == "user_annotation" and row["parent"] is None
         busy += 0 if ours[row["id"]] or recorder or bare else row["self_ns"]
-    assert tree.value[0] * 3e6 == pytest.approx(busy, rel=1e-9)
+    assert 3 <= busy / 1e6 / tree.value[0] <= 4  # steps: of one the recording may hold a part
     leaves, own = leaves_of(_main_threads(context))
     assert leaves.own.sum() + leaves.value.sum() == own.sum()
     assert "aten::linalg_qr" in {frame.name for frame in leaves.frames}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import polars as pl
 
 from stepscope.analyze.call_tree import CallTree
 from stepscope.analyze.context import Context
@@ -45,15 +46,16 @@ NO_CODE = "launched outside all functions and operators"
 NO_TRACE = "no trace was recorded"
 MAX_RANK_TREES = 64
 _STEP = "ProfilerStep#"
+_ROUNDED = 0.01  # of a step: a recording that begins or ends within it of a step holds it whole
 _DEFINITIONS = "lines are those of definitions where the line of the call is not known"
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What one trace adds to a tree: distinct paths with ns; `steps` it lies in, 0 where the trace names none."""
+    """What one trace adds to a tree: distinct paths with ns; `steps` it holds, 0 where the trace names none."""
 
     rank: int
-    steps: int
+    steps: float
     paths: Paths
 
 
@@ -112,7 +114,7 @@ class TraceWindows:
             key=key,
             label=label,
             unit="ms per step" if steps else "us",
-            source=f"{source}; {f'mean of {steps} steps' if steps else 'no steps are marked'}",
+            source=f"{source}; {f'mean of {steps:.3g} steps' if steps else 'no steps are marked'}",
             limits=limits,
             root=replace(ROOT, name=label),
         )
@@ -251,12 +253,21 @@ def _training_thread(span: Span) -> Bools:
     return np.zeros(len(span), bool)
 
 
-def _steps(span: Span, rows: Int64) -> int:
-    """Steps of the window that the rows lie in: those recorded whole, where that is known."""
+def _steps(span: Span, rows: Int64) -> float:
+    """How many steps the recording holds of those that the rows lie in; one that it holds in part counts in part."""
     seen = np.unique(span.column("step", rows))
     seen = seen[seen >= 0]
-    whole = np.isin(seen, span.steps["step"].to_numpy())
-    return int(whole.sum()) or len(seen)
+    of_window = (pl.col("process") == span.ref.process) & pl.col("in_window").fill_null(False) & (pl.col("wall_ns") > 0)
+    steps = span.tables.steps.filter(of_window & pl.col("step").is_in(seen) & pl.col("start_ns").is_not_null())
+    ranges = span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
+    host = np.flatnonzero((span.is_function | ranges) & ~span.on_device)
+    if steps.is_empty() or not len(host):
+        return len(seen)
+    start, wall = steps["start_ns"].to_numpy(), steps["wall_ns"].to_numpy()
+    first, last = int(span.start_ns[host].min()), int(span.ends(host).max())
+    inside = np.clip(np.minimum(start + wall, last) - np.maximum(start, first), 0, None)
+    held = float((inside / wall).sum())
+    return round(held) if abs(held - round(held)) < _ROUNDED else held
 
 
 def _together(parts: Sequence[_Part]) -> Paths:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from stepscope.report.metrics import memory, operators, runs, views, workers
+from stepscope.report.metrics import memory, operators, runs, sampled, views, workers
 from stepscope.report.metrics.entry import Metric, Section
 
 __all__ = ["SECTIONS", "Metric", "Section", "metric"]
@@ -14,6 +14,7 @@ SECTIONS: tuple[Section, ...] = (
     *runs.SECTIONS,
     *views.SECTIONS,
     *operators.SECTIONS,
+    *sampled.SECTIONS,
     *memory.SECTIONS,
     *workers.SECTIONS,
 )
