@@ -1,4 +1,4 @@
-"""Open a recorded run, or traces or sampled stacks that others recorded, and ask for tables, facts, findings and the report.
+"""Open a recorded run, or traces or stacks that others recorded; ask for tables, facts, findings and the report.
 
     run = stepscope.open_run("stepscope-runs/20260101-120000-train")
     run = stepscope.open_run("logs/worker0.pt.trace.json.gz", "logs/worker1.pt.trace.json.gz")
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from stepscope.tables.schema import Tables
 
 READABLE = (
-    "a run folder that `stepscope run` or `stepscope.profile` wrote, traces of torch.profiler, files of sampled stacks, "
-    "or a folder of them"
+    "a run folder that `stepscope run` or `stepscope.profile` wrote, traces of torch.profiler, files of sampled "
+    "stacks, or a folder of them"
 )
 OWN_FILES = ("manifest.json", "rank.json", "steps.jsonl", "events.jsonl", "agents.jsonl", "system.jsonl")
 TRACES = (".json", ".json.gz")
@@ -190,6 +190,18 @@ class Run:
         from stepscope.analyze import flame
 
         return flame.flame_graph(self._context, options)
+
+    def flame_diff(self, other: Run, options: FlameOptions | None = None) -> FlameGraph:
+        """This run's sampled stacks against `other`'s; raises `UsageError` where their units or modes differ."""
+        from stepscope.analyze import flame_diff
+
+        return flame_diff.flame_diff(self._context, other._context, options)
+
+    def flame_rank_diff(self, rank: int, options: FlameOptions | None = None) -> FlameGraph:
+        """The sampled stacks of one rank against the mean of the others."""
+        from stepscope.analyze import flame_diff
+
+        return flame_diff.flame_rank_diff(self._context, rank, options)
 
     def diff(self, other: Run, *, selection: Selection | None = None, against: Selection | None = None) -> Diff:
         """This run and `other` side by side; a selection names one span of either."""

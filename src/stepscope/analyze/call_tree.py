@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ class CallTree:
         """The nodes of each depth, the roots first."""
         order = np.argsort(self.depth, kind="stable")
         ends = np.searchsorted(self.depth[order], np.arange(int(self.depth.max(initial=-1)) + 2))
-        return [order[first:last] for first, last in zip(ends[:-1], ends[1:], strict=True)]
+        return [order[first:last] for first, last in pairwise(ends)]
 
     def by_node(self, of_frame: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
         """What is known per distinct frame, for every node."""

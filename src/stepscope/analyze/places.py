@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Folders of installed code. A virtual environment may lie below the project, so they win over the roots.
 _INSTALLED = re.compile(r"/(site-packages|dist-packages|lib(64)?/python\d+(\.\d+)?t?)/|/lib/python\d+\.zip/")
+_NATIVE = re.compile(r"(\.(so|dylib|dll|pyd|exe)(\.\d+)*|^\?)$")  # where samplers that unwind native code find a frame
 _PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages)/")
 _OWN_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"  # this package itself
 
@@ -101,7 +102,7 @@ class UserCode:
         return path.startswith(self._roots) if self._roots else _checkout(path) is None
 
     def _resolve(self, file: str) -> str | None:
-        if file.startswith("<"):
+        if file.startswith("<") or _NATIVE.search(file):
             return None
         file = self._mapped(file.removeprefix("./"))
         if self._named_library(file):

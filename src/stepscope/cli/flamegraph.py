@@ -150,8 +150,6 @@ def _prepared(
 ) -> Callable[[int], FlameGraph]:
     """Read the runs, and give what makes their graph with at most so many boxes in a tree."""
     from stepscope import api
-    from stepscope.analyze.flame import flame_graph
-    from stepscope.analyze.flame_diff import flame_diff, flame_rank_diff
     from stepscope.report import outputs
 
     rank = wanted.selection.rank
@@ -159,16 +157,19 @@ def _prepared(
         raise UsageError("--diff others: compares one rank with the others; name it, e.g. --rank 1 --diff others")
     with outputs.reading("reading") as progress:
         options = replace(options, progress=progress)
-        context = api.open_run(*paths, options=options)._context
-        other = api.open_run(diff, options=options)._context if diff not in (None, OTHERS) else None
+        run = api.open_run(*paths, options=options)
+        run.load()
+        other = api.open_run(diff, options=options) if diff not in (None, OTHERS) else None
+        if other is not None:
+            other.load()
 
     def draw(nodes: int) -> FlameGraph:
         chosen = replace(wanted, limits=replace(wanted.limits, max_nodes=nodes))
         if other is not None:
-            return flame_diff(context, other, chosen)
+            return run.flame_diff(other, chosen)
         if diff == OTHERS and rank is not None:
-            return flame_rank_diff(context, rank, chosen)
-        return flame_graph(context, chosen)
+            return run.flame_rank_diff(rank, chosen)
+        return run.flame_graph(chosen)
 
     return draw
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepscope.report import sentences, words
-from stepscope.report.html_tables import Column, Row, table
+from stepscope.report.html_columns import Column, Row
+from stepscope.report.html_tables import table
 from stepscope.report.places import Shortener
 
 _TIMES = "Compute, exposed communication, exposed copies and idle sum to the span; exposed is what no compute hides."

@@ -33,6 +33,17 @@ _LOSSES: dict[str, tuple[str, str, str]] = {
     "unordered_steps": ("unordered_steps", WARNING, "{n} step(s) were out of order and have been sorted"),
     "skipped_records": ("skipped_records", WARNING, "{n} sampled stack(s) could not be read and were left out"),
     "skipped_samples": ("stack_samples_skipped", INFO, ""),
+    "bad_stretches": ("bad_stretches", INFO, "{n} time(s) of sampled stacks made no sense and were left out"),
+    "cut_off_files": (
+        "cut_off_files",
+        WARNING,
+        "{n} packed file(s) of stacks end in the middle, the rest is lost",
+    ),
+    "other_units": (
+        "other_units",
+        WARNING,
+        "{n} profile(s) count something else than the first of their file and were left out",
+    ),
     "oversized_files": (
         "oversized_files",
         WARNING,

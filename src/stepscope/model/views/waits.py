@@ -1,4 +1,4 @@
-"""Sampled time joined with steps: waiting taken apart, slow steps against typical ones, what came before steady state."""
+"""Sampled time joined with steps: waiting taken apart, slow steps against typical ones, what came before them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WaitPart:
 
 @dataclass(frozen=True)
 class LoaderWait:
-    """How a rank's wait for its loader is made up. `simultaneous`: worker and main process were seen at the same moments.
+    """How a rank's wait for its loader is made up. `simultaneous`: workers and main process were seen at the same time.
 
     Otherwise worker samples of the same period stand for what workers did meanwhile, each worker by itself.
     """
@@ -80,8 +80,8 @@ class SlowSteps:
 class StageTime:
     """Sampled main-thread time of all ranks in one stage of the run.
 
-    `stage`: "import", "compile", "startup" (before the first step, neither of the two), "warmup", "steady", "other" (between
-    steps, evaluation, after the last step).
+    `stage`: "import", "compile", "startup" (before the first step, neither of the two), "warmup", "steady", "other"
+    (between steps, evaluation, after the last step).
     """
 
     stage: str
@@ -105,7 +105,7 @@ class RankLine:
 
 @dataclass(frozen=True)
 class RankLines:
-    """Where ranks differ. `unit`: "ms per step" or "share of samples". `verdict` names straggler and waiters, if any."""
+    """Where ranks differ. `unit`: "ms per step" or "share of samples". `verdict` names straggler and waiters."""
 
     unit: str
     ranks: tuple[int, ...]

@@ -199,10 +199,16 @@ SECTIONS = (
             frame=("count", "The frame of the box, by its number."),
             value=(
                 "count",
-                "In `unit`, of the box and all above it: ms per step (the share of a thread's samples in steady steps times its rank's mean step, summed over the threads of the tree), samples, or what the file weighs by. In trees of GPU and operator time: durations inside the profiled window by its steps.",
+                "In `unit`, what was sampled or traced in the box and all below it. In ms per step: the share of the rank's main-thread samples in steady steps, times the rank's mean step; samples of its other threads count the same; over several ranks, their mean. In samples, us or bytes: as the files count. In trees of device and operator time: durations inside profiled windows, by their steps.",
             ),
-            base=("count", "The same of the other side of a difference; 0 where the path is not there."),
-            hidden=("count", "Of the root's value, what belongs to paths too thin to be drawn."),
+            base=(
+                "count",
+                "The same of the other side of a difference, 0 where the path is not there; per step where both sides know steps, else scaled to the same total.",
+            ),
+            hidden=(
+                "count",
+                "Of the root's value, what belongs to paths below --min-share (0.05 % of the tree), beyond 20,000 boxes or 1,000 levels. It stays in the boxes that lead there.",
+            ),
         ),
     ),
     Section(
