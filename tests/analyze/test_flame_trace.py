@@ -344,7 +344,7 @@ class Net(torch.nn.Module):
 def train():
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(60):
+    for _ in range(160):
         loss = model(torch.randn(64, 384)).square().mean()
         optimizer.zero_grad()
         loss.backward()  # BACKWARD
@@ -360,15 +360,13 @@ train()
 def test_a_recorded_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     options = ["--out", "run", "--window", "skip_first=10,active=3", "--rate", "50", "--quiet"]
-    done = subprocess.run(
+    subprocess.run(
         [sys.executable, "-m", "stepscope", "run", *options, "--", sys.executable, "train.py"],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
         timeout=150,
-        check=False,
+        check=True,
     )
-    assert done.returncode == 0, done.stderr
     context = Context(api.open_run(tmp_path / "run").tables, {str(tmp_path / "train.py"): SCRIPT})
     frames = FrameIndex()
     (tree,) = trace_trees(context, frames, ALL)
@@ -387,7 +385,7 @@ def test_a_recorded_run(tmp_path: Path) -> None:
         ours[row["id"]] = ours.get(row["parent"], False) or (recorder and "/wrapper_" not in row["name"])
         bare = row["category"] == "user_annotation" and row["parent"] is None
         busy += 0 if ours[row["id"]] or recorder or bare else row["self_ns"]
-    assert 3 <= busy / 1e6 / tree.value[0] <= 4  # steps: of one the recording may hold a part
+    assert 2.999 < busy / 1e6 / tree.value[0] < 4.001  # steps: of one the recording may hold a part
     leaves, own = leaves_of(_main_threads(context))
     assert leaves.own.sum() + leaves.value.sum() == own.sum()
     assert "aten::linalg_qr" in {frame.name for frame in leaves.frames}

@@ -77,6 +77,16 @@ def test_samples_on_a_line_go_to_the_operators_of_that_line() -> None:
     assert found.own.tolist() == pytest.approx([2, 4, 5])
 
 
+def test_a_line_that_only_calls_python_has_the_operators_of_unknown_lines() -> None:
+    trace = Slices()
+    forward = trace.add("python_function", "train.py(6): forward", 0, 100, self_ns=0)
+    trace.add("python_function", "train.py(40): linear", 0, 10, parent=forward)  # called on line 8
+    trace.add("cpu_op", "aten::mm", 10, 90, parent=forward)
+    context = sampled(tables(trace), {(f"forward ({TRAIN}:8)",): 10}, {TRAIN: SOURCE})
+    found, _ = leaves_of(context)
+    assert below(context, found) == {("forward",): {(): 0.0, ("aten::mm",): 10.0}}
+
+
 def test_of_several_callers_the_one_on_the_same_path_decides() -> None:
     trace = Slices()
     for caller, operator in (("encode", "aten::mm"), ("decode", "aten::conv2d")):

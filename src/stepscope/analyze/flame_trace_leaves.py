@@ -175,7 +175,7 @@ class _Split:
         top = _tops(forest.parent)
         kept, moved = _without_small(forest.parent, top, total, own_ns)
         line = np.asarray([each.line or NONE for each in tree.frames] or [NONE], np.int64)[tree.frame][nodes]
-        chosen = _chosen(found.of_node, line, group)
+        chosen = _chosen(found.of_node, line, np.where(total[:, None] > 0, group, NONE))
         mine = np.flatnonzero(chosen >= 0)
         pool = found.of_node[mine]
         share = pool_operators[pool] / np.maximum(pool_operators[pool] + pool_python[pool], 1.0)
@@ -254,7 +254,10 @@ def _without_small(parent: Int32, top: Int64, total: Floats, own_ns: Floats) -> 
 
 
 def _chosen(pool: Int64, line: Int64, groups: Int64) -> Int64:
-    """For each sampled node the root of its pool and line, else that of operators whose line is unknown, else -1."""
+    """For each sampled node the root of its pool and line, else that of operators whose line is unknown, else -1.
+
+    Roots without operators are -1 in `groups`.
+    """
     roots = np.flatnonzero(groups[:, 0] >= 0)
     known = {(int(p), int(n)): int(root) for root, (p, n) in zip(roots, groups[roots], strict=True)}
     pairs = zip(pool.tolist(), line.tolist(), strict=True)
