@@ -23,8 +23,8 @@ from stepscope.model import Analysis, Diagnosis, Report
 if TYPE_CHECKING:
     from stepscope.analyze import CodeOptions
     from stepscope.analyze.context import Context
-    from stepscope.analyze.flame import FlameOptions
-    from stepscope.analyze.hotspots import HotspotOptions
+    from stepscope.analyze.flame.graph import FlameOptions
+    from stepscope.analyze.hotspots.table import HotspotOptions
     from stepscope.analyze.views.select import Rows, Selection
     from stepscope.model.views.diff import Diff
     from stepscope.model.views.flame import FlameGraph
@@ -181,27 +181,27 @@ class Run:
 
     def hotspots(self, options: HotspotOptions | None = None) -> Hotspots:
         """The deepest functions by sampled time; raises `UsageError` where no sample is of what was asked for."""
-        from stepscope.analyze import hotspots
+        from stepscope.analyze.hotspots import table
 
-        return hotspots.of_run(self._context, options or hotspots.DEFAULTS)
+        return table.of_run(self._context, options or table.DEFAULTS)
 
     def flame_graph(self, options: FlameOptions | None = None) -> FlameGraph:
         """Sampled stacks, and the operators and kernels of windows, as trees; raises `UsageError` as `hotspots`."""
-        from stepscope.analyze import flame
+        from stepscope.analyze.flame import graph
 
-        return flame.flame_graph(self._context, options)
+        return graph.flame_graph(self._context, options)
 
     def flame_diff(self, other: Run, options: FlameOptions | None = None) -> FlameGraph:
         """This run's sampled stacks against `other`'s; raises `UsageError` where their units or modes differ."""
-        from stepscope.analyze import flame_diff
+        from stepscope.analyze.flame import diff
 
-        return flame_diff.flame_diff(self._context, other._context, options)
+        return diff.flame_diff(self._context, other._context, options)
 
     def flame_rank_diff(self, rank: int, options: FlameOptions | None = None) -> FlameGraph:
         """The sampled stacks of one rank against the mean of the others."""
-        from stepscope.analyze import flame_diff
+        from stepscope.analyze.flame import diff
 
-        return flame_diff.flame_rank_diff(self._context, rank, options)
+        return diff.flame_rank_diff(self._context, rank, options)
 
     def diff(self, other: Run, *, selection: Selection | None = None, against: Selection | None = None) -> Diff:
         """This run and `other` side by side; a selection names one span of either."""

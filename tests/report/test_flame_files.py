@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze.flame import FlameOptions, flame_graph
-from stepscope.analyze.flame_builder import Limits
-from stepscope.analyze.flame_diff import flame_diff
+from stepscope.analyze.flame.builder import Limits
+from stepscope.analyze.flame.diff import flame_diff
+from stepscope.analyze.flame.graph import FlameOptions, flame_graph
 from stepscope.model.views.flame import FlameGraph
 from stepscope.report.flame import exports, svg
-from tests.analyze.flame_trees import PROJECT, context, stack, steps, tree
+from tests.analyze.flame.trees import PROJECT, context, stack, steps, tree
 
 EVIL = "</script><script>alert(1)</script>"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stepscope.analyze import waits
+from stepscope.analyze.sampled import waits
 from stepscope.model import Place
 from stepscope.model.views.waits import (
     LoaderWait,

@@ -17,9 +17,7 @@ from stepscope.analyze import (
     operators,
     processes,
     regions,
-    sampled_views,
     sites,
-    stacks,
     steps,
     system,
     trace,
@@ -27,6 +25,8 @@ from stepscope.analyze import (
 )
 from stepscope.analyze.context import Context
 from stepscope.analyze.places import NO_OPTIONS, CodeOptions, user_files
+from stepscope.analyze.sampled import hot_lines
+from stepscope.analyze.sampled import views as sampled_views
 from stepscope.analyze.views.build import build
 from stepscope.model import Analysis
 from stepscope.model.views.memory import MemoryRecording
@@ -84,7 +84,7 @@ def _facts(context: Context) -> Analysis:
         quality=tables.quality,
         steps=step_facts,
         fixed=fixed.facts(tables, labelled),
-        stacks=stacks.facts(tables, sampled, train),
+        stacks=hot_lines.facts(tables, sampled, train),
         loader=loader.facts(tables, labelled, train, sampled, system.cores_used(telemetry)),
         operators=operator_facts,
         loops=loop_facts,

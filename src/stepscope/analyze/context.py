@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from stepscope.analyze import origins, samples, steps
-from stepscope.analyze.call_tree import CallTree, call_tree
+from stepscope.analyze import origins, steps
 from stepscope.analyze.lines import Lines
 from stepscope.analyze.origins import Origins
 from stepscope.analyze.places import NO_OPTIONS, CodeOptions, UserCode, user_code
-from stepscope.analyze.samples import Samples
+from stepscope.analyze.sampled import samples
+from stepscope.analyze.sampled.call_tree import CallTree, call_tree
+from stepscope.analyze.sampled.samples import Samples
 from stepscope.analyze.steps import LabelledSteps
 from stepscope.analyze.views import base as views_base
 from stepscope.analyze.views.base import Base

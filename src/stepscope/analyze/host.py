@@ -14,7 +14,7 @@ from stepscope.analyze.io import sampled_io
 from stepscope.analyze.lines import Lines
 from stepscope.analyze.loops import stacks_in
 from stepscope.analyze.places import is_torch
-from stepscope.analyze.samples import Samples, short
+from stepscope.analyze.sampled.samples import Samples, short
 from stepscope.analyze.trace import BUILTIN, OPERATOR, USER, Window
 from stepscope.model import LoopFacts, Place, PythonFacts
 

@@ -12,7 +12,7 @@ import re
 import polars as pl
 
 from stepscope.analyze.lines import Lines
-from stepscope.analyze.samples import Samples, short
+from stepscope.analyze.sampled.samples import Samples, short
 from stepscope.analyze.steps import LabelledSteps
 from stepscope.analyze.trace import BUILTIN, Window
 from stepscope.analyze.windows import event_data

@@ -14,8 +14,8 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analyze.samples import Samples
-from stepscope.analyze.stacks import hot_lines
+from stepscope.analyze.sampled.hot_lines import hot_lines
+from stepscope.analyze.sampled.samples import Samples
 from stepscope.analyze.steps import LabelledSteps
 from stepscope.analyze.windows import event_data
 from stepscope.model import HotLine, LoaderFacts, Place, StepFacts

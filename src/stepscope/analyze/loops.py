@@ -16,7 +16,7 @@ import polars as pl
 
 from stepscope.analyze.dimensions import explain
 from stepscope.analyze.lines import CallSite, Lines
-from stepscope.analyze.samples import Samples
+from stepscope.analyze.sampled.samples import Samples
 from stepscope.analyze.trace import OPERATOR, TRANSPARENT, Window
 from stepscope.model import LoopFacts, Place
 

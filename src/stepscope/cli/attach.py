@@ -78,7 +78,7 @@ def _say(attached: Attached, pid: int) -> None:
 
 def _show(wanted: Wanted) -> None:
     from stepscope import api
-    from stepscope.analyze.hotspots import HotspotOptions
+    from stepscope.analyze.hotspots.table import HotspotOptions
     from stepscope.report import outputs
 
     with outputs.reading("reading") as progress:

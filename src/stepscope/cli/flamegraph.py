@@ -13,7 +13,7 @@ from stepscope.cli.options import Force, Library, NoCache, NoSource, PathMap, So
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepscope.analyze.flame import FlameOptions
+    from stepscope.analyze.flame.graph import FlameOptions
     from stepscope.api import ReadOptions
     from stepscope.model.views.flame import FlameGraph, FlameTree
 
@@ -115,10 +115,10 @@ def flamegraph(
 def _options(
     phase: str | None, rank: int | None, process: str, by: str, min_share: float, *, parked: bool, source: bool
 ) -> FlameOptions:
-    from stepscope.analyze.flame import FlameOptions
-    from stepscope.analyze.flame_builder import Limits
-    from stepscope.analyze.flame_names import BY
-    from stepscope.analyze.stack_selection import StackSelection
+    from stepscope.analyze.flame.builder import Limits
+    from stepscope.analyze.flame.graph import FlameOptions
+    from stepscope.analyze.flame.names import BY
+    from stepscope.analyze.sampled.selection import StackSelection
 
     if by not in BY:
         raise UsageError(f"--by {by}: unknown; use {' or '.join(BY)}")
@@ -175,7 +175,7 @@ def _prepared(
 
 
 def _rendered(draw: Callable[[int], FlameGraph], form: str, key: str | None) -> str:
-    from stepscope.analyze.flame_builder import MAX_NODES
+    from stepscope.analyze.flame.builder import MAX_NODES
     from stepscope.report.flame import exports, page, svg
 
     nodes = MAX_NODES

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope import api
-from stepscope.analyze import origins, samples
+from stepscope.analyze import origins
 from stepscope.analyze.lines import Lines
 from stepscope.analyze.places import NO_OPTIONS, user_code
+from stepscope.analyze.sampled import samples
 from stepscope.analyze.steps import label
 from stepscope.analyze.views import base
 

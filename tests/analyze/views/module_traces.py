@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.analyze import origins, samples, steps
+from stepscope.analyze import origins, steps
 from stepscope.analyze.lines import Lines
 from stepscope.analyze.places import NO_OPTIONS, user_code
+from stepscope.analyze.sampled import samples
 from stepscope.analyze.views import base
 from stepscope.analyze.views.base import Base
 from stepscope.tables.schema import Tables

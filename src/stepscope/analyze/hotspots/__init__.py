@@ -1,0 +1,1 @@
+"""The deepest functions by sampled time, and what the samples stand on."""

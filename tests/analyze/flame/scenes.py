@@ -1,0 +1,110 @@
+"""A traced training step written out by hand, and flame trees as plain dictionaries, for the tests of flame graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from stepscope.analyze.context import Context
+from stepscope.analyze.flame.builder import FrameIndex, Limits
+from stepscope.analyze.flame.trace import operator_leaves, trace_trees
+from stepscope.analyze.flame.trace_leaves import OperatorLeaves
+from stepscope.model.views.flame import FlameTree
+from stepscope.tables.schema import Tables
+from tests.analyze.traces import BACK_THREAD, US, Slices, tables
+from tests.builders import T0
+
+ROOT = "/home/user/project"
+TRAIN = f"{ROOT}/train.py"
+SOURCE = """\
+def train(model, x):
+    loss = model(x)
+    loss.backward()
+
+
+def forward(x):
+    y = relu(x)
+    return linear(y)
+"""
+ALL = Limits(min_share=0.0, max_depth=100_000)
+ENGINE = "9/9"  # a thread of the autograd engine
+Drawn = dict[tuple[str, ...], float]  # names below the root -> own value
+
+
+def trees(of: Tables, sources: dict[str, str] | None = None) -> dict[str, tuple[FlameTree, FrameIndex]]:
+    frames = FrameIndex()
+    return {tree.key: (tree, frames) for tree in trace_trees(Context(of, sources), frames, ALL)}
+
+
+def own_values(tree: FlameTree, frames: FrameIndex) -> Drawn:
+    """The own value of every path that has one."""
+    below = np.zeros(len(tree.value))
+    for parent, value in zip(tree.parent[1:], tree.value[1:], strict=True):
+        below[parent] += value
+    known = frames.frames
+    found: Drawn = {}
+    for node, value in enumerate(tree.value):
+        own = value - below[node]
+        path, at = [], node if own > 1e-9 else 0
+        while at > 0:
+            frame = known[tree.frame[at]]
+            path.append(f"{frame.name}:{frame.line}" if frame.line else frame.name)
+            at = tree.parent[at]
+        if path:
+            found[tuple(reversed(path))] = round(own, 6)
+    return found
+
+
+def kinds(tree: FlameTree, frames: FrameIndex) -> dict[str, str]:
+    known = frames.frames
+    return {known[number].name: known[number].kind for number in tree.frame}
+
+
+def training() -> Slices:
+    """A step: train() calls forward(), then backward(), whose operators run on a thread of the engine."""
+    trace = Slices()
+    trace.add("user_annotation", "ProfilerStep#3", 0, 400, step=3)
+    train = trace.add("python_function", "train.py(1): train", 0, 400, self_ns=40 * US, step=3)
+    forward = trace.add("python_function", "train.py(6): forward", 10, 100, self_ns=10 * US, parent=train, step=3)
+    built = trace.add(
+        "python_function", "<built-in function linear>", 50, 50, self_ns=5 * US, parent=forward, frame=forward, step=3
+    )
+    linear = trace.add("cpu_op", "aten::linear", 51, 45, self_ns=15 * US, parent=built, frame=forward, step=3)
+    addmm = trace.add(
+        "cpu_op", "aten::addmm", 55, 30, self_ns=28 * US, parent=linear, frame=forward, step=3, sequence=5
+    )
+    trace.kernel(60, 80, "gemm", below=addmm, operator=addmm, frame=forward, step=3)
+    backward = trace.add(
+        "python_function", "torch/_tensor.py(500): backward", 200, 150, self_ns=100 * US, parent=train, step=3
+    )
+    on_engine: dict[str, Any] = {"track": ENGINE, "step": 3}
+    node = trace.add(
+        "cpu_op",
+        "autograd::engine::evaluate_function: AddmmBackward0",
+        210,
+        60,
+        forward=addmm,
+        forward_thread=BACK_THREAD,
+        **on_engine,
+    )
+    mm = trace.add("cpu_op", "aten::mm", 215, 30, parent=node, **on_engine)
+    trace.kernel(230, 50, "gemm_grad", below=mm, operator=mm, forward=addmm, step=3)
+    grads = trace.add(
+        "cpu_op", "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 280, 20, **on_engine
+    )
+    trace.kernel(300, 20, "add", below=grads, operator=grads, step=3)
+    trace.kernel(5, 30, "early", step=3)
+    assert backward > 0
+    return trace
+
+
+def of(trace: Slices, **more: Any) -> Tables:
+    return tables(trace, steps=[{"step": 3, "start_ns": T0, "wall_ns": 400 * US, "in_window": True}], **more)
+
+
+def leaves_of(context: Context) -> tuple[OperatorLeaves, np.ndarray]:
+    stacks = context.tables.stacks
+    own = np.zeros(len(context.calls))
+    np.add.at(own, stacks["node"].to_numpy(), stacks["samples"].to_numpy())
+    return operator_leaves(context, context.calls, own), own

@@ -1,0 +1,398 @@
+"""Flame graphs of traces: whose path a slice stands in, sums that are exact."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope import api
+from stepscope.analyze.context import Context
+from stepscope.analyze.flame.builder import FrameIndex
+from stepscope.analyze.flame.trace import TraceWindows, operator_leaves, trace_absent, trace_trees
+from tests.analyze import shared_traces
+from tests.analyze.flame.scenes import ALL, ENGINE, SOURCE, TRAIN, kinds, leaves_of, of, own_values, training, trees
+from tests.analyze.traces import US, Slices, tables
+from tests.builders import T0
+
+# ------------------------------------------------------------------------------------------------------ device time
+
+
+def test_device_time_stands_below_the_python_path_its_operators_and_its_kernel() -> None:
+    tree, frames = trees(of(training()))["gpu"]
+    found = own_values(tree, frames)
+    path = ("train:1", "forward:6", "linear", "aten::linear", "aten::addmm", "gemm")
+    assert found[path] == 0.08
+    assert (tree.unit, tree.value[0], tree.hidden) == ("ms per step", 0.18, 0.0)
+    named = kinds(tree, frames)
+    assert (named["train"], named["linear"], named["aten::addmm"]) == ("user", "native", "operator")
+    assert named["gemm"] == "kernel"
+
+
+def test_the_backward_pass_stands_below_the_line_of_the_forward_pass() -> None:
+    found = own_values(*trees(of(training()))["gpu"])
+    node = "autograd::engine::evaluate_function: AddmmBackward0"
+    assert found[("train:1", "forward:6", "linear", "backward of aten::linear", node, "aten::mm", "gemm_grad")] == 0.05
+
+
+def test_what_the_engine_does_for_no_operator_stands_below_the_call_of_backward() -> None:
+    found = own_values(*trees(of(training()))["gpu"])
+    node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+    assert found[("train:1", "backward:500", node, "add")] == 0.02
+
+
+def test_what_has_no_origin_says_why() -> None:
+    found = own_values(*trees(of(training()))["gpu"])
+    assert found[("(not linked)", "launched before the recording began", "early")] == 0.03
+
+
+def test_lines_of_calls_are_exact_where_the_source_is_known() -> None:
+    found = own_values(*trees(of(training()), {TRAIN: SOURCE})["gpu"])
+    assert found[("train:1", "forward:8", "linear", "aten::linear", "aten::addmm", "gemm")] == 0.08
+    # the call of backward() is found as well, and the frames of one function are told apart by their lines
+    node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+    assert found[("train:3", "backward:500", node, "add")] == 0.02
+
+
+def test_a_kernel_that_python_launches_itself_stands_below_its_function() -> None:
+    trace = Slices()
+    run = trace.add("python_function", "train.py(4): launch_triton", 0, 50)
+    trace.kernel(10, 7, "triton_kernel", below=run, frame=run, state="unlinked")
+    assert own_values(*trees(tables(trace))["gpu"]) == {("launch_triton:4", "triton_kernel"): 7.0}
+
+
+def test_a_replayed_graph_stands_below_what_replayed_it() -> None:
+    trace = Slices()
+    replay = trace.add("python_function", "train.py(4): replay", 0, 50)
+    trace.kernel(10, 7, "captured", below=replay, state="graph")
+    trace.kernel(30, 5, "lost", state="graph")
+    found = own_values(*trees(tables(trace))["gpu"])
+    assert found[("replay:4", "captured")] == 7.0
+    lost = [path for path in found if path[-1] == "lost"]
+    assert lost == [("(not linked)", "replayed by a CUDA graph, which keeps no link to operators", "lost")]
+
+
+def test_traces_with_call_stacks_in_place_of_functions() -> None:
+    trace = Slices()
+    stack = "torch/nn/functional.py(40): linear;train.py(12): forward;train.py(30): <module>"
+    outer = trace.add("Operator", "aten::linear", 0, 50, self_ns=20 * US, call_stack=stack)
+    inner = trace.add("Operator", "aten::addmm", 5, 30, parent=outer, call_stack=stack)
+    trace.kernel(10, 9, "gemm", category="Kernel", below=inner, operator=inner)
+    both = trees(tables(trace))
+    path = ("<module>:30", "forward:12", "linear:40", "aten::linear")
+    assert own_values(*both["gpu"]) == {(*path, "aten::addmm", "gemm"): 9.0}
+    assert own_values(*both["operators"])[path] == 20.0
+
+
+def test_a_backward_pass_inside_a_backward_pass_follows_its_own_forward_pass() -> None:
+    trace = Slices()
+    step = trace.add("python_function", "train.py(1): train", 0, 500)
+    first = trace.add("cpu_op", "Checkpoint", 10, 20, parent=step)
+    outer = trace.add("cpu_op", "CheckpointBackward", 100, 200, track=ENGINE, forward=first, forward_thread=1)
+    again = trace.add("python_function", "train.py(6): forward", 110, 50, track=ENGINE, parent=outer)
+    mul = trace.add("cpu_op", "aten::mul", 120, 10, track=ENGINE, parent=again)
+    inner = trace.add("cpu_op", "MulBackward0", 200, 50, track=ENGINE, parent=outer, forward=mul, forward_thread=1)
+    trace.kernel(210, 4, "mul_grad", below=inner, operator=inner)
+    (path,) = own_values(*trees(tables(trace))["gpu"])
+    below_first = ("train:1", "backward of Checkpoint", "CheckpointBackward", "forward:6")
+    assert path == (*below_first, "backward of aten::mul", "MulBackward0", "mul_grad")
+
+
+def test_every_rank_has_a_tree_and_all_have_their_mean() -> None:
+    parts = []
+    for rank, us in ((0, 10), (1, 30)):
+        trace = Slices(rank=rank)
+        run = trace.add("python_function", "train.py(1): train", 0, 100, step=0)
+        trace.kernel(10, us, below=run, frame=run)
+        trace.events[-2]["step"] = 0  # the launch
+        parts.append(trace)
+    step = {"step": 0, "start_ns": T0, "wall_ns": 100 * US, "in_window": True}
+    steps = [{**step, "rank": rank, "process": f"rank-{rank}"} for rank in (0, 1)]
+    found = trees(tables(*parts, steps=steps))
+    assert {key: tree.value[0] for key, (tree, _) in found.items() if key != "operators"} == {
+        "gpu": 0.02,
+        "gpu:rank:0": 0.01,
+        "gpu:rank:1": 0.03,
+    }
+
+
+def test_a_step_that_the_recording_holds_in_part_counts_in_part() -> None:
+    steps = [
+        {"step": 2, "start_ns": T0 - 300 * US, "wall_ns": 400 * US, "in_window": True},
+        {"step": 3, "start_ns": T0 + 100 * US, "wall_ns": 300 * US, "in_window": True},
+    ]
+    trace = training()
+    trace.events[1]["step"] = 2
+    tree, _ = trees(tables(trace, steps=steps))["operators"]
+    assert tree.source.endswith("mean of 1.25 steps")
+    assert tree.value[0] == pytest.approx(0.201 / 1.25)
+
+
+def test_thousands_of_functions_around_each_other() -> None:
+    trace = Slices()
+    above = None
+    for depth in range(3000):
+        above = trace.add(
+            "python_function", f"train.py({depth + 1}): f", depth, 9000 - 2 * depth, self_ns=2, parent=above
+        )
+    trace.kernel(4000, 7, below=above, frame=above)
+    (path,) = own_values(*trees(tables(trace))["gpu"])
+    assert len(path) == 3001
+
+
+# -------------------------------------------------------------------------------------------------------- host time
+
+
+def test_host_time_is_self_time_on_the_training_thread() -> None:
+    tree, frames = trees(of(training()))["operators"]
+    found = own_values(tree, frames)
+    path = ("train:1", "forward:6", "linear", "aten::linear")
+    assert found[path] == 0.015
+    assert found[("train:1",)] == 0.04
+    launch = (*path, "aten::addmm", "cudaLaunchKernel")
+    assert found[launch] == 0.001
+    assert not [name for names in found for name in names if "AccumulateGrad" in name]  # the engine's thread
+    assert "backward of aten::linear" not in kinds(tree, frames)
+
+
+def test_waiting_for_the_device_is_told_apart() -> None:
+    trace = Slices()
+    run = trace.add("python_function", "train.py(1): train", 0, 100, self_ns=10 * US)
+    trace.add("cuda_runtime", "cudaStreamSynchronize", 10, 90, parent=run)
+    tree, frames = trees(tables(trace))["operators"]
+    assert kinds(tree, frames)["cudaStreamSynchronize"] == "wait"
+    assert own_values(tree, frames)[("train:1", "cudaStreamSynchronize")] == 90.0
+
+
+def test_the_recorder_is_no_part_of_the_run() -> None:
+    trace = Slices()
+    run = trace.add("python_function", "train.py(1): train", 0, 100, self_ns=10 * US)
+    ours = trace.add("python_function", "stepscope/record/agent/steps.py(9): cut", 10, 20, parent=run)
+    trace.add("python_function", "<built-in function len>", 12, 5, parent=ours)
+    name = "stepscope/record/agent/probes/wrapper_importlib_bootstrap.py(34): stepscope_wrapper"
+    wrapper = trace.add("python_function", name, 40, 30, self_ns=1 * US, parent=run)
+    trace.add("cpu_op", "aten::mm", 41, 29, parent=wrapper)
+    found = own_values(*trees(tables(trace))["operators"])
+    assert found[("train:1", "aten::mm")] == 29.0
+    assert all("len" not in path and "cut:9" not in path for path in found)
+
+
+@pytest.mark.parametrize(
+    ("trace", "reason"),
+    [
+        (None, "no trace was recorded"),
+        (["aten::mm"], "the trace holds no Python stacks (record it with with_stack=True)"),
+    ],
+)
+def test_without_stacks_there_are_no_trees(trace: list[str] | None, reason: str) -> None:
+    slices = Slices()
+    for name in trace or []:
+        slices.kernel(3, 4, below=slices.add("cpu_op", name))
+    context = Context(tables(slices) if trace else tables())
+    assert trace_trees(context, FrameIndex()) == ()
+    assert trace_absent(context) == reason
+    assert operator_leaves(context, context.calls, np.zeros(0)).absent == reason
+    assert trace_absent(Context(of(training()))) is None
+
+
+SLICES = st.lists(
+    st.tuples(
+        st.integers(-1, 30),  # around it
+        st.sampled_from(["python_function", "cpu_op", "user_annotation", "cuda_runtime", "kernel"]),
+        st.integers(0, 3),  # its name
+        st.integers(1, 10**7),  # ns
+        st.integers(-1, 30),  # its forward operator
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(SLICES)
+def test_sums_are_exact_whatever_a_trace_holds(rows: list[tuple[int, str, int, int, int]]) -> None:
+    trace = Slices()
+    trace.add("python_function", "train.py(1): train", 0, 1, self_ns=1)
+    device = 0
+    for number, (around, category, name, ns, forward) in enumerate(rows, 1):
+        parent = around if 0 <= around < number and trace.events[around]["category"] != "kernel" else None
+        if category == "kernel":
+            trace.kernel(number, ns / US, f"k{name}", below=None)
+            trace.links[-1] |= {"launch": parent, "state": "linked" if parent is not None else "unlinked"}
+            device += ns
+            continue
+        names = {"python_function": f"train.py({name + 1}): f{name}", "cuda_runtime": "cudaLaunchKernel"}
+        more: dict[str, Any] = {"forward": forward, "forward_thread": 1} if 0 <= forward < number else {}
+        trace.add(category, names.get(category, f"op{name}"), number, ns / US, parent=parent, **more)
+    found = trees(tables(trace))
+    for tree, _ in found.values():
+        below = np.zeros(len(tree.value))
+        np.add.at(below, np.asarray(tree.parent[1:], int), np.asarray(tree.value[1:]))
+        assert (below <= np.asarray(tree.value) * (1 + 1e-9)).all()
+        assert tree.hidden == 0.0
+    assert ("gpu" in found) == (device > 0)
+    if device:
+        assert found["gpu"][0].value[0] == device / 1e3
+    wanted = 0
+    for row in trace.events:
+        path = [row]  # a range counts for the function or operator around it
+        while (outer := path[-1].get("parent")) is not None:
+            path.append(trace.events[outer])
+        if row["category"] != "kernel" and any(each["category"] != "user_annotation" for each in path):
+            wanted += row["self_ns"]
+    assert found["operators"][0].value[0] == wanted / 1e3
+
+
+@shared_traces.needs_traces
+@pytest.mark.parametrize(
+    "name",
+    [name for name in shared_traces.files() if name.startswith(("kineto_tb_plugin", "tracelens"))]
+    if shared_traces.PRESENT
+    else [],
+)
+def test_real_traces_add_up_to_their_device_time(name: str) -> None:
+    run = shared_traces.run_of(name)
+    windows = TraceWindows(Context(run.tables))
+    lines = run.analysis.device_lines
+    assert lines is not None
+    if windows.absent:
+        assert "no Python stacks" in windows.absent
+        assert lines.attributed_share == 0.0
+        return
+    frames = FrameIndex()
+    found = {tree.key: tree for tree in windows.trees(frames)}
+    gpu = found["gpu"]
+    assert gpu.value[0] == (lines.total_ns / (1e6 * lines.steps) if lines.steps else lines.total_ns / 1e3)
+    assert gpu.unit == ("ms per step" if lines.steps else "us")
+    known = frames.frames
+    drawn = {known[number].kind for number in gpu.frame}
+    assert {"kernel", "operator"} <= drawn
+    assert found["operators"].value[0] > 0
+
+
+@shared_traces.needs_traces
+@pytest.mark.parametrize("part", ["resnet50_num_workers_0", "facebook_timesformer", "sglang_decode", "h100/Qwen"])
+def test_the_lines_of_a_real_trace_cost_what_the_table_of_lines_says(part: str) -> None:
+    run = shared_traces.run_of(next(name for name in shared_traces.files() if part in name))
+    lines = run.analysis.device_lines
+    assert lines is not None
+    frames = FrameIndex()
+    tree = trace_trees(Context(run.tables), frames, ALL)[0]
+    ns = 1e6 * lines.steps if lines.steps else 1e3
+    known = frames.frames
+    line: list[tuple[str, int | None] | None] = []  # by node the innermost of the user's
+    drawn: defaultdict[tuple[str, int | None] | None, float] = defaultdict(float)
+    below = np.zeros(len(tree.value))
+    np.add.at(below, np.asarray(tree.parent[1:]), np.asarray(tree.value[1:]))
+    for node, (parent, number) in enumerate(zip(tree.parent, tree.frame, strict=True)):
+        frame = known[number]
+        line.append((frame.name, frame.line) if frame.kind == "user" else line[parent] if parent >= 0 else None)
+        drawn[line[node]] += tree.value[node] - below[node]
+    wanted: defaultdict[tuple[str, int | None] | None, float] = defaultdict(float)
+    wanted[None] = sum(lines.unattributed.values()) / ns
+    for each in lines.lines:
+        wanted[None if each.guess else (each.place.function or "", each.place.line)] += each.ns / ns
+    assert {key: value for key, value in drawn.items() if value > 1e-6} == pytest.approx(
+        {key: value for key, value in wanted.items() if value > 1e-6}
+    )
+
+
+@shared_traces.needs_traces
+def test_the_backward_pass_of_a_real_trace_stands_below_the_lines_of_its_model() -> None:
+    name = next(name for name in shared_traces.files() if "resnet50_num_workers_0" in name)
+    frames = FrameIndex()
+    gpu = trace_trees(Context(shared_traces.run_of(name).tables), frames, ALL)[0]
+    below: dict[int, list[int]] = {}
+    for node, parent in enumerate(gpu.parent):
+        below.setdefault(parent, []).append(node)
+    known = frames.frames
+    backward = [node for node, each in enumerate(gpu.frame) if known[each].name == "backward of aten::conv2d"]
+    assert len(backward) > 10
+    for node in backward:
+        caller = known[gpu.frame[gpu.parent[node]]]
+        assert (caller.name, caller.file) == ("_conv_forward", "torch/nn/modules/conv.py")
+    share = sum(gpu.value[node] for node in backward) / gpu.value[0]
+    assert 0.3 < share < 0.6
+
+
+# ---- a real recording
+
+SCRIPT = """\
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(384, 384)
+
+    def forward(self, x):
+        q = torch.linalg.qr(self.inner.weight)[0]
+        return self.inner(x) @ q  # MATMUL
+
+
+def train():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(160):
+        loss = model(torch.randn(64, 384)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()  # BACKWARD
+        optimizer.step()
+
+
+train()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.torch
+def test_a_recorded_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    options = ["--out", "run", "--window", "skip_first=10,active=3", "--rate", "50", "--quiet"]
+    subprocess.run(
+        [sys.executable, "-m", "stepscope", "run", *options, "--", sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=150,
+        check=True,
+    )
+    context = Context(api.open_run(tmp_path / "run").tables, {str(tmp_path / "train.py"): SCRIPT})
+    frames = FrameIndex()
+    (tree,) = trace_trees(context, frames, ALL)
+    assert tree.key == "operators"
+    found = own_values(tree, frames)
+    line = next(number for number, text in enumerate(SCRIPT.splitlines(), 1) if "# MATMUL" in text)
+    assert any(f"forward:{line}" in path and "aten::matmul" in path for path in found)
+    assert any("aten::linalg_qr" in path for path in found)
+    # of the training thread's slices nothing is lost but the recorder's own, and a range around no function
+    events = context.tables.events
+    thread = events.filter(pl.col("name").str.contains("AddmmBackward0")).head(1)["track"][0]
+    busy = 0
+    ours: dict[int, bool] = {}  # the recorder's wrapper is its own, what it wraps is not
+    for row in events.filter(pl.col("track") == thread).sort("depth").iter_rows(named=True):
+        recorder = "stepscope/record/" in row["name"]
+        ours[row["id"]] = ours.get(row["parent"], False) or (recorder and "/wrapper_" not in row["name"])
+        bare = row["category"] == "user_annotation" and row["parent"] is None
+        busy += 0 if ours[row["id"]] or recorder or bare else row["self_ns"]
+    assert 2.999 < busy / 1e6 / tree.value[0] < 4.001  # steps: of one the recording may hold a part
+    leaves, own = leaves_of(_main_threads(context))
+    assert leaves.own.sum() + leaves.value.sum() == own.sum()
+    assert "aten::linalg_qr" in {frame.name for frame in leaves.frames}
+
+
+def _main_threads(context: Context) -> Context:
+    rows = context.tables.stacks.filter(
+        (pl.col("role") == "rank") & pl.col("main_thread") & pl.col("node").is_not_null()
+    )
+    return Context(replace(context.tables, stacks=rows), context.sources)

@@ -1,0 +1,549 @@
+"""Hotspots: what a row is, whose library frame it names, what the header claims; real files, computed again here."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.analyze.context import Context
+from stepscope.analyze.hotspots.idle import idle_sampled
+from stepscope.analyze.hotspots.table import GROUPS, NO_FRAME, HotspotOptions, hotspots, of_run
+from stepscope.analyze.places import CodeOptions
+from stepscope.analyze.sampled.selection import StackSelection
+from stepscope.errors import UsageError
+from stepscope.model.views.hotspots import HotspotRow, Hotspots
+from stepscope.read.stacks.files import read_stack_files
+from stepscope.tables import build
+from stepscope.tables.schema import Tables
+from tests.analyze.sampled.test_selection import selections, stack_rows
+from tests.analyze.shared_traces import TRACES
+from tests.builders import MS, T0, make_tables, step_rows
+
+PY_SPY = TRACES / "py_spy"
+needs_files = pytest.mark.skipif(not PY_SPY.is_dir(), reason=f"the recorded stacks are not at {PY_SPY}")
+PROJECT = "/home/user/project"
+
+
+def found(tables: Tables, code: CodeOptions | None = None, **options: Any) -> Hotspots:
+    return of_run(Context(tables, options=code or CodeOptions()), HotspotOptions(**options))
+
+
+def rows_of(*stacks: dict[str, Any], **options: Any) -> tuple[HotspotRow, ...]:
+    return found(make_tables(stacks=stacks), **options).rows
+
+
+def stack(*frames: str, samples: int = 1, **columns: Any) -> dict[str, Any]:
+    return {"frames": frames, "samples": samples, **columns}
+
+
+def library(row: HotspotRow) -> tuple[str | None, str | None, int | None]:
+    return row.library_function_name, row.library_function_path, row.library_function_line
+
+
+class TestRows:
+    def test_a_row_is_the_innermost_frame_with_the_users_frame_that_led_there(self) -> None:
+        (row,) = rows_of(
+            stack(
+                f"<module> ({PROJECT}/train.py:9)", f"main ({PROJECT}/train.py:5)", "Linear.forward (torch/nn/a.py:7)"
+            )
+        )
+        assert (row.name, row.path, row.line) == ("Linear.forward", "torch/nn/a.py", 7)
+        assert library(row) == ("main", f"{PROJECT}/train.py", 5)
+        assert (row.samples, row.proportion, row.kind, row.module) == (1, 1.0, "python", "torch")
+
+    def test_paths_that_end_alike_are_one_row_and_most_samples_come_first(self) -> None:
+        found = rows_of(
+            stack("a (train.py:1)", "x (torch/m.py:3)", samples=2),
+            stack("b (torch/q.py:9)", "a (train.py:1)", "x (torch/m.py:3)", samples=3),
+            stack("a (train.py:1)", "y (torch/m.py:4)", samples=4),
+        )
+        assert [(row.name, row.samples) for row in found] == [("x", 5), ("y", 4)]
+
+    def test_every_call_path_is_a_row_when_they_are_not_merged(self) -> None:
+        found = rows_of(
+            stack("a (train.py:1)", "x (torch/m.py:3)", samples=2),
+            stack("b (torch/q.py:9)", "a (train.py:1)", "x (torch/m.py:3)", samples=3),
+            aggregate=False,
+        )
+        assert [(row.name, library(row)[0], row.samples) for row in found] == [("x", "a", 3), ("x", "a", 2)]
+
+    def test_another_library_frame_is_another_row(self) -> None:
+        found = rows_of(stack("a (train.py:1)", "x (torch/m.py:3)"), stack("a (train.py:2)", "x (torch/m.py:3)"))
+        assert [library(row) for row in found] == [("a", "train.py", 1), ("a", "train.py", 2)]
+
+    def test_recursion_counts_once_for_the_innermost(self) -> None:
+        (row,) = rows_of(stack(*["f (train.py:1)"] * 50, samples=3))
+        assert row.samples == 3
+
+    def test_equal_counts_are_ordered_by_path_line_and_name(self) -> None:
+        found = rows_of(stack("z (b.py:1)"), stack("b (a.py:2)"), stack("a (a.py:2)"), stack("c (a.py:1)"))
+        assert [(row.path, row.line, row.name) for row in found] == [
+            ("a.py", 1, "c"), ("a.py", 2, "a"), ("a.py", 2, "b"), ("b.py", 1, "z"),
+        ]  # fmt: skip
+
+    def test_top_level_code_native_frames_and_empty_stacks_are_kept_and_told_apart(self) -> None:
+        found = rows_of(
+            stack("<module> (train.py:3)", samples=5),
+            stack("<module> (train.py:3)", "gemm(float const*, int) (libtorch_cpu.so)", samples=4),
+            stack("<module> (train.py:3)", "0x7f02422b6109 (libc.so.6)", samples=3),
+            stack(
+                "<module> (train.py:3)", "_find_and_load (<frozen importlib._bootstrap>:1)", stage="import", samples=2
+            ),
+            stack(samples=1),
+        )
+        assert [(row.name, row.kind) for row in found] == [
+            ("<module>", "module"),
+            ("gemm(float const*, int)", "native"),
+            ("0x7f02422b6109", "native"),
+            ("_find_and_load", "import"),
+            (NO_FRAME, "none"),
+        ]
+
+    def test_native_frames_are_nobodys_own_code(self) -> None:
+        (row,) = rows_of(stack("<module> (train.py:3)", "work (libmine.so)"))
+        assert library(row) == ("<module>", "train.py", 3)
+        assert row.module == "libmine.so"
+
+    def test_a_file_without_a_line_is_python_still(self) -> None:
+        found = rows_of(stack("f (train.py)", samples=2), stack("g (<string>)"))
+        assert [(row.name, row.line, row.kind) for row in found] == [("f", None, "python"), ("g", None, "python")]
+
+    def test_waiting_and_working_are_never_merged(self) -> None:
+        found = rows_of(stack("f (train.py:1)", samples=2), stack("f (train.py:1)", waiting=True), by="file")
+        assert [(row.samples, row.waiting) for row in found] == [(2, False), (1, True)]
+
+    def test_roles_and_the_phase_of_most_samples(self) -> None:
+        (row,) = rows_of(
+            stack("f (train.py:1)", samples=3, phase="forward"),
+            stack("f (train.py:1)", samples=4, phase="backward"),
+            stack("f (train.py:1)", samples=9, role="loader_worker", pid=7),
+        )
+        assert row.phase == "backward"
+        assert row.roles == {"loader_worker": 9, "rank": 7}
+
+    def test_a_limit_makes_the_first_rows_of_working_and_of_waiting(self) -> None:
+        stacks = [stack(f"f{n} (a.py:{n})", samples=n, waiting=n % 2 == 0) for n in range(1, 9)]
+        part = found(make_tables(stacks=stacks), limit=2)
+        assert [row.samples for row in part.rows] == [8, 7, 6, 5]
+        assert (part.working_rows, part.waiting_rows) == (4, 4)
+        assert part.selected_samples == sum(range(1, 9))
+
+
+class TestGroups:
+    STACKS = (
+        stack("main (train.py:1)", "f (torch/nn/a.py:3)", samples=4),
+        stack("main (train.py:2)", "f (torch/nn/a.py:5)", samples=3),
+        stack("main (train.py:2)", "g (torch/nn/a.py:9)", samples=2),
+        stack("main (train.py:2)", "h (numpy/core.py:9)", samples=1),
+    )
+
+    def test_by_function_merges_lines_and_says_no_line_where_they_differ(self) -> None:
+        first, second, _ = rows_of(*self.STACKS, by="function")
+        assert (first.name, first.path, first.line, first.samples) == ("f", "torch/nn/a.py", None, 7)
+        assert library(first) == ("main", "train.py", None)
+        assert (second.name, second.line, library(second)[2]) == ("g", 9, 2)
+
+    def test_by_file(self) -> None:
+        first, second = rows_of(*self.STACKS, by="file")
+        assert (first.path, first.name, first.line, first.samples) == ("torch/nn/a.py", None, None, 9)
+        assert (second.path, second.name, second.line) == ("numpy/core.py", "h", 9)
+
+    def test_by_module_is_the_package_of_libraries_and_the_module_of_own_code(self) -> None:
+        found = rows_of(
+            *self.STACKS,
+            stack(f"x ({PROJECT}/pkg/flow/net.py:1)", samples=20),
+            stack(f"x ({PROJECT}/pkg/flow/__init__.py:1)", samples=19),
+            stack("x (/home/user/venv/lib/python3.11/site-packages/torch/b.py:1)", samples=10),
+            stack("x (/usr/lib/python3.11/threading.py:1)", samples=6),
+            stack("x (<frozen importlib._bootstrap>:1)", samples=5),
+            by="module",
+        )
+        assert [(row.module, row.samples) for row in found] == [
+            ("pkg.flow.net", 20), ("pkg.flow", 19), ("torch", 19), ("threading", 6), ("importlib", 5), ("numpy", 1),
+        ]  # fmt: skip
+
+    def test_call_paths_have_no_other_grouping(self) -> None:
+        with pytest.raises(UsageError, match="leave out --by"):
+            rows_of(by="file", aggregate=False)
+
+    def test_unknown_grouping(self) -> None:
+        with pytest.raises(UsageError, match="line, function, file, module"):
+            rows_of(by="lines")
+
+
+class TestLibrary:
+    @pytest.mark.parametrize(
+        ("name", "file", "matches"),
+        [
+            ("train", "train.py", True),
+            ("train", "train_databound.py", False),
+            ("train", "lib/train/loop.py", True),
+            ("data", "torch/utils/data/dataloader.py", True),  # a whole part
+            ("data", "torch/utils/database/x.py", False),
+            ("data", "metadata.py", False),
+            ("torch", "torchvision/ops.py", False),
+            ("torch", "/opt/venv/lib/python3.11/site-packages/torch/nn/a.py", True),
+            ("pkg.flow", "pkg/flow.py", True),
+            ("pkg.flow", "src/pkg/flow/net.py", True),
+            ("pkg.flow", "pkg/workflow.py", False),
+            ("pkg.flow", "flow/pkg.py", False),
+            ("train.py", "train.py", True),
+            ("train.py", "train/loop.py", False),
+            ("my.dir", "/data/my.dir/a.py", True),
+            ("nn/modules", "torch/nn/modules/linear.py", True),
+            ("nn/modules", "torch/nn/modules_extra/linear.py", False),
+            ("./pkg/", "pkg/a.py", True),
+            ("/home/user/project/pkg", "/home/user/project/pkg/a.py", True),
+            ("/home/user/project/pkg", "/home/user/project/pkg2/a.py", False),
+            ("/user/project", "/home/user/project/a.py", False),  # a full path is a beginning
+            ("/home/user/project", "train.py", True),  # shortened, but it is the user's
+            ("pkg", "C:\\work\\pkg\\a.py", True),
+            ("string", "<string>", False),
+        ],
+    )
+    def test_whole_parts_of_the_path(self, name: str, file: str, matches: bool) -> None:
+        (row,) = rows_of(stack(f"f ({file}:3)", "g (<string>:1)"), library=name)
+        assert library(row) == (("f", file, 3) if matches else (None, None, None))
+
+    def test_the_innermost_frame_of_it_counts(self) -> None:
+        (row,) = rows_of(
+            stack("a (flow/x.py:1)", "b (flow/y.py:2)", "c (torch/z.py:3)", "d (numpy/n.py:4)"), library="flow"
+        )
+        assert library(row) == ("b", "flow/y.py", 2)
+
+    def test_it_may_be_the_innermost_frame_itself(self) -> None:
+        (row,) = rows_of(stack("a (train.py:1)", "b (flow/y.py:2)"), library="flow")
+        assert library(row) == (row.name, row.path, row.line) == ("b", "flow/y.py", 2)
+
+    def test_a_library_that_is_nowhere_is_said(self) -> None:
+        result = found(make_tables(stacks=[stack("f (train.py:1)")]), library="itwinai")
+        assert any("no sampled stack runs through itwinai" in text for text in result.warnings)
+        assert result.library == "itwinai"
+
+    def test_own_code_that_is_not_recognised_is_said(self) -> None:
+        result = found(make_tables(stacks=[stack("f (torch/x.py:1)")]))
+        assert any("--source-root" in text for text in result.warnings)
+
+    def test_options_of_the_own_code_hold(self) -> None:
+        tables = make_tables(stacks=[stack("f (/build/src/a.py:1)", "g (torch/x.py:1)")])
+        assert library(found(tables).rows[0])[0] is None
+        mapped = found(tables, CodeOptions(source_roots=("/home/me/src",), maps=(("/build/src", "/home/me/src"),)))
+        assert library(mapped.rows[0]) == ("f", "/build/src/a.py", 1)
+
+    @pytest.mark.parametrize("name", ["", " ", "/", "./"])
+    def test_empty(self, name: str) -> None:
+        with pytest.raises(UsageError, match="--library"):
+            rows_of(library=name)
+
+
+@given(st.lists(stack_rows, max_size=12), selections, st.sampled_from([*GROUPS, "paths"]))
+def test_rows_add_up_to_what_was_selected(rows: list[dict[str, Any]], selection: StackSelection, by: str) -> None:
+    tables = make_tables(stacks=rows)
+    context = Context(tables)
+    paths = by == "paths"
+    options = HotspotOptions(by="line" if paths else by, aggregate=not paths, selection=selection)
+    result = hotspots(tables, context.calls, context.code, options)
+    assert sum(row.samples for row in result.rows) == result.selected_samples
+    assert result.selected_samples + sum(result.left_out.values()) == result.samples
+    assert sum(result.kinds.values()) == result.selected_samples
+    assert sum(process.samples for process in result.processes) == result.selected_samples
+    assert sum(row.samples for row in result.rows if row.waiting) == result.waiting_samples
+    for row in result.rows:
+        assert sum(row.roles.values()) == row.samples
+    keys = [(row.path, row.line, row.name, row.module, row.waiting, library(row)) for row in result.rows]
+    assert paths or len(set(keys)) == len(keys)
+
+
+class TestFacts:
+    def test_samples_that_were_not_kept_have_a_reason(self) -> None:
+        segment = {"host": "host-a", "file": "stacks-0.raw", "unit": "samples", "samples": 12, "skipped_samples": 3}
+        result = found(make_tables(stacks=[stack("f (train.py:1)", samples=10)], segments=[segment]))
+        assert (result.samples, result.skipped_samples) == (12, 3)
+        assert result.left_out == {"torn or the recorder's own": 2}
+        assert any("3 samples could not be read" in text for text in result.warnings)
+
+    def test_processes_and_threads(self) -> None:
+        result = found(
+            make_tables(
+                stacks=[
+                    stack("f (train.py:1)", samples=6),
+                    stack("g (train.py:1)", samples=1, thread="8", main_thread=False, phase=None),
+                    stack("h (train.py:2)", samples=5, role="loader_worker", pid=9),
+                    stack("h (train.py:2)", samples=4, role="loader_worker", pid=9, waiting=True),
+                ]
+            )
+        )
+        assert [(p.role, p.pid, p.rank, p.threads, p.samples, p.waiting_samples) for p in result.processes] == [
+            ("loader_worker", 9, 0, 1, 9, 4),
+            ("rank", 100, 0, 2, 7, 0),
+        ]
+        assert any("2 processes are summed (1 rank, 1 loader worker)" in text for text in result.warnings)
+
+    def test_one_process_is_no_sum(self) -> None:
+        result = found(make_tables(stacks=[stack("f (train.py:1)", samples=1000)]))
+        assert result.warnings == ()
+
+    def test_equal_process_ids_of_two_files_are_two_processes(self) -> None:
+        result = found(make_tables(stacks=[stack("f (train.py:1)", host="", file=name) for name in ("a.txt", "b.txt")]))
+        assert len(result.processes) == 2
+        assert result.files == 2
+
+    def test_segments_last_as_long_as_their_times_cover(self) -> None:
+        times = ((0, 5), (3, 8), (20, 22))
+        stacks = [
+            stack("f (train.py:1)", file=f"{n}.raw", start_ns=T0 + a * 1000 * MS, end_ns=T0 + b * 1000 * MS)
+            for n, (a, b) in enumerate(times)
+        ]
+        result = found(make_tables(stacks=stacks))
+        assert (result.wall_s, result.wall_source) == (10.0, "recorded")
+        assert result.rate_hz == 100.0
+
+    def test_a_file_with_a_rate_lasted_as_long_as_its_busiest_thread(self) -> None:
+        unknown = {"start_ns": None, "end_ns": None, "rate_hz": 50.0}
+        result = found(
+            make_tables(
+                stacks=[
+                    stack("f (train.py:1)", samples=100, **unknown),
+                    stack("f (train.py:2)", samples=50, **unknown),
+                    stack("g (train.py:3)", samples=120, thread="9", main_thread=False, **unknown),
+                ]
+            )
+        )
+        assert (result.wall_s, result.wall_source) == (3.0, "nominal")
+
+    def test_seconds_follow_from_the_rate(self) -> None:
+        known, unknown = rows_of(stack("f (a.py:1)", samples=50), stack("g (a.py:1)", rate_hz=None))
+        assert known.seconds == pytest.approx(0.5)
+        assert unknown.seconds is None
+
+    def test_weights_of_time_are_times(self) -> None:
+        segment = {"host": "host-a", "file": "stacks-0.raw", "unit": "us", "samples": 2_000_000, "skipped_samples": 0}
+        stacks = [stack("f (train.py:1)", samples=2_000_000, rate_hz=None)]
+        result = found(make_tables(stacks=stacks, segments=[segment]))
+        assert (result.unit, result.rows[0].seconds) == ("us", 2.0)
+
+    def test_files_that_count_different_things_are_warned_of(self) -> None:
+        segments = [
+            {"host": "host-a", "file": f, "unit": f, "samples": 1, "skipped_samples": 0} for f in ("us", "bytes")
+        ]
+        result = found(
+            make_tables(stacks=[stack("f (a.py:1)", file="us"), stack("f (a.py:1)", file="bytes")], segments=segments)
+        )
+        assert any("count different things" in text for text in result.warnings)
+
+    def test_few_samples_are_warned_of(self) -> None:
+        assert any(
+            "only 99 samples" in text for text in found(make_tables(stacks=[stack("f (a.py:1)", samples=99)])).warnings
+        )
+
+    def test_nothing_sampled(self) -> None:
+        result = found(make_tables())
+        assert (result.rows, result.samples, result.wall_s) == ((), 0, None)
+        assert any("no sample is left" in text for text in result.warnings)
+
+
+class TestSteps:
+    def tables(self, *stacks: dict[str, Any], ranks: int = 1) -> Tables:
+        steps = [row for rank in range(ranks) for row in step_rows(500, rank=rank, process=f"rank-{rank}")]
+        return make_tables(steps=steps, stacks=stacks)
+
+    def test_a_ranks_samples_in_steps_are_its_mean_step(self) -> None:
+        result = found(
+            self.tables(
+                stack("f (train.py:1)", samples=30, phase="forward"),
+                stack("g (train.py:2)", samples=10, phase="data_wait", waiting=True),
+                stack("h (train.py:3)", samples=60, role="loader_worker", pid=9),
+                stack("i (train.py:4)", samples=100, phase="startup"),
+            )
+        )
+        by_name = {row.name: row.ms_per_step for row in result.rows}
+        assert by_name == {"f": pytest.approx(7.5), "g": pytest.approx(2.5), "h": None, "i": None}
+        assert result.mean_step_ms == pytest.approx(10.0)
+        assert result.steps > 400
+
+    def test_of_several_ranks_it_is_the_mean(self) -> None:
+        result = found(
+            self.tables(
+                stack("f (train.py:1)", samples=10, phase="forward"),
+                stack("f (train.py:1)", samples=30, phase="forward", rank=1, process="rank-1", pid=101),
+                stack("g (train.py:2)", samples=10, phase="forward", rank=1, process="rank-1", pid=101),
+                ranks=2,
+            )
+        )
+        by_name = {row.name: row.ms_per_step for row in result.rows}
+        assert by_name == {"f": pytest.approx((10 + 7.5) / 2), "g": pytest.approx(2.5 / 2)}
+
+    def test_without_steps_there_is_none(self) -> None:
+        result = found(make_tables(stacks=[stack("f (train.py:1)")]))
+        assert (result.rows[0].ms_per_step, result.mean_step_ms, result.steps) == (None, None, 0)
+
+
+class TestIdle:
+    """`idle` of the segments is null here, as for py-spy's raw files; the threads have to tell."""
+
+    def tables(self, *threads: tuple[int, bool], idle: bool | None = None, pid: int = 1) -> Tables:
+        """(samples, waiting) of a main thread and others of one process."""
+        stacks = [
+            stack("f (a.py:1)", samples=samples, waiting=waiting, pid=pid, thread=str(number), main_thread=number == 0)
+            for number, (samples, waiting) in enumerate(threads)
+        ]
+        segment = {
+            "host": "host-a",
+            "file": "stacks-0.raw",
+            "unit": "samples",
+            "idle": idle,
+            "samples": 1,
+            "skipped_samples": 0,
+        }
+        return make_tables(stacks=stacks, segments=[segment])
+
+    def test_threads_that_wait_are_sampled_like_the_busy_one(self) -> None:
+        result = found(self.tables((1000, False), (990, True)))
+        assert (result.idle, result.idle_source) == (True, "inferred")
+        assert not any("waiting was" in text for text in result.warnings)
+
+    def test_threads_that_wait_are_hardly_sampled(self) -> None:
+        result = found(self.tables((1000, False), (40, True), (30, True)))
+        assert (result.idle, result.idle_source) == (False, "inferred")
+        assert any("waiting was not sampled" in text and "--idle" in text for text in result.warnings)
+
+    @pytest.mark.parametrize(
+        "threads",
+        [
+            ((1000, False),),  # no thread that waits
+            ((1000, True),),  # the busiest thread is no evidence of itself
+            ((1000, False), (300, True)),  # between the two
+            ((1000, False), (10, False)),  # a thread that works now and then
+            ((20, False), (1, True)),  # too few
+        ],
+    )
+    def test_otherwise_it_is_unknown(self, threads: tuple[tuple[int, bool], ...]) -> None:
+        result = found(self.tables(*threads))
+        assert (result.idle, result.idle_source) == (None, None)
+        assert any("unknown" in text for text in result.warnings)
+
+    def test_what_the_recorder_noted_wins(self) -> None:
+        result = found(self.tables((1000, False), (990, True), idle=False))
+        assert (result.idle, result.idle_source) == (False, "recorded")
+
+    def test_waiting_that_is_missing_in_one_file_is_missing(self) -> None:
+        segments = [
+            {"host": "host-a", "file": file, "unit": "samples", "idle": idle, "samples": 1, "skipped_samples": 0}
+            for file, idle in (("a", True), ("b", False))
+        ]
+        assert idle_sampled(make_tables(segments=segments)) is False
+
+
+# ------------------------------------------------------------------------------------------------- recorded files
+
+
+def recorded(*names: str, **options: Any) -> Hotspots:
+    return found(build(read_stack_files([PY_SPY / name for name in names])), **options)
+
+
+def own_sum(name: str) -> int:
+    """All counts of a file, by nothing but the format's last field; a newline in a name ends no record there."""
+    lines = (PY_SPY / name).read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+    return sum(int(line.rpartition(" ")[2]) for line in lines if re.search(r" \d+$", line))
+
+
+def recomputed(name: str, component: str) -> Counter[tuple[Any, ...]]:
+    """Innermost frame and innermost frame of a library by line of a file without process and thread prefixes."""
+    table: Counter[tuple[Any, ...]] = Counter()
+    for record in (PY_SPY / name).read_text(encoding="utf-8").splitlines():
+        text, _, count = record.rpartition(" ")
+        frames = [re.fullmatch(r"(.*) \((.*):(\d+)\)", frame) for frame in text.split(";")] if text else []
+        parsed = [(match[1], match[2], int(match[3])) for match in frames if match]
+        assert len(parsed) == len(frames)
+        inside = [frame for frame in parsed if component in re.sub(r"\.py$", "", frame[1]).split("/")]
+        leaf = parsed[-1] if parsed else (NO_FRAME, "", None)
+        table[(*leaf, *(inside[-1] if inside else (None, None, None)))] += int(count)
+    return table
+
+
+@needs_files
+class TestRecorded:
+    @pytest.mark.parametrize("component", ["train", "torch", "data", "nothing"])
+    def test_the_table_of_a_file_without_prefixes(self, component: str) -> None:
+        result = recorded("plain.txt", library=component)
+        assert {(row.name, row.path, row.line, *library(row)): row.samples for row in result.rows} == recomputed(
+            "plain.txt", component
+        )
+        assert result.samples == result.selected_samples == own_sum("plain.txt") == 816
+        assert all(row.proportion == row.samples / 816 for row in result.rows)
+        counts = [row.samples for row in result.rows]
+        assert counts == sorted(counts, reverse=True)
+
+    def test_rows_that_simpler_reports_drop(self) -> None:
+        result = recorded("plain.txt")
+        assert result.kinds["none"] == 59
+        assert any(row.name == "<module>" for row in result.rows)
+        assert any(str(row.path).startswith("<frozen importlib") and row.line for row in result.rows)
+
+    @pytest.mark.parametrize("name", sorted(path.name for path in PY_SPY.glob("*.txt")))
+    def test_every_sample_of_every_file_is_accounted_for(self, name: str) -> None:
+        result = recorded(name)
+        assert result.samples + result.skipped_samples == own_sum(name)
+        assert result.selected_samples + sum(result.left_out.values()) == result.samples
+        assert sum(row.samples for row in result.rows) == result.selected_samples
+
+    @pytest.mark.parametrize(
+        ("name", "idle"),
+        [
+            ("databound_active.txt", False),
+            ("databound_idle.txt", True),
+            ("ddp.txt", False),
+            ("ddp_idle.txt", True),
+            ("forkserver.txt", False),
+            ("gil.txt", None),  # only holders of the lock: no thread that waits was sampled
+            ("nolineno.txt", False),
+            ("pair1_s_t.txt", False),
+            ("pin.txt", True),
+            ("plain.txt", False),
+            ("s_only.txt", False),
+            ("spawn.txt", False),
+        ],
+    )
+    def test_whether_waiting_was_sampled(self, name: str, idle: bool | None) -> None:
+        result = recorded(name)
+        assert result.idle is idle
+        assert any("waiting was not sampled" in text for text in result.warnings) is (idle is False)
+
+    def test_launchers_are_left_out_and_ranks_told_apart(self) -> None:
+        result = recorded("ddp_idle.txt")
+        assert result.left_out["launchers"] == 3015
+        assert {process.rank for process in result.processes} == {0, 1}
+        assert any("do not name ranks" in text for text in result.warnings)
+        one = recorded("ddp_idle.txt", selection=StackSelection(rank=1, phase="backward"))
+        assert {process.rank for process in one.processes} == {1}
+        assert 0 < one.selected_samples < result.selected_samples
+
+    def test_the_users_line_in_a_fork_worker_is_its_own(self) -> None:
+        result = recorded("databound_idle.txt", selection=StackSelection(process="workers"), by="function")
+        first = result.rows[0]
+        assert (first.name, library(first)[0]) == ("augment", "augment")
+        assert first.roles.keys() == {"loader_worker"}
+
+    def test_files_are_read_together(self) -> None:
+        both = recorded("plain.txt", "ddp.txt")
+        assert both.samples == own_sum("plain.txt") + own_sum("ddp.txt")
+        assert both.files == 2
+
+    def test_a_function_is_named_with_odd_characters_in_its_file(self) -> None:
+        assert any("(copy)" in str(row.path) for row in recorded("edge_full.txt").rows)
+
+
+def test_files_of_a_folder_are_summed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("<module> (train.py:1);f (train.py:2) 5\n")
+    (tmp_path / "b.txt").write_text("f (train.py:2) 1\n" * 8 + "g (train.py:3) oops\n")
+    (tmp_path / "job.log").write_text("epoch 1\nloss 0.5 at last\n")
+    result = found(build(read_stack_files([tmp_path])), library="train")
+    assert [(row.name, row.samples) for row in result.rows] == [("f", 13)]
+    assert result.files == 2
+    assert any("1 file(s) beside them hold no sampled stacks" in text for text in result.warnings)

@@ -1,0 +1,164 @@
+"""How the sampled time of main threads divides into the stages of a run; no sample is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.analyze.context import Context
+from stepscope.analyze.sampled import stages
+from tests.builders import MS, T0, make_tables, rank_info, step_rows
+
+# 100 steps of 10 ms from T0 on, the first of which is slow: warm-up
+STEPS = [*step_rows(1, data_wait_ms=91, first_batch=False), *step_rows(99, start_ns=T0 + 100 * MS, first_step=1)]
+END = T0 + 100 * MS + 990 * MS
+MAIN = ["<module> (train.py:3)", "main (train.py:9)"]
+
+
+def stack(samples: int, start_ms: float, end_ms: float, **more: Any) -> dict[str, Any]:
+    times = {"start_ns": T0 + round(start_ms * MS), "end_ns": T0 + round(end_ms * MS)}
+    return {"frames": MAIN, "samples": samples, **times, **more}
+
+
+def found(**tables: Any) -> dict[str, int]:
+    return {each.stage: each.samples for each in stages.facts(Context(make_tables(**tables)))}
+
+
+def test_time_before_the_first_step_is_startup_and_the_rest_goes_by_step() -> None:
+    stacks = [
+        stack(40, -400, 0, segment=0, phase="startup"),
+        stack(10, 0, 100, segment=1),
+        stack(50, 200, 700, segment=2),
+        stack(20, 1090, 1290, segment=3),
+    ]
+    assert found(steps=STEPS, stacks=stacks) == {"startup": 40, "warmup": 10, "steady": 50, "other": 20}
+
+
+def test_a_segment_that_spans_stages_is_divided_by_time() -> None:
+    # 100 ms before the first step, 100 ms of warm-up, 200 ms of steady steps
+    assert found(steps=STEPS, stacks=[stack(40, -100, 300)]) == {"startup": 10, "warmup": 10, "steady": 20}
+
+
+def test_what_runs_in_steps_alone_was_not_sampled_before_them() -> None:
+    stacks = [stack(30, -100, 300, phase="forward")]
+    assert found(steps=STEPS, stacks=stacks) == {"warmup": 10, "steady": 20}
+
+
+def test_frames_tell_imports_and_compilation_at_any_time() -> None:
+    stacks = [
+        stack(7, 200, 700, stage="compile", phase="forward"),
+        stack(5, 200, 700, stage="import", frames=[*MAIN, "_find_and_load (<frozen importlib._bootstrap>:1)"]),
+        stack(3, 200, 700),
+    ]
+    assert found(steps=STEPS, stacks=stacks) == {"import": 5, "compile": 7, "steady": 3}
+
+
+def test_times_of_single_samples_win_over_those_of_the_segment() -> None:
+    stacks = [stack(8, -100, 300)]
+    seen = [
+        {**stack(0, start, start + 10), "frames": MAIN} | {"samples": 1}
+        for start in (-50, -20, 50, 150, 160, 170, 180, 190)
+    ]
+    assert found(steps=STEPS, stacks=stacks, stretches=seen) == {"startup": 2, "warmup": 1, "steady": 5}
+
+
+def test_steps_that_are_profiled_or_evaluate_are_neither_steady_nor_warm_up() -> None:
+    steps = [
+        *step_rows(5, first_batch=False),
+        *step_rows(5, start_ns=T0 + 50 * MS, first_step=5, in_window=True),
+        *step_rows(5, start_ns=T0 + 100 * MS, first_step=10, kind="eval"),
+        *step_rows(85, start_ns=T0 + 150 * MS, first_step=15),
+    ]
+    stacks = [stack(5, 50, 100, segment=0), stack(6, 100, 150, segment=1), stack(7, 200, 300, segment=2)]
+    assert found(steps=steps, stacks=stacks) == {"other": 11, "steady": 7}
+
+
+def test_a_file_without_time_tells_imports_and_compilation_alone() -> None:
+    timeless = {"start_ns": None, "end_ns": None, "frames": MAIN}
+    stacks = [{**timeless, "samples": 9, "stage": "import"}, {**timeless, "samples": 4}]
+    assert found(stacks=stacks) == {"import": 9, "other": 4}
+
+
+def test_other_threads_and_processes_do_not_count() -> None:
+    stacks = [
+        stack(5, 200, 700),
+        stack(99, 200, 700, main_thread=False, thread="7"),
+        stack(99, 200, 700, role="loader_worker", pid=7),
+        stack(99, 200, 700, main_thread=None),
+    ]
+    assert found(steps=STEPS, stacks=stacks) == {"steady": 5}
+    assert found(steps=STEPS, stacks=stacks[1:]) == {}
+
+
+def test_every_rank_goes_by_its_own_steps() -> None:
+    late = {"rank": 1, "process": "rank-1"}
+    steps = [*STEPS, *({**row, **late, "start_ns": row["start_ns"] + 500 * MS} for row in STEPS)]
+    stacks = [stack(10, 200, 400), stack(10, 200, 400, pid=101, **late)]
+    tables = make_tables(steps=steps, stacks=stacks, ranks=[rank_info(0), rank_info(1)])
+    counts = {each.stage: each.samples for each in stages.facts(Context(tables))}
+    assert counts == {"startup": 10, "steady": 10}
+
+
+def test_shares_and_waiting() -> None:
+    stacks = [stack(30, 200, 700), stack(10, 200, 700, waiting=True, frames=[*MAIN, "wait (threading.py:320)"])]
+    (steady,) = stages.facts(Context(make_tables(steps=STEPS, stacks=stacks)))
+    assert (steady.stage, steady.share, steady.waiting_share) == ("steady", 1.0, 0.25)
+
+
+def test_waiting_is_unknown_where_it_was_not_sampled() -> None:
+    tables = make_tables(steps=STEPS, stacks=[stack(30, 200, 700)])
+    (steady,) = stages.facts(Context(_without_idle(tables)))
+    assert steady.waiting_share is None
+
+
+def _without_idle(tables: Any) -> Any:
+    from dataclasses import replace
+
+    import polars as pl
+
+    return replace(tables, segments=tables.segments.with_columns(idle=pl.lit(False)))
+
+
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "samples": st.integers(1, 10**6),
+            "start": st.integers(-2000, 3000),
+            "length": st.integers(0, 3000),
+            "stage": st.sampled_from([None, "import", "compile"]),
+            "phase": st.sampled_from(["forward", "other", "startup", "data_wait", None]),
+            "waiting": st.booleans(),
+            "timed": st.booleans(),
+            "main": st.sampled_from([True, True, False, None]),
+            "role": st.sampled_from(["rank", "rank", "loader_worker"]),
+            "seen": st.lists(st.tuples(st.integers(-2000, 3000), st.integers(0, 500)), max_size=3),
+        }
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, st.booleans())
+def test_no_sample_is_lost(rows: list[dict[str, Any]], with_steps: bool) -> None:
+    stacks, stretches = [], []
+    for number, row in enumerate(rows):
+        common = {"frames": [f"f{number} (train.py:{number + 1})"], "role": row["role"], "main_thread": row["main"]}
+        common |= {"stage": row["stage"], "phase": row["phase"], "waiting": row["waiting"]}
+        times = (row["start"], row["start"] + row["length"])
+        made = stack(row["samples"], *times, **common)
+        stacks.append(made if row["timed"] else made | {"start_ns": None, "end_ns": None})
+        stretches += [stack(1, at, at + length, **common) for at, length in row["seen"]]
+    steps = STEPS if with_steps else []
+    tables = make_tables(steps=steps, stacks=stacks, stretches=stretches)
+    facts = stages.facts(Context(tables))
+    wanted = sum(row["samples"] for row in rows if row["role"] == "rank" and row["main"])
+    assert sum(each.samples for each in facts) == wanted
+    assert all(each.samples > 0 for each in facts)
+    assert sum(each.share for each in facts) == pytest.approx(1.0 if wanted else 0.0)
+    assert all(each.waiting_share is None or 0 <= each.waiting_share <= 1 for each in facts)
+    if not with_steps:
+        assert {each.stage for each in facts} <= {"import", "compile", "other"}

@@ -1,0 +1,339 @@
+"""The wait for the loader, taken apart at the same moments and by shares of samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope import tables
+from stepscope.analyze import Context, steps
+from stepscope.analyze.hotspots.idle import idle_sampled
+from stepscope.analyze.sampled import waits
+from stepscope.analyze.sampled.loop import sampled_loop
+from stepscope.analyze.sampled.user_paths import UserPaths
+from stepscope.model.views.waits import LoaderWait
+from stepscope.read.stacks.files import read_stack_files
+from tests.builders import MS, PID, T0, make_tables, step_rows
+
+SAMPLERS = Path(__file__).resolve().parents[4] / "shared" / "traces" / "py_spy"
+needs_samples = pytest.mark.skipif(not SAMPLERS.is_dir(), reason=f"the real samples are not at {SAMPLERS}")
+
+TRAIN = "/home/user/project/train.py"
+DATA = "/home/user/project/data.py"
+LOADER, QUEUES = "torch/utils/data/dataloader.py", "multiprocessing/queues.py"
+LOOP = [f"<module> ({TRAIN}:70)", f"train ({TRAIN}:37)"]
+NEXT = [*LOOP, f"_BaseDataLoaderIter.__next__ ({LOADER}:725)"]
+TAKE = [*NEXT, f"_MultiProcessingDataLoaderIter._try_get_data ({LOADER}:1291)", f"Queue.get ({QUEUES}:113)"]
+POLL = ["_ConnectionBase.poll (multiprocessing/connection.py:257)", "_PollLikeSelector.select (selectors.py:415)"]
+WAIT = [*TAKE, *POLL]
+UNPACK = [*TAKE, "rebuild_storage_fd (torch/multiprocessing/reductions.py:538)"]
+FETCH = ["fetch (torch/utils/data/_utils/fetch.py:54)"]
+HERE = [*NEXT, f"_SingleProcessDataLoaderIter._next_data ({LOADER}:780)", *FETCH, f"__getitem__ ({DATA}:9)"]
+COMPUTE = [f"<module> ({TRAIN}:70)", f"train ({TRAIN}:40)", "Tensor.backward (torch/_tensor.py:623)"]
+WORK = ["_worker_loop (torch/utils/data/_utils/worker.py:374)"]
+BUSY_A = [*WORK, *FETCH, f"__getitem__ ({DATA}:9)", f"augment ({DATA}:20)"]
+BUSY_B = [*WORK, *FETCH, f"__getitem__ ({DATA}:10)", "Image.open (PIL/Image.py:3)"]
+COLLATE = [*WORK, *FETCH, "default_collate (torch/utils/data/_utils/collate.py:401)"]
+STARTING = ["spawn_main (multiprocessing/spawn.py:122)", "_find_and_load (<frozen importlib._bootstrap>:1176)"]
+PARKED = [*WORK, f"Queue.get ({QUEUES}:113)", *POLL]
+FEED = [f"Queue._feed ({QUEUES}:231)"]
+FEED_PARKED = [*FEED, "Condition.wait (threading.py:327)"]
+FEED_SENDS = [*FEED, "ForkingPickler.dumps (multiprocessing/reduction.py:51)"]
+PIN_LOOP = ["_pin_memory_loop (torch/utils/data/_utils/pin_memory.py:52)"]
+PIN_PARKED = [*PIN_LOOP, f"Queue.get ({QUEUES}:113)", *POLL]
+PINS = [*PIN_LOOP, "pin_memory (torch/utils/data/_utils/pin_memory.py:60)"]
+
+MAIN = {"compute": COMPUTE, "wait": WAIT, "unpack": UNPACK, "here": HERE}
+WORKER = {"a": BUSY_A, "b": BUSY_B, "idle": PARKED, "start": STARTING}
+FEEDER = {"sends": FEED_SENDS, "parked": FEED_PARKED}
+PINNER = {"pins": PINS, "parked": PIN_PARKED}
+Tick = tuple[str, str | None, str | None, str | None, str | None]
+
+
+def facts_of(context: Context, idle: bool | None = True) -> tuple[LoaderWait, ...]:
+    users = UserPaths(context.calls, context.code)
+    loop = sampled_loop(context, users)
+    return () if loop is None else waits.facts(context, loop, users, idle, None)
+
+
+def row(thread: str, frames: Sequence[str], **more: Any) -> dict[str, Any]:
+    """A stack or stretch of "main", "worker-N", "feeder-N" (of worker N) or "pin"."""
+    name, _, number = thread.partition("-")
+    worker = name in ("worker", "feeder")
+    pid = PID + 1 + int(number) if worker else PID
+    phase = "data_wait" if NEXT[-1] in frames else "backward"
+    return {
+        "frames": frames,
+        "pid": pid,
+        "role": "loader_worker" if worker else "rank",
+        "thread": str(pid) if name in ("main", "worker") else f"{pid}{name}",
+        "main_thread": name in ("main", "worker"),
+        "phase": phase if name == "main" else None,
+        **more,
+    }
+
+
+def shown(wait: LoaderWait) -> dict[tuple[str, int | None], float]:
+    return {(part.kind, part.place.line if part.place else None): part.share for part in wait.parts}
+
+
+def ticks_of(ticks: Sequence[Tick]) -> list[dict[str, Any]]:
+    """Stretches of 10 ms each, one per thread and tick; None is a thread that was not sampled."""
+    rows = []
+    for number, (main, first, second, feeder, pin) in enumerate(ticks):
+        when = {"start_ns": T0 + number * 10 * MS, "end_ns": T0 + (number + 1) * 10 * MS}
+        rows.append(row("main", MAIN[main], **when))
+        for thread, state, frames in (
+            ("worker-0", first, WORKER),
+            ("worker-1", second, WORKER),
+            ("feeder-0", feeder, FEEDER),
+            ("pin", pin, PINNER),
+        ):
+            if state is not None:
+                rows.append(row(thread, frames[state], **when))
+    return rows
+
+
+def timed(ticks: Sequence[Tick], **more: Any) -> LoaderWait | None:
+    rows = ticks_of(ticks)
+    known = [
+        {"start_ns": T0, "wall_ns": len(ticks) * 10 * MS, "first_batch": False, "data_wait_ns": 10 * len(ticks) * MS}
+    ]
+    stacks = [{**stretch, "start_ns": T0, "end_ns": T0 + len(ticks) * 10 * MS} for stretch in rows]
+    found = facts_of(Context(make_tables(steps=known, stacks=stacks, stretches=rows, **more)))
+    return found[0] if found else None
+
+
+def by_hand(ticks: Sequence[Tick]) -> dict[tuple[str, int | None], float]:
+    """Each tick of the main process in its loader, given to who is responsible; in ticks."""
+    found: Counter[tuple[str, int | None]] = Counter()
+    for main, first, second, feeder, pin in ticks:
+        workers = [state for state in (first, second) if state is not None]
+        busy = [state for state in workers if state in ("a", "b")]
+        if main == "compute":
+            continue
+        if main != "wait":
+            found[("transfer", None) if main == "unpack" else ("loading_here", 9)] += 1
+        elif pin == "pins":
+            found[("pinning", None)] += 1
+        elif feeder == "sends":
+            found[("transfer", None)] += 1
+        elif busy:
+            for state in busy:
+                found[("worker_busy", 20 if state == "a" else 10)] += 1 / len(busy)
+        elif "start" in workers:
+            found[("worker_start", None)] += 1
+        else:
+            found[("workers_idle", None) if workers else ("unknown", None)] += 1
+    return dict(found)
+
+
+TICKS = st.lists(
+    st.tuples(
+        st.sampled_from(sorted(MAIN)),
+        st.sampled_from([None, *sorted(WORKER)]),
+        st.sampled_from([None, *sorted(WORKER)]),
+        st.sampled_from([None, *sorted(FEEDER)]),
+        st.sampled_from([None, *sorted(PINNER)]),
+    ),
+    min_size=1,
+    max_size=24,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TICKS)
+def test_at_the_same_moments_every_moment_has_one_cause(ticks: list[Tick]) -> None:
+    expected, wait = by_hand(ticks), timed(ticks)
+    if not expected:
+        assert wait is None
+        return
+    assert wait is not None
+    assert wait.simultaneous
+    total = sum(expected.values())
+    assert shown(wait) == pytest.approx({key: count / total for key, count in expected.items()})
+    assert wait.wait_share == pytest.approx(total / len(ticks))
+    assert sum(part.share for part in wait.parts) == pytest.approx(1)
+    assert sum(part.samples for part in wait.parts) == wait.samples
+    assert wait.wait_ms_per_step == pytest.approx(10 * len(ticks))
+    assert sum(part.ms_per_step or 0 for part in wait.parts) == pytest.approx(10 * len(ticks))
+
+
+def test_times_outside_steady_steps_do_not_count() -> None:
+    ticks: list[Tick] = [("wait", "a", None, None, None)] * 4 + [("compute", "idle", None, None, None)] * 4
+    rows = ticks_of(ticks)
+    late = [row("main", WAIT, start_ns=T0 + 500 * MS, end_ns=T0 + 900 * MS)]
+    known = [{"start_ns": T0, "wall_ns": 80 * MS, "first_batch": False, "data_wait_ns": 40 * MS}]
+    stacks = [{**stretch, "start_ns": T0, "end_ns": T0 + 80 * MS} for stretch in rows]
+    (wait,) = facts_of(Context(make_tables(steps=known, stacks=stacks, stretches=[*rows, *late])))
+    assert wait.wait_share == pytest.approx(0.5)
+    assert shown(wait) == {("worker_busy", 20): pytest.approx(1)}
+
+
+def test_waits_shorter_than_the_time_between_samples_are_not_laid_beside_workers() -> None:
+    ticks: list[Tick] = [("wait", "idle", None, None, None), ("compute", "a", None, None, None)] * 10
+    rows = ticks_of(ticks)
+    stacks = [{**stretch, "start_ns": T0, "end_ns": T0 + 200 * MS} for stretch in rows]
+    found = {}
+    for wait_ms in (5, 15):  # of steps of 20 ms; a sample is taken every 10 ms
+        known = step_rows(10, data_wait_ms=wait_ms, forward_ms=13 - wait_ms + 1)
+        (found[wait_ms],) = facts_of(Context(make_tables(steps=known, stacks=stacks, stretches=rows)))
+    assert found[15].simultaneous
+    assert shown(found[15]) == {("workers_idle", None): pytest.approx(1)}
+    assert not found[5].simultaneous
+    assert shown(found[5]) == {("worker_busy", 20): pytest.approx(1)}
+
+
+def test_a_line_of_a_library_below_the_users_is_named_beside_it() -> None:
+    wait = timed([("wait", "b", None, None, None)] * 3)
+    assert wait is not None
+    (part,) = wait.parts
+    assert (part.kind, part.lines, part.leaf) == ("worker_busy", 1, "PIL/Image.py:Image.open")
+    assert part.place is not None
+    assert (part.place.file, part.place.line, part.place.function) == (DATA, 10, "__getitem__")
+
+
+def counted(main: dict[str, int], worker: dict[str, int], feeder: dict[str, int], **more: Any) -> list[dict[str, Any]]:
+    rows = [row("main", MAIN[state], samples=count, **more) for state, count in main.items()]
+    rows += [row("worker-0", WORKER[state], samples=count, **more) for state, count in worker.items()]
+    return rows + [row("feeder-0", FEEDER[state], samples=count, **more) for state, count in feeder.items()]
+
+
+def test_without_times_samples_of_the_same_period_stand_for_the_same_moments() -> None:
+    stacks = counted({"wait": 600, "unpack": 40, "compute": 360}, {"a": 750, "b": 250}, {"parked": 900, "sends": 100})
+    (wait,) = facts_of(Context(make_tables(steps=step_rows(100, data_wait_ms=64, forward_ms=3), stacks=stacks)))
+    assert not wait.simultaneous
+    assert wait.wait_share == pytest.approx(0.64)
+    # the feeder sends in a tenth of the time, in the rest of the wait the worker works
+    assert shown(wait) == pytest.approx(
+        {
+            ("transfer", None): (40 + 60) / 640,
+            ("worker_busy", 20): 540 * 0.75 / 640,
+            ("worker_busy", 10): 540 * 0.25 / 640,
+        }
+    )
+    assert wait.wait_ms_per_step == pytest.approx(64)
+
+
+def test_the_thread_that_hands_out_descriptors_does_not_count_beside_the_one_that_takes_them() -> None:
+    serve = ["Thread.run (threading.py:982)", "_ResourceSharer._serve (multiprocessing/resource_sharer.py:147)"]
+    rows = counted({"wait": 80, "unpack": 20}, {"a": 100}, {})
+    rows.append(row("feeder-0", [*serve, "send_handle (multiprocessing/reduction.py:184)"], samples=90))
+    (wait,) = facts_of(Context(make_tables(steps=step_rows(600), stacks=rows)))
+    assert shown(wait) == pytest.approx({("worker_busy", 20): 0.8, ("transfer", None): 0.2})
+
+
+def test_workers_idle_while_the_main_process_computes_are_not_idle_in_its_wait() -> None:
+    stacks = counted({"wait": 200, "compute": 800}, {"a": 200, "idle": 800}, {})
+    (wait,) = facts_of(Context(make_tables(steps=step_rows(600), stacks=stacks)))
+    assert shown(wait) == {("worker_busy", 20): pytest.approx(1)}
+
+
+def test_workers_that_never_work_are_idle() -> None:
+    stacks = counted({"wait": 200, "compute": 800}, {"idle": 1000}, {})
+    (wait,) = facts_of(Context(make_tables(steps=step_rows(600), stacks=stacks)))
+    assert shown(wait) == {("workers_idle", None): pytest.approx(1)}
+
+
+def test_a_loader_without_workers_loads_at_the_users_line() -> None:
+    (wait,) = facts_of(Context(make_tables(steps=step_rows(600), stacks=counted({"here": 30, "compute": 70}, {}, {}))))
+    (part,) = wait.parts
+    assert part.kind == "loading_here"
+    assert part.place is not None
+    assert (part.place.file, part.place.line) == (DATA, 9)
+    assert part.samples == wait.samples == 30
+
+
+def test_small_lines_are_summed_up() -> None:
+    lines = [[*WORK, *FETCH, f"__getitem__ ({DATA}:{line})"] for line in range(100, 109)]
+    stacks = [row("worker-0", frames, samples=10 + number) for number, frames in enumerate(lines)]
+    stacks += counted({"wait": 100, "compute": 20}, {}, {})
+    (wait,) = facts_of(Context(make_tables(steps=step_rows(600), stacks=stacks)))
+    busy = [part for part in wait.parts if part.kind == "worker_busy"]
+    assert [part.place.line for part in busy if part.place] == [108, 107, 106, 105]
+    assert [part.lines for part in busy if part.place is None] == [5]
+    assert sum(part.share for part in busy) == pytest.approx(1)
+
+
+def test_no_loader_no_wait() -> None:
+    assert facts_of(Context(make_tables(steps=step_rows(600), stacks=counted({"compute": 70}, {"a": 3}, {})))) == ()
+
+
+COUNTS = st.integers(0, 300)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    main=st.fixed_dictionaries(dict.fromkeys(MAIN, COUNTS)),
+    worker=st.fixed_dictionaries(dict.fromkeys(WORKER, COUNTS)),
+    feeder=st.fixed_dictionaries(dict.fromkeys(FEEDER, COUNTS)),
+    stepped=st.booleans(),
+    order=st.randoms(use_true_random=False),
+)
+def test_without_times_parts_sum_to_the_wait_in_any_order(
+    main: dict[str, int], worker: dict[str, int], feeder: dict[str, int], stepped: bool, order: Any
+) -> None:
+    more = {} if stepped else {"start_ns": None, "end_ns": None}
+    stacks = [stack for stack in counted(main, worker, feeder, **more) if stack["samples"]]
+    known = step_rows(600) if stepped else []
+    found = facts_of(Context(make_tables(steps=known, stacks=stacks)))
+    order.shuffle(stacks)
+    again = facts_of(Context(make_tables(steps=known, stacks=stacks)))
+    assert [shown(wait) for wait in found] == [pytest.approx(shown(wait)) for wait in again]
+    waited = main["wait"] + main["unpack"] + main["here"]
+    assert len(found) == (1 if waited else 0)
+    for wait in found:
+        assert wait.samples == waited
+        assert wait.wait_share == pytest.approx(waited / sum(main.values()))
+        assert sum(part.share for part in wait.parts) == pytest.approx(1)
+        assert sum(part.samples for part in wait.parts) == waited
+        assert all(part.share > 0 for part in wait.parts)
+
+
+def shared_context(name: str) -> Context:
+    return Context(tables.build(read_stack_files([SAMPLERS / name])))
+
+
+@needs_samples
+def test_a_loop_bound_by_its_loader_waits_for_the_workers_line() -> None:
+    context = shared_context("databound_idle.txt")
+    (wait,) = facts_of(context, idle_sampled(context.tables))
+    assert wait.idle_sampled is True
+    assert wait.wait_share is not None
+    assert 0.60 <= wait.wait_share <= 0.70
+    first = wait.parts[0]
+    assert first.kind == "worker_busy"
+    assert first.place is not None
+    assert (first.place.line, first.place.function) == (20, "augment")
+    assert first.share > 0.5
+    busy = sum(part.share for part in wait.parts if part.kind == "worker_busy")
+    assert busy > 0.8
+    assert {part.kind for part in wait.parts} <= {"worker_busy", "transfer", "workers_idle", "loading_here"}
+
+
+@needs_samples
+def test_the_same_loop_without_waiting_threads_says_so() -> None:
+    context = shared_context("databound_active.txt")
+    (wait,) = facts_of(context, idle_sampled(context.tables))
+    assert wait.idle_sampled is False
+    assert wait.wait_share is not None
+    assert 0.03 <= wait.wait_share <= 0.06
+
+
+def test_the_measured_wait_is_that_of_the_partition() -> None:
+    """Phases by different clocks may overlap; and a step that does not tell its wait has none."""
+    stacks = counted({"wait": 10, "compute": 30}, {"a": 10}, {})
+    for data_wait_ms in (4.0, 30.0, None):
+        known = step_rows(300, data_wait_ms=data_wait_ms or 0, forward_ms=9)
+        rows = [{**step, "wall_ns": 20 * MS, **({} if data_wait_ms else {"data_wait_ns": None})} for step in known]
+        context = Context(make_tables(steps=rows, stacks=stacks))
+        (wait,) = facts_of(context)
+        parts = {part.category: part.ms for part in steps.partition(context.labelled.steady())}
+        assert wait.wait_ms_per_step == (None if data_wait_ms is None else pytest.approx(parts["data_wait"]))
+        assert [part.ms_per_step is None for part in wait.parts] == [data_wait_ms is None] * len(wait.parts)
