@@ -7,6 +7,8 @@ import os
 
 import pytest
 
+pytest_plugins = ["tests.browser_page"]
+
 
 def pytest_configure() -> None:
     for name in [name for name in os.environ if name.startswith("STEPSCOPE_")]:

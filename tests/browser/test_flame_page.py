@@ -14,7 +14,7 @@ from stepscope.analyze.flame.graph import flame_graph
 from stepscope.report.flame import page as flame_page
 from stepscope.report.flame import svg
 from tests.analyze.flame.trees import context, stack, steps, tree
-from tests.browser.conftest import Opened
+from tests.browser_page import Opened
 
 EVIL = "</script><script>alert(1)</script>"
 Open = Callable[..., Opened]
@@ -150,11 +150,11 @@ def test_icicle_and_flame(shown: Opened) -> None:
         return float(box(shown, name).bounding_box()["y"])
 
     labels(shown)
-    assert top("everything") < top("select")
+    shown.until(lambda: top("everything") < top("select"))
     shown.page.click("#flame")
-    assert top("everything") > top("select")
+    shown.until(lambda: top("everything") > top("select"))
     shown.page.click("#icicle")
-    assert top("everything") < top("select")
+    shown.until(lambda: top("everything") < top("select"))
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -194,8 +194,7 @@ def test_findings_come_in_order_of_cost() -> None:
     save = {"kind": "save", "duration_ns": 20 * MS, "file": TRAIN, "line": 9, "function": "keep"}
     journal = tables.journal.to_dicts()
     journal += [{**save, "time_ns": row["start_ns"] + MS} for row in tables.steps.to_dicts()]
-    rows = {"steps": tables.steps.to_dicts(), "stacks": tables.stacks.to_dicts()}
-    findings = judged(make_tables(journal=journal, manifests=tables.manifests, **rows)).findings
+    findings = judged(replace(tables, journal=make_tables(journal=journal).journal)).findings
     assert [finding.rule for finding in findings] == ["input.loader_bound", "io.blocking_in_step"]
 
 

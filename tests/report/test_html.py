@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,6 @@ from stepscope.report import build, html
 from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts, write_script
 from tests.report.test_terminal import HOSTILE
 
-CHROMIUM = "/usr/bin/chromium"
 VOID = {"meta", "rect", "line", "polyline", "br"}
 
 
@@ -155,28 +155,22 @@ def test_the_page_is_bounded(folder: Path) -> None:
     assert len(html.render(build(facts, Diagnosis(findings, ()))).encode()) <= html.MAX_BYTES
 
 
-@pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"no browser at {CHROMIUM}")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("hostile", [False, True])
-def test_a_browser_shows_it_without_a_request(folder: Path, scheme: str, hostile: bool) -> None:
-    api = pytest.importorskip("playwright.sync_api")
+def test_a_browser_shows_it_without_a_request(chromium: Any, folder: Path, scheme: str, hostile: bool) -> None:
     page_file = folder / "report.html"
     page_file.write_text(hostile_page(folder) if hostile else html.render(build(analysis(folder), diagnosis(folder))))
     requests: list[str] = []
     messages: list[str] = []
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(color_scheme=scheme, viewport={"width": 1000, "height": 800})
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("console", lambda message: messages.append(message.text))
-        page.on("dialog", lambda dialog: messages.append(dialog.message))
-        page.goto(page_file.as_uri())
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        style = page.evaluate(
-            "(({color, backgroundColor}) => color + backgroundColor)(getComputedStyle(document.body))"
-        )
-        headings = page.locator("article.finding h3").count()
-        browser.close()
+    page = chromium.new_page(color_scheme=scheme, viewport={"width": 1000, "height": 800})
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("dialog", lambda dialog: messages.append(dialog.message))
+    page.goto(page_file.as_uri())
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    style = page.evaluate("(({color, backgroundColor}) => color + backgroundColor)(getComputedStyle(document.body))")
+    headings = page.locator("article.finding h3").count()
+    page.close()
 
     assert requests == [page_file.as_uri()]
     assert messages == []

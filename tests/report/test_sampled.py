@@ -91,7 +91,7 @@ def test_everything_there_is_in_a_few_lines() -> None:
         "Where ranks differ: rank 1 spends 44 % of its loop at train.py:9; rank 0 waits for it",
         "  train.py:9  main, other: 44 % on rank 1, down to 0 %",
         "Sampled in the main process: imports 40 %, steady steps 60 %",
-        "Sampled in the loop: data wait 65 %, backward 34 %",
+        "Sampled in the loop, by what stands on the stack: data wait 65 %, backward 34 %",
     ]
 
 

@@ -141,7 +141,7 @@ def _stages(view: Mapping[str, Any]) -> Iterator[RenderableType]:
     if len(stages) > 1:
         yield Text(f"Sampled in the main process: {', '.join(stages)}", style="dim")
     if phases:
-        yield Text(f"Sampled in the loop: {', '.join(phases)}", style="dim")
+        yield Text(f"Sampled in the loop, by what stands on the stack: {', '.join(phases)}", style="dim")
 
 
 def _place(place: dict[str, Any], shorten: Shortener) -> str:

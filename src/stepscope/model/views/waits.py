@@ -80,8 +80,9 @@ class SlowSteps:
 class StageTime:
     """Sampled main-thread time of all ranks in one stage of the run.
 
-    `stage`: "import", "compile", "startup" (before the first step, neither of the two), "warmup", "steady", "other"
-    (between steps, evaluation, after the last step).
+    `stage`: "import", "compile", "startup" (before the first step, neither of the two), "warmup" (steps in which
+    something compiled included), "steady" (first batches of epochs included), "other" (between steps, profiled steps,
+    evaluation, after the last step).
     """
 
     stage: str

@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
-
 _T = TypeVar("_T")
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PATIENCE_MS = 30_000
@@ -55,6 +53,7 @@ class Opened:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """The browser, started once."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         pytest.skip(f"needs one of {', '.join(PROGRAMS)}")
