@@ -34,6 +34,7 @@ check: $(VENV)/installed-dev ## lint, formatting, strict types, layer contracts
 bench: $(VENV)/installed ## measure our overhead and our reader into benchmarks/RESULTS.md (about 45 minutes; keep the machine idle)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/read.py
+	$(BIN)/python benchmarks/stacks.py
 
 clean: ## delete the environment, caches, example data and recorded runs
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache benchmarks/.peers stepscope-runs examples/*/data
