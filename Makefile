@@ -22,8 +22,8 @@ demo: $(VENV)/installed ## record the slow example and show what it loses time t
 	$(BIN)/python $(DEMO)/make_data.py
 	$(BIN)/stepscope run -- $(BIN)/python $(DEMO)/train.py
 
-test: $(VENV)/installed-dev ## run all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(VENV)/installed-dev ## run all tests; those that start processes of their own one after the other
+	$(BIN)/python -m pytest -n auto --dist loadgroup $(PYTEST_ARGS)
 
 check: $(VENV)/installed-dev ## lint, formatting, strict types, layer contracts
 	$(BIN)/ruff check .

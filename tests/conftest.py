@@ -15,8 +15,15 @@ def pytest_configure() -> None:
         del os.environ[name]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what is marked `torch` where PyTorch is not installed, saying so."""
+    """Skips what is marked `torch` where PyTorch is not installed, saying so.
+
+    Where tests run side by side, those that start training processes form one group: they run one after the other.
+    """
+    for item in items:
+        if item.get_closest_marker("process") is not None:
+            item.add_marker(pytest.mark.xdist_group("processes"))
     if importlib.util.find_spec("torch") is not None:
         return
     for item in items:
