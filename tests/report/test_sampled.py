@@ -161,3 +161,15 @@ def test_names_can_do_no_harm(width: int) -> None:
 
 def test_every_kind_of_part_has_words() -> None:
     assert set(waits.KINDS.values()) == set(KINDS)
+
+
+def test_what_is_said_elsewhere_is_not_said_again() -> None:
+    own = replace(WAIT.parts[0], kind="loading_here", share=1.0)
+    alone = replace(EMPTY, waits=(replace(WAIT, parts=(own,), simultaneous=False),))
+    assert "the main process loads itself" in shown(alone)
+    assert "what workers did" not in shown(alone)
+    assert shown(alone, told=True) == ""
+    assert "a worker makes batches" in shown(replace(EMPTY, waits=(WAIT,)), told=True)
+    phases = replace(EMPTY, phases={"forward": 0.7, "backward": 0.3})
+    assert "forward 70 %" in shown(phases)
+    assert shown(phases, measured=True) == ""

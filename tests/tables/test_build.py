@@ -246,6 +246,13 @@ def test_healthy_run_has_no_notes(tmp_path: Path):
     assert build(tmp_path, stacks_raw=RAW).quality.notes == ()
 
 
+@pytest.mark.parametrize(("errors", "said"), [(5, False), (6, True)])
+def test_many_failed_samples_are_said_to_hide_python_code(tmp_path: Path, errors: int, said: bool):
+    raw = RAW.replace(" 7\n", " 100\n")
+    notes = build(tmp_path, stacks_raw=raw, stacks_index=[{"errors": errors}]).quality.notes
+    assert any(f"{errors} of {100 + errors} samples could not be taken" in note.text for note in notes) is said
+
+
 @pytest.mark.parametrize(
     ("torch", "reported", "said", "unsaid"),
     [

@@ -46,20 +46,29 @@ STAGES = {
 
 
 def sampled_blocks(
-    view: Mapping[str, Any] | None, shorten: Shortener, glyphs: Glyphs, *, warn: bool = True
+    view: Mapping[str, Any] | None,
+    shorten: Shortener,
+    glyphs: Glyphs,
+    *,
+    warn: bool = True,
+    told: bool = False,
+    measured: bool = False,
 ) -> Iterator[RenderableType]:
     """The blocks of the view `sampled` (`SampledViews` as plain values).
 
     Args:
         warn: whether to say here that waiting was not sampled; False where it is said elsewhere.
+        measured: whether the phases of a step are known from measurement, which is better than samples of them.
+        told: whether a finding has named the lines of a main process that loads everything itself.
     """
     if not view:
         return
+    waits = [wait for wait in view["waits"] if not (told and _is_alone(wait))]
     for rows in (
-        [*_waits(view["waits"], shorten, glyphs, warn=warn)],
+        [*_waits(waits, shorten, glyphs, warn=warn)],
         [*_slow_steps(view["slow_steps"], shorten)],
         [*_rank_lines(view["rank_lines"], shorten)],
-        [*_stages(view)],
+        [*_stages(view, phases=not measured)],
     ):
         if rows:
             yield Group(*rows)
@@ -82,10 +91,15 @@ def _waits(waits: list[dict[str, Any]], shorten: Shortener, glyphs: Glyphs, *, w
         )
         parts = [part for part in wait["parts"][:PARTS] if part["share"] >= SMALLEST_PART]
         yield from (_line(f"{words.percent(part['share']):>7}  {_part(part, shorten)}") for part in parts)
-        if not wait["simultaneous"]:
+        if not wait["simultaneous"] and not _is_alone(wait):
             yield Text("what workers did in the whole period stands for what they did during waits", style="dim")
     if len(seen) > RANKS:
         yield Text(f"{words.count(len(seen) - RANKS)} more ranks wait for their loaders", style="dim")
+
+
+def _is_alone(wait: dict[str, Any]) -> bool:
+    """Whether the main process does all the loading itself: no worker is in the wait."""
+    return all(part["kind"] == "loading_here" for part in wait["parts"])
 
 
 def _part(part: dict[str, Any], shorten: Shortener) -> str:
@@ -127,21 +141,21 @@ def _rank_lines(view: dict[str, Any] | None, shorten: Shortener) -> Iterator[Ren
         yield _line(f"{_INDENT}{_place(line['place'], shorten)}{phase}{waits}: {spread}")
 
 
-def _stages(view: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _stages(view: Mapping[str, Any], *, phases: bool) -> Iterator[RenderableType]:
     stages = [
         f"{STAGES.get(stage['stage'], words.term(stage['stage']))} {words.percent(stage['share'])}"
         for stage in view["stages"]
         if stage["share"] >= SMALLEST_STAGE
     ]
-    phases = [
+    parts = [
         f"{words.term(phase)} {words.percent(share)}"
         for phase, share in view["phases"].items()
-        if share >= SMALLEST_STAGE
+        if phases and share >= SMALLEST_STAGE
     ]
     if len(stages) > 1:
         yield Text(f"Sampled in the main process: {', '.join(stages)}", style="dim")
-    if phases:
-        yield Text(f"Sampled in the loop, by what stands on the stack: {', '.join(phases)}", style="dim")
+    if parts:
+        yield Text(f"Sampled in the loop, by what stands on the stack: {', '.join(parts)}", style="dim")
 
 
 def _place(place: dict[str, Any], shorten: Shortener) -> str:

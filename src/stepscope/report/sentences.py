@@ -166,3 +166,8 @@ def without_steps(report: Report) -> str:
     if stacks:
         return f"{words.count(stacks['samples'])} sampled stacks, which know no steps"
     return "a recording of memory" if report.views.get("memory") else "no step was seen"
+
+
+def names_input(report: Report) -> bool:
+    """Whether a finding says what loading costs, and on which lines."""
+    return any(finding["category"] == "input" for finding in report.findings)

@@ -46,7 +46,13 @@ def render(report: Report, console: Console, *, page: str | None = None, again: 
         *memory_block(report, shorten),
         *findings_block(report, shorten, glyphs),
         *_hot_lines(report, shorten, glyphs),
-        *sampled_blocks(report.views.get("sampled"), shorten, glyphs),
+        *sampled_blocks(
+            report.views.get("sampled"),
+            shorten,
+            glyphs,
+            told=sentences.names_input(report),
+            measured=report.steps is not None,
+        ),
     ]
     with console.capture() as captured:
         for index, block in enumerate(blocks):
