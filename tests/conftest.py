@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
+import threading
 
 import pytest
 
@@ -13,6 +15,10 @@ pytest_plugins = ["tests.browser_page"]
 def pytest_configure() -> None:
     for name in [name for name in os.environ if name.startswith("STEPSCOPE_")]:
         del os.environ[name]
+    # A shell starts background jobs with these ignored, children inherit that, and stepscope leaves ignored what is.
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.hookimpl(tryfirst=True)
