@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.options import Force, Library, NoCache, NoSource, PathMap, SourceRoot, parse_maps
+from stepscope.cli.options import (
+    Force,
+    Library,
+    NoCache,
+    NoSource,
+    OneRank,
+    Parked,
+    PathMap,
+    Phase,
+    ProcessKind,
+    SourceRoot,
+    parse_maps,
+)
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,11 +57,9 @@ def flamegraph(
             help="The file to write: .html, .svg, .speedscope.json or .collapsed. INPUT.flame.html here by default.",
         ),
     ] = None,
-    phase: Annotated[str | None, typer.Option("--phase", metavar="NAME", help="Main threads in this phase.")] = None,
-    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only this rank.")] = None,
-    process: Annotated[
-        str, typer.Option("--process", metavar="KIND", help="main, workers (of loaders) or all.")
-    ] = "all",
+    phase: Phase = None,
+    rank: OneRank = None,
+    process: ProcessKind = "all",
     by: Annotated[
         str | None,
         typer.Option(
@@ -68,7 +78,7 @@ def flamegraph(
     min_share: Annotated[
         float, typer.Option("--min-share", metavar="PERCENT", help="Leave out paths below this share of a tree.")
     ] = 0.05,
-    parked: Annotated[bool, typer.Option("--parked", help="Draw threads that only wait, too.")] = False,
+    parked: Parked = False,
     source_root: SourceRoot = None,
     map_: PathMap = None,
     library: Library = None,

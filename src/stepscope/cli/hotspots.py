@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.options import CsvFile, Force, JsonFile, PathMap, SourceRoot, parse_maps
+from stepscope.cli.options import (
+    CsvFile,
+    Force,
+    JsonFile,
+    OneRank,
+    Parked,
+    PathMap,
+    Phase,
+    ProcessKind,
+    SourceRoot,
+    parse_maps,
+)
 from stepscope.errors import UnreadableInputError, UsageError
 
 if TYPE_CHECKING:
@@ -54,20 +65,10 @@ def hotspots(
     by: Annotated[
         str, typer.Option("--by", metavar="WHAT", help="What a row is: line, function, file or module.")
     ] = "line",
-    phase: Annotated[
-        str | None,
-        typer.Option(
-            "--phase",
-            metavar="NAME",
-            help="Only main threads in this phase: data_wait, forward, backward, optimizer, other or startup.",
-        ),
-    ] = None,
-    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only this rank and its workers.")] = None,
-    process: Annotated[
-        str,
-        typer.Option("--process", metavar="KIND", help="Only main processes or loader workers: main, workers, all."),
-    ] = "all",
-    parked: Annotated[bool, typer.Option("--parked", help="Keep helper threads that are parked in a wait.")] = False,
+    phase: Phase = None,
+    rank: OneRank = None,
+    process: ProcessKind = "all",
+    parked: Parked = False,
     json_file: JsonFile = None,
     csv_file: CsvFile = None,
     source_root: SourceRoot = None,

@@ -71,6 +71,19 @@ DiffWorker = Annotated[
     str | None, typer.Option("--diff-worker", metavar="NAME", help="The worker of it to compare with.")
 ]
 DiffSpan = Annotated[int | None, typer.Option("--diff-span", metavar="N", help="The span of it to compare with.")]
+Phase = Annotated[
+    str | None,
+    typer.Option(
+        "--phase",
+        metavar="NAME",
+        help="Only main threads in this phase: data_wait, forward, backward, optimizer, other or startup.",
+    ),
+]
+OneRank = Annotated[int | None, typer.Option("--rank", metavar="N", help="Only this rank and its workers.")]
+ProcessKind = Annotated[
+    str, typer.Option("--process", metavar="KIND", help="Only main processes or loader workers: main, workers, all.")
+]
+Parked = Annotated[bool, typer.Option("--parked", help="Keep helper threads that are parked in a wait.")]
 
 _STEPS = re.compile(r"(\d{1,18})(?::(\d{1,18}))?")
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.errors import UsageError
+from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.record.host.slurm import SwitchedOn, switch_on
 
 CALL = "stepscope run -- "
@@ -157,13 +157,17 @@ def test_the_program_can_be_called_by_its_path() -> None:
         ("echo ok\nsrun python 't.py", "line 2"),
         ('srun bash -c "python t.py', "bash -n"),
         ("A=$(ls\npython t.py", "bracket"),
-        ("python t.py\0", "batch script"),
         ("python t.py " + '"$(' * 3000, "nested"),
     ],
 )
 def test_scripts_that_cannot_be_understood_are_refused(script: str, word: str) -> None:
     with pytest.raises(UsageError, match=word):
         switch_on(script)
+
+
+def test_what_is_no_text_is_unreadable_input() -> None:
+    with pytest.raises(UnreadableInputError, match="batch script"):
+        switch_on("python t.py\0")
 
 
 PIECES = [

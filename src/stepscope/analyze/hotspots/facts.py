@@ -125,8 +125,11 @@ def _warnings(
         )
     elif counted == "samples" and 0 < selected < FEW_SAMPLES:
         texts.append(f"only {selected} samples: shares may be off by several percent points; sample for longer")
+    broken = tables.quality.counts.get("skipped_records", 0)
     if skipped:
         texts.append(f"{skipped:,} samples could not be read and are in no row")
+    elif broken:
+        texts.append(f"{broken:,} record(s) are cut off or damaged, their counts too, and are in no row")
     if not selected:
         texts.append("no sample is left after selection")
     strangers = tables.quality.counts.get("foreign_files", 0)

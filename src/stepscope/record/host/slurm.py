@@ -11,7 +11,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from stepscope.errors import UsageError
+from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.record.host.slurm_launch import LeftAlone, Place, Recorded, find_launches
 from stepscope.record.host.slurm_shell import UnclosedText, commands
 
@@ -42,7 +42,8 @@ class SwitchedOn:
 def switch_on(script: str, *, program: str = "stepscope") -> SwitchedOn:
     """The script with `program run --` inserted where a training is started.
 
-    Raises `UsageError` for a script of another shell and for one whose quotes never close.
+    Raises `UnreadableInputError` for what is no text, `UsageError` for a script of another shell and for one whose
+    quotes never close.
     """
     _check_shell(script)
     if shlex.quote(program) != program:
@@ -73,7 +74,7 @@ def switch_on(script: str, *, program: str = "stepscope") -> SwitchedOn:
 
 def _check_shell(script: str) -> None:
     if len(script) > MOST_CHARACTERS or "\0" in script:
-        raise UsageError("this is no batch script; give the script that is handed to sbatch")
+        raise UnreadableInputError("this is no batch script; give the script that is handed to sbatch")
     found = _SHEBANG.match(script)
     if found is None:
         return
