@@ -19,6 +19,7 @@ from stepscope.tables.schema import SCHEMAS, RankInfo, Tables
 T0 = 1_750_000_000_000_000_000
 MS = 1_000_000
 PID = 100
+_USUAL_COMPILE = {"kind": "compile", "backend": "torch.compile", "count": 1}
 PHASE_COLUMNS = ("data_wait_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns")
 
 Row = Mapping[str, Any]
@@ -99,6 +100,7 @@ def make_tables(
     system: Iterable[Row] = (),
     processes: Iterable[Row] = (),
     compiles: Iterable[Row] = (),
+    counters: Iterable[Row] = (),
     memory: Iterable[Row] = (),
     scalars: Iterable[Row] = (),
     run: Mapping[str, Any] | None = None,
@@ -138,7 +140,8 @@ def make_tables(
         frames=_frame("frames", paths.frames),
         system=_frame("system", [{"host": "host-a", "time_ns": T0, "value": 0.0, **row} for row in system]),
         processes=_frame("processes", [_process_row(row) for row in processes]),
-        compiles=_frame("compiles", [{**in_rank, "time_ns": T0, **row} for row in compiles]),
+        compiles=_frame("compiles", [{**in_rank, "time_ns": T0, **_USUAL_COMPILE, **row} for row in compiles]),
+        counters=_frame("counters", [{**in_rank, **row} for row in counters]),
         memory=_frame("memory", [{**in_rank, "time_ns": T0, **row} for row in memory]),
         scalars=_frame("scalars", [{**in_rank, "time_ns": T0, **row} for row in scalars]),
     )

@@ -7,14 +7,19 @@ import os
 import signal
 import threading
 
+import hypothesis
 import pytest
 
 pytest_plugins = ["tests.browser_page"]
 
 
 def pytest_configure() -> None:
+    # A busy machine takes 200 ms now and then, and time is no property of what is tested.
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
     for name in [name for name in os.environ if name.startswith("STEPSCOPE_")]:
-        del os.environ[name]
+        if not name.startswith("STEPSCOPE_TEST_"):  # these are meant for the tests
+            del os.environ[name]
     # A shell starts background jobs with these ignored, children inherit that, and stepscope leaves ignored what is.
     for number in (signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():

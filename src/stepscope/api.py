@@ -176,7 +176,8 @@ class Run:
 
         if name not in select.TABLES:
             raise UsageError(f"{name}: no such table; there are {', '.join(select.TABLES)}")
-        source = select.Source(self._context.base, self._context.code, self.recordings)
+        compilers = self.analysis.compilers if name in select.COMPILER_TABLES else None
+        source = select.Source(self._context.base, self._context.code, self.recordings, compilers)
         return select.rows(source, name, selection or select.Selection())
 
     def hotspots(self, options: HotspotOptions | None = None) -> Hotspots:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.diagnose import RULES
 from stepscope.model import (
     Abstention,
     Analysis,
@@ -204,7 +205,7 @@ def test_several_traces_are_named(folder: Path) -> None:
 
 
 def test_what_the_rules_could_not_judge_is_not_called_healthy(folder: Path) -> None:
-    nothing = Diagnosis(findings=(), abstained=tuple(Abstention(f"rule-{n}", "stacks") for n in range(4)))
+    nothing = Diagnosis(findings=(), abstained=tuple(Abstention(f"rule-{n}", "stacks") for n in range(len(RULES))))
     text = shown(build(foreign(folder), nothing))
     assert "Nothing worth" not in text
     assert "Not judged: rule-0, rule-1" in text

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from stepscope.analyze import (
+    compilers,
     device,
     device_lines,
     fixed,
@@ -101,4 +102,5 @@ def _facts(context: Context) -> Analysis:
         device_time=device.times(slices),
         device_lines=device_lines.facts(tables, slices, context.origins, lines),
         sampled=sampled_views.build(context, labelled, train),
+        compilers=compilers.build(context, labelled),
     )

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Folders of installed code. A virtual environment may lie below the project, so they win over the roots.
 _INSTALLED = re.compile(r"/(site-packages|dist-packages|lib(64)?/python\d+(\.\d+)?t?)/|/lib/python\d+\.zip/")
+# written by torch's inductor, wherever its cache lies: a folder of two letters and a long hash that begins with them
+_GENERATED = re.compile(r"(^|/)([a-z2-7]{2})/c\2[a-z2-7]{30,}\.py$")
 _NATIVE = re.compile(r"(\.(so|dylib|dll|pyd|exe)(\.\d+)*|^\?)$")  # where samplers that unwind native code find a frame
 _PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages)/")
 _OWN_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"  # this package itself
@@ -102,7 +104,7 @@ class UserCode:
         return path.startswith(self._roots) if self._roots else _checkout(path) is None
 
     def _resolve(self, file: str) -> str | None:
-        if file.startswith("<") or _NATIVE.search(file):
+        if file.startswith("<") or _NATIVE.search(file) or _GENERATED.search(file):
             return None
         file = self._mapped(file.removeprefix("./"))
         if self._named_library(file):
@@ -184,6 +186,8 @@ def _named_files(tables: Tables) -> set[str]:
     if tables.frames.height:
         names = tables.frames["file"].unique().drop_nulls().to_list()
         files.update(name for name in names if name.startswith("/"))
+    for column in ("file", "def_file", "call_file") if tables.compiles.height else ():
+        files.update(tables.compiles[column].unique().drop_nulls().to_list())
     if tables.journal.height:
         texts = tables.journal.filter(pl.col("kind").is_in(["site", "save", "gc"]))["data"].drop_nulls().to_list()
         for text in texts:

@@ -18,6 +18,7 @@ WARMUP_RATIO = 2.0  # a leading step slower than this many medians of the later 
 WARMUP_MAX_SHARE = 0.33  # never call more than a third of a run warm-up: a slow third is how the run is
 FEW_STEPS = 10  # below this many steady steps a mean moves by several percent between runs
 SERIES_POINTS = 500  # as many as a chart of that width can draw
+COMPILING = ("compile", "recompile", "limit_hit", "failure")  # kinds of `compiles` that take time of their step
 
 STEADY = "steady"  # the value of `reason` for a step that counts
 
@@ -108,9 +109,12 @@ def _value(point: tuple[int, float]) -> float:
 
 
 def _compiling(tables: Tables) -> pl.DataFrame:
-    """(process, step) of steps in which torch.compile compiled."""
+    """(process, step) of steps in which something was compiled, by torch.compile or torch_xla, or was tried to be.
+
+    A graph break, a fallback or a transfer is part of how a step runs, and leaves it what it is.
+    """
     journal = tables.journal.filter(pl.col("kind") == "compile").select("process", "step")
-    compiles = tables.compiles.filter(pl.col("kind").is_in(["compile", "recompile"])).select("process", "step")
+    compiles = tables.compiles.filter(pl.col("kind").is_in(COMPILING)).select("process", "step")
     both = pl.concat([journal, compiles]).drop_nulls().unique()
     return both.with_columns(pl.lit(True).alias("compiling"))
 

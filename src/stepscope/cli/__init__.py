@@ -40,7 +40,11 @@ COMMANDS: dict[str, Command] = {
     "run": Command(
         "stepscope.cli.run:run",
         "Record a training command and report where its time goes.",
-        ("stepscope run -- python train.py", "stepscope run --out runs/a -- torchrun --nproc-per-node=2 train.py"),
+        (
+            "stepscope run -- python train.py",
+            "stepscope run --out runs/a -- torchrun --nproc-per-node=2 train.py",
+            "stepscope run --fail-on recompile,graph-break -- python train.py --steps 50   # in CI",
+        ),
         # the first word that is no option of ours starts the user's command, also without "--"
         {"allow_interspersed_args": False},
     ),
@@ -50,6 +54,7 @@ COMMANDS: dict[str, Command] = {
         (
             "stepscope analyze stepscope-runs/20260101-120000-train",
             "stepscope analyze RUN --json -",
+            "stepscope analyze RUN --fail-on recompile",
             "stepscope analyze logs/worker0.1700000000000.pt.trace.json.gz --source-root src",
             "stepscope analyze logs --table operators --sort self_device --top 20",
             "stepscope analyze logs/before --diff logs/after",

@@ -15,6 +15,7 @@ from stepscope.cli.options import (
     DiffPath,
     DiffSpan,
     DiffWorker,
+    FailOn,
     Filter,
     Force,
     Group,
@@ -33,6 +34,7 @@ from stepscope.cli.options import (
     TablesFolder,
     Top,
     Worker,
+    parse_checks,
     parse_maps,
     parse_steps,
 )
@@ -72,6 +74,7 @@ def analyze(
     diff: DiffPath = None,
     diff_worker: DiffWorker = None,
     diff_span: DiffSpan = None,
+    fail_on: FailOn = None,
 ) -> None:
     """Show the report of a recorded run, or of traces that torch.profiler wrote anywhere.
 
@@ -82,13 +85,18 @@ def analyze(
 
     With `--table NAME` one table is shown in full instead: overview, steps, gpus, operators, stacks, kernels, memory,
     memory-curve, memory-operators, memory-lines, memory-blocks, memory-states, out-of-memory, modules, counters,
-    communication, distributed or distributed-collectives; `--json` and `--csv` then write that table. With `--diff
-    PATH` two traces, spans or runs are set side by side. Memory snapshots (`_dump_snapshot`) and files of
-    `export_memory_timeline` may be given as PATH too, alone or beside traces.
+    communication, distributed, distributed-collectives; of compilers, also without traces: compiles (`--group cause` or
+    `change`), compile-steps (`--group kind` or `step`), graph-breaks, transfers, xla-metrics. `--json` and `--csv` then
+    write that table. With `--diff PATH` two traces, spans or runs are set side by side. Memory snapshots
+    (`_dump_snapshot`) and files of `export_memory_timeline` may be given as PATH too, alone or beside traces.
 
     `--define` says below a table what its columns mean, as docs/metrics.md does for every figure. Of GPUs: utilisation
     is the part of the time in which at least one kernel runs; 100 % does not mean that the GPU is full. SM efficiency
     and occupancy are estimates from the sizes of launches; tensor cores are told by the names of kernels.
+
+    With `--fail-on recompile` or `--fail-on graph-break` the exit status is 1 if the run holds one, and a line on
+    stderr says which and where; 4 if nothing in it could tell. A report of torch_xla does not tell a recompile from a
+    first compile: there the check is the rule "too frequent".
     """
     from stepscope import api
     from stepscope.cli.tables import TableOptions, show_diff, show_table
@@ -114,6 +122,9 @@ def analyze(
         force=force,
         against=diff,
     )
+    checks = parse_checks(fail_on)
+    if checks and diff is not None:
+        raise UsageError("--fail-on checks one run; leave out --diff")
     wanted.check(html_file)
     plan = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
     with outputs.reading("reading") as progress:
@@ -139,6 +150,10 @@ def analyze(
         show_table(run, wanted)
     else:
         _show_report(run, report, plan, paths)
+    if checks:
+        from stepscope.cli.checks import judge
+
+        raise typer.Exit(judge(run, checks, source=not no_source))
 
 
 def _show_report(run: Run, report: Report, plan: outputs.Plan, paths: list[Path]) -> None:

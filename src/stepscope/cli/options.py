@@ -52,7 +52,11 @@ Filter = Annotated[
 ]
 Group = Annotated[
     str | None,
-    typer.Option("--group", metavar="BY", help="Rows of operators: name or shapes; of kernels: name or launch."),
+    typer.Option(
+        "--group",
+        metavar="BY",
+        help="Rows of operators: name or shapes; of kernels: name or launch; of compiles: cause or change.",
+    ),
 ]
 Worker = Annotated[
     str | None, typer.Option("--worker", metavar="NAME", help="The worker a table is of; all by default.")
@@ -71,6 +75,15 @@ DiffWorker = Annotated[
     str | None, typer.Option("--diff-worker", metavar="NAME", help="The worker of it to compare with.")
 ]
 DiffSpan = Annotated[int | None, typer.Option("--diff-span", metavar="N", help="The span of it to compare with.")]
+FailOn = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-on",
+        metavar="CHECK",
+        help="End with status 1 if the run holds one, with 4 if nothing could tell: recompile, graph-break; "
+        "repeatable, or with commas.",
+    ),
+]
 Phase = Annotated[
     str | None,
     typer.Option(
@@ -84,6 +97,8 @@ ProcessKind = Annotated[
     str, typer.Option("--process", metavar="KIND", help="Only main processes or loader workers: main, workers, all.")
 ]
 Parked = Annotated[bool, typer.Option("--parked", help="Keep helper threads that are parked in a wait.")]
+
+CHECKS = ("recompile", "graph-break")  # of `stepscope.analyze.compilers`, which takes long to import
 
 _STEPS = re.compile(r"(\d{1,18})(?::(\d{1,18}))?")
 
@@ -109,3 +124,12 @@ def parse_maps(texts: list[str] | None) -> tuple[tuple[str, str], ...]:
             )
         pairs.append((old, new))
     return tuple(pairs)
+
+
+def parse_checks(texts: list[str] | None) -> tuple[str, ...]:
+    """Names of checks, each once, several in a text separated by commas; raises `UsageError`."""
+    names = [name.strip().replace("_", "-") for text in texts or () for name in text.split(",")]
+    unknown = next((name for name in names if name not in CHECKS), None)
+    if unknown is not None:
+        raise UsageError(f"--fail-on {unknown or '(nothing)'}: no such check; there are {', '.join(CHECKS)}")
+    return tuple(dict.fromkeys(names))

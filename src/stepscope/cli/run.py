@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.options import Force, JsonFile, NoSource, Quiet
+from stepscope.cli import checks
+from stepscope.cli.options import FailOn, Force, JsonFile, NoSource, Quiet, parse_checks
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.host.options import DEFAULT_RATE_HZ, RecordOptions, parse_window
 from stepscope.report import jsonfile, outputs
 
 if TYPE_CHECKING:
+    from stepscope.api import Run
     from stepscope.record.host.launch import Outcome
     from stepscope.record.host.members import Part
 
@@ -42,10 +45,15 @@ def run(
     json_file: JsonFile = None,
     no_source: NoSource = False,
     force: Force = False,
+    fail_on: FailOn = None,
 ) -> None:
     """Record a training command and report where its time goes.
 
     Everything of ours goes to stderr, after the command has ended. The exit status is the command's own.
+
+    With `--fail-on`, a command that ended with 0 gives 1 if its run holds what was named, after the report, and 4 if
+    there is no report to tell from; so does one that `--max-steps` has ended. Where several launchers share one job,
+    the last one to end reports and checks; the others keep their command's status.
     """
     from stepscope.record.host.launch import launch
     from stepscope.record.host.members import part_in_report
@@ -54,6 +62,7 @@ def run(
         raise UsageError("--json - does not work here: stdout is the command's; name a file")
     plan = outputs.Plan(json_file=json_file, force=force)
     plan.check()
+    names = parse_checks(fail_on)
     options = RecordOptions(
         command=tuple(command),
         out=out,
@@ -64,28 +73,44 @@ def run(
         max_steps=max_steps,
     )
     outcome = launch(options)
+    part = part_in_report(outcome.run, outcome.host_dir)
+    checked: int | None = None
     with _StatusComesFirst(outcome, quiet=quiet):
-        _report(outcome, part_in_report(outcome.run, outcome.host_dir), plan, quiet=quiet, source=not no_source)
-    raise typer.Exit(outcome.status)
+        recorded = _report(outcome, part, plan, quiet=quiet, source=not no_source)
+        if recorded is not None:
+            checked = checks.judge(recorded, names, quiet=quiet, source=not no_source)
+    if checked is None:
+        checked = _without_report(outcome, part, names, quiet=quiet)
+    ours = bool(names) and max_steps is not None and _ended_by_us(outcome)
+    raise typer.Exit(checked if ours else outcome.status or checked)
 
 
-def _report(outcome: Outcome, part: Part, plan: outputs.Plan, *, quiet: bool, source: bool) -> None:
+def _ended_by_us(outcome: Outcome) -> bool:
+    """Whether the status is that of the SIGINT of `--max-steps`, which says nothing about the command."""
+    from stepscope.record.host.launch import MAX_STEPS_MARKER
+
+    return outcome.status == 128 + signal.SIGINT and (outcome.host_dir / MAX_STEPS_MARKER).exists()
+
+
+def _report(outcome: Outcome, part: Part, plan: outputs.Plan, *, quiet: bool, source: bool) -> Run | None:
+    """Show and write the report, where it is ours to make and there is time for it: then the run is returned."""
     from stepscope import api
     from stepscope.record.host.members import Part
     from stepscope.record.host.signals import RaiseOnTermination
 
     if outcome.problem and not quiet:
-        _say(outcome.problem)
+        checks.say(outcome.problem)
     if outcome.hurried:
         if not quiet and part is not Part.SILENT:
-            _say(f"asked to end, so no report yet; make it with: stepscope analyze {outcome.run}")
-        return
+            checks.say(f"asked to end, so no report yet; make it with: stepscope analyze {outcome.run}")
+        return None
     if part is not Part.REPORT:
         if part is Part.WORD and not quiet:
-            _say(f"recorded into {outcome.run}; when all its tasks have ended: stepscope analyze {outcome.run}")
-        return
+            checks.say(f"recorded into {outcome.run}; when all its tasks have ended: stepscope analyze {outcome.run}")
+        return None
     with RaiseOnTermination():
-        report = api.open_run(outcome.run).report(source=source)
+        run = api.open_run(outcome.run)
+        report = run.report(source=source)
         page = outputs.write(report, outcome.run)[1]
         if not quiet:
             outputs.show(report, sys.stderr, page=str(page))
@@ -93,6 +118,19 @@ def _report(outcome: Outcome, part: Part, plan: outputs.Plan, *, quiet: bool, so
             plan.write(report)
         elif plan.json_file is not None:
             outputs.write_file(Path(plan.json_file), jsonfile.dumps(report))
+    return run
+
+
+def _without_report(outcome: Outcome, part: Part, names: tuple[str, ...], *, quiet: bool) -> int:
+    """The status of checks that were not made: a missing report passes none, unless another launcher makes it."""
+    from stepscope.record.host.members import LARGEST_REPORTED_JOB, Part
+
+    ours = part is Part.REPORT or outcome.hurried or len(list(outcome.run.glob("host-*"))) > LARGEST_REPORTED_JOB
+    if not names or not ours:
+        return checks.PASSED
+    if not quiet and part is not Part.SILENT:
+        checks.say(f"check not judged: {', '.join(names)}: no report; check with: {checks.again(names, outcome.run)}")
+    return checks.NOT_JUDGED
 
 
 class _StatusComesFirst:
@@ -111,11 +149,5 @@ class _StatusComesFirst:
             return False
         if not self._quiet:
             what = str(error) if isinstance(error, StepscopeError) else f"{type(error).__name__}: {error}".rstrip(": ")
-            _say(f"no report ({what}); the recording is kept, try: stepscope analyze {self._outcome.run}")
+            checks.say(f"no report ({what}); the recording is kept, try: stepscope analyze {self._outcome.run}")
         return not isinstance(error, SystemExit)
-
-
-def _say(text: str) -> None:
-    from stepscope.report.escape import one_line
-
-    print(f"stepscope: {one_line(text)}", file=sys.stderr)

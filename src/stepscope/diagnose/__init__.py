@@ -37,9 +37,10 @@ def diagnose(analysis: Analysis, *, ignored: Mapping[str, str] = _NOTHING) -> Di
     for rule in RULES:
         if rule.name in ignored:
             continue
-        missing = [need.name for need in rule.needs if not need.present(analysis)]
+        missing = [need for need in rule.needs if not need.present(analysis)]
         if missing:
-            abstained.append(Abstention(rule.name, " and ".join(missing)))
+            needs = " and ".join(need.name for need in missing)
+            abstained.append(Abstention(rule.name, needs, quiet=any(need.quiet for need in missing)))
             continue
         for finding in rule.judge(analysis):
             findings.setdefault(finding.id, tempered(finding, analysis) if rule.traced(analysis) else finding)

@@ -25,6 +25,7 @@ from stepscope.model.trace import DeviceLines, DeviceTime, ReadingFacts, TraceFa
 
 if TYPE_CHECKING:  # the recorder loads this module in the training process, and needs no view
     from stepscope.model.views import Views
+    from stepscope.model.views.compilers import CompilersView
     from stepscope.model.views.waits import SampledViews
 
 
@@ -54,6 +55,7 @@ class Analysis:
     device_lines: DeviceLines | None = None  # operator time of the host where no trace holds device slices
     views: Views | None = None  # of traces and recordings of memory
     sampled: SampledViews | None = None  # what sampled stacks say beyond hot lines; None without any
+    compilers: CompilersView | None = None  # of torch.compile and torch_xla; None where neither was used
 
 
 @dataclass(frozen=True)

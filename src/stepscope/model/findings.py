@@ -69,10 +69,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Abstention:
-    """A rule that could not be judged, and the inputs it lacked."""
+    """A rule that could not be judged, and the inputs it lacked.
+
+    `quiet`: the run did not use what the rule is about, so that reports leave it out.
+    """
 
     rule: str
     needs: str
+    quiet: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Files to rows: one file per format, and visible tables that say which reader takes a path.
 
 Run folders are read here; `read.traces` finds traces that others recorded and `read.formats` opens one; `read.stacks`
-does both for files of sampled stacks. Readers check every value and never raise on a bad record: they skip it, count
-it, and go on.
+does both for files of sampled stacks, `read.xla` for reports and logs of torch_xla. Readers check every value and never
+raise on a bad record: they skip it, count it, and go on.
 """
 
 from __future__ import annotations
@@ -39,31 +39,44 @@ def read_paths(paths: Sequence[Path]) -> RawRun:
 
 
 def read_foreign(paths: Sequence[Path]) -> RawRun:
-    """Traces, or files of sampled stacks, that others recorded: files and folders of them.
+    """Traces, files of sampled stacks, or reports of torch_xla, that others recorded: files and folders of them.
 
-    Raises UnreadableInputError as `read_run` does, and where traces and files of stacks are named in one call.
+    Raises UnreadableInputError as `read_run` does, and where two of these kinds are named in one call.
     """
-    from stepscope.read.formats import read_head
     from stepscope.read.stacks.files import holds_stacks, read_stack_files
     from stepscope.read.stacks.formats import is_stack_file, open_stacks
     from stepscope.read.traces import holds_traces, read_traces
+    from stepscope.read.xla import holds_xla, is_xla_file, read_xla_files
 
     if not paths:
         raise UnreadableInputError("no path given; give a run folder, traces or files of sampled stacks")
     try:
         folders = [path for path in paths if path.is_dir()]
-        stacks = [path for path in paths if is_stack_file(path)]
-        others = [path for path in paths if path not in folders and path not in stacks]
-        if stacks and others:
-            raise UnreadableInputError(f"{others[0]}: no sampled stacks, as {stacks[0]} is; give one kind at a time")
-        for path in others:
-            if path.is_file() and not read_head(path).lstrip().startswith((b"{", b"[")):
-                open_stacks(path)  # no trace either: raises with what the file is
-        if stacks or (not others and not holds_traces(folders) and holds_stacks(folders)):
-            return read_stack_files(paths)
+        files = [path for path in paths if path not in folders]
+        for is_ours, read in ((is_xla_file, read_xla_files), (is_stack_file, read_stack_files)):
+            ours = [path for path in files if is_ours(path)]
+            others = [path for path in files if path not in ours]
+            if ours and others:
+                raise UnreadableInputError(f"{others[0]}: another kind of file than {ours[0]}; give one kind at a time")
+            if ours:
+                return read(paths)
+        for path in files:
+            if path.is_file() and not _may_be_trace(path):
+                open_stacks(path)  # nothing we know: raises with what the file is
+        if folders and not files and not holds_traces(folders):
+            if holds_stacks(folders):
+                return read_stack_files(paths)
+            if holds_xla(folders):
+                return read_xla_files(paths)
         return read_traces(paths)
     except OSError as error:
         raise UnreadableInputError(f"{paths[0]}: {error.strerror or error}; check its permissions") from error
+
+
+def _may_be_trace(path: Path) -> bool:
+    from stepscope.read.formats import read_head
+
+    return read_head(path).lstrip().startswith((b"{", b"["))
 
 
 def _what_is_wrong(folder: Path) -> str:

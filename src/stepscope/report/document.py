@@ -12,6 +12,7 @@ from typing import Any
 
 from stepscope.diagnose import REPORT_FLOOR, RULES
 from stepscope.model import Analysis, Diagnosis, Finding, FixedCosts, Report, StepFacts
+from stepscope.report.compilers_document import compilers_document
 from stepscope.report.source import SourceReader
 from stepscope.report.values import plain_mapping, plain_rows, plain_value
 from stepscope.report.views_document import views_document
@@ -19,7 +20,7 @@ from stepscope.report.views_document import views_document
 # Upper bounds of the lists in a report, so that a page of it stays small. The tables in the run folder hold the rest.
 MAX_FINDINGS = 50
 MAX_ROWS = 100  # of a view: hot lines, operators, loops and so on
-NOT_VIEWS = ("run", "quality", "steps", "fixed", "traces", "reading", "views")
+NOT_VIEWS = ("run", "quality", "steps", "fixed", "traces", "reading", "views", "compilers")
 RENAMED = {"operators": "operator_calls"}  # of the window that loops were looked for in
 MAX_SERIES = 2_000  # points of the step series of one kind
 MAX_NOTES = 200
@@ -35,6 +36,7 @@ def build(analysis: Analysis, diagnosis: Diagnosis, *, source: bool = True) -> R
     """
     reader = SourceReader(analysis.run.user_roots, recorded_ns=analysis.run.started_ns) if source else None
     views = _views(analysis)
+    views["compilers"] = compilers_document(analysis.compilers, source=source)
     views["rules_judged"] = len(RULES) - len(diagnosis.abstained) - len(diagnosis.ignored)
     if reader is not None:
         _quote_rows(views, reader)
@@ -48,10 +50,16 @@ def build(analysis: Analysis, diagnosis: Diagnosis, *, source: bool = True) -> R
         },
         steps=_steps(analysis.steps[0], analysis.fixed) if analysis.steps else None,
         findings=tuple(_finding(finding, reader) for finding in diagnosis.findings[:MAX_FINDINGS]),
-        abstained=tuple(plain_rows(diagnosis.abstained, MAX_ROWS)),
+        abstained=tuple(_abstained(diagnosis)),
         ignored=tuple(plain_rows(diagnosis.ignored, MAX_ROWS)),
         views=views,
     )
+
+
+def _abstained(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    """Rules that lacked an input; those about what the run never used would only be noise."""
+    rows = [{"rule": each.rule, "needs": each.needs} for each in diagnosis.abstained if not each.quiet]
+    return rows[:MAX_ROWS]
 
 
 def _steps(facts: StepFacts, fixed: FixedCosts) -> dict[str, Any]:

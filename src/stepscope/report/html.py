@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from stepscope.model import Report
-from stepscope.report import sentences, words
+from stepscope.report import compiler_words, sentences, words
 from stepscope.report.escape import markup, one_line
+from stepscope.report.html_compilers import compilers
 from stepscope.report.html_device import device_lines, device_times
 from stepscope.report.html_figures import partition, series
 from stepscope.report.html_style import STYLE
@@ -45,6 +46,7 @@ def _page(report: Report, rows: int) -> str:
             _device(report, shorten, rows),
             _steps(report),
             _findings(report, shorten),
+            compilers(report, shorten, rows),
             _next(report),
             "<h2>Behind the findings</h2>",
             tables(report, shorten, rows=rows),
@@ -65,7 +67,8 @@ def _header(report: Report, name: str) -> str:
     command = command_line(report.run)
     line = f"<p class='soft'><code>{markup(command)}</code></p>" if command else ""
     if steps is None:
-        return f"<header><h1>{name}</h1>{line}<p>No step was seen.</p></header>"
+        seen = compiler_words.without_steps(report) or "No step was seen"
+        return f"<header><h1>{name}</h1>{line}<p>{markup(seen)}.</p></header>"
     figures = [
         ("step, mean", words.milliseconds(steps["mean_ms"])),
         ("median", words.milliseconds(steps["median_ms"])),
@@ -79,10 +82,13 @@ def _header(report: Report, name: str) -> str:
         f"{words.count(steps['count'])} steady {words.term(steps['kind'])} steps{sentences.of_ranks(steps)}, "
         f"cut by {words.signal(steps.get('signal', ''))}."
     )
-    others = "".join(
-        f"<p class='soft'>{markup(sentences.step_kind(other))}</p>"
-        for other in (report.views.get("steps_by_kind") or [])[1:]
-    )
+    compiling = compiler_words.kind_note(report, steps["kind"])
+    others = f"<p>{markup(compiling)}</p>" if compiling else ""
+    for other in (report.views.get("steps_by_kind") or [])[1:]:
+        text = markup(sentences.step_kind(report, other))
+        others += (
+            f"<p><strong>{text}</strong></p>" if sentences.stands_out(report, other) else f"<p class='soft'>{text}</p>"
+        )
     return f"<header><h1>{name}</h1>{line}<dl class='figures'>{boxes}</dl><p>{markup(said)}</p>{others}</header>"
 
 
@@ -135,7 +141,7 @@ def _findings(report: Report, shorten: Shortener) -> str:
     parts = ["<section><h2>Findings</h2>"]
     for index, finding in enumerate(report.findings, start=1):
         parts.append(_finding(index, finding, shorten))
-    healthy = sentences.healthy(report) if not report.findings and report.steps is not None else None
+    healthy = sentences.healthy(report) if not report.findings and sentences.is_judged(report) else None
     if healthy:
         parts.append(f"<p class='healthy'>{markup(healthy)}</p>")
     for rows, label, key in (

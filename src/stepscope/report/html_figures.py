@@ -1,4 +1,4 @@
-"""The two drawings of report.html, as inline SVG: the partition of a step, and step time over steps."""
+"""The drawings of report.html, as inline SVG: parts of a step, step time over steps, what of it was compiling."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from stepscope.report.escape import markup
 from stepscope.report.html_style import PART_COLOURS
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 960, 180, 64, 22  # of the step series, in units of the drawing
+SPARK = 110  # height of the drawing of compiling
 LABELLED = 0.12  # share from which a part of the bar has room for its name
 
 
@@ -69,4 +70,39 @@ def series(steps: dict[str, Any]) -> str:
         f"<text x='{LEFT - 6}' y='{median + 4:.1f}' text-anchor='end'>median</text>"
         f"<text x='{LEFT}' y='{HEIGHT - 5}'>step {first:.0f}</text>"
         f"<text x='{WIDTH - 8}' y='{HEIGHT - 5}' text-anchor='end'>step {last:.0f}</text></svg>"
+    )
+
+
+def compile_series(kind: str, points: list[dict[str, Any]]) -> str:
+    """A bar for each step that compiled: its wall time where it is known, and the part of it that was compiling."""
+    rows = [(row, row["wall_ms"] or 0.0, row["compile_ms"] or 0.0) for row in points]
+    top = max((max(wall, spent) for _, wall, spent in rows), default=0.0)
+    if len(rows) < 2 or not top or not any(spent for _, _, spent in rows):
+        return ""
+    first, last = min(row["step"] for row, _, _ in rows), max(row["step"] for row, _, _ in rows)
+    across, high = WIDTH - LEFT - 8, SPARK - BOTTOM - 10
+    slot = across / (last - first + 1)
+    width = min(max(slot * 0.8, 1.0), 24.0)
+    bars = []
+    for row, wall, spent in rows:
+        left = LEFT + (row["step"] - first) * slot
+        title = f"step {row['step']}: {markup(words.milliseconds(row['compile_ms']))} of compiling"
+        title += f" in {markup(words.milliseconds(row['wall_ms']))}" if row["wall_ms"] is not None else ""
+        for value, style in ((wall, "wall"), (min(spent, wall) if wall else spent, "spent")):
+            if value:
+                tall = value / top * high
+                bars.append(
+                    f"<rect class='{style}' x='{left:.1f}' y='{10 + high - tall:.1f}' width='{width:.1f}' "
+                    f"height='{tall:.1f}'><title>{title}</title></rect>"
+                )
+    name = markup(words.term(kind))
+    floor = 10 + high
+    return (
+        f"<h3>Compiling in {name} steps</h3><svg class='compiling' viewBox='0 0 {WIDTH} {SPARK}' role='img' "
+        f"aria-label='Steps {first} to {last} that compiled, at most {markup(words.milliseconds(top))}; "
+        "the filled part of a bar is compiling'>"
+        f"<line x1='{LEFT}' y1='{floor}' x2='{WIDTH - 8}' y2='{floor}'/>{''.join(bars)}"
+        f"<text x='{LEFT - 6}' y='18' text-anchor='end'>{markup(words.milliseconds(top))}</text>"
+        f"<text x='{LEFT}' y='{SPARK - 5}'>step {first}</text>"
+        f"<text x='{WIDTH - 8}' y='{SPARK - 5}' text-anchor='end'>step {last}</text></svg>"
     )

@@ -34,6 +34,9 @@ svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 .series polyline { fill: none; stroke: var(--accent); stroke-width: 1.2; vector-effect: non-scaling-stroke; }
 .series line { stroke: var(--line); }
 .series .median { stroke: var(--soft); stroke-dasharray: 5 4; }
+.compiling .wall { fill: none; stroke: var(--soft); }
+.compiling .spent { fill: var(--accent); }
+.compiling line { stroke: var(--line); }
 .finding { border: 1px solid var(--line); border-left-width: 5px; border-radius: 6px; padding: .9rem 1.1rem; margin:
   .9rem 0; }
 .finding.critical { border-left-color: var(--critical); }

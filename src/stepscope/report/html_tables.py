@@ -203,11 +203,13 @@ def tables(report: Report, shorten: Shortener, *, rows: int) -> str:
     for shown in TABLES:
         found = shown.rows(report)
         if found:
-            parts.append(
-                f"<details><summary>{markup(shown.title)} <span class='soft'>({len(found)})</span></summary>"
-                f"{table(shown.caption, shown.columns, found, shorten, rows)}</details>"
-            )
+            parts.append(fold(shown.title, len(found), table(shown.caption, shown.columns, found, shorten, rows)))
     return "\n".join(parts)
+
+
+def fold(title: str, count: int, content: str) -> str:
+    """Ready markup under a title that opens it."""
+    return f"<details><summary>{markup(title)} <span class='soft'>({count})</span></summary>{content}</details>"
 
 
 def table(caption: str, columns: Sequence[Column], rows: Sequence[Row], shorten: Shortener, limit: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepscope.model import Report
-from stepscope.report import words
+from stepscope.report import compiler_words, words
 
 
 def ended(status: int | None) -> str | None:
@@ -107,13 +107,27 @@ def unattributed(view: Mapping[str, Any]) -> list[tuple[str, float]]:
     return [(why, share) for why, share in view["unattributed_shares"].items() if share][:SHOWN_REASONS]
 
 
-def step_kind(steps: Mapping[str, Any]) -> str:
-    """Statistics of a kind of step that is not the headline's."""
-    return (
+def step_kind(report: Report, steps: Mapping[str, Any]) -> str:
+    """Statistics of a kind of step that is not the headline's, and whether it is the slower one."""
+    text = (
         f"{words.term(steps['kind'])}: {words.count(steps['count'])} steps, "
         f"{words.milliseconds(steps['mean_ms'])} a step "
         f"(median {words.number(steps['median_ms'])}, p95 {words.number(steps['p95_ms'])})"
     )
+    if report.steps is not None and is_slower(report, steps):
+        text += f", slower than {words.term(report.steps['kind'])}"
+    compiling = compiler_words.kind_note(report, steps["kind"])
+    return f"{text}; {compiling}" if compiling else text
+
+
+def stands_out(report: Report, steps: Mapping[str, Any]) -> bool:
+    """Whether a kind that is not the headline's deserves a look: slower, or compiling again and again."""
+    return is_slower(report, steps) or compiler_words.kind_note(report, steps["kind"]) is not None
+
+
+def is_slower(report: Report, steps: Mapping[str, Any]) -> bool:
+    """Whether these steps take longer than those of the headline."""
+    return report.steps is not None and steps["mean_ms"] > report.steps["mean_ms"]
 
 
 def of_ranks(steps: Mapping[str, Any]) -> str:
@@ -135,13 +149,20 @@ def fixed_costs(costs: Mapping[str, Any]) -> str | None:
 
 
 def healthy(report: Report) -> str | None:
-    """What to say where no rule found a loss; None where no rule could be judged."""
+    """What to say where no rule found a loss; None where no rule could be judged, or a compiler's own rule warns."""
+    if compiler_words.warns(report):
+        return None
     floor_share = report.views.get("floor_share")  # the smallest loss that would have been named
     limit = f" above {words.percent(floor_share)} of the step" if floor_share is not None else ""
     if not report.abstained:
         return f"Nothing worth fixing{limit}."
     judged = report.views.get("rules_judged")
     return f"Nothing worth fixing{limit}, by the rules that could be judged." if judged else None
+
+
+def is_judged(report: Report) -> bool:
+    """Whether steps were seen, or counted by a compiler, so that "nothing" is worth saying."""
+    return report.steps is not None or compiler_words.without_steps(report) is not None
 
 
 def cost(finding: Mapping[str, Any]) -> str:
@@ -160,6 +181,9 @@ def gain(finding: Mapping[str, Any]) -> str:
 
 def without_steps(report: Report) -> str:
     """What was read where no step was seen."""
+    counted = compiler_words.without_steps(report)
+    if counted:
+        return counted
     if report.quality.get("reading") or report.run.get("hosts"):
         return "no step was seen"
     stacks = report.views.get("stacks")

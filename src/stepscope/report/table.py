@@ -17,7 +17,10 @@ from stepscope.report.metrics import metric
 from stepscope.report.table_columns import SHOWN, Shown
 
 TABLE_SCHEMA = "stepscope.table/1"
-TEXT_COLUMNS = ("name", "part", "path", "key", "stack", "metric", "file", "function", "operator", "kernel")
+TEXT_COLUMNS = (
+    *("name", "part", "path", "key", "stack", "metric", "file", "function", "operator", "kernel"),
+    *("kind", "cause", "subject", "text"),  # of compilers
+)
 # what `--sort` takes beside the names of columns
 SORTS = {
     "self_device": ("device_self_ns",),
@@ -29,7 +32,7 @@ SORTS = {
     "self_device_memory": ("self_device_memory_bytes",),
     "total_device_memory": ("total_device_memory_bytes",),
     "memory": ("bytes", "allocated_bytes", "peak_allocated_bytes"),
-    "total": ("total_ns", "wall_ns"),
+    "total": ("total_ns", "wall_ns", "total_ms", "wall_ms"),
     "mean": ("mean_ns",),
     "min": ("min_ns",),
     "max": ("max_ns",),
@@ -152,7 +155,7 @@ def _matching(rows: list[dict[str, Any]], keys: tuple[str, ...], pattern: str | 
 
 def _sort_key(table: str, wanted: str, keys: tuple[str, ...]) -> str | None:
     name = wanted.replace("-", "_")
-    for key in (name, *SORTS.get(name, ()), f"{name}_ns", f"{name}_bytes", f"{name}_pct"):
+    for key in (name, *SORTS.get(name, ()), f"{name}_ns", f"{name}_ms", f"{name}_bytes", f"{name}_pct"):
         if key in keys:
             return key
     if not keys:

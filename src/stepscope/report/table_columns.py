@@ -27,6 +27,63 @@ class Shown:
     quiet: tuple[str, ...] = ()  # columns left out where all of them are 0
 
 
+# what tables of causes begin and end with
+_WHAT = (("backend", "backend"), ("kind", "kind"), ("why", "cause"), ("what", "subject"), ("operator", "operator"))
+_OFTEN = (
+    ("times", "count"),
+    ("time", "total_ms"),
+    ("in steps", "step_count"),
+    ("first", "first_step"),
+    ("last", "last_step"),
+    ("line", "file"),
+    ("function", "function"),
+)
+
+COMPILER_TABLES: dict[str, Shown] = {
+    "compiles": Shown(
+        "Compiles by cause",
+        (*_WHAT, ("step", "step"), ("old", "old"), ("new", "new"), *_OFTEN, ("versions", "cache_entries")),
+    ),
+    "compile-steps": Shown(
+        "Compiling in steps",
+        (
+            ("backend", "backend"),
+            ("step", "step"),
+            ("kind", "kind"),
+            ("steps", "steps"),
+            ("compiled", "compiling_steps"),
+            ("wall", "wall_ms"),
+            ("compile time", "compile_ms"),
+            ("share", "share"),
+            ("after warm-up", "late_share"),
+            ("a compiling step", "mean_compiling_ms"),
+            ("another", "mean_quiet_ms"),
+            ("compiles", "compiles"),
+            ("recompiles", "recompiles"),
+            ("breaks", "breaks"),
+            ("transfers", "transfers"),
+        ),
+    ),
+    "graph-breaks": Shown("Graph breaks by cause", (*_WHAT, *_OFTEN, ("reason", "text"))),
+    "transfers": Shown("Transfers to the host, and operators that run there", (*_WHAT, *_OFTEN)),
+    "xla-metrics": Shown(
+        "Metrics of torch_xla, whole run",
+        (
+            ("rank", "rank"),
+            ("name", "name"),
+            ("unit", "unit"),
+            ("samples", "samples"),
+            ("total", "total"),
+            ("samples a second", "per_second"),
+            ("value a second", "value_per_second"),
+            ("p50", "p50"),
+            ("p90", "p90"),
+            ("p99", "p99"),
+        ),
+        notes=("Percentiles and rates stand on the last samples only, 1,024 by default.",),
+    ),
+}
+
 _SPAN = (("worker", "worker"), ("span", "span"))
 
 STEP_PARTS = tuple(
@@ -282,6 +339,7 @@ SHOWN: dict[str, Shown] = {
         ),
         sort="synchronizing_ns",
     ),
+    **COMPILER_TABLES,
 }
 
 

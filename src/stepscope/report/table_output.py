@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from stepscope.report.text_table import TextColumn, lines
 
 MAX_NAME = 60  # characters of a name in a table
 MAX_NOTES = 4
+IN_UNIT = re.compile(r"total|value_per_second|p\d+(\.\d+)?")  # columns whose unit stands in the row, as `unit`
 MIN_WIDTH = 132  # of a table that goes to a file or a pipe: nobody has to fit it on a screen
 INDENTED = "path"  # a column that makes its table a tree
 
@@ -100,7 +102,15 @@ def shown_value(row: dict[str, Any], key: str, shorten: Shortener) -> str:
     if isinstance(value, str):
         indent = "  " * (row.get("depth") or row.get("level") or 0) if key in ("name", "key") else ""
         return indent + plain(value, MAX_NAME + len(indent))
+    if IN_UNIT.fullmatch(key) and isinstance(row.get("unit"), str):
+        return _in_unit(value, row["unit"])
     return _figure(key, value)
+
+
+def _in_unit(value: float, unit: str) -> str:
+    if unit == "ms":
+        return _time(value * 1e6)
+    return words.size(value) if unit == "bytes" else words.count(value)
 
 
 def _figure(key: str, value: float) -> str:
@@ -108,13 +118,15 @@ def _figure(key: str, value: float) -> str:
         return f"{words.size(value)}/s"
     if key.endswith("_ns"):
         return _time(value)
+    if key.endswith("_ms"):
+        return words.milliseconds(value)
     if key.endswith("bytes"):
         return words.size(value)
     if key.endswith("_pct"):
         return f"{words.number(value)} %"
     if key.endswith("share"):
         return words.percent(value)
-    if key in ("ratio", "value", "blocks_per_sm"):
+    if key in ("ratio", "value", "blocks_per_sm", "per_second"):
         return words.number(value)
     return words.count(value)
 

@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.model import Report
-from stepscope.report import sentences, words
+from stepscope.report import compiler_words, sentences, words
+from stepscope.report.compilers import compiler_blocks
 from stepscope.report.escape import one_line, plain
 from stepscope.report.glyphs import Glyphs, glyphs_for
 from stepscope.report.places import Shortener, command_line
@@ -45,6 +46,7 @@ def render(report: Report, console: Console, *, page: str | None = None, again: 
         *device_blocks(report, shorten, width, glyphs),
         *memory_block(report, shorten),
         *findings_block(report, shorten, glyphs),
+        *compiler_blocks(report, shorten, width, glyphs),
         *_hot_lines(report, shorten, glyphs),
         *sampled_blocks(
             report.views.get("sampled"),
@@ -83,7 +85,7 @@ def _headline(report: Report) -> Iterator[RenderableType]:
     name = Text(plain(report.run.get("name") or "run", 60), style="bold")
     steps = report.steps
     if steps is None:
-        yield name + Text(f": {sentences.without_steps(report)}")
+        yield name + Text(f": {plain(sentences.without_steps(report))}")
         return
     rates = [f"{words.number(steps['per_second'])} steps/s"]
     if steps.get("samples_per_second") is not None:
@@ -95,8 +97,12 @@ def _headline(report: Report) -> Iterator[RenderableType]:
         f" (median {words.number(steps['median_ms'])}, p95 {words.number(steps['p95_ms'])}), {', '.join(rates)}; ",
         f"cut by {words.signal(steps.get('signal', ''))}",
     )
+    compiling = compiler_words.kind_note(report, steps["kind"])
+    if compiling:
+        yield Text(compiling)
     for other in report.views.get("steps_by_kind", ())[1:]:
-        yield Text(sentences.step_kind(other), style="dim")
+        text = sentences.step_kind(report, other)
+        yield Text(text, style="bold" if sentences.stands_out(report, other) else "dim")
 
 
 def _warnings(report: Report, glyphs: Glyphs) -> Iterator[RenderableType]:

@@ -32,7 +32,7 @@ def findings_block(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterat
         tail.append(_title(index, finding))
     if len(report.findings) > LISTED:
         tail.append(Text(f"and {len(report.findings) - LISTED} smaller findings", style="dim"))
-    healthy = sentences.healthy(report) if not report.findings and report.steps is not None else None
+    healthy = sentences.healthy(report) if not report.findings and sentences.is_judged(report) else None
     if healthy:
         tail.append(Text(healthy, style="bold green"))
     if report.abstained:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRun
-from stepscope.tables import facts, journal
+from stepscope.tables import compiles, facts, journal
 from stepscope.tables.events import EventsTable, events_table
 from stepscope.tables.foreign import foreign_processes
 from stepscope.tables.freed import give_back
@@ -32,12 +32,13 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
     raw, processes = _with_processes(raw, rows)
     ranks = facts.rank_infos(raw.ranks, processes, traces.read)
     stacks = rows.tables(processes, raw.ranks)
+    steps = steps_table(raw.ranks)
     return Tables(
         run=facts.run_facts(raw, ranks),
         quality=quality(raw, processes, traces, stacks),
         ranks=ranks,
         manifests=tuple(host.manifest for host in raw.hosts if host.manifest is not None),
-        steps=steps_table(raw.ranks),
+        steps=steps,
         journal=journal.journal_table(raw.ranks),
         events=traces.events,
         links=traces.links,
@@ -49,7 +50,8 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
         frames=stacks.frames,
         system=journal.system_table(raw.hosts),
         processes=processes_table(processes),
-        compiles=journal.compiles_table(raw.ranks),
+        compiles=compiles.compiles_table(raw.ranks, steps, traces),
+        counters=journal.counters_table(raw.ranks),
         memory=traces.memory,
         scalars=journal.scalars_table(raw.ranks),
     )

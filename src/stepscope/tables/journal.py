@@ -1,8 +1,8 @@
-"""The tables that come from the journal's events and from telemetry: journal, scalars, compiles, system."""
+"""The tables that come from the journal's events and from telemetry: journal, scalars, counters, system."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -44,27 +44,38 @@ def scalars_table(ranks: Iterable[RawRank]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=SCHEMAS["scalars"])
 
 
-def compiles_table(ranks: Iterable[RawRank]) -> pl.DataFrame:
-    """Compilations: one row per compile event."""
+def counters_table(ranks: Iterable[RawRank]) -> pl.DataFrame:
+    """Metrics and counters of a compiler's own report, one row each, as of each `counters` event."""
     rows = [
-        {
-            "rank": rank.rank,
-            "process": rank.name,
-            "step": event["step"],
-            "time_ns": event["time_ns"],
-            "duration_ns": event["duration_ns"],
-            "kind": "compile",
-            "backend": string(event.get("backend")),
-            "reason": string(event.get("reason")),
-            "file": string(event.get("file")),
-            "line": integer(event.get("line")),
-            "function": string(event.get("function")),
-        }
+        {"rank": rank.rank, "process": rank.name, "step": event["step"], **row}
         for rank in ranks
         for event in rank.journal
-        if event["kind"] == "compile"
+        if event["kind"] == "counters"
+        for row in _counters(event)
     ]
-    return pl.DataFrame(rows, schema=SCHEMAS["compiles"])
+    return pl.DataFrame(rows, schema=SCHEMAS["counters"])
+
+
+def _counters(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    metrics, counters = event.get("metrics"), event.get("counters")
+    for name, entry in metrics.items() if isinstance(metrics, dict) else ():
+        total = number(entry.get("total")) if isinstance(entry, dict) else None
+        if total is not None:
+            percentiles = entry.get("percentiles")
+            yield {
+                "name": str(name),
+                "kind": "metric",
+                "unit": entry.get("unit") if entry.get("unit") in ("ns", "bytes") else "count",
+                "samples": integer(entry.get("samples")),
+                "total": total,
+                "samples_per_second": number(entry.get("samples_per_second")),
+                "value_per_second": number(entry.get("value_per_second")),
+                "percentiles": msgspec.json.encode(percentiles).decode() if isinstance(percentiles, dict) else None,
+            }
+    for name, value in counters.items() if isinstance(counters, dict) else ():
+        total = number(value)
+        if total is not None:
+            yield {"name": str(name), "kind": "counter", "unit": "count", "total": total}
 
 
 def system_table(hosts: Iterable[RawHost]) -> pl.DataFrame:

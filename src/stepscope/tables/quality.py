@@ -9,6 +9,7 @@ from typing import Any
 from stepscope.model import Note, Quality
 from stepscope.read.raw import RawHost, RawRank, RawRun, Row
 from stepscope.read.text import string
+from stepscope.tables.compiles import unknown_messages
 from stepscope.tables.events import EventsTable
 from stepscope.tables.processes import RANK, HostProcesses
 from stepscope.tables.stacks import StacksTables
@@ -40,7 +41,7 @@ _LOSSES: dict[str, tuple[str, str, str]] = {
     "cut_off_files": (
         "cut_off_files",
         WARNING,
-        "{n} packed file(s) of stacks end in the middle, the rest is lost",
+        "{n} packed file(s) end in the middle, the rest is lost",
     ),
     "other_units": (
         "other_units",
@@ -53,7 +54,12 @@ _LOSSES: dict[str, tuple[str, str, str]] = {
         "{n} file(s) are larger than the reader accepts and were cut short",
     ),
     "unreadable_files": ("unreadable_files", WARNING, "{n} file(s) could not be read"),
-    "foreign_files": ("foreign_files", INFO, "{n} JSON file(s) are no traces and were left out"),
+    "foreign_files": ("foreign_files", INFO, "{n} file(s) are of another kind and were left out"),
+    "earlier_runs": (
+        "earlier_runs",
+        WARNING,
+        "{n} earlier run(s) were appended to the same metrics file; only the last one was read",
+    ),
     "guessed_ranks": ("guessed_ranks", INFO, "{n} trace(s) do not say which rank they are of and got the next number"),
     "duplicate_ranks": (
         "duplicate_ranks",
@@ -87,6 +93,7 @@ def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable
     for rank in raw.ranks:
         notes += _rank_notes(rank, events)
     notes += trace_notes(events)
+    notes += _drift_notes(raw.ranks)
     if not counts["steps_read"]:
         notes += _no_steps(raw, processes)
     notes.sort(key=lambda note: note.level != WARNING)
@@ -222,9 +229,23 @@ def _rank_notes(rank: RawRank, events: EventsTable) -> list[Note]:
     return notes
 
 
+def _drift_notes(ranks: Iterable[RawRank]) -> list[Note]:
+    """Compilers word their messages anew in every release; one that is not understood is counted, not swallowed."""
+    count = unknown_messages(ranks)
+    if not count:
+        return []
+    text = (
+        f"{count} compiler message(s) are worded in a way this version does not know; they are counted, their cause is "
+        "unknown"
+    )
+    return [Note(WARNING, text, "torch.compile")]
+
+
 def _no_steps(raw: RawRun, processes: Sequence[HostProcesses]) -> list[Note]:
     if any(not host.name for host in raw.hosts):
         return []
+    if not raw.hosts and all(rank.journal and not (rank.info or {}).get("schema") for rank in raw.ranks):
+        return []  # files of torch_xla: they count steps and mark none
     everyone = [process for host in processes for process in host.all]
     if any(process.torch and not process.reported for process in everyone):
         return []  # that process may have stepped; the note on it says so and what to do

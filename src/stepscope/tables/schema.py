@@ -13,7 +13,7 @@ import polars as pl
 
 from stepscope.model import Quality, RunFacts
 
-TABLES_SCHEMA = "stepscope.tables/3"
+TABLES_SCHEMA = "stepscope.tables/4"
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     # a step of a training process; `process` is the folder ("rank-0", "rank-0.2"), the unit step numbers count in
@@ -211,18 +211,51 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "start_ns": pl.Int64,
         "end_ns": pl.Int64,
     },
+    # a compile, recompile, graph break, fallback or host transfer, or several alike (`count`)
     "compiles": {
         "rank": pl.Int32,
         "process": pl.String,
         "step": pl.Int64,
-        "time_ns": pl.Int64,
-        "duration_ns": pl.Int64,
-        "kind": pl.String,
-        "backend": pl.String,
-        "reason": pl.String,
-        "file": pl.String,
+        "step_source": pl.String,  # how the step is known: context | time | poll | file | trace; null without one
+        "time_ns": pl.Int64,  # where it began
+        "duration_ns": pl.Int64,  # of all `count` together
+        "kind": pl.String,  # compile | recompile | limit_hit | failure | graph_break | fallback | transfer
+        "backend": pl.String,  # torch.compile | torch_xla; "cuda" of copies seen in a trace, ROCm included
+        "count": pl.Int64,
+        "direction": pl.String,  # forward | backward; of transfers device_to_host
+        "graph": pl.String,  # the compiler's id: "2/8", an XLA graph hash
+        "operator": pl.String,  # of fallbacks and transfers, and of graph breaks at an operator
+        "bytes": pl.Int64,
+        "cause": pl.String,  # a word of `compile_reasons.CAUSES`; null of a first compile
+        "reason": pl.String,  # as the compiler words it
+        "subject": pl.String,  # what changed: "x.size(0)", "s.calls", "scale"
+        "old": pl.String,
+        "new": pl.String,
+        "hint": pl.String,  # the compiler's own advice
+        "file": pl.String,  # the user's line that caused it
         "line": pl.Int64,
         "function": pl.String,
+        "def_file": pl.String,  # where the compiled function begins
+        "def_line": pl.Int64,
+        "call_file": pl.String,  # the user's line that called it
+        "call_line": pl.Int64,
+        "cache_entries": pl.Int64,  # compiled versions of the function before this event
+        "limit": pl.Int64,  # of versions
+        "source": pl.String,  # what told it, with its version
+    },
+    # a metric or counter of a torch_xla report, as of the end of the report or of a step
+    "counters": {
+        "rank": pl.Int32,
+        "process": pl.String,
+        "step": pl.Int64,
+        "name": pl.String,
+        "kind": pl.String,  # metric | counter
+        "unit": pl.String,  # of `total` and percentiles: ns | bytes | count
+        "samples": pl.Int64,
+        "total": pl.Float64,
+        "samples_per_second": pl.Float64,
+        "value_per_second": pl.Float64,  # in `unit`
+        "percentiles": pl.String,  # JSON object: percent -> value in `unit`
     },
     "memory": {
         "rank": pl.Int32,
@@ -284,6 +317,7 @@ class Tables:
     system: pl.DataFrame
     processes: pl.DataFrame
     compiles: pl.DataFrame
+    counters: pl.DataFrame
     memory: pl.DataFrame
     scalars: pl.DataFrame
 

@@ -10,6 +10,7 @@ from stepscope.analyze.places import UserCode
 from stepscope.analyze.views import (
     call_stacks,
     communication,
+    compiler_tables,
     counters,
     distributed,
     gpus,
@@ -33,6 +34,7 @@ from stepscope.analyze.views.absent import (
 )
 from stepscope.analyze.views.base import Base
 from stepscope.errors import UsageError
+from stepscope.model.views.compilers import CompilersView
 from stepscope.model.views.memory import MemoryRecording, MemoryView
 from stepscope.model.views.overview import Overview
 from stepscope.model.views.spans import SpanRef
@@ -63,11 +65,15 @@ class Rows:
 
 @dataclass(frozen=True)
 class Source:
-    """What tables are made from: the traces, and recordings of memory beside them."""
+    """What tables are made from: the traces, recordings of memory beside them, and what compilers did.
+
+    `compilers` is only asked for by `COMPILER_TABLES`.
+    """
 
     base: Base
     code: UserCode
     recordings: Sequence[MemoryRecording] = ()
+    compilers: CompilersView | None = None
 
     def chosen(self, selection: Selection) -> tuple[SpanRef, ...]:
         """The spans that are asked for; raises `UsageError` where there is none such."""
@@ -108,9 +114,19 @@ def rows(source: Source, table: str, selection: Selection) -> Rows:
     for name in ("device", "step"):
         if getattr(selection, name) is not None and name not in found.takes:
             raise UsageError(f"--{name}: not for the table {table}")
+    if table in COMPILER_TABLES:
+        return _compiler_rows(source, table, selection)
     if not source.base.spans and not (source.recordings and table.startswith(MEMORY_TABLES)):
         return Rows((), NO_TRACE)
     return found.make(source, selection)
+
+
+def _compiler_rows(source: Source, table: str, selection: Selection) -> Rows:
+    """Tables of all ranks together; raises `UsageError` where a part of the traces is asked for."""
+    for name in ("worker", "span"):
+        if getattr(selection, name) is not None:
+            raise UsageError(f"--{name}: not for the table {table}, which is not made from traces")
+    return TABLES[table].make(source, selection)
 
 
 def _overviews(source: Source, selection: Selection) -> tuple[Overview, ...]:
@@ -274,6 +290,29 @@ def _distributed_part(part: str) -> Callable[[Source, Selection], Rows]:
     return make
 
 
+def _compiler_part(
+    part: Callable[[CompilersView], Sequence[Any]], absent: str | Callable[[CompilersView], str]
+) -> Callable[[Source, Selection], Rows]:
+    def make(source: Source, _: Selection) -> Rows:
+        view = source.compilers
+        if view is None:
+            return Rows((), compiler_tables.NO_COMPILER)
+        found = part(view)
+        why = absent if isinstance(absent, str) else absent(view)
+        return Rows(found, None if found else why, view.notes)
+
+    return make
+
+
+def _by_group(**makers: Callable[[Source, Selection], Rows]) -> Callable[[Source, Selection], Rows]:
+    """The maker of the grouping that is asked for, the first by default."""
+
+    def make(source: Source, selection: Selection) -> Rows:
+        return makers[selection.group or next(iter(makers))](source, selection)
+
+    return make
+
+
 TABLES: dict[str, Table] = {
     "overview": Table(_overview),
     "steps": Table(_steps),
@@ -293,4 +332,22 @@ TABLES: dict[str, Table] = {
     "communication": Table(_communication),
     "distributed": Table(_distributed_part("workers")),
     "distributed-collectives": Table(_distributed_part("collectives")),
+    "compiles": Table(
+        _by_group(
+            cause=_compiler_part(compiler_tables.causes, compiler_tables.NO_COMPILE),
+            change=_compiler_part(compiler_tables.changes, compiler_tables.NO_CHANGE),
+        ),
+        ("cause", "change"),
+    ),
+    "compile-steps": Table(
+        _by_group(
+            kind=_compiler_part(lambda view: view.steps, compiler_tables.NO_STEPS),
+            step=_compiler_part(lambda view: view.points, compiler_tables.NO_STEPS),
+        ),
+        ("kind", "step"),
+    ),
+    "graph-breaks": Table(_compiler_part(compiler_tables.breaks, compiler_tables.breaks_absent)),
+    "transfers": Table(_compiler_part(compiler_tables.transfers, compiler_tables.transfers_absent)),
+    "xla-metrics": Table(_compiler_part(compiler_tables.metrics, compiler_tables.NO_METRICS)),
 }
+COMPILER_TABLES = frozenset({"compiles", "compile-steps", "graph-breaks", "transfers", "xla-metrics"})

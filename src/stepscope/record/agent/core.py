@@ -21,6 +21,7 @@ from stepscope.record.agent.device import DeviceTimer
 from stepscope.record.agent.guard import Guard, HookList
 from stepscope.record.agent.journal import EventLog, Journal, append_line, masked_command, rank_identity
 from stepscope.record.agent.probes import ProbeSet
+from stepscope.record.agent.probes.compiles import CompilesProbe
 from stepscope.record.agent.probes.module_forward import ModuleForwardProbe
 from stepscope.record.agent.probes.ptracer import allow_tracing
 from stepscope.record.agent.step_queue import QueuedCutter
@@ -167,6 +168,12 @@ class Agent:
         probe = self.probes.get("module_forward")
         if isinstance(probe, ModuleForwardProbe):
             probe.remove()
+
+    def note_compiled(self) -> None:
+        """torch.compile has returned: Dynamo is loaded now, and the first compilation is still to come."""
+        probe = self.probes.get("compiles")
+        if isinstance(probe, CompilesProbe):
+            self.guard.wrap(probe.name, probe.arm)()
 
     def note_xla(self) -> None:
         """torch_xla has been imported after torch."""

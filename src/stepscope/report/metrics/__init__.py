@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from stepscope.report.metrics import memory, operators, runs, sampled, views, workers
+from stepscope.report.metrics import compilers, memory, operators, runs, sampled, views, workers
 from stepscope.report.metrics.entry import Metric, Section
 
 __all__ = ["SECTIONS", "Metric", "Section", "metric"]
@@ -15,6 +15,7 @@ SECTIONS: tuple[Section, ...] = (
     *views.SECTIONS,
     *operators.SECTIONS,
     *sampled.SECTIONS,
+    *compilers.SECTIONS,
     *memory.SECTIONS,
     *workers.SECTIONS,
 )

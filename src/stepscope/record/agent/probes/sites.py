@@ -79,10 +79,17 @@ class SitesProbe:
             self._wrap(parallel, "__init__", "DistributedDataParallel")
         home = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
         self._wrap(home.GradScaler, "__init__", "GradScaler")
-        self._wrap(torch, "compile", "torch.compile", self._agent.note_compile)
+        self._wrap(torch, "compile", "torch.compile", self._agent.note_compile, self._agent.note_compiled)
         self._wrap(torch, "set_num_threads", "set_num_threads")
 
-    def _wrap(self, owner: Any, name: str, what: str | None, told: Callable[[], None] | None = None) -> None:
+    def _wrap(
+        self,
+        owner: Any,
+        name: str,
+        what: str | None,
+        told: Callable[[], None] | None = None,
+        told_after: Callable[[], None] | None = None,
+    ) -> None:
         function = getattr(owner, name, None)
         is_method = isinstance(owner, type)
 
@@ -95,7 +102,11 @@ class SitesProbe:
                 args, kwargs = args[:1], _optimizer_arguments(*args[1:], **kwargs)
             self._write(kind, function, args[1:] if is_method else args, kwargs, is_method)
 
-        self._patches.around(owner, name, self._agent.guard.pair(self.name, before))
+        def after(_token: Any, _result: Any, _error: BaseException | None) -> None:
+            if told_after is not None:
+                told_after()
+
+        self._patches.around(owner, name, self._agent.guard.pair(self.name, before, after if told_after else None))
 
     def _optimizer_made(self) -> None:
         self._agent.steps.optimizer_created()

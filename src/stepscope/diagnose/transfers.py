@@ -1,0 +1,323 @@
+"""Values read from the device, operators that run on the host instead, and executions that take too long.
+
+What an operator without lowering causes, its transfers and its compilations, is told with it and not again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from stepscope.diagnose.common import shown
+from stepscope.diagnose.compile_basis import XLA, Basis, Claim, causes, confidence, fact, ms, places, ranks, total_ms
+from stepscope.diagnose.compile_run import saveable_ms
+from stepscope.diagnose.compile_words import clipped
+from stepscope.diagnose.thresholds import EXECUTION, TRANSFERS, UNLOWERED
+from stepscope.model import Evidence, Finding, Place
+from stepscope.model.views.compilers import CompilerCause, CompilerFacts, CompilerMetric, CompilersView
+
+TRANSFER_RULE = "transfer.device_to_host"
+UNLOWERED_RULE = "compile.unlowered"
+EXECUTION_RULE = "compute.execution_slow"
+LEARN_TRANSFERS = "https://docs.pytorch.org/xla/master/learn/xla-advanced.html"
+LEARN_LOWERING = "https://docs.pytorch.org/xla/release/r2.8/contribute/op_lowering.html"
+LEARN_SHAPES = "https://docs.pytorch.org/xla/release/r2.8/learn/dynamic_shape.html"
+READ_ITEM = "aten::_local_scalar_dense"
+_FROM_DEVICE = ("TransferFromDeviceTime", "TransferFromServerTime")
+_EXECUTE = ("ExecuteTime", "ExecuteReplicatedTime", "ExecuteChainedTime")
+_DATA_DEPENDENT = "data_dependent_shape"
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Device-to-host transfers of a backend. `fallback_ms` and `fallback_count` are what operators on the host need."""
+
+    ms: float | None
+    count: int
+    per_step: float
+    late_per_step: float | None
+    fallback_ms: float
+    fallback_count: int
+    source: str
+
+
+def reads(view: CompilersView, facts: CompilerFacts, base: Basis) -> Reads:
+    """Their time: of the causes where these have one, else of the report's metric."""
+    found = causes(view, facts.backend, "transfer")
+    metrics = [each for each in view.metrics if each.name in _FROM_DEVICE and each.unit == "ms"]
+    spent: float | None = None
+    source = facts.source
+    if any(cause.total_ms is not None for cause in found):
+        spent = total_ms(found)
+    elif metrics and facts.backend == XLA:
+        spent, source = sum(each.total for each in metrics), f"metric {metrics[0].name}, {facts.source}"
+    count = facts.transfers if facts.transfers is not None else sum(cause.count for cause in found)
+    if facts.backend == XLA:
+        count = max(count, sum(each.samples or 0 for each in metrics))
+    forced = min(count, _forced(view, facts, base, count))
+    part = forced / count if count else 0.0
+    return Reads(spent, count, count / base.steps, _late_per_step(view), (spent or 0.0) * part, forced, source)
+
+
+def _forced(view: CompilersView, facts: CompilerFacts, base: Basis, count: int) -> int:
+    """Transfers that operators on the host need: one per call, as far as reading values leaves any."""
+    calls = sum(cause.count for cause in unlowered(view, facts, base))
+    items = sum(cause.count for cause in causes(view, facts.backend, "transfer") if cause.operator == READ_ITEM)
+    if not calls:
+        return 0
+    return max(0, count - items) if items <= count else round(count * calls / (calls + items))
+
+
+def _late_per_step(view: CompilersView) -> float | None:
+    """In steps after warm-up, among those in which anything happened; None where none is known."""
+    late = [point.transfers for point in view.points if point.step >= TRANSFERS.warmup_steps]
+    return sum(late) / len(late) if late else None
+
+
+# --------------------------------------------------------------------------------------------------- transfers
+
+
+def transfer_claims(view: CompilersView, facts: CompilerFacts, base: Basis) -> Iterator[Claim]:
+    """Values that the script reads in the steps; ranked by time, so that cheap ones are no finding."""
+    seen = reads(view, facts, base)
+    own, count = (seen.ms or 0.0) - seen.fallback_ms, seen.count - seen.fallback_count
+    rate = count / base.steps
+    often = rate > TRANSFERS.per_step or (seen.late_per_step or 0.0) > TRANSFERS.late_per_step
+    if seen.ms is None or not often:
+        return
+    items = sorted(causes(view, facts.backend, "transfer"), key=lambda each: (-(each.total_ms or 0.0), -each.count))
+    lines = [cause for cause in items if cause.place is not None]
+    first = lines[0].place if lines else None
+    by_item = any(cause.operator == READ_ITEM or cause.cause == "item" for cause in items)
+    how = ".item(), .tolist(), print or bool() of a tensor" if by_item or not items else "reading a tensor's value"
+    evidence = [
+        fact("transfers from the device per step", round(rate, 2), "transfers", facts.source),
+        ms("time of these transfers", own, seen.source),
+    ]
+    if seen.late_per_step is not None:
+        text = "transfers per step after warm-up, of steps with any event"
+        evidence.append(fact(text, round(seen.late_per_step, 2), "transfers", facts.source))
+    for cause in lines[:3]:
+        evidence.append(
+            fact(f"transfers at {shown(_line(cause))}", cause.count, "transfers", cause.source or facts.source)
+        )
+    evidence.append(ms("mean step", base.mean_ms, base.source))
+    where = f" at {shown(first)}" if first else ""
+    finding = Finding(
+        id=f"{TRANSFER_RULE}-{lines[0].id if lines else (items[0].id if items else facts.backend)}",
+        rule=TRANSFER_RULE,
+        category="transfer",
+        title=f"Every step waits for values from the device: {rate:.1f} transfers per step{where}",
+        severity="info",
+        confidence=confidence(base, []) if lines else _at_most_medium(base),
+        cost_ms_per_step=0.0,
+        share=0.0,
+        gain_ceiling=0.0,
+        where=places(lines),
+        ranks=ranks(items) or facts.ranks,
+        evidence=tuple(evidence),
+        fix=f"Read values only every N steps ({how}){where}: add them up in a tensor on the device and read that, "
+        f"{_later(facts.backend)}",
+        caveat="A transfer also waits for the computation it needs, and the first one for its compilation: that part "
+        "stays when the values are read later.",
+        learn=LEARN_TRANSFERS if facts.backend == XLA else "",
+        falsified_by="With values read every 100 steps only, the mean step does not get shorter",
+    )
+    yield Claim(finding, own, TRANSFERS.floor)
+
+
+def _later(backend: str) -> str:
+    return (
+        "or read it in torch_xla's step closure (xm.add_step_closure)" if backend == XLA else "or copy it non_blocking"
+    )
+
+
+def _line(cause: CompilerCause) -> Place:
+    return cause.place or Place("?", None)
+
+
+def _at_most_medium(base: Basis) -> str:
+    level = confidence(base, [])
+    return "medium" if level == "high" else level
+
+
+# --------------------------------------------------------------------------------------------------- operators
+
+
+def unlowered(view: CompilersView, facts: CompilerFacts, base: Basis) -> list[CompilerCause]:
+    """Operators without lowering that the steps keep using."""
+    found = [cause for cause in causes(view, facts.backend, "fallback") if cause.operator != READ_ITEM]
+    calls = sum(cause.count for cause in found)
+    return found if calls >= UNLOWERED.per_step * base.steps else []
+
+
+def unlowered_claims(view: CompilersView, facts: CompilerFacts, base: Basis) -> Iterator[Claim]:
+    """Operators that lack a lowering, and those whose results have no fixed size."""
+    found = unlowered(view, facts, base)
+    calls = sum(cause.count for cause in found)
+    if not calls:
+        return
+    seen = reads(view, facts, base)
+    compiled = _compile_ms(view, facts, found)
+    for dependent in (False, True):
+        group = [cause for cause in found if (cause.cause == _DATA_DEPENDENT) is dependent]
+        group.sort(key=lambda cause: (-cause.count, cause.operator or ""))
+        part = sum(cause.count for cause in group) / calls
+        if group:
+            yield _unlowered_claim(view, facts, base, group, seen, compiled * part, part)
+
+
+def _compile_ms(view: CompilersView, facts: CompilerFacts, found: list[CompilerCause]) -> float:
+    """Compile time that these operators caused: graphs cut at their line, and where no line is known, at any.
+
+    Never more than what a run without them would save.
+    """
+    at_most = saveable_ms(view, facts) or 0.0
+    lines = {(cause.place.file, cause.place.line) for cause in found if cause.place}
+    compiled = causes(view, facts.backend, "compile", "recompile")
+    named = [cause for cause in compiled if cause.cause not in ("", "unknown")]
+    if named and sum(cause.count for cause in named) > 0:
+        cut = [cause for cause in named if cause.cause == "read_value" and _fits(cause, lines)]
+        if all(cause.total_ms is None for cause in named):  # a log names causes, a report beside it their time
+            every = sum(cause.count for cause in named)
+            counted = sum(cause.count for cause in cut)
+            return at_most if counted >= every - 1 else at_most * counted / max(1, every - 1)
+        return min(at_most, total_ms(cut))
+    return at_most
+
+
+def _fits(cause: CompilerCause, lines: set[tuple[str, int | None]]) -> bool:
+    return not lines or cause.place is None or (cause.place.file, cause.place.line) in lines
+
+
+def _unlowered_claim(
+    view: CompilersView,
+    facts: CompilerFacts,
+    base: Basis,
+    group: list[CompilerCause],
+    seen: Reads,
+    compiled_ms: float,
+    part: float,
+) -> Claim:
+    names = _names(group)
+    calls = sum(cause.count for cause in group)
+    dependent = group[0].cause == _DATA_DEPENDENT
+    evidence = [
+        fact(
+            f"calls of {cause.operator or 'an operator'} on the host",
+            cause.count,
+            "calls",
+            cause.source or facts.source,
+        )
+        for cause in group[: UNLOWERED.operators_shown]
+    ]
+    if seen.ms is not None:
+        evidence.append(ms("their transfers from the device", seen.fallback_ms * part, seen.source))
+    evidence.append(ms("compiling the graphs they cut", compiled_ms, facts.source))
+    evidence += _lines(view, facts)
+    finding = Finding(
+        id=f"{UNLOWERED_RULE}-{group[0].id}",
+        rule=UNLOWERED_RULE,
+        category="compile",
+        title=f"Results of data-dependent size cut the graph: {names}, {calls} times in {base.steps} steps"
+        if dependent
+        else f"Op(s) not lowered: {names} run on the host, {calls} times in {base.steps} steps",
+        severity="info",
+        confidence=_at_most_medium(base) if seen.ms is None else confidence(base, []),
+        cost_ms_per_step=0.0,
+        share=0.0,
+        gain_ceiling=0.0,
+        where=places(_placed(view, facts, group)),
+        ranks=ranks(group) or facts.ranks,
+        evidence=tuple(evidence),
+        fix=_shape_fix() if dependent else _lowering_fix(group),
+        caveat="Compilations and transfers from the device are counted; the work on the host, transfers to the device "
+        "and the smaller graphs were not timed.",
+        learn=LEARN_SHAPES if dependent else LEARN_LOWERING,
+        falsified_by=f"With {names} replaced or left out, as many values are transferred, or the mean step does not "
+        "get shorter",
+    )
+    return Claim(finding, seen.fallback_ms * part + compiled_ms, 0.0, compile_ms=compiled_ms)
+
+
+def _placed(view: CompilersView, facts: CompilerFacts, group: list[CompilerCause]) -> list[CompilerCause]:
+    """The operators' own lines, else those of the graphs that were cut."""
+    if any(cause.place for cause in group):
+        return group
+    cut = causes(view, facts.backend, "transfer", "compile", "recompile")
+    return [cause for cause in cut if cause.cause in ("read_value", "unlowered") and cause.place]
+
+
+def _names(group: Iterable[CompilerCause]) -> str:
+    names = list(dict.fromkeys(clipped(cause.operator or "an operator", 60) for cause in group))
+    more = f" and {len(names) - UNLOWERED.operators_shown} more" if len(names) > UNLOWERED.operators_shown else ""
+    return ", ".join(names[: UNLOWERED.operators_shown]) + more
+
+
+def _lowering_fix(group: list[CompilerCause]) -> str:
+    return (
+        f"Write {_names(group)} with operators that have a lowering, or take it out "
+        "of the step; where it must stay, ask for the lowering in an issue of pytorch/xla"
+    )
+
+
+def _shape_fix() -> str:
+    return (
+        "Keep every size fixed: torch.where or a mask multiplied in instead of nonzero, masked_select, unique and "
+        "x[mask]; pad to the largest size; or do this part on the host before the step. A lowering would not help: the "
+        "size depends on the data"
+    )
+
+
+def _lines(view: CompilersView, facts: CompilerFacts) -> list[Evidence]:
+    """The debug profiler's own lines on these operators."""
+    said = [each for each in view.warnings if each.backend == facts.backend and each.rule == "not_lowered"]
+    return [fact("as torch_xla words it", clipped(each.text), "", each.source or facts.source) for each in said[:1]]
+
+
+# -------------------------------------------------------------------------------------------------- executions
+
+
+def execution_claims(view: CompilersView, facts: CompilerFacts) -> Iterator[Claim]:
+    """An execution of a graph above the bound. What can be saved of it is not known, so confidence is low."""
+    if facts.backend != XLA:
+        return
+    slow = [
+        each
+        for each in view.metrics
+        if each.name in _EXECUTE and each.unit == "ms" and _longest(each) > EXECUTION.slow_ms
+    ]
+    if not slow:
+        return
+    top = max(slow, key=_longest)
+    spent = sum(each.total for each in slow if each.name == top.name)
+    samples = sum(each.samples or 0 for each in slow if each.name == top.name)
+    finding = Finding(
+        id=f"{EXECUTION_RULE}-{top.name}",
+        rule=EXECUTION_RULE,
+        category="compute",
+        title=f"{top.name} too slow: the longest execution of a graph took {_longest(top) / 1000:.0f} s",
+        severity="info",
+        confidence="low",
+        cost_ms_per_step=0.0,
+        share=0.0,
+        gain_ceiling=0.0,
+        where=(),
+        ranks=facts.ranks,
+        evidence=(
+            ms("longest execution among the last samples", _longest(top), f"metric {top.name}, {facts.source}"),
+            ms("time of all executions", spent, f"metric {top.name}, {facts.source}"),
+            fact("executions", samples, "executions", f"metric {top.name}, {facts.source}"),
+        ),
+        fix="Make the graph of one execution smaller: call torch_xla.sync once per step, not per several; then profile "
+        "one step (torch_xla.debug.profiler) for operators that are slow on the device",
+        caveat="The cost is the time of all executions, most of which is the step's own computation.",
+        learn="",
+        falsified_by="With a sync after every step, the longest execution is as long",
+    )
+    yield Claim(finding, spent, EXECUTION.floor)
+
+
+def _longest(metric: CompilerMetric) -> float:
+    """The highest percentile: the longest of the last samples, where there are fewer than a hundred."""
+    return max((value for _, value in metric.percentiles), default=0.0)

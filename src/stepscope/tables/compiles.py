@@ -1,0 +1,321 @@
+"""Compilations, graph breaks, fallbacks and transfers: events of the journal and spans of traces, one row each.
+
+The agent and the readers of reports write raw facts; here they become causes, by `compile_reasons`. What one event
+does not say is taken from others of the same process: the step from the time, the function at its limit from the
+versions before, the value that a version was compiled for from the message about it that comes later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from stepscope.read.raw import RawRank, Row
+from stepscope.read.text import boolean, integer, length_ns, moment_ns, string
+from stepscope.tables.compile_breaks import failure_cause
+from stepscope.tables.compile_guards import UNKNOWN
+from stepscope.tables.compile_reasons import (
+    is_limit_hit,
+    operator_cause,
+    parse_graph_break,
+    parse_recompile,
+    stated_limit,
+    xla_cause,
+)
+from stepscope.tables.compile_spans import span_rows
+from stepscope.tables.compile_text import is_torch
+from stepscope.tables.compile_transfers import transfer_rows
+from stepscope.tables.events import EventsTable
+from stepscope.tables.schema import SCHEMAS
+from stepscope.tables.steps import NONE, step_at
+
+TORCH, XLA = "torch.compile", "torch_xla"
+COMPILES = ("compile", "recompile", "limit_hit", "failure")
+KINDS = frozenset({"compile", "graph_break", "transfer", "fallback"})
+_STEP_SOURCES = frozenset({"context", "time", "poll", "file", "trace"})
+_DIRECTIONS = frozenset({"forward", "backward", "device_to_host", "host_to_device"})
+_TEXT = 4_000  # characters of a message that a row keeps
+_NAME = 1_000  # of a path or a name
+# A moment is right to about a millisecond, so a step number that is off by less than this is taken as it is.
+_CLOCK_NS = 2_000_000
+
+
+def compiles_table(ranks: Iterable[RawRank], steps: pl.DataFrame, traces: EventsTable) -> pl.DataFrame:
+    """One row per event of the journal, and per compile span of traces whose process has no such event.
+
+    Transfers come from journals (torch_xla) and from the device slices of traces. Rows stand in the order of processes
+    and of their journals, those of traces last.
+    """
+    rows: list[Row] = []
+    for rank in ranks:
+        rows += journal_rows(rank)
+    table = _with_steps(pl.DataFrame(rows, schema=SCHEMAS["compiles"]), steps)
+    told = table.filter(pl.col("kind").is_in(COMPILES)).select("process", "backend").unique()
+    spans = span_rows(traces.events).join(told, on=["process", "backend"], how="anti", maintain_order="left")
+    return pl.concat([table, spans, transfer_rows(traces.events, traces.links)])
+
+
+def unknown_messages(ranks: Iterable[RawRank]) -> int:
+    """Messages of compilers whose wording is not known, and what the agent itself met and could not read."""
+    count = 0
+    for rank in ranks:
+        count += sum(row["cause"] == UNKNOWN for row in journal_rows(rank))
+        met = (integer(event.get("count")) for event in rank.journal if event["kind"] == "compile_unknown")
+        count += sum(max(number or 1, 1) for number in met)
+    return count
+
+
+def journal_rows(rank: RawRank) -> list[Row]:
+    """The rows of the events of one process, in the order of its journal; `step` only as the events say it."""
+    events = [event for event in rank.journal if event["kind"] in KINDS]
+    if not events:
+        return []
+    known = _Known(rank, _files(events))
+    rows = [known.row(event) for event in events]
+    _fill_frames(rows)
+    _fill_new(rows, known)
+    _fill_reads(rows)
+    return rows
+
+
+def _files(events: Iterable[Row]) -> tuple[str, ...]:
+    """Full paths of the user's files, to complete shortened ones."""
+    named = (string(event.get(name)) for event in events for name in ("def_file", "call_file", "file", "fail_file"))
+    return tuple(dict.fromkeys(name for name in named if name and len(name) <= _NAME))
+
+
+@dataclass
+class _Known:
+    """A process and what its events tell about each other. `versions`: row number -> the version it did not fit."""
+
+    rank: RawRank
+    files: tuple[str, ...]
+    versions: dict[int, str | None] = field(default_factory=dict)
+    _rows: int = 0
+
+    def row(self, event: Row) -> Row:
+        """The row of one event."""
+        kind = event["kind"]
+        backend = _name(event, "backend") or TORCH
+        row = {**_EMPTY, **_common(event), "rank": self.rank.rank, "process": self.rank.name, "backend": backend}
+        if kind == "compile" and backend == XLA:
+            row.update(_xla(event, "compile"), cause=xla_cause(string(event.get("cause_text"))))
+        elif kind == "compile":
+            row.update(self._compile(event))
+        elif kind == "graph_break":
+            row.update(_graph_break(event))
+        elif kind == "transfer":
+            text = string(event.get("cause_text"))
+            row.update(_xla(event, kind), cause=xla_cause(text) or operator_cause(row["operator"], None))
+            row["direction"] = row["direction"] or "device_to_host"
+        else:
+            row.update(_xla(event, kind), cause=operator_cause(row["operator"], "unlowered"))
+        self._rows += 1
+        return row
+
+    def _compile(self, event: Row) -> Row:
+        """What a compilation of torch.compile was, and why."""
+        reason, failure = string(event.get("recompile_reason")), string(event.get("fail_reason"))
+        row: Row = {"direction": _direction(event), "kind": _kind(event)}
+        if row["kind"] == "failure":
+            by_construct = "Unsupported" in (_name(event, "fail_type") or "")
+            row["cause"] = failure_cause(failure) if failure and by_construct else None
+            row["reason"] = _clipped(failure) or _name(event, "fail_type")
+            row["file"], row["line"] = _place(event, "fail_file", "fail_line")
+            return row
+        if row["kind"] == "limit_hit":
+            row["limit"] = stated_limit(event) or _positive(event, "limit")
+        if not reason:
+            return row
+        found = parse_recompile(reason, self._files_for(event))
+        self.versions[self._rows] = found.version
+        row["reason"] = _clipped(reason)
+        for name in ("cause", "subject", "old", "new", "hint", "file", "line"):
+            row[name] = getattr(found, name)
+        return row
+
+    def _files_for(self, event: Row) -> tuple[str, ...]:
+        """The files of the event itself first."""
+        own = (_name(event, name) for name in ("def_file", "call_file", "fail_file"))
+        return tuple(dict.fromkeys([*(name for name in own if name), *self.files]))
+
+
+_EMPTY: Row = dict.fromkeys(SCHEMAS["compiles"])
+
+
+def _common(event: Row) -> Row:
+    """What events of all kinds have alike."""
+    count = integer(event.get("count"))
+    source = string(event.get("step_source"))
+    step = integer(event.get("step"))
+    if source not in _STEP_SOURCES:
+        source = None if step is None else "poll"  # counters that are read between steps name no source
+    direction = string(event.get("direction"))
+    return {
+        "step": step,
+        "step_source": source if step is not None else None,
+        "time_ns": moment_ns(event.get("time_ns")),
+        "duration_ns": length_ns(event.get("duration_ns")),
+        "kind": event["kind"],
+        "count": count if count is not None and count > 0 else None if event["kind"] == "fallback" else 1,
+        "direction": direction if direction in _DIRECTIONS else None,
+        "graph": _name(event, "graph"),
+        "operator": _name(event, "operator"),
+        "bytes": _positive(event, "bytes"),
+        "function": _name(event, "function"),
+        "def_file": _name(event, "def_file"),
+        "def_line": _line(event, "def_line"),
+        "call_file": _name(event, "call_file"),
+        "call_line": _line(event, "call_line"),
+        "cache_entries": _positive(event, "cache_entries"),
+        "limit": _positive(event, "limit"),
+        "source": _name(event, "source"),
+    }
+
+
+def _xla(event: Row, kind: str) -> Row:
+    reason = _clipped(string(event.get("cause_text"))) or _clipped(string(event.get("reason")))
+    return {"kind": kind, "reason": reason, "file": _name(event, "file"), "line": _line(event, "line")}
+
+
+def _graph_break(event: Row) -> Row:
+    text = string(event.get("reason")) or ""
+    found = parse_graph_break(text)
+    file, line = (found.file, found.line) if found.file else _place(event, "file", "line")
+    advice = " ".join(part for part in (found.hint, found.doc_url) if part)
+    return {
+        "kind": "graph_break",
+        "cause": found.cause,
+        "reason": _clipped(found.reason or text),
+        "hint": advice or None,
+        "operator": found.operator or _name(event, "operator"),
+        "file": file,
+        "line": line,
+        "function": found.function or _name(event, "function"),
+    }
+
+
+def _direction(event: Row) -> str | None:
+    direction = string(event.get("direction"))
+    if direction in ("forward", "backward"):
+        return direction
+    forward = boolean(event.get("is_forward"))
+    return None if forward is None else "forward" if forward else "backward"
+
+
+def _kind(event: Row) -> str:
+    """compile, recompile, limit_hit or failure."""
+    if is_limit_hit(event):
+        return "limit_hit"
+    if string(event.get("fail_type")) is not None and boolean(event.get("guarded")) is not True:
+        return "failure"
+    if _direction(event) == "backward":
+        return "compile"
+    if string(event.get("recompile_reason")) is not None:
+        return "recompile"
+    entries = integer(event.get("cache_entries"))
+    if entries is not None:
+        return "recompile" if entries > 0 else "compile"
+    # ids count the attempts of a frame, which is all that an entry without the size of its cache tells
+    version = (string(event.get("graph")) or "")[:50].rpartition("/")[2]
+    return "recompile" if version.isdecimal() and int(version) > 0 else "compile"
+
+
+def _fill_frames(rows: list[Row]) -> None:
+    """The function of entries that lack it: of a later backward pass, and of one that has reached its limit."""
+    latest: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        if row["kind"] not in COMPILES or row["graph"] is None:
+            continue
+        frame = (row["backend"], row["graph"].rpartition("/")[0] or row["graph"])
+        if row["function"] is None and frame in latest:
+            for name in ("function", "def_file", "def_line"):
+                row[name] = latest[frame][name]
+        if row["function"] is not None and row["direction"] != "backward":
+            latest[frame] = row
+
+
+def _fill_new(rows: list[Row], known: _Known) -> None:
+    """The value a version was compiled for, from the first later reason that speaks of that version."""
+    waiting: dict[str, Row] = {}
+    for number, row in enumerate(rows):
+        if row["kind"] not in COMPILES or row["direction"] == "backward":
+            continue
+        told = waiting.pop(known.versions.get(number) or "", None)
+        if (
+            told is not None
+            and row["old"] is not None
+            and (row["cause"], row["subject"])
+            == (
+                told["cause"],
+                told["subject"],
+            )
+        ):
+            told["new"] = row["old"]
+        if row["kind"] == "recompile" and row["graph"] and row["old"] is not None and row["new"] is None:
+            waiting[row["graph"]] = row
+
+
+def _fill_reads(rows: list[Row]) -> None:
+    """A value that came back from a call is a tensor's only where the call read one: the graph break there tells."""
+    breaks = {(row["file"], row["line"]): row for row in rows if row["kind"] == "graph_break" and row["file"]}
+    for row in rows:
+        if row["cause"] != "tensor_read" or row["kind"] not in COMPILES:
+            continue
+        broken = breaks.get((row["file"], row["line"]))
+        if broken is not None and broken["cause"] in ("unsupported_call", "print"):
+            row["cause"] = "constant"
+            row["subject"] = f"{broken['operator']}()" if broken["operator"] else None
+
+
+def _with_steps(table: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Steps by time where the event has none, or has one that its time lies well outside of."""
+    if table.is_empty() or steps.is_empty():
+        return table
+    numbered = table.with_row_index("row")
+    step = table["step"].fill_null(NONE).to_numpy().copy()
+    by_time = np.zeros(len(step), dtype=bool)
+    for (process,), own in numbered.drop_nulls("time_ns").partition_by("process", as_dict=True).items():
+        mine = steps.filter(pl.col("process") == process).drop_nulls(["start_ns", "wall_ns", "step"]).sort("start_ns")
+        rows, times = own["row"].to_numpy(), own["time_ns"].to_numpy()
+        starts, walls, numbers = (mine[name].to_numpy() for name in ("start_ns", "wall_ns", "step"))
+        found = step_at(times, starts, walls, numbers)
+        near = np.zeros(len(rows), dtype=bool)
+        for shift in (-_CLOCK_NS, 0, _CLOCK_NS):
+            near |= step_at(times + shift, starts, walls, numbers) == step[rows]
+        trusted = own["step_source"].is_in(["context", "time"]).fill_null(False).to_numpy()
+        use = (found != NONE) & ((step[rows] == NONE) | (trusted & ~near))
+        step[rows[use]] = found[use]
+        by_time[rows[use]] = True
+    return numbered.with_columns(
+        pl.Series("step", step).replace(NONE, None),
+        pl.when(pl.Series(by_time)).then(pl.lit("time")).otherwise("step_source").alias("step_source"),
+    ).drop("row")
+
+
+def _name(event: Row, name: str) -> str | None:
+    text = string(event.get(name))
+    return text[:_NAME] if text else None
+
+
+def _clipped(text: str | None) -> str | None:
+    return text[:_TEXT] if text else None
+
+
+def _place(event: Row, file: str, line: str) -> tuple[str | None, int | None]:
+    """A file and its line, unless it is torch's own."""
+    name = _name(event, file)
+    return (name, _line(event, line)) if name is not None and not is_torch(name) else (None, None)
+
+
+def _line(event: Row, name: str) -> int | None:
+    number = integer(event.get(name))
+    return number if number is not None and number > 0 else None
+
+
+def _positive(event: Row, name: str) -> int | None:
+    number = integer(event.get(name))
+    return number if number is not None and number >= 0 else None

@@ -1,0 +1,250 @@
+"""torch_xla's reports: metrics in milliseconds, the estimate of a step, the warnings in its own words, the facts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepscope import api
+from stepscope.analyze.compilers import build
+from stepscope.analyze.context import Context
+from tests.analyze.compilers.scenes import (
+    compile_row,
+    counter,
+    growing,
+    metric,
+    percentiles,
+    view,
+    view_of,
+    xla_compiles,
+    xla_counters,
+)
+from tests.builders import MS, make_tables, step_rows
+
+XLA = Path(__file__).resolve().parents[4] / "shared" / "traces" / "torch_xla"
+needs_xla = pytest.mark.skipif(not XLA.is_dir(), reason=f"the reports of torch_xla are not at {XLA}")
+STEPS = counter("MarkStep", 15)
+EXECUTIONS = metric("ExecuteTime", 30, 5e6)
+
+
+def texts(*rows: dict[str, object], **tables: object) -> list[str]:
+    return [warning.text for warning in view(counters=rows, **tables).warnings]
+
+
+def test_the_last_state_counts_in_milliseconds() -> None:
+    values = percentiles({50: 2e6, 1: 1e6, 99: 3e6})
+    rows = [
+        metric("CompileTime", 1, 1e6, step=0),
+        metric("CompileTime", 3, 6e6, step=2, value_per_second=2e6, samples_per_second=1.5, percentiles=values),
+        metric("OutboundData", 2, 4096, unit="bytes", step=2),
+        counter("MarkStep", 3, step=2),
+        metric("CompileTime", 2, 3e6, step=1),
+    ]
+    found = view(counters=rows)
+    compile_time = next(one for one in found.metrics if one.name == "CompileTime")
+    assert (compile_time.unit, compile_time.samples, compile_time.total) == ("ms", 3, 6)
+    assert (compile_time.per_second, compile_time.value_per_second) == (1.5, 2)
+    assert list(compile_time.percentiles) == [(1.0, 1.0), (50.0, 2.0), (99.0, 3.0)]
+    sizes = next(one for one in found.metrics if one.name == "OutboundData")
+    assert (sizes.unit, sizes.total) == ("bytes", 4096)
+    marks = next(one for one in found.metrics if one.kind == "counter")
+    assert (marks.name, marks.total, marks.samples) == ("MarkStep", 3, None)
+    assert found.backends[0].longest_ms == 3
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", '{"50": "fast", "x": 3, "90": null}', '{"50": '])
+def test_percentiles_that_cannot_be_read_are_left_out(text: str) -> None:
+    found = view(counters=[metric("CompileTime", 3, 6e6, percentiles=text)])
+    assert found.metrics[0].percentiles == ()
+
+
+def test_the_articles_lines() -> None:
+    bad = (metric("CompileTime", 16, 5e9), metric("TransferFromDeviceTime", 30, 1e7), STEPS)
+    assert texts(*bad) == [
+        "CompileTime too frequent: 16 counts during 15 steps",
+        "TransferFromDeviceTime too frequent: 30 counts during 15 steps",
+    ]
+    assert texts(metric("CompileTime", 1, 5e9), EXECUTIONS, STEPS) == []
+
+
+def test_transfers_have_no_warm_up_and_compiles_have() -> None:
+    rows = (metric("CompileTime", 10, 5e9), metric("TransferFromServerTime", 634, 1e7), counter("MarkStep", 3))
+    assert texts(*rows) == ["TransferFromServerTime too frequent: 634 counts during 3 steps"]
+    assert texts(metric("TransferFromDeviceTime", 5, 1e7), counter("MarkStep", 10)) == []
+
+
+def test_slow_compilations_and_executions() -> None:
+    slow = metric("CompileTime", 1, 312e9, percentiles=percentiles({99: 312.003e9}))
+    rest = metric("ExecuteTime", 1, 31e9, percentiles=percentiles({99: 30.5e9}))
+    assert texts(slow, rest, STEPS) == [
+        "CompileTime too slow: longest instance took 05m12s003ms000.000us",
+        "ExecuteTime too slow: longest instance took 30s500ms000.000us",
+    ]
+    slow["percentiles"] = percentiles({99: 300e9})
+    rest["percentiles"] = percentiles({99: 30e9})
+    assert texts(slow, rest, STEPS) == []
+
+
+def test_operators_without_lowering() -> None:
+    rows = [
+        EXECUTIONS,
+        counter("aten::special_i0e", 15),
+        counter("aten::median", 15),
+        counter("aten::_local_scalar_dense", 15),
+        counter("xla::add", 15),
+        STEPS,
+    ]
+    assert texts(*rows) == ["Op(s) not lowered: aten::median, aten::special_i0e"]
+    assert texts(EXECUTIONS, counter("aten::_local_scalar_dense", 15), STEPS) == []
+    assert view(counters=rows).backends[0].fallbacks == 30
+
+
+def test_a_line_of_the_log_is_shown_instead_of_ours() -> None:
+    def line(text: str, repeats: int) -> dict[str, object]:
+        return {"kind": "xla_warning", "text": text, "repeats": repeats, "source": "bad.debug.log", "time_ns": None}
+
+    journal = [
+        line("pt-xla-profiler: TransferFromDeviceTime too frequent: 29 counts during 15 steps", 15),
+        line("pt-xla-profiler: Something else entirely", 1),
+    ]
+    rows = [metric("CompileTime", 16, 5e9), metric("TransferFromDeviceTime", 30, 1e7), STEPS]
+    warnings = view(counters=rows, journal=journal).warnings
+    assert [(one.rule, one.text, one.verbatim, one.repeats) for one in warnings] == [
+        ("too_frequent", "CompileTime too frequent: 16 counts during 15 steps", False, 0),
+        ("too_frequent", "TransferFromDeviceTime too frequent: 29 counts during 15 steps", True, 15),
+        ("other", "Something else entirely", True, 1),
+    ]
+    assert (warnings[1].count, warnings[1].steps, warnings[1].source) == (29, 15, "bad.debug.log")
+
+
+def test_a_log_of_warnings_alone_is_a_view() -> None:
+    line = {"kind": "xla_warning", "text": "pt-xla-profiler: CompileTime too frequent: 16 counts during 15 steps"}
+    found = view(journal=[line | {"repeats": "many"}])
+    assert [warning.count for warning in found.warnings] == [16]
+    assert [facts.backend for facts in found.backends] == ["torch_xla"]
+    assert found.storms == ()
+
+
+def test_torch_compile_has_the_first_line_too() -> None:
+    (warning,) = view(steps=step_rows(12), compiles=[compile_row(0), *growing(1, 10)]).warnings
+    assert warning.text == "CompileTime too frequent: 11 counts during 12 steps"
+    assert (warning.backend, warning.metric, warning.verbatim) == ("torch.compile", "compiles", False)
+    assert view(steps=step_rows(22), compiles=[compile_row(0), *growing(1, 10)]).warnings == ()
+
+
+def test_a_log_that_knows_steps_alone_does_not_make_counts_zero() -> None:
+    rows = [row | {"duration_ns": None} for row in xla_compiles([2] + [1] * 14)]
+    found = view(compiles=rows, counters=[STEPS])
+    facts = found.backends[0]
+    assert (facts.compiles, facts.compile_ms, facts.transfers, facts.marked_steps) == (16, None, None, 15)
+    assert found.storms[0].whole_run
+    assert [warning.text for warning in found.warnings] == ["CompileTime too frequent: 16 counts during 15 steps"]
+    assert found.steps[0].compile_ms is None
+
+
+def test_the_estimate_needs_rates_and_trusts_many_samples_of_executions_alone() -> None:
+    steps = counter("MarkStep", 2000)
+    assert view(counters=[EXECUTIONS, steps]).backends[0].step_estimate_ms is None
+    busy = metric("LazyTracing", 90_000, 1e9, samples_per_second=1000.0)  # a ring of 1,024: seen for a second
+    executions = metric("ExecuteTime", 2000, 1e9, samples_per_second=100.0)
+    assert view(counters=[busy, steps]).backends[0].step_estimate_ms == pytest.approx(1.024e3 / 2000)
+    assert view(counters=[busy, executions, steps]).backends[0].step_estimate_ms == pytest.approx(10)
+
+
+def test_measured_steps_need_no_estimate() -> None:
+    found = view(steps=step_rows(15), compiles=[compile_row(0, backend="torch_xla")], counters=xla_counters([1] * 15))
+    assert found.backends[0].step_estimate_ms is None
+    assert not found.steps[0].estimated
+    assert found.steps[0].wall_ms == pytest.approx(150)
+
+
+def test_cleared_counters_do_not_hide_compilations() -> None:
+    rows = xla_compiles([1] * 6)
+    found = view(compiles=rows, counters=xla_counters([1, 0, 0]))
+    assert found.backends[0].compiles == 6
+    assert found.backends[0].compile_ms == pytest.approx(1800)
+
+
+def test_facts_of_torch_compile() -> None:
+    rows = [
+        compile_row(0, graph="0/0"),
+        *growing(1, 3),
+        compile_row(4, kind="failure", cause="unsupported"),
+        {"step": 4, "kind": "graph_break", "cause": "unknown", "count": 2, "time_ns": None},
+    ]
+    journal = [{"kind": "compile_unknown", "what": "a message", "count": 3}]
+    found = view(steps=step_rows(20), compiles=rows, journal=journal)
+    (facts,) = found.backends
+    assert (facts.compiles, facts.recompiles, facts.failures, facts.graph_breaks) == (4, 3, 1, 2)
+    assert (facts.transfers, facts.marked_steps, facts.limit_hits) == (None, None, 0)
+    assert facts.compile_ms == pytest.approx(20)
+    assert facts.unknown == 5
+    assert facts.source == "CompilationMetrics"
+    assert facts.versions == ("torch 2.13.0+cpu",)
+    assert any("5 events of torch.compile in a wording that is not known" in note for note in found.notes)
+
+
+def test_a_source_without_reasons_does_not_count_recompilations() -> None:
+    found = view(steps=step_rows(20), compiles=[compile_row(0, source="counters, torch 2.1.0", function=None)])
+    assert found.backends[0].recompiles is None
+    assert found.steps[0].recompiles is None
+    assert found.backends[0].graph_breaks is None
+
+
+def test_spans_of_traces_are_named_as_such() -> None:
+    rows = [compile_row(1, ms=6, source="trace"), compile_row(1, ms=2, at_ms=2, source="trace")]
+    found = view(steps=step_rows(4, in_window=True), compiles=rows)
+    assert found.steps[0].compile_ms == pytest.approx(6)
+    assert any("profiler traces" in note for note in found.notes)
+
+
+def test_nothing_of_compilers_is_no_view() -> None:
+    context = Context(make_tables(steps=step_rows(20)))
+    assert build(context, context.labelled) is None
+
+
+def test_untrusted_rows_do_not_stop_it() -> None:
+    rows = [
+        {"step": -5, "time_ns": -1, "duration_ns": -MS, "kind": "compile", "file": "", "line": -1},
+        {"step": 10**15, "time_ns": 2**60, "duration_ns": 2**60, "kind": "recompile", "graph": "/"},
+        {"step": None, "time_ns": None, "kind": "limit_hit", "graph": None, "function": None},
+        {"kind": "mystery", "backend": "other", "reason": "\n\n"},
+        {"kind": "compile", "direction": "backward", "graph": "9/9", "process": None, "rank": None},
+    ]
+    found = view(steps=step_rows(4), compiles=rows, counters=[metric("CompileTime", 0, 0.0, samples_per_second=0.0)])
+    assert {facts.backend for facts in found.backends} == {"torch.compile", "torch_xla", "other"}
+
+
+# ------------------------------------------------------------------------------------- torch_xla's own reports
+
+
+@needs_xla
+@pytest.mark.parametrize("name", ["good", "bad", "item", "fallback"])
+def test_the_estimated_step_of_a_real_report_is_near_the_measured_one(name: str) -> None:
+    polled = json.loads((XLA / f"{name}.steps.json").read_text())
+    measured_ms = sum(step["wall_s"] for step in polled) / len(polled) * 1e3
+    found = view_of(api.open_run(XLA / f"{name}.metricsfile.txt").tables)
+    assert found.backends[0].step_estimate_ms == pytest.approx(measured_ms, rel=0.15)
+    assert found.backends[0].compiles == polled[-1]["metrics"]["CompileTime"]["total"]
+
+
+@needs_xla
+def test_the_lines_of_real_reports() -> None:
+    found = {
+        name: [warning.text for warning in view_of(api.open_run(XLA / f"{name}.stdout.txt").tables).warnings]
+        for name in ("good", "bad", "item", "fallback")
+    }
+    assert found == {
+        "good": [],
+        "bad": [
+            "CompileTime too frequent: 16 counts during 15 steps",
+            "TransferFromDeviceTime too frequent: 30 counts during 15 steps",
+        ],
+        "item": ["TransferFromDeviceTime too frequent: 15 counts during 15 steps"],
+        "fallback": [
+            "TransferFromDeviceTime too frequent: 30 counts during 15 steps",
+            "Op(s) not lowered: aten::median, aten::special_i0e",
+        ],
+    }

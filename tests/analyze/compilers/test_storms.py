@@ -1,0 +1,114 @@
+"""Storms: the article's rate over the whole run, the windowed count and the late compile on known sequences."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.model.views.compilers import CompileStorm
+from tests.analyze.compilers.scenes import compile_row, sequence, view, xla_compiles, xla_counters
+from tests.builders import MS, T0, step_rows
+
+BAD = [2] + [1] * 14
+GOOD = [1] + [0] * 14
+ITEM = [2] + [0] * 14
+FALLBACK = [3] + [0] * 14
+BURST = [1] * 9 + [0] * 31
+LATE = [1] + [0] * 99 + [1] * 40
+
+
+def live(per_step: list[int]) -> CompileStorm:
+    """The sequence as a recording with steps has it."""
+    rows = step_rows(len(per_step))
+    compiles = [compile_row(step, function=f"f{n}") for step, count in enumerate(per_step) for n in range(count)]
+    (storm,) = view(steps=rows, compiles=compiles).storms
+    return storm
+
+
+def offline(per_step: list[int]) -> CompileStorm:
+    """The same as torch_xla's log with steps has it."""
+    last = len(per_step) - 1
+    (storm,) = view(compiles=xla_compiles(per_step), counters=xla_counters(per_step, step=last)).storms
+    return storm
+
+
+@pytest.mark.parametrize("made", [live, offline])
+@pytest.mark.parametrize(
+    ("per_step", "whole_run", "windows", "first"),
+    [
+        (BAD, True, 3, 12),
+        (BURST, False, 0, None),
+        (LATE, False, 38, 102),
+        (GOOD, False, 0, None),
+        (ITEM, False, 0, None),
+        (FALLBACK, False, 0, None),
+    ],
+    ids=["bad", "burst", "late", "good", "item", "fallback"],
+)
+def test_known_sequences(made: object, per_step: list[int], whole_run: bool, windows: int, first: int | None) -> None:
+    storm = made(per_step)  # type: ignore[operator]
+    assert (storm.compiles, storm.steps) == (sum(per_step), len(per_step))
+    assert storm.whole_run is whole_run
+    assert (storm.windows, storm.first_window_step) == (windows, first)
+
+
+@pytest.mark.parametrize("made", [live, offline])
+def test_a_late_compile_follows_a_quiet_time(made: object) -> None:
+    storm = made(LATE)  # type: ignore[operator]
+    assert (storm.late_step, storm.quiet_before, storm.late_steps) == (100, 99, 40)
+    storm = made([1] + [0] * 49 + [1])  # type: ignore[operator]
+    assert (storm.late_step, storm.quiet_before) == (None, None)
+    storm = made([1] + [0] * 50 + [1])  # type: ignore[operator]
+    assert (storm.late_step, storm.quiet_before) == (51, 50)
+
+
+def test_the_whole_run_rule_waits_for_more_than_ten_steps() -> None:
+    assert not live([1] * 10).whole_run
+    assert live([1] * 11).whole_run
+    assert not live([1] * 6 + [0] * 6).whole_run  # half is not more than half
+    assert live([1] * 7 + [0] * 6).whole_run
+
+
+def test_a_backward_pass_compiled_later_is_no_compilation_of_its_own() -> None:
+    tables = sequence(12, range(6))
+    for number, row in enumerate(tables["compiles"]):
+        row["graph"] = f"0/{number}"
+    lazy = [row | {"direction": "backward", "time_ns": row["time_ns"] + 5 * MS} for row in tables["compiles"]]
+    (storm,) = view(steps=tables["steps"], compiles=[*tables["compiles"], *lazy]).storms
+    assert storm.compiles == 6
+    assert not storm.whole_run
+
+
+def test_an_evaluation_that_compiles_first_late_in_the_run_is_neither_late_nor_a_storm() -> None:
+    train = step_rows(100)
+    evaluation = step_rows(5, first_step=100, start_ns=T0 + 1000 * MS, kind="eval")
+    (storm,) = view(steps=train + evaluation, compiles=[compile_row(step) for step in (0, 100, 101, 102)]).storms
+    assert (storm.windows, storm.late_step) == (0, None)
+
+
+def test_a_storm_in_evaluation_is_found_and_named() -> None:
+    train = step_rows(100)
+    evaluation = step_rows(30, first_step=100, start_ns=T0 + 1000 * MS, kind="eval")
+    (storm,) = view(steps=train + evaluation, compiles=[compile_row(step) for step in (0, *range(100, 130))]).storms
+    assert (storm.kind, storm.first_window_step, storm.windows) == ("eval", 112, 18)
+    assert storm.late_ms == pytest.approx(80)
+    assert storm.late_share == pytest.approx(80 / (900 + 200))
+
+
+def test_the_rank_that_compiled_most_speaks() -> None:
+    steps = [row for rank in (0, 1) for row in step_rows(20, rank=rank, process=f"rank-{rank}")]
+    rows = [compile_row(0), *(compile_row(step) | {"rank": 1, "process": "rank-1"} for step in range(20))]
+    (storm,) = view(steps=steps, compiles=rows).storms
+    assert (storm.compiles, storm.steps, storm.whole_run) == (20, 20, True)
+    assert storm.windows == 8
+
+
+def test_a_log_numbered_from_one_is_read_alike() -> None:
+    rows = [row | {"step": row["step"] + 1} for row in xla_compiles(BAD)]
+    (storm,) = view(compiles=rows, counters=xla_counters(BAD, step=15)).storms
+    assert (storm.windows, storm.first_window_step) == (3, 13)
+
+
+def test_without_steps_nothing_is_said() -> None:
+    found = view(compiles=[compile_row(None)])
+    assert found.storms == ()
+    assert any("how often it compiled per step is not known" in note for note in found.notes)

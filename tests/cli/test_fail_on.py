@@ -1,0 +1,344 @@
+"""`--fail-on`: what `analyze` and `run` end with, and the line that says why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stepscope import api, cli
+from stepscope.analyze import compilers
+from stepscope.cli.options import CHECKS
+from stepscope.model.views.compilers import CompilersView
+from tests.report.fabricate import analysis, diagnosis, write_script
+from tests.report.fabricate_compilers import cause, facts, view
+from tests.run_folders import make_run_folder
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SRUN = REPOSITORY / "tests" / "integration" / "scripts" / "srun.py"
+
+
+def clean(file: str) -> CompilersView:
+    """Compiled once, watched, and nothing wrong with it."""
+    return replace(view(file), backends=(facts(recompiles=0, graph_breaks=0, limit_hits=0),), causes=(), storms=())
+
+
+def broken(file: str) -> CompilersView:
+    """A graph break and no recompile."""
+    found = cause(
+        file, id="break", kind="graph_break", cause="print", text="a print", subject=None, changes=(), count=2
+    )
+    return replace(clean(file), backends=(facts(recompiles=0, limit_hits=0),), causes=(found,))
+
+
+def recompiled(file: str) -> CompilersView:
+    """Eleven recompiles and no graph break."""
+    return replace(clean(file), backends=(facts(graph_breaks=0, limit_hits=0),), causes=(cause(file),))
+
+
+def unwatched(file: str) -> CompilersView:
+    """A source that tells neither."""
+    return replace(clean(file), backends=(facts(recompiles=None, graph_breaks=None),))
+
+
+def main(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["analyze", *arguments])
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The script of a run in `./run`, of which only what compilers did is still to be said."""
+    (tmp_path / "run" / "rank-0").mkdir(parents=True)
+    monkeypatch.setattr(api.Run, "diagnosis", diagnosis(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return write_script(tmp_path)
+
+
+@pytest.fixture
+def held(file: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A run with eleven recompiles."""
+    monkeypatch.setattr(api.Run, "analysis", analysis(Path(file).parent, compilers=recompiled(file)))
+    return file
+
+
+def test_the_names_are_those_of_the_analysis() -> None:
+    assert CHECKS == compilers.CHECKS
+
+
+@pytest.mark.parametrize(
+    ("holds", "names", "status", "said"),
+    [
+        (recompiled, ["recompile"], 1, ["check failed: recompile: 11 recompilations"]),
+        (recompiled, ["graph-break"], 0, ["check passed: graph-break: no graph break"]),
+        (broken, ["graph-break"], 1, ["check failed: graph-break: 2 graph breaks"]),
+        (broken, ["recompile"], 0, ["check passed: recompile: no recompilation"]),
+        (clean, ["recompile", "graph-break"], 0, ["check passed: recompile", "check passed: graph-break"]),
+        (broken, ["recompile,graph_break"], 1, ["check passed: recompile", "check failed: graph-break"]),
+        (unwatched, ["recompile", "graph-break"], 4, ["check not judged: recompile", "check not judged: graph-break"]),
+        (view, ["graph-break , recompile", "recompile"], 1, ["check failed: graph-break", "check failed: recompile"]),
+    ],
+)
+def test_status_and_line(
+    file: str,
+    holds: object,
+    names: list[str],
+    status: int,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert callable(holds)
+    monkeypatch.setattr(api.Run, "analysis", analysis(Path(file).parent, compilers=holds(file)))
+    options = [option for name in names for option in ("--fail-on", name)]
+
+    assert main("run", *options) == status
+    shown = capsys.readouterr()
+    lines = shown.err.splitlines()
+    assert len(lines) == len(said)
+    assert all(line.startswith(f"stepscope: {words}") for line, words in zip(lines, said, strict=True)), lines
+    assert shown.out.startswith("pictures: 512 train steps")  # the report is shown all the same
+
+
+@pytest.mark.usefixtures("held")
+def test_the_line_names_the_place(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("run", "--fail-on", "recompile") == 1
+    assert capsys.readouterr().err.endswith(" (train.py:7)\n")
+
+
+def test_one_failed_check_outweighs_one_that_could_not_be_judged(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = replace(recompiled(file), backends=(facts(graph_breaks=None),))
+    monkeypatch.setattr(api.Run, "analysis", analysis(Path(file).parent, compilers=half))
+
+    assert main("run", "--fail-on", "graph-break") == 4
+    assert main("run", "--fail-on", "graph-break,recompile") == 1
+
+
+def test_a_recording_in_which_no_compiler_was_used_passes(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(api.Run, "analysis", analysis(Path(file).parent))
+    assert main("run", "--fail-on", "recompile,graph-break") == 0
+    assert "was not used" in capsys.readouterr().err
+
+
+def test_a_recording_without_steps_does_not_pass(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api.Run, "analysis", analysis(Path(file).parent, steps=()))
+    assert main("run", "--fail-on", "recompile") == 4
+
+
+def test_documents_on_stdout_stay_alone(held: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main("run", "--json", "-", "--fail-on", "recompile") == 1
+    shown = capfd.readouterr()
+    assert shown.out.startswith("{")
+    assert shown.out.endswith("}\n")
+    assert shown.err.count("\n") == 1
+    assert held
+
+
+@pytest.mark.usefixtures("held")
+def test_a_hostile_reason_stays_on_its_line(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = cause(file, text="a\nb\x1b[2J\u202ec  # secret = 1\n" + "x" * 100_000)
+    monkeypatch.setattr(
+        api.Run, "analysis", analysis(Path(file).parent, compilers=replace(recompiled(file), causes=(bad,)))
+    )
+    assert main("run", "--fail-on", "recompile", "--no-source") == 1
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert not {"\x1b", "\u202e"} & set(line)
+    assert "secret" not in line
+    assert main("run", "--fail-on", "recompile") == 1
+    assert len(capsys.readouterr().err) < 5_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--fail-on", "recompiles"], "--fail-on recompiles: no such check; there are recompile, graph-break"),
+        (["--fail-on", ""], "--fail-on (nothing): no such check"),
+        (["--fail-on", "recompile,"], "no such check"),
+        (["--fail-on", "\x1b[2J"], "no such check"),
+        (["--fail-on", "recompile", "--diff", "run"], "leave out --diff"),
+    ],
+)
+@pytest.mark.usefixtures("held")
+def test_what_is_no_check_is_a_usage_error(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("run", *arguments) == 2
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert "\x1b" not in shown.err
+    assert shown.out == ""
+
+
+def test_a_table_can_be_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run_folder(tmp_path)
+    assert main(str(folder), "--table", "compiles", "--fail-on", "recompile") == 0
+    shown = capsys.readouterr()
+    assert "no compiler was seen" in shown.out
+    assert "check passed: recompile" in shown.err
+
+
+# ------------------------------------------------------------------------------------------------------- stepscope run
+
+# `stepscope run` as it is, its analysis made up: argv is the name of a function of this module, then the options.
+# What needs NumPy is imported after the command has ended, as the program itself does it: its threads would take the
+# signals that the recorder waits for.
+DRIVER = """
+import sys
+from pathlib import Path
+from stepscope import api, cli
+
+def made_up(run):
+    from tests.cli import test_fail_on
+    from tests.report.fabricate import analysis, write_script
+    file = write_script(Path.cwd())
+    return analysis(Path.cwd(), compilers=getattr(test_fail_on, sys.argv[1])(file))
+
+def no_finding(run):
+    from tests.report.fabricate import diagnosis
+    return diagnosis(Path.cwd())
+
+api.Run.analysis = property(made_up)
+api.Run.diagnosis = property(no_finding)
+cli.main(["run", *sys.argv[2:]])
+"""
+
+
+def recorded(
+    folder: Path, holds: str, *options: str, command: str = "", before: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """`stepscope run --out r` of a small Python program, with what compilers did made up."""
+    program = [sys.executable, "-S", "-c", command or "pass"]
+    line = [*before, sys.executable, "-c", DRIVER, holds, "--out", "r", *options, "--", *program]
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(line, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+def checks_of(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stderr.splitlines() if "check " in line]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("holds", "command", "status", "said"),
+    [
+        ("recompiled", "", 1, "check failed: recompile"),
+        ("clean", "", 0, "check passed: recompile"),
+        ("unwatched", "", 4, "check not judged: recompile"),
+        ("recompiled", "raise SystemExit(7)", 7, "check failed: recompile"),
+    ],
+)
+def test_the_commands_own_status_comes_first(tmp_path: Path, holds: str, command: str, status: int, said: str) -> None:
+    done = recorded(tmp_path, holds, "--fail-on", "recompile", command=command)
+    assert done.returncode == status, done.stderr
+    assert done.stdout == ""
+    assert said in checks_of(done)[0]
+    assert "pictures: 512 train steps" in done.stderr  # after the report
+
+
+# as the recorder in a training process does it after the last step it was allowed
+REACHES_MAX_STEPS = """
+import pathlib, time
+(host,) = pathlib.Path("r").glob("host-*")
+(host / "max-steps").write_text("{}")
+time.sleep(100)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("holds", "status"), [("recompiled", 1), ("clean", 0)])
+def test_a_command_that_we_ended_is_judged_by_its_run(tmp_path: Path, holds: str, status: int) -> None:
+    done = recorded(tmp_path, holds, "--max-steps", "5", "--fail-on", "recompile", command=REACHES_MAX_STEPS)
+    assert done.returncode == status, done.stderr
+
+
+@pytest.mark.process
+def test_without_a_check_its_status_stays(tmp_path: Path) -> None:
+    done = recorded(tmp_path, "clean", "--max-steps", "5", command=REACHES_MAX_STEPS)
+    assert done.returncode == 130, done.stderr
+
+
+@pytest.mark.process
+def test_quiet_says_nothing_and_still_fails(tmp_path: Path) -> None:
+    done = recorded(tmp_path, "recompiled", "--quiet", "--fail-on", "recompile")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
+@pytest.mark.process
+def test_a_report_that_cannot_be_made_passes_no_check(tmp_path: Path) -> None:
+    command = "import pathlib; pathlib.Path('r/report.json/taken').mkdir(parents=True)"
+    done = recorded(tmp_path, "clean", "--fail-on", "recompile", command=command)
+    assert done.returncode == 4
+    assert "no report (" in done.stderr
+    assert checks_of(done)[0].endswith(f"stepscope analyze {tmp_path}/r --fail-on recompile")
+
+
+@pytest.mark.process
+def test_an_unknown_check_starts_nothing(tmp_path: Path) -> None:
+    done = recorded(tmp_path, "clean", "--fail-on", "speed", command="print('ran')")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no such check" in done.stderr
+    assert not (tmp_path / "r").exists()
+
+
+# the first task ends once both have begun, the second once the launcher of the first has ended
+TAKES_TURNS = """
+import json, os, pathlib, time
+first, second = (pathlib.Path("r", name, "manifest.json") for name in ("host-node1", "host-node2"))
+for _ in range(600):
+    if os.environ["SLURM_PROCID"] == "0":
+        done = first.exists() and second.exists()
+    else:
+        done = json.loads(first.read_text())["ended_ns"] is not None
+    if done:
+        break
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("holds", "status", "said"), [("clean", 0, "passed"), ("recompiled", 1, "failed")])
+def test_of_several_launchers_the_one_that_reports_checks(tmp_path: Path, holds: str, status: int, said: str) -> None:
+    """The other ends first, with its command's status: it has no report to tell from."""
+    before = (sys.executable, str(SRUN), "--nodes", "2")
+    done = recorded(tmp_path, holds, "--fail-on", "recompile", command=TAKES_TURNS, before=before)
+    assert done.returncode == status, done.stderr
+    (line,) = checks_of(done)
+    assert f"check {said}: recompile" in line
+
+
+@pytest.mark.process
+def test_a_job_too_large_for_a_report_passes_no_check(tmp_path: Path) -> None:
+    command = "import pathlib; [pathlib.Path('r', f'host-{n}').mkdir() for n in range(40)]"
+    before = (sys.executable, str(SRUN), "--nodes", "1")
+    done = recorded(tmp_path, "clean", "--fail-on", "recompile", command=command, before=before)
+    assert done.returncode == 4, done.stderr
+    assert "check not judged: recompile: no report" in checks_of(done)[0]
+
+
+@pytest.mark.process
+def test_a_real_recording_without_torch_cannot_be_judged(tmp_path: Path) -> None:
+    line = [
+        sys.executable,
+        "-m",
+        "stepscope",
+        "run",
+        "--fail-on",
+        "recompile",
+        "--",
+        sys.executable,
+        "-c",
+        "print('x')",
+    ]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (4, "x\n")
+    assert "check not judged: recompile" in done.stderr

@@ -1,0 +1,269 @@
+"""The probe of torch.compile on a Dynamo made of a few lines: what is told, and that nothing of ours stays behind."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from stepscope.record.agent.probes.compiles import ENTRIES_LIMIT, CompilesProbe
+from stepscope.record.agent.probes.graph_breaks import LOGGER
+
+from .fake_dynamo import FakeAgent, FakeDynamo
+
+BACKEND = "torch.compile"
+
+
+def installed(agent: Any) -> CompilesProbe:
+    probe = CompilesProbe()
+    probe.install(agent)
+    return probe
+
+
+def test_the_first_compilation_has_its_step_even_when_dynamo_is_loaded_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
+    probe = installed(agent)
+    agent.step = 4
+    dynamo.load()
+    probe.arm()  # torch.compile has returned
+    before_ns = time.time_ns()
+    dynamo.compile_frame("0/0")
+    agent.boundary()
+    dynamo.compile_frame("0/1", recompile_reason="0/0: s.calls == 0")
+    agent.boundary()
+    agent.boundary()
+    first, second = agent.of("compile")
+    assert (first["step"], first["step_source"], first["graph"], first["backend"]) == (4, "context", "0/0", BACKEND)
+    assert (second["step"], second["recompile_reason"]) == (5, "0/0: s.calls == 0")
+    assert before_ns - 10**9 < first["time_ns"] < time.time_ns() + 10**9
+    assert first["duration_ns"] == 1_000_000
+    assert first["call_function"] == "test_the_first_compilation_has_its_step_even_when_dynamo_is_loaded_late"
+    assert agent.last_compile_step == 5
+    assert agent.errors == []
+
+
+def test_without_torch_compile_nothing_is_hooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
+    probe = installed(agent)
+    agent.boundary()
+    assert dynamo.utils.hooks is None
+    assert not logging.getLogger(LOGGER).filters
+    probe.uninstall()
+    assert (agent.written, agent.errors, agent.last_compile_step) == ([], [], None)
+
+
+def test_dynamo_loaded_by_something_else_is_found_at_a_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
+    installed(agent)
+    dynamo.load()
+    dynamo.compile_frame("0/0")  # torch._dynamo.optimize, before any boundary
+    agent.boundary()
+    dynamo.compile_frame("1/0")
+    agent.boundary()
+    assert [(event["graph"], event["step"]) for event in agent.of("compile")] == [("0/0", None), ("1/0", 1)]
+
+
+def test_what_was_compiled_before_recording_began_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
+    dynamo.load()
+    dynamo.compile_frame("0/0")
+    installed(agent)
+    agent.boundary()
+    assert agent.of("compile") == []
+    dynamo.compile_frame("0/1")
+    agent.boundary()
+    assert [event["graph"] for event in agent.of("compile")] == ["0/1"]
+
+
+def test_uninstall_leaves_dynamo_as_it_was_and_others_hooks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
+    dynamo.load()
+    logger = logging.getLogger(LOGGER)
+    theirs, entries = (lambda: "theirs"), dynamo.utils._compilation_metrics
+    dynamo.utils.register_hook_for_recompile_user_context(theirs)
+    probe = installed(agent)
+    assert (len(dynamo.utils.hooks), len(logger.filters), logger.level) == (2, 1, logging.DEBUG)
+    dynamo.compile_frame("0/0")
+    probe.uninstall()
+    assert [event["graph"] for event in agent.of("compile")] == ["0/0"]  # nothing is lost
+    assert dynamo.utils.hooks == [theirs]
+    assert (logger.filters, logger.level) == ([], logging.NOTSET)
+    assert dynamo.utils._compilation_metrics is entries
+    dynamo.compile_frame("0/1")  # while the user's profiler records
+    agent.boundary()
+    probe.install(agent)
+    agent.boundary()
+    assert [event["graph"] for event in agent.of("compile")] == ["0/0", "0/1"]
+    assert len(dynamo.utils.hooks) == 2
+
+
+def test_hooks_that_somebody_reset_are_registered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
+    dynamo.load()
+    installed(agent)
+    dynamo.reset_hooks()
+    dynamo.utils._compilation_metrics.clear()
+    logging.getLogger(LOGGER).setLevel(logging.NOTSET)  # as set_logs does
+    agent.boundary()
+    dynamo.compile_frame("0/0", break_at="line 3")
+    agent.boundary()
+    assert [(event["graph"], event["step"]) for event in agent.of("compile")] == [("0/0", 1)]
+    assert len(agent.of("graph_break")) == 1
+
+
+def test_an_older_dynamo_keeps_more_entries_while_we_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo, agent = FakeDynamo(monkeypatch, hooked=False), FakeAgent()
+    dynamo.load()
+    probe = installed(agent)
+    for number in range(100):
+        dynamo.compile_frame(f"{number}/0")
+    agent.boundary()
+    assert len(agent.of("compile")) == 100
+    assert {(event["step"], event["step_source"]) for event in agent.of("compile")} == {(None, None)}
+    for number in range(ENTRIES_LIMIT + 1):
+        dynamo.compile_frame(f"{number}/1")
+    agent.boundary()
+    assert len(agent.of("compile")) == 100 + ENTRIES_LIMIT
+    assert len(agent.of("compile_unknown")) == 1  # one was dropped unread
+    probe.uninstall()
+    assert dynamo.utils._compilation_metrics.maxlen == 64
+
+
+def test_a_limit_the_user_has_set_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo, agent = FakeDynamo(monkeypatch, hooked=False), FakeAgent()
+    dynamo.load()
+    probe = installed(agent)
+    dynamo.utils.set_compilation_metrics_limit(200)
+    dynamo.compile_frame("0/0")
+    agent.boundary()
+    probe.uninstall()
+    assert dynamo.utils._compilation_metrics.maxlen == 200
+    assert len(agent.of("compile")) == 1
+
+
+def test_without_metrics_frames_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo, agent = FakeDynamo(monkeypatch, hooked=False, metrics=False), FakeAgent()
+    dynamo.load()
+    probe = installed(agent)
+    agent.boundary()
+    dynamo.utils.counters["frames"]["total"] = 3
+    agent.boundary()
+    agent.boundary()
+    probe.uninstall()
+    assert [(event["count"], event["step"]) for event in agent.of("compile")] == [(3, 1)]
+    assert agent.of("compile")[0]["source"].startswith("counters, torch ")
+    assert agent.last_compile_step == 1
+
+
+def test_the_hook_gives_a_text_whatever_happens_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent(faults="compiles")
+    dynamo.load()
+    installed(agent)
+    dynamo.compile_frame("0/0", break_at="line 3")
+    agent.boundary()
+    dynamo.compile_frame("0/1")
+    assert [type(key) for hook in dynamo.utils.hooks for key in (hook(),)] == [str]
+    assert len(agent.errors) == 1
+    assert agent.of("compile") == []
+
+
+def test_an_entry_of_an_unknown_kind_is_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
+    dynamo.load()
+    installed(agent)
+    for _ in range(20):
+        dynamo.utils._compilation_metrics.append(object())
+        agent.boundary()
+    assert agent.of("compile") == []
+    assert 1 <= len(agent.of("compile_unknown")) < 20
+    assert "object" in agent.of("compile_unknown")[0]["what"]
+    assert agent.errors == []
+
+
+def test_the_limit_names_the_function_by_what_was_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
+    dynamo.load()
+    installed(agent)
+    resumed = "torch_dynamo_resume_in_forward_at_20"
+
+    def forward() -> None:
+        dynamo.compile_frame("2/0", resumed)
+        at_limit: dict[str, Any] = {
+            "is_forward": None,
+            "has_guarded_code": None,
+            "fail_type": "Unsupported",
+            "fail_reason": "limit",
+        }
+        dynamo.compile_frame("2/8", **dict(at_limit, co_name=None, recompile_reason="2/7: s.calls == 7"))
+
+    forward()
+    agent.boundary()
+    last = agent.of("compile")[-1]
+    assert (last["function"], last["guarded"], last["is_forward"]) == (None, None, None)
+    assert last["call_function"] == "test_the_limit_names_the_function_by_what_was_compiled_before"
+    assert agent.of("graph_break") == []
+
+
+def test_a_frame_given_up_is_one_graph_break_whoever_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
+    dynamo.load()
+    installed(agent)
+    given_up: dict[str, Any] = {
+        "fail_type": "Unsupported",
+        "has_guarded_code": False,
+        "fail_reason": "no",
+        "fail_user_frame_lineno": 9,
+    }
+    monkeypatch.setattr("stepscope.record.agent.probes.graph_breaks.current_graph", lambda: "0/0")
+    dynamo.compile_frame("0/0", break_at="line 9", **given_up)
+    dynamo.compile_frame("1/0", **given_up)
+    agent.boundary()
+    told = [(event["graph"], event.get("line"), event["reason"]) for event in agent.of("graph_break")]
+    assert told == [("0/0", None, "Graph break in user code: line 9"), ("1/0", 9, "no")]
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.DEBUG, logging.INFO])
+@pytest.mark.parametrize("parent_level", [logging.DEBUG, logging.WARNING])
+def test_the_user_sees_of_the_logger_what_they_would_see_without_us(
+    monkeypatch: pytest.MonkeyPatch, level: int, parent_level: int
+) -> None:
+    def lines(watched: bool) -> list[str]:
+        with monkeypatch.context() as patch:
+            dynamo, agent, handler = FakeDynamo(patch), FakeAgent(), Kept()
+            logger, parent = logging.getLogger(LOGGER), logging.getLogger("torch._dynamo")
+            parent.addHandler(handler)
+            patch.setattr(parent, "level", parent_level)
+            patch.setattr(parent, "propagate", False)
+            logger.setLevel(level)
+            dynamo.load()
+            probe = installed(agent) if watched else None
+            for _ in range(3):
+                dynamo.compile_frame("0/0", break_at="line 3")
+                agent.boundary()
+            logger.setLevel(logging.DEBUG)  # the user turns it on, and off again
+            dynamo.compile_frame("0/1", break_at="line 3")
+            agent.boundary()
+            dynamo.compile_frame("0/2", break_at="line 3")
+            logger.setLevel(logging.WARNING)
+            dynamo.compile_frame("0/3", break_at="line 3")
+            agent.boundary()
+            if probe is not None:
+                probe.uninstall()
+                assert len(agent.of("graph_break")) == 6
+            assert logger.level == logging.WARNING
+            parent.removeHandler(handler)
+            logger.setLevel(logging.NOTSET)
+            return handler.lines
+
+    assert lines(watched=True) == lines(watched=False)

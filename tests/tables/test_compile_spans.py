@@ -1,0 +1,111 @@
+"""Compile spans of traces: the union of nested and doubled spans, and nothing where the journal knows better."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from stepscope.read import read_paths
+from stepscope.tables import build
+
+STEP = {"cat": "user_annotation", "tid": 1}
+
+
+def slice_(name: str, ts: float, dur: float, cat: str = "cpu_op", tid: int = 1) -> dict[str, Any]:
+    return {"ph": "X", "pid": 1, "tid": tid, "cat": cat, "name": name, "ts": ts, "dur": dur, "args": {}}
+
+
+def step(number: int, ts: float, dur: float) -> dict[str, Any]:
+    return slice_(f"ProfilerStep#{number}", ts, dur, "user_annotation")
+
+
+def compiles(folder: Path, events: list[dict[str, Any]]) -> pl.DataFrame:
+    path = folder / "worker0.pt.trace.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return build(read_paths([path])).compiles
+
+
+def frame(ts: float, dur: float) -> list[dict[str, Any]]:
+    """A frame compiled as torch 2.13 records it: each phase twice, one inside the other."""
+    names = ["dynamo", "entire_frame_compile", "_compile.compile_inner (dynamo_timed)", "backend_compile"]
+    names += ["OutputGraph.call_user_compiler (dynamo_timed)", "inductor_compile"]
+    return [slice_(name, ts + i, dur - 2 * i) for i, name in enumerate(names)]
+
+
+def test_the_union_not_the_sum(tmp_path: Path):
+    table = compiles(tmp_path, [step(0, 0, 1000), *frame(100, 500), step(1, 1000, 1000), *frame(1200, 300)])
+    assert table.select("step", "duration_ns", "kind", "direction").rows() == [
+        (0, 498_000, "compile", "forward"),
+        (1, 298_000, "compile", "forward"),
+    ]
+    assert set(table["step_source"]) == {"trace"}
+    assert set(table["backend"]) == {"torch.compile"}
+
+
+def test_a_backward_pass_compiled_inside_its_forward_is_not_counted_twice(tmp_path: Path):
+    events = [step(0, 0, 1000), *frame(100, 500), slice_("entire_backward_compile", 300, 100)]
+    assert compiles(tmp_path, events)["duration_ns"].to_list() == [498_000]
+
+
+def test_overlap_on_another_thread_counts_once(tmp_path: Path):
+    events = [
+        step(0, 0, 1000),
+        slice_("entire_frame_compile", 100, 300),
+        slice_("backward._backward_impl (dynamo_timed)", 300, 300, "user_annotation", tid=2),
+    ]
+    table = compiles(tmp_path, events)
+    assert table.select("time_ns", "duration_ns", "direction").rows() == [
+        (100_000, 300_000, "forward"),
+        (400_000, 200_000, "backward"),
+    ]
+
+
+def test_names_of_older_versions(tmp_path: Path):
+    events = [
+        step(0, 0, 1000),
+        slice_("_compile.compile_inner (dynamo_timed)", 100, 100, "user_annotation"),  # 2.6 to 2.9
+        slice_("_compile.<locals>.compile_inner (dynamo_timed)", 300, 100, "user_annotation"),
+        slice_("OutputGraph.call_user_compiler (dynamo_timed)", 500, 100, "user_annotation"),
+        slice_("Torch-Compiled Region: 0/0", 600, 100),  # runs what was compiled
+    ]
+    assert compiles(tmp_path, events)["time_ns"].to_list() == [100_000, 300_000]
+
+
+def test_the_graph_is_named_where_the_trace_says_it(tmp_path: Path):
+    data = "entire_frame_compile_data: fn_name=_compile.compile_inner, compile_id=2/1"
+    events = [step(0, 0, 1000), *frame(100, 500), slice_(data, 110, 0.5, "user_annotation"), *frame(700, 100)]
+    assert compiles(tmp_path, events)["graph"].to_list() == ["2/1", None]
+
+
+def test_xla_compiles(tmp_path: Path):
+    events = [
+        slice_("train_step", 0, 100),
+        slice_("XLAGraphExecutor::Compile", 10, 50),
+        slice_("JitCompiler::Compile", 20, 10),
+    ]
+    table = compiles(tmp_path, events)
+    assert table.select("backend", "duration_ns", "direction").rows() == [("torch_xla", 50_000, None)]
+
+
+def test_journals_that_tell_of_compiling_are_not_doubled(tmp_path: Path):
+    path = tmp_path / "worker0.pt.trace.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [step(0, 0, 1000), *frame(100, 500)]}))
+    raw = read_paths([path])
+    told = {"kind": "compile", "time_ns": 0, "duration_ns": 7, "step": 0, "graph": "0/0"}
+    other = {"kind": "graph_break", "time_ns": 0, "duration_ns": None, "step": 0, "reason": "x"}
+
+    def rows(event: dict[str, Any]) -> list[tuple[Any, ...]]:
+        ranks = tuple(replace(rank, journal=(event,)) for rank in raw.ranks)
+        return build(replace(raw, ranks=ranks)).compiles.select("kind", "step_source").rows()
+
+    assert rows(told) == [("compile", "poll")]
+    assert rows({**told, "backend": "torch_xla"}) == [("compile", "poll"), ("compile", "trace")]
+    assert rows(other) == [("graph_break", "poll"), ("compile", "trace")]
+
+
+def test_a_trace_without_compiling_has_no_rows(tmp_path: Path):
+    assert compiles(tmp_path, [step(0, 0, 1000), slice_("aten::mm", 10, 5)]).is_empty()

@@ -1,0 +1,42 @@
+"""docs/compilers.md names what there is: every cause, every rule on compilers, and numbers that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from stepscope.analyze.compilers import CHECKS, constants
+from stepscope.diagnose import thresholds
+from stepscope.diagnose.rules import RULES
+from stepscope.tables.compile_reasons import CAUSES
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "compilers.md").read_text()
+
+
+def first_cells(heading: str) -> set[str]:
+    """The names in the first column of the first table below `heading`."""
+    section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {name for cell in rows for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_every_cause_is_explained() -> None:
+    assert first_cells("Causes and what to do") == set(CAUSES)
+
+
+def test_every_rule_on_compilers_is_listed() -> None:
+    rules = {rule.name for rule in RULES if rule.name.startswith(("compile.", "transfer.", "compute."))}
+    assert first_cells("What the rules ask") == rules
+
+
+def test_the_numbers_it_names_exist() -> None:
+    section = PAGE.partition("## What the rules ask\n")[2].partition("\n## ")[0]
+    dotted = re.findall(r"`([A-Z]+)\.([a-z_]+)`", section)
+    plain = re.findall(r"`([A-Z]+_[A-Z_]+)`", section)
+    assert len(dotted) > 5
+    assert [f"{owner}.{name}" for owner, name in dotted if not hasattr(getattr(thresholds, owner, None), name)] == []
+    assert [name for name in plain if not hasattr(constants, name)] == []
+
+
+def test_the_checks_are_named() -> None:
+    assert [name for name in CHECKS if f"`{name}`" not in PAGE] == []
