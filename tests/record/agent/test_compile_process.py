@@ -124,10 +124,11 @@ def test_the_users_logs_are_the_same(tmp_path: Path, python: str, what: str, env
     assert bool(logs[0]) == bool(environment)
     # after the reset in step 2 everything is compiled anew
     assert by_step(with_us, with_us.events("compile"))[3] >= 2
-    (step_source,) = {event["step_source"] for event in with_us.events("compile")}
+    # the script takes our hook out once: until the next boundary, which may wait for 100 ms, nothing tells the step
+    told = "context" in {event["step_source"] for event in with_us.events("compile")}
     broken = {event["step"] for event in with_us.events("graph_break")}
     # Before torch 2.7 nothing tells of the compilation's start, and the level `set_logs` took away is back a bit later.
-    assert {0, 3} <= broken if step_source == "context" else 0 in broken
+    assert {0, 3} <= broken if told else 0 in broken
     assert not with_us.events("probe_error")
 
 

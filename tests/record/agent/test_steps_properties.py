@@ -64,6 +64,7 @@ def check(rows: list[StepRow]) -> None:
     st.integers(0, 1),
 )
 @example([(1, 1, 0), (7, 0, 0), (2, 0, 0), (3, 1, 1)], 0)  # training inside the fetch that begins the step
+@example([(17, 0, 0), (17, 0, 0), (20, 0, 0), (1, 0, 0), (9, 0, 0)], 0)  # the clock is set back between two steps
 def test_any_order_of_events(events: list[tuple[int, int, int]], listener_ms: int) -> None:
     loop = Loop(optimizers=False)
     loop.listener_ms = listener_ms

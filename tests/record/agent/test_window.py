@@ -154,7 +154,7 @@ def test_a_boundary_on_another_thread_is_left_alone(tmp_path: Path) -> None:
         manager = agent.probes.get("user_profiler").make_room.__self__
         train(4)
         assert manager.is_open
-        thread = threading.Thread(target=manager, args=(agent, None, agent.clock.now()))
+        thread = threading.Thread(target=manager, args=(None, agent.clock.now()))
         thread.start()
         thread.join()
         assert manager.is_open

@@ -29,6 +29,7 @@ class OpenStep:
         self._number = 0
         self._most_fetches = 0
         self._window = False
+        self._written_ns = 0  # the end of the last row: no step begins before it, whatever the clock does
 
     @property
     def in_backward(self) -> bool:
@@ -59,7 +60,7 @@ class OpenStep:
         return now
 
     def _open(self, now: int, partial: bool) -> Segment:
-        segment = Segment(now, self._window)
+        segment = Segment(max(now, self._written_ns), self._window)
         segment.partial = partial
         self._segments = [segment]
         self._resting = None
@@ -107,6 +108,7 @@ class OpenStep:
         row: StepRow | None = None
         if not segments[0].partial:
             row = build_row(segments, self._number, signal)
+            self._written_ns = end
             self._number += 1
             self._most_fetches = max(self._most_fetches, row.fetches)
         if row is not None or live:

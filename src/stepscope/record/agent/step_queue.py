@@ -268,6 +268,7 @@ class QueuedCutter(StepCutter):
             if at < last:
                 fetched, samples = waiting[at + TIMES : at + STRIDE]
                 wait = fetched - begin
+        self._written_ns = begin
         row = rows.pop() if live else None
         if rows:
             self._emit_rows(rows)
