@@ -10,8 +10,8 @@ Each stage is computed on first use and kept. Heavy imports happen then, so that
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -59,6 +59,7 @@ class ReadOptions:
         libraries: names of path components, or beginnings of paths, that are not the user's code.
         workers: processes that read traces side by side; as many as there are cores by default.
         progress: called with a trace's name, the bytes read of it and its size, now and then.
+        ignored: rules not to judge, each with the reason, which the report quotes.
     """
 
     tables: Path | None = None
@@ -69,6 +70,7 @@ class ReadOptions:
     libraries: tuple[str, ...] = ()
     workers: int | None = None
     progress: Progress | None = None
+    ignored: Mapping[str, str] = field(default_factory=dict)
 
 
 DEFAULTS = ReadOptions()
@@ -221,7 +223,7 @@ class Run:
         """The findings, in order of cost, and the rules that could not be judged."""
         from stepscope.diagnose import diagnose
 
-        return diagnose(self.analysis)
+        return diagnose(self.analysis, ignored=self.options.ignored)
 
     def report(self, *, source: bool = True) -> Report:
         """The document that the terminal, JSON and HTML show; `source=False` quotes no line of source text."""

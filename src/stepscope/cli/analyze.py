@@ -99,6 +99,7 @@ def analyze(
     first compile: there the check is the rule "too frequent".
     """
     from stepscope import api
+    from stepscope.cli import settings
     from stepscope.cli.tables import TableOptions, show_diff, show_table
     from stepscope.report import outputs
 
@@ -127,6 +128,7 @@ def analyze(
         raise UsageError("--fail-on checks one run; leave out --diff")
     wanted.check(html_file)
     plan = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
+    ignored = settings.load().ignore
     with outputs.reading("reading") as progress:
         options = api.ReadOptions(
             tables=tables,
@@ -136,6 +138,7 @@ def analyze(
             maps=parse_maps(map_),
             libraries=tuple(library or ()),
             progress=progress,
+            ignored=ignored,
         )
         run = api.open_run(*paths, options=options)
         other = api.open_run(diff, options=options) if diff is not None else None

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli import checks
+from stepscope.cli import checks, settings
 from stepscope.cli.options import FailOn, Force, JsonFile, NoSource, Quiet, parse_checks
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.host.options import DEFAULT_RATE_HZ, RecordOptions, parse_window
 from stepscope.report import jsonfile, outputs
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from stepscope.api import Run
     from stepscope.record.host.launch import Outcome
     from stepscope.record.host.members import Part
@@ -63,6 +65,7 @@ def run(
     plan = outputs.Plan(json_file=json_file, force=force)
     plan.check()
     names = parse_checks(fail_on)
+    ignored = settings.load().ignore  # a mistake in it is said before the command starts
     options = RecordOptions(
         command=tuple(command),
         out=out,
@@ -76,7 +79,7 @@ def run(
     part = part_in_report(outcome.run, outcome.host_dir)
     checked: int | None = None
     with _StatusComesFirst(outcome, quiet=quiet):
-        recorded = _report(outcome, part, plan, quiet=quiet, source=not no_source)
+        recorded = _report(outcome, part, plan, ignored, quiet=quiet, source=not no_source)
         if recorded is not None:
             checked = checks.judge(recorded, names, quiet=quiet, source=not no_source)
     if checked is None:
@@ -92,7 +95,9 @@ def _ended_by_us(outcome: Outcome) -> bool:
     return outcome.status == 128 + signal.SIGINT and (outcome.host_dir / MAX_STEPS_MARKER).exists()
 
 
-def _report(outcome: Outcome, part: Part, plan: outputs.Plan, *, quiet: bool, source: bool) -> Run | None:
+def _report(
+    outcome: Outcome, part: Part, plan: outputs.Plan, ignored: Mapping[str, str], *, quiet: bool, source: bool
+) -> Run | None:
     """Show and write the report, where it is ours to make and there is time for it: then the run is returned."""
     from stepscope import api
     from stepscope.record.host.members import Part
@@ -109,7 +114,7 @@ def _report(outcome: Outcome, part: Part, plan: outputs.Plan, *, quiet: bool, so
             checks.say(f"recorded into {outcome.run}; when all its tasks have ended: stepscope analyze {outcome.run}")
         return None
     with RaiseOnTermination():
-        run = api.open_run(outcome.run)
+        run = api.open_run(outcome.run, options=api.ReadOptions(ignored=ignored))
         report = run.report(source=source)
         page = outputs.write(report, outcome.run)[1]
         if not quiet:

@@ -1,0 +1,87 @@
+"""Settings of a project: rules that its people know about are not judged, and the report says so with their reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli.settings import load
+from stepscope.errors import UsageError
+from tests.builders import MS, T0
+from tests.cli.test_cli import stepscope
+from tests.run_folders import make_run_folder
+
+IGNORE = '"input.loader_bound" = "made on the fly"\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("stepscope.toml", "[ignore]\n" + IGNORE),
+        ("pyproject.toml", '[project]\nname = "x"\n[tool.stepscope.ignore]\n' + IGNORE),
+    ],
+)
+def test_a_file_of_the_folder_or_above_it_is_found(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    found = load(below)
+    assert found.ignore == {"input.loader_bound": "made on the fly"}
+    assert found.file == tmp_path / name
+
+
+def test_the_nearest_file_that_speaks_of_stepscope_decides(tmp_path: Path) -> None:
+    (tmp_path / "stepscope.toml").write_text("[ignore]\n" + IGNORE)
+    below = tmp_path / "project"
+    below.mkdir()
+    (below / "pyproject.toml").write_text('[project]\nname = "x"\ndependencies = ["stepscope"]\n')
+    assert load(below).file == tmp_path / "stepscope.toml"
+    (below / "stepscope.toml").write_text("")
+    assert load(below).ignore == {}
+
+
+def test_a_broken_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project\n")
+    assert load(tmp_path).ignore == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[ignore\n", "no valid TOML"),
+        ('[ignore]\n"no.such_rule" = "x"\n', "no rule is called no.such_rule"),
+        ('[ignore]\n"input.loader_bound" = ""\n', "say why"),
+        ('[ignore]\n"input.loader_bound" = true\n', "say why"),
+        ('ignore = "input.loader_bound"\n', "a table of rules and reasons"),
+        ("rate = 5\n", "rate: no such setting"),
+    ],
+)
+def test_mistakes_are_one_line_that_names_the_file(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "stepscope.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"stepscope\.toml") as raised:
+        load(tmp_path)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_ignored_rule_is_in_the_report_with_its_reason(tmp_path: Path) -> None:
+    slow = [{"data_wait_ns": 40 * MS, "forward_ns": 5 * MS, "backward_ns": 5 * MS} for _ in range(40)]
+    loader = {"kind": "loader", "time_ns": T0, "duration_ns": 1, "step": 0, "num_workers": 0, "batch_size": 8}
+    make_run_folder(tmp_path, steps=slow, events=[loader])
+    shown = stepscope("analyze", "run", "--json", "-", cwd=tmp_path)
+    assert "input.loader_bound" in [finding["rule"] for finding in json.loads(shown.stdout)["findings"]]
+    (tmp_path / "stepscope.toml").write_text("[ignore]\n" + IGNORE)
+    report = json.loads(stepscope("analyze", "run", "--json", "-", cwd=tmp_path).stdout)
+    assert "input.loader_bound" not in [finding["rule"] for finding in report["findings"]]
+    assert report["ignored"] == [{"rule": "input.loader_bound", "reason": "made on the fly"}]
+
+
+def test_a_mistake_ends_the_command_as_usage_before_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "stepscope.toml").write_text("[ignore\n")
+    found = stepscope("run", "--out", "r", "--", "touch", "started", cwd=tmp_path)
+    assert found.returncode == 2
+    assert "stepscope.toml" in found.stderr
+    assert not (tmp_path / "started").exists()
+    assert not (tmp_path / "r").exists()
