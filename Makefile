@@ -13,7 +13,7 @@ INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 DEMO := examples/cifar_png
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench zoo clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1	/' | expand -t 16
@@ -36,8 +36,11 @@ bench: $(VENV)/installed ## measure our overhead and our reader into benchmarks/
 	$(BIN)/python benchmarks/read.py
 	$(BIN)/python benchmarks/stacks.py
 
+zoo: $(VENV)/installed ## score the diagnosis on scripts with a known cost, beside TraceML (about 15 minutes; keep the machine idle)
+	$(BIN)/python benchmarks/zoo/run.py
+
 clean: ## delete the environment, caches, example data and recorded runs
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache benchmarks/.peers stepscope-runs examples/*/data
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache benchmarks/.peers stepscope-runs benchmarks/zoo/stepscope-runs examples/*/data
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps say which installation is complete; an interrupted one is done again.

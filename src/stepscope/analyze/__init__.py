@@ -10,13 +10,16 @@ from stepscope.analyze import (
     compilers,
     device,
     device_lines,
+    device_losses,
     fixed,
     host,
     io,
     loader,
     loops,
+    machine,
     operators,
     processes,
+    ranks,
     regions,
     sites,
     steps,
@@ -55,11 +58,13 @@ def facts(context: Context, recordings: Sequence[MemoryRecording] = ()) -> Analy
     """All facts of the run that `context` is of; `recordings` of memory were made beside it."""
     base, code = context.base, context.code
     if context.tables.events.height > SIDE_BY_SIDE:
-        return dataclasses.replace(_facts(context), views=build(base, recordings, code))
+        found = dataclasses.replace(_facts(context), views=build(base, recordings, code))
+        return dataclasses.replace(found, device_losses=device_losses.facts(base))
     with ThreadPoolExecutor(1, thread_name_prefix="stepscope-views") as pool:
         views = pool.submit(build, base, recordings, code)
         found = _facts(context)
-        return dataclasses.replace(found, views=views.result())
+        found = dataclasses.replace(found, views=views.result())
+    return dataclasses.replace(found, device_losses=device_losses.facts(base))
 
 
 def _facts(context: Context) -> Analysis:
@@ -77,7 +82,9 @@ def _facts(context: Context) -> Analysis:
     region_facts = regions.facts(tables, labelled, window)
     python_facts = host.facts(sampled, window, lines, loop_facts, mean_ms)
     del window  # of a large trace it and the device's slices need not be in memory together
+    loader_facts = loader.facts(tables, labelled, train, sampled, system.cores_used(telemetry))
     slices = device.slices(tables)
+    site_facts = sites.facts(tables)
     trace_facts = device.traces(tables, slices)
     roots = (*tables.run.user_roots, *context.options.source_roots)
     return Analysis(
@@ -86,12 +93,12 @@ def _facts(context: Context) -> Analysis:
         steps=step_facts,
         fixed=fixed.facts(tables, labelled),
         stacks=hot_lines.facts(tables, sampled, train),
-        loader=loader.facts(tables, labelled, train, sampled, system.cores_used(telemetry)),
+        loader=loader_facts,
         operators=operator_facts,
         loops=loop_facts,
         io=io_facts,
         windows=windows.facts(tables, labelled),
-        sites=sites.facts(tables),
+        sites=site_facts,
         processes=processes.facts(tables),
         system=telemetry,
         regions=region_facts,
@@ -103,4 +110,6 @@ def _facts(context: Context) -> Analysis:
         device_lines=device_lines.facts(tables, slices, context.origins, lines),
         sampled=sampled_views.build(context, labelled, train),
         compilers=compilers.build(context, labelled),
+        ranks=ranks.facts(context, labelled, site_facts),
+        machine=machine.facts(context, labelled, train, loader_facts),
     )

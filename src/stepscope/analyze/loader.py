@@ -34,19 +34,19 @@ def facts(
     wait = next((part for part in train.partition if part.category == "data_wait"), None)
     if wait is None:
         return None
-    event = _feeding_loader(tables, labelled)
-    site = _site(tables, event)
+    event = feeding_loader(tables, labelled)
+    site = site_of(tables, event)
     arguments: dict[str, Any] = dict(site.get("arguments") or {}) if site else {}
     workers = _first_int(event.get("num_workers") if event else None, arguments.get("num_workers"))
     in_main = not workers
     lines, entries, library, busy, idle, count = _sampled(samples, in_main)
     compute_ms = max(0.0, train.mean_ms - wait.ms)
     load_ms = wait.ms if in_main else _worker_load_ms(workers, busy, train.mean_ms)
-    limit, ranks, threads = cpu_limit(tables), _ranks_on_host(tables), _threads(tables)
+    limit, ranks, threads = cpu_limit(tables), ranks_on_host(tables), _threads(tables)
     return LoaderFacts(
         num_workers=workers,
         batch_size=_first_int(event.get("batch_size") if event else None, arguments.get("batch_size")),
-        site=_place(site),
+        site=place_of(site),
         arguments=arguments,
         data_wait_ms=wait.ms,
         data_wait_share=wait.share,
@@ -102,6 +102,11 @@ def _compute_cpu_ms(
 
 
 def cpu_limit(tables: Tables) -> float:
+    """`known_cores`, or one core where nothing tells."""
+    return known_cores(tables) or _NO_CORES_KNOWN
+
+
+def known_cores(tables: Tables) -> float | None:
     """Cores a process of the (smallest) host may use: its affinity, cut by the cgroup's quota."""
     limits = []
     for manifest in tables.manifests:
@@ -116,7 +121,7 @@ def cpu_limit(tables: Tables) -> float:
             known.append(float(quota))
         if known:
             limits.append(min(known))
-    return min(limits) if limits else _NO_CORES_KNOWN
+    return min(limits) if limits else None
 
 
 def _threads(tables: Tables) -> int | None:
@@ -129,14 +134,15 @@ def _threads(tables: Tables) -> int | None:
     return threads
 
 
-def _ranks_on_host(tables: Tables) -> int:
+def ranks_on_host(tables: Tables) -> int:
+    """Ranks that share the fullest host."""
     hosts: dict[str, set[int]] = {}
     for rank in tables.ranks:
         hosts.setdefault(rank.host, set()).add(rank.rank)
     return max((len(ranks) for ranks in hosts.values()), default=1)
 
 
-def _feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | None:
+def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | None:
     """The loader whose iterations the most training steps follow."""
     events = [
         {**data, "_process": row["process"], "_time": row["time_ns"]} for row, data in event_data(tables, "loader")
@@ -161,7 +167,7 @@ def _feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] |
     return next(event for event in events if event.get("id") == best)
 
 
-def _site(tables: Tables, event: dict[str, Any] | None) -> dict[str, Any] | None:
+def site_of(tables: Tables, event: dict[str, Any] | None) -> dict[str, Any] | None:
     """The construction of that loader: same id, else same arguments, else the only or first one."""
     sites = [data for _, data in event_data(tables, "site") if data.get("what") == "DataLoader"]
     if not sites or event is None:
@@ -181,7 +187,8 @@ def _site(tables: Tables, event: dict[str, Any] | None) -> dict[str, Any] | None
     return max(sites, key=likeness)
 
 
-def _place(site: dict[str, Any] | None) -> Place | None:
+def place_of(site: dict[str, Any] | None) -> Place | None:
+    """The line of the user's that a `site` event names."""
     if not site or not isinstance(site.get("file"), str):
         return None
     line = site.get("line")

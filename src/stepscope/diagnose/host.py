@@ -1,10 +1,14 @@
-"""Python between the operators: loops that call torch once per item, and work of the main thread that is not torch."""
+"""Python between the operators: loops that call torch once per item, work of the main thread that is not torch.
+
+And steps that grow slower over the run, which is mostly Python that handles more and more.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 
+from stepscope.diagnose.collectives import small_lines
 from stepscope.diagnose.common import (
     bare,
     clip_share,
@@ -18,11 +22,14 @@ from stepscope.diagnose.common import (
     steps_source,
     train_steps,
 )
-from stepscope.diagnose.thresholds import CONFIDENCE, LOOP, PYTHON
+from stepscope.diagnose.system import device_doubt, reported_pauses
+from stepscope.diagnose.thresholds import CONFIDENCE, DRIFT, LOOP, PYTHON
 from stepscope.model import Analysis, Evidence, Finding, LoopFacts, Place, PythonFacts, StepFacts
+from stepscope.model.facts_machine import DriftFacts
 
 LOOP_RULE = "host.per_item_loop"
 PYTHON_RULE = "host.python_on_critical_path"
+DRIFT_RULE = "host.step_drift"
 LEARN_LOOP = "https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 LEARN_PYTHON = "https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 
@@ -45,7 +52,10 @@ def per_item_loop(analysis: Analysis) -> list[Finding]:
     train = train_steps(analysis)
     if train is None:
         return []
-    made = [(loop, _loop_finding(train, loop)) for loop in reported_loops(analysis)]
+    # A loop over collectives is a loss of communication, and told there.
+    told = {(place.file, place.line) for place in small_lines(analysis)}
+    loops = [loop for loop in reported_loops(analysis) if (loop.place.file, loop.place.line) not in told]
+    made = [(loop, _loop_finding(train, loop)) for loop in loops]
     linked = []
     for loop, finding in made:
         inner = tuple(other.id for each, other in made if each.nested_in == loop.place and each is not loop)
@@ -71,17 +81,84 @@ def python_on_critical_path(analysis: Analysis) -> list[Finding]:
     if train is None:
         return []
     explained = {(loop.place.file, loop.place.line) for loop in reported_loops(analysis)}
+    pauses = reported_pauses(analysis)
+    collected = {(line.place.file, line.place.line): line.ms_per_step for line in pauses.lines} if pauses else {}
     functions: dict[tuple[str, str], list[PythonFacts]] = {}
     for fact in analysis.python or ():
         loop = fact.inside_loop
         if loop is None or (loop.file, loop.line) not in explained:
-            functions.setdefault((fact.place.file, fact.place.function or "?"), []).append(fact)
+            own_ms = max(0.0, fact.ms_per_step - collected.get((fact.place.file, fact.place.line), 0.0))
+            functions.setdefault((fact.place.file, fact.place.function or "?"), []).append(
+                replace(fact, ms_per_step=own_ms)  # without the garbage collector's time at this line
+            )
     found = []
     for facts in functions.values():
         cost, samples = sum(fact.ms_per_step for fact in facts), sum(fact.samples for fact in facts)
         if cost >= PYTHON.floor * train.mean_ms and samples >= PYTHON.samples:
             found.append(_python_finding(analysis, train, facts, cost, samples))
     return found
+
+
+def step_drift(analysis: Analysis) -> list[Finding]:
+    """One finding when steady steps grow slower all through the run, by more than the floor on average."""
+    train, machine = train_steps(analysis), analysis.machine
+    drift = machine.drift if machine is not None else None
+    if train is None or drift is None or not drift.rising or drift.lost_ms_per_step < DRIFT.floor * train.mean_ms:
+        return []
+    share = clip_share(drift.lost_ms_per_step, train.mean_ms)
+    grown = sum(max(0.0, ms) for ms in drift.phases.values())
+    phase = max(drift.phases, key=lambda name: drift.phases[name], default=None)
+    named = phase is not None and grown > 0 and drift.phases[phase] >= DRIFT.phase * grown
+    where = tuple(line.place for line in drift.lines)
+    places = {(place.file, place.line) for place in where}
+    same = [
+        finding.id
+        for finding in python_on_critical_path(analysis)
+        if any((place.file, place.line) in places for place in finding.where)
+    ]
+    doubt, words = device_doubt(analysis)
+    return [
+        Finding(
+            id=finding_id(DRIFT_RULE, where[0] if where else None),
+            rule=DRIFT_RULE,
+            category="host",
+            title=f"Steps grow slower over the run, from {drift.early_ms:.3g} to {drift.late_ms:.3g} ms"
+            + (f", most of it in {phase}" if named else ""),
+            severity=severity(share),
+            confidence=lowest([steps_confidence(train), "medium", *doubt]),
+            cost_ms_per_step=drift.lost_ms_per_step,
+            share=share,
+            gain_ceiling=share,
+            where=where,
+            ranks=train.ranks,
+            evidence=_drift_evidence(train, drift),
+            fix="Find what each step has more of than the one before: lists and caches that are never emptied, losses "
+            "kept with their graph (use .detach() or .item()), metrics over the whole history, hooks added again",
+            caveat="In a longer run the loss grows further. Inputs that grow (longer sequences late in an epoch) and a "
+            f"machine that heats up or fills look the same.{words}",
+            learn=LEARN_PYTHON,
+            falsified_by="In a run that starts from the last state the first steps are as slow as the last ones were",
+            explains=tuple(same),
+        )
+    ]
+
+
+def _drift_evidence(train: StepFacts, drift: DriftFacts) -> tuple[Evidence, ...]:
+    source = f"{steps_source(train)}, {drift.steps} steady steps"
+    medians = ", ".join(f"{value:.4g}" for value in drift.medians_ms)
+    found = [
+        Evidence("level at the start", round(drift.early_ms, 3), "ms", source),
+        Evidence("level at the end", round(drift.late_ms, 3), "ms", source),
+        Evidence(f"medians of {drift.parts} parts of the run", medians, "ms", source),
+    ]
+    for phase, ms in sorted(drift.phases.items(), key=lambda item: -item[1]):
+        if ms > 0:
+            found.append(Evidence(f"growth of {phase}, first part to last", round(ms, 3), "ms", source))
+    for line in drift.lines:
+        metric = f"main thread at {shown(line.place)}, last third"
+        early = f"{line.early_ms_per_step:.3g} ms in the first third; {line.samples} samples"
+        found.append(Evidence(metric, round(line.late_ms_per_step, 3), "ms", early))
+    return tuple(found)
 
 
 def _cost(loop: LoopFacts) -> float:

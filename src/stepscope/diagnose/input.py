@@ -1,4 +1,7 @@
-"""The step waits for its batch: in this process, for busy workers, or behind idle ones."""
+"""The step waits for its batch: in this process, for busy workers, or behind idle ones.
+
+What a device does meanwhile hides the wait: where traces show it, only the time it idles for the loader counts.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from stepscope.diagnose.common import (
     steps_source,
     train_steps,
 )
-from stepscope.diagnose.thresholds import LOADER
+from stepscope.diagnose.input_trace import idle_share, traced_loader_bound
+from stepscope.diagnose.thresholds import LOADER, WAVES
 from stepscope.model import Analysis, Evidence, Finding, HotLine, Interval, LoaderFacts, Place, StepFacts, Try
 
 RULE = "input.loader_bound"
@@ -22,18 +26,39 @@ LEARN = "https://pytorch.org/docs/stable/data.html#single-and-multi-process-data
 
 
 def loader_bound(analysis: Analysis) -> list[Finding]:
-    """One finding when data wait takes more of the mean step than the floor."""
+    """One finding when waiting for data takes more of the mean step than the floor.
+
+    A wait that comes in waves is left to `input.prefetch_waves`. Of traces without a journal, one for each run.
+    """
+    if analysis.loader is None:
+        return traced_loader_bound(analysis, RULE, LEARN)
+    return [] if in_waves(analysis) else waiting(analysis)
+
+
+def in_waves(analysis: Analysis) -> bool:
+    """Whether nearly all of the wait lies in one step of as many as there are workers."""
+    waves = analysis.machine.waves if analysis.machine is not None else None
+    return waves is not None and waves.share >= WAVES.share and waves.regular >= WAVES.regular
+
+
+def waiting(analysis: Analysis) -> list[Finding]:
+    """The finding of a recorded run, whatever the rhythm of its waits."""
     train, loader = train_steps(analysis), analysis.loader
-    if train is None or loader is None or loader.data_wait_share < LOADER.floor:
+    if train is None or loader is None:
+        return []
+    cost, hidden = _cost(analysis, train, loader)
+    if cost < LOADER.floor * train.mean_ms:
         return []
     where = _where(loader)
-    share = clip_share(loader.data_wait_ms, train.mean_ms)
-    title, fix = _words(loader, where)
+    share = clip_share(cost, train.mean_ms)
+    title, fix = _words(loader, where, share)
     levels = [steps_confidence(train)]
     if loader.samples:
         levels.append(sampled_confidence(loader.samples))
     elif analysis.stacks is None:
         levels.append("medium")  # the wait is measured, its reason is not
+    if hidden:
+        levels.append("low")
     return [
         Finding(
             id=finding_id(RULE, loader.site or (where[0] if where else None)),
@@ -42,20 +67,34 @@ def loader_bound(analysis: Analysis) -> list[Finding]:
             title=title,
             severity=severity(share),
             confidence=lowest(levels),
-            cost_ms_per_step=loader.data_wait_ms,
+            cost_ms_per_step=cost,
             share=share,
             gain_ceiling=share,
-            expected_gain=_expected(analysis, train, loader),
+            expected_gain=_expected(analysis, train, loader, share),
             where=where,
             ranks=train.ranks,
             evidence=_evidence(analysis, train, loader),
             fix=fix,
-            caveat=_caveat(loader),
+            caveat=" ".join([hidden, _caveat(loader)]).strip(),
             learn=LEARN,
             try_=_tries(loader),
             falsified_by=_falsified(loader),
         )
     ]
+
+
+def _cost(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> tuple[float, str]:
+    """(ms per step, why it may be less): on an accelerator the time it idles for the loader, by windows."""
+    accelerator = next((device for device in analysis.devices if device != "cpu"), None)
+    if accelerator is None:
+        return loader.data_wait_ms, ""
+    share = idle_share(analysis)
+    if share is not None:
+        return min(loader.data_wait_ms, share * train.mean_ms), ""
+    return (
+        loader.data_wait_ms,
+        f"The {accelerator} may be working meanwhile: then the gain is smaller, down to nothing.",
+    )
 
 
 def _where(loader: LoaderFacts) -> tuple[Place, ...]:
@@ -79,9 +118,9 @@ def _place(line: HotLine) -> Place:
     return Place(line.file, line.line, line.function, line.share)
 
 
-def _words(loader: LoaderFacts, where: tuple[Place, ...]) -> tuple[str, str]:
+def _words(loader: LoaderFacts, where: tuple[Place, ...], share: float) -> tuple[str, str]:
     """(title, fix)."""
-    waits = f"{loader.data_wait_share:.0%} of the step"
+    waits = f"{share:.0%} of the step"
     hot = next((place for place in where if place.share is not None), None)
     named = _named(loader, hot)
     shorter = f"; then shorten the work at {shown(hot)}" if hot else ""
@@ -144,6 +183,9 @@ def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> tupl
         found.append(Evidence("num_workers", loader.num_workers, "processes", "events.jsonl, the loader's own setting"))
     if loader.batch_size is not None:
         found.append(Evidence("batch_size", loader.batch_size, "samples", "events.jsonl, the loader's own setting"))
+    idle = idle_share(analysis)
+    if idle is not None:
+        found.append(Evidence("device idle while the host loads", round(idle, 4), "fraction", "windows, idle_data"))
     source = f"{stacks_source(analysis)}, {loader.samples} samples of loading"
     for line in loader.lines[: LOADER.lines_shown]:
         if line.share >= LOADER.line_share:
@@ -163,7 +205,7 @@ def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> tupl
     return tuple(found)
 
 
-def _expected(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> Interval | None:
+def _expected(analysis: Analysis, train: StepFacts, loader: LoaderFacts, most: float) -> Interval | None:
     """What the suggested workers gain, when loading moves out of this process.
 
     At best loading and computing overlap fully and only the CPU time measured now has to fit into the cores; at worst,
@@ -178,7 +220,7 @@ def _expected(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> Inte
         best = max(best, (loader.cores_used or 0.0) * step / cores)
         worst = max(worst, (loader.compute_ms * threads + loader.load_ms) / cores)
     worst += LOADER.handover * loader.load_ms
-    high = max(0.0, min(loader.data_wait_share, 1.0 - best / step))
+    high = max(0.0, min(most, loader.data_wait_share, 1.0 - best / step))
     return Interval(low=max(0.0, min(high, 1.0 - worst / step)), high=high)
 
 

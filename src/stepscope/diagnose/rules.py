@@ -8,11 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepscope.diagnose import compile, compile_run, host, input, io, transfers
+from stepscope.diagnose import (
+    collectives,
+    communication,
+    compile,
+    compile_run,
+    compute,
+    host,
+    input,
+    input_extra,
+    io,
+    launch,
+    sync,
+    system,
+    transfer_device,
+    transfers,
+)
 from stepscope.diagnose.common import train_steps
 from stepscope.diagnose.compile_basis import TORCH, XLA, basis
 from stepscope.diagnose.compile_plan import of_rule
+from stepscope.diagnose.input_trace import profiled
 from stepscope.model import Analysis, Finding
+from stepscope.model.facts_machine import MachineFacts
 from stepscope.model.views.compilers import CompilerFacts
 
 
@@ -39,22 +56,55 @@ class Rule:
 
     def traced(self, analysis: Analysis) -> bool:
         """Whether what the rule says stands on traces."""
-        return WINDOW in self.needs or (IO_SEEN in self.needs and analysis.stacks is None)
+        if DATA_WAIT in self.needs:
+            return analysis.loader is None
+        traces = (WINDOW, COLLECTIVES, DEVICE_WORK)
+        return any(need in traces for need in self.needs) or (IO_SEEN in self.needs and analysis.stacks is None)
 
 
 STEPS = Need("training steps", lambda analysis: train_steps(analysis) is not None)
-DATA_WAIT = Need("the data wait of the steps", lambda analysis: analysis.loader is not None)
+DATA_WAIT = Need("the data wait of the steps", lambda analysis: analysis.loader is not None or bool(profiled(analysis)))
 # Without a DataLoader the data wait is the gap before the first operator: whatever fills it is Python work or file I/O,
 # and the rules for those name its lines.
-LOADER = Need(
-    "a torch DataLoader in the training process",
-    lambda analysis: (
-        analysis.loader is None or (analysis.loader.num_workers is not None or analysis.loader.site is not None)
-    ),
-)
+LOADER = Need("a torch DataLoader in the training process", lambda analysis: _has_loader(analysis))
 STACKS = Need("sampled stacks of steady steps", lambda analysis: analysis.python is not None)
 WINDOW = Need("a profiler window with complete steps and Python stacks", lambda analysis: analysis.loops is not None)
 IO_SEEN = Need("sampled stacks or a profiler window with Python stacks", lambda analysis: analysis.io is not None)
+
+
+def _has_loader(analysis: Analysis) -> bool:
+    loader = analysis.loader
+    if loader is not None:
+        return loader.num_workers is not None or loader.site is not None
+    return not profiled(analysis) or (analysis.machine is not None and bool(analysis.machine.trace_loaders))
+
+
+def _machine(has: Callable[[MachineFacts], bool]) -> Callable[[Analysis], bool]:
+    return lambda analysis: analysis.machine is not None and has(analysis.machine)
+
+
+JOURNAL = Need("the journal of events", _machine(lambda facts: facts.journaled))
+WAVES = Need(
+    "a DataLoader with two workers or more, and enough steps", _machine(lambda f: f.waves is not None), quiet=True
+)
+EPOCHS = Need(
+    "a DataLoader with workers, iterated again while training", _machine(lambda f: f.epochs is not None), quiet=True
+)
+CORES = Need("telemetry of the main thread's wait for a core", _machine(lambda facts: facts.cpu is not None))
+THREADS = Need("the number of torch's threads", _machine(lambda f: f.cpu is not None and f.cpu.threads is not None))
+QUOTA = Need(
+    "the throttled time of the cgroup", _machine(lambda f: f.cpu is not None and f.cpu.throttled_share is not None)
+)
+MEMORY = Need(
+    "telemetry of page faults and memory pressure",
+    _machine(lambda facts: facts.memory is not None and facts.memory.stalled_pct is not None),
+)
+MANY_STEPS = Need("60 steady training steps", _machine(lambda facts: facts.drift is not None))
+OWN_PROFILER = Need(
+    "training steps inside and outside the script's own profiler",
+    _machine(lambda facts: facts.profiler is not None),
+    quiet=True,
+)
 
 
 def _backend(name: str) -> Callable[[Analysis], bool]:
@@ -70,6 +120,32 @@ def _has_basis(analysis: Analysis) -> bool:
     return view is not None and any(basis(view, facts) is not None for facts in view.backends)
 
 
+ON_DEVICE = Need(
+    "training on a device", lambda a: bool(a.device_losses) or any(d != "cpu" for d in a.devices), quiet=True
+)
+DEVICE_WORK = Need("a profiler trace with device work", lambda a: bool(a.device_losses))
+NAMED_STEPS = Need("steps named in the trace", lambda a: any(one.has_steps for one in a.device_losses))
+CAPABILITY = Need(
+    "the compute capability of the GPU",
+    lambda a: any(gpu.capability for one in a.device_losses for gpu in one.gpus),
+)
+GPU_THERE = Need("a GPU in the machine", lambda a: bool(compute.gpu_names(a)), quiet=True)
+COMMUNICATES = Need(
+    "several ranks",
+    lambda a: (
+        len(a.run.ranks) > 1 or (a.run.world_size or 1) > 1 or (a.views is not None and bool(a.views.communication))
+    ),
+    quiet=True,
+)
+SEVERAL_RANKS = Need("several ranks", lambda a: len(a.run.ranks) > 1, quiet=True)
+RANK_STEPS = Need("steady steps of every rank, with their phases", lambda a: a.ranks is not None)
+RANK_SAMPLES = Need(
+    "the samples of every rank's steps",
+    lambda a: a.ranks is not None and all(work.samples is not None for work in a.ranks.ranks),
+)
+COLLECTIVES = Need(
+    "a profiler window or trace with collectives", lambda a: a.views is not None and bool(a.views.communication)
+)
 COMPILED = Need("compilation events of torch.compile or torch_xla", lambda a: a.compilers is not None, quiet=True)
 TORCH_COMPILE = Need("compilation events of torch.compile", _backend(TORCH), quiet=True)
 TORCH_XLA = Need("events or a report of torch_xla", _backend(XLA), quiet=True)
@@ -86,12 +162,23 @@ BREAKS = Need("graph breaks", lambda a: any(facts.graph_breaks is not None for f
 
 _CAUSES = (TORCH_COMPILE, STEP_TIMES, COMPILE_TIMES, AGAIN)
 _RUN = (COMPILED, STEP_TIMES, COMPILE_TIMES)
+_TRACED = (ON_DEVICE, DEVICE_WORK)
+_RANKS = (SEVERAL_RANKS, STEPS, RANK_STEPS)
 
 RULES: tuple[Rule, ...] = (
     Rule(input.RULE, "input", (STEPS, DATA_WAIT, LOADER), input.loader_bound),
     Rule(host.LOOP_RULE, "host", (STEPS, WINDOW), host.per_item_loop),
     Rule(host.PYTHON_RULE, "host", (STEPS, STACKS), host.python_on_critical_path),
     Rule(io.RULE, "io", (STEPS, IO_SEEN), io.blocking_in_step),
+    Rule(input_extra.WAVES_RULE, "input", (STEPS, WAVES), input_extra.prefetch_waves),
+    Rule(input_extra.FIRST_RULE, "input", (STEPS, EPOCHS), input_extra.first_batch),
+    Rule(host.DRIFT_RULE, "host", (STEPS, MANY_STEPS), host.step_drift),
+    Rule(system.GC_RULE, "system", (STEPS, JOURNAL), system.garbage_collection),
+    Rule(system.THREADS_RULE, "system", (STEPS, CORES, THREADS), system.threads_beyond_cores),
+    Rule(system.THROTTLED_RULE, "system", (STEPS, CORES, QUOTA), system.cpu_throttled),
+    Rule(system.OTHERS_RULE, "system", (STEPS, CORES), system.other_processes),
+    Rule(system.MEMORY_RULE, "system", (STEPS, MEMORY), system.swapping_or_faults),
+    Rule(system.PROFILER_RULE, "system", (STEPS, OWN_PROFILER), system.profiler_overhead),
     *(
         Rule(name, "compile", _CAUSES, of_rule(name))
         for name in (compile.LIMIT_RULE, compile.CLOSE_RULE, compile.SAME_RULE, compile.ONCE_RULE)
@@ -112,4 +199,19 @@ RULES: tuple[Rule, ...] = (
     Rule(transfers.UNLOWERED_RULE, "compile", (TORCH_XLA, STEP_TIMES), of_rule(transfers.UNLOWERED_RULE)),
     Rule(transfers.TRANSFER_RULE, "transfer", (TRANSFERRED, STEP_TIMES), of_rule(transfers.TRANSFER_RULE)),
     Rule(transfers.EXECUTION_RULE, "compute", (TORCH_XLA, STEP_TIMES), of_rule(transfers.EXECUTION_RULE)),
+    Rule(sync.SYNC_RULE, "sync", _TRACED, sync.host_waits),
+    Rule(sync.ALLOCATOR_RULE, "memory", (*_TRACED, NAMED_STEPS), sync.allocator_in_steps),
+    Rule(launch.LAUNCH_RULE, "launch", _TRACED, launch.short_kernels),
+    Rule(launch.HOST_RULE, "host", _TRACED, launch.device_idle),
+    Rule(transfer_device.RULE, "transfer", _TRACED, transfer_device.host_to_device),
+    Rule(compute.MATRIX_RULE, "compute", (*_TRACED, CAPABILITY), compute.no_tensor_cores),
+    Rule(compute.ATTENTION_RULE, "compute", _TRACED, compute.attention_unfused),
+    Rule(compute.LAYOUT_RULE, "compute", _TRACED, compute.layout_conversions),
+    Rule(compute.POINTWISE_RULE, "compute", _TRACED, compute.unfused_pointwise),
+    Rule(compute.CPU_RULE, "compute", (STEPS, GPU_THERE), compute.cpu_only),
+    Rule(communication.STRAGGLER_RULE, "communication", _RANKS, communication.straggler),
+    Rule(communication.UNBALANCED_RULE, "communication", (*_RANKS, RANK_SAMPLES), communication.unbalanced_work),
+    Rule(collectives.SMALL_RULE, "communication", (COMMUNICATES, COLLECTIVES), collectives.many_small_collectives),
+    Rule(collectives.EXPOSED_RULE, "communication", (COMMUNICATES, *_TRACED, COLLECTIVES), collectives.exposed),
+    Rule(collectives.GLOO_RULE, "communication", (COMMUNICATES, *_TRACED, COLLECTIVES), collectives.gloo_on_gpu),
 )

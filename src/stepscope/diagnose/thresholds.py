@@ -116,6 +116,139 @@ class Trace:
     linked: float = 0.9  # of the device time launched in it; sound traces reach 0.99
 
 
+@dataclass(frozen=True)
+class Waves:
+    """When the wait for data is a wave of all workers at once and not one per step."""
+
+    floor: float = REPORT_FLOOR
+    share: float = 0.7  # of the wait in one step of N: evenly spread waits put 1/N there
+    regular: float = 0.7  # of the distances between waves that are N; an epoch's end breaks one
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """When starting workers anew for every epoch counts."""
+
+    floor: float = REPORT_FLOOR
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """When garbage collections count."""
+
+    floor: float = REPORT_FLOOR
+    count: int = 3  # fewer in a whole run are no rhythm
+    one_line: float = 0.9  # of their time at one line: it asks for them, since automatic ones strike anywhere
+    lines_shown: int = 3
+
+
+@dataclass(frozen=True)
+class Cores:
+    """When a main thread that waits for a core counts. Others need more: our own recorder is among them, with up to
+    2 %, and a scheduler makes any thread wait a few percent."""
+
+    floor: float = REPORT_FLOOR
+    others_floor: float = 0.10
+    others_readings: int = 30  # half a minute: a shorter burst of others says nothing of the next run
+    readings_for_high: int = 30
+
+
+@dataclass(frozen=True)
+class MemoryPressure:
+    """When the machine runs out of memory during steps."""
+
+    floor: float = REPORT_FLOOR
+    faults_per_step: float = 1.0  # that read a disk; below it pressure is that of others; chosen, untuned
+
+
+@dataclass(frozen=True)
+class Drift:
+    """When steps that grow slower count. How a drift is told from noise stands in `analyze/drift.py`."""
+
+    floor: float = REPORT_FLOOR
+    phase: float = 0.5  # a phase with more than half of the growth is named
+
+
+@dataclass(frozen=True)
+class Profiler:
+    """When the script's own profiler counts."""
+
+    floor: float = REPORT_FLOOR
+    steps: int = 3  # in it: fewer are chance
+    steps_for_high: int = 10
+
+
+@dataclass(frozen=True)
+class TracedLoader:
+    """When the loader of a trace without a journal counts: time in it while the device idles."""
+
+    floor: float = REPORT_FLOOR  # torch-tb-profiler warned at the same share, of the loader's whole time
+    steps_for_high: int = 10
+    steps_for_medium: int = 3
+
+
+@dataclass(frozen=True)
+class Device:
+    """When a loss of the devices in profiled steps counts. The limits of a gap stand in `analyze/device_losses`."""
+
+    floor: float = REPORT_FLOOR
+    recurring: float = 0.5  # of the mean: with a median below it few steps make the loss, and the median counts
+    steps_for_median: int = 3  # of fewer steps the median says nothing else than the mean
+    steps_for_high: int = 3  # profiled steps from which a mean over them is no accident
+    lines_shown: int = 3
+
+
+@dataclass(frozen=True)
+class Launch:
+    """When the device waits for launches. Kernels count as short when the host takes longer to launch one."""
+
+    gaps: float = 20  # launches per step that the device waited for; fewer are no pattern; chosen, untuned
+    part: float = 0.2  # of the idle time: a part of the step, as the optimizer, that is worth its own advice
+    mostly: float = 0.5
+
+
+@dataclass(frozen=True)
+class TensorCores:
+    """What mixed precision gives. NVIDIA reports 1.5 to 3 times for whole training steps."""
+
+    gain: float = 2.0  # of products in 16 bits at least: half of the bytes, and from Volta on twice the rate or more
+    peak: float = 16.0  # tensor cores by ordinary ones in 32 bits, data sheets of A100 and H100
+    peak_volta: float = 8.0  # the same of V100 and T4
+    bytes: float = 2.0  # what 16 bits can give all other kernels, which move data
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """When one rank keeps the others waiting, rather than jitter or a slow moment."""
+
+    floor: float = REPORT_FLOOR
+    persistent: float = 0.8  # of the steps one rank is the slowest; TraceML names a cause from as much coverage on
+    every_quarter: float = (
+        0.5  # of the mean excess, in each quarter of the run: else something else was busy for a while
+    )
+    waited: float = 0.5  # of the excess: ranks that do not wait for each other as long are not in step
+    agree: float = 0.75  # waiting by excess, either way; both are measured, so sound runs lie near 1
+    unequal: float = 1.1  # samples by the others' median: fewer are the remainder of a data set; chosen, untuned
+    mostly: float = 0.5  # of the excess in the data wait: an input problem
+    steps_for_high: int = 20  # as TraceML asks for to call a difference critical
+    lines_shown: int = 3
+    line_share: float = 0.1  # of the excess; a phase with less explains nothing
+    ranks_shown: int = 4
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """When communication costs more than it has to."""
+
+    floor: float = REPORT_FLOOR
+    exposed: float = 0.10  # of the step, where PyTorch's TensorBoard plugin begins to warn
+    waiting: float = 0.5  # of the communication: then it is the ranks' unequal work, not the network
+    small_bytes: int = 1 << 20  # DistributedDataParallel's first bucket; smaller messages do not fill a link
+    calls: int = 10  # per step; buckets of the smallest models and a few reduced metrics are fewer; chosen, untuned
+    steps_for_high: int = 3  # profiled steps from which a mean over them is no accident
+    kinds_shown: int = 3
+
+
 SEVERITY = Severity()
 CONFIDENCE = Confidence()
 LOADER = Loader()
@@ -127,3 +260,16 @@ TRANSFERS = Transfers()
 UNLOWERED = Unlowered()
 EXECUTION = Execution()
 TRACE = Trace()
+DEVICE = Device()
+LAUNCH = Launch()
+TENSOR_CORES = TensorCores()
+WAVES = Waves()
+EPOCHS = Epochs()
+PAUSES = Pauses()
+CORES = Cores()
+MEMORY_PRESSURE = MemoryPressure()
+DRIFT = Drift()
+PROFILER = Profiler()
+TRACED_LOADER = TracedLoader()
+RANKS = Ranks()
+COLLECTIVES = Collectives()

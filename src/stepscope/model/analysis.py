@@ -24,8 +24,11 @@ from stepscope.model.schema import REPORT_SCHEMA
 from stepscope.model.trace import DeviceLines, DeviceTime, ReadingFacts, TraceFacts
 
 if TYPE_CHECKING:  # the recorder loads this module in the training process, and needs no view
+    from stepscope.model.facts_machine import MachineFacts
     from stepscope.model.views import Views
     from stepscope.model.views.compilers import CompilersView
+    from stepscope.model.views.device_losses import DeviceLosses
+    from stepscope.model.views.ranks import RanksFacts
     from stepscope.model.views.waits import SampledViews
 
 
@@ -55,7 +58,10 @@ class Analysis:
     device_lines: DeviceLines | None = None  # operator time of the host where no trace holds device slices
     views: Views | None = None  # of traces and recordings of memory
     sampled: SampledViews | None = None  # what sampled stacks say beyond hot lines; None without any
+    device_losses: tuple[DeviceLosses, ...] = ()  # of profiled steps with device work, one for each run
     compilers: CompilersView | None = None  # of torch.compile and torch_xla; None where neither was used
+    ranks: RanksFacts | None = None  # steady steps of several ranks side by side; None for one
+    machine: MachineFacts | None = None  # pauses, cores, drift, profilers, the loader's rhythm
 
 
 @dataclass(frozen=True)

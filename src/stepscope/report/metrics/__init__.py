@@ -5,7 +5,18 @@
 
 from __future__ import annotations
 
-from stepscope.report.metrics import compilers, memory, operators, runs, sampled, views, workers
+from stepscope.report.metrics import (
+    compilers,
+    device_losses,
+    machine,
+    memory,
+    operators,
+    ranks,
+    runs,
+    sampled,
+    views,
+    workers,
+)
 from stepscope.report.metrics.entry import Metric, Section
 
 __all__ = ["SECTIONS", "Metric", "Section", "metric"]
@@ -18,6 +29,9 @@ SECTIONS: tuple[Section, ...] = (
     *compilers.SECTIONS,
     *memory.SECTIONS,
     *workers.SECTIONS,
+    *machine.SECTIONS,
+    *device_losses.SECTIONS,
+    *ranks.SECTIONS,
 )
 
 

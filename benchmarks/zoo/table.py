@@ -1,0 +1,65 @@
+"""The table of the zoo: every script, what is planted in it, what a diagnosis should say first. Standard library only.
+
+`expected` holds the finding categories that are right; None stands for a script in which nothing is planted. Two
+categories stand where one loss has two true names: a rank that waits for its peer loses time in communication, and what
+keeps its peer is input or compute.
+
+The planted line is the one that ends with the comment `# planted`; the statement that begins there is what a diagnosis
+should name, and where that statement lies in a function without the training loop, the function will do as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PLAIN_PART = 0.4  # of a script's own steps make an unrecorded run: there are many of those
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One script. `arguments` make the planted form, `fixed` are added for its twin; `ranks` above 1 use torchrun."""
+
+    name: str
+    expected: tuple[str, ...] | None
+    cost: str  # what is planted, in a few words; for clean ones what the script is
+    arguments: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ("--fixed",)
+    ranks: int = 1
+
+    @property
+    def script(self) -> Path:
+        return HERE / f"{self.name}.py"
+
+    @property
+    def clean(self) -> bool:
+        return self.expected is None
+
+
+ENTRIES = (
+    Entry("decode_png", ("input",), "PNG files decoded in the training process"),
+    Entry("few_workers", ("input",), "one loader worker for a store that answers late"),
+    Entry("python_transform", ("input",), "a transform that goes through pixels in Python"),
+    Entry("many_files", ("input",), "a small file opened for each item"),
+    Entry("collate_singly", ("input",), "batches of one in `collate_fn`"),
+    Entry("loop_in_forward", ("host",), "a loop over positions in `forward`"),
+    Entry("json_records", ("host",), "lists and JSON made in every step"),
+    Entry("item_metrics", ("host",), "`.item()` for each item of a batch"),
+    Entry("validate_in_step", ("host",), "validation in every step, gradients recorded"),
+    Entry("log_every_step", ("io",), "a log forced to disk in every step"),
+    Entry("save_often", ("io",), "a checkpoint every third step"),
+    Entry("growing_shapes", ("compile",), "a function compiled again for each length"),
+    Entry("collect_garbage", ("system",), "garbage collected every fourth step"),
+    Entry("many_threads", ("system",), "more threads than cores, for small operators"),
+    Entry("double_precision", ("compute",), "a layer computed in float64"),
+    Entry("distributed_shards", ("communication", "input"), "one rank's input takes longer", ranks=2),
+    Entry("distributed_spectrum", ("communication", "compute"), "one rank computes more", ranks=2),
+    Entry("distributed_split", ("communication", "compute"), "unequal batches", ranks=2),
+    Entry("distributed_gradients", ("communication",), "a collective for each small gradient", ranks=2),
+    Entry("clean_cnn", None, "a convolutional network"),
+    Entry("clean_transformer", None, "a transformer"),
+    Entry("clean_loader", None, "an MLP with a healthy loader"),
+    Entry("clean_compiled", None, "a compiled model"),
+    Entry("clean_ranks", None, "two healthy ranks", ranks=2),
+)

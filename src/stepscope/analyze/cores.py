@@ -1,0 +1,170 @@
+"""How a run shared its cores, by telemetry of the steady time: who made the main thread wait for a core.
+
+A main thread that could run and had no core is wall time lost. Who had the core is bounded by CPU time: others can take
+no more than what the run's own processes leave of the cores, and the run's own threads no more than what they used.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import polars as pl
+
+from stepscope.analyze.loader import known_cores, ranks_on_host
+from stepscope.analyze.steps import LabelledSteps, mean
+from stepscope.analyze.windows import event_data
+from stepscope.model import Place
+from stepscope.model.facts_machine import CpuFacts, MemoryPressureFacts
+from stepscope.tables.schema import Tables
+
+# Readings come once a second; with fewer the first and last of them, which lie anywhere in steps, weigh too much.
+MIN_READINGS = 5
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def facts(tables: Tables, labelled: LabelledSteps, mean_ms: float | None) -> CpuFacts | None:
+    """None without steps, telemetry of the main threads, or the number of cores."""
+    cores = known_cores(tables)
+    readings = _training(tables, labelled)
+    if cores is None or mean_ms is None or readings is None:
+        return None
+    pids = [rank.pid for rank in tables.ranks]
+    delays = _growths(readings, "run_delay_ns", pids)
+    own = _own_cores(readings)
+    if not delays or own is None:
+        return None
+    delay = min(1.0, sum(delays.values()) / len(delays) / 1e9)
+    throttled = _throttled(readings)
+    held = 0.0 if throttled is None else min(delay, throttled)
+    rest = delay - held
+    free = max(0.0, cores - own)
+    mains = sum(min(used, 1.0 - delay) for used in _mean_cores(readings, pids).values())
+    beside = max(0.0, own - mains)  # what our threads and processes used beside the main threads
+    threads, place, source = _threads(tables)
+    switches = _growths(readings, "involuntary_switches", pids)
+    times = readings["time_ns"].unique()
+    return CpuFacts(
+        readings=len(times),
+        seconds=_seconds(times),
+        cores=cores,
+        ranks_on_host=ranks_on_host(tables),
+        threads=threads,
+        threads_place=place,
+        threads_source=source,
+        own_cores=own,
+        run_delay_share=delay,
+        throttled_share=throttled,
+        throttled_ms_per_step=None if throttled is None else held * mean_ms,
+        own_ms_per_step=max(0.0, rest - free) * mean_ms,
+        others_ms_per_step=max(0.0, min(free, rest - beside)) * mean_ms,
+        involuntary_switches_per_s=sum(switches.values()) / len(switches) if switches else None,
+        pressure_pct=_level(readings, "psi_cpu_some_pct")[0],
+        load=_level(readings, "load_1m")[0],
+    )
+
+
+def memory(tables: Tables, labelled: LabelledSteps, mean_ms: float | None) -> MemoryPressureFacts | None:
+    """None without steps or telemetry of page faults."""
+    readings = _training(tables, labelled)
+    if readings is None or mean_ms is None:
+        return None
+    pids = [rank.pid for rank in tables.ranks]
+    faults = _growths(readings, "major_faults", pids)
+    if not faults:
+        return None
+    stalled, of = _level(readings, "psi_memory_some_pct")
+    resident = readings.filter((pl.col("metric") == "rss_bytes") & pl.col("pid").is_in(pids))["value"]
+    return MemoryPressureFacts(
+        seconds=_seconds(readings["time_ns"].unique()),
+        major_faults_per_step=sum(faults.values()) / len(faults) * mean_ms / 1e3,
+        stalled_pct=stalled,
+        stalled_of=of,
+        rss_bytes=int(max(resident.to_list())) if len(resident) else None,
+    )
+
+
+def _training(tables: Tables, labelled: LabelledSteps) -> pl.DataFrame | None:
+    """Readings between the first and the last steady training step; None with too few of them."""
+    steady = labelled.steady().filter(pl.col("start_ns").is_not_null())
+    if steady.is_empty():
+        return None
+    readings = tables.system.filter(pl.col("value").is_not_null() & pl.col("time_ns").is_not_null())
+    first, last = steady["start_ns"].min(), (steady["start_ns"] + steady["wall_ns"]).max()
+    inside = readings.filter(pl.col("time_ns").is_between(first, last))
+    return inside if inside["time_ns"].n_unique() >= MIN_READINGS else None
+
+
+def _growths(readings: pl.DataFrame, metric: str, pids: list[int]) -> dict[int, float]:
+    """Growth of a counter per second of wall time, by process."""
+    own = readings.filter((pl.col("metric") == metric) & pl.col("pid").is_in(pids)).sort("time_ns")
+    result = {}
+    for (pid,), rows in own.partition_by("pid", as_dict=True, maintain_order=True).items():
+        seconds = (rows["time_ns"][-1] - rows["time_ns"][0]) / 1e9
+        if seconds > 0 and rows.height >= MIN_READINGS:
+            result[pid] = max(0.0, rows["value"][-1] - rows["value"][0]) / seconds
+    return result
+
+
+def _mean_cores(readings: pl.DataFrame, pids: list[int]) -> dict[int, float]:
+    """CPU use by process, in cores."""
+    cpu = readings.filter((pl.col("metric") == "cpu_pct") & pl.col("pid").is_in(pids))
+    means = cpu.group_by("pid").agg(pl.col("value").mean()).sort("pid")
+    return {pid: value / 100.0 for pid, value in means.rows()}
+
+
+def _own_cores(readings: pl.DataFrame) -> float | None:
+    """CPU use of all processes of the run on a host, in cores, mean over readings and hosts."""
+    cpu = readings.filter(pl.col("metric") == "cpu_pct").group_by("host", "time_ns").agg(pl.col("value").sum())
+    return mean(cpu["value"]) / 100.0 if cpu.height else None
+
+
+def _throttled(readings: pl.DataFrame) -> float | None:
+    """Growth of the cgroup's throttled time by wall time, mean over hosts."""
+    shares = []
+    for rows in readings.filter(pl.col("metric") == "cgroup_throttled_ns").sort("time_ns").partition_by("host"):
+        wall = rows["time_ns"][-1] - rows["time_ns"][0]
+        if wall > 0:
+            shares.append(max(0.0, rows["value"][-1] - rows["value"][0]) / wall)
+    return sum(shares) / len(shares) if shares else None
+
+
+def _level(readings: pl.DataFrame, metric: str) -> tuple[float | None, str]:
+    """(mean, of what): the cgroup's own figure where there is one, else the machine's."""
+    rows = readings.filter(pl.col("metric") == metric)
+    cgroup = rows.filter(pl.col("device") == "cgroup")
+    chosen = cgroup if cgroup.height else rows.filter(pl.col("device").is_null())
+    return (mean(chosen["value"]) if chosen.height else None), "cgroup" if cgroup.height else "machine"
+
+
+def _threads(tables: Tables) -> tuple[int | None, Place | None, str]:
+    """(threads, the line that set them, source): the last `torch.set_num_threads`, else the environment."""
+    last: dict[str, Any] | None = None
+    for _, data in event_data(tables, "site"):
+        if data.get("what") == "set_num_threads" and _value(data) is not None:
+            last = data
+    if last is not None:
+        file, line = last.get("file"), last.get("line")
+        known = isinstance(file, str)
+        place = Place(str(file), line if isinstance(line, int) else None, last.get("function")) if known else None
+        return _value(last), place, "events.jsonl, torch.set_num_threads"
+    for manifest in tables.manifests:
+        environment = manifest.get("environment")
+        for name in _THREADS:
+            text = str(environment.get(name, "")) if isinstance(environment, dict) else ""
+            if re.fullmatch(r"[1-9]\d{0,4}", text):
+                return int(text), None, f"manifest.json, {name}"
+    return None, None, ""
+
+
+def _value(data: dict[str, Any]) -> int | None:
+    arguments = data.get("arguments")
+    for value in (arguments or {}).values() if isinstance(arguments, dict) else ():
+        if re.fullmatch(r"[1-9]\d{0,4}", str(value)):
+            return int(value)
+    return None
+
+
+def _seconds(times: pl.Series) -> float:
+    values: list[int] = times.to_list()
+    return (max(values) - min(values)) / 1e9

@@ -1,0 +1,225 @@
+"""Device work that could be less: products that leave tensor cores unused, attention written out, layouts, pointwise.
+
+Only time counts in which nothing else ran on any device of the trace.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+
+import numpy as np
+
+from stepscope.analyze import intervals
+from stepscope.analyze.device_losses.pieces import Piece, Scene, piece
+from stepscope.analyze.intervals import Int64
+from stepscope.analyze.origins import NONE
+from stepscope.analyze.views import tensor_cores
+from stepscope.analyze.views.base import Bools
+from stepscope.analyze.views.host_activity import matches
+from stepscope.analyze.views.work import COMMUNICATION, COPY, FILL, KERNEL
+from stepscope.model.views.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE
+
+MAX_LEVELS = 1_000  # operators around each other; a broken tree ends here
+FIRST_TENSOR_CORES = 7  # major compute capability of Volta
+# Kernels between the two products of an attention that is written out: scale, mask, softmax, dropout, and conversions
+# between types around the softmax. Backward has as many.
+REACH = 10
+# Products and convolutions on ordinary cores, by the names that cuBLAS, cuDNN, CUTLASS and MIOpen give them. Double
+# precision is left out: what needs it cannot be had in 16 bits.
+_PRODUCT = re.compile(
+    r"gemm|gemv|conv|wgrad|dgrad|fprop|winograd|splitk|fft|_cgemm|Cijk_|implicit|flip_filter|_engine|simt|gcgemm", re.I
+)
+_DOUBLE = re.compile(r"(?<!w)dgemm|_d884|d161616|<double|double,|f64|_ddd_", re.I)
+_CONVERSION = re.compile(r"nchwToNhwc|nhwcToNchw|nchw_?to_?nhwc|nhwc_?to_?nchw|nchwToFold|nhwcAddPadding", re.I)
+_POINTWISE = re.compile(
+    r"elementwise_kernel|CatArrayBatchedCopy|direct_copy_kernel|fused_dropout|where_kernel|launch_clamp|"
+    r"vectorized_layer_norm|elementwise_kernel_manual_unroll"
+)
+_FUSED = re.compile(r"^triton_")
+_PRODUCT_OPERATORS = frozenset({"aten::bmm", "aten::baddbmm", "aten::baddbmm_", "aten::_scaled_mm"})
+_SOFTMAX = frozenset({"aten::_softmax", "aten::_softmax_backward_data", "aten::_masked_softmax"})
+_OPTIMIZER = r"^Optimizer\.(step|zero_grad)#"
+
+
+class Busy:
+    """Kernels of one trace, in order of their start."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        found = scene.found
+        kernels = np.flatnonzero(found.kind == KERNEL)
+        kernels = kernels[scene.step_of(found.start_ns[kernels]) >= 0]
+        self.slices = kernels[np.argsort(found.start_ns[kernels], kind="stable")]
+        self.rows = found.rows[self.slices]
+        self.starts, self.ends = found.start_ns[self.slices], found.end_ns[self.slices]
+
+    @cached_property
+    def _operator(self) -> Int64:
+        """The row of the operator that launched each kernel, -1 for none."""
+        span = self.scene.span
+        operator = np.full(len(span) + 1, NONE, np.int64)
+        links = span.links
+        operator[links["event"].to_numpy()] = links["operator"].to_numpy()
+        return operator[self.rows]
+
+    def _flags(self, pattern: re.Pattern[str]) -> Bools:
+        names = self.scene.span.names
+        return self._by_name([pattern.search(name) is not None for name in names.values])
+
+    def _by_name(self, flags: list[bool]) -> Bools:
+        found: Bools = self.scene.span.names.pick(flags)[self.rows]
+        return found
+
+    def _piece(self, chosen: Bools, details: dict[str, float] | None = None) -> Piece:
+        """A loss of some kernels: the time in which none of the others, nor a copy, ran."""
+        found = self.scene.found
+        mine = np.zeros(len(found), bool)
+        mine[self.slices[chosen]] = True
+        rest = ~mine & np.isin(found.kind, (KERNEL, FILL, COMMUNICATION, COPY))
+        own = intervals.subtract(
+            intervals.union(self.starts[chosen], self.ends[chosen]),
+            intervals.union(found.start_ns[rest], found.end_ns[rest]),
+        )
+        launch = found.launch[self.slices[chosen]]
+        origin = np.where(launch >= 0, launch, self._operator[chosen])
+        lengths = self.ends[chosen] - self.starts[chosen]
+        return piece(self.scene, own, origin, lengths, self.rows[chosen], details)
+
+    # ---------------------------------------------------------------------------------------------- products
+
+    @cached_property
+    def _able(self) -> Bools:
+        """Kernels on a device that has tensor cores, as far as the trace tells."""
+        gpus = self.scene.span.gpus
+        devices = self.scene.found.device[self.slices]
+        able = [number for number, gpu in gpus.items() if has_tensor_cores(gpu.name, gpu.capability)]
+        flags: Bools = np.isin(devices, np.asarray(able, np.int64))
+        return flags
+
+    @cached_property
+    def _below_product(self) -> Bools:
+        """Kernels below an operator that could use tensor cores."""
+        span = self.scene.span
+        return self._below(span.names.pick(tensor_cores.eligible(span.names.values)) & span.is_operator)
+
+    def _below(self, wanted: Bools) -> Bools:
+        """Kernels below one of the operators `wanted`, a flag for each row of the span."""
+        span = self.scene.span
+        result = np.zeros(len(self.rows), bool)
+        above = self._operator.copy()
+        left = np.flatnonzero(above >= 0)
+        for _ in range(MAX_LEVELS):
+            if not len(left):
+                break
+            hit = wanted[above[left]]
+            result[left[hit]] = True
+            left = left[~hit]
+            above[left] = span.parent[above[left]]
+            left = left[above[left] >= 0]
+        return result
+
+    def products(self) -> Piece:
+        """Products and convolutions on ordinary cores, where the device has others."""
+        span = self.scene.span
+        used = self._by_name(tensor_cores.uses_tensor_cores(span.names.values))
+        ordinary = self._able & self._below_product & ~used & self._flags(_PRODUCT) & ~self._flags(_DOUBLE)
+        ordinary &= ~self._flags(_CONVERSION)
+        lengths = self.ends - self.starts
+        on_tensor_cores = float(lengths[used & self._able].sum())
+        return self._piece(ordinary, details={"tensor_core_ns": on_tensor_cores})
+
+    # --------------------------------------------------------------------------------------------- attention
+
+    def attention(self) -> Piece:
+        """Kernels between two batched products with a softmax among them, in the order of one thread's launches.
+
+        `products_ns` is the time of these products, which a fused kernel computes as well.
+        """
+        span, found = self.scene.span, self.scene.found
+        chosen = np.zeros(len(self.rows), bool)
+        launch = found.launch[self.slices]
+        track = np.where(launch >= 0, span.tracks.codes[np.maximum(launch, 0)], NONE)
+        linked, rows = self._operator >= 0, np.maximum(self._operator, 0)
+        product = linked & span.names.where(_PRODUCT_OPERATORS)[rows]
+        softmax = linked & span.names.where(_SOFTMAX)[rows]
+        products = np.zeros(len(self.rows), bool)
+        found_softmax = 0
+        for one in np.unique(track[softmax & (track >= 0)]).tolist():
+            own = np.flatnonzero(track == one)
+            own = own[np.argsort(span.start_ns[launch[own]], kind="stable")]
+            for middle in np.flatnonzero(softmax[own]).tolist():
+                before = np.flatnonzero(product[own[max(0, middle - REACH) : middle]])
+                behind = np.flatnonzero(product[own[middle + 1 : middle + 1 + REACH]])
+                if len(before) and len(behind):
+                    first = max(0, middle - REACH) + int(before[-1])
+                    last = middle + 1 + int(behind[0])
+                    chosen[own[first + 1 : last]] = True
+                    products[own[[first, last]]] = True
+                    found_softmax += 1
+        lengths = self.ends - self.starts
+        details = {"softmax_calls": float(found_softmax), "products_ns": float(lengths[products].sum())}
+        return self._piece(chosen & ~products, details=details)
+
+    # ------------------------------------------------------------------------------------- layout, pointwise
+
+    def layout(self) -> Piece:
+        """Conversions between memory layouts that cuDNN adds around convolutions."""
+        return self._piece(self._flags(_CONVERSION) & self._below_product)
+
+    def pointwise(self) -> Piece:
+        """Runs of pointwise kernels that follow each other on a stream: all but the longest of each run.
+
+        One kernel in place of a run reads and writes about as much as its longest. Those of the optimizer and sums of
+        gradients are left out: they work on different tensors.
+        """
+        span = self.scene.span
+        sums = span.names.pick(["AccumulateGrad" in name for name in span.names.values])
+        flags = self._flags(_POINTWISE) & ~self._flags(_FUSED) & ~self._in_optimizer & ~self._below(sums)
+        stream = span.column("stream", self.rows)
+        lost, runs = np.zeros(len(self.rows), bool), np.zeros(len(self.rows), bool)
+        for one in np.unique(stream).tolist():
+            own = np.flatnonzero(stream == one)
+            lost[own], runs[own] = _runs(flags[own], (self.ends - self.starts)[own])
+        lengths = self.ends - self.starts
+        return self._piece(lost, details={"runs_kernels": float(runs.sum()), "runs_ns": float(lengths[runs].sum())})
+
+    @cached_property
+    def _in_optimizer(self) -> Bools:
+        span, found = self.scene.span, self.scene.found
+        ranges = np.flatnonzero(span.names.pick(matches(_OPTIMIZER, span.names.values).tolist()) & ~span.on_device)
+        ranges = ranges[~span.categories.where(["gpu_user_annotation"])[ranges]]
+        times = intervals.union(span.start_ns[ranges], span.ends(ranges))
+        launch = found.launch[self.slices]
+        at = span.start_ns[np.maximum(launch, 0)]
+        inside: Bools = (intervals.covered(times, at, at + 1) > 0) & (launch >= 0)
+        return inside
+
+
+def has_tensor_cores(name: str | None, capability: str | None) -> bool:
+    """NVIDIA from Volta on. AMD's traces give a number of the same form that means something else."""
+    major = (capability or "").partition(".")[0]
+    if not major.isdigit() or "AMD" in (name or "") or "Radeon" in (name or "") or "Instinct" in (name or ""):
+        return False
+    # the GTX 16 series is Turing without them
+    return int(major) >= FIRST_TENSOR_CORES and "GTX 16" not in (name or "")
+
+
+def _runs(flags: Bools, lengths: Int64) -> tuple[Bools, Bools]:
+    """In each run of several flagged values all but its longest; and all of them."""
+    lost, runs = flags.copy(), flags.copy()
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        lost[first + int(lengths[first:last].argmax())] = False
+        runs[first:last] = last - first > 1
+    return lost, runs
+
+
+def pieces(busy: Busy) -> dict[str, Piece]:
+    """Every loss of work."""
+    return {
+        MATRIX: busy.products(),
+        ATTENTION: busy.attention(),
+        LAYOUT: busy.layout(),
+        POINTWISE: busy.pointwise(),
+    }

@@ -1,0 +1,128 @@
+"""Whether steady steps grow slower over the run, by how much, in which phase and at which lines.
+
+The level is a straight line through all steps by the method of Theil and Sen, the median of the slopes between pairs,
+which single slow steps do not move.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import polars as pl
+
+from stepscope.analyze.intervals import Int64
+from stepscope.analyze.sampled.samples import Samples
+from stepscope.analyze.steps import LabelledSteps
+from stepscope.model import PHASES, Place
+from stepscope.model.facts_machine import DriftFacts, DriftLine
+
+MIN_STEPS = 60  # ten in each part: their medians mean something
+PARTS = 6  # medians that rise five times in a row do so by chance once in 720 runs
+POINTS = 240  # medians of neighbouring steps that the line goes through; its pairs fit into memory at any length
+MAX_LINES = 3
+MIN_SAMPLES = 10  # of a line in the last third
+THIRD = 3
+
+
+def facts(labelled: LabelledSteps, samples: Samples | None) -> DriftFacts | None:
+    """None with fewer than `MIN_STEPS` steady training steps on a rank."""
+    steady = labelled.steady().filter(pl.col("start_ns").is_not_null()).sort("process", "start_ns")
+    ranks = [own for own in steady.partition_by("process", maintain_order=True) if own.height >= MIN_STEPS]
+    if not ranks or len(ranks) < steady["process"].n_unique():
+        return None
+    fits = [_line(own["wall_ns"].to_numpy() / 1e6) for own in ranks]
+    early, late = (float(np.mean([fit[end] for fit in fits])) for end in (0, 1))
+    medians = [_medians(own) for own in ranks]
+    rising = all(_rises(own, found) for own, found in zip(ranks, medians, strict=True))
+    return DriftFacts(
+        steps=steady.height,
+        parts=PARTS,
+        rising=rising,
+        early_ms=early,
+        late_ms=late,
+        lost_ms_per_step=max(0.0, (late - early) / 2),
+        medians_ms=tuple(float(value) for value in np.mean(medians, axis=0)),
+        phases=_phases(ranks),
+        lines=_lines(steady, samples) if rising else (),
+    )
+
+
+def _line(wall_ms: np.ndarray) -> tuple[float, float]:
+    """(first, last) value of the line through `wall_ms`."""
+    groups = np.array_split(wall_ms, min(POINTS, len(wall_ms)))
+    values = np.array([np.median(group) for group in groups])
+    ends = np.cumsum([len(group) for group in groups])
+    places = ends - np.array([(len(group) + 1) / 2 for group in groups])  # the middle of each group, counted from 0
+    first, second = np.triu_indices(len(values), 1)
+    slope = float(np.median((values[second] - values[first]) / (places[second] - places[first])))
+    start = float(np.median(values - slope * places))
+    return start, start + slope * (len(wall_ms) - 1)
+
+
+def _parts(count: int) -> list[Int64]:
+    return np.array_split(np.arange(count), PARTS)
+
+
+def _medians(own: pl.DataFrame) -> list[float]:
+    wall = own["wall_ns"].to_numpy() / 1e6
+    return [float(np.median(wall[part])) for part in _parts(own.height)]
+
+
+def _rises(own: pl.DataFrame, medians: list[float]) -> bool:
+    """Every part above the one before, and the last one's faster steps above the first one's slower ones."""
+    if any(after <= before for before, after in pairwise(medians)):
+        return False
+    wall, parts = own["wall_ns"].to_numpy(), _parts(own.height)
+    return bool(np.quantile(wall[parts[-1]], 0.25) > np.quantile(wall[parts[0]], 0.75))
+
+
+def _phases(ranks: list[pl.DataFrame]) -> dict[str, float]:
+    """By how much the median of each phase grew from the first part to the last one, mean over ranks."""
+    grown: dict[str, float] = {}
+    for phase in PHASES:
+        columns = [own[f"{phase}_ns"] for own in ranks]
+        if any(column.null_count() for column in columns):
+            continue
+        changes = []
+        for column in columns:
+            values, parts = column.to_numpy(), _parts(len(column))
+            changes.append(float(np.median(values[parts[-1]]) - np.median(values[parts[0]])) / 1e6)
+        grown[phase] = float(np.mean(changes))
+    return grown
+
+
+def _lines(steady: pl.DataFrame, samples: Samples | None) -> tuple[DriftLine, ...]:
+    """Lines whose sampled time per step grew from the first third of the steady time to the last, most first."""
+    if samples is None:
+        return ()
+    begin, end = steady["start_ns"].min(), (steady["start_ns"] + steady["wall_ns"]).max()
+    assert isinstance(begin, int)
+    assert isinstance(end, int)
+    third = (end - begin) // THIRD
+    early = _of_period(steady, samples, begin, begin + third)
+    late = _of_period(steady, samples, end - third, end)
+    found = [
+        DriftLine(place, early.get(place, (0.0, 0))[0], ms, count)
+        for place, (ms, count) in late.items()
+        if count >= MIN_SAMPLES and ms > early.get(place, (0.0, 0))[0]
+    ]
+    found.sort(key=lambda line: (line.early_ms_per_step - line.late_ms_per_step, line.place.file, line.place.line or 0))
+    return tuple(found[:MAX_LINES])
+
+
+def _of_period(steady: pl.DataFrame, samples: Samples, begin: int, end: int) -> dict[Place, tuple[float, int]]:
+    """(ms per step, samples) by line, of stacks whose segment has its middle in that time; {} without any."""
+    middle = (pl.col("start_ns") + pl.col("end_ns")) // 2
+    rows = samples.rank_steps().filter(middle.is_between(begin, end))
+    steps = steady.filter(pl.col("start_ns").is_between(begin, end))
+    total = int(rows["samples"].sum())
+    if not total or steps.is_empty():
+        return {}
+    per_sample = float(steps["wall_ns"].sum()) / steps.height / 1e6 / total
+    own = rows.filter(pl.col("user_file").is_not_null() & pl.col("user_line").is_not_null())
+    sums = own.group_by("user_file", "user_line", "user_function").agg(pl.col("samples").sum())
+    return {
+        Place(file, line, function): (count * per_sample, int(count))
+        for file, line, function, count in sums.sort("user_file", "user_line", "user_function").rows()
+    }

@@ -1,0 +1,178 @@
+"""What the machine and the loader's rhythm do to a run: pauses, cores, drift, profilers, epochs, waves.
+
+Times per step are ms of a mean steady step unless a name says otherwise. A part is None where its source is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepscope.model.findings import Place
+
+
+@dataclass(frozen=True)
+class PauseLine:
+    """A line of the user's at which garbage collections struck inside steady steps."""
+
+    place: Place
+    count: int
+    ms_per_step: float
+
+
+@dataclass(frozen=True)
+class PauseFacts:
+    """Collections of Python's garbage collector inside steady steps: full ones, and others above a millisecond.
+
+    `lines` are in order of time; a line that asks for a collection holds all of its own.
+    """
+
+    count: int
+    full: int  # of all generations
+    collected: int | None  # objects
+    steps: int
+    steps_struck: int
+    ms_per_step: float
+    longest_ms: float
+    lines: tuple[PauseLine, ...]
+
+
+@dataclass(frozen=True)
+class CpuFacts:
+    """How training shared its cores, mean over the steady time and over ranks.
+
+    `run_delay_share` is the part of the wall time in which a rank's main thread could run and had no core. Of it,
+    `throttled_ms_per_step` is bounded by the time the cgroup was throttled. Others can only
+    take what the run leaves of its cores: `own_ms_per_step` is the rest of the wait, which the run's own threads and
+    processes caused; `others_ms_per_step` is less than the wait by what these could have taken, and at most what is
+    left.
+    """
+
+    readings: int
+    seconds: float
+    cores: float  # this host's cores that the run may use
+    ranks_on_host: int
+    threads: int | None  # of torch in each rank, where script or environment set them
+    threads_place: Place | None
+    threads_source: str
+    own_cores: float  # CPU use of the whole run
+    run_delay_share: float
+    throttled_share: float | None  # growth of the cgroup's throttled time by wall time; summed over cores
+    throttled_ms_per_step: float | None
+    own_ms_per_step: float
+    others_ms_per_step: float
+    involuntary_switches_per_s: float | None
+    pressure_pct: float | None
+    load: float | None
+
+
+@dataclass(frozen=True)
+class MemoryPressureFacts:
+    """Page faults that read a disk, and the time something stood still for want of memory (PSI)."""
+
+    seconds: float
+    major_faults_per_step: float
+    stalled_pct: float | None  # the cgroup's where it is known, else the machine's
+    stalled_of: str  # "cgroup" | "machine"
+    rss_bytes: int | None
+
+
+@dataclass(frozen=True)
+class DriftLine:
+    """A line of the user's whose sampled time per step grew between the first and the last part of the run."""
+
+    place: Place
+    early_ms_per_step: float
+    late_ms_per_step: float
+    samples: int  # in the last part
+
+
+@dataclass(frozen=True)
+class DriftFacts:
+    """Whether steady steps became slower. Levels are on the straight line through all steps (Theil and Sen).
+
+    `rising`: every part of the run is slower at its median than the one before, on every rank.
+    """
+
+    steps: int
+    parts: int
+    rising: bool
+    early_ms: float
+    late_ms: float
+    lost_ms_per_step: float  # mean of the line over its start
+    medians_ms: tuple[float, ...]  # of the parts
+    phases: dict[str, float]  # phase -> ms by which the last part's median is above the first one's
+    lines: tuple[DriftLine, ...]
+
+
+@dataclass(frozen=True)
+class ProfilerFacts:
+    """The steps of the script's own profiler against the steady ones outside, of the ranks that have both.
+
+    `source`: "journal", or "trace" where the profiler recorded stacks, because nothing is journaled meanwhile.
+    """
+
+    inside: int
+    outside: int
+    inside_ms: float
+    outside_ms: float
+    steps: int  # all training steps of these ranks
+    lost_ms_per_step: float  # over all of them
+    total_ms_per_step: float  # their mean wall time
+    source: str
+
+
+@dataclass(frozen=True)
+class EpochFacts:
+    """What starting a loader's iterators again cost, for one loader with workers. Medians are over the later epochs."""
+
+    site: Place | None
+    num_workers: int
+    persistent: bool | None
+    kind: str  # of the steps it feeds
+    restarts: int  # iterators after the first
+    make_ms: float  # median time to make an iterator
+    first_wait_ms: float  # median wait for the first batch
+    usual_wait_ms: float  # median wait in the other steps it feeds
+    batch_ms: float | None  # work to make one batch, which a new epoch needs in any case
+    lost_ms_per_step: float  # of all restarts, over the run's training steps
+    at_most_ms_per_step: float  # with the end of the old workers, and all by which an epoch's first steps are slower
+    total_ms_per_step: float  # mean wall time of all training steps, with what changing iterators took
+
+
+@dataclass(frozen=True)
+class WaveFacts:
+    """Whether the wait for data comes in one step of `period`. `share`: the part of the wait that these steps hold."""
+
+    period: int
+    waves: int
+    share: float
+    regular: float  # of the distances between neighbouring waves, those that are the period
+    wave_wait_ms: float  # median wait in a wave
+    other_wait_ms: float  # median wait in the other steps
+
+
+@dataclass(frozen=True)
+class TraceLoader:
+    """The loader of one run of traces without a journal. `workers`: "none", "some", or None where no name tells."""
+
+    run: str
+    workers: str | None
+    call: Place | None  # the user's line that asks for the batch
+    entries: tuple[Place, ...]  # the outermost lines of the user's below it, with their share of its time
+    fetches: int
+    fetch_ms: float  # mean time of one
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """All of the above."""
+
+    journaled: bool  # a journal of events exists: what is not in it did not happen
+    pauses: PauseFacts | None
+    cpu: CpuFacts | None
+    memory: MemoryPressureFacts | None
+    drift: DriftFacts | None
+    profiler: ProfilerFacts | None
+    epochs: tuple[EpochFacts, ...] | None
+    waves: WaveFacts | None
+    trace_loaders: tuple[TraceLoader, ...]

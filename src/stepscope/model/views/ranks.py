@@ -1,0 +1,42 @@
+"""The steps of several ranks side by side: which rank works longest while the others wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """One rank's mean step. `own_ms` is in phases in which it waits for nobody, `exchange_ms` in the others."""
+
+    rank: int
+    wall_ms: float
+    own_ms: float
+    exchange_ms: float
+    phases_ms: dict[str, float]
+    samples: float | None  # of a step
+
+
+@dataclass(frozen=True)
+class RanksFacts:
+    """Steady training steps that all ranks took, the n-th of each beside the n-th of the others.
+
+    `exchange` are the phases in which ranks wait for each other, `exchange_source` how that is known. The excess is the
+    slowest rank's own work less the median of the others', mean over steps; `least_excess_ms` is the smallest mean of a
+    quarter of the run. `waited_ms` is what the others spend longer in `exchange` than the slowest (their median).
+    """
+
+    ranks: tuple[RankWork, ...]
+    steps: int
+    exchange: tuple[str, ...]
+    exchange_source: str
+    slowest: int
+    excess_ms: float
+    least_excess_ms: float
+    waited_ms: float
+    slowest_share: float  # of the steps in which that rank worked longest
+    excess_by_phase_ms: dict[str, float]  # phases of own work; sums to about the excess
+
+    def of(self, rank: int) -> RankWork:
+        """The mean step of a rank of `ranks`."""
+        return next(work for work in self.ranks if work.rank == rank)

@@ -1,0 +1,332 @@
+"""Idle time of devices goes to its cause, each nanosecond once; work that could be less is told by what it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stepscope.analyze import analyze
+from stepscope.model.views.device_losses import (
+    ALLOCATOR,
+    ATTENTION,
+    COPY_IN,
+    HOST,
+    LAUNCH,
+    LAYOUT,
+    MATRIX,
+    POINTWISE,
+    SYNC,
+    DeviceLosses,
+    Loss,
+)
+from stepscope.model.views.overview import DEVICE
+from tests.analyze import shared_traces
+from tests.analyze.device_scenes import (
+    A100,
+    ADD,
+    P100,
+    PINNED_IN,
+    SGEMM,
+    TENSOR,
+    V100,
+    Scene,
+    allocations,
+    attention,
+    batch_copies,
+    conversions,
+    host_work,
+    pointwise_run,
+    products,
+    reads_value,
+    repeated,
+    short_launches,
+)
+from tests.builders import make_tables
+
+IDLE = (SYNC, COPY_IN, ALLOCATOR, LAUNCH, HOST)
+
+
+def losses(scene: Scene, *gpus: dict[str, Any]) -> DeviceLosses:
+    (found,) = analyze(scene.tables(*gpus)).device_losses
+    return found
+
+
+def loss(scene: Scene, kind: str, *gpus: dict[str, Any]) -> Loss:
+    found = losses(scene, *gpus).of(kind)
+    assert found is not None
+    return found
+
+
+def us(ns: float) -> float:
+    return ns / 1000
+
+
+def test_without_device_work_there_is_nothing() -> None:
+    assert analyze(make_tables()).device_losses == ()
+
+
+def test_steps_and_kernels_are_counted() -> None:
+    found = losses(repeated(4, 1000, products), V100)
+    assert (found.steps, found.has_steps, us(found.step_ns), found.kernels_per_step) == (4, True, 1000, 2)
+    assert us(found.compute_ns_per_step) == pytest.approx(950)
+    assert [gpu.name for gpu in found.gpus] == ["Tesla V100"]
+
+
+# ------------------------------------------------------------------------------------------------------- waits
+
+
+def test_a_wait_costs_the_idle_time_behind_it_and_not_the_work_before() -> None:
+    found = loss(repeated(3, 400, reads_value), SYNC)
+    # the copy itself, and from its end to the next kernel; of the wait's 195 the device worked 192
+    assert us(found.ns_per_step) == pytest.approx(2 + (315 - 212))
+    assert us(found.details["waited_ns"]) == pytest.approx(195)
+    assert us(found.details["copied_ns"]) == pytest.approx(2)
+    assert list(found.parts) == ["aten::item"]
+    assert found.calls_per_step == 1
+    (line,) = found.lines
+    assert line.place.function == "train"
+    assert us(line.ns_per_step) == pytest.approx(105)
+
+
+def test_behind_a_short_wait_only_as_much_counts_as_the_host_would_have_been_ahead() -> None:
+    def fill(scene: Scene) -> None:
+        scene.kernel(SGEMM, 10, 200)
+        scene.call("cudaStreamSynchronize", 200, 14)  # 10 of them while the device works
+        scene.kernel(SGEMM, 300, 90)
+
+    assert us(loss(repeated(3, 400, fill), SYNC).ns_per_step) == pytest.approx(4 + 10)
+
+
+def test_a_wait_beside_work_of_another_stream_costs_nothing() -> None:
+    def fill(scene: Scene) -> None:
+        reads_value(scene)
+        scene.work(SGEMM, 0, 395, launch=scene.call("cudaLaunchKernel", 0, 1), stream=8)
+
+    assert losses(repeated(3, 400, fill)).of(SYNC) is None
+
+
+def test_a_wait_of_the_loader_is_the_loaders() -> None:
+    def fill(scene: Scene) -> None:
+        scene.kernel(SGEMM, 10, 100)
+        scene.mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 120, 200)
+        scene.call("cudaStreamSynchronize", 130, 180)
+        scene.kernel(SGEMM, 330, 60)
+
+    found = losses(repeated(3, 400, fill))
+    assert found.of(SYNC) is None
+    launches = found.of(LAUNCH)
+    assert launches is not None
+    # before and behind the loader, and from the last kernel to the next step's first
+    assert us(launches.ns_per_step) == pytest.approx(10 + 10 + 20, abs=5)
+
+
+def test_copies_to_the_device_are_no_wait_of_their_own() -> None:
+    found = losses(repeated(3, 1000, batch_copies))
+    assert found.of(SYNC) is None
+    copies = found.of(COPY_IN)
+    assert copies is not None
+    assert us(copies.details["exposed_ns"]) == pytest.approx(300)
+    # 2 before the copy begins, and from its end to the next kernel: the host waited as long as that
+    assert us(copies.details["idle_ns"]) == pytest.approx(2 + 18)
+    assert copies.ns_per_step == pytest.approx(copies.details["exposed_ns"] + copies.details["idle_ns"])
+    assert (copies.details["pageable_copies"], copies.details["blocking_copies"]) == (1, 1)
+    assert copies.details["copied_bytes"] == 3_000_000
+    assert copies.calls_per_step == 1
+
+
+def test_a_copy_beside_work_is_hidden() -> None:
+    def fill(scene: Scene) -> None:
+        scene.kernel(SGEMM, 5, 900)
+        call = scene.call("cudaMemcpyAsync", 10, 2)
+        scene.work(PINNED_IN, 20, 300, launch=call, category="gpu_memcpy", stream=20)
+
+    assert losses(repeated(3, 1000, fill)).of(COPY_IN) is None
+
+
+# ------------------------------------------------------------------------------------------- launches, host work
+
+
+def test_gaps_before_launches_go_to_the_operators_that_launch() -> None:
+    found = losses(repeated(3, 1000, short_launches))
+    launches = found.of(LAUNCH)
+    assert launches is not None
+    assert list(launches.parts) == ["aten::add_"]
+    assert launches.calls_per_step == pytest.approx(30)
+    # 29 gaps of 30 in every step; what lies between the last kernel and the next step's first is launching, too
+    assert us(launches.ns_per_step) == pytest.approx(29 * 30 + 10, abs=40)
+    assert found.median_kernel_ns == 2000
+    assert found.of(HOST) is None
+
+
+def test_a_gap_in_the_queue_is_no_wait_for_a_launch() -> None:
+    def fill(scene: Scene) -> None:
+        launches = [scene.call("cudaLaunchKernel", number, 1) for number in range(30)]
+        for number, launch in enumerate(launches):
+            scene.work(ADD, 20 + number * 33, 2, launch=launch)
+
+    launches = losses(repeated(3, 1000, fill)).of(LAUNCH)
+    assert launches is None or us(launches.ns_per_step) < 60  # all but the first were launched before the gap
+
+
+def test_the_parts_of_the_optimizer_and_of_zero_grad_are_told() -> None:
+    def fill(scene: Scene) -> None:
+        scene.mark("Optimizer.step#SGD.step", 0, 320)
+        scene.mark("Optimizer.zero_grad#SGD.zero_grad", 320, 320)
+        short_launches(scene)
+
+    details = loss(repeated(3, 1000, fill), LAUNCH).details
+    assert details["optimizer_launches"] == 10
+    assert details["zero_grad_launches"] == 10
+    assert us(details["optimizer_ns"]) == pytest.approx(300, abs=20)
+
+
+def test_long_host_work_is_told_with_what_ran() -> None:
+    found = losses(repeated(3, 10_000, host_work))
+    work = found.of(HOST)
+    assert work is not None
+    assert list(work.parts) == ["aten::sort"]
+    assert us(work.ns_per_step) == pytest.approx(7150 - 1010)
+    launches = found.of(LAUNCH)
+    assert launches is None or us(launches.ns_per_step) < 100
+
+
+def test_calls_of_the_allocator_are_told_by_name() -> None:
+    found = loss(repeated(3, 1000, allocations), ALLOCATOR)
+    assert us(found.ns_per_step) == pytest.approx(200)
+    assert {name: us(ns) for name, ns in found.parts.items()} == {"cudaFree": 100, "cudaMalloc": 100}
+    assert found.calls_per_step == 2
+
+
+@pytest.mark.parametrize("fill", [reads_value, batch_copies, allocations, host_work, short_launches])
+def test_no_idle_time_is_told_twice(fill: Callable[[Scene], None]) -> None:
+    scene = repeated(3, 10_000, fill)
+    analysis = analyze(scene.tables())
+    (found,) = analysis.device_losses
+    told = sum(one.ns_per_step for one in found.losses if one.kind in IDLE)
+    assert analysis.views is not None
+    assert 0 < told <= _bound(analysis.views.spans[0].overview) + 1
+
+
+def _bound(overview: Any) -> float:
+    """Idle time and copies that nothing hides."""
+    parts = [part for name, part in overview.parts.items() if name.startswith("idle_") or name == "exposed_copies"]
+    return float(sum(part.mean_ns for part in parts))
+
+
+# -------------------------------------------------------------------------------------------------------- work
+
+
+def test_products_on_ordinary_cores_count_where_there_are_tensor_cores() -> None:
+    assert us(loss(repeated(2, 1000, products), MATRIX, V100).ns_per_step) == pytest.approx(800)
+    assert us(loss(repeated(2, 1000, products), MATRIX, A100).ns_per_step) == pytest.approx(800)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        (SGEMM, P100),
+        (SGEMM, {**V100, "name": "AMD Instinct MI250X", "computeMajor": 9}),
+        (TENSOR, V100),
+        ("volta_dgemm_64x64_nn", V100),
+        (ADD, V100),
+    ],
+)
+def test_other_work_counts_for_nothing(name: str, gpu: dict[str, Any]) -> None:
+    assert losses(repeated(2, 1000, lambda scene: products(scene, name)), gpu).of(MATRIX) is None
+
+
+def test_a_product_beside_other_work_costs_nothing() -> None:
+    def fill(scene: Scene) -> None:
+        products(scene)
+        scene.work(TENSOR, 10, 800, launch=scene.call("cudaLaunchKernel", 1, 1), stream=8)
+
+    assert losses(repeated(2, 1000, fill), V100).of(MATRIX) is None
+
+
+@pytest.mark.parametrize("softmax", ["aten::_softmax", "aten::_softmax_backward_data"])
+def test_attention_written_out_is_what_stands_between_its_products(softmax: str) -> None:
+    found = loss(repeated(2, 1000, lambda scene: attention(scene, softmax=softmax)), ATTENTION)
+    assert us(found.ns_per_step) == pytest.approx(500)
+    assert us(found.details["products_ns"]) == pytest.approx(200)
+    assert found.details["softmax_calls"] == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"softmax": "aten::_log_softmax"}, {"product": "aten::addmm"}], ids=["loss", "layers"]
+)
+def test_a_softmax_elsewhere_is_no_attention(change: dict[str, str]) -> None:
+    assert losses(repeated(2, 1000, lambda scene: attention(scene, **change))).of(ATTENTION) is None
+
+
+def test_conversions_between_layouts_are_found() -> None:
+    found = loss(repeated(2, 1000, conversions), LAYOUT, A100)
+    assert us(found.ns_per_step) == pytest.approx(300)
+    assert found.calls_per_step == 2
+
+
+def test_of_a_run_of_pointwise_kernels_all_but_the_longest_count() -> None:
+    found = loss(repeated(2, 1000, pointwise_run), POINTWISE)
+    assert us(found.ns_per_step) == pytest.approx(400)
+    assert us(found.details["runs_ns"]) == pytest.approx(500)
+
+
+def test_single_pointwise_kernels_are_no_run() -> None:
+    def fill(scene: Scene) -> None:
+        for number in range(4):
+            scene.kernel(TENSOR, 10 + 200 * number, 100)
+            scene.kernel(ADD, 110 + 200 * number, 100, op="aten::add")
+
+    assert losses(repeated(2, 1000, fill)).of(POINTWISE) is None
+
+
+def test_kernels_of_the_optimizer_are_no_run() -> None:
+    def fill(scene: Scene) -> None:
+        scene.mark("Optimizer.step#SGD.step", 400, 590)
+        pointwise_run(scene, op="aten::add_")
+
+    assert losses(repeated(2, 1000, fill)).of(POINTWISE) is None
+
+
+# -------------------------------------------------------------------------------------------------- whole traces
+
+
+def test_runs_are_kept_apart() -> None:
+    names = [found.run for found in shared_traces.analysis_of("kineto_tb_plugin").device_losses] if _present() else []
+    if not names:
+        pytest.skip(f"the real traces are not at {shared_traces.TRACES}")
+    assert names == ["resnet50_num_workers_0", "resnet50_num_workers_4"]
+
+
+def _present() -> bool:
+    return shared_traces.PRESENT
+
+
+@shared_traces.needs_traces
+@pytest.mark.parametrize("name", shared_traces.files() if shared_traces.PRESENT else [])
+def test_idle_losses_of_real_traces_stay_within_the_idle_time(name: str) -> None:
+    analysis = shared_traces.analysis_of(name)
+    assert analysis.views is not None
+    overviews = [span.overview for span in analysis.views.spans if span.overview is not None]
+    for found in analysis.device_losses:
+        assert [overview.basis for overview in overviews] == [DEVICE]
+        told = {one.kind: one.ns_per_step for one in found.losses}
+        assert all(ns >= 0 for ns in told.values())
+        assert sum(told.get(kind, 0.0) for kind in IDLE) <= _bound(overviews[0]) + 1
+        assert all(told.get(kind, 0.0) <= found.compute_ns_per_step for kind in (MATRIX, ATTENTION, LAYOUT, POINTWISE))
+
+
+@shared_traces.needs_traces
+def test_unmixed_precision_of_a_real_trace_is_seen() -> None:
+    analysis = shared_traces.analysis_of(
+        "kineto_tb_plugin/resnet50_num_workers_4/worker0.1623213129365.pt.trace.json.gz"
+    )
+    (found,) = analysis.device_losses
+    matrix = found.of(MATRIX)
+    assert matrix is not None
+    assert matrix.ns_per_step > 0.35 * found.step_ns
+    assert matrix.details["tensor_core_ns"] == 0
+    assert [line.place.file for line in matrix.lines] == ["resnet50_profiler_api.py"]
+    assert json.dumps(found.losses[0].parts)  # plain figures, as a report holds them

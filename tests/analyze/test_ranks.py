@@ -1,0 +1,146 @@
+"""Several ranks' steps side by side: who works longest, and whether the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from stepscope.analyze import analyze
+from stepscope.model.views.ranks import RanksFacts
+from tests.analyze.scenes import TORCH, TRAIN, stack
+from tests.builders import MS, T0, make_tables, step_rows
+
+DDP = "DistributedDataParallel"
+
+
+def rank_rows(rank: int, phases: Sequence[float], count: int = 40, **more: Any) -> list[dict[str, Any]]:
+    """Steps of one rank; `phases` in ms: data wait, forward, backward, optimizer, other."""
+    names = ("data_wait_ms", "forward_ms", "backward_ms", "optimizer_ms", "other_ms")
+    columns: dict[str, Any] = {
+        "rank": rank,
+        "process": f"rank-{rank}",
+        "first_batch": False,
+        **dict(zip(names, phases, strict=True)),
+        **more,
+    }
+    return step_rows(count, **columns)
+
+
+def sites(ranks: int, what: str = DDP) -> list[dict[str, Any]]:
+    return [
+        {"kind": "site", "what": what, "rank": rank, "process": f"rank-{rank}", "file": TRAIN, "line": 20}
+        for rank in range(ranks)
+    ]
+
+
+def facts(*ranks: Sequence[dict[str, Any]], ddp: bool = True, **more: Any) -> RanksFacts | None:
+    journal = sites(len(ranks)) if ddp else []
+    return analyze(make_tables(steps=[row for rows in ranks for row in rows], journal=journal, **more)).ranks
+
+
+def test_the_slow_rank_and_what_the_others_wait() -> None:
+    found = facts(rank_rows(0, (1, 10, 39, 1, 1)), rank_rows(1, (21, 10, 19, 1, 1)), rank_rows(2, (2, 10, 38, 1, 1)))
+    assert found is not None
+    assert found.slowest == 1
+    assert found.exchange == ("backward",)
+    assert found.exchange_source == DDP
+    assert found.excess_ms == pytest.approx(19.5)  # 33 against the median of 13 and 14
+    assert found.waited_ms == pytest.approx(19.5)
+    assert found.least_excess_ms == pytest.approx(19.5)
+    assert found.slowest_share == 1
+    assert found.excess_by_phase_ms["data_wait"] == pytest.approx(19.5)
+    assert "backward" not in found.excess_by_phase_ms
+    assert found.of(1).own_ms + found.of(1).exchange_ms == pytest.approx(found.of(1).wall_ms)
+    assert found.of(0).samples == 8
+
+
+def test_the_nth_training_steps_stand_side_by_side_whatever_their_numbers() -> None:
+    """One rank evaluates in between: its step numbers run ahead."""
+    first = rank_rows(0, (0, 10, 20, 1, 1))
+    second = rank_rows(1, (0, 20, 10, 1, 1))
+    for number, row in enumerate(second):
+        row["step"] = number * 2
+    evaluation = [{**row, "step": row["step"] + 1, "kind": "eval"} for row in second]
+    found = facts(first, sorted(second + evaluation, key=lambda row: row["step"]))
+    assert found is not None
+    assert found.steps == 39  # the first is warm-up
+    assert found.excess_ms == pytest.approx(10)
+
+
+def test_only_steps_that_are_steady_everywhere_count() -> None:
+    first, second = rank_rows(0, (0, 10, 20, 1, 1)), rank_rows(1, (0, 20, 10, 1, 1))
+    for number in range(10, 14):
+        second[number]["in_window"] = True
+        second[number]["forward_ns"] += 500 * MS
+        second[number]["wall_ns"] += 500 * MS
+    found = facts(first, second)
+    assert found is not None
+    assert found.steps == 35
+    assert found.excess_ms == pytest.approx(10)
+
+
+def test_a_slow_moment_shows_in_the_least_quarter() -> None:
+    first, second = rank_rows(0, (0, 10, 20, 1, 1)), rank_rows(1, (0, 10, 20, 1, 1))
+    for row in second[31:]:
+        row["forward_ns"] += 10 * MS
+        row["backward_ns"] -= 10 * MS
+    found = facts(first, second)
+    assert found is not None
+    assert found.excess_ms > 2
+    assert found.least_excess_ms == pytest.approx(0)
+
+
+def test_a_rank_that_was_started_again_is_one_rank() -> None:
+    again = [{**row, "process": "rank-1.2"} for row in rank_rows(1, (0, 20, 10, 1, 1))]
+    found = facts(rank_rows(0, (0, 10, 20, 1, 1)), rank_rows(1, (0, 90, 10, 1, 1), count=12), again)
+    assert found is not None
+    assert [work.rank for work in found.ranks] == [0, 1]
+    assert found.excess_ms == pytest.approx(10)
+
+
+def test_what_is_sampled_in_torch_distributed_is_an_exchange() -> None:
+    reduce = [f"main ({TRAIN}:30)", f"all_reduce ({TORCH}/distributed/distributed_c10d.py:3000)"]
+    stacks = [stack(reduce, 40), stack([f"main ({TRAIN}:31)"], 60, phase="forward")]
+    found = facts(rank_rows(0, (0, 10, 20, 1, 9)), rank_rows(1, (0, 10, 20, 1, 9)), ddp=False, stacks=stacks)
+    assert found is not None
+    assert found.exchange == ("other",)
+    assert "torch.distributed" in found.exchange_source
+
+
+def test_without_any_sign_the_exchange_is_assumed_after_the_forward_pass() -> None:
+    found = facts(rank_rows(0, (0, 10, 20, 1, 9)), rank_rows(1, (0, 10, 20, 1, 9)), ddp=False)
+    assert found is not None
+    assert found.exchange == ("backward", "optimizer", "other")
+    assert found.exchange_source.startswith("assumed")
+
+
+def test_samples_nobody_counted_stay_unknown() -> None:
+    found = facts(rank_rows(0, (0, 10, 20, 1, 1)), rank_rows(1, (0, 10, 20, 1, 1), samples=None))
+    assert found is not None
+    assert found.of(0).samples == 8
+    assert found.of(1).samples is None
+
+
+def test_nothing_is_said_of_one_rank_of_few_steps_or_without_phases() -> None:
+    assert facts(rank_rows(0, (0, 10, 20, 1, 1))) is None
+    assert facts(rank_rows(0, (0, 10, 20, 1, 1), count=6), rank_rows(1, (0, 10, 20, 1, 1), count=6)) is None
+    bare = [
+        {"rank": rank, "process": f"rank-{rank}", "step": n, "start_ns": T0 + n} for rank in (0, 1) for n in range(40)
+    ]
+    assert facts(bare) is None
+
+
+def test_a_rank_without_steps_of_its_own_is_left_out() -> None:
+    found = facts(rank_rows(0, (0, 10, 20, 1, 1)), rank_rows(1, (0, 20, 10, 1, 1)), [])
+    assert found is not None
+    assert len(found.ranks) == 2
+
+
+def test_a_thousand_ranks() -> None:
+    rows = [rank_rows(rank, (0, 30 if rank == 617 else 10, 20, 1, 1), count=10) for rank in range(1000)]
+    found = facts(*rows, ddp=False)
+    assert found is not None
+    assert found.slowest == 617
+    assert found.excess_ms == pytest.approx(20)

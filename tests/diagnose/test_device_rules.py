@@ -1,0 +1,360 @@
+"""The rules on devices: each speaks of its loss with its line, and keeps quiet where the loss is hidden or rare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepscope.analyze import analyze
+from stepscope.diagnose import RULES, diagnose
+from stepscope.diagnose.thresholds import DEVICE, LAUNCH, TENSOR_CORES
+from stepscope.model import CATEGORIES, Analysis, Diagnosis, Finding, WindowFacts
+from tests.analyze import shared_traces
+from tests.analyze.device_scenes import (
+    A100,
+    PINNED_IN,
+    SGEMM,
+    TENSOR,
+    V100,
+    Scene,
+    allocations,
+    attention,
+    batch_copies,
+    conversions,
+    host_work,
+    pointwise_run,
+    products,
+    reads_value,
+    repeated,
+    short_launches,
+)
+from tests.builders import make_tables, rank_info, run_facts, step_rows
+
+OURS = (
+    *("sync.host_waits", "memory.allocator_in_steps", "launch.short_kernels", "host.device_idle"),
+    *("transfer.host_to_device", "compute.no_tensor_cores", "compute.attention_unfused"),
+    *("compute.layout_conversions", "compute.unfused_pointwise", "compute.cpu_only"),
+)
+SCENES: dict[str, tuple[float, Callable[[Scene], None]]] = {
+    "sync.host_waits": (400, reads_value),
+    "memory.allocator_in_steps": (1000, allocations),
+    "launch.short_kernels": (1000, short_launches),
+    "host.device_idle": (10_000, host_work),
+    "transfer.host_to_device": (1000, batch_copies),
+    "compute.no_tensor_cores": (1000, products),
+    "compute.attention_unfused": (1000, attention),
+    "compute.layout_conversions": (1000, conversions),
+    "compute.unfused_pointwise": (1000, pointwise_run),
+}
+
+
+def scene(rule: str, steps: int = 4) -> Scene:
+    length, fill = SCENES[rule]
+    return repeated(steps, length, fill)
+
+
+def found(analysis: Analysis) -> dict[str, Finding]:
+    """Findings of the rules on devices by rule."""
+    return {finding.rule: finding for finding in diagnose(analysis).findings if finding.rule in OURS}
+
+
+def only(rule: str, **more: Any) -> Finding:
+    findings = found(analyze(scene(rule).tables(V100, **more)))
+    assert rule in findings
+    return findings[rule]
+
+
+def needs(diagnosis: Diagnosis) -> dict[str, tuple[str, bool]]:
+    return {item.rule: (item.needs, item.quiet) for item in diagnosis.abstained if item.rule in OURS}
+
+
+# --------------------------------------------------------------------------------------------------- every rule
+
+
+def test_all_rules_on_devices_are_in_the_table() -> None:
+    assert set(OURS) <= {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize("rule", SCENES)
+def test_a_rule_speaks_of_its_loss(rule: str) -> None:
+    finding = only(rule)
+    assert finding.category == rule.partition(".")[0]
+    assert finding.category in CATEGORIES
+    assert 0 < finding.share <= finding.gain_ceiling <= 1
+    assert finding.cost_ms_per_step == pytest.approx(finding.share * SCENES[rule][0] / 1000)
+    assert (finding.where[0].file, finding.where[0].function) == ("/home/user/project/train.py", "train")
+    assert finding.fix
+    assert finding.caveat
+    assert finding.falsified_by
+    assert len(finding.evidence) >= 3
+    assert all("worker0/span1" in item.source for item in finding.evidence)
+
+
+@pytest.mark.parametrize("rule", SCENES)
+def test_a_loss_below_the_floor_is_no_finding(rule: str) -> None:
+    length, fill = SCENES[rule]
+
+    def diluted(scene: Scene) -> None:
+        fill(scene)
+        scene.kernel(TENSOR, length, 40 * length, launched=length - 900 if length > 1000 else 5)
+
+    assert rule not in found(analyze(repeated(4, 41 * length, diluted).tables(V100)))
+
+
+@pytest.mark.parametrize("rule", SCENES)
+def test_what_one_step_of_many_loses_is_no_loss_per_step(rule: str) -> None:
+    length, fill = SCENES[rule]
+    made = repeated(1, length, fill)
+    for _ in range(5):
+        made.step(length)
+        made.kernel(TENSOR, 5, length - 10)
+    assert rule not in found(analyze(made.tables(V100)))
+
+
+@pytest.mark.parametrize("rule", SCENES)
+def test_few_steps_mean_less_confidence(rule: str) -> None:
+    many, one = only(rule), found(analyze(scene(rule, steps=1).tables(V100)))[rule]
+    assert one.confidence == "medium"
+    assert many.confidence in ("medium", "high")
+
+
+def test_without_a_device_the_rules_abstain_in_silence() -> None:
+    said = needs(diagnose(analyze(make_tables(steps=step_rows(20)))))
+    assert set(said) == set(OURS)
+    assert all(quiet for _, quiet in said.values())
+
+
+def test_a_run_on_a_device_without_a_trace_is_told_what_is_missing() -> None:
+    said = needs(diagnose(analyze(make_tables(steps=step_rows(20), ranks=[rank_info(device="cuda")]))))
+    assert {rule for rule, (_, quiet) in said.items() if not quiet} == set(SCENES)
+    assert said["sync.host_waits"][0] == "a profiler trace with device work"
+
+
+def test_findings_are_the_same_every_time() -> None:
+    tables = scene("launch.short_kernels").tables(V100)
+    assert diagnose(analyze(tables)) == diagnose(analyze(tables))
+
+
+def test_in_a_recorded_run_the_share_is_of_the_steady_step() -> None:
+    made = scene("sync.host_waits")
+    outside = [{**row, "step": 100 + number, "in_window": False} for number, row in enumerate(step_rows(20))]
+    made.steps += [{**row, "start_ns": row["start_ns"] + 10**10} for row in outside]
+    analysis = analyze(made.tables(V100))
+    window = WindowFacts(0, "worker0.pt.trace.json", "stepscope", 4, False, "", None, None, None, None)
+    finding = found(replace(analysis, windows=(window,)))["sync.host_waits"]
+    assert finding.cost_ms_per_step == pytest.approx(finding.share * 10)
+    assert finding.share == pytest.approx(105 / 400, abs=0.01)
+
+
+# ------------------------------------------------------------------------------------------------ one rule each
+
+
+def test_reading_a_value_is_told_with_the_operator() -> None:
+    finding = only("sync.host_waits")
+    assert "aten::item" in finding.title
+    assert "every N steps" in finding.fix
+    assert finding.share == pytest.approx(105 / 400)
+
+
+@pytest.mark.parametrize(
+    ("operator", "advice"),
+    [("aten::nonzero", "torch.where"), ("aten::is_nonzero", "branch"), ("aten::to", "non_blocking=True")],
+)
+def test_advice_goes_by_what_waits(operator: str, advice: str) -> None:
+    made = scene("sync.host_waits")
+    for row in made.slices.events:
+        row["name"] = operator if row["name"] == "aten::item" else row["name"]
+    assert advice in found(analyze(made.tables(V100)))["sync.host_waits"].fix
+
+
+def test_values_read_from_a_gpu_are_told_once() -> None:
+    read = [
+        {
+            "step": 1,
+            "kind": "transfer",
+            "backend": "cuda",
+            "count": 9,
+            "duration_ns": 10**9,
+            "direction": "device_to_host",
+        }
+    ]
+    made = scene("sync.host_waits").tables(V100, compiles=read)
+    rules = [finding.rule for finding in diagnose(analyze(made)).findings]
+    assert "sync.host_waits" in rules
+    assert "transfer.device_to_host" not in rules
+
+
+def test_the_allocator_needs_named_steps() -> None:
+    made = scene("memory.allocator_in_steps")
+    made.steps.clear()
+    diagnosis = diagnose(analyze(made.tables(V100)))
+    assert "memory.allocator_in_steps" not in {finding.rule for finding in diagnosis.findings}
+    assert needs(diagnosis)["memory.allocator_in_steps"] == ("steps named in the trace", False)
+
+
+def test_without_named_steps_confidence_is_low_and_says_why() -> None:
+    made = scene("launch.short_kernels")
+    made.steps.clear()
+    finding = found(analyze(made.tables(V100)))["launch.short_kernels"]
+    assert finding.confidence == "low"
+    assert finding.caveat.startswith("The trace names no step")
+
+
+def test_memory_freed_in_steps_is_told() -> None:
+    finding = only("memory.allocator_in_steps")
+    assert "cudaFree and cudaMalloc" in finding.title
+    assert "31" in finding.fix or "32" in finding.fix  # GiB of the device
+
+
+def test_long_kernels_are_no_short_ones() -> None:
+    made = repeated(4, 2000, lambda scene: short_launches(scene, count=25, gap=20, length=60))
+    assert "launch.short_kernels" not in found(analyze(made.tables(V100)))
+
+
+def test_few_late_launches_are_no_pattern() -> None:
+    count = int(LAUNCH.gaps) - 5
+    made = repeated(4, 1000, lambda scene: short_launches(scene, count=count, gap=60))
+    assert "launch.short_kernels" not in found(analyze(made.tables(V100)))
+
+
+def test_an_optimizer_that_launches_for_every_parameter_is_told_to_fuse() -> None:
+    def fill(scene: Scene) -> None:
+        scene.mark("Optimizer.step#Adam.step", 0, 990)
+        short_launches(scene)
+
+    finding = found(analyze(repeated(4, 1000, fill).tables(V100)))["launch.short_kernels"]
+    assert finding.fix.startswith("Use the optimizer's fused=True")
+    assert "of it in the optimizer's step" in {item.metric for item in finding.evidence}
+
+
+def test_host_work_that_sampled_stacks_explain_is_not_told_again() -> None:
+    analysis = analyze(scene("host.device_idle").tables(V100))
+    assert "host.device_idle" in found(analysis)
+    assert "host.device_idle" not in found(replace(analysis, python=()))
+
+
+def test_pageable_copies_are_told_to_be_pinned() -> None:
+    finding = only("transfer.host_to_device")
+    assert finding.share == pytest.approx(0.32)
+    assert "pin_memory=True" in finding.fix
+    assert [item.knob for item in finding.try_] == ["loader.pin_memory"]
+    values = {item.metric: item.value for item in finding.evidence}
+    assert values["rate of these copies"] == pytest.approx(10)
+
+
+def test_pinned_copies_that_block_are_told_so() -> None:
+    made = repeated(4, 1000, lambda scene: batch_copies(scene, PINNED_IN))
+    finding = found(analyze(made.tables(V100)))["transfer.host_to_device"]
+    assert "pinned but the host waits" in finding.fix
+    assert finding.try_ == ()
+
+
+@pytest.mark.parametrize(("gpu", "dtype"), [(V100, "float16"), (A100, "bfloat16")])
+def test_mixed_precision_is_told_with_the_type_the_device_has(gpu: dict[str, Any], dtype: str) -> None:
+    finding = found(analyze(scene("compute.no_tensor_cores").tables(gpu)))["compute.no_tensor_cores"]
+    assert finding.cost_ms_per_step == pytest.approx(0.8 * (1 - 1 / TENSOR_CORES.gain))
+    assert finding.gain_ceiling > finding.share
+    assert dtype in finding.fix
+    assert ("tf32" in finding.fix) == (dtype == "bfloat16")
+
+
+def test_without_the_compute_capability_nothing_is_said_of_tensor_cores() -> None:
+    diagnosis = diagnose(analyze(scene("compute.no_tensor_cores").tables()))
+    assert needs(diagnosis)["compute.no_tensor_cores"] == ("the compute capability of the GPU", False)
+
+
+def test_products_on_tensor_cores_are_no_finding() -> None:
+    made = repeated(4, 1000, lambda scene: products(scene, TENSOR))
+    assert found(analyze(made.tables(V100))) == {}
+
+
+def test_a_busy_device_has_no_loss() -> None:
+    """The host waits, copies and launches one by one; the device hides all of it."""
+
+    def fill(scene: Scene) -> None:
+        reads_value(scene)
+        scene.work(TENSOR, 0, 400, launch=scene.call("cudaLaunchKernel", 0, 1), stream=8)
+
+    assert found(analyze(repeated(4, 400, fill).tables(V100))) == {}
+
+
+def test_the_ceiling_of_attention_holds_its_products() -> None:
+    finding = only("compute.attention_unfused")
+    assert finding.share == pytest.approx(0.5)
+    assert finding.gain_ceiling == pytest.approx(0.7)
+
+
+# ----------------------------------------------------------------------------------------------- a GPU not used
+
+
+def unused(*gpus: dict[str, Any], device: str = "cpu") -> Analysis:
+    hardware = {**run_facts().hardware, "gpus": list(gpus)}
+    tables = make_tables(steps=step_rows(40), run={"hardware": hardware}, ranks=[rank_info(device=device)])
+    return analyze(tables)
+
+
+def test_a_gpu_that_nobody_uses_is_told() -> None:
+    finding = found(unused({"index": 0, "name": "NVIDIA A100"}, {"index": 1, "name": "NVIDIA A100"}))[
+        "compute.cpu_only"
+    ]
+    assert "2 GPUs (NVIDIA A100)" in finding.title
+    assert finding.share == pytest.approx(0.9)  # all but the data wait
+    assert finding.confidence == "low"
+
+
+def test_a_gpu_in_use_or_none_at_all_is_no_finding() -> None:
+    assert "compute.cpu_only" not in found(unused({"index": 0, "name": "NVIDIA A100"}, device="cuda"))
+    assert "compute.cpu_only" not in found(unused())
+
+
+# -------------------------------------------------------------------------------------------------- real traces
+
+FIRST = {
+    "hta/df_index_resolver/df_index_resolver.json.gz": "launch.short_kernels",
+    "hta/nccl_parser_config/nccl_data.json.gz": "launch.short_kernels",
+    "hta/ns_resolution_trace/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz": "compute.no_tensor_cores",
+    "tracelens/b200/eager_trace.json.gz": "launch.short_kernels",
+    "tracelens/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz": "compute.unfused_pointwise",
+    "tracelens/h100/facebook_timesformer-base-finetuned-k400__1016002.json.gz": "host.device_idle",
+    "tracelens/h100/gaunernst_bert-small-uncased__1016001.json.gz": "launch.short_kernels",
+}
+
+
+@shared_traces.needs_traces
+@pytest.mark.parametrize("name", FIRST)
+def test_the_costliest_loss_of_a_real_device(name: str) -> None:
+    findings = [one for one in shared_traces.run_of(name).diagnosis.findings if one.rule in OURS]
+    assert findings[0].rule == FIRST[name]
+    assert findings[0].share >= DEVICE.floor
+
+
+@shared_traces.needs_traces
+@pytest.mark.parametrize("workers", [0, 4])
+def test_mixed_precision_is_found_with_and_without_loader_workers(workers: int) -> None:
+    run = shared_traces.run_of(f"kineto_tb_plugin/resnet50_num_workers_{workers}")
+    findings = {one.rule: one for one in run.diagnosis.findings}
+    assert "compute.no_tensor_cores" in findings
+    assert findings["compute.no_tensor_cores"].where[0].file == "resnet50_profiler_api.py"
+    assert findings["compute.no_tensor_cores"].confidence == "high"
+
+
+@shared_traces.needs_traces
+def test_reads_that_the_device_hides_are_no_finding() -> None:
+    """Ten reads per step, the host in them for 40 % of it, and the device busy meanwhile."""
+    rules = {one.rule for one in shared_traces.run_of("hta/trace_diff/test/test.json.gz").diagnosis.findings}
+    assert not rules & {"sync.host_waits", "transfer.device_to_host"}
+
+
+def test_a_product_beside_others_is_still_one() -> None:
+    """Exclusive time: of two products on two streams neither hides the other."""
+
+    def fill(scene: Scene) -> None:
+        scene.kernel(SGEMM, 10, 800)
+        op = scene.op("aten::mm", 6, 2)
+        scene.work(SGEMM, 10, 800, launch=scene.call("cudaLaunchKernel", 6, 1, op), op=op, stream=8)
+
+    finding = found(analyze(repeated(4, 1000, fill).tables(V100)))["compute.no_tensor_cores"]
+    assert finding.cost_ms_per_step == pytest.approx(0.4)

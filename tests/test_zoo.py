@@ -1,0 +1,180 @@
+"""The bottleneck zoo: its table fits its scripts, and a report is judged as the table says. No script is run."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+ZOO = BENCHMARKS / "zoo"
+CATEGORIES = set(re.findall(r"\w+", "input host sync launch compute memory transfer communication compile io system"))
+# Modules of the zoo that are no script of it.
+MACHINERY = {"common", "launch", "planted", "run", "score", "table", "traceml_peer", "zoo_report"}
+SCRIPT = """
+def fetch(path):
+    return decode(
+        path,
+    )  {0}
+
+
+@compiled(dynamic=False)  {1}
+def forward(x):
+    return x
+
+
+def main():
+    for batch in loader:
+        with watch.step(model):
+            for item in batch:  {2}
+                count(item)
+            forward(batch)
+"""
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    if not ZOO.is_dir():
+        pytest.skip("the benchmarks are not here")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(ZOO))
+    return importlib.import_module
+
+
+def test_every_entry_has_its_script_and_every_script_its_entry(load: Any) -> None:
+    names = [entry.name for entry in load("table").ENTRIES]
+    assert len(names) == len(set(names))
+    assert set(names) == {path.stem for path in ZOO.glob("*.py")} - MACHINERY
+
+
+def test_there_are_enough_scripts_of_each_kind(load: Any) -> None:
+    entries = load("table").ENTRIES
+    assert len(entries) >= 24
+    assert sum(entry.clean for entry in entries) >= 5
+    assert sum(entry.ranks > 1 and not entry.clean for entry in entries) >= 4
+
+
+def test_every_planted_line_is_there_and_no_clean_script_has_one(load: Any) -> None:
+    find = load("planted").find
+    for entry in load("table").ENTRIES:
+        if entry.clean:
+            assert "planted" not in entry.script.read_text(), entry.name
+            continue
+        assert find(entry.script).file == entry.script
+        assert set(entry.expected) <= CATEGORIES, entry.name
+
+
+def test_no_name_gives_a_planted_cost_away(load: Any) -> None:
+    for entry in load("table").ENTRIES:
+        code = [line.split("#")[0] for line in entry.script.read_text().splitlines()]
+        assert not any("planted" in line or "slow" in line for line in code), entry.name
+
+
+def test_every_script_says_its_steps(load: Any) -> None:
+    steps = [load("launch").own_steps(entry) for entry in load("table").ENTRIES]
+    assert min(steps) >= 50
+
+
+@pytest.mark.parametrize(
+    ("marked", "named", "right"),
+    [
+        (0, (5, "fetch"), True),
+        (0, (3, "fetch"), True),  # the function of the planted line
+        (0, (12, "main"), False),
+        (1, (9, "forward"), True),  # told by the `def` instead of by the decorator
+        (1, (10, "Model.forward"), True),
+        (2, (16, "main"), True),  # within the planted loop
+        (2, (14, "main"), False),  # the training loop's function alone is no answer
+        (2, (None, "main"), False),
+    ],
+)
+def test_what_names_the_planted_line(
+    load: Any, tmp_path: Path, marked: int, named: tuple[int | None, str], right: bool
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(*("# planted" if number == marked else "" for number in range(3))))
+    planted = load("planted").find(script)
+    assert planted.is_named_by(str(script), *named) is right
+    assert not planted.is_named_by(str(tmp_path / "other.py"), *named)
+
+
+def test_a_script_without_a_planted_line_is_refused(load: Any, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format("", "", ""))
+    with pytest.raises(ValueError, match="one line must end with"):
+        load("planted").find(script)
+
+
+def finding(category: str, share: float, ceiling: float, line: int = 1) -> dict[str, Any]:
+    where = [{"file": "decode_png.py", "line": line, "function": "f"}]
+    cost = {"cost_ms_per_step": share * 10, "share": share, "gain_ceiling": ceiling}
+    return {"rule": f"{category}.rule", "category": category, "where": where, **cost}
+
+
+def test_a_ceiling_must_reach_the_gain_less_its_interval(load: Any) -> None:
+    score, entry = load("score"), load("table").ENTRIES[0]
+    planted = load("planted").find(entry.script)
+    measured = score.gain([(10.0, 6.0), (10.0, 5.0), (10.0, 4.0)])
+    assert (measured.low, measured.median, measured.high) == (0.4, 0.5, 0.6)
+    for ceiling, holds in ((0.39, False), (0.45, True), (0.7, True)):
+        report = {"findings": [finding("input", 0.3, ceiling, planted.first_line)]}
+        judged = score.score(entry, report, planted, measured)
+        assert (judged.category, judged.line, judged.ceiling_holds) == (True, True, holds)
+        assert judged.excess_points == pytest.approx((ceiling - 0.5) * 100)
+
+
+def test_the_first_finding_is_the_one_with_the_highest_cost(load: Any) -> None:
+    score, entry = load("score"), load("table").ENTRIES[0]
+    planted = load("planted").find(entry.script)
+    report = {"findings": [finding("input", 0.2, 0.2, planted.first_line), finding("io", 0.3, 0.3)]}
+    judged = score.score(entry, report, planted, None)
+    assert (judged.first.category, judged.category, judged.line) == ("io", False, False)
+    assert judged.ceiling == 0.2
+
+
+def test_on_a_clean_script_only_compute_may_be_large(load: Any) -> None:
+    score = load("score")
+    entry = next(entry for entry in load("table").ENTRIES if entry.clean)
+    findings = [finding("compute", 0.4, 0.4), finding("host", 0.11, 0.11), finding("io", 0.09, 0.09)]
+    judged = score.score(entry, {"findings": findings}, None, None)
+    assert [alarm.category for alarm in judged.alarms] == ["host"]
+
+
+def test_the_table_has_a_row_for_what_failed_and_counts_it_as_wrong(load: Any) -> None:
+    report, entries = load("zoo_report"), load("table").ENTRIES
+    said = load("traceml_peer").Said
+    rows = [
+        report.Row(entries[0], load("score").Score(None, category=True, line=True), peer=said("INPUT_BOUND")),
+        report.Row(entries[1], problem="status 1: no | luck"),
+        report.Row(next(entry for entry in entries if entry.clean), problem="status 1"),
+    ]
+    text = report.text(rows, "how", {}, "")
+    assert "failed: status 1: no / luck" in text
+    assert "first finding's category right: 1 of 2 (50 %" in text
+    assert "other than compute: 0 of 1 (0 %" in text
+    assert "TraceML, planted: category right: 1 of 1" in text
+    assert "not run: no network" in report.text(rows, "how", {}, "no network")
+
+
+def test_what_the_peer_says_is_mapped_onto_categories(load: Any) -> None:
+    peer = load("traceml_peer")
+    assert peer.Said("RESIDUAL_HEAVY").right(("io",)) is True
+    assert peer.Said("COMPUTE_BOUND").right(("host",)) is False
+    assert peer.Said("COMPUTE_BOUND").right(None) is True
+    assert peer.Said("INPUT_BOUND").right(None) is False
+    assert peer.Said(None, problem="no port").right(("io",)) is None
+    assert {category for mapped in peer.CATEGORIES.values() for category in mapped} <= CATEGORIES
+
+
+def test_a_summary_of_the_peer_is_read(load: Any, tmp_path: Path) -> None:
+    peer = load("traceml_peer")
+    assert peer.said(tmp_path).problem == "it wrote no final_summary.json"
+    summary = tmp_path / "run" / "final_summary.json"
+    summary.parent.mkdir()
+    summary.write_text('{"primary_diagnosis": {"kind": "INPUT_BOUND", "severity": "crit"}}')
+    assert peer.said(tmp_path) == peer.Said("INPUT_BOUND", "crit")
+    summary.write_text('{"primary_diagnosis": null}')
+    assert peer.said(tmp_path).kind is None
