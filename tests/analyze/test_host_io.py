@@ -120,6 +120,18 @@ def test_sampled_io_by_library_and_by_the_text_of_the_line() -> None:
     assert not any(fact.measured for fact in facts)
 
 
+def test_writing_json_to_a_file_is_io_and_making_its_text_is_not() -> None:
+    json_module = "/usr/lib/python3.11/json/__init__.py"
+    stacks = [
+        stack([f"main ({TRAIN}:1)", f"dump ({json_module}:179)"], 30),
+        stack([f"main ({TRAIN}:2)", f"dumps ({json_module}:231)"], 70),
+    ]
+    tables = make_tables(steps=steps_with_window(window=()), stacks=stacks)
+    facts = analyze(tables, {TRAIN: "json.dump(x, f)\ny = json.dumps(x)\n"}).io
+    assert facts is not None
+    assert [(f.operation, f.place.line, f.ms_per_step) for f in facts] == [("dump", 1, pytest.approx(30))]
+
+
 def test_io_is_unknown_without_any_source_and_empty_when_none_was_seen() -> None:
     assert analyze(make_tables(steps=steps_with_window(window=()))).io is None
     assert analyze(python_tables()).io == ()

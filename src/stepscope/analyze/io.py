@@ -63,7 +63,7 @@ _WRAPPERS = [
 ]
 _IO_FILES = (
     r"(^|/)(pathlib(/\w+)?|shutil|gzip|bz2|lzma|zipfile|tarfile|csv|tempfile|logging/__init__|logging/handlers|"
-    r"torch/serialization|PIL/ImageFile|PIL/\w+ImagePlugin|numpy/lib/(_?npyio\w*|_?format\w*)|json/__init__)\.py$"
+    r"torch/serialization|PIL/ImageFile|PIL/\w+ImagePlugin|numpy/lib/(_?npyio\w*|_?format\w*))\.py$"
 )
 _IO_TEXT = re.compile(
     r"\.(write|writelines|flush|fsync|read|readline|readlines|save|dump|to_csv|to_parquet|savetxt|savez|imwrite|"
