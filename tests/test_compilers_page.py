@@ -25,7 +25,9 @@ def test_every_cause_is_explained() -> None:
 
 
 def test_every_rule_on_compilers_is_listed() -> None:
-    rules = {rule.name for rule in RULES if rule.name.startswith(("compile.", "transfer.", "compute."))}
+    others = ("transfer.device_to_host", "compute.execution_slow")  # what torch_xla's own rules ask besides
+    rules = {rule.name for rule in RULES if rule.name.startswith("compile.") or rule.name in others}
+    assert rules.issuperset(others)
     assert first_cells("What the rules ask") == rules
 
 
