@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 READABLE = (
     "a run folder that `stepscope run` or `stepscope.profile` wrote, traces of torch.profiler, files of sampled "
-    "stacks, or a folder of them"
+    "stacks, reports or logs of torch_xla, or a folder of them"
 )
 OWN_FILES = ("manifest.json", "rank.json", "steps.jsonl", "events.jsonl", "agents.jsonl", "system.jsonl")
 TRACES = (".json", ".json.gz")
@@ -235,7 +235,7 @@ class Run:
 
 
 def open_run(*paths: str | os.PathLike[str], options: ReadOptions = DEFAULTS) -> Run:
-    """Open a run folder, traces that anything else recorded with torch.profiler, or files of sampled stacks.
+    """Open a run folder, traces of torch.profiler, files of sampled stacks, or reports and logs of torch_xla.
 
     Args:
         paths: one run folder; or trace files (.json, .json.gz) and folders of them; or files of stacks (py-spy raw or

@@ -49,7 +49,7 @@ def read_foreign(paths: Sequence[Path]) -> RawRun:
     from stepscope.read.xla import holds_xla, is_xla_file, read_xla_files
 
     if not paths:
-        raise UnreadableInputError("no path given; give a run folder, traces or files of sampled stacks")
+        raise UnreadableInputError("no path given; give a run folder, traces, files of sampled stacks or of torch_xla")
     try:
         folders = [path for path in paths if path.is_dir()]
         files = [path for path in paths if path not in folders]

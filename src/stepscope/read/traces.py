@@ -58,7 +58,7 @@ def read_traces(paths: Sequence[Path]) -> RawRun:
     ranks = find_traces(paths, losses)
     if not ranks:
         raise UnreadableInputError(
-            f"{paths[0]}: no trace in it; give .json or .json.gz files of torch.profiler, or files of sampled stacks"
+            f"{paths[0]}: no trace in it; give files of torch.profiler, of sampled stacks or of torch_xla"
         )
     parents = [str(ref.path.parent) for rank in ranks for ref in rank.traces]
     return RawRun(folder=Path(os.path.commonpath(parents)), hosts=(), ranks=ranks, losses=losses)

@@ -127,7 +127,7 @@ FORMATS: tuple[tuple[Detect, Open], ...] = (
 
 # ------------------------------------------------------------------------------------------------------ what is none
 
-_EMPTY = "an empty file: the sampler was killed before it wrote, or still runs; py-spy writes when it ends (Ctrl-C)"
+_EMPTY = "an empty file: what writes it was killed before, or still runs; py-spy writes when it ends (Ctrl-C)"
 _SVG = "an SVG flame graph holds pictures, not stacks; record with --format raw"
 _HTML = "an HTML page holds pictures, not stacks; have its tool write collapsed stacks or speedscope's format"
 _TRACE = "a trace, and no sampled stacks; give it to `stepscope analyze`"
