@@ -91,7 +91,7 @@ def test_every_command_is_in_the_readme() -> None:
 def test_the_rules_page_names_exactly_the_rules() -> None:
     from stepscope.diagnose.rules import RULES
 
-    page = (REPOSITORY / "docs" / "rules.md").read_text()
+    page = (REPOSITORY / "docs" / "findings.md").read_text()
     assert re.findall(r"^## (\S+)$", page, re.MULTILINE) == [rule.name for rule in RULES]
 
 

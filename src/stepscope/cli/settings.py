@@ -78,7 +78,7 @@ def _ignored(table: dict[str, Any], file: Path) -> dict[str, str]:
     names = {rule.name for rule in RULES}
     for rule, reason in ignored.items():
         if rule not in names:
-            raise UsageError(f"{file}: ignore: no rule is called {rule}; the rules are in docs/rules.md")
+            raise UsageError(f"{file}: ignore: no rule is called {rule}; the rules are in docs/findings.md")
         if not isinstance(reason, str) or not reason.strip():
             raise UsageError(f'{file}: ignore: say why; write "{rule}" = "the reason"')
     return dict(ignored)

@@ -76,7 +76,7 @@ SECTIONS = (
         metrics(
             cost_ms_per_step=(
                 "ms",
-                "What the loss costs in a mean steady step, measured as the rule says (docs/rules.md).",
+                "What the loss costs in a mean steady step, measured as the rule says (docs/findings.md).",
             ),
             share=("share", "The same by the mean step."),
             gain_ceiling=(
