@@ -88,11 +88,109 @@ def test_every_command_is_in_the_readme() -> None:
     assert [name for name in COMMANDS if f"stepscope {name}" not in README] == []
 
 
-def test_the_rules_page_names_exactly_the_rules() -> None:
-    from stepscope.diagnose.rules import RULES
+FINDINGS = (REPOSITORY / "docs" / "findings.md").read_text()
+ITEMS = ("Example", "Evidence", "Threshold", "Caveat", "Learn", "Falsified", "Verified")
+TRACES = REPOSITORY.parent / "shared" / "traces"
+LISTED = r"([\w./-]+(?:, [\w./-]+)*)"  # names behind "zoo: " and its like, up to other words
 
-    page = (REPOSITORY / "docs" / "findings.md").read_text()
-    assert re.findall(r"^## (\S+)$", page, re.MULTILINE) == [rule.name for rule in RULES]
+
+def sections() -> dict[str, str]:
+    """Rule -> its section of docs/findings.md."""
+    parts = re.split(r"^## (\S+)$", FINDINGS, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def item(rule: str, name: str) -> str:
+    """The text of one item of a rule's section."""
+    found = re.findall(rf"^- \*\*{name}\*\*: (.+(?:\n  .+)*)$", sections()[rule], re.MULTILINE)
+    assert len(found) == 1, f"{rule}: {len(found)} times {name}"
+    return str(found[0])
+
+
+def rule_names() -> list[str]:
+    from stepscope.diagnose import RISKS, RULES
+
+    return [*(rule.name for rule in RULES), *(risk.name for risk in RISKS)]
+
+
+def literals(folder: Path) -> set[str]:
+    """Every string constant of the sources in a folder; strings beside each other are one."""
+    trees = [ast.parse(path.read_text()) for path in folder.glob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def test_the_rules_page_names_exactly_the_rules() -> None:
+    assert list(sections()) == rule_names()
+
+
+@pytest.mark.parametrize("rule", rule_names())
+def test_a_rule_has_prose_and_every_item_in_order(rule: str) -> None:
+    text = sections()[rule]
+    assert tuple(re.findall(r"^- \*\*(\w+)\*\*: ", text, re.MULTILINE)) == ITEMS
+    assert len(text.split("- **Example**")[0].split()) >= 10, "says what it looks for"
+    assert all(len(item(rule, name)) > 5 for name in ITEMS)
+
+
+@pytest.mark.parametrize("rule", rule_names())
+def test_an_example_is_a_quoted_title(rule: str) -> None:
+    example = item(rule, "Example")
+    assert example.startswith('"')
+    assert example.count('"') >= 2
+
+
+def assert_thresholds(text: str) -> int:
+    """Every constant named exists, and has the value that stands behind it; how many values there are."""
+    from stepscope.diagnose import thresholds
+
+    for constant, field in re.findall(r"`([A-Z_]+)\.(\w+)`", text):
+        assert hasattr(getattr(thresholds, constant), field), f"{constant}.{field}"
+    number = r"(?:\d[\d.]*\d|\d)"
+    valued = re.findall(rf"`([A-Z_]+)(?:\.(\w+))?` = ({number}(?:, {number})*)", text)
+    for constant, field, values in valued:
+        known = getattr(thresholds, constant)
+        known = getattr(known, field) if field else known
+        said = [float(value) for value in values.split(", ")]
+        assert said == [float(value) for value in (known if isinstance(known, tuple) else (known,))], constant
+    return len(valued)
+
+
+@pytest.mark.parametrize("rule", rule_names())
+def test_thresholds_are_those_of_the_code(rule: str) -> None:
+    text = item(rule, "Threshold")
+    valued = assert_thresholds(text)
+    assert valued or re.search(r"\b(no floor|none|as `)", text), "a threshold, or a word why there is none"
+
+
+@pytest.mark.parametrize("rule", rule_names())
+def test_a_link_to_learn_more_is_one_of_the_rules(rule: str) -> None:
+    links = re.findall(r"<(https://[^>]+)>", item(rule, "Learn"))
+    assert links
+    assert set(links) <= literals(SOURCE / "diagnose")
+
+
+@pytest.mark.parametrize("rule", rule_names())
+def test_verified_names_what_there_is(rule: str) -> None:
+    text = item(rule, "Verified")
+    kinds = re.findall(r"(zoo: |real trace: |real run: |unit test only)", text)
+    assert kinds, "zoo, real trace, real run or unit test only"
+    for names in re.findall(rf"zoo: {LISTED}", text):
+        assert {name for name in names.split(", ") if "_" in name} <= zoo_names()
+    for path in re.findall(r"\b(?:tests|examples)/[\w/.-]*\w", text):
+        assert (REPOSITORY / path).exists(), path
+    if TRACES.exists():
+        for names in re.findall(rf"real trace: {LISTED}", text):
+            missing = [name for name in names.split(", ") if "/" in name and not (TRACES / name).exists()]
+            assert missing == []
+
+
+def zoo_names() -> set[str]:
+    text = (REPOSITORY / "benchmarks" / "zoo" / "table.py").read_text()
+    return set(re.findall(r'Entry\(\s*"(\w+)"', text))
+
+
+def test_every_constant_of_the_page_has_that_value() -> None:
+    assert assert_thresholds(FINDINGS) > 0
 
 
 def test_every_event_kind_is_documented() -> None:

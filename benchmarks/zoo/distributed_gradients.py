@@ -59,6 +59,7 @@ def main() -> None:
             average(model, options.fixed)
             optimizer.step()
     watch.report()
+    dist.barrier()  # leaving while another rank still sends may end in an abort
     dist.destroy_process_group()
 
 

@@ -46,6 +46,7 @@ def main() -> None:
             if rank == 0 and step % every == 0 and largest_ratio(model) > 1e6:
                 break
     watch.report()
+    dist.barrier()  # leaving while another rank still sends may end in an abort
     dist.destroy_process_group()
 
 

@@ -40,6 +40,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
     watch.report()
+    dist.barrier()  # leaving while another rank still sends may end in an abort
     dist.destroy_process_group()
 
 

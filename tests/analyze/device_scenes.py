@@ -20,6 +20,7 @@ SGEMM, TENSOR = "volta_sgemm_128x64_nn", "volta_h884gemm_128x128_ldg8_nn"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >"
 FILE = "/home/user/project/train.py"
 PAGEABLE_IN, PINNED_IN = "Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pinned -> Device)"
+WITHIN, BETWEEN = "Memcpy DtoD (Device -> Device)", "Memcpy PtoP (Device -> Device)"
 PAGEABLE_OUT = "Memcpy DtoH (Device -> Pageable)"
 
 
@@ -40,9 +41,14 @@ class Scene:
         self.steps.append({"step": number, "start_ns": T0 + round(self.at * US), "wall_ns": wall, "in_window": True})
         self._main = self.slices.add("python_function", line, self.at, length)
 
-    def op(self, name: str, start: float, length: float, below: int | None = None) -> int:
+    def op(self, name: str, start: float, length: float, below: int | None = None, **columns: Any) -> int:
         """An operator of the host."""
-        return self.slices.add("cpu_op", name, self.at + start, length, parent=self._main if below is None else below)
+        parent = self._main if below is None else below
+        return self.slices.add("cpu_op", name, self.at + start, length, parent=parent, **columns)
+
+    def python(self, name: str, start: float, length: float) -> int:
+        """A function of a library."""
+        return self.slices.add("python_function", name, self.at + start, length, parent=self._main)
 
     def mark(self, name: str, start: float, length: float) -> int:
         """A range as torch marks its optimizers."""
@@ -67,9 +73,8 @@ class Scene:
         **columns: Any,
     ) -> int:
         """A slice of the device that call `launch` below operator `op` launched."""
-        number = self.slices.add(
-            category, name, self.at + start, length, track=f"0/{stream}", stream=stream, device=0, **columns
-        )
+        columns.setdefault("device", 0)
+        number = self.slices.add(category, name, self.at + start, length, track=f"0/{stream}", stream=stream, **columns)
         self.slices.links.append(
             {
                 "process": "rank-0",
@@ -83,11 +88,23 @@ class Scene:
         )
         return number
 
-    def kernel(self, name: str, start: float, length: float, *, op: str = "aten::mm", launched: float = 5) -> int:
+    def kernel(
+        self,
+        name: str,
+        start: float,
+        length: float,
+        *,
+        op: str = "aten::mm",
+        launched: float = 5,
+        below: int | None = None,
+        shapes: str | None = None,
+        types: str | None = None,
+        **columns: Any,
+    ) -> int:
         """A kernel that an operator launched `launched` before its start; both end there."""
-        operator = self.op(op, start - launched, launched)
+        operator = self.op(op, start - launched, launched, below, shapes=shapes, types=types)
         launch = self.call("cudaLaunchKernel", start - launched / 2, launched / 2, operator)
-        return self.work(name, start, length, launch=launch, op=operator)
+        return self.work(name, start, length, launch=launch, op=operator, **columns)
 
     def tables(self, *gpus: dict[str, Any], **more: Any) -> Tables:
         """Of a run on a GPU; `gpus` are the devices that the trace tells of."""
@@ -115,22 +132,88 @@ def reads_value(scene: Scene, *, python: float = 100) -> None:
     scene.kernel(SGEMM, 215 + python, 400 - 215 - python)
 
 
-def short_launches(scene: Scene, *, count: int = 30, gap: float = 30, length: float = 2) -> None:
+def short_launches(
+    scene: Scene,
+    *,
+    count: int = 30,
+    gap: float = 30,
+    length: float = 2,
+    name: str = ADD,
+    op: str = "aten::add_",
+    **kernel: Any,
+) -> None:
     """`count` kernels, each launched long after the one before it has ended."""
     for number in range(count):
-        scene.kernel(ADD, 10 + number * (gap + length), length, op="aten::add_")
+        scene.kernel(name, 10 + number * (gap + length), length, op=op, **kernel)
 
 
-def batch_copies(scene: Scene, name: str = PAGEABLE_IN) -> None:
-    """A step of 1000 that copies its batch for 300 before it works, and waits for the copy; from pageable memory the
-    call itself takes as long."""
+def updates(scene: Scene, *, optimizer: str = "Adam", op: str = "aten::add_", count: int = 30, name: str = ADD) -> None:
+    """A step of 1000 in an optimizer that launches `count` kernels."""
+    scene.mark(f"Optimizer.step#{optimizer}.step", 0, 990)
+    short_launches(scene, op=op, count=count, name=name)
+
+
+def zeros(scene: Scene) -> None:
+    """A step of 1000 that sets gradients to zero one by one."""
+    scene.mark("Optimizer.zero_grad#SGD.zero_grad", 0, 990)
+    short_launches(scene, op="aten::zero_")
+
+
+def compiled(scene: Scene, *, name: str = ADD) -> None:
+    """A step of 1000 in a compiled function that launches 30 kernels."""
+    short_launches(scene, name=name, below=scene.op("CompiledFunction", 1, 989))
+
+
+def small_batch(scene: Scene, *, blocks: float = 0.2, shapes: str = "[[4, 16, 8], [8, 8]]") -> None:
+    """A step of 1000 with 30 layers whose kernels have `blocks` for each multiprocessor."""
+    short_launches(scene, op="aten::linear", shapes=shapes, blocks_per_sm=blocks)
+
+
+def odd_sizes(scene: Scene, *, shapes: str = "[[130, 64], [64, 64]]", kind: str = "c10::BFloat16") -> None:
+    """A step of 1000, 800 of them in a product of 130 x 64 x 64 in tiles of 128 x 64."""
+    types = f'["{kind}", "{kind}"]'
+    scene.kernel("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", 10, 800, shapes=shapes, types=types)
+
+
+def decompositions(scene: Scene, *, length: float = 2, blocks: float = 0.1) -> None:
+    """A step of 1000 with a QR of 30 matrices, one kernel for each, and a wait in it."""
+    qr = scene.op("aten::linalg_qr", 5, 960, shapes="[[30, 3, 3], []]")
+    for number in range(30):
+        scene.kernel("geqr2_smem", 10 + number * 32, length, op="aten::geqrf", below=qr, blocks_per_sm=blocks)
+    scene.call("cudaStreamSynchronize", 942, 20, qr)
+
+
+def replicas(scene: Scene, *, device: int = 1) -> None:
+    """A step of 1000 in which DataParallel replicates the model to `device` for 300 and idles for 100."""
+    scene.python("torch/nn/parallel/data_parallel.py(174): forward", 0, 990)
+    frame = scene.python("torch/nn/parallel/replicate.py(80): replicate", 5, 395)
+    operator = scene.op("Broadcast", 8, 9, frame)
+    call = scene.call("cudaMemcpyPeerAsync", 10, 5, operator)
+    scene.work(BETWEEN, 110, 300, launch=call, op=operator, category="gpu_memcpy", bytes=3_000_000)
+    scene.kernel(TENSOR, 410, 500, device=device)
+
+
+def copies_within(scene: Scene, name: str | None = None) -> None:
+    """A step of 1000 with a copy of 300 behind a product."""
+    scene.kernel(TENSOR, 10, 500)
+    clone = scene.op("aten::clone", 20, 20)
+    call = scene.call("cudaMemcpyAsync", 25, 5, clone)
+    scene.work(name or WITHIN, 510, 300, launch=call, op=clone, category="gpu_memcpy", bytes=3_000_000)
+
+
+def batch_copies(scene: Scene, name: str = PAGEABLE_IN, *, wait: bool = True) -> None:
+    """A step of 1000 that copies its batch for 300 before it works; from pageable memory the call itself takes as long.
+
+    `wait`: the operator waits for the copy, as without non_blocking=True.
+    """
     to = scene.op("aten::to", 5, 312)
     at_once = name == PINNED_IN
     call = scene.call("cudaMemcpyAsync", 10, 5 if at_once else 302, to)
     scene.work(name, 12, 300, launch=call, op=to, category="gpu_memcpy", bytes=3_000_000)
     begin = 16 if at_once else 313
-    scene.call("cudaStreamSynchronize", begin, 316 - begin, to)
-    scene.kernel(SGEMM, 330, 600)
+    if wait:
+        scene.call("cudaStreamSynchronize", begin, 316 - begin, to)
+    scene.kernel(SGEMM, 330, 600, launched=325 if at_once and not wait else 5)
 
 
 def allocations(scene: Scene) -> None:
@@ -177,6 +260,23 @@ def conversions(scene: Scene) -> None:
         ("void cudnn::ops::nhwcToNchwKernel<float>", 660, 150),
     ):
         scene.kernel(name, start, length, op="aten::cudnn_convolution")
+
+
+def converted_inputs(scene: Scene) -> None:
+    """A step of 1000 with three convolutions, the first of which copies its input into another layout for 300."""
+    at = 10.0
+    for number in range(3):
+        convolution = scene.op("aten::conv2d", at - 6, 6)
+        inner = scene.op("aten::cudnn_convolution", at - 6, 6, convolution)
+        if not number:
+            contiguous = scene.op("aten::contiguous", at - 6, 3, inner)
+            copy = scene.op("aten::copy_", at - 6, 3, contiguous)
+            call = scene.call("cudaLaunchKernel", at - 5, 1, copy)
+            scene.work("void elementwise_kernel<direct_copy_kernel_cuda>", at, 300, launch=call, op=copy)
+            at += 300
+        call = scene.call("cudaLaunchKernel", at - 2 if number else at - 302, 1, inner)
+        scene.work("sm80_xmma_fprop_implicit_gemm", at, 200, launch=call, op=inner)
+        at += 200
 
 
 def pointwise_run(scene: Scene, *, op: str = "aten::mul") -> None:

@@ -92,6 +92,18 @@ def test_a_slow_moment_shows_in_the_least_quarter() -> None:
     assert found.least_excess_ms == pytest.approx(0)
 
 
+def test_the_largest_excess_is_a_part_of_the_step_not_of_a_slow_moment() -> None:
+    """In the last quarter everything takes three times as long: the excess is the same part of the step."""
+    first, second = rank_rows(0, (0, 10, 20, 1, 1), count=41), rank_rows(1, (0, 20, 10, 1, 1), count=41)
+    for row in [*first[31:], *second[31:]]:
+        for column in ("forward_ns", "backward_ns", "optimizer_ns", "other_ns", "wall_ns"):
+            row[column] *= 3
+    found = facts(first, second)
+    assert found is not None
+    assert found.most_excess_ms == pytest.approx(found.excess_ms)
+    assert found.excess_ms == pytest.approx(15)
+
+
 def test_a_rank_that_was_started_again_is_one_rank() -> None:
     again = [{**row, "process": "rank-1.2"} for row in rank_rows(1, (0, 20, 10, 1, 1))]
     found = facts(rank_rows(0, (0, 10, 20, 1, 1)), rank_rows(1, (0, 90, 10, 1, 1), count=12), again)

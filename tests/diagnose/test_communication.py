@@ -172,3 +172,27 @@ def test_unknown_samples_abstain_by_name() -> None:
     first, second = rank_rows(0, (0, 20, 40, 1, 1), samples=None), rank_rows(1, (0, 20, 40, 1, 1), samples=None)
     abstained = {one.rule: one.needs for one in diagnose(analysis_of(first, second)).abstained}
     assert "samples" in abstained["communication.unbalanced_work"]
+
+
+def test_ranks_that_share_a_machine_may_gain_less() -> None:
+    """Alone rank 1 takes 4 ms forward, rank 0 beside it 6: the backward pass of rank 1 may take half as long again."""
+    finding = only(two((0, 6, 34, 1, 1), (20, 4, 16, 1, 1)), "communication.straggler")
+    assert finding.expected_gain is not None
+    assert finding.expected_gain.high == pytest.approx(finding.share)
+    assert finding.expected_gain.low == pytest.approx((18 - 16 * 2 / 4) / 42)
+    equal = only(two((0, 4, 36, 1, 1), (20, 4, 16, 1, 1)), "communication.straggler")
+    assert equal.expected_gain is not None
+    assert equal.expected_gain.low == pytest.approx(equal.share)
+
+
+def test_two_slow_ranks_are_one_loss() -> None:
+    fast, slow = (0, 10, 40, 1, 1), (0, 30, 20, 1, 1)
+    slowest = (0, 33, 17, 1, 1)
+    finding = only(
+        analysis_of(rank_rows(0, fast), rank_rows(1, slow), rank_rows(2, slowest), rank_rows(3, fast)),
+        "communication.straggler",
+    )
+    assert finding.ranks == (1, 2)
+    assert "Rank 2 (and 1 more)" in finding.title
+    assert "2 other ranks wait" in finding.title
+    assert finding.cost_ms_per_step <= finding.gain_ceiling * 52 + 1e-6

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze import analyze
-from stepscope.diagnose import REPORT_FLOOR, RULES, diagnose
+from stepscope.diagnose import REPORT_FLOOR, RISKS, RULES, diagnose
 from stepscope.errors import UsageError
 from stepscope.model import CATEGORIES, SEVERITIES, Diagnosis, Finding
 from stepscope.tables.schema import Tables
@@ -51,7 +51,8 @@ def test_the_rules_have_unique_names_and_known_categories() -> None:
 def test_the_training_process_loads_itself() -> None:
     finding = only(loader_tables(), "input.loader_bound")
     assert finding.cost_ms_per_step == pytest.approx(60)
-    assert finding.share == finding.gain_ceiling == pytest.approx(0.6)
+    assert finding.share == pytest.approx(0.6)
+    assert finding.gain_ceiling == pytest.approx(0.6, abs=0.005)
     assert finding.severity == "critical"
     first = finding.where[0]
     assert (first.file, first.line, first.function) == (TRAIN, 30, "PngFolder.__getitem__")
@@ -108,7 +109,7 @@ def test_the_token_loop() -> None:
     assert "256 times per step" in finding.title
     assert "256 = dim 1 of (8, 256)" in finding.title
     assert [(place.file, place.line) for place in finding.where] == [(TRAIN, CALL_LINE), (TRAIN, LOOP_LINE)]
-    assert finding.cost_ms_per_step == pytest.approx(37.5 + 32)
+    assert finding.cost_ms_per_step == pytest.approx(40 + 32)
     values = {evidence.metric: evidence.value for evidence in finding.evidence}
     assert values["calls of cross_entropy per step"] == 256
     assert values["loop per step, backward"] == pytest.approx(32)
@@ -143,6 +144,24 @@ def test_a_main_thread_that_sleeps_is_said_to_wait() -> None:
     first = pl.int_range(pl.len()) == 0
     tables = replace(tables, stacks=tables.stacks.with_columns(waiting=pl.col("waiting") | first))
     assert "waits" in only(tables, "host.python_on_critical_path").title
+
+
+def test_without_a_window_python_at_lines_that_call_no_library_is_not_judged() -> None:
+    """A sampler shows `x @ w` and arithmetic in Python alike; so the rule does not say that there is nothing."""
+    stacks = [stack([f"<module> ({TRAIN}:90)", f"clean ({TRAIN}:20)"], 50)]
+    diagnosis = judged(make_tables(steps=step_rows(400), stacks=stacks))
+    assert diagnosis.findings == ()
+    needs = {abstention.rule: abstention.needs for abstention in diagnosis.abstained}
+    assert "window" in needs["host.python_on_critical_path"]
+
+
+def test_every_finding_has_a_link_to_read_on() -> None:
+    writes = make_tables(steps=steps_with_window(window=()), stacks=[stack([f"log ({TRAIN}:1)"], 50)])
+    sources = {TRAIN: "f.flush()"}
+    found = [*judged(writes, sources).findings]
+    found += [one for tables in (loader_tables(), loop_tables(), python_tables()) for one in judged(tables).findings]
+    assert {"input", "host", "io"} <= {one.category for one in found}
+    assert all(one.learn.startswith("https://") for one in found)
 
 
 def test_torch_work_is_no_python_finding() -> None:
@@ -185,7 +204,8 @@ def test_lines_of_one_function_are_one_finding() -> None:
 def test_nothing_recorded_is_no_error() -> None:
     diagnosis = judged(make_tables())
     assert diagnosis.findings == ()
-    assert {abstention.rule for abstention in diagnosis.abstained} == {rule.name for rule in RULES}
+    names = {*(rule.name for rule in RULES), *(rule.name for rule in RISKS)}
+    assert {abstention.rule for abstention in diagnosis.abstained} == names
     assert all("training steps" in abstention.needs or abstention.quiet for abstention in diagnosis.abstained)
 
 
@@ -267,7 +287,7 @@ def test_each_scene_keeps_the_schema(make: Any) -> None:
 
 
 def check_schema(finding: Finding, mean_ms: float) -> None:
-    assert 0 <= finding.gain_ceiling <= finding.share <= 1
+    assert 0 <= finding.share <= finding.gain_ceiling + 1e-9 <= 1 + 1e-9
     assert finding.share == pytest.approx(finding.cost_ms_per_step / mean_ms)
     assert finding.severity in SEVERITIES
     assert finding.confidence in ("high", "medium", "low")

@@ -160,7 +160,6 @@ def three_findings(file: str) -> tuple[Finding, ...]:
             fix="Call it once on the whole tensor: flatten the batch and the positions before the call.",
             caveat="",
             try_=(),
-            explains=("input.loader_bound:0",),
         ),
         finding(
             file,

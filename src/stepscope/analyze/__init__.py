@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from stepscope.analyze import (
+    calls,
     compilers,
     device,
     device_lines,
@@ -15,12 +16,18 @@ from stepscope.analyze import (
     host,
     io,
     loader,
+    loader_files,
     loops,
     machine,
+    memory_losses,
     operators,
+    passes,
+    pipeline,
     processes,
     ranks,
     regions,
+    replay,
+    sampled_time,
     sites,
     steps,
     system,
@@ -59,12 +66,20 @@ def facts(context: Context, recordings: Sequence[MemoryRecording] = ()) -> Analy
     base, code = context.base, context.code
     if context.tables.events.height > SIDE_BY_SIDE:
         found = dataclasses.replace(_facts(context), views=build(base, recordings, code))
-        return dataclasses.replace(found, device_losses=device_losses.facts(base))
+        return _with_losses(context, found)
     with ThreadPoolExecutor(1, thread_name_prefix="stepscope-views") as pool:
         views = pool.submit(build, base, recordings, code)
         found = _facts(context)
         found = dataclasses.replace(found, views=views.result())
-    return dataclasses.replace(found, device_losses=device_losses.facts(base))
+    return _with_losses(context, found)
+
+
+def _with_losses(context: Context, found: Analysis) -> Analysis:
+    """With what stands on the views, or on as much memory as they need."""
+    memory = memory_losses.facts(context, found.views.memory if found.views is not None else None)
+    lost, replays = device_losses.facts(context.base), replay.facts(context.base)
+    found = dataclasses.replace(found, device_losses=lost, memory_losses=memory, replays=replays)
+    return dataclasses.replace(found, passes=passes.facts(context))
 
 
 def _facts(context: Context) -> Analysis:
@@ -76,16 +91,20 @@ def _facts(context: Context) -> Analysis:
     sampled = context.sampled
     window = trace.prepare(tables, code, labelled)
     telemetry = system.summary(tables, labelled)
-    loop_facts = loops.facts(window, lines, sampled, mean_ms)
+    timed = sampled_time.prepare(sampled, train)
+    call_paths = calls.prepare(sampled, timed)
+    loop_facts = loops.facts(window, lines, sampled, mean_ms, timed)
     operator_facts = operators.facts(window, lines)
-    io_facts = io.facts(tables, labelled, sampled, window, lines, mean_ms)
+    io_facts = io.facts(tables, labelled, sampled, window, lines, mean_ms, call_paths)
     region_facts = regions.facts(tables, labelled, window)
-    python_facts = host.facts(sampled, window, lines, loop_facts, mean_ms)
+    python_facts = host.facts(sampled, window, lines, loop_facts, call_paths)
+    opened = loader_files.opened_per_step(window)
     del window  # of a large trace it and the device's slices need not be in memory together
-    loader_facts = loader.facts(tables, labelled, train, sampled, system.cores_used(telemetry))
+    loader_facts = loader.facts(tables, labelled, train, sampled, system.cores_used(telemetry), lines, opened)
     slices = device.slices(tables)
     site_facts = sites.facts(tables)
     trace_facts = device.traces(tables, slices)
+    machine_facts = machine.facts(context, labelled, train, loader_facts, io_facts, python_facts)
     roots = (*tables.run.user_roots, *context.options.source_roots)
     return Analysis(
         run=dataclasses.replace(tables.run, user_roots=tuple(dict.fromkeys(roots))),
@@ -111,5 +130,6 @@ def _facts(context: Context) -> Analysis:
         sampled=sampled_views.build(context, labelled, train),
         compilers=compilers.build(context, labelled),
         ranks=ranks.facts(context, labelled, site_facts),
-        machine=machine.facts(context, labelled, train, loader_facts),
+        pipeline=pipeline.facts(labelled, train, loader_facts, machine_facts),
+        machine=machine_facts,
     )

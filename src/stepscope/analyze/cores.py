@@ -11,26 +11,30 @@ from typing import Any
 
 import polars as pl
 
+from stepscope.analyze import pool
 from stepscope.analyze.loader import known_cores, ranks_on_host
+from stepscope.analyze.readings import average, growths, level, seconds, training
 from stepscope.analyze.steps import LabelledSteps, mean
 from stepscope.analyze.windows import event_data
 from stepscope.model import Place
 from stepscope.model.facts_machine import CpuFacts, MemoryPressureFacts
 from stepscope.tables.schema import Tables
 
-# Readings come once a second; with fewer the first and last of them, which lie anywhere in steps, weigh too much.
-MIN_READINGS = 5
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def facts(tables: Tables, labelled: LabelledSteps, mean_ms: float | None) -> CpuFacts | None:
-    """None without steps, telemetry of the main threads, or the number of cores."""
+def facts(tables: Tables, labelled: LabelledSteps, mean_ms: float | None, waits_ms: float = 0.0) -> CpuFacts | None:
+    """None without steps, telemetry of the main threads, or the number of cores.
+
+    Args:
+        waits_ms: of the mean step, in which the main thread waits for data or files, or sleeps.
+    """
     cores = known_cores(tables)
-    readings = _training(tables, labelled)
+    readings = training(tables, labelled)
     if cores is None or mean_ms is None or readings is None:
         return None
     pids = [rank.pid for rank in tables.ranks]
-    delays = _growths(readings, "run_delay_ns", pids)
+    delays = growths(readings, "run_delay_ns", pids)
     own = _own_cores(readings)
     if not delays or own is None:
         return None
@@ -38,17 +42,18 @@ def facts(tables: Tables, labelled: LabelledSteps, mean_ms: float | None) -> Cpu
     throttled = _throttled(readings)
     held = 0.0 if throttled is None else min(delay, throttled)
     rest = delay - held
-    free = max(0.0, cores - own)
+    others = pool.others(readings, own)
+    taken = max(0.0, cores - own) if others is None else others  # by others, or what they could have taken
     mains = sum(min(used, 1.0 - delay) for used in _mean_cores(readings, pids).values())
     beside = max(0.0, own - mains)  # what our threads and processes used beside the main threads
     threads, place, source = _threads(tables)
-    switches = _growths(readings, "involuntary_switches", pids)
-    times = readings["time_ns"].unique()
+    ranks = ranks_on_host(tables)
+    shared = pool.Shared(cores, _processors(tables), own, ranks, min(1.0, waits_ms / mean_ms))
     return CpuFacts(
-        readings=len(times),
-        seconds=_seconds(times),
+        readings=readings["time_ns"].n_unique(),
+        seconds=seconds(readings),
         cores=cores,
-        ranks_on_host=ranks_on_host(tables),
+        ranks_on_host=ranks,
         threads=threads,
         threads_place=place,
         threads_source=source,
@@ -56,54 +61,36 @@ def facts(tables: Tables, labelled: LabelledSteps, mean_ms: float | None) -> Cpu
         run_delay_share=delay,
         throttled_share=throttled,
         throttled_ms_per_step=None if throttled is None else held * mean_ms,
-        own_ms_per_step=max(0.0, rest - free) * mean_ms,
-        others_ms_per_step=max(0.0, min(free, rest - beside)) * mean_ms,
-        involuntary_switches_per_s=sum(switches.values()) / len(switches) if switches else None,
-        pressure_pct=_level(readings, "psi_cpu_some_pct")[0],
-        load=_level(readings, "load_1m")[0],
+        own_ms_per_step=max(0.0, rest - taken) * mean_ms,
+        others_ms_per_step=max(0.0, min(taken, rest - beside)) * mean_ms,
+        involuntary_switches_per_s=average(growths(readings, "involuntary_switches", pids)),
+        pressure_pct=level(readings, "psi_cpu_some_pct")[0],
+        load=level(readings, "load_1m")[0],
+        voluntary_switches_per_s=average(growths(readings, "voluntary_switches", pids)),
+        migrations_per_s=average(growths(readings, "migrations", pids)),
+        stolen_cores=level(readings, "stolen_cores")[0],
+        pool=pool.facts(readings, pids, shared, threads, mean_ms),
     )
 
 
 def memory(tables: Tables, labelled: LabelledSteps, mean_ms: float | None) -> MemoryPressureFacts | None:
     """None without steps or telemetry of page faults."""
-    readings = _training(tables, labelled)
+    readings = training(tables, labelled)
     if readings is None or mean_ms is None:
         return None
     pids = [rank.pid for rank in tables.ranks]
-    faults = _growths(readings, "major_faults", pids)
+    faults = growths(readings, "major_faults", pids)
     if not faults:
         return None
-    stalled, of = _level(readings, "psi_memory_some_pct")
+    stalled, of = level(readings, "psi_memory_some_pct")
     resident = readings.filter((pl.col("metric") == "rss_bytes") & pl.col("pid").is_in(pids))["value"]
     return MemoryPressureFacts(
-        seconds=_seconds(readings["time_ns"].unique()),
+        seconds=seconds(readings),
         major_faults_per_step=sum(faults.values()) / len(faults) * mean_ms / 1e3,
         stalled_pct=stalled,
         stalled_of=of,
         rss_bytes=int(max(resident.to_list())) if len(resident) else None,
     )
-
-
-def _training(tables: Tables, labelled: LabelledSteps) -> pl.DataFrame | None:
-    """Readings between the first and the last steady training step; None with too few of them."""
-    steady = labelled.steady().filter(pl.col("start_ns").is_not_null())
-    if steady.is_empty():
-        return None
-    readings = tables.system.filter(pl.col("value").is_not_null() & pl.col("time_ns").is_not_null())
-    first, last = steady["start_ns"].min(), (steady["start_ns"] + steady["wall_ns"]).max()
-    inside = readings.filter(pl.col("time_ns").is_between(first, last))
-    return inside if inside["time_ns"].n_unique() >= MIN_READINGS else None
-
-
-def _growths(readings: pl.DataFrame, metric: str, pids: list[int]) -> dict[int, float]:
-    """Growth of a counter per second of wall time, by process."""
-    own = readings.filter((pl.col("metric") == metric) & pl.col("pid").is_in(pids)).sort("time_ns")
-    result = {}
-    for (pid,), rows in own.partition_by("pid", as_dict=True, maintain_order=True).items():
-        seconds = (rows["time_ns"][-1] - rows["time_ns"][0]) / 1e9
-        if seconds > 0 and rows.height >= MIN_READINGS:
-            result[pid] = max(0.0, rows["value"][-1] - rows["value"][0]) / seconds
-    return result
 
 
 def _mean_cores(readings: pl.DataFrame, pids: list[int]) -> dict[int, float]:
@@ -116,6 +103,7 @@ def _mean_cores(readings: pl.DataFrame, pids: list[int]) -> dict[int, float]:
 def _own_cores(readings: pl.DataFrame) -> float | None:
     """CPU use of all processes of the run on a host, in cores, mean over readings and hosts."""
     cpu = readings.filter(pl.col("metric") == "cpu_pct").group_by("host", "time_ns").agg(pl.col("value").sum())
+    cpu = cpu.sort("host", "time_ns")  # sums of another order differ in the last digit
     return mean(cpu["value"]) / 100.0 if cpu.height else None
 
 
@@ -129,16 +117,15 @@ def _throttled(readings: pl.DataFrame) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
-def _level(readings: pl.DataFrame, metric: str) -> tuple[float | None, str]:
-    """(mean, of what): the cgroup's own figure where there is one, else the machine's."""
-    rows = readings.filter(pl.col("metric") == metric)
-    cgroup = rows.filter(pl.col("device") == "cgroup")
-    chosen = cgroup if cgroup.height else rows.filter(pl.col("device").is_null())
-    return (mean(chosen["value"]) if chosen.height else None), "cgroup" if cgroup.height else "machine"
+def _processors(tables: Tables) -> int | None:
+    """Processors of the smallest host that the run may use, whatever its quota."""
+    found = [manifest.get("hardware") for manifest in tables.manifests]
+    sets = [hardware.get("affinity") for hardware in found if isinstance(hardware, dict)]
+    return min((len(cpus) for cpus in sets if isinstance(cpus, list) and cpus), default=None)
 
 
 def _threads(tables: Tables) -> tuple[int | None, Place | None, str]:
-    """(threads, the line that set them, source): the last `torch.set_num_threads`, else the environment."""
+    """(threads, the line that set them, source): the last `torch.set_num_threads`, what torch says, the environment."""
     last: dict[str, Any] | None = None
     for _, data in event_data(tables, "site"):
         if data.get("what") == "set_num_threads" and _value(data) is not None:
@@ -148,6 +135,9 @@ def _threads(tables: Tables) -> tuple[int | None, Place | None, str]:
         known = isinstance(file, str)
         place = Place(str(file), line if isinstance(line, int) else None, last.get("function")) if known else None
         return _value(last), place, "events.jsonl, torch.set_num_threads"
+    told = [rank.threads for rank in tables.ranks if rank.threads is not None]
+    if told:
+        return max(told), None, "rank.json, torch.get_num_threads when training began"
     for manifest in tables.manifests:
         environment = manifest.get("environment")
         for name in _THREADS:
@@ -163,8 +153,3 @@ def _value(data: dict[str, Any]) -> int | None:
         if re.fullmatch(r"[1-9]\d{0,4}", str(value)):
             return int(value)
     return None
-
-
-def _seconds(times: pl.Series) -> float:
-    values: list[int] = times.to_list()
-    return (max(values) - min(values)) / 1e9

@@ -8,8 +8,11 @@ have facts of their own.
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 
+from stepscope.analyze.calls import Calls
 from stepscope.analyze.io import sampled_io
 from stepscope.analyze.lines import Lines
 from stepscope.analyze.loops import stacks_in
@@ -18,7 +21,7 @@ from stepscope.analyze.sampled.samples import Samples, short
 from stepscope.analyze.trace import BUILTIN, OPERATOR, USER, Window
 from stepscope.model import LoopFacts, Place, PythonFacts
 
-MAX_FACTS = 30
+MAX_FACTS = 60
 
 
 def facts(
@@ -26,30 +29,28 @@ def facts(
     window: Window | None,
     lines: Lines,
     loops: tuple[LoopFacts, ...] | None,
-    mean_ms: float | None,
+    calls: Calls | None,
 ) -> tuple[PythonFacts, ...] | None:
     """None without stacks in steady steps; costliest first."""
-    if samples is None or mean_ms is None:
+    if samples is None or calls is None:
         return None
-    everything = samples.rank_steps()
-    total = int(everything["samples"].sum())
-    if not total:
-        return None
+    everything, mean_ms = calls.time.with_ms(calls.time.rows), calls.time.mean_ms
     rows = everything.filter((pl.col("phase") != "data_wait") & pl.col("user_file").is_not_null())
     rows = rows.join(sampled_io(everything, lines).select("row"), on="row", how="anti")
     rows = _weigh(rows, window).filter(pl.col("weight").is_not_null() & (pl.col("weight") > 0))
-    rows = rows.join(_in_loops(samples, loops or ()), on="row", how="left")
-    key = ["user_file", "user_line", "user_function", "phase", "loop"]
+    rows = rows.join(_in_loops(samples, loops or ()), on="row", how="left").join(calls.of_row, on="row", how="left")
+    key = ["user_file", "user_line", "user_function", "phase", "loop", "call"]
+    of_call = _of_calls(rows, calls)
     grouped = (
-        rows.group_by(key)
+        rows.group_by(key, maintain_order=True)
         .agg(
             n=pl.col("samples").sum(),
-            weighted=(pl.col("samples") * pl.col("weight")).sum(),
+            ms=(pl.col("ms") * pl.col("weight")).sum(),
             waiting=pl.col("samples").filter(pl.col("waiting")).sum(),
             fraction=pl.col("fraction").first(),
             leaf=pl.col("leaf_function").filter(pl.col("below_function").is_not_null()).mode().sort().first(),
         )
-        .sort(["weighted", "user_file", "user_line"], descending=[True, False, False])
+        .sort(["ms", *key], descending=[True, *[False] * len(key)])
         .head(MAX_FACTS)
     )
     source = "sampled stacks" if window is None else f"sampled stacks and {window.source}"
@@ -57,17 +58,32 @@ def facts(
         PythonFacts(
             place=Place(row["user_file"], row["user_line"], row["user_function"]),
             phase=row["phase"],
-            ms_per_step=row["weighted"] / total * mean_ms,
-            share=row["weighted"] / total,
+            ms_per_step=row["ms"],
+            share=row["ms"] / mean_ms,
             samples=row["n"],
             waiting_share=row["waiting"] / row["n"],
             python_fraction=row["fraction"],
             library_leaf=row["leaf"],
             source=source,
             inside_loop=(loops or ())[row["loop"]].place if row["loop"] is not None else None,
+            **of_call.get(row["call"], {}),
         )
         for row in grouped.iter_rows(named=True)
     )
+
+
+def _of_calls(rows: pl.DataFrame, calls: Calls) -> dict[int, dict[str, Any]]:
+    """The fields of the facts that are the same for all lines of a call."""
+    found: dict[int, dict[str, Any]] = {}
+    for (number,), own in rows.filter(pl.col("call").is_not_null()).partition_by("call", as_dict=True).items():
+        blamed, whole = calls.time.share(own), calls.share(number, own["row"])
+        found[number] = {
+            "call": calls.place(number),
+            "call_ms_per_step": whole.ms if whole is not None else None,
+            "call_at_most_ms_per_step": whole.at_most_ms if whole is not None else None,
+            "sampling": blamed.at_most_ms / blamed.ms if blamed.ms > 0 else 1.0,
+        }
+    return found
 
 
 def _weigh(rows: pl.DataFrame, window: Window | None) -> pl.DataFrame:

@@ -8,11 +8,14 @@ counted again. Reading done below the loader belongs to the input, and I/O betwe
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import polars as pl
 
+from stepscope.analyze.calls import Calls
 from stepscope.analyze.lines import Lines
 from stepscope.analyze.sampled.samples import Samples, short
+from stepscope.analyze.sampled_time import Share
 from stepscope.analyze.steps import LabelledSteps
 from stepscope.analyze.trace import BUILTIN, Window
 from stepscope.analyze.windows import event_data
@@ -20,6 +23,8 @@ from stepscope.model import IoFacts, Place
 from stepscope.tables.schema import Tables
 
 MAX_FACTS = 20
+ENOUGH_SAMPLES = 100  # in steady steps, to bound what a window timed
+_WINDOW = "built-in I/O functions timed"
 # Built-in functions as torch.profiler names them.
 _BUILTIN_IO = (
     r"^<built-in method (write|writelines|flush|read|readline|readlines|readinto|close|truncate|__exit__) of _io\."
@@ -78,18 +83,63 @@ def facts(
     window: Window | None,
     lines: Lines,
     mean_ms: float | None,
+    calls: Calls | None,
 ) -> tuple[IoFacts, ...] | None:
     """None when neither stacks nor a window could have seen any; costliest first."""
+    rows = sampled_io(calls.time.rows, lines) if calls is not None else None
     found = _saves(tables, labelled)
     traced = window is not None and window.has_functions
     if mean_ms is None or (samples is None and not traced and not found):
         return None
-    for fact in [*_from_window(window, lines), *_from_samples(samples, lines, mean_ms)]:
+    for fact in [*_from_window(window, lines), *_from_samples(rows, calls)]:
         known = next((i for i, other in enumerate(found) if _same(fact, other)), None)
         if known is None:
             found.append(fact)
     found.sort(key=lambda fact: -fact.ms_per_step)
-    return tuple(found[:MAX_FACTS])
+    found = found[:MAX_FACTS]
+    return tuple(found if calls is None or rows is None else _with_calls(found, rows, calls))
+
+
+def _with_calls(found: list[IoFacts], rows: pl.DataFrame, calls: Calls) -> list[IoFacts]:
+    """The facts with the calls that hold them."""
+    shares: dict[int | None, Share | None] = {}
+    numbers = [calls.number(fact.place) for fact in found]
+    factors = _bounded(found, numbers, rows, calls)
+    result = []
+    for fact, number in zip(found, numbers, strict=True):
+        if _WINDOW in fact.source:
+            fact = replace(fact, ms_per_step=fact.ms_per_step * factors.get(number, 1.0))
+        if number not in shares:
+            shares[number] = calls.share(number, rows["row"])
+        whole = shares[number]
+        if whole is not None:
+            fact = replace(
+                fact,
+                call=calls.place(number),
+                call_ms_per_step=whole.ms,
+                call_at_most_ms_per_step=whole.at_most_ms,
+            )
+        result.append(fact)
+    return result
+
+
+def _bounded(
+    found: list[IoFacts], numbers: list[int | None], rows: pl.DataFrame, calls: Calls
+) -> dict[int | None, float]:
+    """What to scale the window's times of a call by: few steps, not believed beyond what steady samples allow."""
+    timed: dict[int, float] = {}
+    for fact, number in zip(found, numbers, strict=True):
+        if number is not None and _WINDOW in fact.source:
+            timed[number] = timed.get(number, 0.0) + fact.ms_per_step
+    factors: dict[int | None, float] = {}
+    if calls.time.samples < ENOUGH_SAMPLES:
+        return factors
+    for number, ms in timed.items():
+        inside = rows.join(calls.of_row.filter(pl.col("call") == number), on="row", how="semi")
+        sampled = calls.time.share(inside)
+        if 0 < sampled.at_most_ms < ms:
+            factors[number] = sampled.ms / ms
+    return factors
 
 
 def sampled_io(rows: pl.DataFrame, lines: Lines) -> pl.DataFrame:
@@ -215,7 +265,7 @@ def _from_window(window: Window | None, lines: Lines) -> list[IoFacts]:
                 place=Place(row["caller_file"], line, row["caller_function"]),
                 calls_per_step=row["n"] / window.steps,
                 ms_per_step=row["total"] / window.steps / 1e6,
-                source=f"{window.source}, built-in I/O functions timed in {window.steps} window steps",
+                source=f"{window.source}, {_WINDOW} in {window.steps} window steps",
                 measured=True,
                 count=row["n"],
             )
@@ -223,16 +273,15 @@ def _from_window(window: Window | None, lines: Lines) -> list[IoFacts]:
     return found
 
 
-def _from_samples(samples: Samples | None, lines: Lines, mean_ms: float) -> list[IoFacts]:
-    if samples is None:
+def _from_samples(rows: pl.DataFrame | None, calls: Calls | None) -> list[IoFacts]:
+    if rows is None or calls is None:
         return []
-    rows = samples.rank_steps()
-    total = int(rows["samples"].sum())
+    total = calls.time.samples
     grouped = (
-        sampled_io(rows, lines)
-        .group_by("user_file", "user_line", "user_function", "operation")
-        .agg(n=pl.col("samples").sum(), leaf=pl.col("leaf_function").first())
-        .sort(["n", "user_file", "user_line"], descending=[True, False, False])
+        calls.time.with_ms(rows)
+        .group_by("user_file", "user_line", "user_function", "operation", maintain_order=True)
+        .agg(ms=pl.col("ms").sum(), n=pl.col("samples").sum(), leaf=pl.col("leaf_function").first())
+        .sort(["ms", "user_file", "user_line"], descending=[True, False, False])
         .head(MAX_FACTS)
     )
     return [
@@ -240,7 +289,7 @@ def _from_samples(samples: Samples | None, lines: Lines, mean_ms: float) -> list
             operation=row["operation"],
             place=Place(row["user_file"], row["user_line"], row["user_function"]),
             calls_per_step=None,
-            ms_per_step=row["n"] / total * mean_ms,
+            ms_per_step=row["ms"],
             source=f"sampled stacks, {row['n']} of {total} samples in steps",
             measured=False,
             count=row["n"],

@@ -102,6 +102,14 @@ class Lines:
             found = set(calls.filter(here & pl.col("line").is_not_null())["line"].to_list())
         return found.pop() if len(found) == 1 else None
 
+    def definition(self, file: str, function: str, line: int | None) -> int | None:
+        """The line that `function` begins on, where `line` lies in it; None where its source is not at hand.
+
+        Of a function that ran before a recording began, traces give the line it was at, which made none of the calls.
+        """
+        scope = self._function(file, function, line)
+        return _first_line(scope) if isinstance(scope, _FUNCTIONS) else None
+
     def text(self, file: str, line: int | None) -> str | None:
         """The source line, stripped; None where the text is not at hand."""
         if line is None or file not in self._sources:
@@ -151,7 +159,7 @@ class Lines:
         for node in ast.walk(tree):
             if isinstance(node, _FUNCTIONS):
                 name = node.name if not isinstance(node, ast.Lambda) else "<lambda>"
-                first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+                first = _first_line(node)
                 if name != function:
                     continue
                 if def_line is None or first <= def_line <= node.lineno:
@@ -173,6 +181,12 @@ class Lines:
                     tree = None
             self._trees[file] = tree
         return self._trees[file]
+
+
+def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> int:
+    """As Python counts: of the first decorator, if there is one."""
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _walk(scope: ast.AST) -> list[ast.AST]:

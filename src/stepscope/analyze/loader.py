@@ -14,6 +14,8 @@ from typing import Any
 
 import polars as pl
 
+from stepscope.analyze import loader_files
+from stepscope.analyze.lines import Lines
 from stepscope.analyze.sampled.hot_lines import hot_lines
 from stepscope.analyze.sampled.samples import Samples
 from stepscope.analyze.steps import LabelledSteps
@@ -26,9 +28,21 @@ _NO_CORES_KNOWN = 1.0  # without a manifest, promise no more than one core
 
 
 def facts(
-    tables: Tables, labelled: LabelledSteps, train: StepFacts | None, samples: Samples | None, cores: float | None
+    tables: Tables,
+    labelled: LabelledSteps,
+    train: StepFacts | None,
+    samples: Samples | None,
+    cores: float | None,
+    lines_of: Lines,
+    opened: float | None = None,
 ) -> LoaderFacts | None:
-    """None without training steps whose data wait is known. `cores`: mean CPU use of the training process."""
+    """None without training steps whose data wait is known.
+
+    Args:
+        cores: mean CPU use of the training process.
+        lines_of: the text of the user's lines, where at hand.
+        opened: files that the training process opened for one step, by the window.
+    """
     if train is None:
         return None
     wait = next((part for part in train.partition if part.category == "data_wait"), None)
@@ -39,13 +53,15 @@ def facts(
     arguments: dict[str, Any] = dict(site.get("arguments") or {}) if site else {}
     workers = _first_int(event.get("num_workers") if event else None, arguments.get("num_workers"))
     in_main = not workers
-    lines, entries, library, busy, idle, count = _sampled(samples, in_main)
+    rows, role, busy, idle = _loading(samples, in_main)
+    lines, entries, library, count = _sampled(rows, role)
+    batch = _first_int(event.get("batch_size") if event else None, arguments.get("batch_size"))
     compute_ms = max(0.0, train.mean_ms - wait.ms)
     load_ms = wait.ms if in_main else _worker_load_ms(workers, busy, train.mean_ms)
     limit, ranks, threads = cpu_limit(tables), ranks_on_host(tables), _threads(tables)
     return LoaderFacts(
         num_workers=workers,
-        batch_size=_first_int(event.get("batch_size") if event else None, arguments.get("batch_size")),
+        batch_size=batch,
         site=place_of(site),
         arguments=arguments,
         data_wait_ms=wait.ms,
@@ -70,6 +86,7 @@ def facts(
         samples=count,
         threads=threads,
         ranks_on_host=ranks,
+        files=None if rows is None else loader_files.facts(rows, lines_of, opened if in_main else None, batch),
     )
 
 
@@ -204,23 +221,24 @@ def _first_int(*values: object) -> int | None:
     return None
 
 
-def _sampled(
-    samples: Samples | None, in_main: bool
-) -> tuple[list[HotLine], list[HotLine], str | None, float | None, float | None, int]:
-    """(lines, entries, hottest library function, busy share, idle share, samples) of the loading work."""
+def _loading(samples: Samples | None, in_main: bool) -> tuple[pl.DataFrame | None, str, float | None, float | None]:
+    """(stacks of the loading work, role, busy share, idle share); the shares are those of workers."""
     if samples is None:
-        return [], [], None, None, None, 0
+        return None, "rank", None, None
     if in_main:
-        rows, role = samples.rank_steps().filter(pl.col("phase") == "data_wait"), "rank"
-        busy = idle = None
-    else:
-        everyone, role = samples.workers(), "loader_worker"
-        parked = pl.col("waiting") & ~pl.col("in_fetch") & pl.col("user_file").is_null()
-        total = int(everyone["samples"].sum())
-        idle = float(everyone.filter(parked)["samples"].sum()) / total if total else None
-        busy = 1.0 - idle if idle is not None else None
-        rows = everyone.filter(~parked)
-    rows = rows.with_columns(phase=pl.lit("data_wait"))
+        return samples.rank_steps().filter(pl.col("phase") == "data_wait"), "rank", None, None
+    everyone = samples.workers()
+    parked = pl.col("waiting") & ~pl.col("in_fetch") & pl.col("user_file").is_null()
+    total = int(everyone["samples"].sum())
+    idle = float(everyone.filter(parked)["samples"].sum()) / total if total else None
+    busy = 1.0 - idle if idle is not None else None
+    return everyone.filter(~parked).with_columns(phase=pl.lit("data_wait")), "loader_worker", busy, idle
+
+
+def _sampled(rows: pl.DataFrame | None, role: str) -> tuple[list[HotLine], list[HotLine], str | None, int]:
+    """(lines, entries, hottest library function, samples) of the loading work."""
+    if rows is None:
+        return [], [], None, 0
     below = rows.filter(pl.col("entry_file").is_not_null())
     inner = "inner" if below.height else "user"
     library = (
@@ -234,8 +252,6 @@ def _sampled(
         hot_lines(rows, role, None, inner),
         hot_lines(rows, role, None, "entry"),
         str(library[0, 0]) if library.height else None,
-        busy,
-        idle,
         int(rows["samples"].sum()),
     )
 

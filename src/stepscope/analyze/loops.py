@@ -17,10 +17,12 @@ import polars as pl
 from stepscope.analyze.dimensions import explain
 from stepscope.analyze.lines import CallSite, Lines
 from stepscope.analyze.sampled.samples import Samples
+from stepscope.analyze.sampled_time import SampledTime
 from stepscope.analyze.trace import OPERATOR, TRANSPARENT, Window
 from stepscope.model import LoopFacts, Place
 
 MIN_CALLS = 32  # fewer calls of one kind are layers, heads or parameter groups rather than items
+MOSTLY = 0.9  # of the calls between those of another loop: then they are its iterations
 MAX_BREAK = 5.0  # a distance of more than this many median distances is work beside the loop
 MAX_LOOPS = 20
 ENOUGH_SAMPLES = 50  # a share of 20 % then has a standard error of 6 points, less than the window's slowing
@@ -44,13 +46,13 @@ class _Loop:
 
 
 def facts(
-    window: Window | None, lines: Lines, samples: Samples | None, mean_ms: float | None
+    window: Window | None, lines: Lines, samples: Samples | None, mean_ms: float | None, time: SampledTime | None
 ) -> tuple[LoopFacts, ...] | None:
     """None without a window with Python functions; costliest first. `mean_ms` is the steady training step."""
     if window is None or not window.step_times_known or not window.has_functions:
         return None
     loops = _find(window)
-    found = [(loop, _with_samples(_describe(window, lines, loop, mean_ms), samples, mean_ms)) for loop in loops]
+    found = [(loop, _with_samples(_describe(window, lines, loop, mean_ms), samples, time)) for loop in loops]
     found.sort(key=lambda pair: -(pair[1].ms_per_step + (pair[1].backward_ms_per_step or 0.0)))
     found = found[:MAX_LOOPS]
     if len(found) < 2:
@@ -72,23 +74,21 @@ def stacks_in(samples: Samples, loop: LoopFacts) -> pl.Series:
     return samples.through(loop.place.file, loop.place.function or "", loop.loop_line, last)
 
 
-def _with_samples(fact: LoopFacts, samples: Samples | None, mean_ms: float | None) -> LoopFacts:
+def _with_samples(fact: LoopFacts, samples: Samples | None, time: SampledTime | None) -> LoopFacts:
     """Takes the forward time from the steady steps' own samples where they are many: the window slows Python."""
-    if samples is None or mean_ms is None:
+    if samples is None or time is None:
         return fact
-    rows = samples.rank_steps()
-    total = int(rows["samples"].sum())
-    inside = int(rows.filter(pl.col("row").is_in(stacks_in(samples, fact).implode()))["samples"].sum())
-    if inside < ENOUGH_SAMPLES:
-        return replace(fact, samples=inside)
-    ms = inside / total * mean_ms
+    inside = time.share(time.rows.filter(pl.col("row").is_in(stacks_in(samples, fact).implode())))
+    if inside.samples < ENOUGH_SAMPLES:
+        return replace(fact, samples=inside.samples)
     backward = fact.backward_ms_per_step
     return replace(
         fact,
-        ms_per_step=ms,
-        backward_ms_per_step=min(backward, mean_ms - ms) if backward is not None else None,
-        samples=inside,
-        time_source=f"sampled stacks, {inside} of {total} samples in steps",
+        ms_per_step=inside.ms,
+        at_most_ms_per_step=inside.at_most_ms,
+        backward_ms_per_step=min(backward, time.mean_ms - inside.ms) if backward is not None else None,
+        samples=inside.samples,
+        time_source=f"sampled stacks, {inside.samples} of {time.samples} samples in steps",
     )
 
 
@@ -142,7 +142,8 @@ def _inside(own: pl.DataFrame, other: pl.DataFrame) -> bool:
         return False
     first, last = same["starts"][0].min(), same["ends"][0].max()
     period = (last - first) / max(1, same["n"][0])
-    return bool(row["starts"][0] < last and row["ends"][-1] > first and row["starts"][0] >= first - period * MAX_BREAK)
+    starts = np.asarray(row["starts"])
+    return float(np.mean((starts >= first - period) & (starts < last))) >= MOSTLY  # one of them may have been held up
 
 
 def _build(window: Window, file: str, function: str, line: int, own: pl.DataFrame) -> _Loop:
@@ -208,7 +209,13 @@ def _describe(window: Window, lines: Lines, loop: _Loop, mean_ms: float | None) 
         low_confidence=window.low_confidence,
         window_steps=window.steps,
         time_source=f"{window.source}, scaled to the steady step",
+        operators_ms_per_step=_outermost_ms(operators) / window.steps,
+        calls_per_invocation=loop.per_invocation,
     )
+
+
+def _outermost_ms(operators: pl.DataFrame) -> float:
+    return float(operators.filter(~pl.col("in_operator"))["duration_ns"].sum()) / 1e6
 
 
 def _place(loop: _Loop, site: CallSite | None) -> Place:
@@ -264,13 +271,16 @@ def _backward(window: Window, operators: pl.DataFrame) -> tuple[float | None, fl
         return None, None, None, None
     names = nodes.group_by("name").agg(n=pl.len()).sort(["n", "name"], descending=[True, False])
     every = window.slices.filter(pl.col("name").str.starts_with(_ENGINE)).select("duration_ns").collect()
+    in_no_node_ms = _in_no_node_ms(window, float(every["duration_ns"].sum()) / window.steps / 1e6)
     recorded_ms = float(nodes["duration_ns"].sum()) / window.steps / 1e6
     others_ms = float(every["duration_ns"].sum()) / window.steps / 1e6 - recorded_ms
     least = _least_in_steady_backward(window, recorded_ms, others_ms)
     most = recorded_ms * _ratio(window, "backward")
+    # between two nodes the engine adds up gradients and picks the next: work for each node
+    between_ms = in_no_node_ms * nodes.height / max(1, every.height) * _ratio(window, "backward")
     return (
         (min(least, most) + most) / 2,
-        most,
+        most + between_ms,
         int(names["n"][0]) / window.steps,
         str(names["name"][0]).removeprefix(_ENGINE),
     )
@@ -281,15 +291,21 @@ def _least_in_steady_backward(window: Window, recorded_ms: float, others_ms: flo
 
     Recording slows many small nodes far more than few large ones, and can fragment the heap under all of them: scaling
     in proportion gives the loop too much, taking the others' recorded time as it is gives it too little. The middle is
-    reported, and the proportion bounds the gain.
+    reported; the proportion, with its part of what lies between nodes, bounds the gain.
     """
     means = window.phase_ms.get("backward")
     if means is None:
         return recorded_ms * _ratio(window, "backward")
     window_ms, steady_ms = means
     ratio = steady_ms / window_ms
-    in_no_node_ms = max(0.0, window_ms - recorded_ms - others_ms)
+    in_no_node_ms = _in_no_node_ms(window, recorded_ms + others_ms)
     return max(0.0, steady_ms - others_ms * max(1.0, ratio) - in_no_node_ms * ratio)
+
+
+def _in_no_node_ms(window: Window, in_nodes_ms: float) -> float:
+    """What of the window's backward pass lies in no node; 0 where the pass was not timed."""
+    means = window.phase_ms.get("backward")
+    return max(0.0, means[0] - in_nodes_ms) if means is not None else 0.0
 
 
 def _runs_in(above: dict[int, int | None], inner: _Loop, outer: _Loop) -> bool:

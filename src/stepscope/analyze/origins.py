@@ -200,7 +200,7 @@ def _mark(
         found = rows.filter(pl.col("text").str.contains(r"\(\d+\): ")).collect()
         if found.is_empty():
             continue
-        distinct = found["text"].unique().to_list()
+        distinct = found["text"].unique(maintain_order=True).to_list()
         for name in distinct:
             if name not in known:
                 known[name] = _entered(parse(name, code), places)

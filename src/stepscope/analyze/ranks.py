@@ -20,6 +20,7 @@ from stepscope.tables.phases import DATA_WAIT
 
 MIN_STEPS = 8  # two for each quarter of the run; fewer tell a slow rank from a slow moment by luck
 QUARTERS = 4
+ALSO_SLOW = 0.5  # of the slowest rank's excess: a rank with as much has the same loss
 MIN_PHASE = 0.02  # of the loop's samples: a phase with so many inside torch.distributed is one of the exchange
 _COLUMNS = tuple(f"{phase}_ns" for phase in PHASES)
 _ASSUMED = ("backward", "optimizer", "other")
@@ -66,7 +67,23 @@ def facts(context: Context, labelled: LabelledSteps, sites: Sequence[Site]) -> R
         excess_by_phase_ms={
             phase: float(by_phase[row].mean()) for row, phase in enumerate(PHASES) if phase not in exchange
         },
+        most_excess_ms=_most(excess, own[slowest] + shared[slowest]),
+        slow=tuple(rank for rank, late in zip(ranks, _slow(own.mean(axis=1), slowest), strict=True) if late),
+        longest_own_ms=float(own.max(axis=0).mean()),
     )
+
+
+def _most(excess: Floats, wall: Floats) -> float:
+    """The excess in the quarter of the run in which it was the largest part of the step, of the mean step; ms."""
+    quarters = zip(np.array_split(excess, QUARTERS), np.array_split(wall, QUARTERS), strict=True)
+    return float(max(part.mean() / max(step.mean(), 1e-9) for part, step in quarters) * wall.mean())
+
+
+def _slow(own: Floats, slowest: int) -> list[bool]:
+    """Whether each rank shares what makes the slowest one late, by their mean own work."""
+    usual = float(np.median(np.delete(own, slowest)))
+    late: list[bool] = (own - usual >= ALSO_SLOW * max(own[slowest] - usual, 1e-9)).tolist()
+    return late
 
 
 def _together(labelled: LabelledSteps) -> tuple[pl.DataFrame | None, list[int]]:

@@ -15,9 +15,11 @@ _COUNTERS = {  # metric -> (key, divisor): reported as growth over the training 
 }
 _RATES = {  # metric of the training process -> key: growth per second
     "involuntary_switches": "rank_involuntary_switches_per_s",
+    "voluntary_switches": "rank_voluntary_switches_per_s",
     "migrations": "rank_migrations_per_s",
     "major_faults": "rank_major_faults_per_s",
     "read_bytes": "rank_read_bytes_per_s",
+    "requested_bytes": "rank_requested_bytes_per_s",
     "write_bytes": "rank_write_bytes_per_s",
     "run_delay_ns": "rank_run_delay_ns_per_s",
 }
@@ -25,13 +27,17 @@ _MEANS = (
     "load_1m",
     "runnable",
     "cpu_frequency_mhz",
+    "busy_cores",
+    "stolen_cores",
     "psi_cpu_some_pct",
     "psi_io_some_pct",
     "psi_memory_some_pct",
     "gpu_util_pct",
     "gpu_power_w",
+    "gpu_power_limit_w",
     "gpu_temperature_c",
     "gpu_sm_clock_mhz",
+    "gpu_sm_clock_max_mhz",
 )
 _PEAKS = {"gpu_memory_bytes": "gpu_memory_peak_bytes"}
 

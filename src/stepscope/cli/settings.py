@@ -67,7 +67,7 @@ def _table(file: Path) -> dict[str, Any] | None:
 
 
 def _ignored(table: dict[str, Any], file: Path) -> dict[str, str]:
-    from stepscope.diagnose import RULES
+    from stepscope.diagnose import RISKS, RULES
 
     unknown = next((key for key in table if key != "ignore"), None)
     if unknown is not None:
@@ -75,7 +75,7 @@ def _ignored(table: dict[str, Any], file: Path) -> dict[str, str]:
     ignored = table.get("ignore", {})
     if not isinstance(ignored, dict):
         raise UsageError(f'{file}: ignore is a table of rules and reasons; write [ignore] and "rule" = "reason" below')
-    names = {rule.name for rule in RULES}
+    names = {*(rule.name for rule in RULES), *(rule.name for rule in RISKS)}
     for rule, reason in ignored.items():
         if rule not in names:
             raise UsageError(f"{file}: ignore: no rule is called {rule}; the rules are in docs/findings.md")

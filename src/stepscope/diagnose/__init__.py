@@ -1,20 +1,25 @@
 """Facts to findings: every rule of `rules.RULES` judges the analysis, or abstains by name.
 
-`thresholds.REPORT_FLOOR` is the share of the step below which nothing is worth a finding.
+What the rules say is then weighed: by the quality of the traces, by what other sources tell of the same figures, and by
+which finding explains which. `thresholds.REPORT_FLOOR` is the share of the step below which nothing is worth a finding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from stepscope.diagnose.agreement import weighed
+from stepscope.diagnose.causes import explained
+from stepscope.diagnose.learn import linked
 from stepscope.diagnose.quality import tempered
-from stepscope.diagnose.rules import RULES
+from stepscope.diagnose.risks import RISKS, assess
+from stepscope.diagnose.rules import RULES, Need
 from stepscope.diagnose.thresholds import REPORT_FLOOR
 from stepscope.errors import UsageError
 from stepscope.model import Abstention, Analysis, Diagnosis, Finding, Ignored
 
-__all__ = ["REPORT_FLOOR", "RULES", "diagnose"]
+__all__ = ["REPORT_FLOOR", "RISKS", "RULES", "diagnose"]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -28,22 +33,31 @@ def diagnose(analysis: Analysis, *, ignored: Mapping[str, str] = _NOTHING) -> Di
     Raises:
         UsageError: `ignored` names a rule that does not exist.
     """
-    unknown = sorted(set(ignored) - {rule.name for rule in RULES})
+    known = [*(rule.name for rule in RULES), *(rule.name for rule in RISKS)]
+    unknown = sorted(set(ignored) - set(known))
     if unknown:
-        names = ", ".join(rule.name for rule in RULES)
+        names = ", ".join(known)
         raise UsageError(f"no rule is called {unknown[0]}; ignore one of: {names}")
     findings: dict[str, Finding] = {}
     abstained: list[Abstention] = []
     for rule in RULES:
         if rule.name in ignored:
             continue
-        missing = [need for need in rule.needs if not need.present(analysis)]
+        missing = _missing(rule.needs, analysis)
+        if not missing:
+            found = rule.judge(analysis)
+            for finding in found:
+                findings.setdefault(finding.id, linked(tempered(finding, rule, analysis)))
+            missing = [] if found else _missing(rule.helps, analysis)
         if missing:
             needs = " and ".join(need.name for need in missing)
             abstained.append(Abstention(rule.name, needs, quiet=any(need.quiet for need in missing)))
-            continue
-        for finding in rule.judge(analysis):
-            findings.setdefault(finding.id, tempered(finding, analysis) if rule.traced(analysis) else finding)
     ordered = sorted(findings.values(), key=lambda finding: (-finding.cost_ms_per_step, finding.id))
-    switched_off = tuple(Ignored(rule.name, ignored[rule.name]) for rule in RULES if rule.name in ignored)
-    return Diagnosis(tuple(ordered), tuple(abstained), switched_off)
+    ordered = list(explained(weighed(ordered, analysis), analysis))
+    risks, without_inputs = assess(analysis, ordered, ignored)
+    switched_off = tuple(Ignored(name, ignored[name]) for name in known if name in ignored)
+    return Diagnosis(tuple(ordered), (*abstained, *without_inputs), switched_off, risks)
+
+
+def _missing(needs: Iterable[Need], analysis: Analysis) -> list[Need]:
+    return [need for need in needs if not need.present(analysis)]

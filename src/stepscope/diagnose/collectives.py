@@ -10,12 +10,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from stepscope.diagnose.collectives_words import exposed_caveat, exposed_fix
 from stepscope.diagnose.common import clip_share, finding_id, lowest, severity, shown, train_steps
 from stepscope.diagnose.communication import straggler_ms
+from stepscope.diagnose.dataparallel import runs as data_parallel_runs
+from stepscope.diagnose.replayed import BY_SUBTRACTION, replayed
 from stepscope.diagnose.thresholds import COLLECTIVES
 from stepscope.model import Analysis, Evidence, Finding, Place
 from stepscope.model.views.communication import CollectiveRow, WorkerShare
 from stepscope.model.views.overview import DEVICE, Overview
+from stepscope.model.views.replay import COLLECTIVES as ALL_COLLECTIVES
 from stepscope.model.views.spans import SpanRef
 
 SMALL_RULE = "communication.many_small_collectives"
@@ -200,6 +204,8 @@ def exposed(analysis: Analysis) -> list[Finding]:
         if span.overview is not None and span.overview.basis == DEVICE and _EXPOSED in span.overview.parts:
             runs[span.span.run].append(span.overview)
     findings = []
+    for run in data_parallel_runs(analysis):
+        runs.pop(run, None)
     for run, overviews in sorted(runs.items()):
         finding = _exposed(analysis, run if len(runs) > 1 else "", overviews)
         if finding is not None:
@@ -227,8 +233,12 @@ def _exposed(analysis: Analysis, run: str, overviews: list[Overview]) -> Finding
         Evidence("communication that nothing hides, per step", round(exposed_ns / 1e6, 3), "ms", source),
         Evidence("mean profiled step", round(step_ns / 1e6, 3), "ms", source),
     ]
+    windows = max(1, sum(len(one.steps) for one in overviews))
+    calls = sum(row.calls for row in rows) / windows
+    if calls:
+        evidence.append(Evidence("collectives per step", round(calls, 1), "calls", source))
     for name in kinds[: COLLECTIVES.kinds_shown]:
-        ns = times[name] / max(1, sum(len(one.steps) for one in overviews))
+        ns = times[name] / windows
         evidence.append(Evidence(f"of it in {name}", round(ns / 1e6, 3), "ms", source))
     if waiting is not None:
         evidence.append(
@@ -237,6 +247,12 @@ def _exposed(analysis: Analysis, run: str, overviews: list[Overview]) -> Finding
     late = _last_rank(analysis, spans)
     if late is not None and waiting is not None and waiting >= COLLECTIVES.waiting:
         evidence.append(Evidence("rank that came last where others waited longest", late, "rank", source))
+    layers = _sync_batch_norms(analysis, overviews[0].span.run)
+    if layers:
+        evidence.append(Evidence("SyncBatchNorm layers per step", round(layers, 1), "calls", source))
+    gain = replayed(analysis, overviews[0].span.run, ALL_COLLECTIVES)
+    evidence += gain.evidence if gain is not None else ()
+    known = gain.caveat(share) if gain is not None else BY_SUBTRACTION
     step_ms = _step_ms(analysis, step_ns)
     title = f"Nothing hides {exposed_ns / 1e6:.1f} ms of communication per step{f' ({kinds[0]})' if kinds else ''}"
     return Finding(
@@ -248,38 +264,20 @@ def _exposed(analysis: Analysis, run: str, overviews: list[Overview]) -> Finding
         confidence=lowest([_trace_confidence(steps, True), "high" if waiting is not None else "medium"]),
         cost_ms_per_step=share * step_ms,
         share=share,
-        gain_ceiling=share,
+        gain_ceiling=max(share, gain.share) if gain is not None else share,
         where=(),
         ranks=tuple(sorted({span.rank for span in spans})),
         evidence=tuple(evidence),
-        fix=_exposed_fix(waiting),
-        caveat=_exposed_caveat(analysis, waiting),
+        fix=exposed_fix(waiting, layers),
+        caveat=f"{exposed_caveat(analysis, waiting)} {known}".strip(),
         learn=LEARN_DDP,
         falsified_by="With the collectives left out (DistributedDataParallel.no_sync(), or one rank alone on the same "
         "batch), the mean step does not get shorter",
     )
 
 
-def _exposed_fix(waiting: float | None) -> str:
-    moves = (
-        "Overlap it with computation (larger or earlier buckets, bucket_cap_mb and gradient_as_bucket_view of "
-        "DistributedDataParallel, prefetching in FSDP), or move less: gradients in half precision "
-        "(bf16_compress_hook), gradient accumulation, fewer and larger messages"
-    )
-    if waiting is None:
-        return f"{moves}. Record two ranks or more to see what of it is waiting for a slower rank"
-    if waiting >= COLLECTIVES.waiting:
-        return f"Most of it is waiting for other ranks: give all ranks equal work first. What is left: {moves}"
-    return moves
-
-
-def _exposed_caveat(analysis: Analysis, waiting: float | None) -> str:
-    view = analysis.views.distributed if analysis.views is not None else None
-    if waiting is None:
-        return "One rank's trace does not tell a transfer from waiting for another rank."
-    if view is not None and view.missing_ranks:
-        return "Not all ranks were recorded: waiting for one that was not counts as transfer."
-    return "Compressed gradients change the numbers; larger buckets take memory."
+def _sync_batch_norms(analysis: Analysis, run: str) -> float:
+    return sum(losses.sync_batch_norms_per_step for losses in analysis.device_losses if losses.run == run)
 
 
 def _workers(analysis: Analysis, spans: set[SpanRef]) -> list[WorkerShare]:

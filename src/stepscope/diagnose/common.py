@@ -42,6 +42,11 @@ def lowest(levels: Iterable[str]) -> str:
     return min(levels, key=_LEVELS.index)
 
 
+def lower(level: str, by: int = 1) -> str:
+    """A level so many lower, "low" at least."""
+    return _LEVELS[max(0, _LEVELS.index(level) - by)]
+
+
 def steps_confidence(train: StepFacts) -> str:
     """By the number of steady steps."""
     return "low" if train.low_confidence else "high"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepscope.diagnose import pipeline
 from stepscope.diagnose.common import (
     clip_share,
     finding_id,
@@ -19,7 +20,7 @@ from stepscope.diagnose.common import (
     train_steps,
 )
 from stepscope.diagnose.thresholds import RANKS
-from stepscope.model import Analysis, Evidence, Finding, Place, StepFacts
+from stepscope.model import Analysis, Evidence, Finding, Interval, Place, StepFacts
 from stepscope.model.views.ranks import RanksFacts
 
 STRAGGLER_RULE = "communication.straggler"
@@ -37,6 +38,7 @@ class _Late:
     by_phase: dict[str, float]
     evidence: tuple[Evidence, ...]
     level: str
+    ranks: tuple[int, ...] = ()  # all that are late for the same reason
 
 
 def straggler(analysis: Analysis) -> list[Finding]:
@@ -50,6 +52,7 @@ def straggler(analysis: Analysis) -> list[Finding]:
     from_input = _from_input(analysis, late)
     where = _lines(analysis, late, from_input)
     share = clip_share(late.cost_ms, train.mean_ms)
+    ceiling = clip_share(pipeline.without_lead(analysis, ranks), train.mean_ms) if late.by_phase else share
     title, fix = _words(ranks, late, where, from_input)
     return [
         Finding(
@@ -61,9 +64,10 @@ def straggler(analysis: Analysis) -> list[Finding]:
             confidence=_confidence(analysis, train, late),
             cost_ms_per_step=share * train.mean_ms,
             share=share,
-            gain_ceiling=share,
+            gain_ceiling=max(share, ceiling),
+            expected_gain=_expected(analysis, train, ranks, late, share),
             where=where,
-            ranks=(late.rank,),
+            ranks=late.ranks or (late.rank,),
             evidence=late.evidence,
             fix=fix,
             caveat=_caveat(analysis),
@@ -137,8 +141,8 @@ def straggler_ms(analysis: Analysis) -> float:
 
 
 def waited_ms(ranks: RanksFacts) -> float:
-    """The excess as far as the others wait that long."""
-    return max(0.0, min(ranks.excess_ms, ranks.waited_ms))
+    """The excess as far as the others wait that long, and until the next slowest rank is the one all wait for."""
+    return max(0.0, min(ranks.excess_ms, ranks.waited_ms, pipeline.lead_ms(ranks)))
 
 
 # ------------------------------------------------------------------------------------------------- one slow rank
@@ -156,7 +160,7 @@ def _by_steps(ranks: RanksFacts) -> _Late | None:
     )
     if ranks.exchange_source.startswith("assumed"):
         level = "medium"
-    return _Late(ranks.slowest, waited_ms(ranks), ranks.excess_by_phase_ms, _step_evidence(ranks), level)
+    return _Late(ranks.slowest, waited_ms(ranks), ranks.excess_by_phase_ms, _step_evidence(ranks), level, ranks.slow)
 
 
 def _by_lines(analysis: Analysis, ranks: RanksFacts) -> _Late | None:
@@ -220,13 +224,14 @@ def _lines(analysis: Analysis, late: _Late, from_input: bool) -> tuple[Place, ..
 
 def _words(ranks: RanksFacts, late: _Late, where: tuple[Place, ...], from_input: bool) -> tuple[str, str]:
     """(title, fix)."""
-    rank, others = late.rank, len(ranks.ranks) - 1
+    rank, others = late.rank, len(ranks.ranks) - max(1, len(late.ranks))
+    also = f" (and {len(late.ranks) - 1} more)" if len(late.ranks) > 1 else ""
     waits = "the other rank waits" if others == 1 else f"{others} other ranks wait"
     amount = f"{late.cost_ms:.1f} ms longer a step"
     at = f" ({shown(where[0])})" if where else ""
     if from_input:
         return (
-            f"Rank {rank} loads its batches {amount} than the others{at}: {waits} for it",
+            f"Rank {rank}{also} loads its batches {amount} than the others{at}: {waits} for it",
             f"Find what makes the input of rank {rank} slower: other files, another format or another storage than on "
             "the other ranks. Give all ranks equal work to load, or load ahead of the step in worker processes"
             + (f", and shorten the work at {shown(where[0])}" if where else ""),
@@ -234,11 +239,27 @@ def _words(ranks: RanksFacts, late: _Late, where: tuple[Place, ...], from_input:
     phase = max(late.by_phase, key=lambda name: late.by_phase[name], default=None)
     inside = f", in {_PHASES[phase]}" if phase in ("forward", "backward", "optimizer") and not where else ""
     return (
-        f"Rank {rank} works {amount} than the others{at}{inside}: {waits} for it",
+        f"Rank {rank}{also} works {amount} than the others{at}{inside}: {waits} for it",
         f"Take the work that rank {rank} alone does out of the step"
         + (f" ({shown(where[0])})" if where else "")
         + ": do it every N steps, share it among the ranks, or move it to a thread or process beside the training",
     )
+
+
+def _expected(analysis: Analysis, train: StepFacts, ranks: RanksFacts, late: _Late, share: float) -> Interval | None:
+    """Of ranks on one host without an accelerator; None for others.
+
+    While the others wait the slow rank has the machine for itself: phases in which it has no more to do than they have
+    are shorter there. At worst its pass with the exchange becomes longer by as much, once nobody waits.
+    """
+    loader = analysis.loader
+    if not late.by_phase or loader is None or loader.ranks_on_host < len(ranks.ranks) or _on_device(analysis):
+        return None
+    slow = ranks.of(ranks.slowest)
+    shorter = {phase: ms for phase, ms in late.by_phase.items() if ms < 0 and slow.phases_ms.get(phase, 0.0) > 0}
+    own = sum(slow.phases_ms[phase] for phase in shorter)
+    longer = -sum(shorter.values()) / own * slow.exchange_ms if own else 0.0
+    return Interval(low=max(0.0, share - longer / train.mean_ms), high=share)
 
 
 _PHASES = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
@@ -282,7 +303,9 @@ def _imbalance(analysis: Analysis, ranks: RanksFacts) -> tuple[float, float, str
     transfer = _transfer_ms(analysis, slowest.rank)
     computed = max(0.0, slowest.exchange_ms - (transfer or 0.0))
     cost = max(0.0, measured) + by_work * computed
-    return cost, max(cost, by_samples * (slowest.own_ms + computed)), "medium" if transfer is None else "high"
+    own_most = slowest.own_ms + ranks.most_excess_ms - ranks.excess_ms
+    most = pipeline.without_work(analysis, by_samples * (own_most + computed))
+    return cost, max(cost, most), "medium" if transfer is None else "high"
 
 
 def _transfer_ms(analysis: Analysis, rank: int) -> float | None:

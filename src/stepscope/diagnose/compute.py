@@ -9,8 +9,10 @@ from stepscope.diagnose import device_basis as basis
 from stepscope.diagnose.common import finding_id, severity, steps_source, train_steps
 from stepscope.diagnose.device_basis import Claim, Words, ms
 from stepscope.diagnose.thresholds import DEVICE, TENSOR_CORES
+from stepscope.diagnose.thresholds import LAYOUT as LAYOUT_LIMITS
 from stepscope.model import Analysis, Evidence, Finding, StepFacts, Try
 from stepscope.model.views.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE, DeviceLosses, Loss
+from stepscope.model.views.replay import matrix
 
 MATRIX_RULE = "compute.no_tensor_cores"
 ATTENTION_RULE = "compute.attention_unfused"
@@ -50,33 +52,43 @@ def _no_tensor_cores(analysis: Analysis, losses: DeviceLosses, loss: Loss, eligi
     names = ", ".join(sorted({gpu.name for gpu in losses.gpus if gpu.name})) or "the GPU"
     used = loss.details.get("tensor_core_ns", 0.0)
     how = "run on ordinary cores" if used else "leave the tensor cores unused"
+    what = "mixed precision and TF32 are off" if newer and _mostly_products(loss) else "mixed precision is off"
     words = Words(
-        title=f"Matrix products and convolutions {how} for {eligible / 1e6:.1f} ms per step: mixed precision is off on "
-        f"{names}{basis.first_at(loss)}",
+        title=f"Matrix products and convolutions {how} for {eligible / 1e6:.1f} ms per step: {what} on {names}"
+        f"{basis.first_at(loss)}",
         fix=_precision_fix(newer),
         caveat=f"The cost counts this work as {TENSOR_CORES.gain:.0f} times as fast, which 16 bits give by halving the "
         f"bytes alone; the ceiling counts the peak rate, {peak:.0f} times as high. Results differ in the last digits; "
         "check that the loss still falls as before.",
         falsified_by=f"Under torch.autocast('cuda', dtype=torch.{dtype}) the mean step does not get shorter",
         learn=LEARN_AMP,
-        tries=(Try("amp.dtype", dtype), *((Try("cuda.allow_tf32", "true"),) if newer else ())),
+        tries=(*((Try("matmul_precision", "high"),) if newer else ()), Try("amp.dtype", dtype)),
     )
     evidence = (
         ms("products on ordinary cores, nothing beside them", eligible, source),
+        ms("of it convolutions", loss.details.get("convolutions_ns", 0.0), source),
         ms("kernels on tensor cores", used, source),
+        ms("of them in TF32, by name", loss.details.get("tf32_ns", 0.0), source),
         ms("all computing kernels", losses.compute_ns_per_step, source),
         Evidence("such products per step", round(loss.calls_per_step, 1), "kernels", source),
         Evidence("compute capability", _capabilities(losses), "", source),
         *basis.parts_evidence(loss, source),
     )
-    return basis.finding(analysis, losses, Claim(MATRIX_RULE, "compute", loss, cost, ceiling, words, evidence))
+    claim = Claim(MATRIX_RULE, "compute", loss, cost, ceiling, words, evidence, what_if=matrix(peak))
+    return basis.finding(analysis, losses, claim)
+
+
+def _mostly_products(loss: Loss) -> bool:
+    """Matrix products, for which PyTorch leaves TF32 off; for convolutions it is on."""
+    return loss.details.get("products_ns", 0.0) > loss.details.get("convolutions_ns", 0.0)
 
 
 def _precision_fix(newer: bool) -> str:
     if newer:
         return (
-            "Run the forward pass and the loss under torch.autocast('cuda', dtype=torch.bfloat16); or, to change less, "
-            "torch.set_float32_matmul_precision('high') and torch.backends.cudnn.allow_tf32 = True"
+            "First torch.set_float32_matmul_precision('high') (and torch.backends.cudnn.allow_tf32 = True, if it was "
+            "switched off): tensor cores in TF32, with one line. Then, for more, the forward pass and the loss under "
+            "torch.autocast('cuda', dtype=torch.bfloat16)"
         )
     return (
         "Run the forward pass and the loss under torch.autocast('cuda', dtype=torch.float16) and scale the loss with "
@@ -129,8 +141,23 @@ def layout_conversions(analysis: Analysis) -> list[Finding]:
 
 def _layout_conversions(analysis: Analysis, losses: DeviceLosses, loss: Loss, cost: float) -> Finding:
     source = basis.trace_source(losses)
-    words = Words(
-        title=f"Every convolution converts its memory layout: {loss.calls_per_step:.0f} conversions take "
+    first, all_ns = loss.details.get("first_ns", 0.0), loss.details.get("conversions_ns", 0.0)
+    convolutions = loss.details.get("convolutions", 0.0)
+    at_input = convolutions > 1 and first >= LAYOUT_LIMITS.at_input * all_ns
+    evidence = (
+        ms("conversions between layouts, nothing beside them", loss.ns_per_step, source),
+        ms("conversions at the first convolution of a step", first, source),
+        Evidence("conversions per step", round(loss.calls_per_step, 1), "kernels", source),
+        Evidence("convolutions per step", round(convolutions, 1), "calls", source),
+        *basis.parts_evidence(loss, source),
+    )
+    words = (_input_layout if at_input else _layout_of_all)(loss, cost)
+    return basis.finding(analysis, losses, Claim(LAYOUT_RULE, "compute", loss, cost, cost, words, evidence))
+
+
+def _layout_of_all(loss: Loss, cost: float) -> Words:
+    return Words(
+        title=f"Convolutions convert their memory layout: {loss.calls_per_step:.0f} conversions take "
         f"{cost / 1e6:.1f} ms per step{basis.first_at(loss)}",
         fix="Keep images and the model in the layout the kernels want: model.to(memory_format=torch.channels_last) and "
         "the same for the input batch",
@@ -140,12 +167,19 @@ def _layout_conversions(analysis: Analysis, losses: DeviceLosses, loss: Loss, co
         learn=LEARN_LAYOUT,
         tries=(Try("memory_format", "channels_last"),),
     )
-    evidence = (
-        ms("conversions between layouts, nothing beside them", loss.ns_per_step, source),
-        Evidence("conversions per step", round(loss.calls_per_step, 1), "kernels", source),
-        *basis.parts_evidence(loss, source),
+
+
+def _input_layout(loss: Loss, cost: float) -> Words:
+    return Words(
+        title=f"The input arrives in another memory layout than the model's, and the first convolution converts it in "
+        f"every step: {cost / 1e6:.1f} ms{basis.first_at(loss)}",
+        fix="Make batches in the model's layout: batch.to(device, memory_format=torch.channels_last), or in the "
+        "DataLoader's collate_fn, where workers do it",
+        caveat="The copy then happens elsewhere: it costs nothing only where workers make it, or the copy to the "
+        "device with it.",
+        falsified_by="With batches made in channels_last the mean step does not get shorter",
+        learn=LEARN_LAYOUT,
     )
-    return basis.finding(analysis, losses, Claim(LAYOUT_RULE, "compute", loss, cost, cost, words, evidence))
 
 
 def unfused_pointwise(analysis: Analysis) -> list[Finding]:

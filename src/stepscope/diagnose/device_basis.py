@@ -1,6 +1,7 @@
-"""What the rules on devices share: costs from exclusive times of profiled steps, confidence, places, sources.
+"""What the rules on devices share: costs from exclusive times of profiled steps, ceilings, confidence, places, sources.
 
-A loss is ns of the mean profiled step. In a recorded run its share is carried over to the steady step outside of
+A ceiling is from `replayed`: what the steps save when they are played again without the loss, but at least its cost. A
+loss is ns of the mean profiled step. In a recorded run its share is carried over to the steady step outside of
 windows, which the profiler does not slow down. What one step alone lost, as the first of a recording often does, is no
 loss per step: then the median counts.
 """
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from stepscope.diagnose.common import clip_share, finding_id, lowest, severity, train_steps
+from stepscope.diagnose.replayed import BY_SUBTRACTION, Gain, replayed
 from stepscope.diagnose.thresholds import DEVICE
 from stepscope.model import Analysis, Evidence, Finding, Place, Try
 from stepscope.model.views.device_losses import DeviceLosses, Loss
@@ -35,7 +37,11 @@ class Words:
 
 @dataclass(frozen=True)
 class Claim:
-    """`cost_ns` and `ceiling_ns` are of the mean profiled step; `most` bounds the confidence."""
+    """`cost_ns` and `ceiling_ns` are of the mean profiled step; `most` bounds the confidence.
+
+    `ceiling_ns` is by subtraction. What it is above the cost is more than the loss itself and comes on top of what a
+    replay without the loss saves, unless `what_if` names a replay of all of it.
+    """
 
     rule: str
     category: str
@@ -45,14 +51,18 @@ class Claim:
     words: Words
     evidence: tuple[Evidence, ...]
     most: str = "high"
+    what_if: str | None = None
 
 
 def lost_ns(losses: DeviceLosses, loss: Loss | None) -> float:
     """What a step loses as a rule: the mean, or the median where few steps make the mean; 0 without a loss."""
     if loss is None:
         return 0.0
-    typical = losses.steps < DEVICE.steps_for_median or loss.median_ns >= DEVICE.recurring * loss.ns_per_step
-    return loss.ns_per_step if typical else loss.median_ns
+    return loss.ns_per_step if _recurs(losses, loss) else loss.median_ns
+
+
+def _recurs(losses: DeviceLosses, loss: Loss) -> bool:
+    return losses.steps < DEVICE.steps_for_median or loss.median_ns >= DEVICE.recurring * loss.ns_per_step
 
 
 def seen(analysis: Analysis, kind: str) -> Iterator[tuple[DeviceLosses, Loss, float]]:
@@ -69,7 +79,9 @@ def finding(analysis: Analysis, losses: DeviceLosses, claim: Claim) -> Finding:
     step_ms = _step_ms(analysis, losses)
     share = clip_share(claim.cost_ns, losses.step_ns)
     where = places(claim.loss)
+    gain = replayed(analysis, losses.run, claim.what_if or claim.loss.kind, use_median=not _recurs(losses, claim.loss))
     caveat = claim.words.caveat if losses.has_steps else f"{ONE_STEP} {claim.words.caveat}".strip()
+    caveat = f"{caveat} {_replay_caveat(claim, gain, share)}".strip()
     source = trace_source(losses)
     of_step = Evidence("mean profiled step", round(losses.step_ns / 1e6, 3), "ms", f"{source}, {_steps(losses)}")
     return Finding(
@@ -81,16 +93,30 @@ def finding(analysis: Analysis, losses: DeviceLosses, claim: Claim) -> Finding:
         confidence=lowest([_confidence(losses), claim.most]),
         cost_ms_per_step=share * step_ms,
         share=share,
-        gain_ceiling=max(share, clip_share(claim.ceiling_ns, losses.step_ns)),
+        gain_ceiling=_ceiling(losses, claim, gain, share),
         where=where,
         ranks=losses.ranks,
-        evidence=(of_step, *claim.evidence),
+        evidence=(of_step, *claim.evidence, *(gain.evidence if gain is not None else ())),
         fix=claim.words.fix,
         caveat=caveat,
         learn=claim.words.learn,
         try_=claim.words.tries,
         falsified_by=claim.words.falsified_by,
     )
+
+
+def _ceiling(losses: DeviceLosses, claim: Claim, gain: Gain | None, share: float) -> float:
+    """Never below the cost: of work a replay tells less where the host, slowed by the profiler, was late as well."""
+    if gain is None:
+        return max(share, clip_share(claim.ceiling_ns, losses.step_ns))
+    beyond = 0.0 if claim.what_if is not None else clip_share(claim.ceiling_ns - claim.cost_ns, losses.step_ns)
+    return min(1.0, max(share, gain.share) + beyond)
+
+
+def _replay_caveat(claim: Claim, gain: Gain | None, share: float) -> str:
+    if gain is None:
+        return BY_SUBTRACTION if claim.ceiling_ns > 0 else ""
+    return gain.caveat(share)
 
 
 def _several(analysis: Analysis) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from stepscope.diagnose import pipeline
 from stepscope.diagnose.collectives import small_lines
 from stepscope.diagnose.common import (
     bare,
@@ -22,9 +23,10 @@ from stepscope.diagnose.common import (
     steps_source,
     train_steps,
 )
-from stepscope.diagnose.system import device_doubt, reported_pauses
+from stepscope.diagnose.evaluation import told_places
+from stepscope.diagnose.system import asked_for, device_doubt, reported_pauses
 from stepscope.diagnose.thresholds import CONFIDENCE, DRIFT, LOOP, PYTHON
-from stepscope.model import Analysis, Evidence, Finding, LoopFacts, Place, PythonFacts, StepFacts
+from stepscope.model import Analysis, Evidence, Finding, Interval, LoopFacts, Place, PythonFacts, StepFacts
 from stepscope.model.facts_machine import DriftFacts
 
 LOOP_RULE = "host.per_item_loop"
@@ -52,15 +54,29 @@ def per_item_loop(analysis: Analysis) -> list[Finding]:
     train = train_steps(analysis)
     if train is None:
         return []
-    # A loop over collectives is a loss of communication, and told there.
-    told = {(place.file, place.line) for place in small_lines(analysis)}
-    loops = [loop for loop in reported_loops(analysis) if (loop.place.file, loop.place.line) not in told]
-    made = [(loop, _loop_finding(train, loop)) for loop in loops]
+    # A loop over collectives is a loss of communication, and told there; so are passes of the model that train nothing.
+    told = (*small_lines(analysis), *told_places(analysis))
+    loops = [loop for loop in reported_loops(analysis) if not _told(told, loop.place, None)]
+    made = [(loop, _loop_finding(analysis, train, loop)) for loop in loops]
     linked = []
     for loop, finding in made:
         inner = tuple(other.id for each, other in made if each.nested_in == loop.place and each is not loop)
         linked.append(replace(finding, explains=inner))
     return linked
+
+
+def _told(told: Iterable[Place], place: Place, call: Place | None) -> bool:
+    """Whether another rule tells of this line, or of the whole function it stands in."""
+    for other in told:
+        if other.line is not None:
+            if (other.file, other.line) == (place.file, place.line):
+                return True
+        elif any(
+            one is not None and (other.file, bare(other.function)) == (one.file, bare(one.function))
+            for one in (place, call)
+        ):
+            return True
+    return False
 
 
 def reported_loops(analysis: Analysis) -> list[LoopFacts]:
@@ -76,19 +92,26 @@ def reported_loops(analysis: Analysis) -> list[LoopFacts]:
 
 
 def python_on_critical_path(analysis: Analysis) -> list[Finding]:
-    """One finding per function of the user's whose Python time on the main thread costs more than the floor."""
+    """One finding per call of the user's whose Python time on the main thread costs more than the floor.
+
+    A call is a function with all it calls, as far as it trains nothing: its helpers and libraries are part of the loss.
+    """
     train = train_steps(analysis)
     if train is None:
         return []
     explained = {(loop.place.file, loop.place.line) for loop in reported_loops(analysis)}
+    told = told_places(analysis)
     pauses = reported_pauses(analysis)
     collected = {(line.place.file, line.place.line): line.ms_per_step for line in pauses.lines} if pauses else {}
     functions: dict[tuple[str, str], list[PythonFacts]] = {}
     for fact in analysis.python or ():
         loop = fact.inside_loop
+        if _told(told, fact.place, fact.call):
+            continue
         if loop is None or (loop.file, loop.line) not in explained:
             own_ms = max(0.0, fact.ms_per_step - collected.get((fact.place.file, fact.place.line), 0.0))
-            functions.setdefault((fact.place.file, fact.place.function or "?"), []).append(
+            blamed = fact.call or fact.place
+            functions.setdefault((blamed.file, bare(blamed.function)), []).append(
                 replace(fact, ms_per_step=own_ms)  # without the garbage collector's time at this line
             )
     found = []
@@ -166,11 +189,24 @@ def _cost(loop: LoopFacts) -> float:
 
 
 def _ceiling(loop: LoopFacts) -> float:
-    at_most = loop.backward_at_most_ms_per_step
-    return max(_cost(loop), loop.ms_per_step + (at_most or 0.0))
+    forward = max(loop.ms_per_step, loop.at_most_ms_per_step or 0.0)
+    return forward + max(loop.backward_ms_per_step or 0.0, loop.backward_at_most_ms_per_step or 0.0)
 
 
-def _loop_finding(train: StepFacts, loop: LoopFacts) -> Finding:
+def _expected(loop: LoopFacts, train: StepFacts) -> Interval | None:
+    """What one call over all items gains, None where the loop's operators were not timed.
+
+    At worst it takes what the operators of all items took together while they were recorded, and the backward pass
+    stays as it is; at best it takes what a single item takes.
+    """
+    operators, per_loop = loop.operators_ms_per_step, loop.calls_per_invocation
+    if operators is None or per_loop < 2:
+        return None
+    high = clip_share(_cost(loop) * (1.0 - 1.0 / per_loop), train.mean_ms)
+    return Interval(low=min(high, clip_share(loop.ms_per_step - operators, train.mean_ms)), high=high)
+
+
+def _loop_finding(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Finding:
     cost = min(_cost(loop), train.mean_ms)
     share = clip_share(cost, train.mean_ms)
     size = f" ({loop.dimension})" if loop.dimension else ""
@@ -184,7 +220,8 @@ def _loop_finding(train: StepFacts, loop: LoopFacts) -> Finding:
         confidence=lowest([steps_confidence(train), _loop_confidence(loop)]),
         cost_ms_per_step=cost,
         share=share,
-        gain_ceiling=clip_share(_ceiling(loop), train.mean_ms),
+        gain_ceiling=clip_share(max(cost, pipeline.without_main(analysis, _ceiling(loop))), train.mean_ms),
+        expected_gain=_expected(loop, train),
         where=_loop_places(loop),
         ranks=train.ranks,
         evidence=_loop_evidence(loop),
@@ -252,7 +289,7 @@ def _python_finding(
     facts = sorted(facts, key=lambda fact: -fact.ms_per_step)
     top = facts[0]
     share = clip_share(cost, train.mean_ms)
-    name = bare(top.place.function)
+    name = bare((top.call or top.place).function)
     waits = (top.waiting_share or 0.0) >= PYTHON.waiting
     known = all(fact.python_fraction is not None or fact.library_leaf is not None for fact in facts)
     levels = [steps_confidence(train), sampled_confidence(samples), "high" if known else "medium"]
@@ -263,7 +300,7 @@ def _python_finding(
         caveat += f" The {accelerator[0]} may be working meanwhile: then the gain is smaller, down to nothing."
     verb = "The main thread sleeps or waits in" if waits else "Python work on the critical path:"
     return Finding(
-        id=finding_id(PYTHON_RULE, Place(top.place.file, None, top.place.function)),
+        id=finding_id(PYTHON_RULE, top.call or Place(top.place.file, None, top.place.function)),
         rule=PYTHON_RULE,
         category="host",
         title=f"{verb} {name} ({shown(top.place)}) takes {share:.0%} of the step",
@@ -271,8 +308,8 @@ def _python_finding(
         confidence=lowest(levels),
         cost_ms_per_step=cost,
         share=share,
-        gain_ceiling=share,
-        where=tuple(replace(fact.place, share=fact.ms_per_step / cost) for fact in facts[: PYTHON.lines_shown]),
+        gain_ceiling=clip_share(max(cost, _python_ceiling(analysis, facts, cost)), train.mean_ms),
+        where=_python_places(facts, cost),
         ranks=train.ranks,
         evidence=_python_evidence(analysis, train, facts),
         fix=_python_fix(top, waits),
@@ -280,6 +317,29 @@ def _python_finding(
         learn=LEARN_PYTHON,
         falsified_by=f"With the work of {name} left out, the mean step does not get shorter",
     )
+
+
+def _python_ceiling(analysis: Analysis, facts: list[PythonFacts], cost: float) -> float:
+    """ms: the whole call where Python is a notable part of it, else the Python in it; and collections it may cause."""
+    top = facts[0]
+    most = cost * top.sampling
+    if top.call_ms_per_step and cost >= PYTHON.of_call * top.call_ms_per_step:
+        most = max(most, top.call_at_most_ms_per_step or 0.0)
+    pauses = analysis.machine.pauses if analysis.machine is not None else None
+    if pauses is not None and asked_for(pauses) is None:
+        # automatic collections strike anywhere, but what allocates calls for them
+        here = {(fact.place.file, fact.place.line) for fact in facts}
+        most += sum(line.ms_per_step for line in pauses.lines if (line.place.file, line.place.line) not in here)
+    return pipeline.without_main(analysis, most)
+
+
+def _python_places(facts: list[PythonFacts], cost: float) -> tuple[Place, ...]:
+    """The lines with most of the cost; a line in several phases or loops is one."""
+    ms: dict[Place, float] = {}
+    for fact in facts:
+        ms[fact.place] = ms.get(fact.place, 0.0) + fact.ms_per_step
+    lines = sorted(ms.items(), key=lambda item: (-item[1], item[0].file, item[0].line or 0))
+    return tuple(replace(place, share=one / cost) for place, one in lines[: PYTHON.lines_shown])
 
 
 def _python_fix(top: PythonFacts, waits: bool) -> str:
@@ -295,6 +355,11 @@ def _python_fix(top: PythonFacts, waits: bool) -> str:
 
 def _python_evidence(analysis: Analysis, train: StepFacts, facts: Iterable[PythonFacts]) -> tuple[Evidence, ...]:
     found = [Evidence("mean steady step", round(train.mean_ms, 3), "ms", steps_source(train))]
+    facts = list(facts)
+    call, whole = facts[0].call, facts[0].call_ms_per_step
+    if call is not None and whole:
+        source = f"{stacks_source(analysis)}, with torch operators and libraries in it"
+        found.append(Evidence(f"all that runs in {bare(call.function)}", round(whole, 3), "ms", source))
     for fact in list(facts)[: PYTHON.lines_shown]:
         source = f"{stacks_source(analysis)}, {fact.samples} samples in {fact.phase}"
         found.append(Evidence(f"main thread at {shown(fact.place)}", round(fact.ms_per_step, 3), "ms", source))

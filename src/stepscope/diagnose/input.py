@@ -5,6 +5,7 @@ What a device does meanwhile hides the wait: where traces show it, only the time
 
 from __future__ import annotations
 
+from stepscope.diagnose import pipeline
 from stepscope.diagnose.common import (
     clip_share,
     finding_id,
@@ -17,7 +18,8 @@ from stepscope.diagnose.common import (
     steps_source,
     train_steps,
 )
-from stepscope.diagnose.input_trace import idle_share, traced_loader_bound
+from stepscope.diagnose.input_trace import idle_share, loader_gain, traced_loader_bound
+from stepscope.diagnose.storage import storage_advice, storage_evidence
 from stepscope.diagnose.thresholds import LOADER, WAVES
 from stepscope.model import Analysis, Evidence, Finding, HotLine, Interval, LoaderFacts, Place, StepFacts, Try
 
@@ -52,6 +54,7 @@ def waiting(analysis: Analysis) -> list[Finding]:
     where = _where(loader)
     share = clip_share(cost, train.mean_ms)
     title, fix = _words(loader, where, share)
+    fix += _packing(loader) + storage_advice(analysis)
     levels = [steps_confidence(train)]
     if loader.samples:
         levels.append(sampled_confidence(loader.samples))
@@ -69,13 +72,13 @@ def waiting(analysis: Analysis) -> list[Finding]:
             confidence=lowest(levels),
             cost_ms_per_step=cost,
             share=share,
-            gain_ceiling=share,
+            gain_ceiling=_ceiling(analysis, train, cost),
             expected_gain=_expected(analysis, train, loader, share),
             where=where,
             ranks=train.ranks,
-            evidence=_evidence(analysis, train, loader),
+            evidence=(*_evidence(analysis, train, loader), *_replayed(analysis), *storage_evidence(analysis)),
             fix=fix,
-            caveat=" ".join([hidden, _caveat(loader)]).strip(),
+            caveat=" ".join([hidden, _caveat(loader), _packing_caveat(loader)]).strip(),
             learn=LEARN,
             try_=_tries(loader),
             falsified_by=_falsified(loader),
@@ -95,6 +98,19 @@ def _cost(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> tuple[fl
         loader.data_wait_ms,
         f"The {accelerator} may be working meanwhile: then the gain is smaller, down to nothing.",
     )
+
+
+def _ceiling(analysis: Analysis, train: StepFacts, cost: float) -> float:
+    """Fraction of the step: all waiting, on the rank that waits longest; beside a device what a replay saves."""
+    if any(device != "cpu" for device in analysis.devices):
+        gain = loader_gain(analysis)
+        return max(clip_share(cost, train.mean_ms), gain.share if gain is not None else 0.0)
+    return clip_share(max(cost, pipeline.without_wait(analysis) or 0.0), train.mean_ms)
+
+
+def _replayed(analysis: Analysis) -> tuple[Evidence, ...]:
+    gain = loader_gain(analysis)
+    return gain.evidence if gain is not None else ()
 
 
 def _where(loader: LoaderFacts) -> tuple[Place, ...]:
@@ -151,6 +167,39 @@ def _words(loader: LoaderFacts, where: tuple[Place, ...], share: float) -> tuple
     )
 
 
+def _many_files(loader: LoaderFacts) -> bool:
+    """Whether opening and reading files is a notable part of the loading, and items have files of their own."""
+    files = loader.files
+    if files is None or files.samples < LOADER.file_samples or files.share < LOADER.files:
+        return False
+    return files.files_per_item is None or files.files_per_item >= LOADER.files_per_item
+
+
+def _packing(loader: LoaderFacts) -> str:
+    if _many_files(loader):
+        return (
+            ". Items have files of their own: pack them into few large ones that are read in sequence (tar shards as "
+            "WebDataset reads them, LMDB, HDF5, one memory-mapped array), or copy the data to storage of the node first"
+        )
+    hot = loader.entries[0] if loader.entries else None
+    one_by_one = hot is not None and hot.function.rsplit(".", 1)[-1] == "__getitem__" and (loader.batch_size or 1) > 1
+    if one_by_one and hot is not None and hot.share >= LOADER.mostly:
+        return (
+            ". What every item gets alike (scaling, conversion) can be done to a whole batch by tensor operators: in "
+            "collate_fn, or behind the loader on the device that trains"
+        )
+    return ""
+
+
+def _packing_caveat(loader: LoaderFacts) -> str:
+    if not _many_files(loader):
+        return ""
+    return (
+        "Packed files are fast in sequence: shuffle the order of shards and within a buffer, because single items "
+        "picked at random from one large file can be slower than files of their own."
+    )
+
+
 def _parked(loader: LoaderFacts) -> bool:
     return loader.workers_idle_share is not None and loader.workers_idle_share >= LOADER.idle
 
@@ -183,6 +232,16 @@ def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> tupl
         found.append(Evidence("num_workers", loader.num_workers, "processes", "events.jsonl, the loader's own setting"))
     if loader.batch_size is not None:
         found.append(Evidence("batch_size", loader.batch_size, "samples", "events.jsonl, the loader's own setting"))
+    if loader.files is not None and loader.files.samples >= LOADER.file_samples and loader.files.share > 0:
+        source = f"{stacks_source(analysis)}, {loader.files.samples} samples of loading"
+        found.append(
+            Evidence("loading time in opening and reading files", round(loader.files.share, 4), "fraction", source)
+        )
+        if loader.files.files_per_item is not None:
+            opened = Evidence(
+                "files opened per item", round(loader.files.files_per_item, 3), "files", "profiler window"
+            )
+            found.append(opened)
     idle = idle_share(analysis)
     if idle is not None:
         found.append(Evidence("device idle while the host loads", round(idle, 4), "fraction", "windows, idle_data"))
@@ -208,18 +267,25 @@ def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> tupl
 def _expected(analysis: Analysis, train: StepFacts, loader: LoaderFacts, most: float) -> Interval | None:
     """What the suggested workers gain, when loading moves out of this process.
 
-    At best loading and computing overlap fully and only the CPU time measured now has to fit into the cores; at worst,
-    on a CPU, the computation keeps all its threads busy all the time. None where the times are not known.
+    At best loading and computing overlap fully and only the CPU time measured now has to fit into the cores. At worst
+    two of the cores are one that runs two threads in turn, on a CPU the computation keeps all its threads busy all the
+    time, and handing a batch over takes a while; where the main thread waits for cores now, workers may get none.
+    None where the times are not known.
     """
     if not loader.in_main_process or loader.compute_ms is None or loader.load_ms is None:
         return None
     step, cores = train.mean_ms, max(1.0, loader.cpu_limit / loader.ranks_on_host)
-    best = worst = max(loader.compute_ms, loader.load_ms / loader.suggested_workers)
+    real = max(1.0, cores / LOADER.threads_of_a_core)
+    best = max(loader.compute_ms, loader.load_ms / loader.suggested_workers)
+    worst = max(loader.compute_ms, loader.load_ms / min(loader.suggested_workers, real))
     if not any(device != "cpu" for device in analysis.devices):
         threads = min(cores, loader.threads or cores)
         best = max(best, (loader.cores_used or 0.0) * step / cores)
-        worst = max(worst, (loader.compute_ms * threads + loader.load_ms) / cores)
-    worst += LOADER.handover * loader.load_ms
+        worst = max(worst, (loader.compute_ms * threads + loader.load_ms) / real)
+    worst += LOADER.handover * loader.load_ms + LOADER.handover_ms
+    cpu = analysis.machine.cpu if analysis.machine is not None else None
+    if cpu is not None and cpu.run_delay_share >= LOADER.crowded:
+        worst = step
     high = max(0.0, min(most, loader.data_wait_share, 1.0 - best / step))
     return Interval(low=max(0.0, min(high, 1.0 - worst / step)), high=high)
 

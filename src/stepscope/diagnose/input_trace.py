@@ -1,6 +1,7 @@
 """The loader in traces: what it costs is the time the device idles for it, by the views' exclusive parts.
 
-Where a trace holds no device, the loader's time on the training thread is the cost: nothing runs beside it.
+The ceiling is what the steps save when they are played again without the loader. Where a trace holds no device, the
+loader's time on the training thread is both: nothing runs beside it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import math
 from dataclasses import dataclass
 
 from stepscope.diagnose.common import clip_share, finding_id, severity, shown
+from stepscope.diagnose.replayed import BY_SUBTRACTION, Gain, replayed
 from stepscope.diagnose.thresholds import TRACED_LOADER
 from stepscope.model import Analysis, Evidence, Finding, Place, Try
 from stepscope.model.facts_machine import TraceLoader
 from stepscope.model.views.overview import DEVICE, Overview
+from stepscope.model.views.replay import LOADER
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,11 @@ def idle_share(analysis: Analysis) -> float | None:
     return wait.lost_ms / wait.mean_ms if wait is not None else None
 
 
+def loader_gain(analysis: Analysis, run: str = "") -> Gain | None:
+    """What profiled steps with device work save without the loader; None where none were replayed."""
+    return replayed(analysis, run, LOADER)
+
+
 def traced_loader_bound(analysis: Analysis, rule: str, learn: str) -> list[Finding]:
     """One finding for each run of traces whose loader takes more of the mean profiled step than the floor."""
     machine = analysis.machine
@@ -47,7 +55,8 @@ def traced_loader_bound(analysis: Analysis, rule: str, learn: str) -> list[Findi
     for loader in loaders:
         wait = _wait(profiled(analysis, loader.run))
         if wait is not None and wait.lost_ms >= TRACED_LOADER.floor * wait.mean_ms:
-            found.append(_finding(wait, loader, rule, learn, several=len(loaders) > 1))
+            gain = loader_gain(analysis, loader.run) if wait.device else None
+            found.append(_finding(wait, loader, gain, rule, learn, several=len(loaders) > 1))
     return found
 
 
@@ -64,7 +73,7 @@ def _wait(overviews: list[Overview]) -> _Wait | None:
     return _Wait(tuple(chosen), count, wall_ns / count / 1e6, lost_ns / count / 1e6, bool(with_device))
 
 
-def _finding(wait: _Wait, loader: TraceLoader, rule: str, learn: str, *, several: bool) -> Finding:
+def _finding(wait: _Wait, loader: TraceLoader, gain: Gain | None, rule: str, learn: str, *, several: bool) -> Finding:
     share = clip_share(wait.lost_ms, wait.mean_ms)
     place = loader.call or (loader.entries[0] if loader.entries else None)
     wanted = _workers(wait, loader)
@@ -78,12 +87,12 @@ def _finding(wait: _Wait, loader: TraceLoader, rule: str, learn: str, *, several
         confidence=_confidence(wait),
         cost_ms_per_step=wait.lost_ms,
         share=share,
-        gain_ceiling=share,
+        gain_ceiling=max(share, gain.share) if gain is not None else share,
         where=(*loader.entries, *((loader.call,) if loader.call is not None else ())),
         ranks=tuple(sorted({one.span.rank for one in wait.overviews})),
-        evidence=_evidence(wait, loader),
+        evidence=(*_evidence(wait, loader), *(gain.evidence if gain is not None else ())),
         fix=_fix(loader, wanted),
-        caveat=_caveat(wait),
+        caveat=_caveat(wait, gain),
         learn=learn,
         try_=(Try("loader.num_workers", str(wanted)), Try("loader.persistent_workers", "true")) if wanted else (),
         falsified_by="With the same batch handed out again and again instead of loaded, the mean step does not get "
@@ -153,10 +162,11 @@ def _evidence(wait: _Wait, loader: TraceLoader) -> tuple[Evidence, ...]:
     return tuple(found)
 
 
-def _caveat(wait: _Wait) -> str:
+def _caveat(wait: _Wait, gain: Gain | None) -> str:
     text = "A profiler slows the host more than the device, so the share without one may be smaller. "
     if wait.device:
         text += (
-            "Device work that is queued while a batch is made is not counted; what else waits behind it may take over."
+            "Device work that is queued while a batch is made is not counted; what else waits behind it may take over. "
         )
+        text += BY_SUBTRACTION if gain is None else ""
     return text.strip()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stepscope.diagnose import pipeline
 from stepscope.diagnose.common import (
+    bare,
     clip_share,
     finding_id,
     lowest,
@@ -31,7 +33,7 @@ def blocking_in_step(analysis: Analysis) -> list[Finding]:
         return []
     facts: dict[tuple[str, object], list[IoFacts]] = {}
     for fact in analysis.io or ():
-        facts.setdefault((fact.place.file, _scope(fact)), []).append(fact)
+        facts.setdefault(_scope(fact), []).append(fact)
     found = []
     for group in facts.values():
         cost = sum(fact.ms_per_step for fact in group)
@@ -41,9 +43,10 @@ def blocking_in_step(analysis: Analysis) -> list[Finding]:
     return found
 
 
-def _scope(fact: IoFacts) -> object:
-    """Lines of one function are one finding: open, write and close are one habit."""
-    return fact.place.function.rsplit(".", 1)[-1] if fact.place.function else fact.place.line
+def _scope(fact: IoFacts) -> tuple[str, object]:
+    """Lines of one call, else of one function, are one finding: open, write and close are one habit."""
+    place = fact.call or fact.place
+    return place.file, bare(place.function) if place.function else place.line
 
 
 def _finding(analysis: Analysis, train: StepFacts, facts: list[IoFacts], cost: float) -> Finding:
@@ -60,7 +63,7 @@ def _finding(analysis: Analysis, train: StepFacts, facts: list[IoFacts], cost: f
         confidence=lowest([steps_confidence(train), measured]),
         cost_ms_per_step=cost,
         share=share,
-        gain_ceiling=share,
+        gain_ceiling=clip_share(max(cost, _ceiling(analysis, facts, cost)), train.mean_ms),
         where=tuple(replace(fact.place, share=fact.ms_per_step / cost if cost else None) for fact in facts),
         ranks=train.ranks,
         evidence=_evidence(analysis, facts),
@@ -69,6 +72,15 @@ def _finding(analysis: Analysis, train: StepFacts, facts: list[IoFacts], cost: f
         learn=LEARN if top.operation in _SAVES else "",
         falsified_by=f"With the {top.operation} at {shown(top.place)} left out, the mean step does not get shorter",
     )
+
+
+def _ceiling(analysis: Analysis, facts: list[IoFacts], cost: float) -> float:
+    """ms: with the whole call where I/O is a notable part of it; what it computes to write goes as well."""
+    top = facts[0]
+    most = cost
+    if top.call_ms_per_step and cost >= IO.of_call * top.call_ms_per_step:
+        most = max(most, top.call_at_most_ms_per_step or 0.0)
+    return pipeline.without_main(analysis, most)
 
 
 def _fix(top: IoFacts) -> str:

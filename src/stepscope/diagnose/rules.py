@@ -9,18 +9,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepscope.diagnose import (
+    backward,
     collectives,
     communication,
     compile,
     compile_run,
     compute,
+    cores,
+    dataparallel,
+    evaluation,
+    gpu_clocks,
     host,
     input,
     input_extra,
     io,
     launch,
+    linalg,
+    memory,
+    optimizer,
+    precision,
     sync,
     system,
+    tiles,
     transfer_device,
     transfers,
 )
@@ -28,9 +38,11 @@ from stepscope.diagnose.common import train_steps
 from stepscope.diagnose.compile_basis import TORCH, XLA, basis
 from stepscope.diagnose.compile_plan import of_rule
 from stepscope.diagnose.input_trace import profiled
+from stepscope.diagnose.thresholds import PYTHON
 from stepscope.model import Analysis, Finding
 from stepscope.model.facts_machine import MachineFacts
 from stepscope.model.views.compilers import CompilerFacts
+from stepscope.model.views.passes import PassFacts
 
 
 @dataclass(frozen=True)
@@ -47,18 +59,22 @@ class Need:
 
 @dataclass(frozen=True)
 class Rule:
-    """`judge` is only called when every need is present."""
+    """`judge` is only called when every need is present.
+
+    Without one of `helps` the rule sees a part only: where it then finds nothing, it abstains by name as well.
+    """
 
     name: str
     category: str
     needs: tuple[Need, ...]
     judge: Callable[[Analysis], list[Finding]]
+    helps: tuple[Need, ...] = ()
 
     def traced(self, analysis: Analysis) -> bool:
         """Whether what the rule says stands on traces."""
         if DATA_WAIT in self.needs:
             return analysis.loader is None
-        traces = (WINDOW, COLLECTIVES, DEVICE_WORK)
+        traces = (WINDOW, COLLECTIVES, DEVICE_WORK, TRAINED)
         return any(need in traces for need in self.needs) or (IO_SEEN in self.needs and analysis.stacks is None)
 
 
@@ -69,7 +85,19 @@ DATA_WAIT = Need("the data wait of the steps", lambda analysis: analysis.loader 
 LOADER = Need("a torch DataLoader in the training process", lambda analysis: _has_loader(analysis))
 STACKS = Need("sampled stacks of steady steps", lambda analysis: analysis.python is not None)
 WINDOW = Need("a profiler window with complete steps and Python stacks", lambda analysis: analysis.loops is not None)
+PYTHON_TOLD = Need(
+    "a profiler window, to tell Python from operators at lines that call no library in Python",
+    lambda analysis: analysis.loops is not None or _on_top(analysis) < PYTHON.floor,
+)
 IO_SEEN = Need("sampled stacks or a profiler window with Python stacks", lambda analysis: analysis.io is not None)
+
+
+def _on_top(analysis: Analysis) -> float:
+    """The part of the samples with a line of the user's on top, where the sampler shows nothing of what it calls."""
+    lines = analysis.stacks.hot_lines if analysis.stacks is not None else ()
+    return sum(
+        line.share for line in lines if line.role == "rank" and line.phase != "data_wait" and line.library_leaf is None
+    )
 
 
 def _has_loader(analysis: Analysis) -> bool:
@@ -99,10 +127,11 @@ MEMORY = Need(
     "telemetry of page faults and memory pressure",
     _machine(lambda facts: facts.memory is not None and facts.memory.stalled_pct is not None),
 )
+GPU_READINGS = Need("telemetry of the GPU's clocks", _machine(lambda facts: bool(facts.gpus)))
 MANY_STEPS = Need("60 steady training steps", _machine(lambda facts: facts.drift is not None))
 OWN_PROFILER = Need(
     "training steps inside and outside the script's own profiler",
-    _machine(lambda facts: facts.profiler is not None),
+    _machine(lambda facts: facts.profiler is not None and facts.journaled),  # whose windows they are stands there
     quiet=True,
 )
 
@@ -128,6 +157,11 @@ NAMED_STEPS = Need("steps named in the trace", lambda a: any(one.has_steps for o
 CAPABILITY = Need(
     "the compute capability of the GPU",
     lambda a: any(gpu.capability for one in a.device_losses for gpu in one.gpus),
+)
+SHAPES = Need("shapes of operators in the trace", lambda a: any(one.has_shapes for one in a.device_losses))
+BATCH = Need(
+    "the batch by shapes of layers' inputs, and the blocks of kernels",
+    lambda a: any(one.batch_size is not None and one.filling_share is not None for one in a.device_losses),
 )
 GPU_THERE = Need("a GPU in the machine", lambda a: bool(compute.gpu_names(a)), quiet=True)
 COMMUNICATES = Need(
@@ -160,6 +194,26 @@ AGAIN = Need(
 )
 BREAKS = Need("graph breaks", lambda a: any(facts.graph_breaks is not None for facts in _backends(a)))
 
+MEMORY_READINGS = Need(
+    "readings of the device's memory in the journal",
+    lambda a: a.memory_losses is not None and a.memory_losses.device_readings,
+)
+
+
+def _trained(has: Callable[[PassFacts], bool]) -> Callable[[Analysis], bool]:
+    return lambda analysis: analysis.passes is not None and any(has(run) for run in analysis.passes.runs)
+
+
+TRAINED = Need("a profiler trace of training steps", _trained(lambda run: run.steps > 0))
+COPYING = Need(
+    "sampled stacks of steady steps, or a profiler trace of training steps with Python functions",
+    lambda a: a.passes is not None and (a.passes.copies is not None or any(run.functions for run in a.passes.runs)),
+)
+MODULE_CALLS = Need("calls of modules in the trace", _trained(lambda run: run.modules))
+INPUT_TYPES = Need("types of operators' inputs in the trace", _trained(lambda run: run.types))
+INPUT_SHAPES = Need("shapes of operators' inputs in the trace", _trained(lambda run: run.shapes))
+NODES = Need("numbers of autograd nodes in the trace", _trained(lambda run: run.numbered))
+
 _CAUSES = (TORCH_COMPILE, STEP_TIMES, COMPILE_TIMES, AGAIN)
 _RUN = (COMPILED, STEP_TIMES, COMPILE_TIMES)
 _TRACED = (ON_DEVICE, DEVICE_WORK)
@@ -168,15 +222,15 @@ _RANKS = (SEVERAL_RANKS, STEPS, RANK_STEPS)
 RULES: tuple[Rule, ...] = (
     Rule(input.RULE, "input", (STEPS, DATA_WAIT, LOADER), input.loader_bound),
     Rule(host.LOOP_RULE, "host", (STEPS, WINDOW), host.per_item_loop),
-    Rule(host.PYTHON_RULE, "host", (STEPS, STACKS), host.python_on_critical_path),
+    Rule(host.PYTHON_RULE, "host", (STEPS, STACKS), host.python_on_critical_path, helps=(PYTHON_TOLD,)),
     Rule(io.RULE, "io", (STEPS, IO_SEEN), io.blocking_in_step),
     Rule(input_extra.WAVES_RULE, "input", (STEPS, WAVES), input_extra.prefetch_waves),
     Rule(input_extra.FIRST_RULE, "input", (STEPS, EPOCHS), input_extra.first_batch),
     Rule(host.DRIFT_RULE, "host", (STEPS, MANY_STEPS), host.step_drift),
     Rule(system.GC_RULE, "system", (STEPS, JOURNAL), system.garbage_collection),
-    Rule(system.THREADS_RULE, "system", (STEPS, CORES, THREADS), system.threads_beyond_cores),
-    Rule(system.THROTTLED_RULE, "system", (STEPS, CORES, QUOTA), system.cpu_throttled),
-    Rule(system.OTHERS_RULE, "system", (STEPS, CORES), system.other_processes),
+    Rule(system.THREADS_RULE, "system", (STEPS, CORES, THREADS), cores.threads_beyond_cores),
+    Rule(system.THROTTLED_RULE, "system", (STEPS, CORES, QUOTA), cores.cpu_throttled),
+    Rule(system.OTHERS_RULE, "system", (STEPS, CORES), cores.other_processes),
     Rule(system.MEMORY_RULE, "system", (STEPS, MEMORY), system.swapping_or_faults),
     Rule(system.PROFILER_RULE, "system", (STEPS, OWN_PROFILER), system.profiler_overhead),
     *(
@@ -214,4 +268,19 @@ RULES: tuple[Rule, ...] = (
     Rule(collectives.SMALL_RULE, "communication", (COMMUNICATES, COLLECTIVES), collectives.many_small_collectives),
     Rule(collectives.EXPOSED_RULE, "communication", (COMMUNICATES, *_TRACED, COLLECTIVES), collectives.exposed),
     Rule(collectives.GLOO_RULE, "communication", (COMMUNICATES, *_TRACED, COLLECTIVES), collectives.gloo_on_gpu),
+    Rule(memory.RETRIES_RULE, "memory", (STEPS, ON_DEVICE, MEMORY_READINGS), memory.allocator_retries),
+    Rule(transfer_device.DEVICE_RULE, "transfer", _TRACED, transfer_device.device_to_device),
+    Rule(optimizer.OPTIMIZER_RULE, "launch", _TRACED, optimizer.unfused_optimizer),
+    Rule(optimizer.ZERO_RULE, "launch", _TRACED, optimizer.zeroing_gradients),
+    Rule(launch.COMPILED_RULE, "launch", _TRACED, launch.compiled_kernels),
+    Rule(launch.BATCH_RULE, "compute", (*_TRACED, BATCH), launch.small_batch),
+    Rule(tiles.RULE, "compute", (*_TRACED, SHAPES), tiles.sizes_off_tiles),
+    Rule(linalg.RULE, "compute", _TRACED, linalg.serial_linalg),
+    Rule(dataparallel.RULE, "communication", _TRACED, dataparallel.data_parallel),
+    Rule(evaluation.EVALUATION_RULE, "host", (TRAINED, MODULE_CALLS), evaluation.evaluation_in_step),
+    Rule(evaluation.COPY_RULE, "host", (COPYING,), evaluation.model_copied_in_step),
+    Rule(precision.DOUBLE_RULE, "compute", (TRAINED, INPUT_TYPES), precision.double_precision),
+    Rule(backward.RECOMPUTE_RULE, "compute", (TRAINED, NODES), backward.recompute),
+    Rule(backward.GRADIENTS_RULE, "memory", (TRAINED, INPUT_SHAPES), backward.short_lived_gradients),
+    Rule(gpu_clocks.RULE, "system", (STEPS, ON_DEVICE, GPU_READINGS), gpu_clocks.gpu_clocks),
 )

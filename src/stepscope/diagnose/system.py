@@ -1,4 +1,4 @@
-"""What the interpreter and the machine take of the step: garbage collections, cores, throttling, memory, profilers."""
+"""What the interpreter and the machine take of the step: garbage collections, memory, profilers. Cores: `cores`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from stepscope.diagnose.common import (
     steps_source,
     train_steps,
 )
-from stepscope.diagnose.thresholds import CORES, MEMORY_PRESSURE, PAUSES, PROFILER
-from stepscope.model import Analysis, Evidence, Finding, Place, StepFacts, Try
-from stepscope.model.facts_machine import CpuFacts, MemoryPressureFacts, PauseFacts, ProfilerFacts
+from stepscope.diagnose.thresholds import MEMORY_PRESSURE, PAUSES, PROFILER
+from stepscope.model import Analysis, Evidence, Finding, Place, StepFacts
+from stepscope.model.facts_machine import MemoryPressureFacts, PauseFacts, ProfilerFacts
 
 GC_RULE = "system.garbage_collection"
 THREADS_RULE = "system.threads_beyond_cores"
@@ -25,11 +25,6 @@ OTHERS_RULE = "system.other_processes"
 MEMORY_RULE = "system.swapping_or_faults"
 PROFILER_RULE = "system.profiler_overhead"
 LEARN_GC = "https://docs.python.org/3/library/gc.html#gc.freeze"
-LEARN_THREADS = (
-    "https://pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html#tuning-the-number-of-threads"
-)
-LEARN_CGROUP = "https://docs.kernel.org/scheduler/sched-bwc.html"
-LEARN_DELAY = "https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat"
 LEARN_PRESSURE = "https://docs.kernel.org/accounting/psi.html"
 LEARN_PROFILER = "https://pytorch.org/docs/stable/profiler.html#torch.profiler.schedule"
 
@@ -112,170 +107,6 @@ def _gc_evidence(train: StepFacts, pauses: PauseFacts) -> tuple[Evidence, ...]:
     if pauses.collected is not None:
         found.append(Evidence("objects they freed", pauses.collected, "objects", source))
     return tuple(found)
-
-
-# ------------------------------------------------------------------------------------------------------- cores
-
-
-def _cores_confidence(cpu: CpuFacts) -> str:
-    """By the telemetry it stands on."""
-    return "high" if cpu.readings >= CORES.readings_for_high else "medium"
-
-
-def _cores_evidence(cpu: CpuFacts) -> tuple[Evidence, ...]:
-    """What all rules on cores stand on."""
-    source = f"system.jsonl, {cpu.readings} readings in {cpu.seconds:.0f} s"
-    found = [
-        Evidence("main thread ready, without a core", round(cpu.run_delay_share, 4), "fraction", source),
-        Evidence("CPU use of the run", round(cpu.own_cores, 2), "cores", source),
-        Evidence("cores the run may use", round(cpu.cores, 2), "cores", "manifest.json, affinity and cgroup"),
-    ]
-    if cpu.involuntary_switches_per_s is not None:
-        found.append(
-            Evidence("involuntary switches of the main thread", round(cpu.involuntary_switches_per_s, 1), "1/s", source)
-        )
-    if cpu.pressure_pct is not None:
-        found.append(Evidence("time in which something waited for a core", round(cpu.pressure_pct, 1), "%", source))
-    return tuple(found)
-
-
-def threads_beyond_cores(analysis: Analysis) -> list[Finding]:
-    """One finding when torch has more threads than cores and the main thread waits for its own."""
-    train, machine = train_steps(analysis), analysis.machine
-    cpu = machine.cpu if machine is not None else None
-    if train is None or cpu is None or cpu.threads is None or cpu.threads * cpu.ranks_on_host <= cpu.cores:
-        return []
-    if cpu.own_ms_per_step < CORES.floor * train.mean_ms:
-        return []
-    fits = max(1, int(cpu.cores) // cpu.ranks_on_host)
-    of = f" in each of {cpu.ranks_on_host} ranks" if cpu.ranks_on_host > 1 else ""
-    cores = f"{cpu.cores:g} cores" if cpu.cores != 1 else "1 core"
-    at = f" at {shown(cpu.threads_place)}" if cpu.threads_place is not None else ""
-    return [
-        _of_cores(
-            analysis,
-            train,
-            cpu,
-            rule=THREADS_RULE,
-            cost=cpu.own_ms_per_step,
-            title=f"{cpu.threads} torch threads{of} on {cores}: the main thread waits for a core, "
-            "{share} of the step",
-            where=cpu.threads_place,
-            more=(Evidence("torch threads per rank", cpu.threads, "threads", cpu.threads_source),),
-            fix=f"torch.set_num_threads({fits}){at}, or OMP_NUM_THREADS={fits}",
-            caveat="What the other threads compute while the main one waits has to be computed in any case: the gain "
-            "is smaller than the wait.",
-            learn=LEARN_THREADS,
-            try_=(Try("torch.num_threads", str(fits)),),
-            falsified_by=f"With {fits} threads the mean step does not get shorter",
-            most="medium",
-        )
-    ]
-
-
-def cpu_throttled(analysis: Analysis) -> list[Finding]:
-    """One finding when the cgroup's quota stopped the main thread for more than the floor."""
-    train, machine = train_steps(analysis), analysis.machine
-    cpu = machine.cpu if machine is not None else None
-    if train is None or cpu is None or (cpu.throttled_ms_per_step or 0.0) < CORES.floor * train.mean_ms:
-        return []
-    fits = max(1, int(cpu.cores) // cpu.ranks_on_host)
-    return [
-        _of_cores(
-            analysis,
-            train,
-            cpu,
-            rule=THROTTLED_RULE,
-            cost=cpu.throttled_ms_per_step or 0.0,
-            title=f"The CPU quota of {cpu.cores:g} cores stops the run, up to {{share}} of the step",
-            where=None,
-            more=(
-                Evidence(
-                    "time the cgroup was throttled, summed over cores",
-                    round(cpu.throttled_share or 0.0, 4),
-                    "s per s",
-                    "system.jsonl, cgroup_throttled_ns",
-                ),
-            ),
-            fix=f"Use no more threads than the quota holds (torch.set_num_threads({fits}), fewer loader workers), or "
-            "ask for a larger quota",
-            caveat="Throttled time is summed over cores; the main thread's wait for a core bounds its part of it.",
-            learn=LEARN_CGROUP,
-            try_=(Try("torch.num_threads", str(fits)),),
-            falsified_by="Without a quota the mean step does not get shorter",
-        )
-    ]
-
-
-def other_processes(analysis: Analysis) -> list[Finding]:
-    """One finding when processes that are not the run's held the core that the main thread waited for."""
-    train, machine = train_steps(analysis), analysis.machine
-    cpu = machine.cpu if machine is not None else None
-    if train is None or cpu is None or cpu.readings < CORES.others_readings:
-        return []
-    if cpu.others_ms_per_step < CORES.others_floor * train.mean_ms:
-        return []
-    more = [Evidence("load, 1 minute", round(cpu.load, 2), "processes", "system.jsonl")] if cpu.load is not None else []
-    return [
-        _of_cores(
-            analysis,
-            train,
-            cpu,
-            rule=OTHERS_RULE,
-            cost=cpu.others_ms_per_step,
-            title="Other processes hold the cores: the main thread waits for one, {share} of the step",
-            where=None,
-            more=tuple(more),
-            fix="Run where nothing else runs, or reserve cores (SLURM --exclusive, a cpuset, taskset for the others)",
-            caveat="Every time of this run is longer for it, those of other findings too. Our own sampling is among "
-            "the other processes, with 2 % at most.",
-            learn=LEARN_DELAY,
-            try_=(),
-            falsified_by="With nothing else on the machine the mean step does not get shorter",
-        )
-    ]
-
-
-def _of_cores(
-    analysis: Analysis,
-    train: StepFacts,
-    cpu: CpuFacts,
-    *,
-    rule: str,
-    cost: float,
-    title: str,
-    where: Place | None,
-    more: tuple[Evidence, ...],
-    fix: str,
-    caveat: str,
-    learn: str,
-    try_: tuple[Try, ...],
-    falsified_by: str,
-    most: str = "high",
-) -> Finding:
-    """A finding whose cost is a part of the main thread's wait for a core; `title` has a place for the share."""
-    cost = min(cost, train.mean_ms)
-    share = clip_share(cost, train.mean_ms)
-    doubt, words = device_doubt(analysis)
-    return Finding(
-        id=finding_id(rule, where),
-        rule=rule,
-        category="system",
-        title=title.format(share=f"{share:.0%}"),
-        severity=severity(share),
-        confidence=lowest([_cores_confidence(cpu), steps_confidence(train), most, *doubt]),
-        cost_ms_per_step=cost,
-        share=share,
-        gain_ceiling=share,
-        where=(where,) if where is not None else (),
-        ranks=train.ranks,
-        evidence=(*_cores_evidence(cpu), *more),
-        fix=fix,
-        caveat=caveat + words,
-        learn=learn,
-        try_=try_,
-        falsified_by=falsified_by,
-    )
 
 
 # ------------------------------------------------------------------------------------------- memory, profilers

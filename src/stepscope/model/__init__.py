@@ -26,7 +26,18 @@ from stepscope.model.facts import (
     StepFacts,
     WindowFacts,
 )
-from stepscope.model.findings import Abstention, Diagnosis, Evidence, Finding, Ignored, Interval, Place, Try
+from stepscope.model.findings import (
+    Abstention,
+    Diagnosis,
+    Disagreement,
+    Evidence,
+    Finding,
+    Ignored,
+    Interval,
+    Place,
+    Risk,
+    Try,
+)
 from stepscope.model.schema import (
     CATEGORIES,
     PHASES,
@@ -54,6 +65,7 @@ __all__ = [
     "DeviceLines",
     "DeviceTime",
     "Diagnosis",
+    "Disagreement",
     "Evidence",
     "Finding",
     "FixedCosts",
@@ -72,6 +84,7 @@ __all__ = [
     "Quality",
     "ReadingFacts",
     "Report",
+    "Risk",
     "RunFacts",
     "Site",
     "StackFacts",

@@ -28,7 +28,11 @@ if TYPE_CHECKING:  # the recorder loads this module in the training process, and
     from stepscope.model.views import Views
     from stepscope.model.views.compilers import CompilersView
     from stepscope.model.views.device_losses import DeviceLosses
+    from stepscope.model.views.memory_losses import MemoryLosses
+    from stepscope.model.views.passes import PassesFacts
+    from stepscope.model.views.pipeline import Pipeline
     from stepscope.model.views.ranks import RanksFacts
+    from stepscope.model.views.replay import Replay
     from stepscope.model.views.waits import SampledViews
 
 
@@ -59,8 +63,12 @@ class Analysis:
     views: Views | None = None  # of traces and recordings of memory
     sampled: SampledViews | None = None  # what sampled stacks say beyond hot lines; None without any
     device_losses: tuple[DeviceLosses, ...] = ()  # of profiled steps with device work, one for each run
+    replays: tuple[Replay, ...] = ()  # of the same steps, one for each run whose traces can be replayed
     compilers: CompilersView | None = None  # of torch.compile and torch_xla; None where neither was used
     ranks: RanksFacts | None = None  # steady steps of several ranks side by side; None for one
+    memory_losses: MemoryLosses | None = None  # growth, peaks and retries; None where nothing tells of memory
+    passes: PassesFacts | None = None  # work of training steps that is not needed; None without traces and stacks
+    pipeline: Pipeline | None = None  # what the steps wait for and share; None without training steps
     machine: MachineFacts | None = None  # pauses, cores, drift, profilers, the loader's rhythm
 
 
@@ -76,3 +84,4 @@ class Report:
     ignored: tuple[dict[str, Any], ...]
     views: dict[str, Any]
     schema: str = REPORT_SCHEMA
+    risks: tuple[dict[str, Any], ...] = ()  # without a measured cost, so not among the findings

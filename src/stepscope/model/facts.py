@@ -124,6 +124,15 @@ class StackFacts:
 
 
 @dataclass(frozen=True)
+class FileReads:
+    """What opening and reading files takes of making batches, by `samples` stacks of it."""
+
+    share: float
+    samples: int
+    files_per_item: float | None  # opened by the training process in the window; None where it could not be seen
+
+
+@dataclass(frozen=True)
 class LoaderFacts:
     """What is known of the DataLoader that feeds the training loop.
 
@@ -151,6 +160,7 @@ class LoaderFacts:
     samples: int = 0  # sampled stacks the lines stand on
     threads: int | None = None  # of torch on the CPU, where the script set them
     ranks_on_host: int = 1  # they share `cpu_limit`
+    files: FileReads | None = None
 
 
 @dataclass(frozen=True)
@@ -190,6 +200,9 @@ class LoopFacts:
     nested_in: Place | None = None  # the loop whose iterations run this one
     samples: int = 0  # sampled stacks that stand in the loop
     time_source: str = ""  # where ms_per_step comes from
+    at_most_ms_per_step: float | None = None  # of ms_per_step, as far as chance moves samples
+    operators_ms_per_step: float | None = None  # its operators in the window, as recorded: slower than in steady steps
+    calls_per_invocation: int = 0  # items of one pass through the loop, median
 
 
 @dataclass(frozen=True)
@@ -204,6 +217,9 @@ class IoFacts:
     measured: bool = True  # False: estimated from sampled stacks
     count: int = 0  # events or samples it stands on
     detail: str | None = None  # a path or the function on top
+    call: Place | None = None  # the call in the loop that holds it and trains nothing
+    call_ms_per_step: float | None = None  # of that call, all that runs in it
+    call_at_most_ms_per_step: float | None = None  # the same, as far as chance moves samples
 
 
 @dataclass(frozen=True)
@@ -224,6 +240,10 @@ class PythonFacts:
     library_leaf: str | None
     source: str
     inside_loop: Place | None = None  # the user's per-item loop whose iterations run this line
+    call: Place | None = None  # the call in the loop or the model that holds it and trains nothing
+    call_ms_per_step: float | None = None  # of that call, all that runs in it
+    call_at_most_ms_per_step: float | None = None  # the same, as far as chance moves samples
+    sampling: float = 1.0  # by how much chance may make the call's Python time larger
 
 
 @dataclass(frozen=True)

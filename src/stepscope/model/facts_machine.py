@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepscope.model.findings import Place
+from stepscope.model.views.machine import GpuClocks, NumaFacts, StorageFacts
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,35 @@ class PauseFacts:
 
 
 @dataclass(frozen=True)
+class PoolFacts:
+    """How all threads of a training process used its cores, mean over processes. Shares are of wall time.
+
+    The pool is all threads but the main one: `used_cores` and `ready_threads` are theirs. `lost_ms_per_step` is what
+    the mean step would be shorter with as many threads as cores, at most what the main thread waited because of the
+    pool; `at_most_ms_per_step` bounds it from above. Both are None where torch's threads fit, or are not known.
+    """
+
+    main_cpu_share: float
+    main_off_share: float  # neither on a core nor ready for one
+    used_cores: float
+    ready_threads: float  # ready for a core, without one
+    timeslices_per_step: float  # how often a thread was put on a core
+    other_waits_share: float  # for data, files or sleep: what more cores would not shorten
+    cores: float  # that the process could have used
+    others_cores: float | None  # used by processes that are not the run's
+    lost_ms_per_step: float | None
+    at_most_ms_per_step: float | None
+
+
+@dataclass(frozen=True)
 class CpuFacts:
     """How training shared its cores, mean over the steady time and over ranks.
 
     `run_delay_share` is the part of the wall time in which a rank's main thread could run and had no core. Of it,
     `throttled_ms_per_step` is bounded by the time the cgroup was throttled. Others can only
-    take what the run leaves of its cores: `own_ms_per_step` is the rest of the wait, which the run's own threads and
-    processes caused; `others_ms_per_step` is less than the wait by what these could have taken, and at most what is
-    left.
+    take what they use of the run's processors, or where that was not read what the run leaves of its cores:
+    `own_ms_per_step` is the rest of the wait, which the run's own threads and processes caused; `others_ms_per_step` is
+    less than the wait by what these could have taken, and at most what others took.
     """
 
     readings: int
@@ -63,6 +85,10 @@ class CpuFacts:
     involuntary_switches_per_s: float | None
     pressure_pct: float | None
     load: float | None
+    voluntary_switches_per_s: float | None = None
+    migrations_per_s: float | None = None  # of the main thread, from core to core
+    stolen_cores: float | None = None  # a hypervisor gave to others
+    pool: PoolFacts | None = None  # None in recordings without the counts of all threads
 
 
 @dataclass(frozen=True)
@@ -176,3 +202,6 @@ class MachineFacts:
     epochs: tuple[EpochFacts, ...] | None
     waves: WaveFacts | None
     trace_loaders: tuple[TraceLoader, ...]
+    gpus: tuple[GpuClocks, ...] = ()  # that the run computes on
+    storage: StorageFacts | None = None
+    numa: NumaFacts | None = None  # of a machine with several nodes of memory

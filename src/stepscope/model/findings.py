@@ -35,6 +35,18 @@ class Try:
 
 
 @dataclass(frozen=True)
+class Disagreement:
+    """Two sources that tell the same quantity, and not the same of it. Values have the same unit."""
+
+    quantity: str
+    unit: str
+    value: Any
+    source: str
+    other: Any
+    other_source: str
+
+
+@dataclass(frozen=True)
 class Interval:
     """A prediction, as fractions of the mean steady step."""
 
@@ -44,7 +56,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Finding:
-    """One ranked statement of a loss. Without evidence and cost there is no finding."""
+    """One ranked statement of a loss. Without evidence and cost there is no finding.
+
+    `explains` are ids of findings of the same run whose cost is mostly this one's, told where it shows: no loss in
+    addition. `disagreements` have lowered `confidence`.
+    """
 
     id: str
     rule: str
@@ -60,6 +76,31 @@ class Finding:
     fix: str
     falsified_by: str
     expected_gain: Interval | None = None
+    ranks: tuple[int, ...] = ()
+    caveat: str = ""
+    learn: str = ""
+    try_: tuple[Try, ...] = ()
+    explains: tuple[str, ...] = ()
+    disagreements: tuple[Disagreement, ...] = ()
+
+
+@dataclass(frozen=True)
+class Risk:
+    """What may slow down or end a run later, without a cost that was measured: never ranked among findings.
+
+    `explains` are ids of findings of the same run that it is behind.
+    """
+
+    id: str
+    rule: str
+    category: str
+    title: str
+    severity: str
+    confidence: str
+    where: tuple[Place, ...]
+    evidence: tuple[Evidence, ...]
+    fix: str
+    falsified_by: str
     ranks: tuple[int, ...] = ()
     caveat: str = ""
     learn: str = ""
@@ -94,3 +135,4 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     abstained: tuple[Abstention, ...]
     ignored: tuple[Ignored, ...] = ()
+    risks: tuple[Risk, ...] = ()  # the most urgent first

@@ -18,6 +18,7 @@ from stepscope.report import compiler_words as said
 from stepscope.report import words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.glyphs import Glyphs
+from stepscope.report.groups import members
 from stepscope.report.places import Shortener
 from stepscope.report.terminal_findings import LISTED
 from stepscope.report.text_table import TextColumn, lines
@@ -35,7 +36,7 @@ def compiler_blocks(report: Report, shorten: Shortener, width: int, glyphs: Glyp
     view = said.view_of(report)
     if view is None:
         return
-    findings = report.findings[:LISTED]
+    findings = members(report, LISTED)
     rows: list[RenderableType] = [Text("Compilers", style="bold")]
     rows += [Text(one_line(said.backend(facts), 400)) for facts in view["backends"]]
     rows += _kinds(view, width)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from stepscope.diagnose import REPORT_FLOOR, RULES
-from stepscope.model import Analysis, Diagnosis, Finding, FixedCosts, Report, StepFacts
+from stepscope.diagnose import REPORT_FLOOR, RISKS, RULES
+from stepscope.model import Analysis, Diagnosis, Finding, FixedCosts, Report, Risk, StepFacts
 from stepscope.report.compilers_document import compilers_document
 from stepscope.report.source import SourceReader
 from stepscope.report.values import plain_mapping, plain_rows, plain_value
@@ -26,6 +26,7 @@ MAX_SERIES = 2_000  # points of the step series of one kind
 MAX_NOTES = 200
 MAX_PLACES = 20  # of one finding
 MAX_EVIDENCE = 40  # of one finding
+_RISK_RULES = frozenset(rule.name for rule in RISKS)
 
 
 def build(analysis: Analysis, diagnosis: Diagnosis, *, source: bool = True) -> Report:
@@ -37,7 +38,8 @@ def build(analysis: Analysis, diagnosis: Diagnosis, *, source: bool = True) -> R
     reader = SourceReader(analysis.run.user_roots, recorded_ns=analysis.run.started_ns) if source else None
     views = _views(analysis)
     views["compilers"] = compilers_document(analysis.compilers, source=source)
-    views["rules_judged"] = len(RULES) - len(diagnosis.abstained) - len(diagnosis.ignored)
+    not_judged = [*(each.rule for each in diagnosis.abstained), *(each.rule for each in diagnosis.ignored)]
+    views["rules_judged"] = len(RULES) - sum(rule not in _RISK_RULES for rule in not_judged)
     if reader is not None:
         _quote_rows(views, reader)
     return Report(
@@ -50,6 +52,7 @@ def build(analysis: Analysis, diagnosis: Diagnosis, *, source: bool = True) -> R
         },
         steps=_steps(analysis.steps[0], analysis.fixed) if analysis.steps else None,
         findings=tuple(_finding(finding, reader) for finding in diagnosis.findings[:MAX_FINDINGS]),
+        risks=tuple(_risk(risk, reader) for risk in diagnosis.risks[:MAX_FINDINGS]),
         abstained=tuple(_abstained(diagnosis)),
         ignored=tuple(plain_rows(diagnosis.ignored, MAX_ROWS)),
         views=views,
@@ -86,11 +89,21 @@ def _finding(finding: Finding, reader: SourceReader | None) -> dict[str, Any]:
     ordered = {key: row.pop(key) for key in order}
     ordered["try"] = row.pop("try_")
     ordered.update(row)
-    ordered["where"] = ordered["where"][:MAX_PLACES]
-    ordered["evidence"] = ordered["evidence"][:MAX_EVIDENCE]
-    for place in ordered["where"]:
+    return _bounded(ordered, reader)
+
+
+def _risk(risk: Risk, reader: SourceReader | None) -> dict[str, Any]:
+    row = {"try" if key == "try_" else key: value for key, value in plain_mapping(risk).items()}
+    return _bounded(row, reader)
+
+
+def _bounded(row: dict[str, Any], reader: SourceReader | None) -> dict[str, Any]:
+    """With lists of bounded length, and the source beside every place."""
+    row["where"] = row["where"][:MAX_PLACES]
+    row["evidence"] = row["evidence"][:MAX_EVIDENCE]
+    for place in row["where"]:
         place["source"] = reader.context(place["file"], place["line"]) if reader is not None else None
-    return ordered
+    return row
 
 
 def _views(analysis: Analysis) -> dict[str, Any]:

@@ -6,15 +6,17 @@ through `escape.markup`. It is bounded to 3 MB by showing fewer rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stepscope.model import Report
 from stepscope.report import compiler_words, sentences, words
 from stepscope.report.escape import markup, one_line
+from stepscope.report.groups import groups
 from stepscope.report.html_compilers import compilers
 from stepscope.report.html_device import device_lines, device_times
 from stepscope.report.html_figures import partition, series
+from stepscope.report.html_risks import risks
 from stepscope.report.html_style import STYLE
 from stepscope.report.html_tables import tables
 from stepscope.report.places import Shortener, command_line
@@ -46,6 +48,7 @@ def _page(report: Report, rows: int) -> str:
             _device(report, shorten, rows),
             _steps(report),
             _findings(report, shorten),
+            risks(report, shorten),
             compilers(report, shorten, rows),
             _next(report),
             "<h2>Behind the findings</h2>",
@@ -139,8 +142,10 @@ def _device(report: Report, shorten: Shortener, rows: int) -> str:
 
 def _findings(report: Report, shorten: Shortener) -> str:
     parts = ["<section><h2>Findings</h2>"]
-    for index, finding in enumerate(report.findings, start=1):
-        parts.append(_finding(index, finding, shorten))
+    for index, group in enumerate(groups(report), start=1):
+        parts.append(_finding(f"{index}.", group.finding, shorten, below=group.explained))
+        for number, finding in enumerate(group.explained, start=1):
+            parts.append(_finding(f"{index}.{number}", finding, shorten))
     healthy = sentences.healthy(report) if not report.findings and sentences.is_judged(report) else None
     if healthy:
         parts.append(f"<p class='healthy'>{markup(healthy)}</p>")
@@ -156,23 +161,26 @@ def _findings(report: Report, shorten: Shortener) -> str:
     return "\n".join(parts) + "</section>"
 
 
-def _finding(index: int, finding: dict[str, Any], shorten: Shortener) -> str:
+def _finding(number: str, finding: dict[str, Any], shorten: Shortener, *, below: Sequence[dict[str, Any]] = ()) -> str:
     severity = finding["severity"] if finding["severity"] in ("critical", "warning", "info") else "info"
     places = "".join(_place(place, shorten, alone=rank > 0) for rank, place in enumerate(finding["where"]))
-    facts = "".join(f"<dt>{markup(label)}</dt><dd>{content}</dd>" for label, content in _facts(finding))
+    facts = "".join(f"<dt>{markup(label)}</dt><dd>{content}</dd>" for label, content in _facts(finding, below))
+    depth = "" if number.endswith(".") else " explained"
     return (
-        f"<article class='finding {severity}'><header><span class='severity'>{severity}</span>"
+        f"<article class='finding {severity}{depth}'><header><span class='severity'>{severity}</span>"
         f"<span class='soft'>{markup(finding['confidence'])} confidence</span>"
         f"<span class='cost'>{markup(sentences.cost(finding))}</span></header>"
-        f"<h3>{index}. {markup(one_line(finding['title']))}</h3>{places}<dl>{facts}</dl></article>"
+        f"<h3>{number} {markup(one_line(finding['title']))}</h3>{places}<dl>{facts}</dl></article>"
     )
 
 
-def _facts(finding: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(finding: dict[str, Any], below: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """Label and ready markup of each line of a finding."""
     rows = "".join(_evidence(row) for row in finding["evidence"])
     if rows:
         yield "Seen", f"<ul>{rows}</ul>"
+    for row in finding.get("disagreements") or ():
+        yield "Sources", markup(one_line(sentences.disagreement(row)), SENTENCE)
     yield "Fix", markup(one_line(finding["fix"]), SENTENCE)
     if finding["caveat"]:
         yield "Price", markup(one_line(finding["caveat"]), SENTENCE)
@@ -182,8 +190,9 @@ def _facts(finding: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if finding["ranks"]:
         yield "Ranks", markup(", ".join(str(rank) for rank in finding["ranks"]))
     yield "Wrong if", markup(one_line(finding["falsified_by"]), SENTENCE)
-    if finding["explains"]:
-        yield "Explains", markup(", ".join(finding["explains"]))
+    if below:
+        items = "".join(f"<li>{markup(one_line(sentences.explained(row)), SENTENCE)}</li>" for row in below)
+        yield "Explains", f"<ul>{items}</ul>"
     if finding["learn"].startswith("https://"):
         yield "Learn", f"<a href='{markup(finding['learn'])}' rel='noreferrer'>{markup(finding['learn'])}</a>"
     yield "Rule", f"<code>{markup(finding['rule'])}</code>"

@@ -39,6 +39,7 @@ svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 .compiling line { stroke: var(--line); }
 .finding { border: 1px solid var(--line); border-left-width: 5px; border-radius: 6px; padding: .9rem 1.1rem; margin:
   .9rem 0; }
+.finding.explained { margin-left: 1.6rem; }
 .finding.critical { border-left-color: var(--critical); }
 .finding.warning { border-left-color: var(--warning); }
 .finding.info { border-left-color: var(--info); }

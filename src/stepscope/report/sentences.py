@@ -179,6 +179,17 @@ def gain(finding: Mapping[str, Any]) -> str:
     return f"{low} to {high} of the step expected, {ceiling} at most"
 
 
+def explained(finding: Mapping[str, Any]) -> str:
+    """A finding in a line below the one that explains it."""
+    return f"{finding['title']} ({cost(finding)}; not in addition)"
+
+
+def disagreement(row: Mapping[str, Any]) -> str:
+    """Two figures of one quantity, and where each is from."""
+    first, second = (words.quantity(row[key], str(row["unit"])) for key in ("value", "other"))
+    return f"disagree on {row['quantity']}: {first} by {row['source']}, {second} by {row['other_source']}"
+
+
 def without_steps(report: Report) -> str:
     """What was read where no step was seen."""
     counted = compiler_words.without_steps(report)

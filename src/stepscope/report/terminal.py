@@ -24,6 +24,7 @@ from stepscope.report.sampled import sampled_blocks
 from stepscope.report.terminal_bars import bar, legend
 from stepscope.report.terminal_device import device_blocks
 from stepscope.report.terminal_findings import findings_block
+from stepscope.report.terminal_risks import risks_block
 from stepscope.report.terminal_views import memory_block, overview_blocks
 
 MAX_WIDTH = 100  # longer lines are hard to read
@@ -46,6 +47,7 @@ def render(report: Report, console: Console, *, page: str | None = None, again: 
         *device_blocks(report, shorten, width, glyphs),
         *memory_block(report, shorten),
         *findings_block(report, shorten, glyphs),
+        *risks_block(report, shorten, glyphs),
         *compiler_blocks(report, shorten, width, glyphs),
         *_hot_lines(report, shorten, glyphs),
         *sampled_blocks(

@@ -1,4 +1,7 @@
-"""The findings of the terminal report: the first few in full, the others one line each."""
+"""The findings of the terminal report: the first few in full, the others one line each.
+
+What a finding explains stands below it, in one line: it is no loss in addition.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +17,32 @@ from stepscope.model import Report
 from stepscope.report import sentences, words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.glyphs import Glyphs
+from stepscope.report.groups import Group as Cause
+from stepscope.report.groups import groups
 from stepscope.report.places import Shortener
 
 IN_FULL = 3  # what fits a screen
 LISTED = 8
 MAX_EVIDENCE = 5
+MAX_EXPLAINED = 3
 SEVERITY_STYLES = {"critical": "bold red", "warning": "bold yellow", "info": "bold cyan"}
 
 
 def findings_block(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterator[RenderableType]:
     """One block a finding, then the rules that had nothing to go by."""
     everywhere = report.run.get("ranks") or []
-    for index, finding in enumerate(report.findings[:IN_FULL]):
-        yield Group(*_full(index + 1, finding, shorten, glyphs, everywhere))
+    causes = groups(report)
+    for index, cause in enumerate(causes[:IN_FULL]):
+        yield Group(*_full(index + 1, cause, shorten, glyphs, everywhere))
     tail: list[RenderableType] = []
-    for index, finding in enumerate(report.findings[IN_FULL:LISTED], start=IN_FULL + 1):
-        tail.append(_title(index, finding))
-    if len(report.findings) > LISTED:
-        tail.append(Text(f"and {len(report.findings) - LISTED} smaller findings", style="dim"))
+    for index, cause in enumerate(causes[IN_FULL:LISTED], start=IN_FULL + 1):
+        tail.append(_title(index, cause.finding))
+        if cause.explained:
+            names = ", ".join(plain(row["rule"], 60) for row in cause.explained)
+            line = Text(f"explains, not in addition: {names}", style="dim", no_wrap=True, overflow="ellipsis")
+            tail.append(Padding(line, (0, 0, 0, 2)))
+    if len(causes) > LISTED:
+        tail.append(Text(f"and {len(causes) - LISTED} smaller findings", style="dim"))
     healthy = sentences.healthy(report) if not report.findings and sentences.is_judged(report) else None
     if healthy:
         tail.append(Text(healthy, style="bold green"))
@@ -52,11 +63,16 @@ def _abstained(report: Report) -> Text:
 
 
 def _full(
-    number: int, finding: dict[str, Any], shorten: Shortener, glyphs: Glyphs, everywhere: list[int]
+    number: int, cause: Cause, shorten: Shortener, glyphs: Glyphs, everywhere: list[int]
 ) -> Iterator[RenderableType]:
-    yield _title(number, finding)
-    body: list[RenderableType] = list(_where(finding["where"], shorten, glyphs))
-    body.append(_details(finding, glyphs, everywhere))
+    yield _title(number, cause.finding)
+    body: list[RenderableType] = list(_where(cause.finding["where"], shorten, glyphs))
+    details = _details(cause.finding, glyphs, everywhere)
+    for index, row in enumerate(cause.explained[:MAX_EXPLAINED]):
+        details.add_row("" if index else "Explains", Text(one_line(sentences.explained(row), 240)))
+    if len(cause.explained) > MAX_EXPLAINED:
+        details.add_row("", Text(f"and {len(cause.explained) - MAX_EXPLAINED} more", style="dim"))
+    body.append(details)
     yield Padding(Group(*body), (0, 0, 0, 2))
 
 
@@ -105,6 +121,8 @@ def _details(finding: dict[str, Any], glyphs: Glyphs, everywhere: list[int]) -> 
     evidence = [text for row in finding["evidence"] if (text := _evidence(row, finding))]
     if evidence:
         table.add_row("Seen", Text(glyphs.separator, style="dim").join(evidence[:MAX_EVIDENCE]))
+    for row in finding.get("disagreements") or ():
+        table.add_row("Sources", Text(one_line(sentences.disagreement(row), 300), style="yellow"))
     ranks = finding["ranks"]
     if ranks and len(everywhere) > 1 and set(ranks) != set(everywhere):
         table.add_row("Ranks", Text(", ".join(str(rank) for rank in ranks[:16])))

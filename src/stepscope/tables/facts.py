@@ -71,6 +71,7 @@ def rank_infos(
                 main_file=string(info.get("main_file")),
                 started_ns=moment_ns(info.get("started_ns")),
                 versions=_texts(info.get("versions")),
+                threads=integer(info.get("threads")),
             )
         )
     return tuple(result)

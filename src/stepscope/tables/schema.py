@@ -294,6 +294,7 @@ class RankInfo:
     main_file: str | None
     started_ns: int | None
     versions: dict[str, str]
+    threads: int | None = None  # of torch's operators on the CPU, when training began
 
 
 @dataclass(frozen=True)

@@ -116,3 +116,12 @@ def test_files_worth_reading_are_the_users() -> None:
     events = [{"name": "models/net.py(3): forward", "category": "python_function"}]
     events += [{"name": "torch/nn/functional.py(3): relu", "category": "python_function"}]
     assert user_files(make_tables(stacks=stacks, events=events)) == ("/home/user/project/models/net.py", TRAIN)
+
+
+def test_stacks_without_a_frame_are_in_no_phase() -> None:
+    """As a process shows that ends, or that the sampler could not read."""
+    stacks = [stack([f"main ({TRAIN}:1)", "load (/usr/lib/python3/json.py:3)"], 30), stack([], 20)]
+    facts = analyze(make_tables(steps=STEPS, stacks=stacks)).stacks
+    assert facts is not None
+    assert facts.by_phase == {"other": 30}
+    assert facts.hot_lines[0].share == 1

@@ -26,4 +26,5 @@ print(f"rank {dist.get_rank()} of {dist.get_world_size()} done", flush=True)
 loss = model = optimizer = None
 gc.collect()
 dist.barrier()
+dist.barrier()  # leaving while another rank still sends may end in an abort
 dist.destroy_process_group()

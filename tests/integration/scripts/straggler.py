@@ -45,6 +45,7 @@ def main() -> None:
     loss = model = optimizer = None
     gc.collect()
     dist.barrier()
+    dist.barrier()  # leaving while another rank still sends may end in an abort
     dist.destroy_process_group()
 
 

@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.process]
 PYTHONS = [sys.executable, *filter(None, os.environ.get("STEPSCOPE_TEST_PYTHONS", "").split(os.pathsep))]
 # What differs between two runs of the same script: time and process, ids and addresses.
 VARYING = re.compile(
-    r"\d{4} \d\d:\d\d:\d\d\.\d{6} \d+|0x[0-9a-f]{6,}|\b\d{7,16}\b|latency = [\d.]+ us|, \d+\.\d{4}\b"
-    r"|[0-9a-f]{8}([-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}"
+    r"[0-9a-f]{8}([-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}"  # first: it may begin with digits alone
+    r"|\d{4} \d\d:\d\d:\d\d\.\d{6} \d+|0x[0-9a-f]{6,}|\b\d{7,16}\b|latency = [\d.]+ us|, \d+\.\d{4}\b"
 )
 
 

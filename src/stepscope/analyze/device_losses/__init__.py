@@ -1,6 +1,7 @@
-"""What devices lose time to in profiled steps: `idle` takes their idle time apart, `busy` looks at their work.
+"""What devices lose time to in profiled steps: idle time by its cause, and work that could be less.
 
-`pieces` holds what one trace contributes, and sums up the traces of a run. The rules on devices stand on these facts.
+`idle` takes idle time apart: `operations` own what happens in them, then come waits, `copies`, and at last `launches`.
+`busy` and `shapes` look at kernels. `pieces` holds what one trace contributes, and sums up the traces of a run.
 """
 
 from __future__ import annotations
@@ -10,43 +11,53 @@ from collections.abc import Iterator
 import numpy as np
 
 from stepscope.analyze import intervals
-from stepscope.analyze.device_losses import busy, idle
+from stepscope.analyze.device_losses import busy, copies, launches, shapes
 from stepscope.analyze.device_losses.busy import Busy
 from stepscope.analyze.device_losses.idle import Idle
+from stepscope.analyze.device_losses.launches import Launches
 from stepscope.analyze.device_losses.pieces import Piece, Scene, joined
-from stepscope.analyze.views.base import Base, Int64
+from stepscope.analyze.views.base import Base, Bools
 from stepscope.analyze.views.host_activity import host_activity
 from stepscope.analyze.views.step_windows import step_windows
 from stepscope.analyze.views.work import FILL, KERNEL, work
-from stepscope.model.views.device_losses import DeviceLosses
+from stepscope.model.views.device_losses import (
+    ALLOCATOR,
+    COPY_IN,
+    DATA_PARALLEL,
+    DEVICE_COPY,
+    LINALG,
+    SYNC,
+    TILES,
+    DeviceLosses,
+)
 from stepscope.model.views.spans import GpuProperties
 
-__all__ = ["facts"]
+__all__ = ["facts", "scenes"]
 
 
 def facts(base: Base) -> tuple[DeviceLosses, ...]:
     """One for each run that has a step with device work, by the runs' names."""
     runs: dict[str, list[Scene]] = {}
-    for scene in _scenes(base):
+    for scene in scenes(base):
         runs.setdefault(scene.span.ref.run, []).append(scene)
     return tuple(_of_run(run, runs[run]) for run in sorted(runs))
 
 
 def _of_run(run: str, scenes: list[Scene]) -> DeviceLosses:
     pieces: dict[str, list[Piece]] = {}
-    kernels: list[Int64] = []
+    kernels = [Busy(scene) for scene in scenes]
     compute_ns = wall_ns = 0
-    for scene in scenes:
-        host = host_activity(scene.span, scene.found)
-        kernels_of = Busy(scene)
-        for kind, piece in {**idle.pieces(Idle(scene, host)), **busy.pieces(kernels_of)}.items():
+    for scene, kernels_of in zip(scenes, kernels, strict=True):
+        for kind, piece in (*_idle(scene), *busy.pieces(kernels_of).items()):
             pieces.setdefault(kind, []).append(piece)
-        kernels.append(kernels_of.ends - kernels_of.starts)
+        pieces.setdefault(TILES, []).append(shapes.tiles(scene))
         starts, ends = scene.windows.start_ns, scene.windows.end_ns
         compute_ns += int(intervals.covered(scene.found.covered(KERNEL, FILL), starts, ends).sum())
         wall_ns += int((ends - starts).sum())
     steps = sum(len(scene.windows) for scene in scenes)
-    lengths = np.concatenate(kernels)
+    lengths = np.concatenate([one.ends - one.starts for one in kernels])
+    alone = np.concatenate([_launched_alone(one) for one in kernels])
+    typical = lengths[alone] if alone.any() else lengths
     found = (joined(kind, parts) for kind, parts in pieces.items())
     return DeviceLosses(
         run=run,
@@ -57,10 +68,34 @@ def _of_run(run: str, scenes: list[Scene]) -> DeviceLosses:
         step_ns=wall_ns / steps,
         compute_ns_per_step=compute_ns / steps,
         kernels_per_step=len(lengths) / steps,
-        median_kernel_ns=float(np.median(lengths)) if len(lengths) else None,
+        median_kernel_ns=float(np.median(typical)) if len(typical) else None,
+        filling_share=shapes.filling(scenes),
+        batch_size=shapes.batch_size(scenes),
+        has_shapes=any(scene.span.series("shapes").is_not_null().any() for scene in scenes),
+        sync_batch_norms_per_step=sum(map(shapes.sync_batch_norms, scenes)) / steps,
         gpus=tuple(_gpus(scenes)),
         losses=tuple(loss for loss in found if loss is not None),
     )
+
+
+def _launched_alone(kernels: Busy) -> Bools:
+    """Kernels with a launch of their own; those of a CUDA graph share one."""
+    launch = kernels.scene.found.launch[kernels.slices]
+    _, number, count = np.unique(launch, return_inverse=True, return_counts=True)
+    alone: Bools = (count[number] == 1) | (launch < 0)
+    return alone
+
+
+def _idle(scene: Scene) -> Iterator[tuple[str, Piece]]:
+    """Every loss of idle time, and the copies and operations around it."""
+    gaps = Idle(scene, host_activity(scene.span, scene.found))
+    yield SYNC, gaps.synchronizing()
+    yield COPY_IN, copies.from_host(gaps)
+    yield ALLOCATOR, gaps.allocating()
+    yield from launches.pieces(Launches(gaps))
+    yield DEVICE_COPY, copies.on_devices(gaps)
+    yield LINALG, gaps.operations.linear_algebra(gaps.before_operations)
+    yield DATA_PARALLEL, gaps.operations.data_parallel(gaps.before_operations)
 
 
 def _gpus(scenes: list[Scene]) -> Iterator[GpuProperties]:
@@ -74,7 +109,7 @@ def _gpus(scenes: list[Scene]) -> Iterator[GpuProperties]:
                 yield gpu
 
 
-def _scenes(base: Base) -> Iterator[Scene]:
+def scenes(base: Base) -> Iterator[Scene]:
     """Traces whose steps hold device work."""
     for span in base.spans:
         found = work(span)

@@ -11,16 +11,14 @@ from functools import cached_property
 import numpy as np
 
 from stepscope.analyze import intervals
-from stepscope.analyze.device_losses.pieces import Piece, Scene, piece
+from stepscope.analyze.device_losses.pieces import Piece, Scene, below, exclusive, host_rows, piece
 from stepscope.analyze.intervals import Int64
 from stepscope.analyze.origins import NONE
 from stepscope.analyze.views import tensor_cores
 from stepscope.analyze.views.base import Bools
-from stepscope.analyze.views.host_activity import matches
-from stepscope.analyze.views.work import COMMUNICATION, COPY, FILL, KERNEL
+from stepscope.analyze.views.work import KERNEL
 from stepscope.model.views.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE
 
-MAX_LEVELS = 1_000  # operators around each other; a broken tree ends here
 FIRST_TENSOR_CORES = 7  # major compute capability of Volta
 # Kernels between the two products of an attention that is written out: scale, mask, softmax, dropout, and conversions
 # between types around the softmax. Backward has as many.
@@ -39,6 +37,11 @@ _POINTWISE = re.compile(
 _FUSED = re.compile(r"^triton_")
 _PRODUCT_OPERATORS = frozenset({"aten::bmm", "aten::baddbmm", "aten::baddbmm_", "aten::_scaled_mm"})
 _SOFTMAX = frozenset({"aten::_softmax", "aten::_softmax_backward_data", "aten::_masked_softmax"})
+_TF32 = re.compile(r"tf32", re.I)
+_CONVOLUTION = re.compile(r"conv", re.I)
+_FORWARD_CONVOLUTION = frozenset({"aten::conv1d", "aten::conv2d", "aten::conv3d"})
+_CONTIGUOUS = frozenset({"aten::contiguous"})
+_COPIED = re.compile(r"copy|elementwise", re.I)
 _OPTIMIZER = r"^Optimizer\.(step|zero_grad)#"
 
 
@@ -76,11 +79,7 @@ class Busy:
         found = self.scene.found
         mine = np.zeros(len(found), bool)
         mine[self.slices[chosen]] = True
-        rest = ~mine & np.isin(found.kind, (KERNEL, FILL, COMMUNICATION, COPY))
-        own = intervals.subtract(
-            intervals.union(self.starts[chosen], self.ends[chosen]),
-            intervals.union(found.start_ns[rest], found.end_ns[rest]),
-        )
+        own = exclusive(self.scene, mine)
         launch = found.launch[self.slices[chosen]]
         origin = np.where(launch >= 0, launch, self._operator[chosen])
         lengths = self.ends[chosen] - self.starts[chosen]
@@ -105,19 +104,7 @@ class Busy:
 
     def _below(self, wanted: Bools) -> Bools:
         """Kernels below one of the operators `wanted`, a flag for each row of the span."""
-        span = self.scene.span
-        result = np.zeros(len(self.rows), bool)
-        above = self._operator.copy()
-        left = np.flatnonzero(above >= 0)
-        for _ in range(MAX_LEVELS):
-            if not len(left):
-                break
-            hit = wanted[above[left]]
-            result[left[hit]] = True
-            left = left[~hit]
-            above[left] = span.parent[above[left]]
-            left = left[above[left] >= 0]
-        return result
+        return below(self.scene.span, self._operator, wanted)
 
     def products(self) -> Piece:
         """Products and convolutions on ordinary cores, where the device has others."""
@@ -126,8 +113,16 @@ class Busy:
         ordinary = self._able & self._below_product & ~used & self._flags(_PRODUCT) & ~self._flags(_DOUBLE)
         ordinary &= ~self._flags(_CONVERSION)
         lengths = self.ends - self.starts
-        on_tensor_cores = float(lengths[used & self._able].sum())
-        return self._piece(ordinary, details={"tensor_core_ns": on_tensor_cores})
+        convolutions = ordinary & self._below_convolution
+        return self._piece(
+            ordinary,
+            details={
+                "tensor_core_ns": float(lengths[used & self._able].sum()),
+                "tf32_ns": float(lengths[self._flags(_TF32) & self._able].sum()),
+                "convolutions_ns": float(lengths[convolutions].sum()),
+                "products_ns": float(lengths[ordinary & ~convolutions].sum()),
+            },
+        )
 
     # --------------------------------------------------------------------------------------------- attention
 
@@ -163,9 +158,37 @@ class Busy:
 
     # ------------------------------------------------------------------------------------- layout, pointwise
 
+    @cached_property
+    def _below_convolution(self) -> Bools:
+        return self._below(self._convolutions)
+
+    @cached_property
+    def _convolutions(self) -> Bools:
+        """Rows of convolutions, forward and backward."""
+        span = self.scene.span
+        return span.names.pick([_CONVOLUTION.search(name) is not None for name in span.names.values]) & span.is_operator
+
+    @cached_property
+    def _conversions(self) -> Bools:
+        """cuDNN's own, and copies of an operand whose layout is not the convolution's."""
+        span = self.scene.span
+        copied = self._below(span.names.where(_CONTIGUOUS) & span.is_operator) & self._flags(_COPIED)
+        return (self._flags(_CONVERSION) & self._below_product) | (copied & self._below_convolution)
+
     def layout(self) -> Piece:
-        """Conversions between memory layouts that cuDNN adds around convolutions."""
-        return self._piece(self._flags(_CONVERSION) & self._below_product)
+        """Conversions between memory layouts around convolutions; `first_ns`: at the first convolution of each step."""
+        scene, span = self.scene, self.scene.span
+        outer = np.flatnonzero(span.names.where(_FORWARD_CONVOLUTION) & span.is_operator)
+        step = scene.step_of(span.start_ns[outer])
+        outer, step = outer[step >= 0], step[step >= 0]
+        order = np.argsort(span.start_ns[outer], kind="stable")
+        first = np.zeros(len(span), bool)
+        first[outer[order][np.unique(step[order], return_index=True)[1]]] = True
+        chosen, lengths = self._conversions, self.ends - self.starts
+        inside = self._below(first) & chosen
+        details = {"first_ns": float(lengths[inside].sum()), "convolutions": float(len(outer))}
+        details["conversions_ns"] = float(lengths[chosen].sum())
+        return self._piece(chosen, details)
 
     def pointwise(self) -> Piece:
         """Runs of pointwise kernels that follow each other on a stream: all but the longest of each run.
@@ -176,6 +199,7 @@ class Busy:
         span = self.scene.span
         sums = span.names.pick(["AccumulateGrad" in name for name in span.names.values])
         flags = self._flags(_POINTWISE) & ~self._flags(_FUSED) & ~self._in_optimizer & ~self._below(sums)
+        flags &= ~self._conversions
         stream = span.column("stream", self.rows)
         lost, runs = np.zeros(len(self.rows), bool), np.zeros(len(self.rows), bool)
         for one in np.unique(stream).tolist():
@@ -187,8 +211,7 @@ class Busy:
     @cached_property
     def _in_optimizer(self) -> Bools:
         span, found = self.scene.span, self.scene.found
-        ranges = np.flatnonzero(span.names.pick(matches(_OPTIMIZER, span.names.values).tolist()) & ~span.on_device)
-        ranges = ranges[~span.categories.where(["gpu_user_annotation"])[ranges]]
+        ranges = host_rows(span, _OPTIMIZER)
         times = intervals.union(span.start_ns[ranges], span.ends(ranges))
         launch = found.launch[self.slices]
         at = span.start_ns[np.maximum(launch, 0)]

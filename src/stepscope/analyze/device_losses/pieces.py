@@ -11,14 +11,16 @@ import polars as pl
 from stepscope.analyze import intervals
 from stepscope.analyze.intervals import Int64, Intervals
 from stepscope.analyze.views.attribution import place_of_row, place_sums
-from stepscope.analyze.views.base import Base, Span
+from stepscope.analyze.views.base import Base, Bools, Span
+from stepscope.analyze.views.host_activity import matches
 from stepscope.analyze.views.kernel_names import short_names
 from stepscope.analyze.views.step_windows import StepWindows
-from stepscope.analyze.views.work import Work
+from stepscope.analyze.views.work import COMMUNICATION, COPY, FILL, KERNEL, Work
 from stepscope.model.views.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE, Loss, LossLine
 
 LINES = 5  # of each loss; more than a finding names
 PARTS = 8
+MAX_LEVELS = 1_000  # slices around each other; a broken tree ends here
 KERNELS = (MATRIX, ATTENTION, LAYOUT, POINTWISE)  # whose parts are kernels
 
 
@@ -56,6 +58,8 @@ class Piece:
     weights: Int64
     named: Int64
     details: dict[str, float] = field(default_factory=dict)  # sums over the trace; `joined` makes them per step
+    labels: tuple[str, ...] | None = None  # texts to tell in place of the names of `named`, one for each row
+    times: Intervals = intervals.EMPTY  # of the whole trace
 
 
 def piece(
@@ -68,7 +72,39 @@ def piece(
 ) -> Piece:
     """A piece whose time is the set `times`."""
     covered = intervals.covered(times, scene.windows.start_ns, scene.windows.end_ns)
-    return Piece(scene, covered, rows, weights, named, details or {})
+    return Piece(scene, covered, rows, weights, named, details or {}, times=times)
+
+
+def exclusive(scene: Scene, mine: Bools) -> Intervals:
+    """When slices of work flagged `mine` run and no others do."""
+    found = scene.found
+    rest = ~mine & np.isin(found.kind, (KERNEL, FILL, COMMUNICATION, COPY))
+    return intervals.subtract(
+        intervals.union(found.start_ns[mine], found.end_ns[mine]),
+        intervals.union(found.start_ns[rest], found.end_ns[rest]),
+    )
+
+
+def below(span: Span, rows: Int64, wanted: Bools) -> Bools:
+    """Which rows of the span are one of `wanted`, flags by row of it, or lie below one. -1 among them is none."""
+    result = np.zeros(len(rows), bool)
+    above = rows.copy()
+    left = np.flatnonzero(above >= 0)
+    for _ in range(MAX_LEVELS):
+        if not len(left):
+            break
+        hit = wanted[above[left]]
+        result[left[hit]] = True
+        left = left[~hit]
+        above[left] = span.parent[above[left]]
+        left = left[above[left] >= 0]
+    return result
+
+
+def host_rows(span: Span, pattern: str) -> Int64:
+    """Slices of the host with such names."""
+    rows = np.flatnonzero(span.names.pick(matches(pattern, span.names.values).tolist()) & ~span.on_device)
+    return rows[~span.categories.where(["gpu_user_annotation"])[rows]]
 
 
 def joined(kind: str, pieces: Sequence[Piece]) -> Loss | None:
@@ -101,6 +137,9 @@ def joined(kind: str, pieces: Sequence[Piece]) -> Loss | None:
 
 def _by_name(one: Piece) -> Iterator[tuple[str, int]]:
     """(name, ns) of one trace."""
+    if one.labels is not None:
+        yield from zip(one.labels, one.weights.tolist(), strict=True)
+        return
     names = one.scene.span.names
     known = one.named >= 0
     codes = names.codes[one.named[known]]

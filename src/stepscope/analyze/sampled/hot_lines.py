@@ -58,7 +58,7 @@ def hot_lines(rows: pl.DataFrame, role: str, mean_ms: float | None, prefix: str 
         own.group_by(key)
         .agg(n=pl.col("samples").sum(), waiting=pl.col("samples").filter(pl.col("waiting")).sum())
         .join(leaves, on=key, how="left", nulls_equal=True)
-        .sort(["n", file, line], descending=[True, False, False])
+        .sort(["n", file, line, function, "phase"], descending=[True, False, False, False, False])
     )
     return [
         HotLine(

@@ -36,8 +36,12 @@ class Samples:
         return _frames(self.rows, self.calls, self.code)
 
     def rank_steps(self) -> pl.DataFrame:
-        """Main threads of ranks, in steady state, inside one of the five phases."""
-        in_step = (pl.col("role") == "rank") & pl.col("phase").is_in(PHASES) & ~pl.col("in_profiler")
+        """Main threads of ranks, in steady state, inside one of the five phases.
+
+        A stack without a frame is in none: so the sampler shows a process that ends, or one it could not read.
+        """
+        seen = pl.col("node").is_not_null() & pl.col("phase").is_in(PHASES)
+        in_step = (pl.col("role") == "rank") & seen & ~pl.col("in_profiler")
         return self.rows.filter(pl.col("steady") & in_step)
 
     def through(self, file: str, function: str, first_line: int | None, last_line: int | None) -> pl.Series:

@@ -6,7 +6,7 @@ import polars as pl
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.hotspots.idle import idle_sampled
-from stepscope.analyze.sampled import rank_lines, slow_steps, stages, waits
+from stepscope.analyze.sampled import callers, rank_lines, slow_steps, stages, waits
 from stepscope.analyze.sampled.loop import SampledLoop, sampled_loop
 from stepscope.analyze.sampled.user_paths import UserPaths
 from stepscope.analyze.steps import LabelledSteps
@@ -39,6 +39,7 @@ def build(context: Context, labelled: LabelledSteps, train: StepFacts | None) ->
         slow_steps=slow,
         rank_lines=ranks,
         absent={name: reason for name, reason in absent.items() if reason},
+        callers=() if loop is None else callers.facts(loop, users),
     )
 
 

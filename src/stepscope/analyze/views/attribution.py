@@ -153,10 +153,14 @@ def place_of_row(row: Mapping[str, Any]) -> tuple[Place, bool]:
 
 def _exact(base: Base, origin: Origin, callee: str | None) -> Origin:
     """The origin with the line that makes the call, where its source tells which one it is."""
-    if origin.exact or origin.guess or callee is None:
+    if origin.exact or origin.guess:
         return origin
-    line = base.lines.only_line(origin.file, origin.function, origin.line, callee_name(callee))
-    return origin if line is None else origin._replace(line=line, exact=True)
+    if callee is not None:
+        line = base.lines.only_line(origin.file, origin.function, origin.line, callee_name(callee))
+        if line is not None:
+            return origin._replace(line=line, exact=True)
+    first = base.lines.definition(origin.file, origin.function, origin.line)
+    return origin if first is None else origin._replace(line=first)
 
 
 def _entries(places: Int32, rows: Int64) -> Int64:

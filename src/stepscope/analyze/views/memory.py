@@ -102,7 +102,7 @@ def view(base: Base, recordings: Sequence[MemoryRecording] = (), code: UserCode 
 def _add_span(base: Base, span: Span, parts: _Parts) -> None:
     near = around(span)
     found = spots(base, span, near.slice)
-    for device, rows in _devices(span):
+    for device, rows in devices(span):
         own = Spots(found.numbers[rows], found.places)
         operator = near.operator[rows]
         parts.curves.append(device.curve())
@@ -120,7 +120,7 @@ def _name(span: Span, rows: Int64, event: int) -> str | None:
     return span.names.values[span.names.codes[row]] if row >= 0 else None
 
 
-def _devices(span: Span) -> Iterator[tuple[DeviceMemory, Int64]]:
+def devices(span: Span) -> Iterator[tuple[DeviceMemory, Int64]]:
     """The devices that a span has events of, with the rows of `span.memory` that are theirs."""
     memory = span.memory.with_row_index("row").filter(
         pl.col("device").is_not_null() & pl.col("bytes").is_not_null() & (pl.col("bytes") != 0)
@@ -142,7 +142,7 @@ def _device(span: Span, name: str, events: pl.DataFrame) -> DeviceMemory:
     pairs = None
     if events["address"].null_count() == 0:
         pairs = pair(events["address"].to_numpy(), sizes > 0)
-    gpu = span.gpus.get(_number(name)) if name != "cpu" else None
+    gpu = span.gpus.get(number(name)) if name != "cpu" else None
     return DeviceMemory(
         source="trace",
         worker=span.ref.worker,
@@ -168,7 +168,7 @@ def _reserved(events: pl.DataFrame) -> Int64 | None:
     return np.append(values[:1], values)
 
 
-def _number(device: str) -> int:
+def number(device: str) -> int:
     number = device.rpartition(":")[2]
     return int(number) if number.isascii() and number.isdigit() else 0
 

@@ -35,9 +35,9 @@ class StepWindows:
 
 def step_windows(span: Span, found: Work) -> StepWindows:
     """The steps of the span; none where it holds neither host slices nor device work."""
-    names, starts, ends = _host_steps(span, found)
+    names, starts, ends = host_steps(span, found)
     has_steps = span.steps.height > 0
-    step = _launched_in(span, found, starts, ends)
+    step = launched_in(span, found, starts, ends)
     if not (step >= 0).any():
         ends = np.maximum(ends, starts)
         return StepWindows(names, starts, ends, 0, has_steps)
@@ -57,7 +57,8 @@ def step_windows(span: Span, found: Work) -> StepWindows:
     return StepWindows(names[:kept], cut_starts[:kept], cut_ends[:kept], count - kept, has_steps)
 
 
-def _host_steps(span: Span, found: Work) -> tuple[tuple[str, ...], Int64, Int64]:
+def host_steps(span: Span, found: Work) -> tuple[tuple[str, ...], Int64, Int64]:
+    """Names, starts and ends of the steps on the host."""
     steps = span.steps
     if steps.height:
         names = tuple(str(step) for step in steps["step"].to_list())
@@ -78,7 +79,7 @@ def _host_rows(span: Span) -> Bools:
     return ranges | span.is_function | (span.is_runtime & ~span.on_device)
 
 
-def _launched_in(span: Span, found: Work, starts: Int64, ends: Int64) -> Int64:
+def launched_in(span: Span, found: Work, starts: Int64, ends: Int64) -> Int64:
     """Number of the step that the launch of each slice lies in completely, -1 for none."""
     step = np.full(len(found), -1, np.int64)
     if not len(starts):

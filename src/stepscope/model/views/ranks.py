@@ -23,7 +23,10 @@ class RanksFacts:
 
     `exchange` are the phases in which ranks wait for each other, `exchange_source` how that is known. The excess is the
     slowest rank's own work less the median of the others', mean over steps; `least_excess_ms` is the smallest mean of a
-    quarter of the run. `waited_ms` is what the others spend longer in `exchange` than the slowest (their median).
+    quarter of the run; `most_excess_ms` is its part of the step where that was largest, times the mean step.
+    `waited_ms` is what the others spend longer in `exchange` than the slowest (their median).
+    `slow` are the slowest and all that work longer than the others' median by at least half as much.
+    `longest_own_ms` is the own work of whichever rank works longest in a step, mean over steps.
     """
 
     ranks: tuple[RankWork, ...]
@@ -36,6 +39,9 @@ class RanksFacts:
     waited_ms: float
     slowest_share: float  # of the steps in which that rank worked longest
     excess_by_phase_ms: dict[str, float]  # phases of own work; sums to about the excess
+    most_excess_ms: float = 0.0
+    slow: tuple[int, ...] = ()
+    longest_own_ms: float = 0.0
 
     def of(self, rank: int) -> RankWork:
         """The mean step of a rank of `ranks`."""

@@ -120,6 +120,16 @@ class RankLines:
 
 
 @dataclass(frozen=True)
+class CallerLine:
+    """A line of the user's below which another of theirs was sampled. `share`: of the inner line's samples."""
+
+    caller: Place
+    callee: Place
+    samples: int
+    share: float
+
+
+@dataclass(frozen=True)
 class SampledViews:
     """What sampled stacks say beyond hot lines. `absent` gives the reason for every part that is None or empty."""
 
@@ -129,3 +139,4 @@ class SampledViews:
     slow_steps: SlowSteps | None
     rank_lines: RankLines | None
     absent: dict[str, str]
+    callers: tuple[CallerLine, ...] = ()  # in the loop, on the main threads of ranks

@@ -293,8 +293,8 @@ class Agent:
         self.guard.stop()
 
     def _start_attachments(self) -> None:
-        """Windows and the fallback sampler live in files of their own; each adds itself to the agent."""
-        for module in ("window", "sampler"):
+        """Windows, the fallback sampler and readings of memory live in files of their own; each adds itself."""
+        for module in ("window", "sampler", "memory_log"):
             self.guard.wrap(module, lambda module=module: _attach(module, self), inject=False)()
 
 
@@ -339,7 +339,14 @@ def _describe_process() -> dict[str, Any]:
         "cwd": _working_directory(),
         "versions": {name: str(value) for name, value in versions.items() if value is not None},
         "device": _device_kind(torch),
+        "threads": _threads(torch),
     }
+
+
+def _threads(torch: Any) -> int | None:
+    """Of each operator on the CPU, as torch has it when training begins."""
+    count = getattr(torch, "get_num_threads", None)
+    return None if count is None else int(count())
 
 
 def _working_directory() -> str | None:

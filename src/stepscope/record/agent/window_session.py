@@ -185,7 +185,7 @@ def _build(*, memory: bool, device: str | None) -> Any:
         "profile_memory": memory,
         "use_kineto": True,
     }
-    config = _experimental_config(torch)
+    config = _experimental_config(torch, all_threads=not memory)
     if config is not None:
         arguments["experimental_config"] = config
     accepted = inspect.signature(torch.autograd.profiler.profile.__init__).parameters
@@ -204,12 +204,14 @@ def _use_device_suffices(torch: Any) -> bool:
     return len(parts) > 1 and (int(parts[0]), int(parts[1])) >= (2, 3)
 
 
-def _experimental_config(torch: Any) -> Any | None:
+def _experimental_config(torch: Any, *, all_threads: bool) -> Any | None:
     """The newest set of options this torch accepts; each unknown keyword is a TypeError."""
     make = getattr(torch._C._profiler, "_ExperimentalConfig", None)
     if make is None:
         return None
-    for options in ({"verbose": VERBOSE, "profile_all_threads": True}, {"verbose": VERBOSE}, {}):
+    # A session over all threads is not told of allocations: torch hands them to the session of the thread alone.
+    everywhere = ({"verbose": VERBOSE, "profile_all_threads": True},) if all_threads else ()
+    for options in (*everywhere, {"verbose": VERBOSE}, {}):
         try:
             return make(**options)
         except TypeError:

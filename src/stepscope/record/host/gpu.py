@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 Metric = tuple[str, str, float, int | None, str | None]  # name, unit, value, pid, device
+
+_SM_CLOCK = 1  # NVML_CLOCK_SM
+_PROCESSES_EVERY = 5  # readings: the driver takes longer over this list than over all else
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_BUS_ID = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])")
 
 
 class Gpus:
@@ -14,6 +21,8 @@ class Gpus:
     def __init__(self) -> None:
         self._nvml: Any = None
         self._handles: list[Any] = []
+        self._limits: list[tuple[float | None, float | None]] = []
+        self._readings = 0
         self.reason: str | None = None
 
     def __enter__(self) -> Gpus:
@@ -32,6 +41,7 @@ class Gpus:
             handle = self._query("nvmlDeviceGetHandleByIndex", index)
             if handle is not None:
                 self._handles.append(handle)
+        self._limits = [self._fixed_limits(handle) for handle in self._handles]
         return self
 
     def __exit__(
@@ -50,16 +60,20 @@ class Gpus:
             return None
 
     def describe(self) -> list[dict[str, Any]]:
-        """`{"index", "name", "memory_bytes", "uuid"}` per device."""
+        """`{"index", "name", "memory_bytes", "uuid", "numa_node"}` per device, with its highest clock and power."""
         devices = []
         for index, handle in enumerate(self._handles):
             memory = self._query("nvmlDeviceGetMemoryInfo", handle)
+            clock_mhz, power_w = self._limits[index]
             devices.append(
                 {
                     "index": index,
                     "name": _text(self._query("nvmlDeviceGetName", handle)),
                     "memory_bytes": None if memory is None else int(memory.total),
                     "uuid": _text(self._query("nvmlDeviceGetUUID", handle)),
+                    "numa_node": numa_node(_text(getattr(self._query("nvmlDeviceGetPciInfo", handle), "busId", None))),
+                    "sm_clock_max_mhz": clock_mhz,
+                    "power_default_w": power_w,
                 }
             )
         return devices
@@ -70,21 +84,61 @@ class Gpus:
     def metrics(self) -> list[Metric]:
         """One reading of every device; `device` is the NVML index as `cuda:N` is not known from outside."""
         found: list[Metric] = []
+        with_processes = self._readings % _PROCESSES_EVERY == 0
+        self._readings += 1
         for index, handle in enumerate(self._handles):
             device = f"gpu:{index}"
             utilization = self._query("nvmlDeviceGetUtilizationRates", handle)
             memory = self._query("nvmlDeviceGetMemoryInfo", handle)
             power = self._query("nvmlDeviceGetPowerUsage", handle)
+            clock_mhz, power_w = self._limits[index]
             readings = (
                 ("gpu_util_pct", "%", None if utilization is None else utilization.gpu),
                 ("gpu_memory_bytes", "bytes", None if memory is None else memory.used),
-                ("gpu_power_w", "W", None if power is None else power / 1000.0),
+                ("gpu_power_w", "W", _watts(power)),
+                ("gpu_power_limit_w", "W", _watts(self._query("nvmlDeviceGetEnforcedPowerLimit", handle))),
+                ("gpu_power_default_w", "W", power_w),
                 ("gpu_temperature_c", "C", self._query("nvmlDeviceGetTemperature", handle, 0)),
-                ("gpu_sm_clock_mhz", "MHz", self._query("nvmlDeviceGetClockInfo", handle, 1)),
+                ("gpu_sm_clock_mhz", "MHz", self._query("nvmlDeviceGetClockInfo", handle, _SM_CLOCK)),
+                ("gpu_sm_clock_max_mhz", "MHz", clock_mhz),
                 ("gpu_clock_reasons", "bitmask", self._query("nvmlDeviceGetCurrentClocksThrottleReasons", handle)),
             )
             found += [(name, unit, float(value), None, device) for name, unit, value in readings if value is not None]
+            if with_processes:
+                found += self._processes(handle, device)
         return found
+
+    def _fixed_limits(self, handle: Any) -> tuple[float | None, float | None]:
+        """(highest SM clock in MHz, power limit as delivered in W)."""
+        clock = self._query("nvmlDeviceGetMaxClockInfo", handle, _SM_CLOCK)
+        power = self._query("nvmlDeviceGetPowerManagementDefaultLimit", handle)
+        return None if clock is None else float(clock), _watts(power)
+
+    def _processes(self, handle: Any, device: str) -> list[Metric]:
+        """Who computes on a device, whoever started it; the driver may hide how much memory each has."""
+        found: list[Metric] = []
+        for process in self._query("nvmlDeviceGetComputeRunningProcesses", handle) or ():
+            used = getattr(process, "usedGpuMemory", None)
+            found.append(("gpu_process", "count", 1.0, int(process.pid), device))
+            if used is not None:
+                found.append(("gpu_process_bytes", "bytes", float(used), int(process.pid), device))
+        return found
+
+
+def numa_node(bus_id: str | None, folder: Path = _PCI_DEVICES) -> int | None:
+    """The node whose memory is next to a PCI device; None where the machine has one node or does not tell."""
+    match = _BUS_ID.fullmatch((bus_id or "").strip("\0 "))
+    if match is None:
+        return None
+    try:
+        node = int((folder / f"{match[1][-4:]}:{match[2]}".lower() / "numa_node").read_text())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def _watts(milliwatts: Any) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000.0
 
 
 def _text(value: Any) -> str | None:

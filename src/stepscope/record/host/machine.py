@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from stepscope.record.host.cgroups import Cgroups, read_pressure_some
+from stepscope.record.host.cores import PoolMeter, read_times
 from stepscope.record.host.gpu import Metric
 from stepscope.record.host.hardware import frequency_mhz
 from stepscope.record.host.processes import Stat
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PRESSURES = ("cpu", "io", "memory")
+_LOADING_ROLES = ("rank", "loader_worker")
 
 
 def machine_metrics(cgroups: Cgroups, cpus: list[int]) -> list[Metric]:
@@ -46,12 +49,16 @@ class ProcessMeter:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
+        self._pool = PoolMeter(pid)
         self._last_cpu: tuple[int, int] | None = None  # monotonic ns, ticks
         self._last_processor: int | None = None
         self._processor_changes = 0
 
-    def metrics(self, stat: Stat, monotonic_ns: int) -> list[Metric]:
-        """`cpu_pct` is of one core since the last reading; the rest are counters and sizes."""
+    def metrics(self, stat: Stat, monotonic_ns: int, role: str) -> list[Metric]:
+        """`cpu_pct` is of one core since the last reading; the rest are counters and sizes.
+
+        Of processes that neither train nor load only what tells how much of the machine they use.
+        """
         values: list[tuple[str, str, float | None]] = [
             ("cpu_pct", "%", self._cpu_pct(stat, monotonic_ns)),
             ("threads", "count", stat.threads),
@@ -64,9 +71,30 @@ class ProcessMeter:
         io = _text(f"/proc/{self._pid}/io")
         values.append(("read_bytes", "bytes", _field(io, "read_bytes")))
         values.append(("write_bytes", "bytes", _field(io, "write_bytes")))
-        words = _text(f"/proc/{self._pid}/schedstat").split()
-        values.append(("run_delay_ns", "ns", _integer(words[1]) if len(words) > 1 else None))
+        if role in _LOADING_ROLES:
+            values.append(("requested_bytes", "bytes", _field(io, "rchar")))
+            values.append(("blocked", "count", 1 if stat.state == "D" else None))
+            values.append(("block_io_delay_ns", "ns", stat.block_io_ticks * _TICK_NS if _delays_counted() else None))
+        values += self._threads(stat, status, role)
         return [(name, unit, value, self._pid, None) for name, unit, value in values if value is not None]
+
+    def _threads(self, stat: Stat, status: str, role: str) -> list[tuple[str, str, float | None]]:
+        """What the scheduler counts for the main thread, and of a training process for all others together."""
+        main = read_times(f"/proc/{self._pid}/schedstat")
+        if role != "rank":
+            return [("run_delay_ns", "ns", None if main is None else main.delay_ns)]
+        found: list[tuple[str, str, float | None]] = [
+            ("processor", "number", stat.processor),
+            ("voluntary_switches", "count", _field(status, "voluntary_ctxt_switches")),
+        ]
+        if main is not None:
+            found += [("run_delay_ns", "ns", main.delay_ns), ("main_cpu_ns", "ns", main.cpu_ns)]
+            found.append(("main_timeslices", "count", main.timeslices))
+        pool = self._pool.read(stat.threads)
+        if pool is not None:
+            found += [("pool_cpu_ns", "ns", pool.cpu_ns), ("pool_delay_ns", "ns", pool.delay_ns)]
+            found.append(("pool_timeslices", "count", pool.timeslices))
+        return found
 
     def _cpu_pct(self, stat: Stat, monotonic_ns: int) -> float | None:
         last, self._last_cpu = self._last_cpu, (monotonic_ns, stat.cpu_ticks)
@@ -83,6 +111,12 @@ class ProcessMeter:
             self._processor_changes += 1
         self._last_processor = stat.processor
         return self._processor_changes
+
+
+@lru_cache(maxsize=1)
+def _delays_counted() -> bool:
+    """Whether the kernel counts how long tasks wait for a disk; where it does not, it shows zeros."""
+    return _text("/proc/sys/kernel/task_delayacct").strip() == "1"
 
 
 def _field(text: str, name: str) -> int | None:

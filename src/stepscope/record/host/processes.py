@@ -39,6 +39,7 @@ class Stat:
     threads: int
     start_ticks: int
     processor: int
+    block_io_ticks: int = 0  # waiting for a disk; the kernel counts it only where it was told to
 
 
 def read_stat(pid: int) -> Stat | None:
@@ -59,6 +60,7 @@ def read_stat(pid: int) -> Stat | None:
             threads=int(part[17]),
             start_ticks=int(part[19]),
             processor=int(part[36]),
+            block_io_ticks=int(part[39]),
         )
     except (OSError, ValueError, IndexError):
         return None

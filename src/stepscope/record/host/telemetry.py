@@ -22,12 +22,14 @@ from typing import Any, Protocol
 from stepscope.record.agent.masking import mask_argv
 from stepscope.record.host.cgroups import find_cgroups
 from stepscope.record.host.clock import now_ns
+from stepscope.record.host.cores import CoresMeter
 from stepscope.record.host.gpu import Gpus, Metric
 from stepscope.record.host.hardware import affinity
 from stepscope.record.host.jsonlines import JsonLines, JsonLinesTail
 from stepscope.record.host.machine import ProcessMeter, machine_metrics
-from stepscope.record.host.processes import Process, ProcessTree, read_stat
+from stepscope.record.host.processes import Process, ProcessTree, Stat, read_stat
 from stepscope.record.host.pyspy import FALLBACK_MARKER, Sampler
+from stepscope.record.host.storage import StorageLooks
 
 _TICK_SECONDS = 0.25  # a process that lives shorter may go unseen
 _YOUNG_NS = 1_500_000_000
@@ -93,6 +95,7 @@ class Telemetry:
         self._tree = ProcessTree(config.root_pid)
         self._meters: dict[int, ProcessMeter] = {}
         self._cgroups, self._cpus = find_cgroups(), affinity()
+        self._cores, self._storage = CoresMeter(self._cpus), StorageLooks(str(folder.parent))
         self._boot_ns = self._now() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._sampler = self._make_sampler(folder) if config.pyspy else None
 
@@ -165,6 +168,8 @@ class Telemetry:
         """One row of system.jsonl, and every process whose description has changed."""
         now = self._now()
         metrics: list[Metric] = machine_metrics(self._cgroups, self._cpus) + self._gpus.metrics()
+        metrics += self._cores.metrics(time.monotonic_ns())
+        loading: list[int] = []
         for process in self._tree.members.values():
             if not process.alive:
                 continue
@@ -177,15 +182,19 @@ class Telemetry:
             process.comm = stat.comm
             if self._tree.refresh(process, (now - process.first_seen_ns) / 1e9):
                 self._write_process(process, now)
-            metrics += self._meter(process.pid, stat)
+            metrics += self._meter(process, stat)
+            if process.role in ("rank", "loader_worker"):
+                loading.append(process.pid)
+        metrics += self._storage.metrics(loading)
         self._system.append({"time_ns": now, "metrics": metrics})
 
-    def _meter(self, pid: int, stat: Any) -> list[Metric]:
+    def _meter(self, process: Process, stat: Stat) -> list[Metric]:
+        pid = process.pid
         if pid not in self._meters:
             if len(self._meters) >= _MOST_METERED:
                 return []
             self._meters[pid] = ProcessMeter(pid)
-        return self._meters[pid].metrics(stat, time.monotonic_ns())
+        return self._meters[pid].metrics(stat, time.monotonic_ns(), process.role)
 
     def _write_process(self, process: Process, now: int) -> None:
         start_ns = self._boot_ns + process.start_ticks * 1_000_000_000 // _TICKS_PER_SECOND

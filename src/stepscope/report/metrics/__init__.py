@@ -8,12 +8,18 @@ from __future__ import annotations
 from stepscope.report.metrics import (
     compilers,
     device_losses,
+    findings,
     machine,
     memory,
+    memory_losses,
     operators,
+    passes,
+    pipeline,
     ranks,
+    replay,
     runs,
     sampled,
+    telemetry,
     views,
     workers,
 )
@@ -28,10 +34,16 @@ SECTIONS: tuple[Section, ...] = (
     *sampled.SECTIONS,
     *compilers.SECTIONS,
     *memory.SECTIONS,
+    *memory_losses.SECTIONS,
     *workers.SECTIONS,
     *machine.SECTIONS,
     *device_losses.SECTIONS,
+    *replay.SECTIONS,
+    *findings.SECTIONS,
+    *passes.SECTIONS,
     *ranks.SECTIONS,
+    *pipeline.SECTIONS,
+    *telemetry.SECTIONS,
 )
 
 

@@ -53,16 +53,19 @@ SECTIONS = (
             ),
             own_ms_per_step=(
                 "ms",
-                "Of the wait without throttling, what others cannot have caused: they have only the cores that the run "
-                "leaves.",
+                "Of the wait without throttling, what others cannot have caused: they have only the cores they use, or "
+                "where that is not read those the run leaves.",
             ),
             others_ms_per_step=(
                 "ms",
-                "Of the wait without throttling, what the run's other threads cannot have caused, at most what it leaves.",
+                "Of the wait without throttling, what the run's other threads cannot have caused, at most what others had.",
             ),
             involuntary_switches_per_s=("1/s", "How often the main thread was taken off its core."),
             pressure_pct=("percent", "Of the time, in which something waited for a core (PSI), the cgroup's if known."),
             load=("count", "Mean load of the machine over a minute."),
+            voluntary_switches_per_s=("1/s", "How often the main thread went to sleep."),
+            migrations_per_s=("1/s", "How often the main thread was moved to another core."),
+            stolen_cores=("cores", "What a hypervisor gave to other machines."),
         ),
     ),
     Section(

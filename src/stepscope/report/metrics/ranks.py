@@ -20,6 +20,9 @@ SECTIONS = (
                 "Own work of the slowest rank less the median of the others' in the same step, mean over steps.",
             ),
             least_excess_ms=("ms", "The smallest of that mean over the four quarters of the steps."),
+            slow=("count", "Ranks with at least half of the slowest one's excess over the median of the others."),
+            most_excess_ms=("ms", "Its part of the step in the quarter where that was largest, times the mean step."),
+            longest_own_ms=("ms", "Own work of whichever rank works longest in a step, mean over steps."),
             waited_ms=(
                 "ms",
                 "Median over the other ranks of their time in phases of the exchange, less that of the slowest rank; mean over steps.",

@@ -231,6 +231,9 @@ SECTIONS = (
             backward_calls_per_step=("count", "Calls of these nodes in a step."),
             window_steps=("count", "Profiled steps it was seen in."),
             samples=("count", "Sampled stacks that stand in the loop."),
+            at_most_ms_per_step=("ms", "Of ms_per_step where samples tell it, with what chance may add (95 %)."),
+            operators_ms_per_step=("ms", "Its operators in a profiled step, as recorded, not scaled."),
+            calls_per_invocation=("count", "Items of one pass through the loop, median."),
         ),
     ),
     Section(
@@ -241,6 +244,8 @@ SECTIONS = (
             calls_per_step=("count", "Calls in a steady step."),
             ms_per_step=("ms", "Time the main thread is blocked by it, in a steady step."),
             count=("count", "Events or samples it stands on."),
+            call_ms_per_step=("ms", "Of the call that holds it and trains nothing: all that runs in it, as sampled."),
+            call_at_most_ms_per_step=("ms", "The same with what chance may add to samples (95 %)."),
         ),
     ),
     Section(
@@ -253,6 +258,9 @@ SECTIONS = (
             samples=("count", "Samples it stands on."),
             waiting_share=("share", "Of these, samples in which the thread waited."),
             python_fraction=("share", "Of the line's function, what ran outside torch operators in the window."),
+            call_ms_per_step=("ms", "Of the call that holds it and trains nothing: all that runs in it, as sampled."),
+            call_at_most_ms_per_step=("ms", "The same with what chance may add to samples (95 %)."),
+            sampling=("ratio", "By how much chance may make the sampled Python time of the call larger (95 %)."),
         ),
     ),
     Section(

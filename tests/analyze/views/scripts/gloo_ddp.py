@@ -39,6 +39,7 @@ def work(rank: int, folder: str, port: int) -> None:
     del model, optimizer
     gc.collect()
     dist.barrier()
+    dist.barrier()  # leaving while another rank still sends may end in an abort
     dist.destroy_process_group()
 
 

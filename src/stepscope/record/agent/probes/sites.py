@@ -81,6 +81,7 @@ class SitesProbe:
         self._wrap(home.GradScaler, "__init__", "GradScaler")
         self._wrap(torch, "compile", "torch.compile", self._agent.note_compile, self._agent.note_compiled)
         self._wrap(torch, "set_num_threads", "set_num_threads")
+        self._wrap(torch.cuda, "set_per_process_memory_fraction", "set_per_process_memory_fraction")
 
     def _wrap(
         self,

@@ -1,0 +1,59 @@
+"""What training steps compute without need, one question per file.
+
+`scene` holds a trace's training steps and says how much of their wall time a piece of work takes. The questions:
+`extra_calls` (models called once more), `doubles` (float64), `recompute` (forward work done twice), `wide_gradients`
+(whole tensors of zeros for small parts), `copies` (of the model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepscope.analyze.context import Context
+from stepscope.analyze.passes import copies, doubles, extra_calls, recompute, wide_gradients
+from stepscope.analyze.passes.scene import Scene, scenes
+from stepscope.analyze.sampled.samples import Samples
+from stepscope.model.views.passes import PassesFacts, PassFacts
+
+__all__ = ["facts"]
+
+
+def facts(context: Context) -> PassesFacts | None:
+    """None without a trace of training steps and without sampled stacks of steady steps."""
+    steady = context.labelled.steady()["wall_ns"].mean()
+    mean_ms = steady / 1e6 if isinstance(steady, float) else None
+    runs: dict[str, list[Scene]] = {}
+    for scene in scenes(context.base, context.labelled):
+        runs.setdefault(scene.span.ref.run, []).append(scene)
+    found = PassesFacts(
+        runs=tuple(_of_run(run, runs[run], context.sampled) for run in sorted(runs)),
+        copies=copies.facts(context.sampled, mean_ms),
+    )
+    return found if found.runs or found.copies is not None else None
+
+
+def _of_run(run: str, own: Sequence[Scene], samples: Samples | None) -> PassFacts:
+    steps = sum(len(scene) for scene in own)
+    step_ms = sum(scene.step_ms * len(scene) for scene in own) / steps
+    recorded = all(scene.recorded for scene in own)
+    gpus = dict.fromkeys(gpu for scene in own for _, gpu in sorted(scene.span.gpus.items()))
+    return PassFacts(
+        run=run,
+        traces=tuple(scene.span.ref.label for scene in own),
+        ranks=tuple(sorted({scene.span.ref.rank for scene in own})),
+        steps=steps,
+        has_steps=all(scene.has_steps for scene in own),
+        step_ms=step_ms,
+        on_device=any(len(scene.found) > 0 for scene in own),
+        gpus=tuple(gpus),
+        modules=any(len(scene.calls.rows) > 0 for scene in own),
+        types=any(scene.has("types") for scene in own),
+        shapes=any(scene.has("shapes") for scene in own),
+        functions=any(bool(scene.span.is_function.any()) for scene in own),
+        numbered=any(scene.has("sequence") for scene in own),
+        extra_calls=extra_calls.facts(own, samples if recorded else None, step_ms),
+        doubles=doubles.facts(own),
+        recompute=recompute.facts(own, samples if recorded else None, step_ms),
+        wide_gradients=wide_gradients.facts(own),
+        copies=copies.of_scenes(own),
+    )

@@ -1,0 +1,204 @@
+"""What each loss would be without: host time that is cut out, waits that go with it, slices that take less time.
+
+All of a kind goes, whether the device hid it or not: a ceiling is what could be gained at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from stepscope.analyze import intervals
+from stepscope.analyze.device_losses import busy, copies, launches
+from stepscope.analyze.device_losses.busy import Busy
+from stepscope.analyze.device_losses.idle import IN, OUT, RETURN_NS, Idle
+from stepscope.analyze.device_losses.launches import Launches
+from stepscope.analyze.device_losses.pieces import Piece, Scene
+from stepscope.analyze.intervals import EMPTY, Int64, Intervals
+from stepscope.analyze.replay.graph import Graph
+from stepscope.analyze.replay.play import Change
+from stepscope.analyze.views.base import Bools
+from stepscope.analyze.views.host_activity import HostActivity
+from stepscope.analyze.views.work import COMMUNICATION, FILL, KERNEL
+from stepscope.model.views.device_losses import (
+    ALLOCATOR,
+    ATTENTION,
+    COMPILED,
+    COPY_IN,
+    DATA_PARALLEL,
+    DEVICE_COPY,
+    HOST,
+    LAUNCH,
+    LAYOUT,
+    LINALG,
+    MATRIX,
+    OPTIMIZER,
+    POINTWISE,
+    SYNC,
+    ZERO_GRAD,
+)
+from stepscope.model.views.replay import COLLECTIVES, COMPILE, LOADER, matrix
+
+# Tensor cores by ordinary cores in 32 bits: data sheets of V100 and T4, of A100 and H100.
+TENSOR_CORE_RATES = (8, 16)
+HALVED = 2  # kernels that move data, in 16 bits in place of 32
+
+
+@dataclass(frozen=True)
+class Case:
+    """A change, and whether it makes device work shorter: then a host that is late hides a part of what it gives."""
+
+    kind: str
+    change: Change
+    work: bool = False
+
+
+@dataclass(frozen=True)
+class WhatIfs:
+    """The changes of one trace."""
+
+    scene: Scene
+    graph: Graph
+    host: HostActivity
+
+    def __iter__(self) -> Iterator[Case]:
+        """Each what-if of which the trace holds something."""
+        idle = Idle(self.scene, self.host)
+        for kind, times in (
+            (LOADER, self.host.data),
+            (COMPILE, self.host.compiling),
+            (ALLOCATOR, self.host.allocating),
+        ):
+            if len(times.starts):
+                yield Case(kind, Change(times))
+        yield from self._syncs(idle)
+        yield from self._copies_in(idle)
+        for kind, piece in launches.pieces(Launches(idle)):
+            if len(piece.times.starts):
+                yield from self._launching(kind, piece)
+        for kind, piece in (
+            (LINALG, idle.operations.linear_algebra(idle.before_operations)),
+            (DATA_PARALLEL, idle.operations.data_parallel(idle.before_operations)),
+        ):
+            if len(piece.rows):
+                yield self._owned(kind, piece)
+        yield from self._work(busy.pieces(Busy(self.scene)), copies.on_devices(idle))
+
+    @cached_property
+    def never_late(self) -> Change:
+        """A host that prepares launches in no time. It still waits, loads, compiles and gets memory."""
+        slices = self.graph.slices
+        if not len(slices):
+            return Change()
+        first = int(min(slices.launch_ns.min(), slices.start_ns.min()))
+        return Change(
+            intervals.complement(self._otherwise, first, int(slices.end_ns.max())),
+            at_once=np.ones(len(slices), bool),
+        )
+
+    def never_late_and(self, change: Change) -> Change:
+        """Both changes."""
+        late = self.never_late
+        return replace(change, cut=intervals.merge(change.cut, late.cut), at_once=late.at_once)
+
+    # ------------------------------------------------------------------------------------------ waits and copies
+
+    def _syncs(self, idle: Idle) -> Iterator[Case]:
+        """The host waits for nothing at these calls, and what it copies to itself takes no time."""
+        waits = idle.waits.times
+        if not len(waits.starts):
+            return
+        wide = intervals.union(waits.starts, waits.ends + RETURN_NS)
+        slices = self.graph.slices
+        copied = self._chosen(self.scene.found.rows[idle.copies(OUT)])
+        copied &= intervals.covered(wide, slices.end_ns, slices.end_ns + 1) > 0
+        yield Case(SYNC, Change(waits, np.where(copied, 0, slices.duration_ns)))
+
+    def _copies_in(self, idle: Idle) -> Iterator[Case]:
+        """Copies from the host take no time, nor do the calls that ask for them and wait for them, nor pinning."""
+        slices, found, span = idle.copies(IN), self.scene.found, self.scene.span
+        if not len(slices):
+            return
+        calls = np.concatenate([found.launch[slices], idle.pin_rows])
+        calls = calls[calls >= 0]
+        cut = intervals.merge(intervals.union(span.start_ns[calls], span.ends(calls)), idle.waits_in.times)
+        yield Case(COPY_IN, self._shortened(self._chosen(found.rows[slices]), cut), work=True)
+
+    # ------------------------------------------------------------------------------------------------- launching
+
+    def _launching(self, kind: str, piece: Piece) -> Iterator[Case]:
+        """Preparing what ended these gaps takes no time; nor do kernels that an optimizer could do without."""
+        cut = self._prepared(piece.times)
+        slices = self.graph.slices
+        if kind in (LAUNCH, COMPILED, HOST):
+            first = np.isin(slices.start_ns, piece.times.ends) if kind != HOST else None
+            yield Case(kind, Change(cut, at_once=first))
+        elif kind in (OPTIMIZER, ZERO_GRAD):
+            yield Case(kind, replace(self._exposed(piece.times), cut=cut))
+
+    def _prepared(self, gaps: Intervals) -> Intervals:
+        """Gaps, and the host's time before them from its last launch on."""
+        span, slices = self.scene.span, self.graph.slices
+        calls = np.unique(slices.launch[slices.launch >= 0])
+        calls = calls[np.argsort(span.start_ns[calls], kind="stable")]
+        begin = gaps.starts
+        if len(calls):
+            at = np.searchsorted(span.start_ns[calls], begin) - 1
+            over = np.maximum.accumulate(span.ends(calls))[np.maximum(at, 0)]
+            begin = np.where(at >= 0, np.minimum(over, begin), begin)
+        return intervals.subtract(intervals.union(begin, gaps.ends), self._otherwise)
+
+    @cached_property
+    def _otherwise(self) -> Intervals:
+        """Host time that is not the preparation of a launch."""
+        host, waits = self.host, self.graph.waits
+        waiting = intervals.union(waits.begin_ns, waits.finish_ns)
+        return intervals.merge(host.synchronizing, waiting, host.data, host.compiling, host.allocating, host.io)
+
+    def _owned(self, kind: str, piece: Piece) -> Case:
+        """Operations of the host take no time, nor does what they launch."""
+        span, slices = self.scene.span, self.graph.slices
+        calls = intervals.union(span.start_ns[piece.rows], span.ends(piece.rows))
+        mine = (intervals.covered(calls, slices.launch_ns, slices.launch_ns + 1) > 0) & (slices.launch >= 0)
+        return Case(kind, self._shortened(mine, intervals.merge(calls, self._prepared(piece.times))))
+
+    # ------------------------------------------------------------------------------------------------------ work
+
+    def _work(self, pieces: dict[str, Piece], copied: Piece) -> Iterator[Case]:
+        kind = self.graph.slices.kind
+        for name in (ATTENTION, LAYOUT, POINTWISE):
+            yield from self._without(name, self._chosen(pieces[name].named))
+        yield from self._without(COLLECTIVES, kind == COMMUNICATION)
+        if len(copied.times.starts):
+            yield Case(DEVICE_COPY, self._exposed(copied.times), work=True)
+        products = self._chosen(pieces[MATRIX].named)
+        if products.any():
+            duration = self.graph.slices.duration_ns
+            others = np.where((kind == KERNEL) | (kind == FILL), duration // HALVED, duration)
+            for rate in TENSOR_CORE_RATES:
+                change = Change(duration_ns=np.where(products, duration // rate, others))
+                yield Case(matrix(rate), change, work=True)
+
+    def _without(self, kind: str, chosen: Bools) -> Iterator[Case]:
+        if chosen.any():
+            yield Case(kind, self._shortened(chosen), work=True)
+
+    def _shortened(self, chosen: Bools, cut: Intervals = EMPTY) -> Change:
+        return Change(cut, np.where(chosen, 0, self.graph.slices.duration_ns))
+
+    def _exposed(self, times: Intervals) -> Change:
+        """Slices without what of them lies in these times."""
+        slices = self.graph.slices
+        return Change(
+            duration_ns=slices.duration_ns - intervals.covered(times, slices.start_ns, slices.end_ns),
+            at_once=np.isin(slices.start_ns, times.ends),
+        )
+
+    def _chosen(self, rows: Int64) -> Bools:
+        """Slices by their rows in the span."""
+        flags: Bools = np.zeros(len(self.scene.span) + 1, bool)
+        flags[rows] = True
+        return flags[self.graph.slices.row]

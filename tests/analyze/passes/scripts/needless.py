@@ -1,0 +1,254 @@
+"""Small training loops under torch.profiler, each with one kind of needless work or none: `needless.py FOLDER`.
+
+Writes FOLDER/NAME.pt.trace.json for every function of `LOOPS`, four steps each.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.checkpoint import checkpoint
+
+FEATURES, WIDTH, CLASSES, BATCH = 64, 256, 8, 64
+Step = Callable[[], None]
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8))
+
+
+def batch(size: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(size, FEATURES), torch.randint(CLASSES, (size,))
+
+
+def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def accuracy(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+    scores = model(inputs)
+    return float((scores.argmax(1) == labels).float().mean().item())
+
+
+def evaluate(model: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    with torch.no_grad():
+        return sum(accuracy(model, *one) for one in batches) / len(batches)
+
+
+def plain() -> Step:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        inputs, labels = batch()
+        update(optimizer, F.cross_entropy(model(inputs), labels))
+
+    return step
+
+
+def validated() -> Step:
+    """Every step is followed by a validation that records gradients."""
+    model, held = network(), batch(512)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        inputs, labels = batch()
+        update(optimizer, F.cross_entropy(model(inputs), labels))
+        accuracy(model, *held)
+
+    return step
+
+
+def validated_without_gradients() -> Step:
+    """The same on two batches, without gradients, the inner module of a wrapper called alone."""
+    inner = network()
+    model = nn.Sequential(inner)
+    held = [batch(256), batch(256)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        inputs, labels = batch()
+        update(optimizer, F.cross_entropy(model(inputs), labels))
+        evaluate(inner, held)
+
+    return step
+
+
+def validated_in_line() -> Step:
+    """The validation stands in the step itself, in front of the training."""
+    model, held = network(), batch(512)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        held_loss = F.cross_entropy(model(held[0]), held[1])
+        held_loss.item()
+        inputs, labels = batch()
+        update(optimizer, F.cross_entropy(model(inputs), labels))
+
+    return step
+
+
+def taught() -> Step:
+    """A teacher that is never trained, and a target of the same network without gradients: both are needed."""
+    model, teacher = network(), network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        inputs, labels = batch()
+        with torch.no_grad():
+            target = teacher(inputs).softmax(1) + model(inputs).softmax(1)
+        scores = model(inputs)
+        update(optimizer, F.cross_entropy(scores, labels) + F.mse_loss(scores.softmax(1), target / 2))
+        teacher(inputs).argmax(1).eq(labels).float().mean().item()
+
+    return step
+
+
+def adversaries() -> Step:
+    """Two networks trained against each other: the second is called three times, the first once without need of it."""
+    maker, judge = nn.Sequential(nn.Linear(FEATURES, FEATURES)), nn.Sequential(nn.Linear(FEATURES, 1))
+    of_maker = torch.optim.SGD(maker.parameters(), lr=0.1)
+    of_judge = torch.optim.SGD(judge.parameters(), lr=0.1)
+
+    def step() -> None:
+        real = torch.randn(BATCH, FEATURES)
+        made = maker(torch.randn(BATCH, FEATURES))
+        update(of_judge, judge(made.detach()).mean() - judge(real).mean())
+        update(of_maker, -judge(made).mean())
+
+    return step
+
+
+def checkpointed(reentrant: bool) -> Callable[[], Step]:
+    """Two blocks whose activations are computed again."""
+
+    def make() -> Step:
+        blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2))
+        optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1)
+
+        def step() -> None:
+            x = torch.randn(BATCH, WIDTH, requires_grad=True)
+            for block in blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant)
+            update(optimizer, x.square().mean())
+
+        return step
+
+    return make
+
+
+def second_order() -> Step:
+    """A penalty on gradients: the backward pass is itself differentiated, nothing is computed again."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        inputs, labels = batch()
+        inputs.requires_grad_(True)
+        loss = F.cross_entropy(model(inputs), labels)
+        (gradient,) = torch.autograd.grad(loss, inputs, create_graph=True)
+        update(optimizer, loss + gradient.square().mean())
+
+    return step
+
+
+def selected() -> Step:
+    """The loss of each of 48 positions alone."""
+    model = nn.Linear(FEATURES, CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        scores = model(torch.randn(BATCH, 48, FEATURES))
+        loss = torch.zeros(())
+        for position in range(48):
+            loss = loss + scores[:, position].square().mean()
+        update(optimizer, loss)
+
+    return step
+
+
+def unbound() -> Step:
+    """The same with all positions taken at once."""
+    model = nn.Linear(FEATURES, CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        loss = torch.zeros(())
+        for part in model(torch.randn(BATCH, 48, FEATURES)).unbind(1):
+            loss = loss + part.square().mean()
+        update(optimizer, loss)
+
+    return step
+
+
+def doubled() -> Step:
+    """A layer in float64 between two in float32, beside scalars in float64, which do not matter."""
+    first, second = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
+    weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters(), weight], lr=0.1)
+    scale = torch.tensor(2.0, dtype=torch.float64)
+
+    def step() -> None:
+        inputs, labels = batch()
+        x = torch.relu(first(inputs))
+        x = widened(x, weight)
+        update(optimizer, F.cross_entropy(second(x), labels) * scale)
+
+    return step
+
+
+def widened(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(F.linear(x.double(), weight.double())).float()
+
+
+def averaged() -> Step:
+    """A copy of the model in every step."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept: list[nn.Module] = []
+
+    def step() -> None:
+        inputs, labels = batch()
+        update(optimizer, F.cross_entropy(model(inputs), labels))
+        kept[:] = [copy.deepcopy(model)]
+
+    return step
+
+
+LOOPS: dict[str, Callable[[], Step]] = {
+    **{make.__name__: make for make in (plain, validated, validated_without_gradients, validated_in_line)},
+    **{make.__name__: make for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged)},
+    "checkpointed": checkpointed(False),
+    "checkpointed_reentrant": checkpointed(True),
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for name, make in LOOPS.items():
+        step = make()
+        step()
+        with profile(
+            activities=[ProfilerActivity.CPU],
+            with_stack=True,
+            record_shapes=True,
+            schedule=schedule(wait=0, warmup=1, active=4),
+            on_trace_ready=lambda done, name=name: done.export_chrome_trace(f"{sys.argv[1]}/{name}.pt.trace.json"),
+        ) as profiler:
+            for _ in range(5):
+                step()
+                profiler.step()
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
+    main()

@@ -1,0 +1,229 @@
+"""What needless work costs: host time without a device, on one only what nothing hides; and what is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepscope.analyze import analyze
+from stepscope.model.views.passes import ExtraCall, PassesFacts, PassFacts
+from stepscope.tables.schema import Tables
+from tests.analyze.passes.scenes import DOUBLE, USER, Steps
+from tests.builders import MS, T0, make_tables, step_rows
+
+MODULE = "_wrapped_call_impl (/venv/lib/python3.11/site-packages/torch/nn/modules/module.py:9)"
+
+
+def passes(tables: Tables) -> PassesFacts:
+    found = analyze(tables).passes
+    assert found is not None
+    return found
+
+
+def facts(made: Steps) -> PassFacts:
+    (found,) = passes(made.tables(made.spans)).runs
+    return found
+
+
+def call_of(made: Steps) -> ExtraCall:
+    (found,) = facts(made).extra_calls
+    return found
+
+
+def validated(count: int = 4, **more: Any) -> Steps:
+    made = Steps(count)
+    for step in range(count):
+        made.extra(step, 300, 200, **more)
+    return made
+
+
+def test_without_a_device_the_host_pays() -> None:
+    call = call_of(validated())
+    assert (call.module, call.place.file, call.place.function) == ("Net_0", USER, "accuracy")
+    assert call.ms_per_step == pytest.approx(0.2)
+    assert call.around_ms_per_step == pytest.approx(0.22)
+    assert call.nodes_per_step == 3
+
+
+def test_gradients_that_were_off_leave_no_nodes() -> None:
+    assert call_of(validated(nodes=0)).nodes_per_step == 0
+
+
+def test_a_result_that_nothing_scores_may_be_needed() -> None:
+    assert facts(validated(scored=False)).extra_calls == ()
+
+
+def test_a_module_that_is_never_trained_is_a_teacher() -> None:
+    made = validated()
+    for row in made.events:
+        if row["name"] == "nn.Module: Net_0" and row["duration_ns"] == 200_000:
+            row["name"] = "nn.Module: Net_1"
+    assert facts(made).extra_calls == ()
+
+
+def test_a_call_in_few_steps_counts_as_often_as_it_is_made() -> None:
+    made = Steps(4)
+    made.extra(2, 300, 200)
+    call = call_of(made)
+    assert call.steps_share == 0.25
+    assert call.ms_per_step == 0  # of the median step
+
+
+def test_on_a_device_the_kernels_of_the_call_count_where_they_run_alone() -> None:
+    made = Steps(4)
+    for step in range(4):
+        made.work(step, 0, 990, made.forward, stream=20)  # hides everything
+        made.work(step, 300, 150, made.extra(step, 300, 200))
+    assert call_of(made).ms_per_step == 0
+    alone = Steps(4)
+    for step in range(4):
+        alone.work(step, 0, 100, alone.forward)
+        alone.work(step, 700, 150, alone.extra(step, 300, 200))
+    # its kernels, and the host's time in which the device idles
+    assert call_of(alone).ms_per_step == pytest.approx(0.35)
+
+
+def test_a_step_without_a_backward_pass_is_no_training() -> None:
+    made = validated()
+    made.events = [{**row, "forward_thread": None, "forward": None} for row in made.events]
+    for row in made.events:
+        row["name"] = row["name"].replace("autograd::engine::evaluate_function: ", "aten::")
+    found = analyze(made.tables(made.spans)).passes
+    assert found is None
+
+
+def test_without_traces_and_stacks_nothing_is_known() -> None:
+    assert analyze(make_tables(steps=step_rows(20))).passes is None
+
+
+def test_float64_takes_its_operators_and_full_conversions() -> None:
+    made = Steps(4)
+    for step in range(4):
+        at = step * 1000.0
+        main = made.mains[step]
+        to = made.operator("aten::to", at + 300, 50, main)
+        made.operator(
+            "aten::copy_", at + 310, 30, to, types='["double","float"]', shapes="[[64,64],[64,64]]", forward_thread=None
+        )
+        mm = made.operator("aten::mm", at + 400, 200, main, **DOUBLE)
+        made.operator("aten::resolve_conj", at + 410, 10, mm, **DOUBLE)
+        made.operator("aten::mul", at + 700, 100, main, types='["double","float"]', shapes="[[],[64,64]]")
+        made.operator("CompiledFunction", at + 850, 100, main, **DOUBLE)
+    doubles = facts(made).doubles
+    assert doubles is not None
+    assert doubles.compute_ms_per_step == pytest.approx(0.2)
+    assert doubles.conversion_ms_per_step == pytest.approx(0.05)
+    assert (doubles.operators_per_step, doubles.conversions_per_step) == (1, 1)
+    assert doubles.lines[0].ms_per_step == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize("shapes", ['"?"', "[[64,64],", "[64,64]", '[["a"]]', "[[1e999]]", "null"])
+def test_shapes_that_cannot_be_read_count_for_nothing(shapes: str) -> None:
+    made = Steps(4)
+    for step in range(4):
+        made.operator("aten::mm", step * 1000 + 400, 200, made.mains[step], types='["double"]', shapes=shapes)
+    assert facts(made).doubles is None
+
+
+def test_recording_is_taken_off_where_the_journal_tells_the_steady_step() -> None:
+    """A profiled step of 1 ms that takes 0.5 ms outside of windows: times shrink with it."""
+    made = validated()
+    profiled = made.tables(made.spans)
+    steps = [dict(row) for row in profiled.steps.iter_rows(named=True)]
+    last = steps[-1]["start_ns"] + steps[-1]["wall_ns"]
+    steady = [
+        {"step": 10 + number, "start_ns": last + number * MS // 2, "wall_ns": MS // 2, "in_window": False}
+        for number in range(30)
+    ]
+    recorded = make_tables(steps=[*steps, *steady], journal=[{"kind": "site", "file": USER}])
+    tables = replace(recorded, events=profiled.events, links=profiled.links, traces=profiled.traces)
+    (found,) = passes(tables).runs
+    assert found.step_ms == pytest.approx(0.5)
+    assert 0.08 < found.extra_calls[0].ms_per_step < 0.12
+
+
+def sampled(made: Steps, stacks: dict[tuple[str, ...], int]) -> ExtraCall:
+    """The call found where steps outside of the window, as long as those in it, were sampled in these stacks."""
+    profiled = made.tables(made.spans)
+    first = profiled.steps.height
+    steps = [
+        *profiled.steps.iter_rows(named=True),
+        *step_rows(60, start_ns=T0 + 10 * MS, first_step=first, forward_ms=0.2, backward_ms=0.2, other_ms=0.2),
+    ]
+    rows = [
+        {"frames": frames, "samples": count, "phase": "forward", "start_ns": T0, "end_ns": T0 + 200 * MS}
+        for frames, count in stacks.items()
+    ]
+    journal = [{"kind": "site", "file": USER}]
+    recorded = make_tables(steps=steps, stacks=rows, journal=journal)
+    tables = replace(recorded, events=profiled.events, links=profiled.links, traces=profiled.traces)
+    ((call,),) = (run.extra_calls for run in passes(tables).runs)
+    return call
+
+
+def test_samples_tell_line_and_time() -> None:
+    call = sampled(
+        validated(),
+        {
+            (f"train ({USER}:10)", f"accuracy ({USER}:33)", MODULE): 38,
+            (f"train ({USER}:10)", f"accuracy ({USER}:34)", MODULE): 2,  # torn
+            (f"train ({USER}:10)", f"accuracy ({USER}:34)"): 10,
+            (f"train ({USER}:5)", MODULE): 50,
+        },
+    )
+    assert (call.place.line, call.exact, call.samples) == (33, True, 38)
+    assert call.around_ms_per_step / call.ms_per_step == pytest.approx(50 / 38)
+
+
+def in_line(*, after: bool) -> Steps:
+    """A step whose function trains and validates, the validation in front of or behind the training."""
+    made = Steps(4)
+    for step, (at, _) in enumerate(made.spans):
+        main = made.mains[step]
+        made.add("python_function", "torch/_tensor.py(500): backward", at + 100, 100, parent=main)
+        start = at + 300
+        call = made.module("Net_0", start, 200, main, python_module=0)
+        made.operator("aten::item", start + 205, 5, main)
+        made.operator("aten::linear", start + 1, 1, call)
+        if not after:  # everything else comes later
+            for row in made.events:
+                inside = at <= (row["start_ns"] - T0) / 1000 < at + 1000 and row is not made.events[main]
+                if inside and row["start_ns"] < T0 + round((at + 250) * 1000):
+                    row["start_ns"] += 600_000
+    return made
+
+
+@pytest.mark.parametrize(
+    ("after", "backward", "line"),
+    [(True, 11, 12), (True, 13, 10), (False, 13, 10), (False, 11, 12)],
+)
+def test_in_line_the_order_of_calls_tells_the_line(after: bool, backward: int, line: int) -> None:
+    """A loop's text has the order of its calls, from some call on: the steps may begin anywhere in it."""
+    back = "backward (/venv/lib/python3.11/site-packages/torch/_tensor.py:1)"
+    call = sampled(
+        in_line(after=after),
+        {
+            (f"train ({USER}:10)", MODULE): 40,
+            (f"train ({USER}:12)", MODULE): 60,
+            (f"train ({USER}:{backward})", back): 50,
+        },
+    )
+    assert (call.place.line, call.exact) == (line, True)
+
+
+def test_samples_of_a_function_that_trains_as_well_tell_nothing() -> None:
+    made = validated()
+    for step in range(4):  # the training call is made by another call of the same function
+        at, main = made.spans[step][0], made.mains[step]
+        around = made.add("python_function", f"{USER}(30): accuracy", at, 100, parent=main)
+        training = next(
+            row
+            for row in made.events
+            if row["name"] == "nn.Module: Net_0" and row["parent"] == main and row["start_ns"] == T0 + round(at * 1000)
+        )
+        training["parent"] = around
+    call = sampled(made, {(f"accuracy ({USER}:33)", MODULE): 80, (f"train ({USER}:5)",): 20})
+    assert call.samples == 0
+    assert call.ms_per_step == pytest.approx(0.2 * 2.6)  # as profiled; the samples would say 80 %

@@ -1,0 +1,201 @@
+"""Which call of the user's a sampled stack could be spared with, and what that is in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from stepscope.analyze import analyze
+from stepscope.analyze.calls import Calls, prepare
+from stepscope.analyze.context import Context
+from stepscope.analyze.sampled_time import prepare as prepare_time
+from stepscope.analyze.steps import facts as step_facts
+from stepscope.model import Place, PythonFacts
+from stepscope.tables.schema import Tables
+from tests.analyze.scenes import TORCH, TRAIN, stack
+from tests.builders import make_tables, step_rows
+
+MODULE = f"Module._call_impl ({TORCH}/nn/modules/module.py:1790)"
+MAIN = f"<module> ({TRAIN}:90)"
+
+
+def main(line: int) -> str:
+    return f"main ({TRAIN}:{line})"
+
+
+TRAINING: list[dict[str, Any]] = [
+    stack([MAIN, main(40), MODULE, f"Net.forward ({TRAIN}:12)", f"linear ({TORCH}/nn/functional.py:1)"], 100),
+    stack([MAIN, main(41), f"Tensor.backward ({TORCH}/_tensor.py:600)"], 200, phase="backward"),
+    stack([MAIN, main(42), f"Optimizer.step ({TORCH}/optim/sgd.py:5)"], 50, phase="optimizer"),
+]
+DESCRIBE: list[dict[str, Any]] = [
+    stack([MAIN, main(50), f"describe ({TRAIN}:20)"], 20),
+    stack([MAIN, main(50), f"describe ({TRAIN}:21)", f"describe.<locals>.<listcomp> ({TRAIN}:21)"], 40),
+    stack([MAIN, main(50), f"describe ({TRAIN}:22)", "dumps (/usr/lib/python3.11/json/__init__.py:231)"], 60),
+    stack([MAIN, main(50), f"describe ({TRAIN}:23)", f"norm ({TORCH}/functional.py:9)"], 30),
+]
+
+
+def tables(stacks: Sequence[dict[str, Any]], **phases: float) -> Tables:
+    """Steps of 100 ms by default: 20 forward, 40 backward, 10 optimizer, 30 other."""
+    times: dict[str, Any] = {
+        "data_wait_ms": 0,
+        "forward_ms": 20,
+        "backward_ms": 40,
+        "optimizer_ms": 10,
+        "other_ms": 30,
+        **phases,
+    }
+    return make_tables(steps=step_rows(40, **times), stacks=stacks)
+
+
+def calls_of(made: Tables) -> Calls:
+    context = Context(made)
+    train = next(fact for fact in step_facts(context.labelled) if fact.kind == "train")
+    found = prepare(context.sampled, prepare_time(context.sampled, train))
+    assert found is not None
+    return found
+
+
+def by_line(made: Tables) -> dict[int | None, PythonFacts]:
+    found = analyze(made).python
+    assert found is not None
+    return {fact.place.line: fact for fact in found}
+
+
+def test_a_call_holds_what_it_calls_wherever_that_is_written() -> None:
+    calls = calls_of(tables([*TRAINING, *DESCRIBE]))
+    number = calls.number(Place(TRAIN, 22, "describe"))
+    assert number is not None
+    assert calls.place(number) == Place(TRAIN, None, "describe")
+    assert int(calls.rows(number)["samples"].sum()) == 150
+    inner = calls.number(Place(TRAIN, 21, "describe.<locals>.<listcomp>"))
+    assert inner == number
+
+
+def test_the_journal_times_what_samples_only_divide() -> None:
+    """150 of 500 samples, but all that is sampled beside training stands in a part of 50 ms with 250 samples."""
+    calls = calls_of(tables([*TRAINING, *DESCRIBE]))
+    share = calls.share(calls.number(Place(TRAIN, 22, "describe")), calls.time.rows["row"])
+    assert share is not None
+    assert share.ms == pytest.approx(50 * 150 / 250)
+    assert share.ms < share.at_most_ms < 50
+    assert share.samples == 150
+
+
+def test_where_samples_contradict_the_journal_they_count_alone() -> None:
+    stacks = [*TRAINING[:1], stack([MAIN, main(60), "sleep (/usr/lib/python3.11/x.py:1)"], 900)]
+    calls = calls_of(tables(stacks, backward_ms=900))
+    assert calls.time.part_ms == {"rest": pytest.approx(960)}
+
+
+def test_more_samples_bound_more_tightly() -> None:
+    few, many = (
+        calls_of(tables([{**row, "samples": row["samples"] * factor} for row in [*TRAINING, *DESCRIBE]]))
+        for factor in (1, 16)
+    )
+    place = Place(TRAIN, 22, "describe")
+    wide, tight = (one.share(one.number(place), one.time.rows["row"]) for one in (few, many))
+    assert wide is not None
+    assert tight is not None
+    assert wide.at_most_ms - wide.ms == pytest.approx(4 * (tight.at_most_ms - tight.ms))
+
+
+def test_the_python_of_a_call_and_all_that_runs_in_it() -> None:
+    facts = by_line(tables([*TRAINING, *DESCRIBE]))
+    assert {facts[line].call for line in (22,)} == {Place(TRAIN, None, "describe")}
+    assert facts[22].ms_per_step == pytest.approx(50 * 60 / 250)
+    assert facts[22].call_ms_per_step == pytest.approx(30)
+    assert facts[22].sampling > 1
+
+
+def test_a_line_that_calls_the_model_is_never_spared() -> None:
+    calls = calls_of(tables([*TRAINING, *DESCRIBE]))
+    forward = calls.number(Place(TRAIN, 12, "Net.forward"))
+    assert forward is not None
+    assert calls.own[forward]
+    assert calls.place(forward) == Place(TRAIN, None, "forward")
+    assert int(calls.rows(forward)["samples"].sum()) == 100
+
+
+def test_what_a_forward_calls_may_be_spared_but_not_the_forward() -> None:
+    helper = [MAIN, main(40), MODULE, f"Net.forward ({TRAIN}:13)", f"tokenize ({TRAIN}:30)"]
+    stacks = [*TRAINING, stack([*helper, "sub (/usr/lib/python3.11/re.py:1)"], 60)]
+    calls = calls_of(tables(stacks))
+    number = calls.number(Place(TRAIN, 30, "tokenize"))
+    assert number is not None
+    assert calls.place(number) == Place(TRAIN, None, "tokenize")
+    assert int(calls.rows(number)["samples"].sum()) == 60
+
+
+def test_a_function_that_runs_the_training_step_is_the_loop() -> None:
+    inside = [
+        {**row, "frames": [MAIN, main(45), f"train_step ({TRAIN}:{70 + i})", *row["frames"][2:]]}
+        for i, row in enumerate(TRAINING)
+    ]
+    log = stack([MAIN, main(45), f"train_step ({TRAIN}:80)", f"log ({TRAIN}:33)"], 90)
+    calls = calls_of(tables([*inside, log]))
+    number = calls.number(Place(TRAIN, 33, "log"))
+    assert number is not None
+    assert int(calls.rows(number)["samples"].sum()) == 90
+
+
+def test_a_module_that_is_no_part_of_the_model_is_spared_with_its_call() -> None:
+    """A metric of 5 samples is a module too."""
+    library = "/venv/lib/python3.11/site-packages/torchmetrics/metric.py"
+    metric = stack([MAIN, main(55), f"score ({TRAIN}:60)", MODULE, f"forward ({library}:9)"], 5)
+    own = stack([MAIN, main(55), f"score ({TRAIN}:61)", "dumps (/usr/lib/python3.11/json/__init__.py:231)"], 60)
+    calls = calls_of(tables([*TRAINING, metric, own]))
+    number = calls.number(Place(TRAIN, 61, "score"))
+    assert number is not None
+    assert int(calls.rows(number)["samples"].sum()) == 65
+
+
+def test_without_modules_the_line_that_holds_everything_is_the_loop() -> None:
+    stacks = [
+        stack([MAIN, main(40), f"clean ({TRAIN}:20)"], 100),
+        stack([MAIN, main(41), f"matmul ({TORCH}/functional.py:1)"], 100),
+    ]
+    calls = calls_of(tables(stacks, forward_ms=90, backward_ms=0, optimizer_ms=0, other_ms=10))
+    number = calls.number(Place(TRAIN, 20, "clean"))
+    assert number is not None
+    assert calls.place(number) == Place(TRAIN, None, "clean")
+    assert int(calls.rows(number)["samples"].sum()) == 100
+
+
+def test_of_the_loops_own_lines_only_the_blamed_ones_count() -> None:
+    stacks = [
+        *TRAINING,
+        stack([MAIN, main(60), "dumps (/usr/lib/python3.11/json/__init__.py:231)"], 60),
+        stack([MAIN, main(61), f"norm ({TORCH}/functional.py:9)"], 90),
+    ]
+    calls = calls_of(tables(stacks))
+    number = calls.number(Place(TRAIN, 60, "main"))
+    assert number is not None
+    assert calls.own[number]
+    rows = calls.rows(number)
+    share = calls.share(number, rows.filter(rows["user_line"] == 60)["row"])
+    assert share is not None
+    assert share.samples == 60
+
+
+def test_a_place_no_sample_saw_has_no_call() -> None:
+    calls = calls_of(tables([*TRAINING, *DESCRIBE]))
+    assert calls.number(Place("/home/user/project/other.py", 1, "other")) is None
+    assert calls.share(None, calls.time.rows["row"]) is None
+
+
+def test_what_one_rank_alone_does_may_gain_as_much_as_it_takes_there() -> None:
+    """The other rank waits for it: the mean over ranks is half of what can be gained."""
+    both = [{**row, "rank": rank, "process": f"rank-{rank}"} for rank in (0, 1) for row in TRAINING]
+    alone = stack([MAIN, main(50), f"log ({TRAIN}:33)"], 150, rank=0, process="rank-0")
+    waits = stack(
+        [MAIN, main(51), f"barrier ({TORCH}/distributed/distributed_c10d.py:9)"], 150, rank=1, process="rank-1"
+    )
+    steps = [row for rank in (0, 1) for row in step_rows(40, rank=rank, process=f"rank-{rank}", forward_ms=20)]
+    calls = calls_of(make_tables(steps=steps, stacks=[*both, alone, waits]))
+    share = calls.share(calls.number(Place(TRAIN, 33, "log")), calls.time.rows["row"])
+    assert share is not None
+    assert share.at_most_ms >= 2 * share.ms * 0.99

@@ -1,0 +1,218 @@
+"""Clocks of GPUs, storage and nodes of memory, from tables with known readings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepscope.analyze import analyze
+from stepscope.model.facts_machine import MachineFacts
+from stepscope.model.views.machine import GpuClocks, StorageFacts
+from stepscope.tables.schema import Tables
+from tests.analyze.test_machine import SECOND, telemetry
+from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows
+
+STRANGER = 999
+
+
+def machine_of(tables: Tables) -> MachineFacts:
+    found = analyze(tables).machine
+    assert found is not None
+    return found
+
+
+# --------------------------------------------------------------------------------------------------- GPU clocks
+
+
+def gpu_rows(
+    device: str = "gpu:0",
+    *,
+    clock: float = 1000,
+    reasons: int = 0x40,
+    limit_w: float = 700,
+    pids: tuple[int, ...] = (PID,),
+    seconds: int = 40,
+    idle_every: int = 0,
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for second in range(seconds):
+        idle = bool(idle_every) and second % idle_every == 0
+        levels = {
+            "gpu_util_pct": 90.0,
+            "gpu_power_w": 300.0,
+            "gpu_power_limit_w": limit_w,
+            "gpu_power_default_w": 700.0,
+            "gpu_temperature_c": 60.0 + second,
+            "gpu_sm_clock_mhz": 345.0 if idle else clock,
+            "gpu_sm_clock_max_mhz": 2000.0,
+            "gpu_clock_reasons": float(0x1 if idle else reasons),
+        }
+        at = {"time_ns": T0 + second * SECOND, "device": device}
+        rows += [{**at, "metric": metric, "value": value} for metric, value in levels.items()]
+        for pid in pids if second % 5 == 0 else ():
+            rows.append({**at, "metric": "gpu_process", "value": 1.0, "pid": pid})
+            rows.append({**at, "metric": "gpu_process_bytes", "value": 2e9, "pid": pid})
+    return rows
+
+
+def gpu_tables(*groups: list[dict[str, Any]], **more: Any) -> Tables:
+    system = [row for group in groups for row in group]
+    ranks = [rank_info(device="cuda")]
+    return make_tables(**{"steps": step_rows(400, forward_ms=93), "system": system, "ranks": ranks, **more})
+
+
+def clocks(**options: Any) -> GpuClocks:
+    (found,) = machine_of(gpu_tables(gpu_rows(**options))).gpus
+    return found
+
+
+def test_a_clock_that_heat_holds_down() -> None:
+    found = clocks()
+    assert (found.clock_mhz, found.max_clock_mhz) == (1000, 2000)
+    assert found.reasons == {"thermal slowdown by hardware": 1}
+    assert found.lost_share == pytest.approx(0.5)
+    assert found.utilization == pytest.approx(0.9)
+    assert found.temperature_c == 99
+
+
+@pytest.mark.parametrize(
+    ("reasons", "limit_w", "lost"),
+    [
+        (0x0, 700, 0.0),  # nothing told
+        (0x4, 700, 0.0),  # at its power as delivered: how a board works under load
+        (0x4, 500, 0.5),  # somebody has lowered the limit
+        (0x2, 700, 0.5),
+        (0x10, 700, 0.0),  # in step with another GPU, whose reasons count
+        (0x20 | 0x4, 700, 0.5),
+    ],
+)
+def test_reasons_that_somebody_can_remove(reasons: int, limit_w: float, lost: float) -> None:
+    assert clocks(reasons=reasons, limit_w=limit_w).lost_share == pytest.approx(lost)
+
+
+def test_an_idle_gpu_loses_nothing() -> None:
+    found = clocks(idle_every=2)
+    assert found.readings - found.busy_readings == pytest.approx(found.readings / 2, abs=1)
+    assert found.lost_share == pytest.approx(0.25, abs=0.01)
+    assert machine_of(gpu_tables(gpu_rows(reasons=0x1))).gpus == ()
+
+
+def test_only_gpus_of_the_run_count_where_processes_are_told() -> None:
+    other = gpu_rows("gpu:1", pids=(STRANGER,))
+    found = machine_of(gpu_tables(gpu_rows(pids=(PID, STRANGER)), other)).gpus
+    assert [(gpu.device, gpu.strangers, gpu.strangers_bytes) for gpu in found] == [("gpu:0", 1, 2_000_000_000)]
+    untold = machine_of(gpu_tables(gpu_rows(pids=()), gpu_rows("gpu:1", pids=(STRANGER,)))).gpus
+    assert [(gpu.device, gpu.strangers) for gpu in untold] == [("gpu:0", None), ("gpu:1", None)]
+
+
+def test_without_readings_of_gpus_there_are_none() -> None:
+    assert machine_of(gpu_tables()).gpus == ()
+    assert machine_of(gpu_tables(gpu_rows(), steps=[])).gpus == ()
+
+
+# ------------------------------------------------------------------------------------------------------ storage
+
+
+def storage_rows(
+    pid: int = PID, *, asked: float = 20e6, device: float = 10e6, seconds: int = 40, until: int | None = None
+) -> list[dict[str, Any]]:
+    """Bytes per second; those from the device end at second `until`."""
+    rows: list[dict[str, Any]] = []
+    for second in range(seconds):
+        brought = device * (second if until is None else min(second, until))
+        at = {"time_ns": T0 + second * SECOND, "pid": pid}
+        rows.append({**at, "metric": "requested_bytes", "value": asked * second})
+        rows.append({**at, "metric": "read_bytes", "value": brought})
+        rows.append({**at, "metric": "major_faults", "value": 0.0})
+        if second % 4 == 0:
+            rows.append({**at, "metric": "blocked", "value": 1.0})
+    rows.append({"time_ns": T0, "pid": pid, "metric": "open_files", "value": 3.0, "device": "lustre:/scratch"})
+    rows.append({"time_ns": T0, "pid": pid, "metric": "open_files", "value": 1.0, "device": "ext4:/"})
+    return rows
+
+
+def storage_tables(*rows: dict[str, Any], workers: tuple[int, ...] = (), **more: Any) -> Tables:
+    processes = [{"pid": pid, "role": "loader_worker"} for pid in workers]
+    steps = step_rows(400, forward_ms=93)
+    return make_tables(**{"steps": steps, "system": rows, "processes": processes, **more})
+
+
+def storage_of(tables: Tables) -> StorageFacts:
+    found = machine_of(tables).storage
+    assert found is not None
+    return found
+
+
+def test_reads_that_reach_the_device() -> None:
+    found = storage_of(storage_tables(*storage_rows()))
+    assert found.role == "rank"
+    assert found.requested_bytes_per_s == pytest.approx(20e6)
+    assert found.cold_share == pytest.approx(0.5)
+    assert found.blocked_share == pytest.approx(0.25, abs=0.03)
+    assert found.blocked_readings >= 39  # without the time of warm-up
+    assert [(mount.kind, mount.path, mount.files, mount.source) for mount in found.mounts] == [
+        ("lustre", "/scratch", 3, "open files"),
+        ("ext4", "/", 1, "open files"),
+    ]
+
+
+def test_workers_read_in_place_of_the_training_process() -> None:
+    rows = [*storage_rows(200), *storage_rows(201), *storage_rows(PID, asked=1e9)]
+    found = storage_of(storage_tables(*rows, workers=(200, 201)))
+    assert found.role == "loader_worker"
+    assert found.requested_bytes_per_s == pytest.approx(40e6)
+
+
+def test_a_second_pass_that_the_page_cache_serves() -> None:
+    found = storage_of(storage_tables(*storage_rows(device=20e6, until=15)))
+    assert found.early_cold_share == pytest.approx(1)
+    assert found.late_cold_share == 0
+
+
+def test_paths_of_the_command_stand_in_where_no_file_was_seen_open() -> None:
+    rows = [row for row in storage_rows() if row["metric"] != "open_files"]
+    rows.append({"time_ns": T0, "pid": PID, "metric": "named_paths", "value": 1.0, "device": "nfs4:/home"})
+    (mount,) = storage_of(storage_tables(*rows)).mounts
+    assert (mount.kind, mount.path, mount.source) == ("nfs4", "/home", "command line")
+
+
+def test_hardly_any_reads_have_no_share_and_old_recordings_no_storage() -> None:
+    assert storage_of(storage_tables(*storage_rows(asked=1e4, device=1e4))).cold_share is None
+    old = telemetry(40, {"read_bytes": 1e6}, levels={})
+    assert machine_of(storage_tables(*old)).storage is None
+
+
+# --------------------------------------------------------------------------------------------------------- NUMA
+
+TWO_NODES: dict[str, Any] = {
+    "numa_nodes": {"0": [0, 1], "1": [2, 3], "2": []},
+    "gpus": [{"index": 0, "numa_node": 1}, {"index": 1, "numa_node": None}],
+}
+
+
+def numa_tables(hardware: dict[str, Any], *cpus: int, gpu: bool = True) -> Tables:
+    system: list[dict[str, Any]] = [
+        {"metric": "processor", "time_ns": T0 + second * SECOND, "pid": PID, "value": float(cpus[second % len(cpus)])}
+        for second in range(40)
+    ]
+    if gpu:
+        at = {"time_ns": T0 + 1000 * MS, "device": "gpu:0", "pid": PID}
+        system.append({**at, "metric": "gpu_process", "value": 1.0})
+    return make_tables(steps=step_rows(400, forward_ms=93), system=system, manifests=[{"hardware": hardware}])
+
+
+def test_a_main_thread_away_from_its_gpu() -> None:
+    numa = machine_of(numa_tables(TWO_NODES, 0, 1, 1, 2)).numa
+    assert numa is not None
+    assert (numa.nodes, numa.gpu_nodes) == (2, {"gpu:0": 1})
+    assert numa.main_nodes == {"0": pytest.approx(0.75, abs=0.02), "1": pytest.approx(0.25, abs=0.02)}
+    assert numa.away_share == pytest.approx(0.75, abs=0.02)
+
+
+def test_a_gpu_that_is_not_known_and_a_machine_with_one_node() -> None:
+    numa = machine_of(numa_tables(TWO_NODES, 0, gpu=False)).numa
+    assert numa is not None
+    assert numa.away_share is None
+    assert machine_of(numa_tables({"numa_nodes": {"0": [0, 1]}}, 0)).numa is None
+    assert machine_of(numa_tables({}, 0)).numa is None

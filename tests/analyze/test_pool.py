@@ -1,0 +1,153 @@
+"""What more threads than cores cost, from counts that real runs left behind and from counts made to be told apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepscope.analyze import analyze
+from stepscope.model.facts_machine import CpuFacts, PoolFacts
+from stepscope.tables.schema import Tables
+from tests.analyze.test_machine import SECOND, telemetry
+from tests.builders import T0, make_tables, rank_info, step_rows
+
+TWO_CORES = {"hardware": {"affinity": [0, 1]}}
+
+
+def pool_tables(
+    *,
+    main: float,
+    delay: float,
+    slices: float = 0.0,
+    pool: float,
+    pool_delay: float,
+    pool_slices: float = 0.0,
+    others: float | None = 0.0,
+    threads: int | None = 16,
+    step_ms: int = 100,
+    seconds: int = 40,
+    **more: Any,
+) -> Tables:
+    """A run on two cores: shares of wall time that the main thread and the pool used and waited, slices per step."""
+    per_second = 1e3 / step_ms
+    rates = {"main_cpu_ns": main * 1e9, "run_delay_ns": delay * 1e9, "main_timeslices": slices * per_second}
+    rates |= {"pool_cpu_ns": pool * 1e9, "pool_delay_ns": pool_delay * 1e9}
+    rates |= {"pool_timeslices": pool_slices * per_second, "migrations": 3.0, "voluntary_switches": 400.0}
+    system = telemetry(seconds, rates, levels={"cpu_pct": 100.0 * (main + pool)})
+    if others is not None:
+        system += [
+            {"metric": "busy_cores", "time_ns": T0 + second * SECOND, "value": main + pool + others}
+            for second in range(seconds)
+        ]
+    steps = step_rows(seconds * 1000 // step_ms, forward_ms=step_ms - 7)
+    ranks = [rank_info(threads=threads)]
+    return make_tables(**{"steps": steps, "system": system, "ranks": ranks, "manifests": [TWO_CORES], **more})
+
+
+def cpu_of(tables: Tables) -> CpuFacts:
+    machine = analyze(tables).machine
+    assert machine is not None
+    assert machine.cpu is not None
+    return machine.cpu
+
+
+def pool_of(tables: Tables) -> PoolFacts:
+    pool = cpu_of(tables).pool
+    assert pool is not None
+    return pool
+
+
+def lost(tables: Tables) -> tuple[float, float]:
+    pool = pool_of(tables)
+    assert pool.lost_ms_per_step is not None
+    assert pool.at_most_ms_per_step is not None
+    return pool.lost_ms_per_step, pool.at_most_ms_per_step
+
+
+Counts = dict[str, Any]
+# Counts of hand-made loops with 16 threads on two cores, steps of 100 ms: what a step took with fewer threads is known.
+LARGE: Counts = {"main": 0.18, "delay": 0.38, "slices": 111, "pool": 1.56, "pool_delay": 5.85, "pool_slices": 1655}
+SMALL: Counts = {"main": 0.23, "delay": 0.58, "slices": 652, "pool": 0.77, "pool_delay": 6.55, "pool_slices": 10640}
+
+
+def test_the_pools_work_is_no_loss() -> None:
+    cost, most = lost(pool_tables(**LARGE))
+    assert 10 < cost < 20  # 17 ms less with two threads, though the main thread waited 82 ms
+    assert 17 < most < 35
+
+
+def test_waking_threads_for_small_operators_is_one() -> None:
+    cost, most = lost(pool_tables(**SMALL, others=1.0))
+    assert 50 < cost < 75  # 69 ms less with one thread, on the one core that others left
+    assert 69 < most < 95
+
+
+def test_on_an_otherwise_idle_machine_the_ceiling_holds_what_two_threads_save() -> None:
+    idle: Counts = {"main": 0.29, "delay": 0.37, "slices": 909, "pool": 1.23, "pool_delay": 5.1, "pool_slices": 13436}
+    cost, most = lost(pool_tables(**idle))
+    assert 45 < cost < 80 <= most < 95  # 68 ms less with one thread, 80 with two
+
+
+def test_a_step_is_not_lost_to_threads_where_others_have_the_cores() -> None:
+    cost, _ = lost(
+        pool_tables(main=0.06, delay=0.62, slices=20, pool=0.5, pool_delay=7.0, pool_slices=200, others=1.44)
+    )
+    assert cost < 5
+    cost, _ = lost(pool_tables(main=0.4, delay=0.6, pool=0.0, pool_delay=0.0, others=1.6))
+    assert cost == 0
+
+
+def test_work_of_the_main_thread_alone_is_not_lost() -> None:
+    cost, _ = lost(pool_tables(main=0.54, delay=0.0, pool=0.9, pool_delay=2.0))
+    assert cost < 6  # half of the step is the main thread's, the rest keeps both cores busy
+
+
+def test_what_the_main_thread_waits_for_otherwise_stays() -> None:
+    wait: dict[str, Any] = {"main": 0.1, "delay": 0.0, "pool": 0.1, "pool_delay": 3.0}
+    steps = step_rows(400, data_wait_ms=70, forward_ms=24)
+    loader = {"kind": "loader", "id": 1, "num_workers": 2, "time_ns": T0 - 1}
+    with_loader = pool_of(pool_tables(**wait, steps=steps, journal=[loader]))
+    assert with_loader.other_waits_share == pytest.approx(0.7)
+    assert with_loader.lost_ms_per_step is not None
+    without = pool_of(pool_tables(**wait))
+    assert without.lost_ms_per_step is not None
+    assert with_loader.lost_ms_per_step < 20 < 70 < without.lost_ms_per_step
+
+
+def test_of_a_main_thread_that_sleeps_while_no_thread_of_the_pool_waits_nothing_is_lost() -> None:
+    cost, _ = lost(pool_tables(main=0.3, delay=0.0, pool=0.0, pool_delay=0.0))
+    assert cost == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2, None])
+def test_threads_that_fit_and_unknown_ones_lose_nothing(threads: int | None) -> None:
+    pool = pool_of(pool_tables(**LARGE, threads=threads))
+    assert (pool.lost_ms_per_step, pool.at_most_ms_per_step) == (None, None)
+
+
+def test_of_several_ranks_a_wait_for_each_other_is_not_the_pools() -> None:
+    ranks = [rank_info(0, threads=2), rank_info(1, threads=2)]
+    asleep = pool_tables(main=0.2, delay=0.0, pool=0.3, pool_delay=3.0, ranks=ranks)
+    assert lost(asleep)[0] == 0
+
+
+def test_without_the_processors_use_only_what_the_run_used_counts_as_there() -> None:
+    alone, unknown = (pool_of(pool_tables(**SMALL, others=others)) for others in (0.0, None))
+    assert unknown.others_cores is None
+    assert unknown.cores == pytest.approx(1.0)
+    assert alone.cores == pytest.approx(2.0)
+
+
+def test_old_recordings_have_no_pool() -> None:
+    rows = telemetry(40, {"run_delay_ns": 4e8, "migrations": 1.0}, levels={"cpu_pct": 190.0})
+    cpu = cpu_of(make_tables(steps=step_rows(400, forward_ms=93), system=rows, manifests=[TWO_CORES]))
+    assert cpu.pool is None
+    assert cpu.own_ms_per_step > 0
+    assert cpu.migrations_per_s == pytest.approx(1)
+
+
+def test_torch_itself_tells_its_threads_where_no_script_set_them() -> None:
+    cpu = cpu_of(pool_tables(**LARGE))
+    assert (cpu.threads, cpu.threads_place) == (16, None)
+    assert "rank.json" in cpu.threads_source

@@ -1,0 +1,339 @@
+"""Rules on whole operations of a device: what each says, when it keeps quiet, and that no time is told twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepscope.analyze import analyze
+from stepscope.diagnose import diagnose
+from stepscope.model import Analysis, Finding
+from tests.analyze.device_scenes import (
+    ADD,
+    SGEMM,
+    TENSOR,
+    V100,
+    Scene,
+    compiled,
+    copies_within,
+    decompositions,
+    odd_sizes,
+    repeated,
+    replicas,
+    short_launches,
+    small_batch,
+    updates,
+    zeros,
+)
+from tests.analyze.traces import US
+
+Fill = Callable[[Scene], Any]
+
+
+def analysis(fill: Fill, length: float = 1000) -> Analysis:
+    return analyze(repeated(4, length, fill).tables(V100))
+
+
+def findings(fill: Fill, length: float = 1000) -> dict[str, Finding]:
+    return {one.rule: one for one in diagnose(analysis(fill, length)).findings}
+
+
+def values(finding: Finding) -> dict[str, Any]:
+    return {item.metric: item.value for item in finding.evidence}
+
+
+# --------------------------------------------------------------------------------------------------- optimizers
+
+
+def test_an_optimizer_that_launches_for_every_parameter_is_told_to_fuse() -> None:
+    found = findings(updates)
+    finding = found["launch.unfused_optimizer"]
+    assert "parameter by parameter, with 30 kernels" in finding.title
+    assert "fused=True" in finding.fix
+    assert [(item.knob, item.value) for item in finding.try_] == [("optimizer.fused", "true")]
+    # 29 gaps of 30 and those around them, of which one call in 30 stays
+    assert finding.cost_ms_per_step == pytest.approx(0.9 * 29 / 30, abs=0.04)
+    assert "launch.short_kernels" not in found
+
+
+def test_an_optimizer_without_a_fused_version_is_told_to_group() -> None:
+    finding = findings(lambda scene: updates(scene, optimizer="RMSprop"))["launch.unfused_optimizer"]
+    assert "foreach=True" in finding.fix
+    assert "fused" not in finding.title
+
+
+def test_an_optimizer_that_groups_can_still_be_fused() -> None:
+    finding = findings(lambda scene: updates(scene, op="aten::_foreach_add_"))["launch.unfused_optimizer"]
+    assert "operation by operation (foreach)" in finding.title
+    assert "fused=True" in finding.fix
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"op": "aten::_fused_adam_"},
+        {"optimizer": "Shampoo"},
+        {"optimizer": "RMSprop", "op": "aten::_foreach_add_"},
+        {"name": "triton_for_fused_0"},
+    ],
+    ids=["fused", "own class", "grouped without a fused version", "compiled"],
+)
+def test_an_optimizer_that_cannot_be_improved_is_no_finding(how: dict[str, str]) -> None:
+    found = findings(lambda scene: updates(scene, **how))
+    assert "launch.unfused_optimizer" not in found
+    assert "launch.short_kernels" in found  # the device does wait
+
+
+def test_few_updates_are_no_pattern() -> None:
+    assert "launch.unfused_optimizer" not in findings(lambda scene: updates(scene, count=15))
+
+
+def test_kernels_that_a_fused_update_leaves_out_are_lost_too() -> None:
+    """Of operations that take 50, 100 and 150 the shortest goes, and of 60 before the first kernel what calls take."""
+
+    def fill(scene: Scene) -> None:
+        scene.mark("Optimizer.step#SGD.step", 0, 60)
+        at = 70.0
+        for number in range(30):
+            length = (5.0, 10.0, 15.0)[number % 3]
+            operator = scene.op(("aten::mul_", "aten::add_", "aten::addcmul_")[number % 3], number, 0.8)
+            call = scene.call("cudaLaunchKernel", number + 0.1, 0.5, operator)
+            scene.work(ADD, at, length, launch=call, op=operator)
+            at += length
+
+    finding = findings(fill, 400)["launch.unfused_optimizer"]
+    assert finding.cost_ms_per_step == pytest.approx(0.050 + 0.060 * 29 / 30)
+
+
+def test_gradients_set_to_zero_are_told_with_the_default() -> None:
+    found = findings(zeros)
+    finding = found["launch.zeroing_gradients"]
+    assert "30 launches" in finding.title
+    assert "set_to_none=True" in finding.fix
+    assert finding.cost_ms_per_step == pytest.approx(0.93 + 0.03, abs=0.05)
+    assert "launch.short_kernels" not in found
+
+
+def test_zero_grad_without_a_launch_is_no_finding() -> None:
+    def fill(scene: Scene) -> None:
+        scene.mark("Optimizer.zero_grad#SGD.zero_grad", 0, 500)
+        scene.kernel(SGEMM, 600, 390)
+
+    assert "launch.zeroing_gradients" not in findings(fill)
+
+
+# ------------------------------------------------------------------------------------------ launches by what launches
+
+
+def test_compiled_functions_that_run_kernel_by_kernel_are_told() -> None:
+    found = findings(compiled)
+    finding = found["launch.compiled_kernels"]
+    assert "none of which a compiler made" in finding.title
+    assert "backend='inductor'" in finding.fix
+    assert "launch.short_kernels" not in found
+
+
+def test_generated_kernels_are_told_to_be_replayed() -> None:
+    finding = findings(lambda scene: compiled(scene, name="triton_poi_fused_add_0"))["launch.compiled_kernels"]
+    assert "30 of them made by a compiler" in finding.title
+    assert "backend" not in finding.fix
+    assert "reduce-overhead" in finding.fix
+
+
+def test_a_batch_that_leaves_the_device_empty_is_told_instead_of_launches() -> None:
+    found = findings(small_batch)
+    assert found["compute.small_batch"].title.startswith("A batch of 4 does not fill the device")
+    assert "launch.short_kernels" not in found
+
+
+@pytest.mark.parametrize(
+    "how", [{"blocks": 3.0}, {"shapes": "[[16, 8], [8, 8]]"}], ids=["full", "rows of batch times tokens"]
+)
+def test_full_kernels_or_an_unknown_batch_are_launches(how: dict[str, Any]) -> None:
+    found = findings(lambda scene: small_batch(scene, **how))
+    assert "launch.short_kernels" in found
+    assert "compute.small_batch" not in found
+
+
+def test_kernels_of_a_graph_wait_for_no_launch() -> None:
+    """One launch that takes as long as its kernels: the gaps between them are the graph's."""
+
+    def fill(scene: Scene) -> None:
+        call = scene.call("cudaGraphLaunch", 0, 990)
+        for number in range(30):
+            scene.work(ADD, 10 + 32 * number, 2, launch=call)
+
+    found = findings(fill)
+    assert not {"launch.short_kernels", "launch.compiled_kernels", "host.device_idle"} & set(found)
+
+
+def test_kernels_of_a_graph_do_not_make_launches_look_short() -> None:
+    """Long kernels with a launch each, beside a graph of many short ones."""
+
+    def fill(scene: Scene) -> None:
+        call = scene.call("cudaGraphLaunch", 0, 5)
+        for number in range(40):
+            scene.work(ADD, 6 + number, 1, launch=call)
+        for number in range(25):
+            scene.kernel(SGEMM, 60 + number * 75, 60)
+
+    assert "launch.short_kernels" not in findings(fill, 2000)
+
+
+def test_long_gaps_in_a_graph_are_no_host_work() -> None:
+    def fill(scene: Scene) -> None:
+        scene.op("aten::sort", 0, 9_900)
+        call = scene.call("cudaGraphLaunch", 0, 5)
+        for number in range(4):
+            scene.work(ADD, 10 + 3_280 * number, 50, launch=call)
+
+    assert "host.device_idle" not in findings(fill, 10_000)
+
+
+# -------------------------------------------------------------------------------------------------------- waits
+
+
+def test_a_wait_for_work_that_had_not_begun_is_not_the_hosts() -> None:
+    """Something that no trace shows holds the device up: a kernel launched long before the wait begins after it."""
+
+    def fill(scene: Scene, launched: float) -> None:
+        late = scene.call("cudaLaunchKernel", launched, 5)
+        item = scene.op("aten::item", 50, 7000)
+        copy = scene.call("cudaMemcpyAsync", 60, 6980, item)
+        scene.work(ADD, 7020, 5, launch=late)
+        scene.work("Memcpy DtoH (Device -> Pageable)", 7026, 2, launch=copy, op=item, category="gpu_memcpy", bytes=4)
+        scene.call("cudaStreamSynchronize", 7041, 8, item)
+        scene.kernel(SGEMM, 7080, 2900)
+
+    assert "sync.host_waits" not in findings(lambda scene: fill(scene, 5), 10_000)
+    assert "sync.host_waits" in findings(lambda scene: fill(scene, 7015), 10_000)
+
+
+# ------------------------------------------------------------------------------------------------ linear algebra
+
+
+def test_serial_linear_algebra_is_told_with_its_matrices() -> None:
+    found = findings(decompositions)
+    finding = found["compute.serial_linalg"]
+    assert "aten::linalg_qr" in finding.title
+    assert "30 matrices with 3 rows" in finding.title
+    assert "on the CPU in one batch" in finding.fix
+    assert 0.9 <= finding.share <= 0.99
+    # neither its launches nor its wait are told again
+    assert not {"launch.short_kernels", "sync.host_waits", "host.device_idle"} & set(found)
+
+
+def test_a_decomposition_that_fills_the_device_is_no_finding() -> None:
+    assert "compute.serial_linalg" not in findings(lambda scene: decompositions(scene, length=31, blocks=4))
+
+
+def test_long_kernels_that_leave_the_device_empty_are_serial() -> None:
+    finding = findings(lambda scene: decompositions(scene, length=31))["compute.serial_linalg"]
+    assert finding.share >= 0.9
+
+
+def test_linear_algebra_beside_other_work_costs_nothing() -> None:
+    def fill(scene: Scene) -> None:
+        decompositions(scene)
+        scene.work(TENSOR, 0, 999, launch=scene.call("cudaLaunchKernel", 0, 0.5), stream=8)
+
+    assert "compute.serial_linalg" not in findings(fill)
+
+
+# --------------------------------------------------------------------------------------------------------- sizes
+
+
+def test_sizes_that_do_not_fill_tiles_are_told() -> None:
+    finding = findings(odd_sizes)["compute.sizes_off_tiles"]
+    assert "130 x 64 x 64" in finding.title
+    # 130 rows take two tiles of 128: 126 of 256 are filled up
+    assert finding.cost_ms_per_step == pytest.approx(0.8 * 126 / 256)
+    assert "multiples of 8" in finding.fix
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"shapes": "[[128, 64], [64, 64]]"}, {"kind": "float"}, {"shapes": "[[130, 64], [63, 64]]"}, {"shapes": "{"}],
+    ids=["fits", "32 bits", "no product", "damaged"],
+)
+def test_other_sizes_are_no_finding(how: dict[str, str]) -> None:
+    assert "compute.sizes_off_tiles" not in findings(lambda scene: odd_sizes(scene, **how))
+
+
+def test_without_shapes_the_rules_on_them_say_what_they_need() -> None:
+    abstained = {item.rule: item.needs for item in diagnose(analysis(short_launches)).abstained}
+    assert "shapes" in abstained["compute.sizes_off_tiles"]
+    assert "shapes" in abstained["compute.small_batch"]
+
+
+# --------------------------------------------------------------------------------------------------- DataParallel
+
+
+def test_data_parallel_is_told_to_be_distributed() -> None:
+    found = findings(replicas)
+    finding = found["communication.data_parallel"]
+    assert finding.title.startswith("DataParallel copies the model to 2 devices")
+    assert "DistributedDataParallel" in finding.fix
+    # its copy of 300, and 105 of idle time while the host replicates; neither is told again
+    assert finding.cost_ms_per_step == pytest.approx(0.405, abs=0.02)
+    assert "transfer.device_to_device" not in found
+
+
+def test_one_device_is_no_data_parallel() -> None:
+    assert "communication.data_parallel" not in findings(lambda scene: replicas(scene, device=0))
+
+
+def exchanges(scene: Scene) -> None:
+    """A step of 1000 with an all_reduce of 400."""
+    scene.kernel(SGEMM, 10, 500)
+    scene.kernel("ncclKernel_AllReduce_RING_LL_Sum_float", 510, 400, op="nccl:all_reduce")
+
+
+def broadcasts(scene: Scene, device: int) -> None:
+    """A step of 1000 in which replicate broadcasts for 400; on one device it is someone else's broadcast."""
+    scene.python("torch/nn/parallel/data_parallel.py(174): forward", 0, 990)
+    frame = scene.python("torch/nn/parallel/replicate.py(80): replicate", 5, 395)
+    scene.kernel("ncclKernel_Broadcast_RING_LL_Sum_int8_t", 100, 400, op="Broadcast", below=frame)
+    scene.kernel(TENSOR, 500, 450, device=device)
+
+
+def test_collectives_of_data_parallel_are_not_told_as_exposed() -> None:
+    both, one = findings(lambda scene: broadcasts(scene, 1)), findings(lambda scene: broadcasts(scene, 0))
+    assert "communication.data_parallel" in both
+    assert "communication.exposed" not in both
+    assert "communication.data_parallel" not in one
+    assert "communication.exposed" in one
+
+
+def test_many_synchronised_norms_stand_with_exposed_communication() -> None:
+    made = analysis(exchanges)
+    assert "SyncBatchNorm" not in _exposed(made).fix
+    losses = tuple(replace(one, sync_batch_norms_per_step=53.0) for one in made.device_losses)
+    finding = _exposed(replace(made, device_losses=losses))
+    assert "53 SyncBatchNorm layers" in finding.fix
+    assert values(finding)["SyncBatchNorm layers per step"] == 53.0
+
+
+def _exposed(made: Analysis) -> Finding:
+    return next(one for one in diagnose(made).findings if one.rule == "communication.exposed")
+
+
+def test_norms_are_counted_once_for_each_forward() -> None:
+    def fill(scene: Scene) -> None:
+        exchanges(scene)
+        for number in range(3):
+            norm = scene.op("SyncBatchNorm", 520 + 10 * number, 8)
+            scene.op("aten::batch_norm_gather_stats_with_counts", 521 + 10 * number, 2, norm)
+
+    assert [one.sync_batch_norms_per_step for one in analysis(fill).device_losses] == [3.0]
+
+
+@pytest.mark.parametrize("fill", [updates, zeros, compiled, decompositions, replicas, copies_within])
+def test_no_time_is_told_twice(fill: Fill) -> None:
+    """What the losses of a step sum to is no more than the step."""
+    made = analysis(fill)
+    (losses,) = made.device_losses
+    assert sum(loss.ns_per_step for loss in losses.losses) <= 1000 * US

@@ -1,0 +1,199 @@
+"""Ceilings of what the main thread and the loader lose, and predictions: bounds that hold, one finding per loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepscope.analyze import analyze
+from stepscope.diagnose import diagnose
+from stepscope.model import Analysis, Finding
+from stepscope.tables.schema import Tables
+from tests.analyze.scenes import (
+    LOADER_FRAMES,
+    LOOP_SOURCE,
+    TORCH,
+    TRAIN,
+    Trace,
+    loader_tables,
+    loop_tables,
+    stack,
+)
+from tests.analyze.test_calls import DESCRIBE, MAIN, TRAINING, main, tables
+from tests.builders import MS, T0, make_tables, step_rows
+
+PYTHON_RULE = "host.python_on_critical_path"
+IO_RULE = "io.blocking_in_step"
+
+
+def only(made: Tables | Analysis, rule: str, sources: dict[str, str] | None = None) -> Finding:
+    analysis = made if isinstance(made, Analysis) else analyze(made, sources)
+    findings = [finding for finding in diagnose(analysis).findings if finding.rule == rule]
+    assert len(findings) == 1
+    return findings[0]
+
+
+# ------------------------------------------------------------------------------------------------------ python
+
+
+def test_a_call_with_its_comprehension_and_libraries_is_one_finding() -> None:
+    finding = only(tables([*TRAINING, *DESCRIBE]), PYTHON_RULE)
+    assert "describe (train.py:22)" in finding.title
+    # 60 samples in json; whose are the lines on top without a callee, no window says
+    assert finding.cost_ms_per_step == pytest.approx(50 * 60 / 250)
+    # its lists, its operators and what chance may add to 150 samples of 250
+    assert finding.gain_ceiling == pytest.approx(0.3 + 1.96 * 0.5 * (0.6 * 0.4 / 250) ** 0.5, abs=0.004)
+
+
+def test_where_python_is_little_of_a_call_its_operators_stay() -> None:
+    """A loss function with 10 % Python in it: what takes the Python out keeps the loss."""
+    stacks = [
+        *TRAINING,
+        stack([MAIN, main(50), f"loss ({TRAIN}:20)", f"cross_entropy ({TORCH}/nn/functional.py:9)"], 360),
+        stack([MAIN, main(50), f"loss ({TRAIN}:21)", "dumps (/usr/lib/python3.11/json/__init__.py:231)"], 40),
+    ]
+    finding = only(tables(stacks, other_ms=200), PYTHON_RULE)
+    assert finding.share == pytest.approx(40 / 750)
+    assert finding.gain_ceiling < 0.1
+
+
+def test_collections_that_allocation_may_cause_count_into_the_ceiling_alone() -> None:
+    gc = {"kind": "gc", "generation": 2, "duration_ns": 4 * MS}
+    places = [{"file": TRAIN, "line": line, "function": "main"} for line in (40, 41, 42)]
+    journal = [{**gc, **places[i % 3], "time_ns": T0 + i * 100 * MS + MS} for i in range(1, 40)]
+    without = only(tables([*TRAINING, *DESCRIBE]), PYTHON_RULE)
+    made = make_tables(
+        steps=tables([]).steps.to_dicts(),
+        stacks=[*TRAINING, *DESCRIBE],
+        journal=journal,
+    )
+    finding = only(made, PYTHON_RULE)
+    assert finding.cost_ms_per_step == pytest.approx(without.cost_ms_per_step)
+    assert finding.gain_ceiling == pytest.approx(without.gain_ceiling + 0.04, abs=0.002)
+
+
+def test_workers_that_need_as_long_lower_the_ceiling() -> None:
+    analysis = analyze(tables([*TRAINING, *DESCRIBE]))
+    assert analysis.pipeline is not None
+    quiet = replace(analysis.pipeline, contended_ms=0.0, cores=8.0)
+    free = only(replace(analysis, pipeline=quiet), PYTHON_RULE)
+    busy = only(replace(analysis, pipeline=replace(quiet, workers=1, workers_ms=95.0)), PYTHON_RULE)
+    assert free.gain_ceiling > 0.3
+    assert busy.gain_ceiling == pytest.approx(0.145)
+    assert busy.gain_ceiling >= busy.share
+
+
+# ---------------------------------------------------------------------------------------------------------- io
+
+
+def test_what_is_computed_to_be_written_belongs_to_the_ceiling() -> None:
+    log = [MAIN, main(50), f"write ({TRAIN}:20)"]
+    stacks = [
+        *TRAINING,
+        stack([*log, "Path.write_text (/usr/lib/python3.11/pathlib.py:1)"], 60),
+        stack([MAIN, main(50), f"write ({TRAIN}:21)", f"norm ({TORCH}/functional.py:9)"], 90),
+    ]
+    finding = only(tables(stacks), IO_RULE)
+    assert finding.cost_ms_per_step == pytest.approx(50 * 60 / 250)
+    assert finding.gain_ceiling > 0.3
+
+
+def test_a_window_with_slow_writes_is_not_believed_against_the_steady_steps() -> None:
+    """The window saw 80 ms of fsync per step; of the steady steps' samples a fifth stands there."""
+    steps = step_rows(40, data_wait_ms=0, forward_ms=40, backward_ms=40, optimizer_ms=10, other_ms=10)
+    trace = Trace()
+    for row in steps[10:12]:
+        row["in_window"] = True
+        trace.add("train.py(1): log", row["start_ns"], 90 * MS, step=row["step"])
+        trace.add("<built-in function fsync>", row["start_ns"] + MS, 80 * MS, step=row["step"])
+    stacks = [*TRAINING, stack([MAIN, main(50), f"log ({TRAIN}:2)"], 50)]
+    made = make_tables(steps=steps, events=trace.rows, stacks=stacks)
+    finding = only(made, IO_RULE, {TRAIN: "def log(handle):\n    os.fsync(handle)\n"})
+    assert finding.cost_ms_per_step == pytest.approx(50 * 50 / 150)
+
+
+# ------------------------------------------------------------------------------------------------------- loops
+
+
+def test_one_call_over_all_items_is_predicted_with_an_interval() -> None:
+    finding = only(loop_tables(), "host.per_item_loop", {TRAIN: LOOP_SOURCE})
+    assert finding.expected_gain is not None
+    # in the window 256 items ran operators of 5, 5 and 80 us
+    assert finding.expected_gain.low == pytest.approx((40 - 256 * 0.09) / 100)
+    assert finding.expected_gain.high == pytest.approx(0.72 * 255 / 256)
+    assert finding.expected_gain.high <= finding.gain_ceiling
+
+
+# ------------------------------------------------------------------------------------------------------- input
+
+
+def small_files(reading: int, decoding: int) -> Tables:
+    read = f"Folder.__getitem__ ({TRAIN}:30)"
+    stacks = [
+        stack([*LOADER_FRAMES, read, "load (/venv/lib/python3.11/site-packages/numpy/lib/_npyio_impl.py:4)"], reading),
+        stack([*LOADER_FRAMES, f"Folder.__getitem__ ({TRAIN}:31)"], decoding),
+    ]
+    rows: list[dict[str, Any]] = [{**row, "phase": "data_wait"} for row in stacks]
+    rows.append(stack([f"train ({TRAIN}:82)", f"Module._call_impl ({TORCH}/nn/modules/module.py:1)"], 80))
+    base = loader_tables()
+    return make_tables(
+        steps=base.steps.to_dicts(),
+        journal=base.journal.to_dicts(),
+        manifests=base.manifests,
+        stacks=rows,
+    )
+
+
+def test_many_small_files_are_named_and_packing_is_the_advice() -> None:
+    finding = only(small_files(90, 30), "input.loader_bound")
+    values = {evidence.metric: evidence.value for evidence in finding.evidence}
+    assert values["loading time in opening and reading files"] == pytest.approx(0.75)
+    assert "WebDataset" in finding.fix
+    assert "shards" in finding.caveat
+
+
+def test_items_that_are_computed_are_not_packed() -> None:
+    finding = only(small_files(10, 110), "input.loader_bound")
+    assert "WebDataset" not in finding.fix
+    assert "whole batch" in finding.fix
+
+
+def test_items_of_one_file_are_packed_already() -> None:
+    """The window saw one file opened for 64 items."""
+    made = small_files(90, 30)
+    steps = made.steps.to_dicts()
+    trace = Trace()
+    for row in steps[10:12]:
+        row["in_window"] = True
+        trace.add("train.py(80): train", row["start_ns"], 100 * MS, step=row["step"])
+        trace.add("torch/utils/data/dataloader.py(733): __next__", row["start_ns"], 60 * MS, step=row["step"])
+        trace.add("train.py(29): __getitem__", row["start_ns"], 60 * MS, step=row["step"])
+        trace.add("<built-in function open>", row["start_ns"], 5 * MS, step=row["step"])
+    opened = make_tables(steps=steps, events=trace.rows, journal=made.journal.to_dicts(), manifests=made.manifests)
+    finding = only(replace(made, steps=opened.steps, events=opened.events), "input.loader_bound")
+    values = {evidence.metric: evidence.value for evidence in finding.evidence}
+    assert values["files opened per item"] == pytest.approx(1 / 64, abs=0.001)
+    assert "WebDataset" not in finding.fix
+
+
+def test_the_ceiling_of_the_wait_is_that_of_the_worst_quarter() -> None:
+    made = loader_tables()
+    rows = made.steps.to_dicts()
+    for row in rows[30:]:
+        row["data_wait_ns"] += 20 * MS
+        row["forward_ns"] -= 20 * MS
+    finding = only(replace(made, steps=make_tables(steps=rows).steps), "input.loader_bound")
+    assert finding.share == pytest.approx(0.65, abs=0.01)
+    assert finding.gain_ceiling == pytest.approx(0.8, abs=0.01)
+
+
+def test_workers_are_promised_what_real_cores_can_do() -> None:
+    """60 of 100 ms loading, 40 computing on all threads: 16 logical cores are 8 at least, of two nothing is sure."""
+    many, two = (only(loader_tables(affinity=cores), "input.loader_bound").expected_gain for cores in (16, 2))
+    assert many is not None
+    assert two is not None
+    assert many.low == pytest.approx(1 - ((40 * 16 + 60) / 8 + 6 + 1) / 100)
+    assert two.low == 0
+    assert two.high > 0

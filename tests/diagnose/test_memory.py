@@ -1,0 +1,224 @@
+"""Rules on memory: a measured loss is a finding, all else a risk that is ranked nowhere and shown all the same."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from stepscope.analyze import analyze
+from stepscope.diagnose import diagnose
+from stepscope.errors import UsageError
+from stepscope.model import Diagnosis, Report, Risk
+from stepscope.report import build, html, jsonfile, terminal
+from stepscope.tables.schema import Tables
+from tests.analyze.memory_scenes import GIB, HARDWARE, MIB, STEPS, memory_tables, readings, struck_steps
+from tests.analyze.test_memory_losses import leaking
+from tests.builders import T0, make_tables, step_rows
+
+RETRIES = "memory.allocator_retries"
+
+
+def judged(tables: Tables) -> Diagnosis:
+    return diagnose(analyze(tables))
+
+
+def only(tables: Tables) -> Risk:
+    (risk,) = judged(tables).risks
+    assert risk.evidence
+    assert all(row.source for row in risk.evidence)
+    assert risk.fix
+    assert risk.caveat
+    assert risk.falsified_by
+    assert risk.learn.startswith("https://")
+    return risk
+
+
+def risks(**device: Any) -> list[str]:
+    return [risk.rule for risk in judged(memory_tables(readings(device=lambda _: device))).risks]
+
+
+def missing(tables: Tables, *rules: str) -> dict[str, tuple[str, bool]]:
+    return {one.rule: (one.needs, one.quiet) for one in judged(tables).abstained if one.rule in rules}
+
+
+# --------------------------------------------------------------------------------------------------- growth
+
+
+def test_growth_tells_when_memory_is_full() -> None:
+    risk = only(memory_tables(readings(lambda step: 4 * GIB + step * MIB)))
+    assert risk.rule == "memory.growth"
+    assert risk.severity == "critical"  # 60 GiB at 100 MiB/s
+    assert risk.title == "Memory of the process grows by 1 MiB in every step, and is full in 10 min at this rate"
+    assert "--window-memory" in risk.fix
+    assert risk.ranks == (0,)
+
+
+def test_growth_with_lines_of_a_window() -> None:
+    level = [
+        {"kind": "memory", "step": n, "time_ns": T0 + n * 10_000_000, "private_bytes": GIB + n * 8 * MIB}
+        for n in range(1, 20)
+    ]
+    risk = only(leaking(20, journal=level, manifests=[{"host": "host-a", "hardware": HARDWARE}]))
+    (place,) = risk.where
+    assert place.line == 10
+    assert place.share == pytest.approx(0.5)
+    assert "train.py:10 allocates what outlives its step" in risk.title
+    assert "--window-memory" not in risk.fix
+
+
+def test_a_trace_alone_tells_growth_with_less_confidence() -> None:
+    risk = only(leaking(5))
+    assert risk.confidence == "low"
+    assert "a few steps" in risk.caveat
+
+
+@pytest.mark.parametrize(
+    ("per_step", "hardware"),
+    [
+        (MIB // 8, HARDWARE),  # 47 MiB in all: an allocator's own
+        (MIB, {**HARDWARE, "memory_bytes": 16_000 * GIB}),  # full in two days
+        (MIB, {}),  # no limit known, and less than a GiB so far
+    ],
+    ids=["little", "far", "unknown"],
+)
+def test_growth_that_ends_no_job_is_no_risk(per_step: int, hardware: dict[str, Any]) -> None:
+    found = judged(memory_tables(readings(lambda step: 4 * GIB + step * per_step), hardware=hardware))
+    assert found.risks == ()
+    assert missing(memory_tables(readings(lambda _: 4 * GIB)), "memory.growth") == {}
+
+
+def test_growth_of_steps_and_of_memory_are_linked() -> None:
+    steps, clock = [], T0
+    for number in range(STEPS):
+        steps += step_rows(1, first_step=number, start_ns=clock, forward_ms=3 + number / 100)
+        clock += steps[-1]["wall_ns"]
+    found = judged(memory_tables(readings(lambda step: 4 * GIB + step * MIB), steps=steps))
+    drift = next(finding for finding in found.findings if finding.rule == "host.step_drift")
+    assert found.risks[0].explains == (drift.id,)
+
+
+# --------------------------------------------------------------------------------------------------- device
+
+
+def test_a_device_with_room_is_no_risk() -> None:
+    assert risks() == []
+
+
+def test_tensors_near_the_fraction_of_the_script() -> None:
+    risk = only(memory_tables(readings(device=lambda _: {"peak_allocated_bytes": 61.5 * GIB, "fraction": 0.8})))
+    assert risk.rule == "memory.near_limit"
+    assert risk.severity == "warning"
+    assert risk.title == (
+        "cuda:0 is nearly full: tensors take 61.5 GiB of 64 GiB at the peak, all that the fraction of 0.8 leaves to "
+        "this process"
+    )
+    assert "set_per_process_memory_fraction" in risk.fix
+
+
+def test_tensors_near_what_others_leave() -> None:
+    peaks = {"peak_allocated_bytes": 49 * GIB, "peak_reserved_bytes": 49 * GIB, "free_bytes": 20 * GIB}
+    risk = only(memory_tables(readings(device=lambda _: peaks)))
+    assert risk.severity == "critical"
+    assert "that others leave, who hold 30 GiB" in risk.title
+
+
+def test_a_retry_or_a_failure_means_that_the_limit_was_met() -> None:
+    assert risks(retries=2) == ["memory.near_limit"]
+    assert risks(out_of_memory=1) == ["memory.near_limit"]
+
+
+def test_fragmentation_matters_near_the_limit_only() -> None:
+    assert risks(peak_allocated_bytes=4 * GIB, peak_reserved_bytes=30 * GIB) == []
+    assert risks(peak_allocated_bytes=30 * GIB, peak_reserved_bytes=70 * GIB) == ["memory.fragmentation"]
+    assert risks(peak_allocated_bytes=40 * GIB, peak_reserved_bytes=70 * GIB) == []
+    assert risks(peak_allocated_bytes=10 * GIB, peak_reserved_bytes=30 * GIB, retries=1) == [
+        "memory.near_limit",
+        "memory.fragmentation",
+    ]
+
+
+def test_retries_that_cost_time_are_a_finding_and_the_full_device_explains_it() -> None:
+    steps, journal = struck_steps(20)
+    found = judged(memory_tables(journal, steps=steps))
+    (finding,) = [one for one in found.findings if one.rule == RETRIES]
+    assert finding.share == pytest.approx(20 / 4 / 15, rel=0.1)
+    assert finding.gain_ceiling >= finding.share
+    assert finding.cost_ms_per_step == pytest.approx(5, rel=0.1)
+    assert finding.confidence == "medium"
+    assert finding.try_[0].value == "expandable_segments:True"
+    assert [risk.explains for risk in found.risks if risk.rule == "memory.near_limit"] == [(finding.id,)]
+
+
+@pytest.mark.parametrize(("more_ms", "every"), [(0, 4), (1, 4), (20, 1)], ids=["free", "below floor", "all struck"])
+def test_retries_without_a_measured_loss_are_no_finding(more_ms: float, every: int) -> None:
+    steps, journal = struck_steps(more_ms, every=every)
+    assert [one.rule for one in judged(memory_tables(journal, steps=steps)).findings if one.rule == RETRIES] == []
+
+
+# ----------------------------------------------------------------------------------------------- abstention
+
+
+def test_rules_abstain_by_name_without_their_inputs() -> None:
+    device = ("memory.near_limit", "memory.fragmentation", RETRIES)
+    plain = make_tables(steps=step_rows(40))
+    assert missing(plain, "memory.growth") == {
+        "memory.growth": (
+            "ten readings of memory between training steps, or a trace with allocations over three of them",
+            False,
+        )
+    }
+    assert {rule: quiet for rule, (_, quiet) in missing(plain, *device).items()} == dict.fromkeys(device, True)
+    with_device = memory_tables([{"kind": "memory", "step": 3, "device": "cuda:0"}])
+    named = missing(with_device, "memory.near_limit", "memory.fragmentation")
+    assert not any(quiet for _, quiet in named.values())
+    assert len(named) == 2
+
+
+def test_risks_are_ignored_by_name() -> None:
+    analysis = analyze(memory_tables(readings(lambda step: 4 * GIB + step * MIB)))
+    found = diagnose(analysis, ignored={"memory.growth": "a cache, on purpose"})
+    assert found.risks == ()
+    assert [one.rule for one in found.ignored] == ["memory.growth"]
+    with pytest.raises(UsageError, match=r"memory\.growth"):
+        diagnose(analysis, ignored={"memory.grow": "x"})
+
+
+# --------------------------------------------------------------------------------------------------- report
+
+
+def shown(report: Report) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    terminal.render(report, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_risk_is_shown_everywhere_and_ranked_nowhere() -> None:
+    analysis = analyze(memory_tables(readings(lambda step: 4 * GIB + step * MIB)))
+    report = build(analysis, diagnose(analysis), source=False)
+    assert report.findings == ()
+    (row,) = report.risks
+    assert not {"cost_ms_per_step", "share", "gain_ceiling"} & set(row)
+    assert jsonfile.loads(jsonfile.dumps(report)) == report
+    text = shown(report)
+    assert text.index("Nothing worth fixing") < text.index("Risks, without a measured cost") < text.index(row["title"])
+    assert f"<strong>{row['title']}</strong>" in html.render(report)
+
+
+def test_without_a_risk_nothing_is_said_of_them() -> None:
+    analysis = analyze(memory_tables(readings(lambda _: 4 * GIB)))
+    report = build(analysis, diagnose(analysis), source=False)
+    assert "Risks" not in shown(report)
+    assert "<h2>Risks" not in html.render(report)
+
+
+def test_a_hostile_name_stays_text() -> None:
+    device = {"peak_allocated_bytes": 79 * GIB, "device": "cuda:0<script>\x1b[2J"}
+    analysis = analyze(memory_tables(readings(device=lambda _: device)))
+    report = build(analysis, diagnose(analysis), source=False)
+    assert report.risks
+    assert "\x1b[2J" not in shown(report)
+    assert "<script>" not in html.render(report)

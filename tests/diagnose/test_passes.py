@@ -1,0 +1,243 @@
+"""The rules on work that training does not need: they speak of its cost with its line, and abstain without traces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepscope.analyze import analyze
+from stepscope.diagnose import diagnose
+from stepscope.diagnose.evaluation import told_places
+from stepscope.diagnose.thresholds import DOUBLES, PASSES, RECOMPUTE
+from stepscope.model import CATEGORIES, Analysis, Finding, Place
+from stepscope.model.views.passes import (
+    Doubles,
+    ExtraCall,
+    ModelCopy,
+    PassesFacts,
+    PassFacts,
+    PassLine,
+    Recompute,
+    WideGradients,
+)
+from stepscope.model.views.spans import GpuProperties
+from tests.analyze.scenes import TRAIN
+from tests.builders import make_tables, rank_info, step_rows
+
+OURS = {
+    *("host.evaluation_in_step", "host.model_copied_in_step", "compute.double_precision"),
+    *("compute.recompute", "memory.short_lived_gradients"),
+}
+STEP_MS = 10.0  # of `step_rows`
+LINE = PassLine(Place(TRAIN, 12, "forward"), 1.0, True)
+CALL = ExtraCall(
+    module="Net_0",
+    place=Place(TRAIN, 20, "accuracy"),
+    exact=True,
+    calls_per_step=1,
+    steps_share=1.0,
+    ms_per_step=3.0,
+    around_ms_per_step=3.5,
+    at_most_ms_per_step=3.5,
+    around=Place(TRAIN, 18, "accuracy"),
+    nodes_per_step=6,
+    samples=60,
+    source="sampled stacks, 60 of 200 samples in steps",
+)
+COPY = ModelCopy("copy.deepcopy", Place(TRAIN, 30, "train"), 2.0, 40, "sampled stacks, 40 of 200 samples in steps")
+TWICE = Doubles(4.0, 1.0, 10, 4, (LINE,), {"aten::mm": 3.5, "aten::linear": 0.5})
+AGAIN = Recompute(2.0, 8, 2, (LINE,), None, 40, "sampled stacks, 40 of 200 samples in steps")
+WIDE = WideGradients(
+    node="SelectBackward0",
+    forward="aten::select",
+    place=Place(TRAIN, 59, "looped_loss"),
+    exact=True,
+    calls_per_step=256,
+    bytes_per_call=4 << 20,
+    shape=(8, 256, 512),
+    part=(8, 512),
+    dtype="float",
+    dimension="256 = dim 1 of (8, 256, 512)",
+    ms_per_step=4.0,
+    at_most_ms_per_step=5.0,
+)
+NOTHING = PassFacts(
+    run="",
+    traces=("rank-0/span1",),
+    ranks=(0,),
+    steps=3,
+    has_steps=True,
+    step_ms=STEP_MS,
+    on_device=False,
+    gpus=(),
+    modules=True,
+    types=True,
+    shapes=True,
+    numbered=True,
+    functions=True,
+    extra_calls=(),
+    doubles=None,
+    recompute=None,
+    wide_gradients=(),
+    copies=(),
+)
+
+
+def analysis(copies: tuple[ModelCopy, ...] | None = (), device: str = "cpu", **facts: Any) -> Analysis:
+    made = analyze(make_tables(steps=step_rows(50), ranks=[rank_info(device=device)]))
+    return replace(made, passes=PassesFacts((replace(NOTHING, **facts),), copies))
+
+
+def findings(given: Analysis) -> list[Finding]:
+    return [one for one in diagnose(given).findings if one.rule in OURS]
+
+
+def only(given: Analysis) -> Finding:
+    (found,) = findings(given)
+    return found
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "host.evaluation_in_step": {"extra_calls": (CALL,)},
+    "host.model_copied_in_step": {"copies": (COPY,)},
+    "compute.double_precision": {"doubles": TWICE},
+    "compute.recompute": {"recompute": AGAIN},
+    "memory.short_lived_gradients": {"wide_gradients": (WIDE,)},
+}
+
+
+@pytest.mark.parametrize("rule", sorted(LOSSES))
+def test_each_speaks_of_its_loss_alone(rule: str) -> None:
+    found = only(analysis(**LOSSES[rule]))
+    assert found.rule == rule
+    assert found.category in CATEGORIES
+    assert 0 < found.share <= found.gain_ceiling <= 1
+    assert found.cost_ms_per_step == pytest.approx(found.share * STEP_MS)
+    assert found.evidence
+    assert all(one.source for one in found.evidence)
+    assert found.where
+    assert found.fix
+    assert found.caveat
+    assert found.falsified_by
+    assert found.learn.startswith("https://")
+    assert found == only(analysis(**LOSSES[rule]))
+
+
+def test_without_a_loss_nothing_is_said() -> None:
+    assert findings(analysis()) == []
+
+
+@pytest.mark.parametrize(
+    "small",
+    [
+        {"extra_calls": (replace(CALL, ms_per_step=0.4),)},
+        {"extra_calls": (replace(CALL, steps_share=PASSES.recurring - 0.1),)},
+        {"copies": (replace(COPY, ms_per_step=0.4),)},
+        {"copies": (replace(COPY, samples=PASSES.samples - 1),)},
+        {"doubles": replace(TWICE, compute_ms_per_step=0.5, conversion_ms_per_step=0.2)},
+        {"recompute": replace(AGAIN, ms_per_step=0.4)},
+        {"recompute": replace(AGAIN, memory_share=RECOMPUTE.full + 0.1)},
+        {"wide_gradients": (replace(WIDE, ms_per_step=0.4),)},
+    ],
+)
+def test_what_is_small_rare_or_needed_is_no_finding(small: dict[str, Any]) -> None:
+    assert findings(analysis(**small)) == []
+
+
+def test_no_rule_judges_without_traces_or_stacks() -> None:
+    given = replace(analysis(), passes=None)
+    abstained = {one.rule: one for one in diagnose(given).abstained}
+    assert set(abstained) >= OURS
+    assert not any(abstained[rule].quiet for rule in OURS)
+
+
+@pytest.mark.parametrize(
+    ("missing", "rule"),
+    [
+        ("modules", "host.evaluation_in_step"),
+        ("types", "compute.double_precision"),
+        ("shapes", "memory.short_lived_gradients"),
+        ("numbered", "compute.recompute"),
+    ],
+)
+def test_a_trace_without_something_silences_one_rule(missing: str, rule: str) -> None:
+    facts: dict[str, Any] = {missing: False}
+    given = analysis(**facts)
+    assert {one.rule for one in diagnose(given).abstained} & OURS == {rule}
+
+
+def test_validation_says_what_no_grad_is_for() -> None:
+    recorded = only(analysis(extra_calls=(CALL,)))
+    assert recorded.share == pytest.approx(0.3)
+    assert recorded.gain_ceiling == pytest.approx(0.35)
+    assert "no_grad" in recorded.fix
+    assert "train.py:20" in recorded.title
+    assert recorded.confidence == "high"
+    quiet = only(analysis(extra_calls=(replace(CALL, nodes_per_step=0),)))
+    assert "no_grad" not in quiet.fix
+    assert "every N steps" in quiet.fix
+    assert quiet.confidence == "medium"
+
+
+def test_the_places_told_are_those_of_the_findings() -> None:
+    given = analysis(extra_calls=(CALL, replace(CALL, place=Place(TRAIN, 90, "f"), ms_per_step=0.1)), copies=(COPY,))
+    assert set(told_places(given)) == {CALL.place, Place(TRAIN, None, "accuracy"), COPY.place}
+    assert told_places(analysis()) == ()
+    assert told_places(replace(given, passes=None)) == ()
+
+
+def test_copies_on_a_device_are_those_of_the_trace() -> None:
+    """Samples tell the host's time, which a device may hide."""
+    facts = {"on_device": True, "copies": (replace(COPY, ms_per_step=1.0, samples=0),)}
+    made = analysis(device="cuda")
+    (run,) = made.passes.runs if made.passes is not None else ()
+    given = replace(made, passes=PassesFacts((replace(run, **facts),), (COPY,)))  # type: ignore[arg-type]
+    assert only(given).share == pytest.approx(0.1)
+
+
+def test_float64_saves_half_and_conversions() -> None:
+    found = only(analysis(doubles=TWICE))
+    assert found.cost_ms_per_step == pytest.approx(1.0 + DOUBLES.saved * 4.0)
+    assert found.gain_ceiling == pytest.approx((1.0 + DOUBLES.most * 4.0) / STEP_MS)
+    assert found.where[0].line == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "most"),
+    [
+        ("NVIDIA H100", "9.0", DOUBLES.most),
+        ("NVIDIA GeForce RTX 4090", "8.9", DOUBLES.most_slow),
+        ("AMD Instinct MI300X", "9.4", DOUBLES.most),
+    ],
+)
+def test_gpus_with_few_units_for_float64_could_gain_nearly_all(name: str, capability: str, most: float) -> None:
+    gpu = GpuProperties(0, name, None, capability, None, None, None)
+    found = only(analysis(doubles=TWICE, on_device=True, gpus=(gpu,)))
+    assert found.gain_ceiling == pytest.approx((1.0 + most * 4.0) / STEP_MS)
+    assert found.cost_ms_per_step == pytest.approx(3.0)
+
+
+def test_recompute_doubts_itself_where_memory_is_unknown() -> None:
+    assert only(analysis(recompute=AGAIN)).confidence == "medium"
+    known = only(analysis(recompute=replace(AGAIN, memory_share=0.3)))
+    assert known.confidence == "high"
+    assert any(one.value == 0.3 for one in known.evidence)
+
+
+def test_wide_gradients_tell_bytes_calls_and_shape() -> None:
+    found = only(analysis(wide_gradients=(WIDE,)))
+    assert "256 gradients of 8x256x512" in found.title
+    assert "1024 MiB" in found.title
+    values = {one.metric: one.value for one in found.evidence}
+    assert values["zeros per step"] == 1024
+    assert values["calls equal a dimension"] == WIDE.dimension
+    assert found.gain_ceiling == pytest.approx(0.5)
+    parts = (WIDE, replace(WIDE, node="SliceBackward0", ms_per_step=1.0))
+    assert only(analysis(wide_gradients=parts)).share == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("facts", "level"), [({"has_steps": False}, "low"), ({"steps": 2}, "medium")])
+def test_confidence_by_steps(facts: dict[str, Any], level: str) -> None:
+    assert only(analysis(extra_calls=(CALL,), **facts)).confidence == level
