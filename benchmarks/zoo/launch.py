@@ -17,7 +17,7 @@ from typing import Any
 
 import traceml_peer
 from common import RESULT, TRACEML
-from table import PLAIN_PART, Entry
+from table import Entry
 
 TIMEOUT_S = 180
 TERM_S = 10  # from asking a session to end to killing it
@@ -50,7 +50,7 @@ def plain(entry: Entry, folder: Path, part: float, *, fixed: bool) -> float:
     """Mean time of the script's steady steps, in milliseconds, by its own watch."""
     result = folder / "result.json"
     result.unlink(missing_ok=True)
-    _run(_training(entry, part * PLAIN_PART, fixed=fixed), folder, {RESULT: str(result)})
+    _run(_training(entry, part * entry.plain_part, fixed=fixed), folder, {RESULT: str(result)})
     return float(json.loads(result.read_text())["mean_ms"])
 
 

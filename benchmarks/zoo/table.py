@@ -19,7 +19,10 @@ PLAIN_PART = 0.4  # of a script's own steps make an unrecorded run: there are ma
 
 @dataclass(frozen=True)
 class Entry:
-    """One script. `arguments` make the planted form, `fixed` are added for its twin; `ranks` above 1 use torchrun."""
+    """One script. `arguments` make the planted form, `fixed` are added for its twin; `ranks` above 1 use torchrun.
+
+    `plain_part`: of the steps that the recorded run has, in one without us; all of them where the cost depends on it.
+    """
 
     name: str
     expected: tuple[str, ...] | None
@@ -27,6 +30,7 @@ class Entry:
     arguments: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ("--fixed",)
     ranks: int = 1
+    plain_part: float = PLAIN_PART
 
     @property
     def script(self) -> Path:
@@ -43,10 +47,13 @@ ENTRIES = (
     Entry("python_transform", ("input",), "a transform that goes through pixels in Python"),
     Entry("many_files", ("input",), "a small file opened for each item"),
     Entry("collate_singly", ("input",), "batches of one in `collate_fn`"),
+    Entry("short_epochs", ("input",), "workers started anew for epochs of eight batches"),
     Entry("loop_in_forward", ("host",), "a loop over positions in `forward`"),
     Entry("json_records", ("host",), "lists and JSON made in every step"),
     Entry("item_metrics", ("host",), "`.item()` for each item of a batch"),
     Entry("validate_in_step", ("host",), "validation in every step, gradients recorded"),
+    Entry("copy_of_model", ("host",), "a copy of the model kept in every step"),
+    Entry("growing_history", ("host",), "a statistic over all steps so far, in every step", plain_part=1.0),
     Entry("log_every_step", ("io",), "a log forced to disk in every step"),
     Entry("save_often", ("io",), "a checkpoint every third step"),
     Entry("growing_shapes", ("compile",), "a function compiled again for each length"),

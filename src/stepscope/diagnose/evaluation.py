@@ -23,7 +23,7 @@ from stepscope.diagnose.common import (
 )
 from stepscope.diagnose.pass_basis import Claim, Words
 from stepscope.diagnose.system import device_doubt
-from stepscope.diagnose.thresholds import PASSES
+from stepscope.diagnose.thresholds import CONFIDENCE, PASSES
 from stepscope.model import Analysis, Evidence, Finding, Place, StepFacts
 from stepscope.model.views.passes import ExtraCall, ModelCopy, PassFacts
 
@@ -47,11 +47,23 @@ def evaluation_in_step(analysis: Analysis) -> list[Finding]:
 
 
 def model_copied_in_step(analysis: Analysis) -> list[Finding]:
-    """One finding per line that copies the model or its state in the steps."""
+    """One finding per line that copies the model or its state in the steps.
+
+    By samples of the steady steps where they are many or stand alone, else as profiled.
+    """
     train = train_steps(analysis)
-    if _by_samples(analysis):
-        return [_sampled_copy(analysis, train, copy) for copy in _sampled_copies(analysis, train)] if train else []
-    return [_traced_copy(analysis, run, copy) for run, copy in _traced_copies(analysis)]
+    sampled = _sampled_copies(analysis, train) if train is not None and _by_samples(analysis) else []
+    traced = _traced_copies(analysis)
+    many = [copy for copy in sampled if copy.samples >= CONFIDENCE.few_samples]
+    seen = {_line(copy) for copy in many}
+    found = [_traced_copy(analysis, run, copy) for run, copy in traced if _line(copy) not in seen]
+    told = {_line(copy) for _, copy in traced}
+    alone = [copy for copy in sampled if copy in many or _line(copy) not in told]
+    return found + [_sampled_copy(analysis, train, copy) for copy in alone if train is not None]
+
+
+def _line(copy: ModelCopy) -> tuple[str, int | None]:
+    return copy.place.file, copy.place.line
 
 
 def told_places(analysis: Analysis) -> tuple[Place, ...]:
