@@ -1,4 +1,4 @@
-"""A classifier that tells the median loss of all items so far, sorted anew in every step. `--fixed`: of the last ones."""
+"""A classifier that tells the median loss of all items so far, sorted anew in every step. `--fixed`: of the last."""
 
 from __future__ import annotations
 

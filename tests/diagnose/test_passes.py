@@ -46,7 +46,7 @@ CALL = ExtraCall(
     samples=60,
     source="sampled stacks, 60 of 200 samples in steps",
 )
-COPY = ModelCopy("copy.deepcopy", Place(TRAIN, 30, "train"), 2.0, 40, "sampled stacks, 40 of 200 samples in steps")
+COPY = ModelCopy("copy.deepcopy", Place(TRAIN, 30, "train"), 2.0, 2.5, 40, "sampled stacks, 40 of 200 samples in steps")
 TWICE = Doubles(4.0, 1.0, 10, 4, (LINE,), {"aten::mm": 3.5, "aten::linear": 0.5})
 AGAIN = Recompute(2.0, 8, 2, (LINE,), None, 40, "sampled stacks, 40 of 200 samples in steps")
 WIDE = WideGradients(

@@ -23,7 +23,7 @@ from stepscope.diagnose.common import (
 )
 from stepscope.diagnose.pass_basis import Claim, Words
 from stepscope.diagnose.system import device_doubt
-from stepscope.diagnose.thresholds import CONFIDENCE, PASSES
+from stepscope.diagnose.thresholds import PASSES
 from stepscope.model import Analysis, Evidence, Finding, Place, StepFacts
 from stepscope.model.views.passes import ExtraCall, ModelCopy, PassFacts
 
@@ -49,17 +49,13 @@ def evaluation_in_step(analysis: Analysis) -> list[Finding]:
 def model_copied_in_step(analysis: Analysis) -> list[Finding]:
     """One finding per line that copies the model or its state in the steps.
 
-    By samples of the steady steps where they are many or stand alone, else as profiled.
+    By samples of the steady steps where there are enough of them, else as profiled: a profiler slows Python most.
     """
     train = train_steps(analysis)
     sampled = _sampled_copies(analysis, train) if train is not None and _by_samples(analysis) else []
-    traced = _traced_copies(analysis)
-    many = [copy for copy in sampled if copy.samples >= CONFIDENCE.few_samples]
-    seen = {_line(copy) for copy in many}
-    found = [_traced_copy(analysis, run, copy) for run, copy in traced if _line(copy) not in seen]
-    told = {_line(copy) for _, copy in traced}
-    alone = [copy for copy in sampled if copy in many or _line(copy) not in told]
-    return found + [_sampled_copy(analysis, train, copy) for copy in alone if train is not None]
+    seen = {_line(copy) for copy in sampled}
+    found = [_traced_copy(analysis, run, copy) for run, copy in _traced_copies(analysis) if _line(copy) not in seen]
+    return found + [_sampled_copy(analysis, train, copy) for copy in sampled if train is not None]
 
 
 def _line(copy: ModelCopy) -> tuple[str, int | None]:
@@ -179,6 +175,10 @@ def _traced_copy(analysis: Analysis, run: PassFacts, copy: ModelCopy) -> Finding
     return basis.finding(analysis, run, claim)
 
 
+def _copy_ceiling_ms(analysis: Analysis, copy: ModelCopy) -> float:
+    return pipeline.without_main(analysis, copy.at_most_ms_per_step)
+
+
 def _sampled_copy(analysis: Analysis, train: StepFacts, copy: ModelCopy) -> Finding:
     share = clip_share(copy.ms_per_step, train.mean_ms)
     doubt, doubted = device_doubt(analysis)
@@ -192,7 +192,7 @@ def _sampled_copy(analysis: Analysis, train: StepFacts, copy: ModelCopy) -> Find
         confidence=lowest([steps_confidence(train), sampled_confidence(copy.samples), *doubt]),
         cost_ms_per_step=min(copy.ms_per_step, train.mean_ms),
         share=share,
-        gain_ceiling=share,
+        gain_ceiling=max(share, clip_share(_copy_ceiling_ms(analysis, copy), train.mean_ms)),
         where=(replace(copy.place, share=1.0),),
         ranks=train.ranks,
         evidence=(

@@ -151,7 +151,7 @@ def step_drift(analysis: Analysis) -> list[Finding]:
             confidence=lowest([steps_confidence(train), "medium", *doubt]),
             cost_ms_per_step=drift.lost_ms_per_step,
             share=share,
-            gain_ceiling=share,
+            gain_ceiling=max(share, clip_share(pipeline.without_main(analysis, drift.lost_ms_per_step), train.mean_ms)),
             where=where,
             ranks=train.ranks,
             evidence=_drift_evidence(train, drift),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stepscope.diagnose import pipeline
 from stepscope.diagnose.common import (
     clip_share,
     finding_id,
@@ -81,7 +82,7 @@ def garbage_collection(analysis: Analysis) -> list[Finding]:
             confidence=lowest([steps_confidence(train), *doubt]),
             cost_ms_per_step=pauses.ms_per_step,
             share=share,
-            gain_ceiling=share,
+            gain_ceiling=max(share, clip_share(pipeline.without_main(analysis, pauses.ms_per_step), train.mean_ms)),
             where=tuple(
                 replace(each.place, share=min(1.0, each.ms_per_step / pauses.ms_per_step))
                 for each in pauses.lines[: PAUSES.lines_shown]

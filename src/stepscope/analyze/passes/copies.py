@@ -16,6 +16,7 @@ import polars as pl
 from stepscope.analyze.intervals import EMPTY, Int64
 from stepscope.analyze.passes.scene import Scene, outermost, summed
 from stepscope.analyze.sampled.samples import Samples, short
+from stepscope.analyze.sampled_time import share_at_most
 from stepscope.analyze.views.ascent import climb, nearest
 from stepscope.analyze.views.attribution import place, trace_back
 from stepscope.model import Place
@@ -78,6 +79,7 @@ def facts(samples: Samples | None, mean_ms: float | None) -> tuple[ModelCopy, ..
             call=row["call"],
             place=Place(row["user_file"], row["user_line"], row["user_function"]),
             ms_per_step=row["n"] / total * mean_ms,
+            at_most_ms_per_step=share_at_most(row["n"], total) * mean_ms,
             samples=row["n"],
             source=f"sampled stacks, {row['n']} of {total} samples in steps",
         )
@@ -96,7 +98,8 @@ def of_scenes(scenes: Sequence[Scene]) -> tuple[ModelCopy, ...]:
         own = [(scene, scene.lost(scene.times(rows), rows)) for scene, rows in parts]
         silent = [(scene, EMPTY) for scene in scenes if all(one is not scene for one, _ in parts)]
         source = ", ".join(scene.span.ref.label for scene, _ in parts)
-        found.append(ModelCopy(call, where, summed([*own, *silent]), 0, source))
+        ms = summed([*own, *silent])
+        found.append(ModelCopy(call, where, ms, ms, 0, source))
     found.sort(key=lambda one: (-one.ms_per_step, one.place.file, one.place.line or 0, one.call))
     return tuple(found[:MAX_FACTS])
 

@@ -9,7 +9,6 @@ Whether gradients were recorded is told by the sequence numbers of its operators
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from stepscope.analyze.intervals import Int64, Intervals
 from stepscope.analyze.origins import NONE
 from stepscope.analyze.passes.scene import Scene, summed
 from stepscope.analyze.sampled.samples import Samples, bare, short
-from stepscope.analyze.sampled_time import SIGMAS
+from stepscope.analyze.sampled_time import share_at_most
 from stepscope.analyze.views.ascent import climb, nearest
 from stepscope.analyze.views.attribution import place, trace_back
 from stepscope.analyze.views.base import Bools
@@ -106,7 +105,7 @@ def _fact(
             if outer is not None:
                 below = _through(samples, outer)
                 around_ms = below / total * step_ms
-            at_most_ms = _at_most(below, total) * step_ms
+            at_most_ms = share_at_most(below, total) * step_ms
     hit = sum(len(np.unique(one.scene.step_around(one.calls))) for one in parts)
     return ExtraCall(
         module=module,
@@ -162,12 +161,6 @@ def _line_by_order(calls: pl.DataFrame, order: tuple[str, ...]) -> int | None:
     shift = order.index(_BACKWARD) - marks[0]
     lines = {line for number, (line, _) in enumerate(text) if order[(number + shift) % len(order)] == _EXTRA}
     return int(lines.pop()) if len(lines) == 1 else None
-
-
-def _at_most(count: int, total: int) -> float:
-    """The largest share of which `count` of `total` samples is a usual sampling."""
-    share = min(1.0, count / total)
-    return min(1.0, share + SIGMAS * math.sqrt(share * (1.0 - share) / total))
 
 
 def _through(samples: Samples, outer: Place) -> int:

@@ -49,12 +49,13 @@ class ExtraCall:
 class ModelCopy:
     """Copies of a model or of its state inside the steps; `call` is the function that copies.
 
-    `samples` is 0 where a trace told of it.
+    `samples` is 0 where a trace told of it. `at_most_ms_per_step`: the most of it that chance may have kept from them.
     """
 
     call: str
     place: Place
     ms_per_step: float
+    at_most_ms_per_step: float
     samples: int
     source: str
 

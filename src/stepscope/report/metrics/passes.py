@@ -43,6 +43,7 @@ SECTIONS = (
         _WHERE,
         metrics(
             ms_per_step=("ms", "Samples below the function that copies, as a part of the mean steady step."),
+            at_most_ms_per_step=("ms", "The same, at the upper end of what these samples allow for (95 %)."),
             samples=("count", "These samples."),
         ),
     ),
