@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from stepscope.diagnose import pass_basis as basis
 from stepscope.diagnose.common import bare, clip_share
 from stepscope.diagnose.pass_basis import Claim, Words
 from stepscope.diagnose.thresholds import PASSES, RECOMPUTE
-from stepscope.model import Analysis, Evidence, Finding
+from stepscope.model import Analysis, Evidence, Finding, Place
 from stepscope.model.views.passes import PassFacts, Recompute, WideGradients
 
 RECOMPUTE_RULE = "compute.recompute"
@@ -77,9 +78,22 @@ def short_lived_gradients(analysis: Analysis) -> list[Finding]:
     return found
 
 
+def _loop_ms(analysis: Analysis, place: Place | None) -> float:
+    """What the loop around a place costs: its gradients are a part of that, however each was estimated."""
+    around = [
+        loop.ms_per_step + (loop.backward_ms_per_step or 0.0)
+        for loop in analysis.loops or ()
+        if place is not None
+        and place.line is not None
+        and loop.place.file == place.file
+        and (loop.place.line == place.line or (loop.loop_line or place.line) < place.line <= (loop.loop_end or 0))
+    ]
+    return max(around, default=math.inf)
+
+
 def _gradients(analysis: Analysis, run: PassFacts, parts: list[WideGradients]) -> Finding:
     top = max(parts, key=lambda one: one.ms_per_step)
-    cost = sum(one.ms_per_step for one in parts)
+    cost = min(sum(one.ms_per_step for one in parts), _loop_ms(analysis, top.place))
     where = (replace(top.place, share=1.0),) if top.place is not None else ()
     shape = "x".join(str(size) for size in top.shape)
     mib = top.bytes_per_call / MIB
