@@ -11,7 +11,7 @@ from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.diagnose.evaluation import told_places
 from stepscope.diagnose.thresholds import DOUBLES, PASSES, RECOMPUTE
-from stepscope.model import CATEGORIES, Analysis, Finding, Place
+from stepscope.model import CATEGORIES, Analysis, Finding, LoopFacts, Place
 from stepscope.model.views.passes import (
     Doubles,
     ExtraCall,
@@ -236,6 +236,25 @@ def test_wide_gradients_tell_bytes_calls_and_shape() -> None:
     assert found.gain_ceiling == pytest.approx(0.5)
     parts = (WIDE, replace(WIDE, node="SliceBackward0", ms_per_step=1.0))
     assert only(analysis(wide_gradients=parts)).share == pytest.approx(0.5)
+
+
+# (line that makes the loop's calls, its `for`, its last line); the gradients are of line 59, and cost 4 of 10 ms
+@pytest.mark.parametrize(
+    ("loop", "share"),
+    [((59, 58, 59), 0.25), ((60, 58, 61), 0.25), ((59, None, None), 0.25), ((30, 29, 31), 0.4), ((60, 59, 61), 0.4)],
+)
+def test_gradients_cost_no_more_than_the_loop_around_them(
+    loop: tuple[int, int | None, int | None], share: float
+) -> None:
+    line, first, last = loop
+    own = LoopFacts("aten::add", 256.0, 0.5, 2.0, Place(TRAIN, line, "looped_loss"), None, "window")
+    timed = replace(own, loop_line=first, loop_end=last, backward_ms_per_step=2.0)
+    (found,) = (
+        one
+        for one in findings(replace(analysis(wide_gradients=(WIDE,)), loops=(timed,)))
+        if one.rule == "memory.short_lived_gradients"
+    )
+    assert found.share == pytest.approx(share)
 
 
 @pytest.mark.parametrize(("facts", "level"), [({"has_steps": False}, "low"), ({"steps": 2}, "medium")])
