@@ -11,7 +11,8 @@ findings only where all of this holds:
 - They share a rank, and A costs enough to hold most of B.
 
 Links never form a circle: each is left out that would close one. Where A explains B and B explains C, the link from A
-to C is left out. The order of findings is that of their cost, whatever explains what.
+to C is left out. With a cause gone what it explains is gone as well, so its ceiling is no lower than theirs. The order
+of findings is that of their cost, whatever explains what.
 """
 
 from __future__ import annotations
@@ -86,7 +87,11 @@ def explained(findings: Sequence[Finding], analysis: Analysis) -> tuple[Finding,
             if not any(_reaches(links, other, name) for other in links[finding.id] if other != name)
         ]
         direct.sort(key=lambda name: (-known[name].cost_ms_per_step, name))
-        found.append(replace(finding, explains=tuple(direct)))
+        # with a cause gone what it explains is gone: no less can be gained
+        ceiling = max(
+            finding.gain_ceiling, *(known[name].gain_ceiling for name in known if _reaches(links, finding.id, name))
+        )
+        found.append(replace(finding, explains=tuple(direct), gain_ceiling=ceiling))
     return tuple(found)
 
 

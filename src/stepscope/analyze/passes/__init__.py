@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stepscope.analyze import sampled_time, steps
 from stepscope.analyze.context import Context
 from stepscope.analyze.passes import copies, doubles, extra_calls, recompute, wide_gradients
 from stepscope.analyze.passes.scene import Scene, scenes
@@ -20,14 +21,14 @@ __all__ = ["facts"]
 
 def facts(context: Context) -> PassesFacts | None:
     """None without a trace of training steps and without sampled stacks of steady steps."""
-    steady = context.labelled.steady()["wall_ns"].mean()
-    mean_ms = steady / 1e6 if isinstance(steady, float) else None
+    train = next((fact for fact in steps.facts(context.labelled) if fact.kind == "train"), None)
+    timed = sampled_time.prepare(context.sampled, train)
     runs: dict[str, list[Scene]] = {}
     for scene in scenes(context.base, context.labelled):
         runs.setdefault(scene.span.ref.run, []).append(scene)
     found = PassesFacts(
         runs=tuple(_of_run(run, runs[run], context.sampled) for run in sorted(runs)),
-        copies=copies.facts(context.sampled, mean_ms),
+        copies=copies.facts(context.sampled, timed),
     )
     return found if found.runs or found.copies is not None else None
 

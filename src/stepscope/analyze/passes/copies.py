@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -16,7 +17,7 @@ import polars as pl
 from stepscope.analyze.intervals import EMPTY, Int64
 from stepscope.analyze.passes.scene import Scene, outermost, summed
 from stepscope.analyze.sampled.samples import Samples, short
-from stepscope.analyze.sampled_time import share_at_most
+from stepscope.analyze.sampled_time import SampledTime
 from stepscope.analyze.views.ascent import climb, nearest
 from stepscope.analyze.views.attribution import place, trace_back
 from stepscope.model import Place
@@ -40,14 +41,11 @@ _TENSOR_COPIES = ("aten::clone", "aten::copy_", "aten::_foreach_lerp_", "aten::_
 _SAVES = pl.col("file").str.contains(r"(^|/)torch/serialization\.py$")
 
 
-def facts(samples: Samples | None, mean_ms: float | None) -> tuple[ModelCopy, ...] | None:
+def facts(samples: Samples | None, timed: SampledTime | None) -> tuple[ModelCopy, ...] | None:
     """None without stacks of steady steps; costliest first."""
-    if samples is None or mean_ms is None:
+    if samples is None or timed is None:
         return None
-    everything = samples.rank_steps().filter(pl.col("phase") != "data_wait")
-    total = int(samples.rank_steps()["samples"].sum())
-    if not total:
-        return None
+    everything = timed.rows.filter(pl.col("phase") != "data_wait")
     frames = samples.frames.join(everything.select("row", "samples"), on="row")
     call = pl.lit(None, pl.String)
     for file, function, name in _CALLS:
@@ -69,21 +67,24 @@ def facts(samples: Samples | None, mean_ms: float | None) -> tuple[ModelCopy, ..
         .unique("row", keep="last", maintain_order=True)
         .with_columns(tensors=pl.col("row").is_in(tensors.implode()))
         .group_by("call", "user_file", "user_line", "user_function")
-        .agg(n=pl.col("samples").sum(), tensors=pl.col("tensors").any())
+        .agg(n=pl.col("samples").sum(), rows=pl.col("row"), tensors=pl.col("tensors").any())
         .filter(pl.col("tensors") | (pl.col("call") != _DEEPCOPY))
         .sort("n", "user_file", "user_line", "call", descending=[True, False, False, False])
         .head(MAX_FACTS)
     )
-    return tuple(
-        ModelCopy(
-            call=row["call"],
-            place=Place(row["user_file"], row["user_line"], row["user_function"]),
-            ms_per_step=row["n"] / total * mean_ms,
-            at_most_ms_per_step=share_at_most(row["n"], total) * mean_ms,
-            samples=row["n"],
-            source=f"sampled stacks, {row['n']} of {total} samples in steps",
-        )
-        for row in own.iter_rows(named=True)
+    return tuple(_sampled(timed, row) for row in own.iter_rows(named=True))
+
+
+def _sampled(timed: SampledTime, row: dict[str, Any]) -> ModelCopy:
+    """The journal times the parts of a step; samples, which see too little of busy Python, only divide them."""
+    share = timed.share(timed.rows.filter(pl.col("row").is_in(row["rows"])))
+    return ModelCopy(
+        call=row["call"],
+        place=Place(row["user_file"], row["user_line"], row["user_function"]),
+        ms_per_step=share.ms,
+        at_most_ms_per_step=share.at_most_ms,
+        samples=row["n"],
+        source=f"sampled stacks, {row['n']} of {timed.samples} samples in steps",
     )
 
 
