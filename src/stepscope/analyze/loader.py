@@ -246,7 +246,7 @@ def _sampled(rows: pl.DataFrame | None, role: str) -> tuple[list[HotLine], list[
         .group_by("leaf_function")
         .agg(pl.col("samples").sum())
         .drop_nulls()
-        .sort("samples", descending=True)
+        .sort("samples", "leaf_function", descending=[True, False])
     )
     return (
         hot_lines(rows, role, None, inner),
