@@ -19,7 +19,8 @@ def facts(tables: Tables, samples: Samples | None, train: StepFacts | None) -> S
     mean_ms = train.mean_ms if train else None
     phases = ranks.group_by("phase").agg(pl.col("samples").sum()).sort("phase")
     lines = [*hot_lines(ranks, "rank", mean_ms), *hot_lines(workers, "loader_worker", None)]
-    weights = tables.stacks.group_by("source").agg(pl.col("samples").sum()).sort("samples", "source", descending=[True, False])
+    weights = tables.stacks.group_by("source").agg(pl.col("samples").sum())
+    weights = weights.sort("samples", "source", descending=[True, False])
     rates = tables.stacks.filter(pl.col("source") == weights[0, 0])["rate_hz"].drop_nulls()
     counts = tables.quality.counts
     return StackFacts(
