@@ -160,6 +160,7 @@ def _time(trace: str, scope: str, own: pl.DataFrame, wanted: pl.Series | None) -
         without_copies_ns = _union_ns(start[kernels], end[kernels])
     sums = own[["category", "duration_ns"]]
     sums = (sums if wanted is None else _kept(sums, wanted)).group_by("category").agg(pl.col("duration_ns").sum())
+    sums = sums.sort(-pl.col("duration_ns"), pl.col("category").cast(pl.String))
     return DeviceTime(
         rank=own["rank"][0],
         trace=trace,
@@ -174,7 +175,7 @@ def _time(trace: str, scope: str, own: pl.DataFrame, wanted: pl.Series | None) -
         idle_ns=total_ns - busy_ns,
         busy_share=busy_ns / total_ns if total_ns else None,
         events=len(start),
-        kind_ns={str(category): int(ns) for category, ns in sums.sort("duration_ns", descending=True).rows()},
+        kind_ns={str(category): int(ns) for category, ns in sums.rows()},
     )
 
 

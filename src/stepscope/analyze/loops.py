@@ -136,7 +136,7 @@ def _of_function(window: Window, file: str, function: str, line: int, groups: pl
 
 def _inside(own: pl.DataFrame, other: pl.DataFrame) -> bool:
     """Whether the calls of `own` fall between the calls of `other`, judged in the invocation with the most of them."""
-    row = own.sort("n", descending=True).row(0, named=True)
+    row = own.sort("n", "step", "caller", descending=[True, False, False]).row(0, named=True)
     same = other.filter((pl.col("caller") == row["caller"]) & (pl.col("step") == row["step"]))
     if same.is_empty():
         return False
@@ -174,7 +174,7 @@ def _heaviest_child(window: Window, rows: pl.Series) -> str | None:
         window.all_slices.filter(pl.col("above").is_in(rows.to_list()))
         .group_by("label")
         .agg(pl.col("duration_ns").sum())
-        .sort("duration_ns", descending=True)
+        .sort("duration_ns", "label", descending=[True, False])
     )
     return str(children["label"][0]) if children.height else None
 

@@ -60,7 +60,7 @@ def _by_file(rows: pl.DataFrame) -> dict[tuple[str, str], bool]:
     """(host, file) -> the answer, where there is one."""
     threads = _threads(rows)
     busiest = (
-        threads.sort("samples", descending=True)
+        threads.sort("samples", "key", descending=[True, False])
         .group_by(_PROCESS, maintain_order=True)
         .agg(
             most=pl.col("samples").first(),
