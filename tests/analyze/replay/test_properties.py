@@ -61,6 +61,19 @@ def test_unchanged_every_slice_starts_when_it_was_recorded_to(graph: Graph) -> N
     assert late.tolist() == [0] * len(late)
 
 
+def test_a_wait_that_ends_before_what_it_waits_for_replays_as_recorded() -> None:
+    scene = Scene()
+    scene.step(LENGTH)
+    scene.work(ADD, 10, 12, launch=scene.call("cudaLaunchKernel", 5, 2))
+    scene.call("cudaDeviceSynchronize", 10, 11)  # over 1 us before the kernel, by its own clock
+    scene.kernel(SGEMM, 100, 50)
+    (found,) = scenes(Context(scene.tables()).base)
+    graph = replay.graph_of(found, host_activity(found.span, found.found))
+    assert graph is not None
+    assert len(graph.waits.begin_ns) == 1
+    assert (play(graph, Change()).start_ns == graph.slices.start_ns).all()
+
+
 @settings(max_examples=40, deadline=None)
 @given(graphs(), sets(), sets(), st.floats(0, 1), st.floats(0, 1), st.data())
 def test_a_smaller_change_never_makes_anything_earlier(

@@ -65,13 +65,23 @@ def waits_of(scene: Scene, slices: Slices, calls: Int64) -> Waits:
 def _as_arrays(slices: Slices, groups: list[_Group]) -> Waits:
     begin = np.asarray([group.begin for group in groups], np.int64)
     finish = np.asarray([group.finish for group in groups], np.int64)
-    awaited = [[one for one in group.awaited if slices.start_ns[one[0]] < group.finish] for group in groups]
-    done = np.asarray(
-        [max((_over(slices, *one) for one in each), default=NONE) for each in awaited], np.int64
-    )  # at most `finish`, but for disagreeing clocks
-    ready = np.maximum(begin, np.minimum(done, finish))
+    awaited = [_begun_before(slices, group) for group in groups]
+    done = np.asarray([max((_over(slices, *one) for one in each), default=NONE) for each in awaited], np.int64)
+    ready = np.maximum(begin, done)
     soft = np.asarray([group.soft for group in groups], bool)
     return Waits(begin, finish, finish - ready, ready - begin, soft, awaited)
+
+
+def _begun_before(slices: Slices, group: _Group) -> Awaited:
+    """What a group waits for. Where clocks disagree a slice may be recorded to end after the call that waited for it
+    did: then the wait is for as much of it as had run, or a replay of the recording would be later than the recording.
+    """
+    found: Awaited = []
+    for number, reach in group.awaited:
+        run = group.finish - int(slices.start_ns[number])
+        if run > 0:
+            found.append((number, run if run < slices.duration_ns[number] else reach))
+    return found
 
 
 def _over(slices: Slices, number: int, reach: int) -> int:
