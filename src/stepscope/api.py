@@ -238,8 +238,8 @@ def open_run(*paths: str | os.PathLike[str], options: ReadOptions = DEFAULTS) ->
     """Open a run folder, traces of torch.profiler, files of sampled stacks, or reports and logs of torch_xla.
 
     Args:
-        paths: one run folder; or trace files (.json, .json.gz) and folders of them; or files of stacks (py-spy raw or
-            speedscope, speedscope of other tools, collapsed stacks) and folders of them.
+        paths: one run folder, or a folder with one in it; or trace files (.json, .json.gz) and folders of them; or
+            files of stacks (py-spy raw or speedscope, speedscope of other tools, collapsed stacks) and folders of them.
         options: how to read them, and which code in them is yours.
 
     Raises `UnreadableInputError` if one of `paths` cannot be what is asked for; what is inside is read when it is first
@@ -258,6 +258,8 @@ def open_run(*paths: str | os.PathLike[str], options: ReadOptions = DEFAULTS) ->
         raise UnreadableInputError(f"{error.filename}: {error.strerror}; name {READABLE}") from None
     if recorded and len(found) > 1:
         raise UsageError(f"{recorded[0]}: a run folder; open it alone")
+    if len(runs) == 1:
+        return Run((runs[0].resolve(),), options, recorded=True)
     if runs:
         named = ", ".join(str(path) for path in runs[-MAX_SUGGESTED:])
         raise UnreadableInputError(f"{found[0]}: holds {len(runs)} runs, name one of them, e.g. {named}")

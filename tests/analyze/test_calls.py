@@ -54,7 +54,7 @@ def tables(stacks: Sequence[dict[str, Any]], **phases: float) -> Tables:
 def calls_of(made: Tables) -> Calls:
     context = Context(made)
     train = next(fact for fact in step_facts(context.labelled) if fact.kind == "train")
-    found = prepare(context.sampled, prepare_time(context.sampled, train))
+    found = prepare(context.sampled, prepare_time(context.sampled, train, context.tables.quality))
     assert found is not None
     return found
 
@@ -101,6 +101,21 @@ def test_more_samples_bound_more_tightly() -> None:
     assert wide is not None
     assert tight is not None
     assert wide.at_most_ms - wide.ms == pytest.approx(4 * (tight.at_most_ms - tight.ms))
+
+
+def test_samples_that_could_not_be_taken_may_all_be_of_any_call_as_far_as_its_part_has_room() -> None:
+    place = Place(TRAIN, 22, "describe")
+    most = []
+    for failed in (0, 50, 5_000):
+        made = tables([*TRAINING, *DESCRIBE])
+        made.quality.counts.update(stack_samples=450, stack_errors=failed)
+        calls = calls_of(made)
+        share = calls.share(calls.number(place), calls.time.rows["row"])
+        assert share is not None
+        assert share.ms == pytest.approx(30)
+        most.append(share.at_most_ms)
+    assert most[1] - most[0] == pytest.approx(0.1 * (100 - 30))
+    assert most[2] - most[0] == pytest.approx(50 - 30)  # no more than all that is sampled beside training
 
 
 def test_the_python_of_a_call_and_all_that_runs_in_it() -> None:

@@ -140,6 +140,13 @@ def test_unreadable_input_is_one_line_and_3(tmp_path: Path) -> None:
         assert said in line
 
 
+def test_a_folder_with_one_run_in_it_is_that_run(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "run-1" / "rank-0").mkdir(parents=True)
+    alone, inside = (stepscope("analyze", name, cwd=tmp_path) for name in ("runs/run-1", "runs"))
+    assert inside.returncode == alone.returncode == 3
+    assert inside.stderr == alone.stderr
+
+
 def test_a_run_folder_in_which_nothing_was_recorded_is_3(tmp_path: Path) -> None:
     (tmp_path / "run" / "rank-0").mkdir(parents=True)
 

@@ -91,7 +91,7 @@ def _facts(context: Context) -> Analysis:
     sampled = context.sampled
     window = trace.prepare(tables, code, labelled)
     telemetry = system.summary(tables, labelled)
-    timed = sampled_time.prepare(sampled, train)
+    timed = sampled_time.prepare(sampled, train, tables.quality)
     call_paths = calls.prepare(sampled, timed)
     loop_facts = loops.facts(window, lines, sampled, mean_ms, timed)
     operator_facts = operators.facts(window, lines)

@@ -3,6 +3,9 @@
 The journal times the backward pass, the optimizer and the loader exactly; samples only divide what lies inside each.
 So a sample counts as many milliseconds as its part of the step has for each of its samples, and chance moves shares
 within a part alone. Where the parts of both disagree by more than chance, the whole step is one part.
+
+Samples that could not be taken are not missing by chance: most are of busy Python code. An upper bound counts all of
+them, as far as the parts have room.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from stepscope.analyze.sampled.samples import Samples
-from stepscope.model import StepFacts
+from stepscope.model import Quality, StepFacts
 from stepscope.tables.phases import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER
 
 REST = "rest"
@@ -32,7 +35,7 @@ def share_at_most(count: int, total: int) -> float:
 
 @dataclass(frozen=True)
 class Share:
-    """Time per steady step by sampled stacks: as sampled, and the most that chance would make of it.
+    """Time per steady step by sampled stacks: as sampled, and the most that chance and missing samples make of it.
 
     Of several ranks `ms` is the mean; `at_most_ms` is that of the rank with the most of it, because all wait for it.
     """
@@ -46,7 +49,8 @@ class Share:
 class SampledTime:
     """`rows`: steady stacks inside steps with `part`; `part_ms`, `part_samples`: of each part of the mean step.
 
-    `rank_samples`: of each rank with enough of them to be told apart.
+    `rank_samples`: of each rank with enough of them to be told apart. `missed`: the share of samples of the whole run
+    that could not be taken, or were torn and left out.
     """
 
     rows: pl.DataFrame
@@ -54,6 +58,7 @@ class SampledTime:
     part_samples: Mapping[str, int]
     mean_ms: float
     rank_samples: Mapping[int, int]
+    missed: float = 0.0
 
     @property
     def samples(self) -> int:
@@ -68,7 +73,7 @@ class SampledTime:
 
     def share(self, rows: pl.DataFrame) -> Share:
         """Of rows out of `rows`."""
-        ms = variance = 0.0
+        ms = variance = room_ms = 0.0
         count = 0
         for part, samples in rows.group_by("part").agg(pl.col("samples").sum()).sort("part").iter_rows():
             total, part_ms = self.part_samples[part], self.part_ms[part]
@@ -76,7 +81,10 @@ class SampledTime:
             ms += part_ms * fraction
             variance += part_ms**2 * fraction * (1.0 - fraction) / total
             count += int(samples)
+            room_ms += part_ms * (1.0 - fraction)
         most = max(ms + SIGMAS * math.sqrt(variance), ms * self._on_worst_rank(rows, count))
+        if count:
+            most += min(room_ms, self.missed * (self.mean_ms - ms))
         return Share(ms, min(self.mean_ms, most), count)
 
     def _on_worst_rank(self, rows: pl.DataFrame, count: int) -> float:
@@ -88,8 +96,8 @@ class SampledTime:
         return float(worst * self.samples / count)
 
 
-def prepare(samples: Samples | None, train: StepFacts | None) -> SampledTime | None:
-    """None without stacks in steady steps."""
+def prepare(samples: Samples | None, train: StepFacts | None, quality: Quality) -> SampledTime | None:
+    """None without stacks in steady steps. `quality` tells how many samples could not be taken."""
     if samples is None or train is None:
         return None
     rows = samples.rank_steps()
@@ -109,9 +117,17 @@ def prepare(samples: Samples | None, train: StepFacts | None) -> SampledTime | N
         rows_of_parts, parts, counts = found
         per_sample = parts[REST] / counts[REST]
         if FORWARD not in phases or counts.get(FORWARD, 0) * per_sample > parts[FORWARD]:
-            return SampledTime(rows_of_parts, parts, counts, train.mean_ms, by_rank)
+            return SampledTime(rows_of_parts, parts, counts, train.mean_ms, by_rank, _missed(quality))
     total = {REST: int(rows["samples"].sum())}
-    return SampledTime(rows.with_columns(part=pl.lit(REST)), {REST: train.mean_ms}, total, train.mean_ms, by_rank)
+    rows = rows.with_columns(part=pl.lit(REST))
+    return SampledTime(rows, {REST: train.mean_ms}, total, train.mean_ms, by_rank, _missed(quality))
+
+
+def _missed(quality: Quality) -> float:
+    counts = quality.counts
+    lost = counts.get("stack_errors", 0) + counts.get("torn_stack_samples", 0)
+    tried = counts.get("stack_errors", 0) + counts.get("stack_samples", 0)
+    return min(1.0, lost / tried) if tried else 0.0
 
 
 def _divided(

@@ -22,7 +22,7 @@ __all__ = ["facts"]
 def facts(context: Context) -> PassesFacts | None:
     """None without a trace of training steps and without sampled stacks of steady steps."""
     train = next((fact for fact in steps.facts(context.labelled) if fact.kind == "train"), None)
-    timed = sampled_time.prepare(context.sampled, train)
+    timed = sampled_time.prepare(context.sampled, train, context.tables.quality)
     runs: dict[str, list[Scene]] = {}
     for scene in scenes(context.base, context.labelled):
         runs.setdefault(scene.span.ref.run, []).append(scene)
