@@ -24,6 +24,7 @@ from stepscope.tables.schema import Tables
 MIN_WAVES = 5  # fewer may stand in a row by chance
 ENDING = 1.5  # of the time to start workers: ending them took 1.3 times as long where it was measured
 FIRST_STEPS = 8  # of an epoch, at most: while workers start they take cores and memory from the steps; untuned
+FASTER = 0.25
 
 _Event = dict[str, Any]
 
@@ -153,13 +154,16 @@ def _between(event: _Event, frame: pl.DataFrame) -> float:
 
 
 def _slower(fed: list[pl.DataFrame]) -> float:
-    """ns by which the first steps of these epochs took longer than the second halves did at their mean."""
+    """ns by which the first steps of these epochs took longer than the faster quarter of the second halves, at most.
+
+    The quarter, since what a fork leaves behind (pages to copy, cold caches) may last for all of a short epoch.
+    """
     epochs = [steps.filter(~pl.col("in_window").fill_null(False))["wall_ns"].to_numpy() for steps in fed]
     epochs = [wall for wall in epochs if len(wall) > 1]
     if not epochs:
         return 0.0
-    level = float(np.concatenate([wall[len(wall) // 2 :] for wall in epochs]).mean())
-    firsts = np.concatenate([wall[: min(FIRST_STEPS, len(wall) // 2)] for wall in epochs])
+    level = float(np.quantile(np.concatenate([wall[len(wall) // 2 :] for wall in epochs]), FASTER))
+    firsts = np.concatenate([wall[:FIRST_STEPS] for wall in epochs])
     return max(0.0, float(firsts.sum()) - level * len(firsts))
 
 

@@ -142,7 +142,7 @@ SECTIONS = (
             at_most_ms_per_step=(
                 "ms",
                 "Time to make these iterators, as much again at most for the gap before (the old workers end), and what the "
-                "first steps of these epochs took beyond the mean of the second halves; by all training steps.",
+                "first steps of these epochs took beyond the faster quarter of the second halves; by all training steps.",
             ),
             total_ms_per_step=("ms", "Wall time of all training steps and of changing iterators, by training steps."),
         ),
