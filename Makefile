@@ -13,14 +13,19 @@ INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 DEMO := examples/cifar_png
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench zoo clean
+.PHONY: help demo demo-fix test check bench zoo clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1	/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1	/' | expand -t 16
 
 demo: $(VENV)/installed ## record the slow example and show what it loses time to
 	$(BIN)/python $(DEMO)/make_data.py
 	$(BIN)/stepscope run -- $(BIN)/python $(DEMO)/train.py
+
+demo-fix: demo ## try the fixes that the demo's findings name, then knobs on a script that none helps (about 10 minutes)
+	$(BIN)/stepscope experiment --from $$(ls -d stepscope-runs/*-train | tail -n 1) -- $(BIN)/python $(DEMO)/train.py
+	$(BIN)/stepscope experiment --try loader.num_workers=2 --try amp.dtype=bf16 --try compile=true \
+		-- $(BIN)/python examples/naive_gpt/train.py
 
 test: $(VENV)/installed-dev ## run all tests; those that start processes of their own one after the other
 	$(BIN)/python -m pytest -n auto --dist loadgroup $(PYTEST_ARGS)
@@ -31,10 +36,12 @@ check: $(VENV)/installed-dev ## lint, formatting, strict types, layer contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/installed ## measure our overhead and our reader into benchmarks/RESULTS.md (about 45 minutes; keep the machine idle)
+bench: $(VENV)/installed ## measure our overhead and our reader into benchmarks/RESULTS.md (about 75 minutes; keep the machine idle)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/read.py
 	$(BIN)/python benchmarks/stacks.py
+	$(BIN)/python benchmarks/statistics.py
+	$(BIN)/python benchmarks/same_program.py
 
 zoo: $(VENV)/installed ## score the diagnosis on scripts with a known cost, beside TraceML (about 15 minutes; keep the machine idle)
 	$(BIN)/python benchmarks/zoo/run.py

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stepscope.analyze.context import Context
     from stepscope.analyze.flame.graph import FlameOptions
     from stepscope.analyze.hotspots.table import HotspotOptions
+    from stepscope.analyze.views.diff import DiffSide
     from stepscope.analyze.views.select import Rows, Selection
     from stepscope.model.views.diff import Diff
     from stepscope.model.views.flame import FlameGraph
@@ -208,15 +209,18 @@ class Run:
 
     def diff(self, other: Run, *, selection: Selection | None = None, against: Selection | None = None) -> Diff:
         """This run and `other` side by side; a selection names one span of either."""
+        from stepscope.analyze.views import diff
+
+        return diff.diff(self.diff_side(selection), other.diff_side(against))
+
+    def diff_side(self, selection: Selection | None = None) -> DiffSide:
+        """What is laid against another run, of all spans or the one that `selection` names; raises `UsageError`."""
         from stepscope.analyze.views import diff, select
 
-        sides = []
-        for run, chosen in ((self, selection), (other, against)):
-            source = select.Source(run._context.base, run._context.code)
-            ref = source.only(chosen or select.Selection())
-            label = f"{run.folder.name}/{ref.label}" if ref is not None else run.folder.name
-            sides.append(diff.side(source.base, ref, label))
-        return diff.diff(sides[0], sides[1])
+        source = select.Source(self._context.base, self._context.code)
+        ref = source.only(selection or select.Selection())
+        label = f"{self.folder.name}/{ref.label}" if ref is not None else self.folder.name
+        return diff.side(source.base, ref, label)
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
@@ -228,9 +232,11 @@ class Run:
     def report(self, *, source: bool = True) -> Report:
         """The document that the terminal, JSON and HTML show; `source=False` quotes no line of source text."""
         from stepscope import report
+        from stepscope.report import experiment_document
 
         if source not in self._reports:
-            self._reports[source] = report.build(self.analysis, self.diagnosis, source=source)
+            experiment = experiment_document.view(self.folder) if self.recorded else None
+            self._reports[source] = report.build(self.analysis, self.diagnosis, source=source, experiment=experiment)
         return self._reports[source]
 
 

@@ -45,6 +45,8 @@ def test_quiet_leaves_both_streams_to_the_command(tmp_path: Path) -> None:
         (["--no-window", "--window", "active=1", "--", "true"], 2, "--no-window"),
         (["--rate", "0", "--", "true"], 2, "--rate"),
         (["--max-steps", "0", "--", "true"], 2, "--max-steps"),
+        (["--no-report", "--json", "x", "--", "true"], 2, "--no-report"),
+        (["--no-report", "--fail-on", "recompile", "--", "true"], 2, "--no-report"),
         (["--out", "/proc/self/nothing/here", "--", "true"], 4, "--out"),
         (["--", "no-such-program-here"], 127, "command not found"),
     ],
@@ -65,3 +67,12 @@ def test_a_recording_is_never_written_over(tmp_path: Path) -> None:
     done = stepscope("run", "--quiet", "--out", "r", "--", "true", cwd=tmp_path)
     assert done.returncode == 2
     assert sorted(path.name for path in (tmp_path / "r").rglob("*")) == before
+
+
+def test_without_a_report_the_recording_is_there_and_the_status_the_commands(tmp_path: Path) -> None:
+    done = stepscope("run", "--no-report", "--out", "r", "--", "sh", "-c", "exit 5", cwd=tmp_path)
+    assert done.returncode == 5
+    assert b"stepscope analyze" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+    assert list((tmp_path / "r").glob("host-*/manifest.json"))
+    assert not list((tmp_path / "r").glob("report.*"))

@@ -32,6 +32,7 @@ from stepscope.analyze import (
     steps,
     system,
     trace,
+    trial,
     windows,
 )
 from stepscope.analyze.context import Context
@@ -132,4 +133,5 @@ def _facts(context: Context) -> Analysis:
         ranks=ranks.facts(context, labelled, site_facts),
         pipeline=pipeline.facts(labelled, train, loader_facts, machine_facts),
         machine=machine_facts,
+        trial=trial.facts(tables),
     )

@@ -84,6 +84,16 @@ COMMANDS: dict[str, Command] = {
         "Sample a running job, and show its hotspots.",
         ("stepscope attach 4242", "stepscope attach 4242 --seconds 120 --out runs/slow"),
     ),
+    "compare": Command(
+        "stepscope.cli.compare:compare",
+        "Say whether a run is faster than another, and what changed.",
+        (
+            "stepscope compare runs/before runs/after",
+            "stepscope compare sets/before sets/after --fail-on slower=3%   # folders of several runs, in CI",
+            "stepscope compare logs/workers_0 logs/workers_4 --html compared.html",
+            "stepscope compare trace.json.gz trace.json.gz --span 1 --against-span 2",
+        ),
+    ),
     "export": Command(
         "stepscope.cli.export:export",
         "Cut traces and merge ranks into one file that Perfetto opens.",
@@ -93,6 +103,18 @@ COMMANDS: dict[str, Command] = {
         "stepscope.cli.slurm:slurm",
         "Write a copy of a batch script with recording switched on.",
         ("stepscope slurm train.sbatch", "stepscope slurm train.sbatch -o recorded.sbatch"),
+    ),
+    "experiment": Command(
+        "stepscope.cli.experiment:experiment",
+        "Try changes on a training command, and say with an interval which help.",
+        (
+            "stepscope experiment --try loader.num_workers=2,4 -- python train.py",
+            "stepscope experiment --from stepscope-runs/20260101-120000-train -- python train.py",
+            "stepscope experiment --from findings --budget 30 -- python train.py",
+            "stepscope experiment --try 'env:OMP_NUM_THREADS=4' --try 'arg:--workers=2' -- python train.py",
+            "stepscope experiment --self -- python train.py   # how small an effect this machine can show",
+        ),
+        {"allow_interspersed_args": False},
     ),
     "doctor": Command(
         "stepscope.cli.doctor:doctor",

@@ -13,6 +13,7 @@ import typer
 from stepscope.cli import checks, settings
 from stepscope.cli.options import FailOn, Force, JsonFile, NoSource, Quiet, parse_checks
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.record.agent.knobs import parse
 from stepscope.record.host.options import DEFAULT_RATE_HZ, RecordOptions, parse_window
 from stepscope.report import jsonfile, outputs
 
@@ -43,6 +44,19 @@ def run(
     max_steps: Annotated[
         int | None, typer.Option("--max-steps", metavar="N", help="End the command with SIGINT after N steps.")
     ] = None,
+    knob: Annotated[
+        list[str] | None,
+        typer.Option("--knob", metavar="KNOB=VALUE", help="Train with a change, the script unedited; repeatable."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Seed Python, numpy and torch before the script starts.")
+    ] = None,
+    losses: Annotated[
+        bool, typer.Option("--losses", envvar="STEPSCOPE_LOSSES", help="Keep the loss of every step.")
+    ] = False,
+    no_report: Annotated[
+        bool, typer.Option("--no-report", help="Record only; `stepscope analyze` makes the report later.")
+    ] = False,
     quiet: Quiet = False,
     json_file: JsonFile = None,
     no_source: NoSource = False,
@@ -52,6 +66,9 @@ def run(
     """Record a training command and report where its time goes.
 
     Everything of ours goes to stderr, after the command has ended. The exit status is the command's own.
+
+    `--knob` tries one change by hand: `--knob loader.num_workers=4`, `--knob env:OMP_NUM_THREADS=2`, `--knob
+    arg:--batch-size=64`; docs/knobs.md names them all, and the report says what could not be applied.
 
     With `--fail-on`, a command that ended with 0 gives 1 if its run holds what was named, after the report, and 4 if
     there is no report to tell from; so does one that `--max-steps` has ended. Where several launchers share one job,
@@ -65,6 +82,8 @@ def run(
     plan = outputs.Plan(json_file=json_file, force=force)
     plan.check()
     names = parse_checks(fail_on)
+    if no_report and (names or json_file is not None):
+        raise UsageError("--no-report contradicts --json and --fail-on, which need one; drop it")
     ignored = settings.load().ignore  # a mistake in it is said before the command starts
     options = RecordOptions(
         command=tuple(command),
@@ -74,8 +93,15 @@ def run(
         rate_hz=rate,
         window=parse_window(window, off=no_window, memory=window_memory),
         max_steps=max_steps,
+        knobs=tuple(parse(text) for text in knob or ()),
+        seed=seed,
+        losses=losses,
     )
     outcome = launch(options)
+    if no_report:
+        if not quiet:
+            checks.say(outcome.problem or f"recorded; make the report with: stepscope analyze {outcome.run}")
+        raise typer.Exit(outcome.status)
     part = part_in_report(outcome.run, outcome.host_dir)
     checked: int | None = None
     with _StatusComesFirst(outcome, quiet=quiet):
@@ -90,7 +116,7 @@ def run(
 
 def _ended_by_us(outcome: Outcome) -> bool:
     """Whether the status is that of the SIGINT of `--max-steps`, which says nothing about the command."""
-    from stepscope.record.host.launch import MAX_STEPS_MARKER
+    from stepscope.record.host.step_limit import MAX_STEPS_MARKER
 
     return outcome.status == 128 + signal.SIGINT and (outcome.host_dir / MAX_STEPS_MARKER).exists()
 

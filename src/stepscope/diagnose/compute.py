@@ -62,7 +62,7 @@ def _no_tensor_cores(analysis: Analysis, losses: DeviceLosses, loss: Loss, eligi
         "check that the loss still falls as before.",
         falsified_by=f"Under torch.autocast('cuda', dtype=torch.{dtype}) the mean step does not get shorter",
         learn=LEARN_AMP,
-        tries=(*((Try("matmul_precision", "high"),) if newer else ()), Try("amp.dtype", dtype)),
+        tries=(*((Try("matmul_precision", "high"),) if newer else ()), Try("amp.dtype", "bf16" if newer else "fp16")),
     )
     evidence = (
         ms("products on ordinary cores, nothing beside them", eligible, source),

@@ -15,8 +15,7 @@ RETRIES_RULE = "memory.allocator_retries"
 NEAR_RULE = "memory.near_limit"
 FRAGMENTED_RULE = "memory.fragmentation"
 LEARN = sync.LEARN_ALLOCATOR
-# The older name of the variable works with every version of torch; newer ones also take PYTORCH_ALLOC_CONF.
-EXPANDABLE = Try("env:PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+EXPANDABLE = Try("allocator.conf", "expandable_segments:True")
 # Losses that a full or fragmented device is behind.
 _ALLOCATOR_LOSSES = (RETRIES_RULE, sync.ALLOCATOR_RULE)
 _LESS = (

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the recorder loads this module in the training process, and
     from stepscope.model.views.pipeline import Pipeline
     from stepscope.model.views.ranks import RanksFacts
     from stepscope.model.views.replay import Replay
+    from stepscope.model.views.trial import TrialFacts
     from stepscope.model.views.waits import SampledViews
 
 
@@ -70,6 +71,7 @@ class Analysis:
     passes: PassesFacts | None = None  # work of training steps that is not needed; None without traces and stacks
     pipeline: Pipeline | None = None  # what the steps wait for and share; None without training steps
     machine: MachineFacts | None = None  # pauses, cores, drift, profilers, the loader's rhythm
+    trial: TrialFacts | None = None  # knobs, seed and losses; None of a run without any of them
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,21 @@ beside the places that findings name. Numbers stay raw, and none is computed. Wh
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from stepscope.diagnose import REPORT_FLOOR, RISKS, RULES
 from stepscope.model import Analysis, Diagnosis, Finding, FixedCosts, Report, Risk, StepFacts
 from stepscope.report.compilers_document import compilers_document
 from stepscope.report.source import SourceReader
+from stepscope.report.trial import trial_document
 from stepscope.report.values import plain_mapping, plain_rows, plain_value
 from stepscope.report.views_document import views_document
 
 # Upper bounds of the lists in a report, so that a page of it stays small. The tables in the run folder hold the rest.
 MAX_FINDINGS = 50
 MAX_ROWS = 100  # of a view: hot lines, operators, loops and so on
-NOT_VIEWS = ("run", "quality", "steps", "fixed", "traces", "reading", "views", "compilers")
+NOT_VIEWS = ("run", "quality", "steps", "fixed", "traces", "reading", "views", "compilers", "trial")
 RENAMED = {"operators": "operator_calls"}  # of the window that loops were looked for in
 MAX_SERIES = 2_000  # points of the step series of one kind
 MAX_NOTES = 200
@@ -29,19 +31,25 @@ MAX_EVIDENCE = 40  # of one finding
 _RISK_RULES = frozenset(rule.name for rule in RISKS)
 
 
-def build(analysis: Analysis, diagnosis: Diagnosis, *, source: bool = True) -> Report:
+def build(
+    analysis: Analysis, diagnosis: Diagnosis, *, source: bool = True, experiment: Mapping[str, Any] | None = None
+) -> Report:
     """Assemble the document.
 
-    `source=False` leaves every line of the user's source text out of it. Never raises on odd content: what JSON
-    cannot carry (non-finite numbers, lone surrogates) becomes null or an escape.
+    `experiment` is what `experiment_document` made of an experiment on this run. `source=False` leaves every line of
+    the user's source text out of it. Never raises on odd content: what JSON cannot carry (non-finite numbers, lone
+    surrogates) becomes null or an escape.
     """
     reader = SourceReader(analysis.run.user_roots, recorded_ns=analysis.run.started_ns) if source else None
     views = _views(analysis)
     views["compilers"] = compilers_document(analysis.compilers, source=source)
+    views["trial"] = trial_document(analysis.trial)
     not_judged = [*(each.rule for each in diagnosis.abstained), *(each.rule for each in diagnosis.ignored)]
     views["rules_judged"] = len(RULES) - sum(rule not in _RISK_RULES for rule in not_judged)
     if reader is not None:
         _quote_rows(views, reader)
+    if experiment is not None:
+        views["experiment"] = dict(experiment)
     return Report(
         run=plain_mapping(analysis.run),
         quality={

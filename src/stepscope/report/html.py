@@ -15,11 +15,13 @@ from stepscope.report.escape import markup, one_line
 from stepscope.report.groups import groups
 from stepscope.report.html_compilers import compilers
 from stepscope.report.html_device import device_lines, device_times
+from stepscope.report.html_experiment import experiment
 from stepscope.report.html_figures import partition, series
 from stepscope.report.html_risks import risks
 from stepscope.report.html_style import STYLE
 from stepscope.report.html_tables import tables
 from stepscope.report.places import Shortener, command_line
+from stepscope.report.trial import refused, trial_line
 
 MAX_BYTES = 3_000_000
 ROWS = (60, 10)  # of a table: first try, and where the page came out too large
@@ -44,7 +46,9 @@ def _page(report: Report, rows: int) -> str:
     body = "\n".join(
         (
             _header(report, name),
+            _trial(report, shorten),
             _notes(report),
+            experiment(report.views.get("experiment")),
             _device(report, shorten, rows),
             _steps(report),
             _findings(report, shorten),
@@ -93,6 +97,14 @@ def _header(report: Report, name: str) -> str:
             f"<p><strong>{text}</strong></p>" if sentences.stands_out(report, other) else f"<p class='soft'>{text}</p>"
         )
     return f"<header><h1>{name}</h1>{line}<dl class='figures'>{boxes}</dl><p>{markup(said)}</p>{others}</header>"
+
+
+def _trial(report: Report, shorten: Shortener) -> str:
+    text = trial_line(report, shorten)
+    if not text:
+        return ""
+    said = markup(one_line(text), SENTENCE)
+    return f"<p>Knobs: {f'<strong>{said}</strong>' if refused(report) else said}</p>"
 
 
 def _notes(report: Report) -> str:

@@ -58,6 +58,15 @@ pre .hit { background: color-mix(in srgb, var(--warning) 18%, transparent); font
 .finding dt { color: var(--soft); }
 .finding dd { margin: 0; overflow-wrap: anywhere; }
 .finding ul { margin: 0; padding-left: 1.1rem; }
+.intervals { margin: .8rem 0 .2rem; }
+.intervals .zero { stroke: var(--soft); stroke-dasharray: 5 4; }
+.intervals .name { fill: var(--text); }
+.intervals .bar { fill: var(--soft); opacity: .45; }
+.intervals .faster .bar { fill: var(--good); }
+.intervals .slower .bar { fill: var(--critical); }
+.intervals .tick { stroke: var(--text); stroke-width: 2.5; }
+.intervals .dot { fill: var(--text); opacity: .65; }
+.intervals .ceiling { fill: none; stroke: var(--accent); stroke-width: 1.5; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 caption { text-align: left; color: var(--soft); padding: .2rem 0 .4rem; }

@@ -18,6 +18,7 @@ from stepscope.model import Report
 from stepscope.report import compiler_words, sentences, words
 from stepscope.report.compilers import compiler_blocks
 from stepscope.report.escape import one_line, plain
+from stepscope.report.experiment_terminal import experiment_blocks
 from stepscope.report.glyphs import Glyphs, glyphs_for
 from stepscope.report.places import Shortener, command_line
 from stepscope.report.sampled import sampled_blocks
@@ -26,6 +27,7 @@ from stepscope.report.terminal_device import device_blocks
 from stepscope.report.terminal_findings import findings_block
 from stepscope.report.terminal_risks import risks_block
 from stepscope.report.terminal_views import memory_block, overview_blocks
+from stepscope.report.trial import refused, trial_line
 
 MAX_WIDTH = 100  # longer lines are hard to read
 MAX_WARNINGS = 4
@@ -41,13 +43,14 @@ def render(report: Report, console: Console, *, page: str | None = None, again: 
     glyphs = glyphs_for(console.encoding)
     shorten = Shortener(report.run)
     blocks = [
-        Group(*_reading(report), *_headline(report), *_warnings(report, glyphs)),
+        Group(*_reading(report), *_headline(report), *_trial(report, shorten), *_warnings(report, glyphs)),
         *_partition(report, width, glyphs),
         *overview_blocks(report, width, glyphs),
         *device_blocks(report, shorten, width, glyphs),
         *memory_block(report, shorten),
         *findings_block(report, shorten, glyphs),
         *risks_block(report, shorten, glyphs),
+        *experiment_blocks(report.views.get("experiment"), width),
         *compiler_blocks(report, shorten, width, glyphs),
         *_hot_lines(report, shorten, glyphs),
         *sampled_blocks(
@@ -105,6 +108,12 @@ def _headline(report: Report) -> Iterator[RenderableType]:
     for other in report.views.get("steps_by_kind", ())[1:]:
         text = sentences.step_kind(report, other)
         yield Text(text, style="bold" if sentences.stands_out(report, other) else "dim")
+
+
+def _trial(report: Report, shorten: Shortener) -> Iterator[RenderableType]:
+    text = trial_line(report, shorten)
+    if text:
+        yield Text.assemble(("Knobs  ", "bold"), (one_line(text), "yellow" if refused(report) else ""))
 
 
 def _warnings(report: Report, glyphs: Glyphs) -> Iterator[RenderableType]:

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepscope.model.comparison import Knob
+
 ENVIRONMENT_NAME = "STEPSCOPE_RECORD"
 
 
@@ -33,7 +35,10 @@ class WindowConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """The agent's settings. `run` is the run folder, `host_dir` its RUN/host-H, `package` the stepscope package."""
+    """The agent's settings. `run` is the run folder, `host_dir` its RUN/host-H, `package` the stepscope package.
+
+    With knobs or a seed the training is not the one the script alone describes: `record.agent.knobs`, `.seed`.
+    """
 
     run: str
     host_dir: str
@@ -44,6 +49,9 @@ class Config:
     max_steps: int | None = None
     sampler_hz: int = 50
     faults: str | None = None
+    knobs: tuple[Knob, ...] = ()
+    seed: int | None = None
+    losses: bool = False  # keep the loss of every step
 
 
 def epoch_offset_ns() -> int:
@@ -74,6 +82,9 @@ def parse(text: str) -> Config | None:
         max_steps=_typed(data, "max_steps", int, None),
         sampler_hz=_typed(data, "sampler_hz", int, 50),
         faults=_typed(data, "faults", str, None),
+        knobs=_knobs(data.get("knobs")),
+        seed=_typed(data, "seed", int, None),
+        losses=_typed(data, "losses", bool, False),
     )
 
 
@@ -96,6 +107,16 @@ def _window(data: dict[str, Any]) -> WindowConfig:
         byte_budget=_typed(data, "byte_budget", int, default.byte_budget),
         time_share=float(_typed(data, "time_share", (int, float), default.time_share)),
         everywhere=_typed(data, "everywhere", bool, default.everywhere),
+    )
+
+
+def _knobs(data: Any) -> tuple[Knob, ...]:
+    """`[[name, value], …]` as knobs; what is no pair of texts is left out."""
+    pairs = data if isinstance(data, list) else []
+    return tuple(
+        Knob(*pair)
+        for pair in pairs
+        if isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
     )
 
 

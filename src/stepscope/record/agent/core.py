@@ -11,9 +11,9 @@ import os
 import platform
 import sys
 import threading
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from stepscope.record.agent import marks
+from stepscope.record.agent import knobs, marks
 from stepscope.record.agent.clock import Clock
 from stepscope.record.agent.compiling import skip_own_code
 from stepscope.record.agent.config import Config, from_environment
@@ -26,6 +26,9 @@ from stepscope.record.agent.probes.module_forward import ModuleForwardProbe
 from stepscope.record.agent.probes.ptracer import allow_tracing
 from stepscope.record.agent.step_queue import QueuedCutter
 from stepscope.record.agent.steps import StepRow
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.knobs.base import KnobSet
 
 StepListener = Callable[[Optional[StepRow], int], None]
 
@@ -66,7 +69,6 @@ def stop(reason: str) -> None:
     if agent is None:
         return
     agent.finish(reason)
-    agent.probes.uninstall_all()
     marks.deactivate()
     agent.guard.stop()
 
@@ -83,6 +85,7 @@ class Agent:
         self.events = EventLog(self.journal, self.clock, self.steps.current_step)
         self.device = DeviceTimer(self)
         self.probes = ProbeSet(self)
+        self.knobs: KnobSet | None = None
         self.own_profiler_active = False  # a profiler of ours is being made or is recording
         self.user_profiler_active = False
         self.last_compile_step: int | None = None
@@ -100,6 +103,7 @@ class Agent:
         self._after_unfed = HookList(self.guard)
         self._every_step: list[Callable[[], bool | None]] = []  # ask whether a listener needs the next step at once
         self._finish_hooks: list[Callable[[], None]] = []
+        self._end_hooks: list[Callable[[], None]] = []
         self._owner: int | None = None  # the thread whose steps are cut
         self.training_thread: int | None = None  # the owner once it trains; hooks compare with it before they ask
         self._train_steps = 0
@@ -117,6 +121,8 @@ class Agent:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self.guard.wrap("fork", self._after_fork, inject=False))
         marks.activate(self)
+        # Before the probes, which then stand outermost and can be taken out while the user's profiler runs.
+        self.knobs = self.guard.wrap("knobs", lambda: knobs.attach(self), inject=False)()
         self.probes.install_all()
         self.guard.wrap("attachments", self._start_attachments, inject=False)()
         self.guard.wrap("compiling", skip_own_code, inject=False)()
@@ -126,6 +132,7 @@ class Agent:
         if self._finished:
             return
         self._finished = True
+        self._run_end_hooks()
         for hook in self._finish_hooks:
             hook()
         self.steps.finish(self.clock.now())
@@ -139,6 +146,8 @@ class Agent:
             record = {"time_ns": self.clock.now(), "pid": os.getpid(), "probe_errors": self._faults}
             append_line(os.path.join(self.config.host_dir, "agents.jsonl"), record)
         self.probes.uninstall_all()
+        if self.knobs is not None:
+            self.guard.wrap("knobs.uninstall", self.knobs.uninstall_all, inject=False)()
 
     # ------------------------------------------------------------------------------------------- what others add
 
@@ -157,6 +166,10 @@ class Agent:
     def add_finish_hook(self, hook: Callable[[], None], probe: str) -> None:
         """Call `hook` when recording ends, before the last step is closed."""
         self._finish_hooks.append(self.guard.wrap(probe, hook, inject=False))
+
+    def add_end_hook(self, hook: Callable[[], None], probe: str) -> None:
+        """Call `hook` once: after the last step of `max_steps`, before the launcher hears of it, or at the end."""
+        self._end_hooks.append(self.guard.wrap(probe, hook, inject=False))
 
     def add_boundary_hook(self, hook: StepListener, probe: str, unfed_only: bool = False) -> None:
         """Like a listener, for probes: cheap, called before the listeners; or only after steps without a fetch."""
@@ -208,7 +221,16 @@ class Agent:
         self._owner = self.training_thread = thread
         return True
 
+    def fault(self, probe: str) -> str | None:
+        """What `probe` failed with; None when it has not."""
+        return self._faults.get(probe)
+
     # ------------------------------------------------------------------------------------------------- internals
+
+    def _run_end_hooks(self) -> None:
+        hooks, self._end_hooks = self._end_hooks, []
+        for hook in hooks:
+            hook()
 
     def _on_row(self, row: StepRow | None, live: bool, now_ns: int) -> None:
         if row is not None:
@@ -250,6 +272,7 @@ class Agent:
             self._eval_steps += 1
         if (self._train_steps or self._eval_steps) >= limit:
             self._limit_reached = True
+            self._run_end_hooks()
             self._tell_launcher_limit()
 
     def _tell_launcher_limit(self) -> None:
@@ -290,11 +313,13 @@ class Agent:
         self.journal.abandon()
         self._announce("worker" if self.making_loader else "fork")
         allow_tracing()
+        if self.making_loader and self.knobs is not None:
+            self.knobs.in_loader_worker()
         self.guard.stop()
 
     def _start_attachments(self) -> None:
-        """Windows, the fallback sampler and readings of memory live in files of their own; each adds itself."""
-        for module in ("window", "sampler", "memory_log"):
+        """Windows, the fallback sampler, memory, seed and losses live in files of their own; each adds itself."""
+        for module in ("seed", "window", "sampler", "memory_log", "losses"):
             self.guard.wrap(module, lambda module=module: _attach(module, self), inject=False)()
 
 

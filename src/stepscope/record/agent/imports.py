@@ -23,6 +23,7 @@ class Finder:
     def __init__(self, package: str) -> None:
         self._package = package
         self._waiting = set(HOOKED)
+        self._hooks: dict[str, Callable[[], Any]] = {}
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The spec of stepscope, or of a hooked module with its loader prepared; None for everything else."""
@@ -36,6 +37,11 @@ class Finder:
         if spec is not None and spec.loader is not None:
             self._prepare(name, spec.loader)
         return spec
+
+    def when_imported(self, name: str, hook: Callable[[], Any]) -> None:
+        """Call `hook`, which must not raise, once the top-level module `name` has been imported."""
+        self._hooks[name] = hook
+        self._waiting.add(name)
 
     def start_now(self) -> None:
         """Start for modules that were imported before us."""
@@ -69,9 +75,20 @@ class Finder:
             original(module)
             if name in self._waiting:
                 self._waiting.discard(name)
-                _imported(name)
+                self._hooks.pop(name, lambda: _imported(name))()
 
         return exec_module
+
+
+def when_imported(name: str, hook: Callable[[], Any]) -> bool:
+    """`Finder.when_imported` of the finder of this process; False where there is none."""
+    for finder in sys.meta_path:
+        # `sitecustomize` executes this file on its own: its class is another one than this module's.
+        watch = getattr(finder, "when_imported", None)
+        if watch is not None and type(finder).__name__ == Finder.__name__:
+            watch(name, hook)
+            return True
+    return False
 
 
 def _imported(name: str) -> None:

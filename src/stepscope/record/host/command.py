@@ -56,7 +56,7 @@ def resolve_executable(command: Sequence[str], environ: Mapping[str, str]) -> st
 
 def find_script(command: Sequence[str], environ: Mapping[str, str], cwd: Path) -> Script:
     """The script or module behind `command`, through `env`, `nice`, launchers and shells where they show."""
-    search = [cwd, *(cwd / part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part)]
+    search = _search_path(environ, cwd)
     for index, word in enumerate(command):
         base = os.path.basename(word)
         rest = command[index + 1 :]
@@ -71,6 +71,24 @@ def find_script(command: Sequence[str], environ: Mapping[str, str], cwd: Path) -
             if direct is not None:
                 return direct
     return Script("other", None, os.path.basename(command[0]), None)
+
+
+def first_argument(command: Sequence[str], environ: Mapping[str, str], cwd: Path) -> int:
+    """Where in `command` the arguments of its script begin; after the program where no script shows."""
+    search = _search_path(environ, cwd)
+    script = find_script(command, environ, cwd)
+    for index, word in enumerate(command):
+        if index and word in ("-c", "-m", "--module") and index + 1 < len(command):
+            module = None if word == "-c" else find_module(command[index + 1], search)
+            if script.path is None or module == script.path:
+                return index + 2
+        elif script.path is not None and _absolute(word, cwd) == script.path:
+            return index + 1
+    return 1
+
+
+def _search_path(environ: Mapping[str, str], cwd: Path) -> list[Path]:
+    return [cwd, *(cwd / part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part)]
 
 
 def _direct(path: Path) -> Script | None:

@@ -28,19 +28,21 @@ from stepscope.record.host.command import CommandNotStarted, find_script, resolv
 from stepscope.record.host.folder import RunFolder, claim_folder
 from stepscope.record.host.git import git_root
 from stepscope.record.host.hardware import gpu_facts
+from stepscope.record.host.knobs import changed_by_knobs
 from stepscope.record.host.manifest import Manifest, first_manifest, shell_status
 from stepscope.record.host.options import FALLBACK_RATE_HZ, RecordOptions
 from stepscope.record.host.processes import descendants, read_stat
 from stepscope.record.host.pyspy import FALLBACK_MARKER, find_pyspy, pyspy_version
 from stepscope.record.host.scheduler import detect_scheduler
 from stepscope.record.host.signals import ENDINGS, BlockedSignals
+from stepscope.record.host.step_limit import StepLimit
 from stepscope.record.host.telemetry import TelemetryConfig
 from stepscope.record.host.traces import compress_traces, own_rank_folders
 from stepscope.record.host.tracing import allow_tracing
 
-MAX_STEPS_MARKER = "max-steps"
 RECORDER_LOG = "recorder.log"  # what the telemetry process had to complain about; absent when nothing
 _POLL_SECONDS = 0.05  # with --max-steps only; otherwise we sleep until a signal comes
+_AGAIN_SECONDS = 1.0  # once the limit is reached
 _IDLE_SECONDS = 60.0
 _STOP_SECONDS = 4.0  # for telemetry to write its last segment
 _STOP_MARGIN_SECONDS = 0.5  # beyond what it was given
@@ -65,8 +67,9 @@ def launch(options: RecordOptions, *, environ: Mapping[str, str] | None = None) 
     nothing of ours is raised.
     """
     environment = dict(os.environ if environ is None else environ)
-    executable = resolve_executable(options.command, environment)
     cwd = _working_directory()
+    options, environment = changed_by_knobs(options, environment, cwd)
+    executable = resolve_executable(options.command, environment)
     script = find_script(options.command, environment, cwd)
     now = datetime.datetime.now()
     scheduler = detect_scheduler(environment, now=now, parent_started=_parent_started())
@@ -164,6 +167,9 @@ class _Launch:
             "epoch_offset_ns": self._offset,
             "window": self._options.window.for_agent(),
             "max_steps": self._options.max_steps,
+            "knobs": [[knob.knob, knob.value] for knob in self._options.knobs],
+            "seed": self._options.seed,
+            "losses": self._options.keeps_losses,
             "sampler_hz": int(max(1.0, min(self._options.rate_hz, FALLBACK_RATE_HZ))),
             "faults": self._environ.get("STEPSCOPE_FAULTS"),
         }
@@ -196,15 +202,18 @@ class _Launch:
         self, child: subprocess.Popen[bytes], signals: BlockedSignals, telemetry: subprocess.Popen[bytes] | None
     ) -> None:
         """Until the command has ended: hand signals on, and end it after the steps it was allowed."""
-        marker = self._folder.host / MAX_STEPS_MARKER
-        pending = self._options.max_steps is not None
+        limit = self._step_limit(child.pid) if self._options.max_steps is not None else None
         while child.poll() is None:
-            number = signals.wait(child, _POLL_SECONDS if pending else _IDLE_SECONDS)
+            soon = _POLL_SECONDS if limit is not None and limit.pending else _AGAIN_SECONDS
+            number = signals.wait(child, _IDLE_SECONDS if limit is None else soon)
             if number in ENDINGS:
                 _tell(telemetry, "cut")  # what was sampled so far survives, should everything be killed
-            if pending and marker.exists():
-                pending = False
-                interrupt_as_terminal(child.pid)
+            if limit is not None:
+                limit.look()
+
+    def _step_limit(self, pid: int) -> StepLimit:
+        run, host = self._folder.run, self._folder.host
+        return StepLimit(host, lambda: own_rank_folders(run, host), lambda: interrupt_as_terminal(pid))
 
     def _stop_telemetry(self, telemetry: subprocess.Popen[bytes] | None, seconds: float) -> None:
         """Let it write its last segment and reading, then make sure it is gone."""

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import UsageError
+from stepscope.model.comparison import Knob
+from stepscope.record.agent.knobs import check_all, masked
 
 # Sampling may slow training by at most 2 %. Measured with py-spy 0.4.3 on two cores: 15 ms of processor time to start
 # the sampler of a process for a segment, 0.3 ms per sample. At 20 Hz in segments of 5 s that is 0.9 % of a core per
@@ -15,6 +17,8 @@ DEFAULT_RATE_HZ = 20.0
 SEGMENT_SECONDS = 5.0
 HIGHEST_RATE_HZ = 1000.0
 FALLBACK_RATE_HZ = 50.0  # in-process sampling holds the interpreter lock while it walks the stacks
+
+HIGHEST_SEED = (1 << 32) - 1  # of numpy, and of PYTHONHASHSEED
 
 WINDOW_BYTE_BUDGET = 200_000_000  # a trace beyond this takes longer to read than it tells
 WINDOW_TIME_SHARE = 0.02  # all windows together, export included, as a share of the run's wall time
@@ -42,7 +46,10 @@ class WindowOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions:
-    """One call of `stepscope run`. `command` is argv; `out` None means the default name in the working directory."""
+    """One call of `stepscope run`. `command` is argv; `out` None means the default name in the working directory.
+
+    `knobs` change the training without its script (`record.agent.knobs`); with knobs or a seed, losses are kept.
+    """
 
     command: tuple[str, ...]
     out: Path | None = None
@@ -52,6 +59,9 @@ class RecordOptions:
     segment_seconds: float = SEGMENT_SECONDS
     window: WindowOptions = field(default_factory=WindowOptions)
     max_steps: int | None = None
+    knobs: tuple[Knob, ...] = ()
+    seed: int | None = None
+    losses: bool = False
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -60,10 +70,25 @@ class RecordOptions:
             raise UsageError(f"--rate must lie between 0 and {HIGHEST_RATE_HZ:g} Hz, not {self.rate_hz:g}")
         if self.max_steps is not None and self.max_steps < 1:
             raise UsageError(f"--max-steps must be at least 1, not {self.max_steps}")
+        if self.seed is not None and not 0 <= self.seed <= HIGHEST_SEED:
+            raise UsageError(f"--seed must lie between 0 and {HIGHEST_SEED}, not {self.seed}")
+        check_all(self.knobs)
+
+    @property
+    def keeps_losses(self) -> bool:
+        """Whether the loss of every step is kept: asked for, or needed to see that a change left training alone."""
+        return self.losses or bool(self.knobs) or self.seed is not None
 
     def for_manifest(self) -> dict[str, Any]:
         """The `options` object of the manifest."""
-        return {"rate_hz": self.rate_hz, "window": self.window.for_agent(), "max_steps": self.max_steps}
+        return {
+            "rate_hz": self.rate_hz,
+            "window": self.window.for_agent(),
+            "max_steps": self.max_steps,
+            "knobs": [[knob.knob, masked(knob.knob, knob.value)] for knob in self.knobs],
+            "seed": self.seed,
+            "losses": self.keeps_losses,
+        }
 
 
 _COUNTS = ("skip_first", "wait", "warmup", "active", "repeat")

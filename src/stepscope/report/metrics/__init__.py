@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from stepscope.report.metrics import (
+    comparison,
     compilers,
     device_losses,
     findings,
@@ -43,6 +44,7 @@ SECTIONS: tuple[Section, ...] = (
     *passes.SECTIONS,
     *ranks.SECTIONS,
     *pipeline.SECTIONS,
+    *comparison.SECTIONS,
     *telemetry.SECTIONS,
 )
 

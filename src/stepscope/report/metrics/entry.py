@@ -17,7 +17,7 @@ class Metric:
 class Section:
     """The figures of one record. `where` is its place in report.json, `tables` those of `analyze --table` that hold it."""
 
-    record: str  # name of the dataclass, or of a mapping's kind
+    record: str  # name of the dataclass, with its module where two have one name; or of a mapping's kind
     title: str
     where: str
     metrics: dict[str, Metric]

@@ -26,6 +26,7 @@ class CollectorProbe:
     def install(self, agent: Agent) -> None:
         """Add a callback to `gc.callbacks`."""
         self._agent = agent
+        user_place()  # loads what it needs: an import from within a collection can break the import it interrupts
         self._callback = agent.guard.wrap(self.name, self._called)
         gc.callbacks.append(self._callback)
 

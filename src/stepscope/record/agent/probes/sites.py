@@ -6,6 +6,7 @@ names, secrets masked; never the content of a tensor, a data set or a module.
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import TYPE_CHECKING, Any, Callable
 
 from stepscope.record.agent.frames import place_fields, user_place
@@ -91,7 +92,8 @@ class SitesProbe:
         told: Callable[[], None] | None = None,
         told_after: Callable[[], None] | None = None,
     ) -> None:
-        function = getattr(owner, name, None)
+        found: Any = getattr(owner, name, None)
+        function = unwrap(found)  # a knob may have wrapped it before us
         is_method = isinstance(owner, type)
 
         def before(*args: Any, **kwargs: Any) -> None:

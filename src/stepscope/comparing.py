@@ -1,0 +1,210 @@
+"""Two runs, sets of runs, traces or spans → what changed between them.
+
+    found = stepscope.compare("runs/before", "runs/after")
+    found.outcome.verdict.text
+
+A folder that holds several run folders is a set, and so is a pattern in quotes ("runs/*-baseline"). The runs of two
+sets are paired in the order in which they started.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from stepscope.api import DEFAULTS, ReadOptions, Run, is_run_folder, open_run
+from stepscope.errors import UnreadableInputError, UsageError
+
+if TYPE_CHECKING:
+    from stepscope.analyze.views.select import Selection
+    from stepscope.comparison.profile import Profile
+    from stepscope.comparison.sides import Limits, Side
+    from stepscope.model.comparison import Comparison
+
+One: TypeAlias = "str | os.PathLike[str] | Run"
+Given: TypeAlias = "One | Sequence[One]"
+
+RUNS = "runs"  # the folder of an experiment that holds its run folders
+MAX_RUNS = 200  # of a side
+SHOWN = 3  # patterns that are suggested
+WHAT = "a run folder, a folder of them, or traces of torch.profiler"
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The runs of one side, how the side is called, and where it lies."""
+
+    label: str
+    runs: tuple[Run, ...]
+    where: Path
+
+
+def compare(
+    a: Given,
+    b: Given,
+    *,
+    options: ReadOptions = DEFAULTS,
+    selection: Selection | None = None,
+    against: Selection | None = None,
+    limits: Limits | None = None,
+) -> Comparison:
+    """Compare `b` with the baseline `a`.
+
+    Args:
+        a: a run folder, a folder or pattern of several, traces, a `Run`, or a sequence of these: runs to pair.
+        b: the same.
+        options: how to read them.
+        selection: the worker and span of `a` to compare, where it holds traces.
+        against: those of `b`.
+        limits: what counts as a difference.
+
+    Raises `UnreadableInputError` where nothing can be read of a side, `UsageError` where both are the same.
+    """
+    from stepscope.comparison import sides
+
+    first, second = _opened(a, options), _opened(b, options)
+    if _chosen(selection) == _chosen(against):
+        _check_apart(first.runs, second.runs)
+    labels = _labels(first, second, selection, against)
+    found = [
+        _side(opened, label, chosen)
+        for opened, label, chosen in zip((first, second), labels, (selection, against), strict=True)
+    ]
+    return sides.compare(found[0], found[1], limits)
+
+
+def _opened(given: Given, options: ReadOptions) -> _Opened:
+    if isinstance(given, Run):
+        return _Opened(_name(given), (given,), given.paths[0])
+    if isinstance(given, (str, os.PathLike)):
+        path = Path(given)
+        return _Opened(_shown(path), _runs(path, options), path.absolute())
+    runs = tuple(run for one in given for run in _opened(one, options).runs)
+    if not runs:
+        raise UsageError(f"nothing to compare on one side; name {WHAT}")
+    label = _name(runs[0]) if len(runs) == 1 else f"{len(runs)} runs from {_name(runs[0])} on"
+    return _Opened(label, runs, runs[0].paths[0])
+
+
+def _runs(path: Path, options: ReadOptions) -> tuple[Run, ...]:
+    """The runs that a path stands for."""
+    folders = _set(path)
+    if not folders:
+        return (open_run(path, options=options),)
+    if len(folders) > MAX_RUNS:
+        raise UsageError(f"{path}: holds {len(folders)} runs, and at most {MAX_RUNS} are compared; name fewer")
+    return tuple(open_run(folder, options=options) for folder in folders)
+
+
+def _set(path: Path) -> list[Path]:
+    """The run folders of a set; none of what is one run, or traces."""
+    try:
+        if not path.exists():
+            return [
+                found for found in map(Path, sorted(glob.glob(str(path)))) if found.is_dir() and is_run_folder(found)
+            ]
+        if not path.is_dir() or is_run_folder(path):
+            return []
+        own = _run_folders(path)
+        return own or _of_experiment(path)
+    except OSError as error:
+        raise UnreadableInputError(f"{error.filename}: {error.strerror}; name {WHAT}") from None
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    return sorted(child for child in folder.iterdir() if child.is_dir() and is_run_folder(child))
+
+
+def _of_experiment(folder: Path) -> list[Path]:
+    """The runs of an experiment, if they are all of the same program; raises `UsageError` where they are not."""
+    runs = _run_folders(folder / RUNS) if (folder / RUNS).is_dir() else []
+    names = sorted({run.name.partition("-")[2] for run in runs})
+    if len(names) > 1:
+        patterns = ", ".join(f"'{folder / RUNS}/*-{name}'" for name in names[:SHOWN])
+        raise UsageError(
+            f"{folder}: an experiment with runs of {len(names)} programs; name those of one, e.g. {patterns}"
+        )
+    return runs
+
+
+def _check_apart(first: Iterable[Run], second: Iterable[Run]) -> None:
+    """Raise `UsageError` where a run is on both sides."""
+    ours = {path.resolve() for run in first for path in run.paths}
+    both = next((path for run in second for path in run.paths if path.resolve() in ours), None)
+    if both is not None:
+        raise UsageError(f"{both}: on both sides; name two runs, or two spans of it with --span and --against-span")
+
+
+def _chosen(selection: Selection | None) -> tuple[str | None, int | None]:
+    return (None, None) if selection is None else (selection.worker, selection.span)
+
+
+def _labels(first: _Opened, second: _Opened, selection: Selection | None, against: Selection | None) -> list[str]:
+    """Names that tell the sides apart: the last part of a path, more of it where that is the same."""
+    labels = [first.label, second.label]
+    if labels[0] == labels[1]:
+        labels = _longer(first.where, second.where) or labels
+    for side, chosen in enumerate((selection, against)):
+        worker, span = _chosen(chosen)
+        parts = [part for part in (worker, f"span {span}" if span is not None else None) if part]
+        labels[side] = " ".join([labels[side], *parts])
+    return labels if labels[0] != labels[1] else [f"A: {labels[0]}", f"B: {labels[1]}"]
+
+
+def _longer(first: Path, second: Path) -> list[str] | None:
+    """The shortest ends of two paths that differ."""
+    for count in range(2, max(len(first.parts), len(second.parts)) + 1):
+        ends = ["/".join(path.parts[-count:]) for path in (first, second)]
+        if ends[0] != ends[1]:
+            return ends
+    return None
+
+
+def _side(opened: _Opened, label: str, selection: Selection | None) -> Side:
+    from stepscope.comparison.sides import Side
+
+    profiles: list[Profile] = []
+    notes: list[str] = []
+    first_error: UnreadableInputError | None = None
+    for run, found in _profiles(opened.runs, label, selection):
+        if isinstance(found, UnreadableInputError):
+            first_error = first_error or found
+            notes.append(f"{_name(run)} is left out: {found}")
+        else:
+            profiles.append(found)
+    if not profiles:
+        assert first_error is not None
+        raise first_error
+    return Side(label, tuple(profiles), tuple(notes))
+
+
+def _profiles(
+    runs: Sequence[Run], label: str, selection: Selection | None
+) -> Iterator[tuple[Run, Profile | UnreadableInputError]]:
+    """What is kept of each run, or why it cannot be read."""
+    from stepscope.comparison.profile import profile
+
+    for run in runs:
+        try:
+            # of several, opened anew: what each of them has read need not be held until the last one is
+            one = Run(run.paths, run.options, recorded=run.recorded) if len(runs) > 1 else run
+            name = label if len(runs) == 1 else f"{label}/{_name(run)}"
+            yield run, profile(one, name, selection, side=label)
+        except UnreadableInputError as error:
+            yield run, error
+
+
+def _name(run: Run) -> str:
+    return _shown(run.paths[0])
+
+
+def _shown(path: Path) -> str:
+    """The last part of a path, without the ends of a trace's name."""
+    name = path.name or path.resolve().name or str(path)
+    for end in (".gz", ".json", ".pt.trace"):
+        name = name.removesuffix(end)
+    return name

@@ -1,0 +1,181 @@
+"""One run, or one trace, reduced to what a comparison needs.
+
+The mean over all measured steps is what the user pays; the median is the usual step, the 95th percentile the stalls.
+With several ranks a step counts once, with the mean over ranks: they wait for each other, so their walls differ little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from stepscope.comparison import conditions, flags, measured
+from stepscope.model import PHASES, Analysis
+from stepscope.model.comparison import Flag, Measure, PhaseTime
+from stepscope.model.views.overview import Overview
+from stepscope.tables.schema import Tables
+
+UNATTRIBUTED = "unattributed"  # wall time of phases whose probe was off
+RESTART = "loader_restart"  # between steps: a loader's old workers ended, its new iterator made
+_ROUNDING = 1e-9  # of the mean; what is below it is no time but the end of a float
+
+
+def measure(
+    tables: Tables,
+    analysis: Analysis,
+    *,
+    label: str,
+    path: str,
+    warmup_limit: int | None = None,
+    asked: int | None = None,
+) -> Measure | None:
+    """The measure of a recorded run, with the flags that it raises by itself; None without steps.
+
+    Args:
+        warmup_limit: the most steps that may be dropped as warm-up; how many are is found in the run.
+        asked: steps that should have been measured, where that was agreed.
+    """
+    steps = measured.select(tables, warmup_limit=warmup_limit)
+    if steps is None:
+        return None
+    together = steps.together()
+    wall_ms = together["wall_ns"].to_numpy() / 1e6
+    restarts_ms = measured.restarts_ns(tables, steps) / steps.rows.height / 1e6
+    mean_ms = float(wall_ms.mean()) + restarts_ms
+    samples = _samples_per_step(steps.rows)
+    trial = analysis.trial
+    return Measure(
+        label=label,
+        path=path,
+        steps=together.height,
+        dropped=steps.dropped,
+        mean_ms=mean_ms,
+        median_ms=float(np.median(wall_ms)),
+        p95_ms=float(np.percentile(wall_ms, 95)),
+        samples_per_step=samples,
+        samples_per_second=None if samples is None else samples * 1e3 / mean_ms,
+        fixed_cost_s=analysis.fixed.before_first_step_s,
+        phases=_phases(together, float(wall_ms.mean()), restarts_ms),
+        losses=trial.losses if trial is not None else (),
+        knobs=trial.knobs if trial is not None else (),
+        flags=flags.flags(tables, analysis, steps, asked=asked),
+        started_ns=analysis.run.started_ns,
+        warmup_s=steps.warmup_s,
+        signal=_signal(steps.rows),
+        conditions=conditions.conditions(tables, steps),
+    )
+
+
+def measures_of(
+    tables: Tables,
+    analysis: Analysis,
+    *,
+    label: str,
+    path: str,
+    warmup_limit: int | None = None,
+    asked: int | None = None,
+) -> tuple[Measure, ...]:
+    """The measure of a recorded run; of traces that others recorded one for each run among them.
+
+    Traces of one run that are of different workers are ranks side by side: their steps are taken together, as many
+    as each has. A single one is `span_measure`.
+    """
+    if analysis.run.hosts or tables.journal.height:
+        found = measure(tables, analysis, label=label, path=path, warmup_limit=warmup_limit, asked=asked)
+        return () if found is None else (found,)
+    spans = analysis.views.spans if analysis.views is not None else ()
+    runs: dict[str, list[Overview]] = {}
+    for span in spans:
+        if span.overview is not None and span.overview.steps:
+            runs.setdefault(span.span.run, []).append(span.overview)
+    return tuple(
+        of_overviews(views, label=run if len(runs) > 1 and run else label, path=path) for run, views in runs.items()
+    )
+
+
+def span_measure(overview: Overview, *, label: str, path: str) -> Measure | None:
+    """The measure of one trace by its overview, with the overview's own parts as phases; None without steps.
+
+    No step is dropped: a profiler's schedule has its own warm-up.
+    """
+    return of_overviews((overview,), label=label, path=path) if overview.steps else None
+
+
+def of_overviews(overviews: Sequence[Overview], *, label: str, path: str) -> Measure:
+    """The measure of all steps of `overviews`, at least one, of traces that each have some.
+
+    Every worker weighs the same, whatever its number of steps.
+    """
+    workers: dict[str, list[Overview]] = {}
+    for overview in overviews:
+        workers.setdefault(overview.span.worker, []).append(overview)
+    steps = [[step for overview in own for step in overview.steps] for own in workers.values()]
+    walls = [np.array([step.wall_ns for step in own], np.float64) / 1e6 for own in steps]
+    mean_ms = float(np.mean([wall.mean() for wall in walls]))
+    parts: dict[str, float] = {}
+    for own in steps:
+        for step in own:
+            for name, part_ns in step.parts_ns.items():
+                parts[name] = parts.get(name, 0.0) + part_ns / 1e6 / len(own) / len(steps)
+    everything = np.concatenate(walls)
+    return Measure(
+        label=label,
+        path=path,
+        steps=min(len(own) for own in steps),
+        dropped=0,
+        mean_ms=mean_ms,
+        median_ms=float(np.median(everything)),
+        p95_ms=float(np.percentile(everything, 95)),
+        samples_per_step=None,
+        samples_per_second=None,
+        fixed_cost_s=None,
+        phases=_fitted({name: ms for name, ms in parts.items() if ms > 0}, mean_ms),
+        flags=_trace_flags(overviews),
+    )
+
+
+def _trace_flags(overviews: Sequence[Overview]) -> tuple[Flag, ...]:
+    traces = ", ".join(dict.fromkeys(overview.span.trace for overview in overviews if not overview.has_steps))
+    if not traces:
+        return ()
+    text = "the trace names no step: its whole length counts as one"
+    return (Flag("without_steps", text, traces, withholds=False),)
+
+
+def _phases(together: pl.DataFrame, mean_ms: float, restarts_ms: float) -> tuple[PhaseTime, ...]:
+    """The phases of the mean step, those of which no step tells left out."""
+    parts = {}
+    for phase in PHASES:
+        column = together[f"{phase}_ns"]
+        if column.null_count() < len(column):
+            parts[phase] = float(column.fill_null(0).clip(lower_bound=0).sum()) / together.height / 1e6
+    found = _fitted(parts, mean_ms)
+    return (*found, PhaseTime(RESTART, restarts_ms)) if restarts_ms > 0 else found
+
+
+def _fitted(parts: Mapping[str, float], mean_ms: float) -> tuple[PhaseTime, ...]:
+    """`parts` so that they sum to the mean: what is missing is of no known phase, what is too much overlaps."""
+    known = sum(parts.values())
+    if known > mean_ms:
+        return tuple(PhaseTime(name, ms * mean_ms / known) for name, ms in parts.items())
+    found = tuple(PhaseTime(name, ms) for name, ms in parts.items())
+    rest = mean_ms - known
+    return (*found, PhaseTime(UNATTRIBUTED, rest)) if rest > _ROUNDING * mean_ms else found
+
+
+def _samples_per_step(rows: pl.DataFrame) -> float | None:
+    """Of all ranks together: the mean of each, summed over those that saw batches."""
+    counted = rows.filter(pl.col("samples").is_not_null())
+    if counted.is_empty():
+        return None
+    means = counted.group_by("rank").agg(pl.col("samples").mean()).sort("rank")
+    total = float(means["samples"].sum())
+    return total if total > 0 else None
+
+
+def _signal(rows: pl.DataFrame) -> str | None:
+    """What cut most of the steps."""
+    counts = rows["signal"].drop_nulls().value_counts().sort(["count", "signal"], descending=[True, False])
+    return str(counts[0, 0]) if counts.height else None

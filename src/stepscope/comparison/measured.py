@@ -1,0 +1,174 @@
+"""Which steps a measure stands on: all after warm-up, as a user pays for them, without those in profiler windows.
+
+Stalls, first batches of epochs and collections of garbage stay in. Ranks are measured over the same steps, so that a
+window on one of them takes its steps, which slow all, from every rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from stepscope.analyze.windows import event_data
+from stepscope.comparison import warmup
+from stepscope.read.text import integer
+from stepscope.tables.schema import Tables
+
+TRAIN = "train"
+LEAST = 3  # steps of a process from which the first one is always warm-up
+ENDING = 1.5  # of the time to start a loader's workers: the most that ending the old ones is counted with
+
+_KEY = ("attempt", "step", "occurrence")
+
+
+@dataclass(frozen=True)
+class MeasuredSteps:
+    """`rows` of table `steps`, one for each measured step of each process, with `attempt` and `occurrence`.
+
+    A step is the same on several ranks where these two and `step` are equal. `attempt` tells processes apart that
+    trained one after the other on a rank, `occurrence` steps of one number.
+    """
+
+    rows: pl.DataFrame
+    kind: str
+    dropped: int  # steps of warm-up
+    warmup_s: float | None  # how much longer they took than as many measured ones; None where none was dropped
+    profiled: bool  # in every step some rank was in a window: these are such steps
+    recorded: int  # steps of the kind that were recorded, up to the limit, of the rank with the fewest
+    limit: int | None  # of --max-steps
+
+    @property
+    def count(self) -> int:
+        """Measured steps, each counted once however many ranks took it."""
+        return int(self.rows.select(_KEY).unique().height)
+
+    @property
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """Process -> (start of its first measured step, end of its last one), ns; only where the time is known."""
+        known = self.rows.filter(pl.col("start_ns").is_not_null())
+        ends = known.group_by("process").agg(
+            start=pl.col("start_ns").min(), end=(pl.col("start_ns") + pl.col("wall_ns")).max()
+        )
+        return {str(process): (int(start), int(end)) for process, start, end in ends.sort("process").rows()}
+
+    def together(self) -> pl.DataFrame:
+        """One row for each measured step: `wall_ns` and the phases, means over the ranks that took it."""
+        means = [pl.col(name).mean() for name in self.rows.columns if name.endswith("_ns") and name != "start_ns"]
+        return self.rows.group_by(_KEY).agg(means).sort(_KEY)
+
+
+def select(tables: Tables, *, warmup_limit: int | None = None) -> MeasuredSteps | None:
+    """The measured steps of training, or where there is none of the first other kind; None without any step.
+
+    Args:
+        warmup_limit: the most steps that may be dropped as warm-up.
+    """
+    steps = tables.steps.filter((pl.col("wall_ns") > 0) & pl.col("kind").is_not_null() & pl.col("step").is_not_null())
+    if steps.is_empty():
+        return None
+    kind = min(steps["kind"].unique().to_list(), key=lambda name: (name != TRAIN, name))
+    first = ("process", "step", "start_ns", "wall_ns")
+    order = [*first, *(name for name in steps.columns if name not in first)]  # all: damaged rows may be equal in some
+    own = steps.filter(pl.col("kind") == kind).sort(order, nulls_last=True)
+    limit = step_limit(tables)
+    if limit is not None:  # the command is told to stop, and takes a few more steps until it does
+        own = own.filter(pl.int_range(pl.len()).over("process") < limit)
+    own = own.with_columns(
+        pl.col("process").fill_null("").str.extract(r"\.(\d+)$", 1).fill_null("").alias("attempt"),
+        pl.int_range(pl.len()).over("process", "step").alias("occurrence"),
+    )
+    windows = own.filter(pl.col("in_window").fill_null(False)).select(_KEY).unique()
+    outside = own.join(windows, on=_KEY, how="anti", maintain_order="left")  # a window slows the other ranks too
+    profiled = outside.is_empty()
+    counted = own if profiled else outside
+    kept, dropped, seconds = [], 0, 0.0
+    for attempt in counted.partition_by("attempt", maintain_order=True):
+        rows, count, longer = _after_warmup(attempt, warmup_limit)
+        kept.append(rows)
+        dropped += count
+        seconds += longer
+    return MeasuredSteps(
+        rows=pl.concat(kept),
+        kind=str(kind),
+        dropped=dropped,
+        warmup_s=seconds if dropped else None,
+        profiled=profiled,
+        recorded=min(part.height for part in own.partition_by("process")),
+        limit=limit,
+    )
+
+
+def step_limit(tables: Tables) -> int | None:
+    """`--max-steps` of the recording, None without."""
+    for manifest in tables.manifests:
+        options = manifest.get("options")
+        value = integer(options.get("max_steps")) if isinstance(options, dict) else None
+        if value is not None and value > 0:
+            return value
+    return None
+
+
+def restarts_ns(tables: Tables, measured: MeasuredSteps) -> float:
+    """Time outside of steps in which the loader of measured steps was iterated again, summed over processes.
+
+    That is making the iterator, workers included, and before it ending the old workers. The latter is counted up to a
+    time that goes by how long starting them took, since other work lies there too.
+    """
+    total = 0.0
+    made: dict[str, list[tuple[int, int]]] = {}
+    for row, _ in event_data(tables, "loader"):
+        if row["process"] is not None and row["time_ns"] is not None and row["duration_ns"]:
+            made.setdefault(row["process"], []).append((row["time_ns"], row["duration_ns"]))
+    for process, (start, end) in measured.spans.items():
+        events = [event for event in made.get(process, ()) if start < event[0] < end]
+        if events:
+            total += _restarts_of(tables, measured, process, events)
+    return total
+
+
+def _restarts_of(tables: Tables, measured: MeasuredSteps, process: str, events: list[tuple[int, int]]) -> float:
+    known = tables.steps.filter(
+        (pl.col("process") == process) & pl.col("start_ns").is_not_null() & (pl.col("wall_ns") > 0)
+    ).sort("start_ns")
+    starts, walls = known["start_ns"].to_numpy(), known["wall_ns"].to_numpy()
+    ends = starts + walls
+    counted = set(measured.rows.filter(pl.col("process") == process)["start_ns"].drop_nulls().to_list())
+    total = 0.0
+    for time, duration in events:
+        after = int(np.searchsorted(starts, time, side="left"))
+        if after == len(starts) or int(starts[after]) not in counted:
+            continue  # evaluation comes next, or a step that is not measured
+        before = int(ends[after - 1]) if after else time
+        free = max(0, min(time + duration, int(starts[after])) - max(time, before))  # the rest lies in a step
+        total += free + min(ENDING * free, max(0, time - before))
+    return total
+
+
+def _after_warmup(attempt: pl.DataFrame, limit: int | None) -> tuple[pl.DataFrame, int, float]:
+    """(measured rows of processes that ran side by side, steps dropped, seconds these took longer than as many others).
+
+    All of them drop as many as the slowest to warm up, and keep the steps that all have.
+    """
+    processes = attempt.partition_by("process", maintain_order=True)
+    drop = max(_warmup(part, limit) for part in processes)
+    rows = pl.concat([part[min(drop, part.height - 1) :] for part in processes])
+    shared = rows.group_by(_KEY).agg(pl.col("process").n_unique().alias("ranks"))
+    common = shared.filter(pl.col("ranks") == len(processes)).drop("ranks")
+    if common.height:
+        rows = rows.join(common, on=_KEY, how="semi", maintain_order="left")
+    walls = [part["wall_ns"].cast(pl.Float64) for part in processes]
+    usual = _mean(rows["wall_ns"].cast(pl.Float64))
+    longer = [float(wall[:drop].sum()) - usual * min(drop, len(wall)) for wall in walls]
+    return rows, drop, max(0.0, sum(longer) / len(longer) / 1e9)
+
+
+def _mean(values: pl.Series) -> float:
+    return float(values.sum()) / len(values)
+
+
+def _warmup(part: pl.DataFrame, limit: int | None) -> int:
+    """Steps of one process to drop, at least one is left."""
+    found = max(warmup.end((part["wall_ns"] / 1e6).to_list(), limit=limit), 1 if part.height >= LEAST else 0)
+    return max(0, min(found, part.height - 1, found if limit is None else limit))

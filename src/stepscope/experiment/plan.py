@@ -1,0 +1,219 @@
+"""What an experiment is asked for, and what it is made of: candidates, runs, and how many steps each of them takes.
+
+A `Request` is what the user typed; two command lines that ask for the same thing have the same `key`, and only then is
+one the continuation of the other. A `Plan` is what the first run of the command made of it. A `Slot` is one run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from stepscope.comparison.thresholds import LEAST_PAIRS, LOSS_BAND, MOST_PAIRS, THRESHOLD, WIDTH
+from stepscope.errors import UsageError
+from stepscope.model.comparison import Knob
+from stepscope.model.experiment import ByHand, Candidate, MainEffect, Noise, Protocol, Skipped
+
+FINDINGS = "findings"  # `--from findings`: of a recording that the experiment makes first
+
+PILOT = "pilot"  # the first run: warms the page cache, finds the step time, is compared with nothing
+SCREEN = "screen"  # a row of a two-level design
+PAIRS = "pairs"  # a run of a block of baseline and candidates
+
+SELF_PAIRS = 6  # of the baseline against itself, where the user names no number
+# Stacks are not what is compared; at 5 Hz the recorder costs a quarter of the little it costs by default.
+RATE_HZ = 5.0
+
+MEASURED_S = 20.0  # the measured part of a run, where the steps allow it
+LEAST_STEPS, MOST_STEPS = 50, 300
+WARMUP_S = 5.0
+LEAST_WARMUP, MOST_WARMUP = 10, 100
+FEWEST_STEPS = 10  # a training shorter than this has nothing to measure
+MOST_CANDIDATES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One call of `stepscope experiment`. `steps`, `warmup` None: chosen from the step time that the pilot finds.
+
+    `source` is FINDINGS, the absolute path of a run whose findings name the candidates, or None. `itself` compares the
+    baseline with itself. `budget_s` does not belong to the key: more time continues the same experiment.
+    """
+
+    command: tuple[str, ...]
+    cwd: str
+    candidates: tuple[Candidate, ...] = ()
+    source: str | None = None
+    screen: bool = False
+    itself: bool = False
+    quiet_machine: bool = False
+    base_knobs: tuple[Knob, ...] = ()
+    steps: int | None = None
+    warmup: int | None = None
+    least_pairs: int = LEAST_PAIRS
+    most_pairs: int = MOST_PAIRS
+    width: float = WIDTH
+    threshold: float = THRESHOLD
+    loss_band: float = LOSS_BAND
+    seed: int = 0
+    budget_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise UsageError("no command given; write: stepscope experiment --try KNOB=VALUE -- python train.py")
+        if not (self.candidates or self.source or self.itself):
+            raise UsageError("nothing to try; add --try KNOB=VALUE, --from RUN, --from findings or --self")
+        if self.itself and (self.candidates or self.source or self.screen):
+            raise UsageError("--self compares the baseline with itself; drop --try, --from and --screen")
+        if not 2 <= self.least_pairs <= self.most_pairs <= 100:
+            raise UsageError(f"--pairs {self.least_pairs}:{self.most_pairs}: give MIN:MAX with 2 <= MIN <= MAX <= 100")
+        for option, value in (("--steps", self.steps), ("--warmup", self.warmup)):
+            if value is not None and value < (FEWEST_STEPS if option == "--steps" else 0):
+                raise UsageError(f"{option} {value}: too few; a run needs {FEWEST_STEPS} measured steps or more")
+        if self.budget_s is not None and self.budget_s <= 0:
+            raise UsageError("--budget: give minutes, more than 0")
+        if self.screen:
+            _check_screen(self.candidates, self.source)
+
+
+def key(request: Request, host: str | None = None) -> str:
+    """16 hex digits that are equal for requests that ask for the same thing on the same machine."""
+    values = asdict(request)
+    values.pop("budget_s")
+    values["host"] = host if host is not None else os.uname().nodename
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the pilot made of a request. `run_s` is the wall time a run takes, its reading included."""
+
+    protocol: Protocol
+    candidates: tuple[Candidate, ...]
+    skipped: tuple[Skipped, ...]
+    run_s: float
+    design: tuple[tuple[bool, ...], ...] = ()  # of a screening: one row per run, one level per candidate
+    by_hand: tuple[ByHand, ...] = ()
+    notes: tuple[str, ...] = ()
+    noise: Noise | None = None  # what was set and what was left as it is, without an effect
+
+
+@dataclass(frozen=True)
+class Screened:
+    """What came of a screening. `candidate` is what the pairs are to confirm, None where no knob helps."""
+
+    effects: tuple[MainEffect, ...]
+    candidate: Candidate | None
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One run to make. `candidate` is a place in the list of candidates, None the baseline; in a screening, a row of
+    the design. `attempt` counts the runs made for one place in a block, from 0."""
+
+    phase: str
+    block: int
+    candidate: int | None
+    attempt: int
+    knobs: tuple[Knob, ...]
+    label: str
+
+
+def candidates_of(texts: Iterable[str], *, together: bool = False) -> tuple[Candidate, ...]:
+    """`--try` texts as candidates: one for each value, or with `together` one for each combination of values.
+
+    Raises `UsageError` for a knob or value that there is not, and for one that is named twice.
+    """
+    groups = [_knobs_of(text) for text in texts]
+    sets = [tuple(chosen) for chosen in itertools.product(*groups)] if together else [(k,) for g in groups for k in g]
+    if together and groups:
+        names = [group[0].knob for group in groups]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"--together: {twice} is given twice; give each knob once, with commas between its values")
+    found = tuple(candidate_of(knobs) for knobs in sets if knobs)
+    names = [candidate.name for candidate in found]
+    again = next((name for name in names if names.count(name) > 1), None)
+    if again is not None:
+        raise UsageError(f"--try {again} is given twice; give it once")
+    if len(found) > MOST_CANDIDATES:
+        raise UsageError(f"{len(found)} candidates are more than {MOST_CANDIDATES}; try fewer values at once")
+    return found
+
+
+def candidate_of(knobs: Sequence[Knob]) -> Candidate:
+    """A candidate that sets `knobs` together, named after them."""
+    return Candidate(name=" + ".join(f"{knob.knob}={knob.value}" for knob in knobs), knobs=tuple(knobs))
+
+
+def _knobs_of(text: str) -> list[Knob]:
+    """One knob per value. What is valid as a whole is never split: the values of `env:`, `arg:` and of lists of
+    processors may hold commas themselves."""
+    from stepscope.record.agent import knobs
+
+    try:
+        return [knobs.parse(text)]
+    except UsageError:
+        name, _, value = text.partition("=")
+        if "," not in value:
+            raise
+    parts = [Knob(name.strip(), each.strip()) for each in value.split(",")]
+    for part in parts:
+        knobs.check(part)
+    return parts
+
+
+def _check_screen(candidates: Sequence[Candidate], source: str | None) -> None:
+    names = [knob.knob for candidate in candidates for knob in candidate.knobs]
+    if any(len(candidate.knobs) != 1 for candidate in candidates) or len(set(names)) != len(names):
+        raise UsageError("--screen switches each knob between two levels; give every --try one value, no --together")
+    if source is None and len(names) < 2:
+        raise UsageError("--screen needs two knobs or more; give --try twice, or leave --screen away")
+
+
+def sizes(request: Request, step_s: float, length: int | None) -> tuple[int, int]:
+    """(warm-up limit, measured steps) of every run, for steps of `step_s` seconds.
+
+    `length` is how many steps the command makes by itself where it ended before we did, else None: then both parts must
+    fit into it. Raises `UsageError` where they cannot.
+    """
+    step_s = max(step_s, 1e-6)
+    warmup = _between(LEAST_WARMUP, round(WARMUP_S / step_s), MOST_WARMUP) if request.warmup is None else request.warmup
+    steps = _between(LEAST_STEPS, round(MEASURED_S / step_s), MOST_STEPS) if request.steps is None else request.steps
+    if length is None or warmup + steps <= length:
+        return warmup, steps
+    if request.warmup is None:
+        warmup = min(warmup, length // 4)
+    if request.steps is None:
+        steps = min(steps, length - warmup)
+    if steps < FEWEST_STEPS or warmup + steps > length:
+        asked = f"{warmup} + {steps}" if request.steps is not None else f"{warmup} + {FEWEST_STEPS}"
+        raise UsageError(f"the command ends after {length} steps, fewer than {asked} to be run; let it train longer")
+    return warmup, steps
+
+
+def pilot_limit(request: Request) -> int:
+    """Steps after which the pilot ends in any case; it is ended earlier where steps are slow."""
+    warmup = MOST_WARMUP if request.warmup is None else request.warmup
+    return warmup + (MOST_STEPS if request.steps is None else request.steps)
+
+
+def settings_of(protocol: Protocol, knobs: Sequence[Knob]) -> tuple[Knob, ...]:
+    """All knobs of a run: those of every run, unless `knobs` set them otherwise, and `knobs`."""
+    own = {knob.knob for knob in knobs}
+    return (*(knob for knob in protocol.base_knobs if knob.knob not in own), *knobs)
+
+
+def command_line(request: Request, options: Sequence[str]) -> str:
+    """The line that makes the experiment again, for a shell."""
+    return shlex.join(["stepscope", "experiment", *options, "--", *request.command])
+
+
+def _between(least: int, value: int, most: int) -> int:
+    return max(least, min(value, most))

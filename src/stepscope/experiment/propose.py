@@ -1,0 +1,240 @@
+"""Candidates out of a run's findings: what their `try` lists name, the most promising first.
+
+A finding's gain ceiling bounds what a knob of it can gain, before anything is run: what cannot reach the effect that
+matters, or that the experiment can tell, is skipped, as is what this device or the table of knobs does not have. Each
+says why. Losses that no knob reaches are handed on, with the line to edit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stepscope.comparison.thresholds import THRESHOLD, WIDTH
+from stepscope.errors import UnreadableInputError, UsageError
+from stepscope.experiment import baseline, general
+from stepscope.experiment.baseline import Baseline, Loss, same
+from stepscope.experiment.plan import candidate_of
+from stepscope.model import Analysis, Diagnosis
+from stepscope.model.comparison import Knob
+from stepscope.model.experiment import ByHand, Candidate, Skipped
+from stepscope.record.agent import knobs as table
+
+WORKERS = "loader.num_workers"
+FAMILY = "loader."  # knobs of one DataLoader, tried together as well
+NEED_WORKERS = ("loader.persistent_workers", "loader.prefetch_factor")
+# Of one DataLoader's process pool: twice and half of what the finding proposes, as far as there are cores.
+NEIGHBOURS = (2.0, 0.5)
+CUDA_KNOBS = ("cuda.", "cudnn.", "allocator.", "loader.pin_memory", "env:PYTORCH_CUDA_", "env:CUDA_", "env:NCCL_")
+MAX_BY_HAND = 5
+MAX_REPORT_BYTES = 64 * 1024 * 1024  # a report is bounded to a few
+
+IF_NONE, NEVER, ALWAYS = "if_none", "never", "always"
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """What to try, in the order in which to try it; what not, and why; and what no knob reaches."""
+
+    candidates: tuple[Candidate, ...]
+    skipped: tuple[Skipped, ...] = ()
+    by_hand: tuple[ByHand, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Options:
+    """`threshold` and `width` are the protocol's; `general` says when knobs that no finding names are proposed.
+
+    `root` prefixes the paths of the machine that is asked what it supports.
+    """
+
+    threshold: float = THRESHOLD
+    width: float = WIDTH
+    general: str = IF_NONE
+    root: Path = Path("/")
+
+
+def of_run(analysis: Analysis, diagnosis: Diagnosis, options: Options | None = None) -> Proposals:
+    """From a run's facts and findings."""
+    return of_baseline(baseline.of_run(analysis, diagnosis), options)
+
+
+def of_document(document: Mapping[str, Any], options: Options | None = None) -> Proposals:
+    """From a decoded report.json."""
+    return of_baseline(baseline.of_document(document), options)
+
+
+def of_file(path: Path, options: Options | None = None) -> Proposals:
+    """From a report.json, or the one in a run folder; raises `UnreadableInputError`."""
+    file = path / "report.json" if path.is_dir() else path
+    try:
+        with file.open("rb") as handle:
+            data = handle.read(MAX_REPORT_BYTES + 1)
+        document = json.loads(data) if len(data) <= MAX_REPORT_BYTES else None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UnreadableInputError(f"{file}: {reason}; make it with: stepscope analyze {path}") from None
+    except (ValueError, RecursionError) as error:
+        raise UnreadableInputError(f"{file}: not a report ({error}); name a report.json or a run folder") from None
+    if not isinstance(document, dict) or not isinstance(document.get("findings"), list):
+        raise UnreadableInputError(f"{file}: not a report; name a report.json or a run folder")
+    return of_document(document, options)
+
+
+def of_baseline(base: Baseline, options: Options | None = None) -> Proposals:
+    """Candidates of all findings, and of the general knobs where those are wanted."""
+    options = options or Options()
+    found = _Collected(base, options)
+    for loss in sorted(base.losses, key=lambda loss: -(loss.ceiling or 0.0)):
+        found.add(loss)
+    for risk in base.risks:
+        for knob in risk.tries:
+            found.skip((knob,), f"of a risk without a measured cost: {_short(risk.title)}")
+    notes = tuple(_notes(base, found, options))  # now: of the findings' candidates alone
+    if options.general == ALWAYS or (options.general == IF_NONE and not found.candidates):
+        for candidate, reason in general.candidates(base, options.root, asked=options.general == ALWAYS):
+            found.offer(candidate, reason)
+    return Proposals(tuple(found.candidates), tuple(found.skipped), found.by_hand(), notes)
+
+
+def _notes(base: Baseline, found: _Collected, options: Options) -> Iterator[str]:
+    if found.candidates:
+        return
+    tried = "; the general knobs are tried instead" if options.general != NEVER else ""
+    if not base.losses:
+        yield f"The diagnosis names no loss worth fixing{tried}."
+    elif any(loss.tries for loss in base.losses):
+        yield f"No knob that the findings name can be tried here{tried}."
+    else:
+        yield f"No finding names a knob: what it costs has to be changed in the code{tried}."
+
+
+class _Collected:
+    """Candidates and what was skipped, so far."""
+
+    def __init__(self, base: Baseline, options: Options) -> None:
+        self.candidates: list[Candidate] = []
+        self.skipped: list[Skipped] = []
+        self._base, self._options = base, options
+        self._reached: set[str] = set()
+
+    def add(self, loss: Loss) -> None:
+        """The candidates of one finding: the set of what belongs together, each knob alone, neighbours."""
+        family = _family(loss.tries)
+        if family and all(self._reason(knob, family) is None for knob in family):
+            self.offer(_candidate(family, loss))
+        for knob in loss.tries:
+            self.offer(_candidate((knob,), loss), self._reason(knob, (knob,)))
+        for knob in loss.tries:
+            if knob.knob == WORKERS and self._reason(knob, (knob,)) is None:
+                for neighbour in self._neighbours(knob):
+                    others = tuple(each for each in family if each.knob != WORKERS)
+                    self.offer(_candidate((neighbour, *others), loss))
+
+    def offer(self, candidate: Candidate, reason: str | None = None) -> None:
+        """Take a candidate, or note why not."""
+        twin = next((each for each in self.candidates if set(each.knobs) == set(candidate.knobs)), None)
+        if twin is not None:
+            self._reached.add(candidate.finding or "")
+            if twin.finding != candidate.finding:
+                self.skip(candidate.knobs, f"the same as {twin.name} of {twin.finding or 'the general knobs'}")
+            return
+        reason = reason or next(filter(None, (self._unusable(knob) for knob in candidate.knobs)), None)
+        reason = reason or self._cannot_pay(candidate)
+        if reason is not None:
+            self.skip(candidate.knobs, reason)
+            return
+        self._reached.add(candidate.finding or "")
+        self.candidates.append(candidate)
+
+    def skip(self, knobs: tuple[Knob, ...], reason: str) -> None:
+        """Note why these are not tried, once."""
+        skipped = Skipped(candidate_of(knobs).name, knobs, reason)
+        if skipped not in self.skipped:
+            self.skipped.append(skipped)
+
+    def _reason(self, knob: Knob, together: Sequence[Knob]) -> str | None:
+        """Why a knob cannot be tried with those beside it; None if it can."""
+        unusable = self._unusable(knob)
+        if unusable is not None:
+            return unusable
+        workers = next((each.value for each in together if each.knob == WORKERS), self._base.settings.get(WORKERS))
+        if knob.knob in NEED_WORKERS and workers == "0":
+            return "takes loader workers, and the script has none: tried only together with loader.num_workers"
+        return None
+
+    def _unusable(self, knob: Knob) -> str | None:
+        try:
+            table.check(knob)
+        except UsageError as error:
+            return str(error)
+        if self._base.on_cpu and knob.knob.startswith(CUDA_KNOBS):
+            return "needs a GPU, and the run trained on the CPU"
+        current = self._base.settings.get(knob.knob)
+        return f"is {current} already" if current is not None and same(current, knob.value) else None
+
+    def _cannot_pay(self, candidate: Candidate) -> str | None:
+        ceiling, options = candidate.ceiling, self._options
+        if ceiling is None or ceiling >= max(options.threshold, options.width):
+            return None
+        if ceiling < options.threshold:
+            return f"{_gains(ceiling)}, less than the {_percent(options.threshold)} that matter"
+        return f"{_gains(ceiling)}, less than an interval of {_percent(options.width)} on either side can tell"
+
+    def _neighbours(self, knob: Knob) -> Iterator[Knob]:
+        most = max(1, int(self._base.cores)) if self._base.cores is not None else None
+        current = self._base.settings.get(WORKERS)
+        for factor in NEIGHBOURS:
+            count = int(int(knob.value) * factor)
+            if count >= 1 and (most is None or count <= most) and str(count) != current:
+                yield Knob(WORKERS, str(count))
+
+    def by_hand(self) -> tuple[ByHand, ...]:
+        """The findings that no candidate is of and that are worth something, in the order of the diagnosis."""
+        below = {name for loss in self._base.losses for name in loss.explains}
+        least = self._options.threshold
+        found = [
+            ByHand(loss.title, loss.fix, loss.file, loss.line, loss.ceiling, loss.finding)
+            for loss in self._base.losses
+            if loss.finding not in self._reached and loss.finding not in below and (loss.ceiling or 0.0) >= least
+        ]
+        return tuple(found[:MAX_BY_HAND])
+
+
+def _family(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
+    """The loader's knobs of one finding, where there are several and the number of workers is among them."""
+    family = tuple(knob for knob in knobs if knob.knob.startswith(FAMILY))
+    return family if len(family) > 1 and any(knob.knob == WORKERS for knob in family) else ()
+
+
+def _candidate(knobs: tuple[Knob, ...], loss: Loss) -> Candidate:
+    return replace(candidate_of(knobs), ceiling=loss.ceiling, finding=loss.finding)
+
+
+def with_ceilings(candidates: Iterable[Candidate], base: Baseline) -> tuple[Candidate, ...]:
+    """Candidates named by the user, with the ceiling of the finding that names the same knobs, where one does."""
+    found = []
+    for candidate in candidates:
+        names = {knob.knob for knob in candidate.knobs}
+        losses = [loss for loss in base.losses if names & {each.knob for each in loss.tries}]
+        best = max(losses, key=lambda loss: loss.ceiling or 0.0, default=None)
+        if candidate.ceiling is None and best is not None:
+            candidate = replace(candidate, ceiling=best.ceiling, finding=best.finding)
+        found.append(candidate)
+    return tuple(found)
+
+
+def _gains(ceiling: float) -> str:
+    return f"can gain {_percent(ceiling)} of the step at most"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.2g} %"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:79] + "…"

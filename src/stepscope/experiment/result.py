@@ -1,0 +1,121 @@
+"""What came of an experiment so far: the runs that were made, laid against each other and judged together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from stepscope.comparison import stopping
+from stepscope.comparison.outcomes import corrected, outcome
+from stepscope.experiment import noise, schedule
+from stepscope.experiment.changes_in_script import changes
+from stepscope.experiment.journal import Made, State
+from stepscope.experiment.plan import PAIRS, PILOT, Plan, Request
+from stepscope.model.comparison import UNDECIDED, VOID, AppliedKnob, Measure, Outcome, Verdict
+from stepscope.model.experiment import Candidate, Experiment, Noise, Tried
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """What does not come from the runs. `repeat` is the line that makes the experiment again."""
+
+    request: Request
+    folder: str
+    repeat: str
+    notes: tuple[str, ...] = ()
+
+
+def experiment(frame: Frame, plan: Plan, state: State, *, finished: bool, stopped: str | None = None) -> Experiment:
+    """`experiment.json` of what has been made so far. `stopped` says why it ended early, in words."""
+    paired = [run for run in schedule.beside(state.made) if run.slot.phase == PAIRS]
+    candidates = schedule.candidates(plan, state.screened)
+    outcomes = _outcomes(plan, candidates, paired)
+    tried = tuple(
+        _tried(frame, plan, candidate, found, _runs(number, paired))
+        for number, (candidate, found) in enumerate(zip(candidates, outcomes, strict=True))
+    )
+    screened = state.screened
+    return Experiment(
+        protocol=plan.protocol,
+        baseline=tuple(run.measure for run in paired if run.slot.candidate is None and run.measure is not None),
+        tried=tried,
+        skipped=(*plan.skipped, *(screened.skipped if screened is not None else ())),
+        effects=screened.effects if screened is not None else (),
+        noise=_noise(frame.request, plan, outcomes),
+        repeat=frame.repeat,
+        finished=finished,
+        stopped=stopped,
+        runs=len(state.made),
+        wall_s=state.wall_s,
+        by_hand=plan.by_hand,
+        notes=(*plan.notes, *frame.notes),
+        source=frame.request.source,
+        folder=frame.folder,
+        cwd=frame.request.cwd,
+    )
+
+
+def _outcomes(plan: Plan, candidates: Sequence[Candidate], paired: Sequence[Made]) -> list[Outcome]:
+    protocol = plan.protocol
+    found = []
+    for number, candidate in enumerate(candidates):
+        one = outcome(
+            candidate.knobs,
+            schedule.pairs_of(number, paired),
+            threshold=protocol.threshold,
+            width=protocol.width,
+            loss_band=protocol.loss_band,
+            candidates=len(candidates),
+        )
+        others = schedule.replaced(number, paired)
+        found.append(replace(one, left_out=(*one.left_out, *others)) if others else one)
+    alpha = stopping.alpha(least=protocol.least_pairs, most=protocol.most_pairs)
+    judged = corrected(found, threshold=protocol.threshold, width=protocol.width, alpha=alpha)
+    return [_in_words(plan, one, number, paired) for number, one in enumerate(judged)]
+
+
+def _in_words(plan: Plan, found: Outcome, number: int, paired: Sequence[Made]) -> Outcome:
+    """The outcome with the verdict of a candidate that was given up, or not run yet."""
+    reason = schedule.given_up(number, paired)
+    if reason is not None and (found.verdict.word != VOID or not found.pairs):
+        return replace(found, verdict=Verdict(VOID, f"void: {reason}"))
+    if not schedule.pairs_of(number, paired):
+        return replace(
+            found, verdict=Verdict(UNDECIDED, "undecided: not run yet", pairs_needed=plan.protocol.least_pairs)
+        )
+    return found
+
+
+def _tried(frame: Frame, plan: Plan, candidate: Candidate, found: Outcome, runs: Sequence[Measure]) -> Tried:
+    applied = _applied(runs)
+    own = {knob.knob for knob in candidate.knobs}
+    return Tried(
+        candidate=candidate,
+        outcome=found,
+        applied=tuple(each for each in applied if each.knob in own),
+        change=changes(candidate.knobs, applied, command=plan.protocol.command, cwd=frame.request.cwd),
+    )
+
+
+def _runs(number: int, paired: Sequence[Made]) -> list[Measure]:
+    return [run.measure for run in paired if run.slot.candidate == number and run.measure is not None]
+
+
+def _applied(runs: Iterable[Measure]) -> tuple[AppliedKnob, ...]:
+    """What became of the knobs, each said once however many runs say it."""
+    return tuple(dict.fromkeys(knob for measure in runs for knob in measure.knobs))
+
+
+def _noise(request: Request, plan: Plan, outcomes: Sequence[Outcome]) -> Noise | None:
+    if not request.itself:
+        return plan.noise
+    found = noise.of_outcome(outcomes[0] if outcomes else None)
+    if plan.noise is None:
+        return found
+    return replace(found, settings=plan.noise.settings, unchanged=plan.noise.unchanged)
+
+
+def pilot_of(state: State) -> Made | None:
+    """The first run, where it was made and went well."""
+    pilots = [run for run in state.made if run.slot.phase == PILOT and run.failure is None and run.measure is not None]
+    return pilots[-1] if pilots else None

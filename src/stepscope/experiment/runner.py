@@ -1,0 +1,316 @@
+"""One run of an experiment: `stepscope run` around the command in a session of its own, then read and measured.
+
+The run is a process of the public command line, so nothing that the training does reaches the experiment. It has no
+terminal: stdin is empty, and what it prints goes to a file beside its folder. It ends with us, even when we are killed
+(the kernel sends it SIGTERM then).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol as Interface
+
+from stepscope.errors import EnvironmentRefusal, StepscopeError
+from stepscope.experiment.journal import Made
+from stepscope.experiment.plan import PILOT, Slot
+from stepscope.experiment.steps_seen import StepsSeen
+from stepscope.model.comparison import Measure
+from stepscope.record.host.processes import read_stat
+from stepscope.record.host.step_limit import MAX_STEPS_MARKER
+
+_POLL_S = 0.2
+_END_S = 15.0  # for a run to end after SIGTERM before it is killed
+_CUT_S = 75.0  # for a run to end after its last step: it may write a checkpoint, and the recorder its report
+FIRST_STEP_S = 900.0  # a command without a step by then is not one that steps can be seen of
+_PR_SET_PDEATHSIG = 1
+_LOG_TAIL = 65_536  # bytes of a log that are looked at
+_MOST_LOG_LINE = 200
+
+# The package as it is imported here, whatever lies in the working directory: `-m` would put that first on the path.
+_START = (
+    "import sys; sys.path[:1] = [] if sys.path[:1] == [''] else sys.path[:1]; sys.path.append({package!r}); "
+    "from stepscope.cli import main; main(sys.argv[1:])"
+)
+
+
+class Stopped(Exception):
+    """The experiment was told to end while a run was in progress; `number` is the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be run. `steps` end it, warm-up included; `seconds` end it in any case, None lets it take its time.
+
+    `full` records with the default settings, windows and sampling, so that there are findings. `ends` says whether
+    what has been seen of the steps is enough to end it sooner.
+    """
+
+    slot: Slot
+    command: tuple[str, ...]
+    folder: Path
+    warmup: int
+    steps: int
+    rate_hz: float
+    seed: int | None
+    seconds: float | None = None
+    full: bool = False
+    ends: Callable[[StepsSeen], bool] | None = None
+
+
+class Runner(Interface):
+    """Makes runs; tests have one that makes none. `started` is called with the process's id and start, in ticks."""
+
+    def __call__(self, order: Order, started: Callable[[int, int | None], None]) -> Made: ...
+
+
+class Processes:
+    """The runner that starts processes. `stop` is asked now and then for a signal that ends the experiment."""
+
+    def __init__(self, stop: Callable[[], int | None]) -> None:
+        self._stop = stop
+
+    def __call__(self, order: Order, started: Callable[[int, int | None], None]) -> Made:
+        """Run, read and measure. Raises `Stopped`, and `EnvironmentRefusal` where nothing can be started at all."""
+        began = time.monotonic()
+        ended = self._run(order, started)
+        failure = _failure(order, ended)
+        measure = None
+        if failure is None:
+            try:
+                measure = measured(order)
+            except StepscopeError as error:
+                failure = f"cannot be read: {error}"
+        if failure is None and measure is None:
+            failure = "no training step was seen in it"
+        number = self._stop()
+        if number is not None and failure is not None:
+            raise Stopped(number)  # the signal may have been what made it fail
+        return Made(
+            slot=order.slot,
+            folder=order.folder.name,
+            wall_s=time.monotonic() - began,
+            measure=measure,
+            failure=failure,
+            length=_seen(order).count if ended.by_itself else None,
+        )
+
+    def _run(self, order: Order, started: Callable[[int, int | None], None]) -> _Ended:
+        process = _start(order)
+        try:
+            stat = read_stat(process.pid)
+            started(process.pid, stat.start_ticks if stat is not None else None)
+            return self._wait(process, order)
+        except BaseException:
+            end(process.pid, process)
+            raise
+
+    def _wait(self, process: subprocess.Popen[bytes], order: Order) -> _Ended:
+        began = time.monotonic()
+        seen, told_at = StepsSeen(order.folder), None
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(_POLL_S)
+                _end_rest(process.pid)
+                return _Ended(status, told_at is not None or _reached_limit(order.folder))
+            number = self._stop()
+            if number is not None:
+                raise Stopped(number)
+            added, now = seen.look(), time.monotonic()
+            if told_at is None and added and order.ends is not None and order.ends(seen):
+                _end_as_at_limit(order.folder)
+                told_at = now
+            if told_at is None and _reached_limit(order.folder):
+                told_at = now
+            late = None if told_at is not None else _late(order, seen, now - began)
+            if late is not None or (told_at is not None and now - told_at > _CUT_S):
+                end(process.pid, process)
+                return _Ended(process.wait(), ours=late is None, late=late)
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """`ours`: it was ended by the limit on steps, or by us because it had shown enough. `late` says how it hung."""
+
+    status: int
+    ours: bool
+    late: str | None = None
+
+    @property
+    def by_itself(self) -> bool:
+        return self.status == 0 and not self.ours and self.late is None
+
+
+def run_line(order: Order) -> list[str]:
+    """The argv of a run."""
+    options = ["--quiet", "--max-steps", str(order.warmup + order.steps), "--out", str(order.folder)]
+    if not order.full:
+        options += ["--no-report", "--no-window", "--rate", f"{order.rate_hz:g}"]
+    for knob in order.slot.knobs:
+        options += ["--knob", f"{knob.knob}={knob.value}"]
+    if order.seed is not None:
+        options += ["--seed", str(order.seed)]
+    import stepscope
+
+    package = os.path.dirname(os.path.dirname(os.path.abspath(stepscope.__file__)))
+    return [sys.executable, "-c", _START.format(package=package), "run", *options, "--", *order.command]
+
+
+def measured(order: Order) -> Measure | None:
+    """The run in the order's folder as a measure; None without training steps. Raises `StepscopeError`."""
+    from stepscope.analyze import analyze
+    from stepscope.comparison.measure import measure
+    from stepscope.read import read_run
+    from stepscope.tables import build
+
+    tables = build(read_run(order.folder))
+    return measure(
+        tables,
+        analyze(tables),
+        label=order.slot.label,
+        path=str(order.folder),
+        warmup_limit=order.warmup,
+        asked=None if order.slot.phase == PILOT else order.steps,
+    )
+
+
+def log_of(folder: Path) -> Path:
+    """What the command of the run in `folder` printed."""
+    return folder.with_name(folder.name + ".log")
+
+
+def last_line(log: Path) -> str | None:
+    """The last line of a log that says something, cut to a readable length."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _LOG_TAIL))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    said = [line.strip() for line in lines if line.strip()]
+    return said[-1][:_MOST_LOG_LINE] if said else None
+
+
+def end(pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Ask the run that `pid` leads to end, then end all of its process group."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + _END_S
+    while time.monotonic() < deadline:
+        if process is not None:
+            if process.poll() is not None:
+                break
+        elif (stat := read_stat(pid)) is None or stat.state in "ZX":
+            break
+        time.sleep(0.05)
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+    if process is not None:
+        process.wait()
+
+
+def discard(folder: Path) -> None:
+    """Remove a run that never finished, with its log."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        log_of(folder).unlink()
+
+
+def _start(order: Order) -> subprocess.Popen[bytes]:
+    try:
+        order.folder.parent.mkdir(parents=True, exist_ok=True)
+        with log_of(order.folder).open("wb") as log:
+            return subprocess.Popen(
+                run_line(order),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_prepare(),
+            )
+    except OSError as error:
+        raise EnvironmentRefusal(f"a run cannot be started in {order.folder.parent}: {error.strerror}") from None
+
+
+def _prepare() -> Callable[[], None]:
+    """What the child does between fork and exec; everything it needs is looked up before."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)  # we were killed in between
+
+    return prepare
+
+
+def _failure(order: Order, ended: _Ended) -> str | None:
+    """What went wrong with a run that has ended, with the last line it printed; None when nothing did."""
+    said = last_line(log_of(order.folder))
+    words = f": {said}" if said else ""
+    if ended.late is not None:
+        return ended.late + words
+    if ended.ours or ended.status == 0:
+        return None
+    how = f"signal {signal_name(-ended.status)}" if ended.status < 0 else f"status {ended.status}"
+    return f"it ended with {how}{words}"
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def _late(order: Order, seen: StepsSeen, passed_s: float) -> str | None:
+    """Why a run that goes on for `passed_s` seconds is taken to hang; None while it is not."""
+    if not seen.count and passed_s > FIRST_STEP_S:
+        return f"no training step was seen in {passed_s:.0f} s, so it was ended"
+    if order.seconds is not None and passed_s > order.seconds:
+        return f"it took far longer than other runs and was ended after {passed_s:.0f} s"
+    return None
+
+
+def _end_rest(leader: int) -> None:
+    """Ask what a run has left behind in its process group to end: it would compete with the next run."""
+    with contextlib.suppress(OSError):
+        os.killpg(leader, signal.SIGTERM)
+
+
+def _end_as_at_limit(folder: Path) -> None:
+    """Have the run ended as if its limit on steps were reached, which its recorder does with all due patience."""
+    with contextlib.suppress(OSError):
+        for host in folder.glob("host-*"):
+            (host / MAX_STEPS_MARKER).touch()
+
+
+def _reached_limit(folder: Path) -> bool:
+    return any(True for _ in _markers(folder))
+
+
+def _markers(folder: Path) -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        yield from folder.glob(f"host-*/{MAX_STEPS_MARKER}")
+
+
+def _seen(order: Order) -> StepsSeen:
+    seen = StepsSeen(order.folder)
+    seen.look()
+    return seen

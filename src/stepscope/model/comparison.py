@@ -1,0 +1,218 @@
+"""Runs laid against each other: what is measured of one run, the effect of a change, and the word for it.
+
+The run is the unit of replication. An effect comes from pairs of runs that lie next to each other; steps of one run are
+not independent of each other, so a single pair has no interval and gets no verdict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+FASTER = "faster"
+SLOWER = "slower"
+NO_DIFFERENCE = "no_difference"
+UNDECIDED = "undecided"
+VOID = "void"  # a knob was not applied, a run failed, or a flag withholds the verdict
+VERDICTS = (FASTER, SLOWER, NO_DIFFERENCE, UNDECIDED, VOID)
+
+COMPARISON_SCHEMA = "stepscope.comparison/1"
+EXPERIMENT_SCHEMA = "stepscope.experiment/1"
+
+
+@dataclass(frozen=True)
+class Knob:
+    """Something that is changed without editing the script. `knob` is a name of the table of knobs, `env:NAME` or
+    `arg:--flag`; `value` is text as given on the command line."""
+
+    knob: str
+    value: str
+
+
+@dataclass(frozen=True)
+class AppliedKnob:
+    """What became of a knob in one process of a run.
+
+    `observed` is what was read back from torch, the loader or the process after it was applied; `reason` says why it
+    was not. `file` and `line` are the user's place that the knob stands for, where it is known.
+    """
+
+    knob: str
+    value: str
+    applied: bool
+    observed: str | None = None
+    reason: str | None = None
+    file: str | None = None
+    line: int | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Something about a run that makes its timing doubtful. `withholds`: no verdict may rest on it."""
+
+    name: str
+    text: str
+    source: str
+    withholds: bool
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """One exclusive part of the mean measured step; all parts of a measure sum to its mean."""
+
+    category: str
+    ms: float
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One run, reduced to what a comparison needs.
+
+    `steps` were measured after `dropped` steps of warm-up. `samples_per_step` and `samples_per_second` are None where
+    no batch was seen. `losses` are (step, value) of the first rank over all its steps, () where none is known.
+    `fixed_cost_s` is what was paid before the first step.
+    """
+
+    label: str
+    path: str
+    steps: int
+    dropped: int
+    mean_ms: float
+    median_ms: float
+    p95_ms: float
+    samples_per_step: float | None
+    samples_per_second: float | None
+    fixed_cost_s: float | None
+    phases: tuple[PhaseTime, ...]
+    losses: tuple[tuple[int, float], ...] = ()
+    knobs: tuple[AppliedKnob, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    started_ns: int | None = None
+    warmup_s: float | None = None  # how much longer the dropped steps took than as many measured ones
+    signal: str | None = None  # what cut most of the steps
+    conditions: dict[str, float] = field(default_factory=dict)  # of the machine meanwhile, by `compare.conditions`
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Candidate over baseline of one figure: the geometric mean of the ratios of pairs.
+
+    `low` and `high` hold the ratio with 95 %; they are None with too few pairs. `spread` is the standard deviation of
+    the log ratios, None of a single pair. `p_value` is two-sided, that the ratio is 1, corrected for the number of
+    candidates.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    pairs: int
+    spread: float | None = None
+    p_value: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The word for an effect, and a sentence that says it in full.
+
+    `resolution` is X of "no difference larger than X", as a fraction. `pairs_needed` is how many further pairs an
+    undecided comparison needs, if the spread stays what it is.
+    """
+
+    word: str
+    text: str
+    resolution: float | None = None
+    pairs_needed: int | None = None
+
+
+@dataclass(frozen=True)
+class PhaseEffect:
+    """What a phase of the step changed by, in ms: candidate less baseline, with 95 % limits where pairs allow it."""
+
+    category: str
+    baseline_ms: float
+    candidate_ms: float
+    difference_ms: float
+    low_ms: float | None = None
+    high_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """Whether a candidate trains like the baseline.
+
+    `judged` is False where a loss is not known; `equal` says that all compared losses are the same bit for bit.
+    `difference` is the relative difference of the mean loss over the compared steps, `band` the most that is accepted.
+    """
+
+    judged: bool
+    within: bool | None
+    equal: bool
+    difference: float | None
+    band: float
+    steps: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One candidate against the baseline. `effects` by figure: mean_ms (the headline), median_ms, p95_ms,
+    samples_per_second, fixed_cost_s; a figure that either side lacks is missing."""
+
+    knobs: tuple[Knob, ...]
+    verdict: Verdict
+    effects: dict[str, Effect]
+    phases: tuple[PhaseEffect, ...]
+    pairs: tuple[tuple[Measure, Measure], ...]  # (baseline, candidate)
+    left_out: tuple[Measure, ...] = ()  # runs that a flag keeps out of the pairs
+    flags: tuple[Flag, ...] = ()
+    equivalence: Equivalence | None = None
+    headline: str = "mean_ms"  # samples_per_second where the batch size differs
+
+
+@dataclass(frozen=True)
+class Change:
+    """One row of what grew, shrank, came or went. Values are per step in `unit`; None where a side has none of it."""
+
+    kind: str  # phase, category, function, operator, kernel, line, finding, utilisation, environment, window
+    name: str
+    baseline: Any
+    candidate: Any
+    difference: float | None
+    unit: str
+    status: str  # grew, shrank, new, gone, changed, same
+    file: str | None = None
+    line: int | None = None
+    rule: str | None = None  # of a finding
+
+
+@dataclass(frozen=True)
+class SideFacts:
+    """One side of a comparison: its runs or traces, and the knobs or names that describe it.
+
+    `figures` are means over the runs that were paired, by the names of `Outcome.effects`, and percentiles of their
+    steps (p5_ms, p25_ms, p75_ms, p99_ms). `roots` are the folders that the files of changes are relative to.
+    """
+
+    label: str
+    measures: tuple[Measure, ...]
+    paths: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    figures: dict[str, float] = field(default_factory=dict)
+    roots: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`compare A B`: one outcome (None where a side has no steps) and all that changed beside it.
+
+    `absent` says for each kind of change that could not be told, why.
+    """
+
+    baseline: SideFacts
+    candidate: SideFacts
+    outcome: Outcome | None
+    changes: tuple[Change, ...]
+    absent: dict[str, str]
+    notes: tuple[str, ...] = ()
+    schema: str = COMPARISON_SCHEMA

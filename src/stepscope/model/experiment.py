@@ -1,0 +1,122 @@
+"""An experiment: what is tried, how it is measured, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepscope.model.comparison import EXPERIMENT_SCHEMA, AppliedKnob, Knob, Measure, Outcome
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A set of knobs to try together. `ceiling` is the most that the diagnosis allows it to gain, as a fraction of the
+    baseline's mean step, and `finding` the finding it is from; None where it is not from one."""
+
+    name: str
+    knobs: tuple[Knob, ...]
+    ceiling: float | None = None
+    finding: str | None = None
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A candidate that is not tried, and why."""
+
+    name: str
+    knobs: tuple[Knob, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """A loss that no knob reaches: what the diagnosis says of it, the user's line, and what to edit there."""
+
+    title: str
+    fix: str
+    file: str | None = None
+    line: int | None = None
+    ceiling: float | None = None  # a fraction of the mean step
+    finding: str | None = None
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How candidates are measured. Fractions are of the mean step; `budget_s` None means as long as it takes."""
+
+    command: tuple[str, ...]
+    warmup_steps: int  # at most; how many are dropped is found in the run
+    measured_steps: int
+    least_pairs: int
+    most_pairs: int
+    width: float  # pairs end when the interval's half-width is below it
+    threshold: float  # effects smaller than this do not matter to the user
+    loss_band: float
+    seed: int | None
+    quiet_machine: bool
+    budget_s: float | None
+    rate_hz: float
+    base_knobs: tuple[Knob, ...] = ()  # of every run, baseline included
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A candidate, what came of it, and what to write into the script for it."""
+
+    candidate: Candidate
+    outcome: Outcome
+    applied: tuple[AppliedKnob, ...]
+    change: tuple[str, ...]  # one sentence per knob, with the user's line where it is known
+
+
+@dataclass(frozen=True)
+class MainEffect:
+    """What one knob does on average over all settings of the others, in a two-level design.
+
+    `with_knobs` were turned together with it, because they mean nothing without it.
+    """
+
+    knob: Knob
+    ratio: float
+    low: float | None
+    high: float | None
+    runs: int
+    with_knobs: tuple[Knob, ...] = ()
+    ceiling: float | None = None  # the most that the diagnosis allows it to gain
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What this machine lets an experiment see. `smallest_effect` is the half-width after `pairs` pairs of equal runs;
+    `unchanged` names settings of the machine that were left as they are, and why."""
+
+    smallest_effect: float | None
+    pairs: int
+    settings: tuple[tuple[str, str], ...] = ()
+    unchanged: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`experiment.json`. `baseline` are its runs; `finished` is False while runs are to come, `stopped` says why it
+    ended early (budget, interrupt); `repeat` is the command line that makes it again.
+
+    `source` is the run whose findings were tried, `by_hand` those of its losses that no knob reaches.
+    """
+
+    protocol: Protocol
+    baseline: tuple[Measure, ...]
+    tried: tuple[Tried, ...]
+    skipped: tuple[Skipped, ...]
+    effects: tuple[MainEffect, ...]
+    noise: Noise | None
+    repeat: str
+    finished: bool
+    stopped: str | None = None
+    runs: int = 0
+    wall_s: float | None = None
+    schema: str = EXPERIMENT_SCHEMA
+    by_hand: tuple[ByHand, ...] = ()
+    notes: tuple[str, ...] = ()
+    source: str | None = None
+    folder: str | None = None
+    cwd: str | None = None  # of the command; files below it are shown relative to it

@@ -1,0 +1,189 @@
+"""Knobs of the DataLoader: its arguments, changed where the script makes one.
+
+All four share one wrapper of `DataLoader.__init__`, which subclasses and frameworks reach too, so that they can be set
+together. What came of it is read from the loader and its iterator when the first batch is about to be fetched.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from stepscope.record.agent.frames import user_place
+from stepscope.record.agent.knobs import loader_plan
+from stepscope.record.agent.knobs.base import KnobBase, Report
+from stepscope.record.agent.knobs.calls import Arguments, Call, CallPatches, parameter_names
+from stepscope.record.agent.knobs.values import TRUTHS
+from stepscope.record.agent.probes.patch import PatchSet
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.core import Agent
+
+_FAMILY = "loader"
+_NEVER_READ = "no batch was fetched from the loader"
+
+
+class _Loaders:
+    """The wrappers, and every loader they changed. One per process, made by the first loader knob that comes."""
+
+    shared: _Loaders | None = None
+
+    def __init__(self, agent: Agent) -> None:
+        from torch.utils.data import DataLoader
+
+        self.knobs: dict[str, _LoaderKnob] = {}  # by argument
+        self._names = parameter_names(DataLoader.__init__)
+        self._made: dict[int, tuple[Any, Any]] = {}  # id -> (weak reference, (arguments changed, place))
+        self.made_any = False
+        self._calls = CallPatches(agent, _FAMILY)
+        self._calls.change(DataLoader, "__init__", self._change, self._after_init, self._refused)
+        self._patches = PatchSet()
+        iterate = agent.guard.pair("knob." + _FAMILY, lambda loader: loader, self._after_iterator)
+        self._patches.install(lambda: self._patches.around(DataLoader, "_get_iterator", iterate))
+
+    def remove(self) -> None:
+        self._calls.remove()
+        self._patches.remove()
+        self._made.clear()
+
+    def _change(self, *args: Any, **kwargs: Any) -> Call | None:
+        arguments = Arguments(self._names, args, kwargs)
+        workers = arguments.get(loader_plan.NUM_WORKERS, 0)
+        if workers.__class__ is not int or workers < 0:
+            return None  # torch will say so
+        wishes = {name: knob.wish for name, knob in self.knobs.items()}
+        changes, refused = loader_plan.plan(wishes, _given(arguments.get("dataset"), workers, wishes))
+        place = user_place()
+        for name, reason in refused.items():
+            self.knobs[name].report(False, reason=reason, place=place)
+        for name, value in changes.items():
+            if name in wishes or arguments.get(name) is not None:
+                arguments.set(name, value)
+        return arguments.call(([name for name in wishes if name not in refused], place)) if changes else None
+
+    def _after_init(self, call: Call, _result: Any) -> None:
+        loader = call.args[0]
+        key = id(loader)
+        self._made[key] = (weakref.ref(loader, lambda _: self._made.pop(key, None)), call.token)
+        self.made_any = True
+
+    def _refused(self, call: Call, error: BaseException) -> None:
+        names, place = call.token
+        for name in names:
+            self.knobs[name].report(False, reason=f"torch refused it: {error}", place=place)
+
+    def _after_iterator(self, loader: Any, iterator: Any, error: BaseException | None) -> None:
+        reference, token = self._made.get(id(loader), (None, None))
+        if error is not None or reference is None or reference() is not loader:
+            return
+        names, place = token
+        for name in names:
+            knob = self.knobs.get(name)
+            if knob is not None:
+                value = knob.read(loader, iterator)
+                applied = value == knob.wish
+                reason = None if applied else "the loader or torch has made something else of it"
+                knob.report(applied, knob.observe(value, iterator), reason, place)
+
+
+class _LoaderKnob(KnobBase):
+    """One argument of the loader."""
+
+    family = _FAMILY
+    argument = ""
+
+    def install(self, agent: Agent, value: str, report: Report) -> None:
+        self.wish: Any = self.convert(value)
+        self.report = report
+        if _Loaders.shared is None:
+            _Loaders.shared = _Loaders(agent)
+        _Loaders.shared.knobs[self.argument] = self
+
+    def uninstall(self) -> None:
+        shared, _Loaders.shared = _Loaders.shared, None
+        if shared is not None:
+            shared.remove()
+
+    def at_end(self) -> None:
+        shared = _Loaders.shared
+        if not self.report.made and shared is not None and shared.made_any:
+            self.report(False, reason=_NEVER_READ)
+
+    def convert(self, text: str) -> Any:
+        """The argument for a value of the table."""
+        return TRUTHS[text]
+
+    def read(self, loader: Any, _iterator: Any) -> Any:
+        """What holds for the batches of an iterator, which `loader` has just made."""
+        return getattr(loader, self.argument, None)
+
+    def observe(self, value: Any, _iterator: Any) -> str:
+        """`value`, which `read` gave, in words, with what else can be seen of it."""
+        return str(value).lower()
+
+
+class NumWorkers(_LoaderKnob):
+    """`num_workers`, of loaders that can have workers."""
+
+    argument = loader_plan.NUM_WORKERS
+    missed = "the script made no DataLoader"
+
+    def convert(self, text: str) -> int:
+        return int(text)
+
+    def observe(self, value: Any, iterator: Any) -> str:
+        alive = sum(worker.is_alive() for worker in getattr(iterator, "_workers", ()))
+        return f"{value}, processes alive: {alive}"
+
+
+class PrefetchFactor(_LoaderKnob):
+    """`prefetch_factor`, of loaders with workers."""
+
+    argument = loader_plan.PREFETCH
+    missed = NumWorkers.missed
+
+    def convert(self, text: str) -> int:
+        return int(text)
+
+    def observe(self, value: Any, iterator: Any) -> str:
+        ahead = getattr(iterator, "_tasks_outstanding", None)
+        return str(value) if ahead is None else f"{value}, batches asked for ahead: {ahead}"
+
+
+class PinMemory(_LoaderKnob):
+    """`pin_memory`, where there is an accelerator."""
+
+    argument = loader_plan.PIN
+    missed = NumWorkers.missed
+
+    def read(self, loader: Any, iterator: Any) -> Any:
+        return getattr(iterator, "_pin_memory", loader.pin_memory)
+
+
+class PersistentWorkers(_LoaderKnob):
+    """`persistent_workers`, of loaders with workers."""
+
+    argument = loader_plan.PERSISTENT
+    missed = NumWorkers.missed
+
+
+def _given(dataset: Any, workers: int, wishes: dict[str, Any]) -> loader_plan.Given:
+    from torch.utils.data import IterableDataset
+
+    return loader_plan.Given(
+        num_workers=workers,
+        iterable=isinstance(dataset, IterableDataset),
+        # The default is asked for without fixing it, which would forbid the script to choose.
+        start_method=multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
+        daemon=bool(multiprocessing.current_process().daemon),
+        pins=bool(wishes.get(loader_plan.PIN)) and _has_accelerator(),
+    )
+
+
+def _has_accelerator() -> bool:
+    """Asked only where memory would be pinned, which makes torch ask the same."""
+    torch: Any = sys.modules["torch"]
+    accelerator = getattr(torch, "accelerator", None)
+    return bool(torch.cuda.is_available() if accelerator is None else accelerator.is_available())

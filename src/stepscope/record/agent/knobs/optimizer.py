@@ -1,0 +1,140 @@
+"""optimizer.fused and optimizer.foreach: how torch's optimizers update their parameters.
+
+Both are arguments of their constructors; a constructor that refuses what the knob asks for is called again as the
+script has it. What the parameter groups hold when the first step is taken is what counts: a checkpoint loaded in
+between brings its own settings along.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from stepscope.record.agent.compiling import is_dynamo_compiling_check
+from stepscope.record.agent.frames import Place, user_place
+from stepscope.record.agent.knobs.base import KnobBase
+from stepscope.record.agent.knobs.calls import Arguments, Call, CallPatches, parameter_names
+from stepscope.record.agent.knobs.values import TRUTHS
+from stepscope.record.agent.probes.patch import PatchSet
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.knobs.base import Report
+
+PENDING_LIMIT = 1_000  # optimizers made and not yet stepped that are looked after
+
+
+class _Argument(KnobBase):
+    """Changes one argument of every constructor in torch.optim that has it; subclasses call these."""
+
+    argument = ""
+    other = ""  # the argument that excludes it
+    missed = "the script made no optimizer"
+
+    def install(self, agent: Agent, value: str, report: Report) -> None:
+        """`value`: true or false."""
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        self._value, self._report = TRUTHS[value], report
+        self._pending: dict[int, tuple[ref[Any], Place | None]] = {}  # optimizers that have not taken a step
+        self._refusals: dict[int, str] = {}
+        self._patches = CallPatches(agent, self.name)
+        self._made = PatchSet()
+        for kind in list(vars(torch.optim).values()):
+            if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+                self._change(kind)
+        made = agent.guard.pair("knob." + self.name, self._note)
+        self._made.install(lambda: self._made.around(torch.optim.Optimizer, "__init__", made))
+        is_compiling = is_dynamo_compiling_check()
+        look = agent.guard.wrap("knob." + self.name, self._look)
+
+        def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if self._pending and not is_compiling():
+                look(optimizer)
+
+        self._handle = register_optimizer_step_pre_hook(before_step)
+
+    def uninstall(self) -> None:
+        """Restore the constructors."""
+        handle = getattr(self, "_handle", None)
+        if handle is not None:
+            handle.remove()
+            self._made.remove()
+            self._pending.clear()
+        patches = getattr(self, "_patches", None)
+        if patches is not None:
+            patches.remove()
+
+    def at_end(self) -> None:
+        """Optimizers that never took a step."""
+        for found, place in list(self._pending.values()):
+            optimizer = found()
+            if optimizer is not None:
+                self._answer(optimizer, place)
+        self._pending.clear()
+
+    def _change(self, kind: Any) -> None:
+        function = vars(kind).get("__init__")
+        if function is None or self.argument not in inspect.signature(function).parameters:
+            return
+        names, has_other = parameter_names(function), self.other in inspect.signature(function).parameters
+
+        def change(*args: Any, **kwargs: Any) -> Call:
+            arguments = Arguments(names, args, kwargs)
+            arguments.set(self.argument, self._value)
+            if self._value and has_other and arguments.get(self.other):
+                arguments.set(self.other, None)
+            return arguments.call(args[0])
+
+        def unfold(*args: Any, **kwargs: Any) -> Call | None:
+            arguments = Arguments(names, args, kwargs)
+            parameters = arguments.get("params")
+            if not hasattr(parameters, "__next__"):
+                return None
+            arguments.set("params", list(parameters))  # a second call would find the iterator used up
+            return arguments.call()
+
+        self._patches.change(kind, "__init__", change, None, self._refused)
+        self._patches.change(kind, "__init__", unfold)
+
+    def _refused(self, call: Call, error: BaseException) -> None:
+        self._refusals[id(call.token)] = str(error).split("\n")[0][:200]
+
+    def _note(self, optimizer: Any, *_args: Any, **_kwargs: Any) -> None:
+        if len(self._pending) < PENDING_LIMIT:
+            self._pending[id(optimizer)] = (ref(optimizer), user_place())
+
+    def _look(self, optimizer: Any) -> None:
+        found = self._pending.pop(id(optimizer), None)
+        if found is not None and found[0]() is optimizer:
+            self._answer(optimizer, found[1])
+
+    def _answer(self, optimizer: Any, place: Place | None) -> None:
+        """Read back what the parameter groups hold."""
+        name, argument = type(optimizer).__name__, self.argument
+        if argument not in optimizer.defaults:
+            self._report(False, reason=f"{name} takes no {argument}", place=place)
+            return
+        values = {group.get(argument) for group in optimizer.param_groups}
+        observed = f"{name} has {argument}={', '.join(sorted(map(str, values)))}"
+        refusal = self._refusals.pop(id(optimizer), None)
+        if values == {self._value}:
+            self._report(True, observed, place=place)
+        elif refusal is not None:
+            self._report(False, observed, f"{name} refuses it: {refusal}", place)
+        else:
+            self._report(False, observed, "its parameter groups, or a checkpoint loaded, have their own", place)
+
+
+class Fused(_Argument):
+    """One kernel for many parameters."""
+
+    argument, other = "fused", "foreach"
+
+
+class Foreach(_Argument):
+    """Each operation of the update for all parameters at once."""
+
+    argument, other = "foreach", "fused"

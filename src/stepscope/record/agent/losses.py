@@ -1,0 +1,169 @@
+"""The loss of every step: what `backward` was called on, as `loss` events.
+
+A copy of the scalar is kept at each backward pass, on its device and without its graph, and all of them are read out
+once, at the end: nothing here waits for the device in between. Where a GradScaler has scaled the loss, it is the value
+before that is kept. What is no plain tensor of one element, or is recorded into a graph, is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from bisect import bisect_right
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from stepscope.record.agent.compiling import is_dynamo_compiling_check
+from stepscope.record.agent.probes.patch import PatchSet
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.steps import StepRow
+
+NAME = "losses"
+LIMIT = 5_000  # backward passes; more are not kept
+STEPS_LIMIT = 100_000  # evaluation steps count as well
+CHUNK = 500  # values per event
+PATIENCE_S = 5.0  # for a device that has not finished; one that never does must not keep the process from ending
+
+
+def attach(agent: Agent) -> Losses | None:
+    """Keep the losses of `agent`'s training; None where they are not asked for."""
+    if not agent.config.losses:
+        return None
+    losses = Losses(agent)
+    losses.install(agent)
+    agent.probes.add(losses)
+    agent.add_step_listener(losses, every_step=losses.wants_each)
+    agent.add_end_hook(losses.write, NAME)
+    return losses
+
+
+class Losses:
+    """A probe: wraps `torch.autograd.backward`, and `GradScaler.scale` to know the loss from its scaled self."""
+
+    name = probe_name = NAME
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._patches = PatchSet()
+        self._depth = 0  # backward passes inside one another, as reentrant checkpoints make them
+        self._kept: list[tuple[int, Any]] = []  # (time, tensor of one element)
+        self._steps: list[int] = []  # that were cut, and where they ended: a step is known only once it is over
+        self._ends: list[int] = []
+        self._written = False
+        self._scaled: tuple[Any, Any] | None = None  # (what GradScaler.scale returned last, what it was given)
+
+    def install(self, agent: Agent) -> None:
+        """Put the wrappers in, or wake them up; not once all is written."""
+        if self._written:
+            return
+        backward = agent.guard.pair(NAME, self._before_backward, self._after_backward)
+        scale = agent.guard.pair(NAME, self._before_scale, self._after_scale)
+        self._is_compiling = is_dynamo_compiling_check()
+
+        def make() -> None:
+            import torch
+
+            home = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
+            self._plain: Any = torch.Tensor
+            self._patches.around(torch.autograd, "backward", backward)
+            self._patches.around(home.GradScaler, "scale", scale)
+
+        self._patches.install(make)
+
+    def uninstall(self) -> None:
+        """Restore the originals."""
+        self._patches.remove()
+        self._depth = 0
+        self._scaled = None
+
+    def __call__(self, row: StepRow | None, _now_ns: int) -> None:
+        """Told of every step."""
+        if row is not None and self.wants_each():
+            self._steps.append(row.step)
+            self._ends.append(row.start_ns + row.wall_ns)
+
+    def wants_each(self) -> bool:
+        """Whether further steps matter."""
+        return len(self._kept) < LIMIT and len(self._ends) < STEPS_LIMIT
+
+    def write(self) -> None:
+        """Read all values out and write them; those that come later are lost. Waits for the device a while at most."""
+        kept, self._kept, self._written = self._kept, [], True
+        self.uninstall()
+        if not kept or not self._device_done():
+            return
+        steps, values = [self._step_at(time_ns) for time_ns, _ in kept], read_out([tensor for _, tensor in kept])
+        for start in range(0, len(steps), CHUNK):
+            part = slice(start, start + CHUNK)
+            self._agent.events.write("loss", step=None, steps=steps[part], values=[plain(x) for x in values[part]])
+
+    def _step_at(self, time_ns: int) -> int:
+        """The step in which `time_ns` lies; after the last known one, the next."""
+        index = bisect_right(self._ends, time_ns)
+        return self._steps[index] if index < len(self._steps) else self._steps[-1] + 1 if self._steps else 0
+
+    def _before_backward(self, tensors: Any = None, *_args: Any, **_kwargs: Any) -> bool:
+        thread = self._agent.training_thread
+        if (thread is not None and get_ident() != thread) or self._is_compiling():
+            return False
+        self._depth += 1
+        scaled, self._scaled = self._scaled, None
+        if self._depth == 1 and len(self._kept) < LIMIT:
+            if tensors.__class__ in (list, tuple) and len(tensors) == 1:
+                tensors = tensors[0]
+            if scaled is not None and scaled[0] is tensors:
+                tensors = scaled[1]
+            if tensors.__class__ is self._plain and tensors.numel() == 1 and not _is_capturing(tensors):
+                # A copy: the memory may be reused, as that of a CUDA graph's output is, or be a view of much more.
+                self._kept.append((self._agent.clock.now(), tensors.detach().clone()))
+        return True
+
+    def _after_backward(self, counted: bool | None, _result: Any, _error: BaseException | None) -> None:
+        if counted:
+            self._depth = max(0, self._depth - 1)
+
+    def _before_scale(self, _scaler: Any, outputs: Any = None, *_args: Any, **_kwargs: Any) -> Any:
+        return outputs
+
+    def _after_scale(self, outputs: Any, result: Any, error: BaseException | None) -> None:
+        if error is None and get_ident() == (self._agent.training_thread or get_ident()):
+            self._scaled = (result, outputs)
+
+    def _device_done(self) -> bool:
+        """Whether the device in use has done what it was given, waited for only so long."""
+        if not self._agent.device.in_use:
+            return True
+        stream: Any = sys.modules["torch"].cuda.current_stream()
+        deadline = time.monotonic() + PATIENCE_S
+        while not stream.query():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
+
+def read_out(tensors: list[Any]) -> list[float]:
+    """The values of tensors of one element each, one transfer per device and type."""
+    torch: Any = sys.modules["torch"]
+    groups: dict[tuple[str, str], list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        groups.setdefault((str(tensor.device), str(tensor.dtype)), []).append(index)
+    values = [math.nan] * len(tensors)
+    with torch.no_grad():
+        for indices in groups.values():
+            read = torch.stack([tensors[index].reshape(()) for index in indices]).tolist()
+            for index, value in zip(indices, read):
+                values[index] = float(value)
+    return values
+
+
+def plain(value: float) -> float | str:
+    """`value` as JSON has it: what is not finite is a word."""
+    return value if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def _is_capturing(tensor: Any) -> bool:
+    return bool(tensor.is_cuda) and bool(sys.modules["torch"].cuda.is_current_stream_capturing())

@@ -1,0 +1,91 @@
+"""Knobs on the launch side: variables of the command's environment, and flags of the script it starts.
+
+Arguments stay a list from here to the process: no shell sees them, so spaces and quotes in a value arrive as given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from stepscope.model.comparison import Knob
+from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX, allocator
+from stepscope.record.agent.knobs.arguments import POSITIONAL_FROM_HERE, is_short_with_number, looks_like_flag
+from stepscope.record.host.command import first_argument
+from stepscope.record.host.options import RecordOptions
+
+ALLOCATOR = "allocator.conf"
+
+
+def changed_by_knobs(
+    options: RecordOptions, environ: Mapping[str, str], cwd: Path
+) -> tuple[RecordOptions, dict[str, str]]:
+    """`options` with the command its knobs ask for, and the environment to start it in, seed included."""
+    environment = dict(environ)
+    if options.seed is not None:
+        environment.setdefault("PYTHONHASHSEED", str(options.seed))  # read when Python starts, too early for the agent
+    for knob in options.knobs:
+        if knob.knob == ALLOCATOR:
+            environment.update(allocator.variables(knob.value))
+    for knob in _with_prefix(options.knobs, ENVIRONMENT_PREFIX):
+        environment[knob.knob] = knob.value
+    for knob in options.knobs:
+        if knob.knob == "allocator.conf":
+            environment.update(allocator.variables(knob.value))
+    arguments = _with_prefix(options.knobs, ARGUMENT_PREFIX)
+    if not arguments:
+        return options, environment
+    start = first_argument(options.command, environment, cwd)
+    words = options.command[start:]
+    for knob in arguments:
+        words = with_argument(words, knob.knob, knob.value)
+    return replace(options, command=(*options.command[:start], *words)), environment
+
+
+def with_argument(words: Sequence[str], flag: str, value: str) -> tuple[str, ...]:
+    """The arguments of a script with `flag` set to `value`: replaced wherever it is given, else appended.
+
+    An empty `value` is a flag that takes none. A `flag` without dashes is the left side of a `name=value` argument.
+    Words after a lone `--` are left alone.
+    """
+    end = words.index(POSITIONAL_FROM_HERE) if POSITIONAL_FROM_HERE in words else len(words)
+    before, after = list(words[:end]), words[end:]
+    changed: list[str] = []
+    found = False
+    while before:
+        word = before.pop(0)
+        form = _form(word, flag)
+        if form is None:
+            changed.append(word)
+            continue
+        found = True
+        if form == "apart" and value and before and not looks_like_flag(before[0]):
+            before.pop(0)  # the old value
+        changed += _written(flag, value, joined=form == "joined")
+    if not found:
+        changed += _written(flag, value, joined=False)
+    return (*changed, *after)
+
+
+def _form(word: str, flag: str) -> str | None:
+    """How `word` gives `flag`: joined to its value, apart from it, or not at all."""
+    if word.startswith(flag + "="):
+        return "joined"
+    if word == flag and flag.startswith("-"):
+        return "apart"
+    return "attached" if is_short_with_number(word, flag) else None
+
+
+def _written(flag: str, value: str, *, joined: bool) -> list[str]:
+    if not flag.startswith("-"):
+        return [f"{flag}={value}"]
+    if not value:
+        return [flag]
+    # A value that looks like a flag is taken for one when it stands alone.
+    return [f"{flag}={value}"] if joined or looks_like_flag(value) else [flag, value]
+
+
+def _with_prefix(knobs: Sequence[Knob], prefix: str) -> list[Knob]:
+    """Those of one kind, their names without the prefix."""
+    return [Knob(knob.knob[len(prefix) :], knob.value) for knob in knobs if knob.knob.startswith(prefix)]

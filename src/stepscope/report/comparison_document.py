@@ -1,0 +1,133 @@
+"""Outcomes and comparisons as JSON carries them: `compare --json`, and the candidates of `experiment.json`.
+
+Only shapes change here: dataclasses become dictionaries, lists get an upper bound, and a verdict's word stands beside
+its candidate. What the keys mean is said in `stepscope.model.comparison`, field by field.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from typing import Any
+
+import msgspec
+
+from stepscope.model.comparison import Change, Comparison, Measure, Outcome, SideFacts
+from stepscope.report.source import SourceReader
+from stepscope.report.values import plain_mapping, plain_rows, plain_value
+
+# Upper bounds of lists, so that a document of many runs stays small.
+MAX_PAIRS = 200
+MAX_CHANGES = 2_000
+MAX_LOSSES = 500  # of one run: as many as a chart of that width can draw
+MAX_ROWS = 200  # of any other list
+MEAN = "mean_ms"
+GONE = "gone"
+
+CSV_COLUMNS = ("kind", "name", "status", "baseline", "candidate", "difference", "unit", "file", "line")
+
+
+def outcome_document(outcome: Outcome) -> dict[str, Any]:
+    """One candidate. `verdict` is the word; `effect` is that of the mean step time, candidate over baseline, None
+    where it is not known; `effects` holds all figures, `headline` names the one that the verdict is about."""
+    effect = outcome.effects.get(MEAN)
+    return {
+        "knobs": plain_rows(outcome.knobs, MAX_ROWS),
+        "verdict": outcome.verdict.word,
+        "text": plain_value(outcome.verdict.text),
+        "resolution": plain_value(outcome.verdict.resolution),
+        "pairs_needed": outcome.verdict.pairs_needed,
+        "headline": outcome.headline,
+        "effect": plain_mapping(effect) if effect is not None else None,
+        "pairs": effect.pairs if effect is not None else 0,
+        "effects": plain_mapping(outcome.effects),
+        "phases": plain_rows(outcome.phases, MAX_ROWS),
+        "flags": plain_rows(outcome.flags, MAX_ROWS),
+        "equivalence": plain_value(outcome.equivalence),
+        "runs": [
+            {"baseline": measure_document(one), "candidate": measure_document(other)}
+            for one, other in outcome.pairs[:MAX_PAIRS]
+        ],
+        "left_out": [measure_document(measure) for measure in outcome.left_out[:MAX_PAIRS]],
+    }
+
+
+def measure_document(measure: Measure) -> dict[str, Any]:
+    """One run, with at most `MAX_LOSSES` losses, evenly chosen."""
+    row = plain_mapping(measure)
+    row["losses"] = _thinned(row["losses"])
+    return row
+
+
+def comparison_document(comparison: Comparison, *, source: bool = True) -> dict[str, Any]:
+    """The whole of `compare --json`, which the terminal and the page show. `source=False` quotes no line of source."""
+    changes = plain_rows(comparison.changes, MAX_CHANGES)
+    if source:
+        _quote(changes, comparison)
+    return {
+        "schema": comparison.schema,
+        "baseline": _side(comparison.baseline),
+        "candidate": _side(comparison.candidate),
+        "candidates": [outcome_document(comparison.outcome)] if comparison.outcome is not None else [],
+        "changes": changes,
+        "absent": plain_mapping(comparison.absent),
+        "notes": plain_value(comparison.notes[:MAX_ROWS]),
+    }
+
+
+def dumps(document: dict[str, Any]) -> bytes:
+    """Indented UTF-8 JSON that ends in a line break."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def to_csv(changes: tuple[Change, ...]) -> bytes:
+    """The changes as UTF-8 CSV: a line of column names, then a line for each; a missing value is an empty field."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    writer.writerows([_cell(getattr(change, column)) for column in CSV_COLUMNS] for change in changes)
+    return out.getvalue().encode("utf-8", errors="backslashreplace")
+
+
+def _quote(rows: list[dict[str, Any]], comparison: Comparison) -> None:
+    """Give each row that names a line of the user's code its text, as `code`, where the file is as it was."""
+    baseline, candidate = comparison.baseline, comparison.candidate
+    ours, theirs = _reader(baseline), _reader(candidate)
+    for row in rows:
+        if row["file"] is not None and row["line"] is not None:
+            side, reader = (baseline, ours) if row["status"] == GONE else (candidate, theirs)
+            row["code"] = _line(reader, side.roots, row["file"], row["line"])
+
+
+def _reader(side: SideFacts) -> SourceReader:
+    starts = [measure.started_ns for measure in side.measures if measure.started_ns is not None]
+    return SourceReader(side.roots, recorded_ns=min(starts, default=None))
+
+
+def _line(reader: SourceReader, roots: tuple[str, ...], file: str, line: int) -> str | None:
+    for root in roots:
+        found = reader.context(os.path.join(root, file), line, around=0)
+        if found is not None:
+            return None if found["changed_since"] else str(found["lines"][0]).strip() or None
+    return None
+
+
+def _side(side: SideFacts) -> dict[str, Any]:
+    row = plain_mapping(side)
+    row["measures"] = [measure_document(measure) for measure in side.measures[:MAX_PAIRS]]
+    return row
+
+
+def _thinned(losses: list[Any]) -> list[Any]:
+    if len(losses) <= MAX_LOSSES:
+        return losses
+    return [losses[place * len(losses) // MAX_LOSSES] for place in range(MAX_LOSSES)]
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return "'" + value  # a spreadsheet must not take a name for a formula
+    return value

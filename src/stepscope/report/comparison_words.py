@@ -1,0 +1,236 @@
+"""What terminal and page say of a comparison, so that they never disagree. Plain text, not escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.comparison.verdicts import percent
+from stepscope.report import words
+
+Row = dict[str, Any]
+
+# shown where a single run on each side gives no verdict, and only its steps say something
+SPREAD = ("p5_ms", "p25_ms", "p75_ms", "p99_ms")
+FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+    ("mean_ms", "mean step", words.milliseconds),
+    ("p5_ms", "5th percentile", words.milliseconds),
+    ("p25_ms", "25th percentile", words.milliseconds),
+    ("median_ms", "median step", words.milliseconds),
+    ("p75_ms", "75th percentile", words.milliseconds),
+    ("p95_ms", "95th percentile (stalls)", words.milliseconds),
+    ("p99_ms", "99th percentile", words.milliseconds),
+    ("samples_per_second", "samples per second", words.number),
+    ("fixed_cost_s", "before the first step", words.seconds),
+)
+KINDS = {  # in the order in which they are shown
+    "phase": "Phases of a step",
+    "category": "Parts of a profiled step",
+    "function": "Functions, by sampled time",
+    "line": "Lines of your code",
+    "operator": "Operators",
+    "kernel": "Kernels",
+    "utilisation": "Use of the machine",
+}
+FINDINGS = "Findings"
+ENVIRONMENT = "What else differs"
+WINDOW = "What was measured"
+ABSENT = "Not compared"
+PHASES = "Where the difference of the mean step is"
+RUNS = "Pairs of runs"
+MS = "ms"
+UNITS = {"%": "%", "cores": "cores", "% of samples": "%"}
+PERCENT = ("%", "% of samples")  # what they differ by are points
+_STATUS = {"grew": "", "shrank": "", "same": "same, within noise"}  # the sign of the difference says the first two
+_VERDICT_STYLES = {"faster": "good", "slower": "bad"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A line of the headline table, as text."""
+
+    label: str
+    baseline: str
+    candidate: str
+    change: str
+    interval: str
+
+
+def title(document: Row) -> str:
+    """Both sides by name."""
+    return f"{document['candidate']['label']} against {document['baseline']['label']}"
+
+
+def verdict(document: Row) -> str:
+    """The sentence, with a capital letter; where there is no step time, that."""
+    found = outcome(document)
+    if found is None:
+        return f"No step time to compare: {document['absent'].get('step time', 'none is known of both sides')}"
+    text = str(found["text"] or words.term(found["verdict"]))
+    return text[:1].upper() + text[1:]
+
+
+def verdict_style(document: Row) -> str:
+    """ "good", "bad" or "" for all that is no decision."""
+    found = outcome(document)
+    return _VERDICT_STYLES.get(found["verdict"], "") if found is not None else ""
+
+
+def outcome(document: Row) -> Row | None:
+    """The one candidate."""
+    candidates = document["candidates"]
+    found: Row | None = candidates[0] if candidates else None
+    return found
+
+
+def figures(document: Row) -> list[Figure]:
+    """The headline table, figures that a side lacks left out."""
+    found = outcome(document)
+    if found is None:
+        return []
+    before, after = document["baseline"]["figures"], document["candidate"]["figures"]
+    rows = []
+    for key, label, show in FIGURES:
+        effect = found["effects"].get(key)
+        if key in before and key in after and (key not in SPREAD or found["pairs"] <= 1):
+            change = signed_percent(effect["ratio"]) if effect is not None else ""
+            rows.append(Figure(label, show(before[key]), show(after[key]), change, _interval(effect)))
+    return rows
+
+
+def signed_percent(ratio: float | None) -> str:
+    """A ratio as what it adds: +3.1 %, -28 %."""
+    return words.MISSING if ratio is None else f"{percent(ratio - 1, sign=True)} %"
+
+
+def difference(row: Row) -> str:
+    """What a row changed by, with its sign and unit."""
+    value = row["difference"]
+    if value is None:
+        return words.MISSING
+    text = amount(abs(value), row["unit"])
+    return _signed(text.replace("%", "points") if row["unit"] in PERCENT else text, value)
+
+
+def phase_difference(row: Row) -> str:
+    """What a phase changed by."""
+    return _signed(amount(abs(row["difference_ms"]), MS), row["difference_ms"])
+
+
+def phase_limits(row: Row) -> str:
+    """The 95 % limits of a phase's difference, where pairs gave some."""
+    if row["low_ms"] is None or row["high_ms"] is None:
+        return ""
+    low, high = (_signed(amount(abs(row[key]), MS), row[key]) for key in ("low_ms", "high_ms"))
+    return f"{low} to {high}"
+
+
+def amount(value: float | None, unit: str) -> str:
+    """One side of a row."""
+    if value is None:
+        return words.MISSING
+    if unit in UNITS:
+        return f"{words.number(value)} {UNITS[unit]}"
+    return words.milliseconds(value) if abs(value) >= 0.1 or value == 0 else f"{words.number(value * 1e3)} µs"
+
+
+def status(row: Row) -> str:
+    """The word for a row."""
+    return _STATUS.get(row["status"], str(row["status"]))
+
+
+def place(row: Row) -> str:
+    """File and line of a row, "" without any."""
+    if row["file"] is None:
+        return ""
+    return f"{row['file']}:{row['line']}" if row["line"] is not None else str(row["file"])
+
+
+def name(row: Row) -> str:
+    """What a row is about; device time and phases say so."""
+    text = str(row["name"])
+    if row["kind"] == "category":
+        text = phase(text)
+    return f"{text}, on the device" if row["unit"].startswith("ms of the device") and row["kind"] != "kernel" else text
+
+
+def phase(category: str) -> str:
+    """A part of the step in words."""
+    return words.PARTS.get(category, words.term(category))
+
+
+def of_kind(document: Row, kind: str) -> list[Row]:
+    """The rows of one kind."""
+    return [row for row in document["changes"] if row["kind"] == kind]
+
+
+def amounts(document: Row) -> list[tuple[str, list[Row]]]:
+    """(title, rows) of each kind of figures that has rows, but for the kind that `phases` tells in full."""
+    parts = {row["category"] for row in phases(document)}
+    told = "" if not parts else "category" if parts & words.PARTS.keys() else "phase"
+    return [(title, rows) for kind, title in KINDS.items() if kind != told and (rows := of_kind(document, kind))]
+
+
+def phases(document: Row) -> list[Row]:
+    """The parts of the mean step, the largest difference first, those that neither side has left out."""
+    found = outcome(document)
+    rows = found["phases"] if found is not None else []
+    rows = [row for row in rows if row["baseline_ms"] or row["candidate_ms"]]
+    return sorted(rows, key=lambda row: -abs(row["difference_ms"] or 0))
+
+
+def runs(document: Row) -> list[Row]:
+    """The pairs, where there are several."""
+    found = outcome(document)
+    pairs: list[Row] = found["runs"] if found is not None else []
+    return pairs if len(pairs) > 1 else []
+
+
+def value(text: Any) -> str:
+    """A side of a row of text."""
+    return words.MISSING if text is None else str(text)
+
+
+def warnings(document: Row) -> list[str]:
+    """Flags, each text once: what makes the timing doubtful, verdict withheld or not."""
+    found = outcome(document)
+    flags = found["flags"] if found is not None else []
+    texts = [f"{flag['text']}{' (no verdict rests on such a run)' if flag['withholds'] else ''}" for flag in flags]
+    left_out = [run["label"] for run in found["left_out"]] if found is not None else []
+    if left_out:
+        texts.append(f"left out of the pairs for that: {', '.join(dict.fromkeys(left_out))}")
+    return list(dict.fromkeys(texts))
+
+
+def notes(document: Row) -> list[str]:
+    """What must be said of the comparison and of its sides."""
+    return [*document["notes"], *document["baseline"]["notes"], *document["candidate"]["notes"]]
+
+
+def absent(document: Row) -> list[tuple[str, str]]:
+    """(what, why) of all that could not be compared, what has the same reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for what, why in document["absent"].items():
+        by_reason.setdefault(str(why), []).append(str(what))
+    return [(", ".join(what), why) for why, what in by_reason.items()]
+
+
+def equivalence(document: Row) -> str | None:
+    """What the losses say, where any were compared."""
+    found = outcome(document)
+    equal = found["equivalence"] if found is not None else None
+    return str(equal["text"]) if equal is not None and equal["judged"] else None
+
+
+def _interval(effect: Row | None) -> str:
+    if effect is None or effect["low"] is None or effect["high"] is None:
+        return ""
+    return f"{signed_percent(effect['low'])} to {signed_percent(effect['high'])}"
+
+
+def _signed(text: str, value: float) -> str:
+    """`text` of an amount with the sign of `value`."""
+    if value == 0 or text.startswith("0 "):
+        return text
+    return f"{'+' if value > 0 else '-'}{text}"

@@ -1,0 +1,181 @@
+"""An experiment as JSON carries it: `experiment.json`, and `views.experiment` of a report.
+
+`document` makes the dictionary that terminal and page show; `loads` turns a file back into an `Experiment`, because a
+run folder may come from elsewhere: what is shown of it has passed the types once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.errors import UnreadableInputError
+from stepscope.model.comparison import (
+    EXPERIMENT_SCHEMA,
+    AppliedKnob,
+    Effect,
+    Equivalence,
+    Flag,
+    Knob,
+    Measure,
+    Outcome,
+    PhaseEffect,
+    Verdict,
+)
+from stepscope.model.experiment import ByHand, Candidate, Experiment, MainEffect, Noise, Protocol, Skipped, Tried
+from stepscope.report.comparison_document import measure_document, outcome_document
+from stepscope.report.values import plain_mapping, plain_rows, plain_value
+
+NAME = "experiment.json"
+MAX_BYTES = 32 * 1024 * 1024  # of a file that is read; ours are well below one
+MAX_ROWS = 200
+MAX_RUNS = 200
+
+
+def document(experiment: Experiment) -> dict[str, Any]:
+    """The whole of `experiment.json`. A candidate is what `compare --json` makes of one, and what was tried beside it:
+    its name, ceiling and finding, what became of its knobs, and what to write into the script."""
+    return {
+        "schema": experiment.schema,
+        "finished": experiment.finished,
+        "stopped": plain_value(experiment.stopped),
+        "protocol": plain_mapping(experiment.protocol),
+        "baseline": {"runs": [measure_document(measure) for measure in experiment.baseline[:MAX_RUNS]]},
+        "candidates": [_candidate(tried) for tried in experiment.tried[:MAX_ROWS]],
+        "skipped": plain_rows(experiment.skipped, MAX_ROWS),
+        "by_hand": plain_rows(experiment.by_hand, MAX_ROWS),
+        "main_effects": plain_rows(experiment.effects, MAX_ROWS),
+        "noise": plain_value(experiment.noise),
+        "notes": plain_value(experiment.notes[:MAX_ROWS]),
+        "repeat": plain_value(experiment.repeat),
+        "source": plain_value(experiment.source),
+        "folder": plain_value(experiment.folder),
+        "cwd": plain_value(experiment.cwd),
+        "runs": experiment.runs,
+        "wall_s": plain_value(experiment.wall_s),
+    }
+
+
+def _candidate(tried: Tried) -> dict[str, Any]:
+    return {
+        "name": plain_value(tried.candidate.name),
+        **outcome_document(tried.outcome),
+        "ceiling": plain_value(tried.candidate.ceiling),
+        "finding": plain_value(tried.candidate.finding),
+        "applied": plain_rows(tried.applied, MAX_ROWS),
+        "change": plain_value(tried.change),
+    }
+
+
+def dumps(experiment: Experiment) -> bytes:
+    """Indented UTF-8 JSON that ends in a line break."""
+    return msgspec.json.format(msgspec.json.encode(document(experiment)), indent=1) + b"\n"
+
+
+def loads(data: bytes) -> Experiment:
+    """Read a document back; keys it does not know are left out. Raises `UnreadableInputError`."""
+    try:
+        row = msgspec.json.decode(data)
+        if not isinstance(row, dict):
+            raise UnreadableInputError("not an experiment; name the experiment.json of `stepscope experiment`")
+        if row.get("schema") != EXPERIMENT_SCHEMA:
+            raise UnreadableInputError(
+                f"an experiment of schema {str(row.get('schema'))[:60]!r}, this version reads {EXPERIMENT_SCHEMA}"
+            )
+        return _experiment(row)
+    except (msgspec.DecodeError, RecursionError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableInputError(f"not an experiment of stepscope: {error}; make one anew") from None
+
+
+def load(path: Path) -> Experiment:
+    """Read an experiment.json, or the one in a folder; raises `UnreadableInputError`."""
+    file = path / NAME if path.is_dir() else path
+    try:
+        with file.open("rb") as handle:
+            data = handle.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UnreadableInputError(f"{file}: {error.strerror}; name the folder of an experiment") from None
+    if len(data) > MAX_BYTES:
+        raise UnreadableInputError(f"{file}: larger than any experiment of ours; name another file")
+    try:
+        return loads(data)
+    except UnreadableInputError as error:
+        raise UnreadableInputError(f"{file}: {error}") from None
+
+
+def view(folder: Path) -> dict[str, Any] | None:
+    """The experiment that lies in a run folder, ready for its report; None where there is none that can be read."""
+    if not (folder / NAME).is_file():
+        return None
+    try:
+        return document(load(folder / NAME))
+    except UnreadableInputError:
+        return None
+
+
+def _experiment(row: Mapping[str, Any]) -> Experiment:
+    baseline = row.get("baseline") or {}
+    return Experiment(
+        protocol=_read(row["protocol"], Protocol),
+        baseline=tuple(_measure(run) for run in baseline.get("runs") or ()),
+        tried=tuple(_tried(each) for each in row.get("candidates") or ()),
+        skipped=_read(row.get("skipped") or [], tuple[Skipped, ...]),
+        effects=_read(row.get("main_effects") or [], tuple[MainEffect, ...]),
+        noise=_read(row.get("noise"), Noise | None),
+        repeat=_read(row["repeat"], str),
+        finished=_read(row["finished"], bool),
+        stopped=_read(row.get("stopped"), str | None),
+        runs=_read(row.get("runs", 0), int),
+        wall_s=_read(row.get("wall_s"), float | None),
+        by_hand=_read(row.get("by_hand") or [], tuple[ByHand, ...]),
+        notes=_read(row.get("notes") or [], tuple[str, ...]),
+        source=_read(row.get("source"), str | None),
+        folder=_read(row.get("folder"), str | None),
+        cwd=_read(row.get("cwd"), str | None),
+    )
+
+
+def _tried(row: Mapping[str, Any]) -> Tried:
+    knobs = _read(row.get("knobs") or [], tuple[Knob, ...])
+    candidate = Candidate(
+        name=_read(row["name"], str),
+        knobs=knobs,
+        ceiling=_read(row.get("ceiling"), float | None),
+        finding=_read(row.get("finding"), str | None),
+    )
+    outcome = Outcome(
+        knobs=knobs,
+        verdict=Verdict(
+            word=_read(row["verdict"], str),
+            text=_read(row.get("text", ""), str),
+            resolution=_read(row.get("resolution"), float | None),
+            pairs_needed=_read(row.get("pairs_needed"), int | None),
+        ),
+        effects=_read(row.get("effects") or {}, dict[str, Effect]),
+        phases=_read(row.get("phases") or [], tuple[PhaseEffect, ...]),
+        pairs=tuple((_measure(pair["baseline"]), _measure(pair["candidate"])) for pair in row.get("runs") or ()),
+        left_out=tuple(_measure(run) for run in row.get("left_out") or ()),
+        flags=_read(row.get("flags") or [], tuple[Flag, ...]),
+        equivalence=_read(row.get("equivalence"), Equivalence | None),
+        headline=_read(row.get("headline", "mean_ms"), str),
+    )
+    return Tried(
+        candidate=candidate,
+        outcome=outcome,
+        applied=_read(row.get("applied") or [], tuple[AppliedKnob, ...]),
+        change=_read(row.get("change") or [], tuple[str, ...]),
+    )
+
+
+def _measure(row: Mapping[str, Any]) -> Measure:
+    """A run; a loss that was no finite number is null in JSON, and not a number here."""
+    losses = [[step, float("nan") if value is None else value] for step, value in row.get("losses") or ()]
+    found: Measure = _read({**row, "losses": losses}, Measure)
+    return found
+
+
+def _read(value: Any, kind: Any) -> Any:
+    return msgspec.convert(value, type=kind)

@@ -1,0 +1,219 @@
+"""Knobs, seed and losses of a run, from events that may hold anything."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.analyze import trial
+from stepscope.analyze.trial import MAX_LOSSES, MAX_TEXT, SILENT, SILENT_RANK
+from stepscope.model.comparison import AppliedKnob
+from stepscope.model.views.trial import APPLIED, PARTLY, REFUSED, TrialFacts, standing
+from stepscope.tables.schema import SCHEMAS, Tables
+from tests.builders import T0, make_tables, rank_info
+
+TRAIN, VALID = "/home/user/project/train.py", "/home/user/project/valid.py"
+
+
+def knob(name: str = "loader.num_workers", value: str = "2", applied: Any = True, **fields: Any) -> dict[str, Any]:
+    return {"kind": "knob", "knob": name, "value": value, "applied": applied, **fields}
+
+
+def loss(steps: Any, values: Any, **fields: Any) -> dict[str, Any]:
+    return {"kind": "loss", "steps": steps, "values": values, **fields}
+
+
+def manifest(**options: Any) -> dict[str, Any]:
+    return {"options": options}
+
+
+def facts(journal: list[dict[str, Any]], **tables: Any) -> TrialFacts:
+    found = trial.facts(make_tables(journal=journal, **tables))
+    assert found is not None
+    return found
+
+
+def test_a_run_without_any_of_it_has_no_trial() -> None:
+    assert trial.facts(make_tables(journal=[{"kind": "gc", "generation": 2}], manifests=[manifest(knobs=[])])) is None
+
+
+def test_a_knob_with_its_place_and_what_was_seen() -> None:
+    found = facts(
+        [knob(observed="2", file=TRAIN, line=77), knob("amp.dtype", "bf16", False, reason="no autocast was met")],
+        manifests=[manifest(knobs=[["amp.dtype", "bf16"], ["loader.num_workers", "2"]], seed=7)],
+    )
+
+    assert found.knobs == (
+        AppliedKnob("amp.dtype", "bf16", False, reason="no autocast was met", rank=0),
+        AppliedKnob("loader.num_workers", "2", True, observed="2", file=TRAIN, line=77, rank=0),
+    )
+    assert (found.seed, found.losses, found.losses_rank, found.skipped) == (7, (), None, 0)
+
+
+def test_a_knob_that_no_process_spoke_of_was_not_applied() -> None:
+    for ranks in (None, ()):
+        found = facts([], manifests=[manifest(knobs=[["cudnn.benchmark", "true"]])], ranks=ranks)
+
+        assert found.knobs == (AppliedKnob("cudnn.benchmark", "true", False, reason=SILENT),)
+
+
+def test_every_rank_has_to_speak() -> None:
+    found = facts([knob(observed="2")], ranks=(rank_info(0), rank_info(1)))
+
+    assert [(one.rank, one.applied, one.reason) for one in found.knobs] == [(0, True, None), (1, False, SILENT_RANK)]
+
+
+def test_the_same_answer_of_two_processes_of_a_rank_stands_once() -> None:
+    found = facts([knob(file=TRAIN, line=3), knob(file=TRAIN, line=3, process="rank-0.2"), knob(file=VALID, line=9)])
+
+    assert [one.file for one in found.knobs] == [TRAIN, VALID]
+
+
+def test_losses_are_of_the_first_rank_and_in_order_of_steps() -> None:
+    found = facts(
+        [
+            loss([2, 3], [0.5, "nan"], rank=1, process="rank-1"),
+            loss([3, 4], [1.5, "inf"]),
+            loss([0, 1, 1], [4, 2.0, 3.0]),
+        ]
+    )
+
+    assert found.losses_rank == 0
+    assert found.losses == ((0, 4.0), (1, 2.5), (3, 1.5), (4, math.inf))
+
+
+def test_a_rank_without_a_readable_loss_is_no_rank_of_losses() -> None:
+    found = facts([loss([0], ["much"]), loss([5], [1.0], rank=3, process="rank-3")])
+
+    assert (found.losses_rank, found.losses, found.skipped) == (3, ((5, 1.0),), 1)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        knob(""),
+        {"kind": "knob"},
+        knob(applied=1),
+        knob(value=["2"]),  # type: ignore[arg-type]
+        knob(name={"a": 1}),  # type: ignore[arg-type]
+        loss([0], [1.0, 2.0]),
+        loss(None, [1.0]),
+        loss("01", "12"),
+        loss([None], [1.0]),
+        loss([True], [1.0]),
+        loss([-1], [1.0]),
+        loss([0], [None]),
+        loss([0], [{}]),
+        loss([0], ["-nan"]),
+        loss([2**70], [1.0]),
+    ],
+)
+def test_an_entry_that_makes_no_sense_is_counted(event: dict[str, Any]) -> None:
+    found = facts([event])
+
+    assert (found.knobs, found.losses, found.skipped) == ((), (), 1)
+
+
+@pytest.mark.parametrize("options", [None, [], {"knobs": {"a": "b"}, "seed": "7"}, {"knobs": None, "seed": 1.5}])
+def test_odd_options_hold_no_knobs(options: Any) -> None:
+    assert trial.facts(make_tables(manifests=[{"options": options}])) is None
+
+
+def test_odd_entries_of_the_options_are_counted() -> None:
+    found = facts([], manifests=[manifest(knobs=[["a"], ["a", 1], 3, {"knob": "a"}, ["b", "1"]])])
+
+    assert ([one.knob for one in found.knobs], found.skipped) == (["b"], 4)
+
+
+def test_a_place_without_a_file_or_with_an_odd_line_has_no_line() -> None:
+    found = facts([knob(line=3), knob(file=TRAIN, line=-2), knob(file=VALID, line="9"), knob(file=["x"], line=1)])
+
+    assert {(one.file, one.line) for one in found.knobs} == {(None, None), (TRAIN, None), (VALID, None)}
+
+
+def test_texts_and_lists_are_bounded() -> None:
+    long = "x" * (MAX_TEXT + 100)
+    points = MAX_LOSSES + 3
+    found = facts([knob(long, long, reason=long, file=long), loss([1] * points, [1.0] * points)])
+
+    assert {len(text or "") for one in found.knobs for text in (one.knob, one.value, one.reason, one.file)} == {
+        MAX_TEXT
+    }
+    assert (found.losses, found.skipped) == (((1, 1.0),), 3)
+
+
+def test_the_seed_may_come_from_the_process_alone() -> None:
+    assert facts([{"kind": "seed", "value": 11}]).seed == 11
+
+
+# ------------------------------------------------------------------------------------------------------ standing
+
+
+def report(applied: bool = True, file: str | None = None, rank: int = 0) -> AppliedKnob:
+    return AppliedKnob("k", "1", applied, file=file, rank=rank)
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ([report(file=TRAIN)], APPLIED),
+        ([report(), report(rank=1)], APPLIED),
+        ([report(file=TRAIN), report(False, file=VALID)], PARTLY),
+        ([report(False, file=VALID)], REFUSED),
+        ([report(file=TRAIN), report(False)], REFUSED),  # it worked at first and failed later
+        ([report(file=TRAIN), report(False, file=TRAIN, rank=1)], REFUSED),
+        ([], REFUSED),
+    ],
+)
+def test_what_became_of_a_knob(reports: list[AppliedKnob], expected: str) -> None:
+    assert standing(reports) == expected
+    assert standing(reports[::-1]) == expected
+
+
+# ---------------------------------------------------------------------------------------------------- properties
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = ("knob", "value", "applied", "observed", "reason", "file", "line", "steps", "values", "seed")
+ANY = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(
+        ("knob", "value", "applied", "observed", "reason", "file", "line", "steps", "values", "seed"), JSON
+    ),
+)
+
+
+def with_journal(rows: list[tuple[str, str]]) -> Tables:
+    """Tables whose journal holds these (kind, data) as they are."""
+    tables = make_tables(manifests=[manifest(knobs=[["a", "1"]])])
+    usual = {"rank": 0, "process": "rank-0", "time_ns": T0, "duration_ns": None, "step": None}
+    full = [{**usual, "kind": kind, "data": data} for kind, data in rows]
+    tables_values = {**vars(tables), "journal": pl.DataFrame(full, schema=SCHEMAS["journal"])}
+    return Tables(**tables_values)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["knob", "loss", "seed"]), ANY), max_size=6))
+def test_anything_in_the_journal_is_taken_or_passed_over(events: list[tuple[str, dict[str, Any]]]) -> None:
+    found = trial.facts(with_journal([(kind, json.dumps(data)) for kind, data in events]))
+
+    assert found is not None
+    assert [step for step, _ in found.losses] == sorted({step for step, _ in found.losses})
+    assert all(isinstance(one.applied, bool) and len(one.knob) <= MAX_TEXT for one in found.knobs)
+
+
+@pytest.mark.parametrize("data", ["", "[", "null", "[1]", '"x"'])
+def test_broken_data_is_passed_over(data: str) -> None:
+    found = trial.facts(with_journal([("knob", data), ("loss", data)]))
+
+    assert found is not None
+    assert [one.reason for one in found.knobs] == [SILENT]

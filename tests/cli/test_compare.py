@@ -1,0 +1,281 @@
+"""`stepscope compare` as a user types it: what it prints and writes, and what it ends with."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope import cli
+from tests.analyze.shared_traces import TRACES, needs_traces
+from tests.comparison.run_sets import make_run, make_set
+
+TRAIN = """
+import sys, time
+import torch
+
+def prepare(seconds):
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(40):
+    prepare(float(sys.argv[1]))
+    loss = model(torch.randn(4, 8)).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def main(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["compare", *map(str, arguments)])
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sets of three runs: "equal" is the same program as "base", "slow" a third slower."""
+    folder = tmp_path_factory.mktemp("sets")
+    for name, wait in (("base", 1.0), ("equal", 1.0), ("slow", 4.0)):
+        make_set(folder / name, runs=3, data_wait_ms=wait)
+    return folder
+
+
+class Page(html.parser.HTMLParser):
+    """Texts and tags of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def as_json(capfd: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    capfd.readouterr()
+    assert main(*arguments, "--json", "-") == 0
+    shown = capfd.readouterr()
+    assert shown.err == ""
+    document: dict[str, Any] = json.loads(shown.out)
+    return document
+
+
+def test_the_verdict_and_what_it_is_made_of(sets: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(sets / "base", sets / "slow") == 0
+    shown = capfd.readouterr().out
+    assert "slow against base" in shown
+    assert "Slower by 30 %" in shown
+    assert "mean step" in shown
+    assert "95 % interval" in shown
+    assert "data wait" in shown
+    assert "Not compared: category, operator, kernel (base and slow: no traces" in shown
+
+
+def test_one_run_each_has_no_verdict(sets: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(sets / "base" / "run-0", sets / "slow" / "run-1") == 0
+    shown = capfd.readouterr().out
+    assert "Undecided" in shown
+    assert "one run each" in shown
+    assert "95 % interval" not in shown
+
+
+def test_json_follows_the_schema(sets: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    document = as_json(capfd, sets / "base", sets / "slow")
+    assert document["schema"] == "stepscope.comparison/1"
+    (candidate,) = document["candidates"]
+    assert candidate["verdict"] == "slower"
+    assert candidate["pairs"] == 3
+    assert candidate["effect"]["low"] <= candidate["effect"]["ratio"] <= candidate["effect"]["high"]
+    assert {"knobs", "verdict", "effect", "pairs", "flags", "phases"} <= candidate.keys()
+    phases = sum(row["difference_ms"] for row in candidate["phases"])
+    assert phases == pytest.approx(
+        document["candidate"]["figures"]["mean_ms"] - document["baseline"]["figures"]["mean_ms"]
+    )
+    assert [row["name"] for row in document["changes"] if row["kind"] == "phase"] == ["data_wait"]
+
+
+def test_files_hold_what_is_shown_and_are_not_overwritten(sets: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    files = ("--json", "c.json", "--html", "c.html", "--csv", "c.csv")
+    sides = sets / "base" / "run-0", sets / "slow" / "run-0"
+    assert main(*sides, *files) == 0
+    assert capfd.readouterr().err.count("Wrote ") == 3
+    changes = json.loads(Path("c.json").read_text())["changes"]
+    rows = list(csv.DictReader(io.StringIO(Path("c.csv").read_text())))
+    assert [(row["kind"], row["name"], row["status"]) for row in rows] == [
+        (row["kind"], row["name"], row["status"]) for row in changes
+    ]
+    assert main(*sides, *files) == 2
+    assert "--force" in capfd.readouterr().err
+    assert main(*sides, *files, "--force") == 0
+
+
+def test_the_page_needs_no_network_and_no_script(sets: Path) -> None:
+    assert main(sets / "base", sets / "slow", "--html", "c.html") == 0
+    text = Path("c.html").read_text()
+    page = Page(text)
+    assert not [tag for tag, _ in page.tags if tag in ("script", "img", "iframe", "object")]
+    assert not [value for _, found in page.tags for key, value in found.items() if key in ("src", "href")]
+    assert "url(" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert any("Slower by 30 %" in part for part in page.texts)
+    assert "data wait" in page.texts
+
+
+def test_quiet_prints_nothing(sets: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(sets / "base", sets / "slow", "--quiet", "--fail-on", "slower=3%") == 1
+    assert capfd.readouterr() == ("", "")
+
+
+# --------------------------------------------------------------------------------------------------------- checks
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "check", "status", "words"),
+    [
+        ("base", "slow", "slower=3%", 1, "check failed: slower=3%: +30 %"),
+        ("base", "slow", "slower=50 %", 0, "check passed: slower=50%"),
+        ("base", "equal", "slower=3%", 0, "check passed"),
+        ("base/run-0", "slow/run-1", "slower=3%", 4, "slower=3% cannot be judged"),
+    ],
+)
+def test_fail_on(
+    sets: Path, a: str, b: str, check: str, status: int, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(sets / a, sets / b, "--fail-on", check) == status
+    shown = capfd.readouterr().err
+    assert shown.count("\n") == 1
+    assert words in shown
+
+
+@pytest.mark.parametrize("check", ["faster=3%", "slower", "slower=x%", "slower=3", "slower=-1%", ""])
+def test_a_check_that_there_is_not_is_refused(sets: Path, check: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(sets / "base", sets / "slow", "--fail-on", check) == 2
+    assert "slower=3%" in capfd.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------ odd input
+
+
+def test_what_cannot_be_read_is_one_line(sets: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = sets / "base" / "run-0"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    garbage = tmp_path / "garbage.json"
+    garbage.write_bytes(b"\x00\xff not a trace")
+    cases = [
+        ((run, empty), 3),
+        ((empty, run), 3),
+        ((run, tmp_path / "missing"), 3),
+        ((run, garbage), 3),
+        ((run, run), 2),
+        ((run,), 2),
+        ((run, sets / "slow" / "run-0", "--top", "-1"), 2),
+        ((run, sets / "slow" / "run-0", "--json", "-", "--csv", "-"), 2),
+    ]
+    for arguments, status in cases:
+        assert main(*arguments) == status, arguments
+        shown = capfd.readouterr()
+        assert shown.out == ""
+        assert shown.err.count("\n") == 1, shown.err
+        assert "Traceback" not in shown.err
+
+
+def test_odd_names_are_text_everywhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    odd = "<script>alert(1)</script>\x1b[31m[bold]=cmd\u202e"
+    a = make_run(tmp_path / "a", manifest={"environment": {odd: "1"}, "command": ["python", odd]})
+    b = make_run(tmp_path / "b [red]", manifest={"command": ["python", "=1+1"]})
+    assert main(a, b, "--html", "c.html", "--csv", "c.csv", "--json", "c.json") == 0
+    shown = capfd.readouterr().out
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "[bold]" in shown
+    assert "b [red]" in shown
+    page = Page(Path("c.html").read_text())
+    assert not [tag for tag, _ in page.tags if tag == "script"]
+    assert "\u202e" not in Path("c.html").read_text()
+    cells = [cell for row in csv.reader(io.StringIO(Path("c.csv").read_text())) for cell in row]
+    assert all(cell[:1] not in ("=", "+", "@") for cell in cells)
+    json.loads(Path("c.json").read_text())
+
+
+def test_a_terminal_that_knows_ascii_only_gets_it(sets: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stepscope", "compare", str(sets / "base"), str(sets / "slow")],
+        capture_output=True,
+        env={"PATH": "/usr/bin", "PYTHONIOENCODING": "ascii", "XDG_CACHE_HOME": "cache"},
+        timeout=120,
+        check=True,
+    )
+    assert b"\\u" not in done.stdout
+    assert b"Slower by 30 %" in done.stdout
+
+
+@needs_traces
+def test_traces_of_two_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    folder = TRACES / "kineto_tb_plugin"
+    arguments = (folder / "resnet50_num_workers_0", folder / "resnet50_num_workers_4")
+    assert main(*arguments, "--fail-on", "slower=3%") == 4
+    shown = capfd.readouterr()
+    assert "idle: waiting for data" in shown.out
+    assert "all kernels" in shown.out
+    assert "cannot be judged" in shown.err
+    limited = as_json(capfd, *arguments, "--worker", "worker0", "--span", "1", "--against-span", "2")
+    assert limited["baseline"]["label"].endswith("worker0 span 1")
+
+
+@pytest.mark.process
+@pytest.mark.torch
+def test_two_recorded_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    for name, seconds in (("a", "0.02"), ("b", "0.06")):
+        command = [
+            sys.executable,
+            "-m",
+            "stepscope",
+            "run",
+            "--quiet",
+            "--no-window",
+            "--out",
+            name,
+            "--",
+            sys.executable,
+            "train.py",
+        ]
+        subprocess.run([*command, seconds], cwd=tmp_path, timeout=120, check=True)
+    document = as_json(capfd, "a", "b")
+    (candidate,) = document["candidates"]
+    assert candidate["effect"]["ratio"] > 1.5
+    assert candidate["effect"]["low"] is None
+    grew = {(row["kind"], row["name"]) for row in document["changes"] if row["status"] == "grew"}
+    assert ("function", "prepare") in grew
+    quoted = [row.get("code") for row in document["changes"] if row["kind"] == "line"]
+    assert any("perf_counter" in (text or "") for text in quoted)
+    shutil.rmtree(tmp_path / "a" / "tables")
+    plain = as_json(capfd, "a", "b", "--no-source")
+    assert not any(row.get("code") for row in plain["changes"])
+    assert any(row["name"] == "command" for row in plain["changes"])

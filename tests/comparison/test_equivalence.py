@@ -1,0 +1,170 @@
+"""Whether a candidate trains alike: other rounding and augmentation pass, what diverges or is stuck does not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.comparison.equivalence import equivalence
+
+Run = list[tuple[int, float]]
+
+
+def learning(
+    seed: int = 0, *, steps: int = 200, first: float = 2.3, last: float = 1.2, pace: float = 60.0, noise: float = 0.08
+) -> Run:
+    """A loss that falls from `first` towards `last`, with a noise that follows the seed of the batches."""
+    rng = np.random.default_rng(seed)
+    fall = last + (first - last) * np.exp(-np.arange(steps) / pace)
+    return list(enumerate((fall * (1 + noise * rng.standard_normal(steps))).tolist()))
+
+
+def changed(run: Run, factor: float, seed: int = 9) -> Run:
+    """The same batches with another rounding."""
+    rng = np.random.default_rng(seed)
+    return [(step, value * (1 + factor * float(rng.standard_normal()))) for step, value in run]
+
+
+def test_equal_to_the_bit() -> None:
+    found = equivalence([learning(), learning()], [learning()])
+    assert (found.judged, found.within, found.equal, found.difference, found.steps) == (True, True, True, 0.0, 200)
+    assert found.text == "the losses of 200 steps are the same bit for bit"
+
+
+def test_another_rounding_is_within() -> None:
+    found = equivalence([learning()], [changed(learning(), 0.01)])
+    assert (found.judged, found.within, found.equal) == (True, True, False)
+    assert found.band == 0.05
+    assert found.difference == pytest.approx(0, abs=0.01)
+
+
+def test_another_augmentation_is_within() -> None:
+    verdicts = [equivalence([learning(seed)], [learning(seed + 1000)]).within for seed in range(200)]
+    assert verdicts.count(True) == 200
+
+
+def test_few_steps_with_another_augmentation_do_not_fail() -> None:
+    assert all(
+        equivalence([learning(seed, steps=30)], [learning(seed + 500, steps=30)]).within is not False
+        for seed in range(200)
+    )
+
+
+@pytest.mark.parametrize("last", [1.2, 2.15])
+def test_stuck_fails_even_where_there_is_little_to_learn(last: float) -> None:
+    """With the batches of the baseline and 200 steps; a fall from 2.3 to 2.15 is 7 %, of which the band is most."""
+    rng = np.random.default_rng(5)
+    for seed in range(20):
+        baseline = learning(seed, last=last, noise=0.02)
+        stuck = [(step, 2.3 * (1 + 0.02 * float(rng.standard_normal()))) for step, _ in baseline]
+        found = equivalence([baseline], [stuck])
+        assert found.within is False, seed
+        assert found.judged
+
+
+def test_little_missed_progress_is_named() -> None:
+    baseline = [(step, 2.3 - 0.08 * min(1, step / 50)) for step in range(200)]
+    stuck = [(step, 2.3) for step in range(200)]
+    found = equivalence([baseline], [stuck])
+    assert found.within is False
+    assert found.difference == pytest.approx(0.035, abs=0.003)
+    assert "misses" in found.text
+
+
+@pytest.mark.parametrize("start", [20, 150, 185])
+def test_diverging_fails_however_late(start: int) -> None:
+    baseline = learning()
+    diverging = [(step, value * (1 if step < start else 1.5 ** min(step - start, 100))) for step, value in baseline]
+    assert equivalence([baseline], [diverging]).within is False
+
+
+def test_another_way_downwards_fails_too() -> None:
+    found = equivalence([learning()], [[(step, value / 2) for step, value in learning()]])
+    assert found.within is False
+    assert found.difference is not None
+    assert found.difference < -0.2
+
+
+def test_a_loss_near_zero_at_the_end_does_not_blow_a_difference_up() -> None:
+    baseline = learning(first=2.0, last=0.002, pace=15)
+    other = [(step, value * 1.5 if step > 120 else value) for step, value in learning(first=2.0, last=0.002, pace=15)]
+    assert equivalence([baseline], [other]).within is True
+
+
+def test_the_band_is_as_wide_as_baselines_differ() -> None:
+    """Runs of this script end 15 % apart by themselves; a candidate that is 12 % off says nothing."""
+    flat = [(step, 1.0) for step in range(100)]
+    high, between = ([(step, value) for step, _ in flat] for value in (1.15, 1.12))
+    assert equivalence([flat], [between]).within is False
+    found = equivalence([flat, high], [between])
+    assert found.within is True
+    assert found.band > 0.15
+
+
+def test_no_number_on_one_side() -> None:
+    bad = learning()
+    bad[17] = (17, math.nan)
+    found = equivalence([learning()], [bad])
+    assert (found.judged, found.within, found.difference) == (True, False, None)
+    assert "step 17" in found.text
+    worse = equivalence([bad], [learning()])
+    assert worse.within is False
+    assert "baseline" in worse.text
+
+
+def test_no_number_on_either_side_is_not_judged() -> None:
+    bad, other = learning(), changed(learning(), 0.1)
+    bad[3] = other[5] = (4, math.inf)
+    assert not equivalence([bad], [other]).judged
+    assert equivalence([bad], [list(bad)]).equal
+
+
+def test_too_little_is_not_judged_and_says_so() -> None:
+    for baseline, candidate, words in (
+        ([], [], "no losses are known of either side"),
+        ([learning()], [], "no losses are known of the candidate"),
+        ([()], [learning()], "no losses are known of the baseline"),
+        ([learning(steps=6)], [learning(3, steps=6)], "only 6 steps"),
+        ([[(1, 1.0)]], [[(2, 1.0)]], "no step has a loss on both sides"),
+    ):
+        found = equivalence(baseline, candidate)
+        assert (found.judged, found.within) == (False, None)
+        assert found.text.startswith("not judged: ")
+        assert words in found.text
+
+
+def test_only_steps_of_both_sides_are_compared() -> None:
+    found = equivalence([learning(steps=200)], [changed(learning(steps=150), 0.001)])
+    assert found.steps == 150
+    assert found.within is True
+
+
+def test_losses_of_accumulated_batches_are_averaged() -> None:
+    single = [(step, 2.0 + step % 3) for step in range(40)]
+    double = [(step, value + shift) for step, value in single for shift in (-0.5, 0.5)]
+    found = equivalence([single], [double])
+    assert found.steps == 40
+    assert found.difference == pytest.approx(0, abs=1e-12)
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+runs = st.lists(st.lists(st.tuples(st.integers(0, 30), numbers), max_size=40), max_size=3)
+
+
+@given(runs, runs)
+def test_odd_numbers_never_raise(baseline: list[Run], candidate: list[Run]) -> None:
+    found = equivalence(baseline, candidate)
+    assert (found.within is None) == (not found.judged)
+    assert found.text
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=10, max_size=60))
+def test_a_run_is_equal_to_itself(values: list[float]) -> None:
+    run = list(enumerate(values))
+    found = equivalence([run], [run])
+    assert found.equal
+    assert found.within

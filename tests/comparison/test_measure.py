@@ -1,0 +1,354 @@
+"""A run reduced to what a comparison needs: which steps count, and that the parts sum to the whole."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.analyze import analyze
+from stepscope.comparison.measure import RESTART, UNATTRIBUTED, measure, measures_of, span_measure
+from stepscope.comparison.measured import select
+from stepscope.model.comparison import Measure
+from stepscope.model.views.overview import Overview, StepBreakdown, Summary
+from stepscope.model.views.spans import SpanRef
+from stepscope.tables.schema import Tables
+from tests.builders import MS, PHASE_COLUMNS, T0, make_tables, rank_info, step_rows
+
+TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "kineto_tb_plugin"
+
+
+def measured(tables: Tables, **options: Any) -> Measure:
+    found = measure(tables, analyze(tables), label="a", path="/runs/a", **options)
+    assert found is not None
+    return found
+
+
+def parts(found: Measure) -> dict[str, float]:
+    return {part.category: part.ms for part in found.phases}
+
+
+def of_steps(rows: list[dict[str, Any]], **tables: Any) -> Measure:
+    return measured(make_tables(steps=rows, **tables))
+
+
+# ------------------------------------------------------------------------------------------------- which steps
+
+
+def test_equal_steps_are_their_own_mean() -> None:
+    found = of_steps(step_rows(30))
+
+    assert (found.label, found.path, found.started_ns) == ("a", "/runs/a", T0 - 1000 * MS)
+    assert (found.steps, found.dropped) == (29, 1)  # the first step is always warm-up
+    assert (found.mean_ms, found.median_ms, found.p95_ms) == pytest.approx((10, 10, 10))
+    assert parts(found) == pytest.approx({"data_wait": 1, "forward": 3, "backward": 4, "optimizer": 1, "other": 1})
+    assert found.signal == "optimizer"
+    assert found.fixed_cost_s == pytest.approx(1.0)
+
+
+def test_what_a_user_pays_stays_in() -> None:
+    """A stall, an epoch's first batch and a collection are part of the mean, not of the median."""
+    rows = step_rows(100)
+    rows[60].update(data_wait_ns=101 * MS, wall_ns=110 * MS, first_batch=True)
+    found = of_steps(rows)
+
+    assert found.mean_ms == pytest.approx(10 + 100 / found.steps)
+    assert found.median_ms == pytest.approx(10)
+    assert parts(found)["data_wait"] == pytest.approx(1 + 100 / found.steps)
+
+
+def test_warm_up_is_dropped_and_its_price_told() -> None:
+    rows = [*step_rows(5, forward_ms=93), *step_rows(60, first_step=5, start_ns=T0 + 500 * MS)]
+    found = of_steps(rows)
+
+    assert (found.dropped, found.steps) == (5, 60)
+    assert found.mean_ms == pytest.approx(10)
+    assert found.warmup_s == pytest.approx(5 * 0.090)
+
+
+def test_no_more_warm_up_is_dropped_than_allowed() -> None:
+    rows = [*step_rows(5, forward_ms=93), *step_rows(60, first_step=5, start_ns=T0 + 500 * MS)]
+    found = measured(make_tables(steps=rows), warmup_limit=2)
+
+    assert (found.dropped, found.steps) == (2, 63)
+    assert measured(make_tables(steps=rows), warmup_limit=0).dropped == 0
+
+
+def test_steps_in_windows_are_left_out() -> None:
+    rows = step_rows(60)
+    for row in rows[20:25]:
+        row.update(in_window=True, wall_ns=900 * MS)
+    found = of_steps(rows)
+
+    assert found.steps == 60 - 1 - 5
+    assert found.mean_ms == pytest.approx(10)
+    assert not found.flags
+
+
+def test_a_run_that_was_profiled_throughout_is_measured_and_says_so() -> None:
+    found = of_steps([{**row, "in_window": True} for row in step_rows(30)])
+
+    assert found.mean_ms == pytest.approx(10)
+    assert [(flag.name, flag.withholds) for flag in found.flags] == [("profiled", False)]
+
+
+def test_steps_beyond_the_limit_do_not_count() -> None:
+    rows = [*step_rows(40), *step_rows(4, first_step=40, forward_ms=500)]
+    found = of_steps(rows, manifests=[{"options": {"max_steps": 40}}])
+
+    assert (found.steps, found.p95_ms) == (39, pytest.approx(10))
+
+
+def test_training_counts_where_there_is_some() -> None:
+    rows = [*step_rows(30), *step_rows(30, kind="eval", first_step=30, forward_ms=50)]
+
+    assert of_steps(rows).mean_ms == pytest.approx(10)
+    assert of_steps(rows[30:]).mean_ms == pytest.approx(57)
+
+
+def test_no_step_no_measure() -> None:
+    for rows in ([], [{**step_rows(1)[0], "wall_ns": 0}]):
+        tables = make_tables(steps=rows)
+        assert measure(tables, analyze(tables), label="a", path="a") is None
+        assert measures_of(tables, analyze(tables), label="a", path="a") == ()
+
+
+# ------------------------------------------------------------------------------------------------------- parts
+
+
+def test_time_of_phases_that_were_not_seen_is_unattributed() -> None:
+    rows = [{**row, "forward_ns": None, "backward_ns": None, "wall_ns": 10 * MS} for row in step_rows(30)]
+
+    assert parts(of_steps(rows)) == pytest.approx({"data_wait": 1, "optimizer": 1, "other": 1, UNATTRIBUTED: 7})
+
+
+def test_phases_longer_than_their_step_are_cut_to_it() -> None:
+    found = of_steps([{**row, "wall_ns": 5 * MS} for row in step_rows(30)])
+
+    assert sum(parts(found).values()) == pytest.approx(5)
+    assert parts(found)["forward"] == pytest.approx(1.5)
+
+
+def loader_event(time_ns: int, made_ms: float, process: str = "rank-0", **fields: Any) -> dict[str, Any]:
+    usual = {"kind": "loader", "id": 1, "num_workers": 2, "batch_size": 8}
+    return {**usual, "time_ns": time_ns, "duration_ns": round(made_ms * MS), "process": process, **fields}
+
+
+def two_epochs(gap_ms: float) -> list[dict[str, Any]]:
+    return [*step_rows(50), *step_rows(50, first_step=50, start_ns=T0 + round((500 + gap_ms) * MS), epoch=1)]
+
+
+def test_iterating_the_loader_again_is_paid_for_between_steps() -> None:
+    """Of 200 ms between two epochs, 40 made the new iterator; 60 at most ended the old one, the rest is other work."""
+    found = of_steps(two_epochs(200), journal=[loader_event(T0 - 50 * MS, 30), loader_event(T0 + 660 * MS, 40)])
+
+    assert parts(found)[RESTART] == pytest.approx(100 / 99)
+    assert found.mean_ms == pytest.approx(10 + 100 / 99)
+    assert found.median_ms == pytest.approx(10)
+    assert sum(parts(found).values()) == pytest.approx(found.mean_ms)
+
+
+def test_workers_that_persist_cost_nothing_between_steps() -> None:
+    found = of_steps(two_epochs(200), journal=[loader_event(T0 + 699 * MS, 0)])
+
+    assert RESTART not in parts(found)
+
+
+def test_an_iterator_made_inside_a_step_is_in_the_step_already() -> None:
+    found = of_steps(step_rows(50), journal=[loader_event(T0 + 302 * MS, 5)])
+
+    assert RESTART not in parts(found)
+    assert found.mean_ms == pytest.approx(10)
+
+
+def test_an_iterator_for_evaluation_is_none_of_training() -> None:
+    evaluation = step_rows(5, kind="eval", first_step=50, start_ns=T0 + 600 * MS)
+    rows = [*step_rows(50), *evaluation, *step_rows(50, first_step=55, start_ns=T0 + 800 * MS)]
+    found = of_steps(rows, journal=[loader_event(T0 + 550 * MS, 40, id=2), loader_event(T0 + 700 * MS, 20)])
+
+    assert parts(found)[RESTART] == pytest.approx((20 + 30) / 99)
+
+
+# ------------------------------------------------------------------------------------------------------- ranks
+
+
+def ranked(rank: int, process: str | None = None, count: int = 40, **fields: Any) -> list[dict[str, Any]]:
+    return step_rows(count, rank=rank, process=process or f"rank-{rank}", **fields)
+
+
+def test_ranks_are_measured_over_the_same_steps() -> None:
+    """Rank 1 takes longer to warm up, rank 0 is in a window for a while: neither step counts on any rank."""
+    first, second = ranked(0), ranked(1, forward_ms=5)
+    for row in second[:4]:
+        row.update(wall_ns=200 * MS)
+    for row in first[20:23]:
+        row.update(in_window=True, wall_ns=300 * MS)
+    for row in second[20:23]:
+        row.update(wall_ns=300 * MS)  # it waits for rank 0, whose window is
+    found = of_steps([*first, *second])
+
+    assert (found.steps, found.dropped) == (40 - 4 - 3, 4)
+    assert found.mean_ms == pytest.approx(11)
+    assert parts(found)["forward"] == pytest.approx(4)
+
+
+def test_samples_of_ranks_add_up() -> None:
+    found = of_steps([*ranked(0, samples=8), *ranked(1, samples=16), *ranked(2, samples=None)])
+
+    assert found.samples_per_step == pytest.approx(24)
+    assert found.samples_per_second == pytest.approx(2400)
+
+
+def test_without_batches_there_are_no_samples() -> None:
+    found = of_steps(step_rows(20, samples=None))
+
+    assert (found.samples_per_step, found.samples_per_second) == (None, None)
+
+
+def test_processes_one_after_the_other_each_warm_up() -> None:
+    later = ranked(0, "rank-0.2", start_ns=T0 + 10_000 * MS)
+    found = of_steps([*ranked(0), *later], ranks=[rank_info(), rank_info(process="rank-0.2", pid=7)])
+
+    assert (found.steps, found.dropped) == (78, 2)
+
+
+# --------------------------------------------------------------------------------------------- knobs and losses
+
+
+def test_knobs_and_losses_come_along() -> None:
+    journal = [
+        {"kind": "knob", "knob": "gc", "value": "off", "applied": True},
+        {"kind": "loss", "steps": [0, 1], "values": [2.0, "nan"]},
+    ]
+    found = of_steps(step_rows(20), journal=journal)
+
+    assert [(one.knob, one.applied) for one in found.knobs] == [("gc", True)]
+    assert found.losses[0] == (0, 2.0)
+    assert str(found.losses[1]) == "(1, nan)"
+
+
+# ------------------------------------------------------------------------------------------------------- traces
+
+
+def overview(walls_ms: list[float], worker: str = "a", run: str = "", *, has_steps: bool = True) -> Overview:
+    """A trace of these steps, of each three tenths data and the rest Python."""
+    steps = tuple(
+        StepBreakdown(
+            str(i), T0, round(ms * MS), {}, {"host_data": round(0.3 * ms * MS), "host_python": round(0.7 * ms * MS)}
+        )
+        for i, ms in enumerate(walls_ms)
+    )
+    some = Summary(0.0, 0.0, 0.0, 0.0)
+    return Overview(SpanRef(worker, 1, 0, worker, f"{worker}.json", run), steps, some, {}, {}, 0, has_steps, "host")
+
+
+def test_a_trace_has_the_parts_of_its_overview() -> None:
+    found = span_measure(overview([10, 20, 30]), label="t", path="t.json")
+
+    assert found is not None
+    assert (found.steps, found.dropped, found.mean_ms, found.median_ms) == (3, 0, pytest.approx(20), pytest.approx(20))
+    assert parts(found) == pytest.approx({"host_data": 6, "host_python": 14})
+    assert (found.samples_per_step, found.fixed_cost_s, found.flags) == (None, None, ())
+
+
+def test_a_trace_without_steps_counts_as_one_and_says_so() -> None:
+    found = span_measure(overview([500], has_steps=False), label="t", path="t.json")
+
+    assert found is not None
+    assert (found.steps, found.mean_ms, [flag.name for flag in found.flags]) == (1, 500, ["without_steps"])
+
+
+def test_a_trace_in_which_nothing_takes_time_has_no_measure() -> None:
+    assert span_measure(overview([]), label="t", path="t.json") is None
+
+
+@pytest.mark.skipif(not TRACES.exists(), reason="the shared traces are not here")
+def test_two_runs_of_traces_are_two_measures() -> None:
+    from stepscope.api import ReadOptions, open_run
+
+    run = open_run(TRACES, options=ReadOptions(cache=False))
+    found = measures_of(run.tables, run.analysis, label="plugin", path=str(TRACES))
+
+    assert len(found) == 2
+    assert all(one.steps > 1 and one.mean_ms > 0 and one.dropped == 0 for one in found)
+    assert all(sum(parts(one).values()) == pytest.approx(one.mean_ms) for one in found)
+    assert len({one.label for one in found}) == 2
+
+
+# --------------------------------------------------------------------------------------------------- properties
+
+LONGEST_NS = 10 * 366 * 86_400 * 10**9  # that a reader lets pass
+LENGTHS = st.none() | st.integers(-5, 40)
+STEPS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "wall_ns": st.integers(0, 200).map(lambda ms: ms * MS) | st.just(LONGEST_NS),
+            "timed": st.booleans(),
+            "samples": st.none() | st.integers(0, 64),
+            "in_window": st.booleans() | st.none(),
+            "rank": st.integers(0, 2),
+            "step": st.integers(0, 12),
+            "kind": st.sampled_from(["train", "train", "eval", None]),
+            **{name: LENGTHS.map(lambda ms: None if ms is None else ms * MS) for name in PHASE_COLUMNS},
+        }
+    ),
+    max_size=30,
+)
+
+
+def in_ranks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With a process and a start, seldom in order and sometimes over each other."""
+    plain = [{name: value for name, value in row.items() if name != "timed"} for row in rows]
+    return [{**row, "process": f"rank-{row['rank']}", "start_ns": T0 + row["step"] * 100 * MS} for row in plain]
+
+
+BARE = analyze(make_tables())  # what an analysis adds to the measure is tested above
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.integers(0, 2**31), st.none() | st.integers(0, 20), st.lists(st.integers(-5, 130), max_size=5))
+def test_parts_sum_to_the_mean_and_the_order_of_rows_is_nothing(
+    rows: list[dict[str, Any]], seed: int, limit: int | None, iterated: list[int]
+) -> None:
+    full = in_ranks(rows)
+    events = [loader_event(T0 + time * 10 * MS, 5.0 + time, f"rank-{time % 2}") for time in iterated]
+    made = make_tables(steps=full, journal=events)
+    timed = pl.Series([row["timed"] for row in rows], dtype=pl.Boolean)
+    steps = made.steps.with_columns(start_ns=pl.when(timed).then(pl.col("start_ns")))
+    tables, again = (
+        Tables(**{**vars(made), "steps": each}) for each in (steps, steps.sample(fraction=1.0, shuffle=True, seed=seed))
+    )
+    found, other = (measure(each, BARE, label="a", path="a", warmup_limit=limit) for each in (tables, again))
+
+    assert (found is None) == (not any(row["wall_ns"] > 0 and row["kind"] for row in full))
+    assert found == other
+    if found is not None:
+        assert sum(part.ms for part in found.phases) == pytest.approx(found.mean_ms)
+        assert all(part.ms >= 0 for part in found.phases)
+        assert found.steps >= 1
+        assert found.mean_ms > 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40))
+def test_the_mean_is_the_wall_time_of_the_measured_steps_by_their_number(walls: list[int]) -> None:
+    found = measure(make_tables(steps=[{"wall_ns": wall * MS} for wall in walls]), BARE, label="a", path="a")
+
+    assert found is not None
+    rest = walls[found.dropped :]
+    assert (found.steps, found.mean_ms) == (len(rest), pytest.approx(sum(rest) / len(rest)))
+
+
+def test_selection_keeps_every_rank_or_none() -> None:
+    generator = random.Random(3)
+    rows = [row for rank in range(3) for row in ranked(rank) if generator.random() < 0.8]
+    found = select(make_tables(steps=rows))
+
+    assert found is not None
+    assert found.rows.group_by("step").len()["len"].unique().to_list() == [3]
+    assert found.count * 3 == found.rows.height

@@ -1,0 +1,280 @@
+"""Pairs of runs to an outcome: effects, what makes it void, what is left out, many candidates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from stepscope.comparison.outcomes import corrected, outcome
+from stepscope.comparison.thresholds import Alpha
+from stepscope.model.comparison import (
+    FASTER,
+    NO_DIFFERENCE,
+    SLOWER,
+    UNDECIDED,
+    VOID,
+    AppliedKnob,
+    Knob,
+    Measure,
+    PhaseTime,
+)
+from tests.comparison.measures import flag, measure, pairs
+
+WORKERS = Knob("loader.num_workers", "2")
+QUICK = [0.70, 0.72, 0.73, 0.71, 0.74]
+EQUAL = [1.01, 0.99, 1.005, 0.995, 1.0]
+LOSSES = tuple((step, 2.0 - step / 200) for step in range(100))
+
+
+def test_a_faster_candidate() -> None:
+    found = outcome([WORKERS], pairs(QUICK))
+    assert found.verdict.word == FASTER
+    assert found.verdict.text == "faster by 28 % (95 %: 26 to 30 %), 5 pairs"
+    assert found.knobs == (WORKERS,)
+    assert set(found.effects) == {"mean_ms", "median_ms", "p95_ms", "samples_per_second", "fixed_cost_s"}
+    assert found.effects["samples_per_second"].ratio == pytest.approx(1 / found.effects["mean_ms"].ratio)
+    assert found.effects["fixed_cost_s"].ratio == 1
+    assert (found.headline, len(found.pairs), found.left_out, found.flags) == ("mean_ms", 5, (), ())
+
+
+def test_equal_and_slower_candidates() -> None:
+    assert outcome([], pairs(EQUAL)).verdict.word == NO_DIFFERENCE
+    assert outcome([], pairs([1.05, 1.052, 1.049])).verdict.word == SLOWER
+
+
+def test_phases_sum_to_the_difference_of_the_means() -> None:
+    found = outcome([], pairs(QUICK))
+    by_name = {phase.category: phase for phase in found.phases}
+    assert by_name["data_wait"].baseline_ms == pytest.approx(20)
+    assert by_name["data_wait"].candidate_ms == pytest.approx(14.4)
+    assert sum(phase.difference_ms for phase in found.phases) == pytest.approx(-28)
+    wait = by_name["data_wait"]
+    assert wait.low_ms is not None
+    assert wait.high_ms is not None
+    assert wait.low_ms < wait.difference_ms < wait.high_ms
+    assert (wait.low_ms + wait.high_ms) / 2 == pytest.approx(-5.6)
+
+
+def test_a_phase_that_one_side_has_none_of_took_no_time_there() -> None:
+    without = (PhaseTime("forward", 80.0),)
+    (wait,) = [
+        phase for phase in outcome([], pairs([0.8, 0.8], phases=without)).phases if phase.category == "data_wait"
+    ]
+    assert (wait.baseline_ms, wait.candidate_ms) == (20, 0)
+    assert (wait.low_ms, wait.high_ms) == (None, None)
+
+
+def test_a_figure_that_a_run_lacks_is_missing() -> None:
+    found = outcome([], pairs(QUICK, samples_per_second=None, samples_per_step=None, fixed_cost_s=0.0))
+    assert set(found.effects) == {"mean_ms", "median_ms", "p95_ms"}
+    assert found.verdict.word == FASTER
+
+
+def test_one_run_each_gets_no_verdict() -> None:
+    found = outcome([], pairs([0.5]))
+    assert found.verdict.word == UNDECIDED
+    assert "how much runs of the same program differ is not known" in found.verdict.text
+
+
+def test_a_flagged_run_takes_its_pair_out() -> None:
+    runs = pairs(QUICK)
+    throttled = replace(runs[1][1], flags=(flag("throttled", withholds=True, text="the clock was held down"),))
+    found = outcome([WORKERS], [runs[0], (runs[1][0], throttled), *runs[2:]])
+    assert found.left_out == (throttled,)
+    assert len(found.pairs) == found.effects["mean_ms"].pairs == 4
+    assert found.verdict.word == FASTER
+    assert [one.name for one in found.flags] == ["throttled"]
+
+
+def test_too_few_clean_pairs_name_the_flag() -> None:
+    runs = pairs(QUICK)
+    busy = [
+        (before, replace(after, flags=(flag("busy", withholds=True, text="others took the cores"),)))
+        for before, after in runs
+    ]
+    few = outcome([], [*runs[:2], *busy[2:]])
+    assert few.verdict.word == UNDECIDED
+    assert "others took the cores (in 3 of 10 runs)" in few.verdict.text
+    none = outcome([], busy)
+    assert none.verdict.word == VOID
+    assert none.verdict.text == "void: no pair is left: others took the cores (in 5 of 10 runs)"
+    assert (none.effects, none.phases, none.pairs) == ({}, (), ())
+
+
+def test_a_flag_that_withholds_nothing_is_told() -> None:
+    found = outcome([], pairs(QUICK, flags=(flag("cold", withholds=False),)))
+    assert found.verdict.word == FASTER
+    assert found.flags == (flag("cold", withholds=False, text="something happened (in 5 of 10 runs)"),)
+
+
+def test_a_knob_that_was_not_applied_makes_it_void() -> None:
+    refused = flag("knob_not_applied", withholds=True, text="the loader could not be given 2 workers: it is iterable")
+    runs = pairs(QUICK)
+    found = outcome([WORKERS], [(runs[0][0], replace(runs[0][1], flags=(refused,))), *runs[1:]])
+    assert found.verdict.word == VOID
+    assert found.verdict.text == "void: the loader could not be given 2 workers: it is iterable"
+
+
+def test_a_knob_reported_as_not_applied_needs_no_flag() -> None:
+    told = AppliedKnob("loader.num_workers", "2", applied=False, reason="no DataLoader was made")
+    found = outcome([WORKERS], pairs(QUICK, knobs=(told,)))
+    assert found.verdict.text == "void: loader.num_workers=2 was not applied: no DataLoader was made"
+    elsewhere = replace(told, applied=True, observed="2")
+    assert outcome([WORKERS], pairs(QUICK, knobs=(told, elsewhere))).verdict.word == FASTER
+    assert outcome([Knob("threads.intra_op", "1")], pairs(QUICK, knobs=(told,))).verdict.word == FASTER
+
+
+def test_a_loss_that_goes_another_way_makes_it_void() -> None:
+    stuck = tuple((step, 2.0) for step, _ in LOSSES)
+    found = outcome([], pairs(QUICK, {"losses": LOSSES}, losses=stuck))
+    assert found.verdict.word == VOID
+    assert found.verdict.text.startswith("void: its loss goes another way: the mean loss of the later 50 steps differs")
+    assert found.effects["mean_ms"].ratio == pytest.approx(0.72, abs=0.01)
+
+
+def test_an_equal_loss_is_said() -> None:
+    found = outcome([], pairs(QUICK, {"losses": LOSSES}, losses=LOSSES))
+    assert found.equivalence is not None
+    assert (found.equivalence.within, found.equivalence.equal) == (True, True)
+    assert found.verdict.word == FASTER
+    unknown = outcome([], pairs(QUICK)).equivalence
+    assert unknown is not None
+    assert not unknown.judged
+
+
+def test_another_batch_size_compares_samples_per_second() -> None:
+    """Twice the samples in 1.5 times the time."""
+    runs = [
+        (
+            before,
+            replace(after, samples_per_step=64.0, samples_per_second=64e3 / after.mean_ms, losses=LOSSES),
+        )
+        for before, after in pairs([1.5, 1.51, 1.49], {"losses": LOSSES})
+    ]
+    found = outcome([Knob("arg:--batch-size", "64")], runs)
+    assert found.headline == "samples_per_second"
+    assert found.verdict.word == FASTER
+    assert found.verdict.text == (
+        "faster: 33 % more samples per second (95 %: 31 to 36 %), 3 pairs; "
+        "the batch size differs: convergence is not judged"
+    )
+    assert found.equivalence is not None
+    assert not found.equivalence.judged
+
+
+def test_no_pairs_at_all() -> None:
+    found = outcome([WORKERS], [])
+    assert found.verdict.word == VOID
+    assert found.verdict.text == "void: no pair of runs was measured"
+
+
+@pytest.mark.parametrize("odd", [0.0, -1.0, math.nan, math.inf])
+def test_a_mean_that_is_no_time_raises_nothing(odd: float) -> None:
+    found = outcome([], [(measure(odd, "A"), measure(100.0, "B", samples_per_second=None))] * 3)
+    assert found.verdict.word == UNDECIDED
+    assert "mean_ms" not in found.effects
+
+
+NOISY = [0.90, 1.04, 0.93, 1.01, 0.97]
+STEADY = [0.955, 0.96, 0.95, 0.957, 0.953]
+
+
+def runs_of(means: list[float], medians: list[float]) -> list[tuple[Measure, Measure]]:
+    """Pairs with ratios of their own for mean and median."""
+    return [
+        (before, replace(after, median_ms=before.median_ms * ratio))
+        for (before, after), ratio in zip(pairs(means), medians, strict=True)
+    ]
+
+
+def test_what_stalls_blur_is_decided_by_the_median() -> None:
+    found = outcome([], runs_of(NOISY, STEADY))
+    assert found.verdict.word == FASTER
+    assert found.verdict.text == (
+        "faster by 4.5 % by the median step (95 %: 4 to 5 %), 5 pairs; "
+        "the mean, which stalls blur, says 3.1 % (-4.2 to 10 %)"
+    )
+    assert found.headline == "mean_ms"
+
+
+def test_where_only_samples_per_second_can_be_compared_the_median_decides_nothing() -> None:
+    runs = [
+        (before, replace(after, samples_per_step=64.0, samples_per_second=64e3 / after.mean_ms))
+        for before, after in runs_of([2 * ratio for ratio in NOISY], STEADY)
+    ]
+    found = outcome([], runs)
+    assert found.headline == "samples_per_second"
+    assert found.verdict.word == UNDECIDED
+    assert "median" not in found.verdict.text
+
+
+def test_a_figure_is_corrected_over_the_candidates_by_itself() -> None:
+    """Of the mean the second candidate has the smallest p-value, of the median the first."""
+    first, second = outcome([], runs_of(NOISY, STEADY)), outcome([], runs_of(QUICK, [0.7, 0.75, 0.69, 0.74, 0.7]))
+    alone = {name: [one.effects[name].p_value for one in (first, second)] for name in ("mean_ms", "median_ms")}
+    judged = corrected([first, second])
+    after = {name: [one.effects[name].p_value for one in judged] for name in ("mean_ms", "median_ms")}
+    assert after["mean_ms"] == pytest.approx([alone["mean_ms"][0], 2 * (alone["mean_ms"][1] or 0)])
+    assert after["median_ms"] == pytest.approx([2 * (alone["median_ms"][0] or 0), alone["median_ms"][1]])
+    assert [one.verdict.word for one in judged] == [FASTER, FASTER]
+    assert corrected(judged) == judged
+
+
+def test_among_many_a_doubtful_median_decides_nothing() -> None:
+    doubtful = runs_of([0.90, 1.04, 0.93, 1.01], [0.96, 0.97, 0.975, 0.985])
+    assert outcome([], doubtful).verdict.word == FASTER
+    assert outcome([], doubtful, candidates=20).verdict.word == UNDECIDED
+    others = [outcome([], pairs(EQUAL)) for _ in range(19)]
+    judged = corrected([outcome([], doubtful), *others])
+    assert judged[0].verdict.word == UNDECIDED
+
+
+DOUBTFUL = [0.96, 0.99, 0.97, 0.985]
+
+
+def test_many_candidates_are_corrected_by_holm() -> None:
+    alone = outcome([], pairs(DOUBTFUL))
+    assert alone.verdict.word == FASTER
+    p = alone.effects["mean_ms"].p_value
+    assert p is not None
+    others = [outcome([], pairs(EQUAL)) for _ in range(5)]
+    judged = corrected([alone, outcome([WORKERS], pairs(QUICK)), *others])
+    assert [one.verdict.word for one in judged] == [UNDECIDED, FASTER, *[NO_DIFFERENCE] * 5]
+    assert judged[0].effects["mean_ms"].p_value == pytest.approx(6 * p)
+    assert "one of 7 candidates may show that by chance" in judged[0].verdict.text
+    assert corrected(judged) == judged
+
+
+def test_until_all_are_known_each_is_corrected_for_all() -> None:
+    found = outcome([], pairs(DOUBTFUL), candidates=7)
+    assert found.verdict.word == UNDECIDED
+    assert corrected([found])[0].verdict.word == FASTER
+
+
+def test_void_and_unmeasured_candidates_do_not_count() -> None:
+    void = outcome([], [])
+    single = outcome([], pairs([0.9]))
+    judged = corrected([void, outcome([], pairs(DOUBTFUL)), single])
+    assert [one.verdict.word for one in judged] == [VOID, FASTER, UNDECIDED]
+    assert judged[0] == void
+    assert corrected([]) == []
+
+
+def test_a_stricter_level_for_pairs_that_were_stopped() -> None:
+    runs = pairs(DOUBTFUL)
+    p = outcome([], runs).effects["mean_ms"].p_value
+    assert p is not None
+    assert 0.035 < p < 0.045
+    stricter, looser = Alpha(mean=p - 0.001, median=p - 0.001), Alpha(mean=p + 0.001, median=p - 0.001)
+    assert outcome([], runs, alpha=looser).verdict.text == "faster by 2.4 % (95 %: 0.2 to 4.6 %), 4 pairs"
+    stopped = outcome([], runs, alpha=stricter)
+    assert stopped.verdict.word == UNDECIDED
+    assert "by itself, but that may be chance" in stopped.verdict.text
+    assert corrected([outcome([], runs)], alpha=stricter)[0].verdict.word == UNDECIDED
+    by_median = outcome([], runs, alpha=Alpha(mean=p - 0.001, median=p + 0.001))
+    assert by_median.verdict.text == (
+        "faster by 2.4 % by the median step (95 %: 0.2 to 4.6 %), 4 pairs; "
+        "the mean, which is less certain, says 2.4 % (0.2 to 4.6 %)"
+    )

@@ -1,0 +1,44 @@
+"""A training whose data set sleeps, so that loader workers help. Writes down what it was started with."""
+
+import argparse
+import json
+import os
+import sys
+import time
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Sleepy(Dataset):
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        time.sleep(0.004)
+        return torch.full((4,), float(index % 3)), torch.tensor(float(index % 3))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--note", default="")
+    parser.add_argument("--seen")
+    parser.add_argument("--fail", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.seen:
+        with open(arguments.seen, "a") as file:
+            seen = {"note": arguments.note, "variable": os.environ.get("SLEEPY"), "stdin": sys.stdin.read()}
+            file.write(json.dumps(seen) + "\n")
+    if arguments.fail:
+        raise SystemExit("no data to train on")
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for inputs, targets in DataLoader(Sleepy(), batch_size=4):
+        loss = (model(inputs)[:, 0] - targets).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+main()

@@ -1,0 +1,72 @@
+"""When a candidate needs no further pair."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.comparison import estimates
+from stepscope.experiment.deciding import CLEAR, Decider, is_clear
+from stepscope.model.experiment import Candidate, Protocol
+from tests.experiment.fakes import flag, measure
+
+CANDIDATE = Candidate("gc=freeze", ())
+
+
+def protocol(least: int = 5, most: int = 10, width: float = 0.02) -> Protocol:
+    return Protocol(("x",), 10, 100, least, most, width, 0.01, 0.05, 0, False, None, 5.0)
+
+
+def pairs(*ratios: float, spoilt: int = 0):  # type: ignore[no-untyped-def]
+    found = []
+    for number, ratio in enumerate(ratios):
+        flags = (flag("throttled"),) if number < spoilt else ()
+        found.append(
+            (
+                measure("baseline", 100.0, *flags, path=f"{number}a"),
+                measure("candidate", 100.0 * ratio, path=f"{number}b"),
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ratios", "enough"),
+    [
+        ((), False),
+        ((1.0, 1.001, 0.999, 1.0), False),  # narrow, but not looked at before five
+        ((1.0, 1.001, 0.999, 1.0, 1.001), True),
+        ((0.95, 1.05, 0.98, 1.03, 1.0), False),
+        ((0.5, 0.502), False),  # two pairs have no interval
+        ((0.5, 0.502, 0.499), True),  # clear
+        ((0.5, 0.6, 0.4), False),  # large, but it could be anything
+        ((0.9, 1.1) * 5, True),  # no pairs are left
+    ],
+)
+def test_enough(ratios: tuple[float, ...], enough: bool) -> None:
+    decider = Decider(protocol())
+    assert decider.enough(CANDIDATE, pairs(*ratios)) is enough
+    assert (decider.wanted(CANDIDATE, pairs(*ratios)) == 0) is enough
+    assert len(ratios) + decider.wanted(CANDIDATE, pairs(*ratios)) <= 10
+
+
+def test_a_fixed_number_is_not_cut_short() -> None:
+    decider = Decider(protocol(least=6, most=6))
+    assert not decider.enough(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5]))
+    assert decider.wanted(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5])) == 1
+    assert decider.enough(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5, 0.5]))
+
+
+def test_spoilt_pairs_do_not_count() -> None:
+    decider = Decider(protocol())
+    assert not decider.enough(CANDIDATE, pairs(0.5, 0.502, 0.499, 0.5, spoilt=2))
+    assert decider.enough(CANDIDATE, pairs(0.5, 0.502, 0.499, 0.5, spoilt=1))
+
+
+def test_among_many_candidates_a_clear_effect_needs_more() -> None:
+    effect = estimates.effect([(100.0, 71.0), (100.0, 70.0), (100.0, 73.0)])
+    assert effect is not None
+    half = estimates.half_width(effect)
+    assert half is not None
+    assert is_clear(effect, 0.025)
+    assert not is_clear(effect, 0.025 / 50)
+    assert CLEAR * half < 0.36

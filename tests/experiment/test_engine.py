@@ -1,0 +1,353 @@
+"""The loop without processes: what is run in which order, when it ends, and that any kill costs one run at most."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from stepscope.errors import UnreadableInputError, UsageError
+from stepscope.experiment import journal
+from stepscope.experiment.plan import FINDINGS, PILOT, Slot
+from stepscope.experiment.propose import Proposals
+from stepscope.experiment.runner import log_of
+from stepscope.model.comparison import FASTER, NO_DIFFERENCE, UNDECIDED, VOID, Flag
+from stepscope.model.experiment import Candidate, Experiment
+from tests.experiment.fakes import RUN_S, FakeRunner, Killed, Quiet, conduct, flag, request
+
+GOOD, SAME = "loader.num_workers=2", "gc=freeze"
+MS = {GOOD: 70.0}
+
+
+def verdicts(found: Experiment) -> dict[str, str]:
+    return {tried.candidate.name: tried.outcome.verdict.word for tried in found.tried}
+
+
+def test_a_change_that_helps_and_one_that_does_not(tmp_path: Path) -> None:
+    runner = FakeRunner(MS)
+    written: list[Experiment] = []
+    conclusion = conduct(tmp_path, request(GOOD, SAME), runner, written=written)
+    found = conclusion.experiment
+    assert verdicts(found) == {GOOD: FASTER, SAME: NO_DIFFERENCE}
+    assert (conclusion.signal, found.finished, found.stopped) == (None, True, None)
+    assert found.runs == len(runner.slots)
+    assert found.wall_s == pytest.approx(RUN_S * len(runner.slots))
+    assert found.tried[0].outcome.effects["mean_ms"].ratio == pytest.approx(0.7, rel=0.01)
+    # written after every run but the pilot, and at the end
+    assert len(written) == len(runner.slots)
+    assert [each.finished for each in written] == [False] * (len(written) - 1) + [True]
+
+
+def test_every_run_is_measured_alike_and_the_pilot_is_not_compared(tmp_path: Path) -> None:
+    runner = FakeRunner(MS)
+    found = conduct(tmp_path, request(GOOD), runner).experiment
+    assert runner.slots[0].phase == PILOT
+    pairs = runner.orders[1:]
+    assert {(order.warmup, order.steps, order.seed, order.rate_hz, order.full) for order in pairs} == {
+        (found.protocol.warmup_steps, found.protocol.measured_steps, 0, found.protocol.rate_hz, False)
+    }
+    assert runner.orders[0].folder.name not in {Path(run.path).name for run in found.baseline}
+    assert all(order.ends is None for order in pairs)
+
+
+def test_blocks_hold_each_side_once_and_turn_round(tmp_path: Path) -> None:
+    runner = FakeRunner(noise=0.05)  # so noisy that nothing is decided
+    found = conduct(tmp_path, request(GOOD, SAME, most_pairs=6), runner).experiment
+    blocks = [
+        [slot.candidate for slot in group]
+        for _, group in itertools.groupby(runner.slots[1:], key=lambda slot: slot.block)
+    ]
+    assert len(blocks) == 6
+    assert all(sorted(block, key=str) == [0, 1, None] for block in blocks)
+    assert all(second == first[::-1] for first, second in itertools.pairwise(blocks))
+    assert all(len(tried.outcome.pairs) == 6 for tried in found.tried)
+    assert set(verdicts(found).values()) <= {UNDECIDED, NO_DIFFERENCE}
+    for tried in found.tried:
+        for baseline, candidate in tried.outcome.pairs:
+            assert (baseline.label, candidate.label) == ("baseline", tried.candidate.name)
+
+
+def test_a_clear_effect_ends_sooner_than_a_small_one(tmp_path: Path) -> None:
+    runner = FakeRunner({GOOD: 50.0, SAME: 100.5}, noise=0.01)
+    conduct(tmp_path, request(GOOD, SAME), runner)
+    runs = Counter(runner.labels)
+    assert runs[GOOD] == 3 < runs[SAME] <= 10
+
+
+def test_a_fixed_number_of_pairs_is_kept_to(tmp_path: Path) -> None:
+    runner = FakeRunner({GOOD: 50.0})
+    conduct(tmp_path, request(GOOD, least_pairs=6, most_pairs=6), runner)
+    assert Counter(runner.labels)[GOOD] == 6
+
+
+def test_a_knob_that_was_not_applied_is_void_at_once(tmp_path: Path) -> None:
+    def flags(slot: Slot) -> tuple[Flag, ...]:
+        return (flag("knob_not_applied"),) if slot.label == GOOD else ()
+
+    runner = FakeRunner(flags=flags)
+    found = conduct(tmp_path, request(GOOD, SAME), runner).experiment
+    assert verdicts(found) == {GOOD: VOID, SAME: NO_DIFFERENCE}
+    assert Counter(runner.labels)[GOOD] == 1
+    assert "knob_not_applied" in found.tried[0].outcome.verdict.text
+
+
+def test_a_candidate_that_fails_is_void_with_what_it_said(tmp_path: Path) -> None:
+    def failures(slot: Slot) -> str | None:
+        return "it ended with status 1: RuntimeError: no" if slot.label == GOOD else None
+
+    runner = FakeRunner(failures=failures)
+    found = conduct(tmp_path, request(GOOD, SAME), runner).experiment
+    assert verdicts(found) == {GOOD: VOID, SAME: NO_DIFFERENCE}
+    assert Counter(runner.labels)[GOOD] == 1
+    assert "RuntimeError: no" in found.tried[0].outcome.verdict.text
+    assert found.finished
+
+
+def test_when_every_candidate_is_void_the_baseline_is_not_run_on(tmp_path: Path) -> None:
+    runner = FakeRunner(failures=lambda slot: "it ended with status 1" if slot.candidate is not None else None)
+    found = conduct(tmp_path, request(GOOD, SAME), runner).experiment
+    assert Counter(runner.labels)["baseline"] <= 1
+    assert found.finished
+    assert set(verdicts(found).values()) == {VOID}
+
+
+def test_a_loss_that_goes_another_way_is_void_and_not_run_on(tmp_path: Path) -> None:
+    runner = FakeRunner({GOOD: 50.0}, losses={GOOD: 3.0})
+    found = conduct(tmp_path, request(GOOD), runner).experiment
+    assert verdicts(found) == {GOOD: VOID}
+    assert Counter(runner.labels)[GOOD] == 2
+
+
+def test_a_spoilt_run_is_made_again_at_once_and_only_the_good_one_counts(tmp_path: Path) -> None:
+    def flags(slot: Slot) -> tuple[Flag, ...]:
+        return (flag("throttled"),) if slot.block == 1 and slot.attempt < 2 and slot.candidate is None else ()
+
+    runner = FakeRunner(MS, flags=flags)
+    found = conduct(tmp_path, request(GOOD), runner).experiment
+    assert verdicts(found) == {GOOD: FASTER}
+    spoilt = [number for number, slot in enumerate(runner.slots) if flags(slot)]
+    assert len(spoilt) == 2
+    assert spoilt[1] == spoilt[0] + 1
+    outcome = found.tried[0].outcome
+    assert all(not measure.flags for pair in outcome.pairs for measure in pair)
+    assert {measure.path for measure in outcome.left_out}.isdisjoint(
+        measure.path for pair in outcome.pairs for measure in pair
+    )
+
+
+def test_a_candidate_that_is_always_flagged_is_given_up_after_three_runs(tmp_path: Path) -> None:
+    runner = FakeRunner(flags=lambda slot: (flag("recompiles"),) if slot.label == GOOD else ())
+    found = conduct(tmp_path, request(GOOD, SAME), runner).experiment
+    assert Counter(runner.labels)[GOOD] == 3
+    assert verdicts(found)[GOOD] == VOID
+    assert "recompiles" in found.tried[0].outcome.verdict.text
+
+
+def test_a_flag_that_withholds_nothing_changes_nothing(tmp_path: Path) -> None:
+    runner = FakeRunner(MS, flags=lambda slot: (flag("ended_oddly", withholds=False),))  # noqa: ARG005
+    found = conduct(tmp_path, request(GOOD), runner).experiment
+    assert verdicts(found) == {GOOD: FASTER}
+    assert max(slot.attempt for slot in runner.slots) == 0
+
+
+def test_a_baseline_that_is_never_undisturbed_ends_it(tmp_path: Path) -> None:
+    runner = FakeRunner(MS, flags=lambda slot: (flag("other_processes"),) if slot.candidate is None else ())
+    found = conduct(tmp_path, request(GOOD), runner).experiment
+    assert "other_processes" in (found.stopped or "")
+    assert not found.finished
+    assert Counter(runner.labels)["baseline"] <= 6
+
+
+def test_a_baseline_that_fails_once_is_run_again_and_one_that_always_fails_ends_it(tmp_path: Path) -> None:
+    once = FakeRunner(
+        MS, failures=lambda slot: "no" if (slot.label, slot.block, slot.attempt) == ("baseline", 1, 0) else None
+    )
+    assert verdicts(conduct(tmp_path / "once", request(GOOD), once).experiment) == {GOOD: FASTER}
+    always = FakeRunner(MS, failures=lambda slot: "no" if slot.label == "baseline" else None)
+    found = conduct(tmp_path / "always", request(GOOD), always).experiment
+    assert "the baseline failed 3 times" in (found.stopped or "")
+
+
+def test_a_command_that_fails_is_said_with_its_log(tmp_path: Path) -> None:
+    runner = FakeRunner(failures=lambda slot: "it ended with status 1: boom")  # noqa: ARG005
+    with pytest.raises(UnreadableInputError, match="boom") as caught:
+        conduct(tmp_path, request(GOOD), runner)
+    assert str(log_of(runner.orders[0].folder)) in str(caught.value)
+    assert len(runner.slots) == 1
+    # mended, the same command goes on with a pilot of its own
+    mended = FakeRunner(MS)
+    assert verdicts(conduct(tmp_path, request(GOOD), mended).experiment) == {GOOD: FASTER}
+    assert mended.slots[0].phase == PILOT
+
+
+def test_a_training_that_is_too_short_is_refused_after_the_pilot(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="ends after 8 steps"):
+        conduct(tmp_path, request(GOOD), FakeRunner(length=8))
+
+
+def test_a_short_training_is_measured_within_its_length(tmp_path: Path) -> None:
+    runner = FakeRunner(MS, length=40)
+    protocol = conduct(tmp_path, request(GOOD), runner).experiment.protocol
+    assert protocol.warmup_steps + protocol.measured_steps <= 40
+
+
+@pytest.mark.parametrize("budget_runs", [1, 2, 3, 5, 8])
+def test_no_run_is_started_that_would_not_end_within_the_budget(tmp_path: Path, budget_runs: int) -> None:
+    runner = FakeRunner(noise=0.05)
+    budget_s = budget_runs * RUN_S + 1
+    found = conduct(tmp_path, request(GOOD, budget_s=budget_s), runner).experiment
+    assert len(runner.slots) == budget_runs
+    assert runner.now <= budget_s
+    assert not found.finished
+    assert "budget" in (found.stopped or "")
+    outcome = found.tried[0].outcome
+    assert outcome.verdict.word == UNDECIDED
+    assert outcome.verdict.pairs_needed
+
+
+def test_more_budget_goes_on_where_it_was(tmp_path: Path) -> None:
+    conduct(tmp_path, request(GOOD, budget_s=3 * RUN_S + 1), FakeRunner(MS))
+    runner = FakeRunner(MS)
+    found = conduct(tmp_path, request(GOOD, budget_s=600.0), runner).experiment
+    whole = FakeRunner(MS)
+    conduct(tmp_path / "whole", request(GOOD), whole)
+    assert verdicts(found) == {GOOD: FASTER}
+    assert whole.slots[3:] == runner.slots
+
+
+def test_an_interrupt_ends_the_run_in_progress_and_keeps_the_rest(tmp_path: Path) -> None:
+    runner = FakeRunner(MS, stop_at=5)
+    conclusion = conduct(tmp_path, request(GOOD), runner)
+    assert conclusion.signal == 2
+    assert conclusion.experiment.runs == 4
+    assert "SIGINT" in (conclusion.experiment.stopped or "")
+    assert not runner.orders[-1].folder.exists()
+    again = FakeRunner(MS)
+    assert verdicts(conduct(tmp_path, request(GOOD), again).experiment) == {GOOD: FASTER}
+    assert again.slots[0] == runner.slots[4]
+
+
+def test_an_interrupt_in_the_pilot_leaves_nothing_but_can_go_on(tmp_path: Path) -> None:
+    conclusion = conduct(tmp_path, request(GOOD), FakeRunner(MS, stop_at=1))
+    assert (conclusion.signal, conclusion.experiment.runs) == (2, 0)
+    assert verdicts(conduct(tmp_path, request(GOOD), FakeRunner(MS)).experiment) == {GOOD: FASTER}
+
+
+def test_an_interrupt_between_runs_starts_no_further_one(tmp_path: Path) -> None:
+    runner = FakeRunner(MS)
+    conclusion = conduct(tmp_path, request(GOOD), runner, stop=lambda: 15 if len(runner.slots) >= 3 else None)
+    assert conclusion.signal == 15
+    assert len(runner.slots) == 3
+    assert conclusion.experiment.runs == 3
+
+
+def test_the_knobs_of_findings_are_tried_and_remembered(tmp_path: Path) -> None:
+    asked = request(source=FINDINGS)
+    seen: list[Path | None] = []
+
+    def propose(pilot: Path | None, named: tuple[Candidate, ...]) -> Proposals:
+        seen.append(pilot)
+        return Proposals((*named, *request(GOOD).candidates), notes=("said",))
+
+    first = FakeRunner(MS, kill_at=3)
+    with pytest.raises(Killed):
+        conduct(tmp_path, asked, first, propose=propose)
+    assert first.orders[0].full
+    found = conduct(tmp_path, asked, FakeRunner(MS), propose=propose).experiment
+    assert seen == [first.orders[0].folder]  # asked once, although there were two sessions
+    assert verdicts(found) == {GOOD: FASTER}
+    assert "said" in found.notes
+
+
+def test_the_baseline_against_itself_says_the_smallest_effect(tmp_path: Path) -> None:
+    found = conduct(tmp_path, request(itself=True, least_pairs=6, most_pairs=6), FakeRunner(noise=0.01)).experiment
+    assert found.noise is not None
+    assert found.noise.pairs == 6
+    assert 0.001 < (found.noise.smallest_effect or 0.0) < 0.05
+    assert [tried.outcome.verdict.word for tried in found.tried] != [FASTER]
+
+
+def test_settings_of_every_run_reach_every_run(tmp_path: Path) -> None:
+    from stepscope.model.comparison import Knob
+
+    runner = FakeRunner(MS)
+    conduct(tmp_path, request(GOOD, base_knobs=(Knob("gc", "off"),)), runner)
+    assert all(Knob("gc", "off") in slot.knobs for slot in runner.slots)
+    assert all((Knob("loader.num_workers", "2") in slot.knobs) == (slot.label == GOOD) for slot in runner.slots)
+
+
+def test_a_screening_confirms_the_combination_of_what_helps(tmp_path: Path) -> None:
+    names = ("loader.num_workers=2", "gc=freeze", "torch.num_threads=1", "matmul_precision=high")
+    effect = {"loader.num_workers=2": 0.8, "torch.num_threads=1": 0.9}
+    runner = FakeRunner({}, noise=0.004)
+    runner.ms = _Combined(effect)
+    found = conduct(tmp_path, request(*names, screen=True), runner).experiment
+    assert verdicts(found) == {"loader.num_workers=2 + torch.num_threads=1": FASTER}
+    ratios = {effect.knob.knob: effect.ratio for effect in found.effects}
+    assert ratios["loader.num_workers"] == pytest.approx(0.8, rel=0.02)
+    assert ratios["gc"] == pytest.approx(1.0, rel=0.02)
+    assert {skipped.name for skipped in found.skipped} >= {"gc=freeze", "matmul_precision=high"}
+    screening = [slot for slot in runner.slots if slot.phase == "screen"]
+    half = len(screening) // 2
+    assert [slot.candidate for slot in screening[half:]] == [slot.candidate for slot in screening[:half]][::-1]
+
+
+def test_a_screening_in_which_nothing_helps_ends_without_pairs(tmp_path: Path) -> None:
+    runner = FakeRunner({}, noise=0.004)
+    found = conduct(tmp_path, request("gc=freeze", "torch.num_threads=1", screen=True), runner).experiment
+    assert found.finished
+    assert found.tried == ()
+    assert len(found.effects) == 2
+
+
+def test_a_knob_that_is_refused_in_a_screening_is_left_out(tmp_path: Path) -> None:
+    import dataclasses
+
+    class Refusing(FakeRunner):
+        def __call__(self, order, started):  # type: ignore[no-untyped-def]
+            made = super().__call__(order, started)
+            assert made.measure is not None
+            knobs = tuple(
+                dataclasses.replace(knob, applied=knob.knob != "gc", reason="not here") for knob in made.measure.knobs
+            )
+            refused = any(not knob.applied for knob in knobs)
+            flags = (flag("knob_not_applied"),) if refused else ()
+            return dataclasses.replace(made, measure=dataclasses.replace(made.measure, knobs=knobs, flags=flags))
+
+    runner = Refusing({}, noise=0.004)
+    runner.ms = _Combined({"loader.num_workers=2": 0.8})
+    found = conduct(tmp_path, request("loader.num_workers=2", "gc=freeze", screen=True), runner).experiment
+    assert verdicts(found) == {"loader.num_workers=2": FASTER}
+    assert "not here" in next(skipped.reason for skipped in found.skipped if skipped.name == "gc=freeze")
+
+
+class _Combined(dict[str, float]):
+    """Step times of combinations: the effects of their parts multiplied."""
+
+    def __init__(self, effect: dict[str, float]) -> None:
+        self._effect = effect
+
+    def get(self, label: str, default: float) -> float:  # type: ignore[override]
+        return default * math.prod(self._effect.get(part, 1.0) for part in label.split(" + "))
+
+
+def test_progress_counts_down_to_the_last_run(tmp_path: Path) -> None:
+    listener = Quiet()
+    conduct(tmp_path, request(GOOD, SAME, least_pairs=3, most_pairs=3), FakeRunner(MS), listener=listener)
+    left = [left for _, left, _ in listener.starts[1:]]
+    assert left == [9, 8, 7, 6, 5, 4, 3, 2, 1]
+    assert [number for number, _, _ in listener.starts] == list(range(1, 11))
+    assert listener.starts[-1][2] == pytest.approx(RUN_S)
+
+
+def test_losses_that_are_no_numbers_survive_the_journal(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        conduct(tmp_path, request(GOOD), FakeRunner(MS, kill_at=4, losses={"baseline": math.nan, GOOD: math.inf}))
+    state = journal.fold((tmp_path / journal.NAME).read_bytes())
+    runs = {run.slot.label: run.measure for run in state.made}
+    assert runs["baseline"] is not None
+    assert math.isnan(runs["baseline"].losses[0][1])
+    assert state.bad_lines == 0

@@ -1,0 +1,132 @@
+"""What a command line asks for: candidates out of `--try`, sizes of runs, and which requests are the same."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.errors import UsageError
+from stepscope.experiment.plan import (
+    FEWEST_STEPS,
+    LEAST_STEPS,
+    MOST_STEPS,
+    MOST_WARMUP,
+    candidates_of,
+    key,
+    pilot_limit,
+    settings_of,
+    sizes,
+)
+from stepscope.model.comparison import Knob
+from stepscope.model.experiment import Protocol
+from tests.experiment.fakes import request
+
+
+def names(*tries: str, together: bool = False) -> list[str]:
+    return [candidate.name for candidate in candidates_of(tries, together=together)]
+
+
+def test_each_value_is_a_candidate() -> None:
+    assert names("loader.num_workers=2,4", "gc=freeze") == [
+        "loader.num_workers=2",
+        "loader.num_workers=4",
+        "gc=freeze",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("env:LIST=a,b", "a,b"),
+        ('env:QUOTED=it\'s "so", yes', 'it\'s "so", yes'),
+        ("arg:--sizes=1,2 3", "1,2 3"),
+        ("cpu.affinity=0,2-3", "0,2-3"),
+        ("env:EQUALS=a=b", "a=b"),
+    ],
+)
+def test_a_value_that_is_valid_as_a_whole_is_never_split(text: str, value: str) -> None:
+    (candidate,) = candidates_of([text])
+    assert [knob.value for knob in candidate.knobs] == [value]
+
+
+def test_together_is_one_candidate_for_each_combination() -> None:
+    assert names("loader.num_workers=2,4", "gc=freeze", together=True) == [
+        "loader.num_workers=2 + gc=freeze",
+        "loader.num_workers=4 + gc=freeze",
+    ]
+
+
+@pytest.mark.parametrize(
+    "tries",
+    [["no.such=1"], ["loader.num_workers=two"], ["loader.num_workers=2,x"], ["gc=freeze", "gc=freeze"], ["gc"]],
+)
+def test_what_cannot_be_tried_is_refused_in_one_line(tries: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        candidates_of(tries)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"command": ()}, "no command"),
+        ({"candidates": ()}, "nothing to try"),
+        ({"itself": True}, "--self"),
+        ({"least_pairs": 5, "most_pairs": 3}, "--pairs"),
+        ({"steps": FEWEST_STEPS - 1}, "--steps"),
+        ({"warmup": -1}, "--warmup"),
+        ({"budget_s": 0.0}, "--budget"),
+        ({"screen": True}, "--screen"),
+    ],
+)
+def test_contradictions_are_refused(more: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        request("gc=freeze", **more)
+
+
+def test_more_time_is_the_same_experiment_and_anything_else_is_not() -> None:
+    asked = request("gc=freeze")
+    same = key(dataclasses.replace(asked, budget_s=60.0))
+    assert key(asked) == same
+    others = [
+        dataclasses.replace(asked, command=("python", "other.py")),
+        dataclasses.replace(asked, cwd="/elsewhere"),
+        dataclasses.replace(asked, base_knobs=(Knob("gc", "off"),)),
+        dataclasses.replace(asked, steps=50),
+        request("gc=off"),
+    ]
+    assert len({same, key(asked, host="another machine"), *map(key, others)}) == len(others) + 2
+
+
+@given(st.floats(1e-5, 1e3), st.one_of(st.none(), st.integers(40, 5_000)))
+def test_sizes_stay_within_their_limits_and_within_the_training(step_s: float, length: int | None) -> None:
+    asked = request("gc=freeze")
+    warmup, steps = sizes(asked, step_s, length)
+    assert FEWEST_STEPS <= steps <= MOST_STEPS
+    assert 0 <= warmup <= MOST_WARMUP
+    assert warmup + steps <= pilot_limit(asked)
+    if length is None:
+        assert steps >= LEAST_STEPS
+    else:
+        assert warmup + steps <= length
+
+
+def test_what_the_user_asks_for_is_what_is_measured() -> None:
+    assert sizes(request("gc=freeze", steps=77, warmup=7), 0.5, None) == (7, 77)
+    with pytest.raises(UsageError, match="ends after 50 steps"):
+        sizes(request("gc=freeze", steps=77, warmup=7), 0.5, 50)
+
+
+def test_a_training_of_a_few_steps_cannot_be_measured() -> None:
+    with pytest.raises(UsageError, match="train longer"):
+        sizes(request("gc=freeze"), 0.1, FEWEST_STEPS)
+
+
+def test_a_candidate_overrides_what_every_run_is_set_to() -> None:
+    protocol = Protocol(
+        ("x",), 1, 1, 3, 10, 0.02, 0.01, 0.05, 0, False, None, 5.0, (Knob("gc", "off"), Knob("env:A", "1"))
+    )
+    assert settings_of(protocol, (Knob("gc", "freeze"),)) == (Knob("env:A", "1"), Knob("gc", "freeze"))

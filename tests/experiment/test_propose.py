@@ -1,0 +1,303 @@
+"""Proposals: what the findings name, the most promising first, and for everything else a reason."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.errors import UnreadableInputError
+from stepscope.experiment import propose
+from stepscope.experiment.baseline import Baseline, Loss, of_document, of_run
+from stepscope.experiment.propose import Options, Proposals
+from stepscope.model import Diagnosis, Finding, Place, Risk, Try
+from stepscope.model.comparison import Knob
+from stepscope.report import build, jsonfile
+from tests.report.fabricate import analysis, diagnosis, finding, step_facts, write_script
+
+WORKERS, PERSISTENT = Knob("loader.num_workers", "4"), Knob("loader.persistent_workers", "true")
+THREADS = Knob("torch.num_threads", "2")
+
+
+def loss(*tries: Knob, ceiling: float = 0.4, **changes: Any) -> Loss:
+    found = Loss("rule:0", "the step waits", "do less", ceiling, tries, "/home/me/train.py", 7)
+    return replace(found, **changes)
+
+
+def baseline(*losses: Loss, **changes: Any) -> Baseline:
+    found = Baseline(losses=losses, devices=("cpu",), settings={"loader.num_workers": "0"}, cores=4.0)
+    return replace(found, **changes)
+
+
+def of(*losses: Loss, options: Options | None = None, **changes: Any) -> Proposals:
+    return propose.of_baseline(baseline(*losses, **changes), options or Options(general=propose.NEVER))
+
+
+def names(found: Proposals) -> list[str]:
+    return [candidate.name for candidate in found.candidates]
+
+
+def reasons(found: Proposals) -> dict[str, str]:
+    return {skipped.name: skipped.reason for skipped in found.skipped}
+
+
+def test_knobs_of_one_loader_come_together_then_alone_then_other_numbers() -> None:
+    found = of(loss(WORKERS, PERSISTENT))
+
+    assert names(found) == [
+        "loader.num_workers=4 + loader.persistent_workers=true",
+        "loader.num_workers=4",
+        "loader.num_workers=2 + loader.persistent_workers=true",
+    ]
+    assert {candidate.ceiling for candidate in found.candidates} == {0.4}
+    assert {candidate.finding for candidate in found.candidates} == {"rule:0"}
+    assert "script has none" in reasons(found)["loader.persistent_workers=true"]
+
+
+def test_where_there_are_workers_keeping_them_is_a_candidate_of_its_own() -> None:
+    found = of(loss(WORKERS, PERSISTENT), settings={"loader.num_workers": "2"})
+
+    assert "loader.persistent_workers=true" in names(found)
+    assert "loader.num_workers=2 + loader.persistent_workers=true" not in names(found), "they are two already"
+
+
+@pytest.mark.parametrize(
+    ("cores", "wanted", "numbers"),
+    [
+        (8.0, "4", {"2", "4", "8"}),
+        (4.0, "4", {"2", "4"}),
+        (2.0, "2", {"1", "2"}),
+        (1.0, "1", {"1"}),
+        (None, "3", {"1", "3", "6"}),
+    ],
+)
+def test_numbers_of_workers_are_bracketed_up_to_the_cores(cores: float | None, wanted: str, numbers: set[str]) -> None:
+    found = of(loss(Knob("loader.num_workers", wanted)), cores=cores)
+
+    assert {candidate.knobs[0].value for candidate in found.candidates} == numbers
+
+
+def test_the_highest_ceiling_comes_first() -> None:
+    found = of(loss(THREADS, ceiling=0.1, finding="a"), loss(Knob("gc", "off"), ceiling=0.3, finding="b"))
+
+    assert names(found) == ["gc=off", "torch.num_threads=2"]
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "reason"),
+    [
+        (0.004, "can gain 0.4 % of the step at most, less than the 1 % that matter"),
+        (0.015, "can gain 1.5 % of the step at most, less than an interval of 2 % on either side can tell"),
+        (0.02, None),
+    ],
+)
+def test_what_cannot_pay_is_skipped(ceiling: float, reason: str | None) -> None:
+    found = of(loss(THREADS, ceiling=ceiling))
+
+    assert reasons(found).get("torch.num_threads=2") == reason
+    assert (names(found) == []) == (reason is not None)
+
+
+def test_a_knob_that_two_findings_name_is_tried_once_for_the_higher_ceiling() -> None:
+    found = of(loss(THREADS, ceiling=0.1, finding="a"), loss(THREADS, ceiling=0.3, finding="b"))
+
+    assert [(candidate.name, candidate.finding) for candidate in found.candidates] == [("torch.num_threads=2", "b")]
+    assert reasons(found) == {"torch.num_threads=2": "the same as torch.num_threads=2 of b"}
+    assert found.by_hand == (), "both are reached"
+
+
+def test_what_is_set_already_is_skipped() -> None:
+    settings = {"torch.num_threads": "2", "loader.persistent_workers": "True", "loader.num_workers": "4"}
+    found = of(loss(THREADS, PERSISTENT), settings=settings)
+
+    assert names(found) == []
+    assert reasons(found) == {
+        "torch.num_threads=2": "is 2 already",
+        "loader.persistent_workers=true": "is True already",
+    }
+
+
+def test_what_the_table_lacks_is_skipped_with_its_own_words() -> None:
+    found = of(loss(Knob("loader.workers", "4"), Knob("torch.num_threads", "many")))
+
+    assert "is no knob" in reasons(found)["loader.workers=4"]
+    assert "takes a whole number" in reasons(found)["torch.num_threads=many"]
+
+
+@pytest.mark.parametrize("knob", ["loader.pin_memory=true", "env:PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"])
+def test_what_needs_a_gpu_is_not_tried_on_a_cpu(knob: str) -> None:
+    name, _, value = knob.partition("=")
+    on_cpu, on_gpu = of(loss(Knob(name, value))), of(loss(Knob(name, value)), devices=("cuda",))
+
+    assert reasons(on_cpu) == {knob: "needs a GPU, and the run trained on the CPU"}
+    assert names(on_gpu) == [knob]
+    assert names(of(loss(Knob(name, value)), devices=())) == [knob], "not known is not a CPU"
+
+
+def test_risks_have_no_ceiling_and_are_not_tried() -> None:
+    found = of(risks=(loss(THREADS, ceiling=0.0, title="memory runs full"),))
+
+    assert reasons(found) == {"torch.num_threads=2": "of a risk without a measured cost: memory runs full"}
+
+
+def test_a_loss_in_the_code_is_handed_on_with_its_line() -> None:
+    loop = loss(ceiling=0.6, title="A Python loop calls cross_entropy", fix="Call it once.", finding="loop")
+    below = loss(ceiling=0.3, title="Launches of the loop", finding="launches")
+    small = loss(ceiling=0.004, finding="small")
+    found = of(replace(loop, explains=("launches",)), below, small)
+
+    assert [(one.title, one.file, one.line, one.fix) for one in found.by_hand] == [
+        ("A Python loop calls cross_entropy", "/home/me/train.py", 7, "Call it once.")
+    ]
+    assert found.notes == ("No finding names a knob: what it costs has to be changed in the code.",)
+
+
+def test_a_loss_whose_knobs_cannot_be_tried_is_one_to_edit_by_hand() -> None:
+    found = of(loss(Knob("loader.pin_memory", "true")))
+
+    assert [one.finding for one in found.by_hand] == ["rule:0"]
+    assert found.notes == ("No knob that the findings name can be tried here.",)
+
+
+PHASES = {"data_wait": 0.0, "forward": 0.6, "backward": 0.37, "optimizer": 0.03}
+
+
+def test_where_the_findings_name_no_knob_the_general_ones_are_tried() -> None:
+    found = of(loss(), options=Options(), phases=PHASES, settings={"torch.num_threads": "1"})
+
+    assert {candidate.knobs[0].knob for candidate in found.candidates} >= {"optimizer.fused"}
+    assert all(candidate.finding is None for candidate in found.candidates)
+    assert found.notes == (
+        "No finding names a knob: what it costs has to be changed in the code; the general knobs are tried instead.",
+    )
+    assert len(found.by_hand) == 1
+
+
+def test_general_knobs_are_asked_for_or_needed_and_never_more() -> None:
+    named = loss(THREADS)
+
+    assert len(of(named, options=Options(general=propose.ALWAYS)).candidates) > 1
+    assert len(of(named, options=Options()).candidates) == 1
+    assert of(options=Options(general=propose.NEVER)).candidates == ()
+    assert of(options=Options()).notes == (
+        "The diagnosis names no loss worth fixing; the general knobs are tried instead.",
+    )
+
+
+def test_phases_bound_what_general_knobs_can_gain() -> None:
+    found = of(options=Options(), phases={"forward": 0.6, "backward": 0.39, "optimizer": 0.01})
+    ceilings = {candidate.knobs[0].knob: candidate.ceiling for candidate in found.candidates}
+
+    assert "optimizer.fused" not in ceilings
+    assert "can gain 1 % of the step at most" in reasons(found)["optimizer.fused=true"]
+    if "compile" in ceilings:
+        assert ceilings["compile"] == pytest.approx(0.99)
+
+
+def test_more_threads_can_gain_what_perfect_sharing_would() -> None:
+    from stepscope.record.host.hardware import affinity
+
+    count = len(affinity())
+    if count < 2:
+        pytest.skip("needs two processors")
+    found = of(options=Options(), phases=PHASES, settings={"torch.num_threads": "1"})
+    ceilings = {candidate.name: candidate.ceiling for candidate in found.candidates}
+
+    assert ceilings[f"torch.num_threads={count}"] == pytest.approx(1 - 1 / count)
+    assert "torch.num_threads=1" not in ceilings
+
+
+@pytest.mark.parametrize(("flags", "tried"), [("fpu avx512f", False), ("fpu avx512_bf16 sse", True)])
+def test_half_precision_is_tried_where_the_processor_has_it(tmp_path: Path, flags: str, tried: bool) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+    found = of(options=Options(root=tmp_path, general=propose.ALWAYS), phases=PHASES)
+
+    assert ("amp.dtype=bf16" in names(found)) == tried
+    assert ("emulated" in reasons(found).get("amp.dtype=bf16", "")) != tried
+
+
+def test_coarser_arithmetic_is_never_tried_unasked(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text("flags : avx512_bf16\n")
+    found = of(options=Options(root=tmp_path), phases=PHASES)
+
+    assert "amp.dtype=bf16" not in names(found)
+    assert "which no finding asks for; ask with --try amp.dtype=bf16" in reasons(found)["amp.dtype=bf16"]
+
+
+def loader_finding(folder: Path) -> Finding:
+    tries = (Try("loader.num_workers", "4"), Try("loader.persistent_workers", "true"))
+    return finding(str(folder / "train.py"), try_=tries)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_script(tmp_path)
+    return tmp_path
+
+
+def test_a_run_and_its_report_propose_the_same(folder: Path) -> None:
+    facts = analysis(folder, devices=("cpu",))
+    risk = Risk(
+        "r", "r", "memory", "full", "warning", "low", (Place("a.py", 1),), (), "fix", "never", try_=(Try("gc", "off"),)
+    )
+    found = Diagnosis((loader_finding(folder), *diagnosis(folder).findings[1:]), (), risks=(risk,))
+    document = json.loads(jsonfile.dumps(build(facts, found)))
+    first, second = propose.of_run(facts, found), propose.of_document(document)
+
+    assert first == second
+    assert names(first)[0] == "loader.num_workers=4 + loader.persistent_workers=true"
+    assert of_run(facts, found) == of_document(document)
+    assert of_run(facts, found).phases["data_wait"] == pytest.approx(step_facts().partition[0].share)
+
+
+def test_a_report_file_is_read(folder: Path) -> None:
+    report = build(analysis(folder, devices=("cpu",)), Diagnosis((loader_finding(folder),), ()))
+    (folder / "report.json").write_bytes(jsonfile.dumps(report))
+
+    assert names(propose.of_file(folder)) == names(propose.of_file(folder / "report.json"))
+    assert names(propose.of_file(folder))[0].startswith("loader.num_workers=4")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"findings": 3}', "{", "[" * 100_000])
+def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "report.json").write_text(text)
+
+    with pytest.raises(UnreadableInputError):
+        propose.of_file(tmp_path)
+
+
+def test_a_missing_report_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableInputError, match="stepscope analyze"):
+        propose.of_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"findings": [3, None, {}]},
+        {"findings": [{"try": 3, "where": "x", "gain_ceiling": "much"}], "views": 3, "steps": []},
+        {"findings": [{"try": [{"knob": 4}, {}], "where": [3]}], "views": {"loader": [], "devices": 4, "trial": 1}},
+        {
+            "findings": [],
+            "views": {"loader": {"arguments": [], "num_workers": "x", "cpu_limit": True, "site": {"file": 1}}},
+        },
+        {"findings": [], "steps": {"kind": "train", "partition": [{"share": 1}, {"category": "x", "share": None}, 4]}},
+    ],
+)
+def test_a_malformed_report_proposes_what_it_can(document: Any) -> None:
+    assert isinstance(propose.of_document(document, Options(general=propose.NEVER)), Proposals)
+
+
+def test_candidates_of_the_user_get_the_ceiling_of_the_finding_that_names_them() -> None:
+    from stepscope.experiment.plan import candidate_of
+
+    base = baseline(loss(WORKERS, ceiling=0.4), loss(WORKERS, THREADS, ceiling=0.1, finding="other"))
+    own = [candidate_of([Knob("loader.num_workers", "1")]), candidate_of([Knob("gc", "off")])]
+    found = propose.with_ceilings(own, base)
+
+    assert [(one.ceiling, one.finding) for one in found] == [(0.4, "rule:0"), (None, None)]

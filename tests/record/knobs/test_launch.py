@@ -1,0 +1,170 @@
+"""Knobs on the launch side: which words of a command change, and what the process really gets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.model.comparison import Knob
+from stepscope.record.agent.knobs.arguments import argument_of
+from stepscope.record.host.knobs import changed_by_knobs, with_argument
+from stepscope.record.host.options import RecordOptions
+
+from .recorded import recorded
+
+FLAGS = st.sampled_from(["--workers", "--lr", "-j", "model.width"])
+WORDS = st.one_of(
+    st.sampled_from(["--workers", "--workers=3", "--lr", "-j", "-j4", "model.width=2", "--", "-5", "data", "x=y"]),
+    st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=6),
+)
+VALUES = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize(
+    ("words", "flag", "value", "expected"),
+    [
+        ([], "--workers", "4", ["--workers", "4"]),
+        (["--workers", "2", "data"], "--workers", "4", ["--workers", "4", "data"]),
+        (["--workers=2", "--lr", "1"], "--workers", "4", ["--workers=4", "--lr", "1"]),
+        (["--workers", "1", "--workers=2"], "--workers", "4", ["--workers", "4", "--workers=4"]),
+        (["--offset", "-3"], "--offset", "5", ["--offset", "5"]),
+        (["--offset", "5"], "--offset", "-3", ["--offset", "-3"]),
+        (["--name", "a"], "--name", "--b", ["--name=--b"]),
+        (["-j", "2"], "-j", "4", ["-j", "4"]),
+        (["-j2"], "-j", "4", ["-j", "4"]),
+        (["--workers-per-node", "2"], "--workers", "4", ["--workers-per-node", "2", "--workers", "4"]),
+        (["--amp", "data"], "--amp", "", ["--amp", "data"]),
+        (["data"], "--amp", "", ["data", "--amp"]),
+        (["a", "--", "--workers", "2"], "--workers", "4", ["a", "--workers", "4", "--", "--workers", "2"]),
+        (["model.width=2"], "model.width", 'it\'s "6 4"', ['model.width=it\'s "6 4"']),
+        (["model.depth=2"], "model.width", "64", ["model.depth=2", "model.width=64"]),
+        (["--workers", "--lr", "1"], "--workers", "4", ["--workers", "4", "--lr", "1"]),
+    ],
+)
+def test_flags_are_replaced_where_they_are_and_appended_where_not(
+    words: list[str], flag: str, value: str, expected: list[str]
+) -> None:
+    assert list(with_argument(words, flag, value)) == expected
+
+
+@given(st.lists(WORDS, max_size=8), FLAGS, VALUES)
+def test_the_script_finds_the_value_whatever_the_command_is(words: list[str], flag: str, value: str) -> None:
+    changed = with_argument(words, flag, value)
+    assert argument_of(changed, flag) == value
+    assert with_argument(changed, flag, value) == changed
+    if "--" in words:
+        assert list(changed[changed.index("--") :]) == words[words.index("--") :]
+
+
+@given(st.lists(WORDS, max_size=8), VALUES)
+def test_other_words_stay_in_order(words: list[str], value: str) -> None:
+    changed = list(with_argument(words, "--new", value))
+    added = [f"--new={value}"] if f"--new={value}" in changed else ["--new", value]
+    end = words.index("--") if "--" in words else len(words)
+    assert changed == [*words[:end], *added, *words[end:]]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["python", "train.py", "--lr", "1"], ["python", "train.py", "--lr", "2"]),
+        (["python", "-X", "dev", "train.py"], ["python", "-X", "dev", "train.py", "--lr", "2"]),
+        (
+            ["torchrun", "--lr", "9", "train.py", "--lr=1"],
+            ["torchrun", "--lr", "9", "train.py", "--lr=2"],
+        ),
+        (["python", "-m", "pkg.train", "--lr", "1"], ["python", "-m", "pkg.train", "--lr", "2"]),
+        (["bash", "train.sh"], ["bash", "train.sh", "--lr", "2"]),
+        (["env", "A=1", "python", "train.py"], ["env", "A=1", "python", "train.py", "--lr", "2"]),
+    ],
+)
+def test_only_the_scripts_own_arguments_change(tmp_path: Path, command: list[str], expected: list[str]) -> None:
+    (tmp_path / "pkg").mkdir()
+    for name in ("train.py", "train.sh", "pkg/__init__.py", "pkg/train.py"):
+        (tmp_path / name).write_text("")
+    options = RecordOptions(command=tuple(command), knobs=(Knob("arg:--lr", "2"),))
+    changed, environment = changed_by_knobs(options, {"PATH": "/usr/bin:/bin"}, tmp_path)
+    assert list(changed.command) == expected
+    assert environment == {"PATH": "/usr/bin:/bin"}
+
+
+def test_variables_and_the_hash_seed() -> None:
+    conf = Knob("allocator.conf", "expandable_segments:True")
+    options = RecordOptions(command=("x",), seed=7, knobs=(conf, Knob("env:A", "b c"), Knob("env:OLD", "")))
+    given_environment = {"OLD": "1", "KEPT": "2"}
+    _, environment = changed_by_knobs(options, given_environment, Path("/"))
+    assert environment.pop("PYTORCH_CUDA_ALLOC_CONF") == environment.pop("PYTORCH_ALLOC_CONF") == conf.value
+    assert environment == {"OLD": "", "KEPT": "2", "A": "b c", "PYTHONHASHSEED": "7"}
+    assert given_environment == {"OLD": "1", "KEPT": "2"}
+    _, kept = changed_by_knobs(options, {"PYTHONHASHSEED": "0"}, Path("/"))
+    assert kept["PYTHONHASHSEED"] == "0"
+
+
+SCRIPT = """
+import json, os, sys
+os.environ["TAKEN"] = "by the script"
+import random
+import torch
+import numpy
+first = [random.random(), numpy.random.rand(), torch.rand(1).item(), hash("x")]
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.rand(4, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+words = sys.argv[1:]
+if "--amp" in words:
+    sys.argv.remove("--amp")
+print(json.dumps({"words": words, "text": os.environ["TEXT"], "first": first}))
+sys.exit(3)
+"""
+TEXT = 'it\'s "two words" $HOME `x` ünï; --y'
+
+
+@pytest.mark.process
+@pytest.mark.torch
+def test_values_survive_and_the_seed_holds(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    run = recorded(
+        tmp_path,
+        SCRIPT,
+        f"env:TEXT={TEXT}",
+        "env:TAKEN=by the knob",
+        f"arg:--name={TEXT}",
+        "arg:--amp",
+        "arg:--workers=4",
+        options=("--seed", "5"),
+        arguments=("--workers", "2", "data"),
+    )
+    assert (run.status, run.stderr) == (3, "")
+    printed = run.printed()
+    assert printed["words"] == ["--workers", "4", "data", "--name", TEXT, "--amp"]
+    assert printed["text"] == TEXT
+    for name in ("env:TEXT", "arg:--name", "arg:--amp", "arg:--workers"):
+        assert run.knob(name)["applied"], name
+    assert run.knob("arg:--workers")["observed"] == "4"
+    taken = run.knob("env:TAKEN")
+    assert (taken["applied"], taken["observed"]) == (False, "by the script")
+    import random
+
+    import numpy
+
+    random.seed(5)
+    numpy.random.seed(5)
+    torch.manual_seed(5)
+    assert printed["first"][:3] == [random.random(), numpy.random.rand(), torch.rand(1).item()]
+    fixed = {**os.environ, "PYTHONHASHSEED": "5"}
+    shown = subprocess.run([sys.executable, "-c", "print(hash('x'))"], env=fixed, capture_output=True, text=True)
+    assert printed["first"][3] == int(shown.stdout)
+    assert [event["observed"] for event in run.events("seed")] == [5]
+    options = run.manifest()["options"]
+    assert (options["seed"], options["losses"]) == (5, True)
+    assert ["arg:--workers", "4"] in options["knobs"]
+    assert run.manifest()["command"][2:5] == ["--workers", "4", "data"]

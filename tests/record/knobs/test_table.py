@@ -1,0 +1,132 @@
+"""The table of knobs: every line can be loaded, values are judged without torch, and the documentation names all."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.errors import UsageError
+from stepscope.model.comparison import Knob
+from stepscope.record.agent.knobs import KNOBS, check, check_all, entry, masked, parse, render, values
+from stepscope.record.agent.knobs.base import KnobBase, load
+from stepscope.record.host.options import RecordOptions
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "knobs.md"
+
+
+@pytest.mark.parametrize("name", list(KNOBS))
+def test_every_line_of_the_table_can_be_loaded(name: str) -> None:
+    line = KNOBS[name]
+    assert isinstance(load(line.module, line.class_name), KnobBase)
+    assert line.where in ("agent", "launch")
+    assert line.summary
+    assert not line.summary.endswith(".")
+
+
+def test_the_documentation_has_the_same_table() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    shown = {name: (takes.strip(), what.strip()) for name, takes, what in rows}
+    assert shown == {name: (line.values, line.summary) for name, line in KNOBS.items()}
+
+
+def test_the_table_loads_nothing_heavy() -> None:
+    heavy = "[name for name in ('torch', 'numpy', 'polars') if name in sys.modules]"
+    program = f"import sys, stepscope.record.agent.knobs; print({heavy})"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("loader.num_workers=0", "loader.num_workers", "0"),
+        ("loader.pin_memory=false", "loader.pin_memory", "false"),
+        ("gc=off", "gc", "off"),
+        ("gc=50000", "gc", "50000"),
+        ("cpu.affinity=0-3,8", "cpu.affinity", "0-3,8"),
+        ("env:PYTORCH_ALLOC_CONF=max_split_size_mb:64,a=b", "env:PYTORCH_ALLOC_CONF", "max_split_size_mb:64,a=b"),
+        ("env:EMPTY=", "env:EMPTY", ""),
+        ('arg:--text=it\'s "two words"', "arg:--text", 'it\'s "two words"'),
+        ("arg:-j=4", "arg:-j", "4"),
+        ("arg:--amp", "arg:--amp", ""),
+        ("arg:+model.width=64", "arg:+model.width", "64"),
+    ],
+)
+def test_a_knob_is_read_as_it_was_meant(text: str, name: str, value: str) -> None:
+    knob = parse(text)
+    assert (knob.knob, knob.value) == (name, value)
+    assert parse(render(knob)) == knob
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("loader.num_workers", "KNOB=VALUE"),
+        ("loader.num_worker=2", "did you mean loader.num_workers"),
+        ("flux=1", "there are loader.num_workers"),
+        ("loader.num_workers=-1", "a whole number, 0 for none"),
+        ("loader.num_workers=2.5", "a whole number"),
+        ("loader.num_workers=\u0662", "a whole number"),
+        ("loader.prefetch_factor=0", "a whole number from 1"),
+        ("loader.pin_memory=yes", "true or false"),
+        ("gc=on", "freeze, off or"),
+        ("cpu.affinity=3-1", "CPUs"),
+        ("cpu.affinity=0-99999", "CPUs"),
+        ("cpu.worker_affinity=", "CPUs"),
+        ("torch.num_threads=0", "from 1"),
+        ("env:=1", "a variable's name"),
+        ("env:9X=1", "a variable's name"),
+        ("env:STEPSCOPE_RECORD={}", "a variable's name"),
+        ("arg:=1", "a flag after arg:"),
+        ("arg:--=1", "a flag after arg:"),
+        ("arg:--two words=1", "a flag after arg:"),
+        ("env:NAME=a\0b", "takes any text"),
+    ],
+)
+def test_what_is_no_knob_or_no_value_is_one_line(text: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text())
+def test_no_text_does_anything_but_parse_or_be_refused(text: str) -> None:
+    try:
+        knob = parse(text)
+    except UsageError:
+        return
+    assert entry(knob.knob) is not None
+    check(knob)
+    assert parse(render(knob)) == knob
+
+
+@given(st.sets(st.integers(0, 200), min_size=1))
+def test_cpu_lists_there_and_back(cpus: set[int]) -> None:
+    assert values.cpu_list(values.cpu_text(cpus)) == cpus
+
+
+def test_options_of_a_recording_take_each_knob_once() -> None:
+    twice = (Knob("gc", "off"), Knob("gc", "freeze"))
+    with pytest.raises(UsageError, match="twice"):
+        check_all(twice)
+    with pytest.raises(UsageError, match="twice"):
+        RecordOptions(command=("x",), knobs=twice)
+    with pytest.raises(UsageError, match="--seed"):
+        RecordOptions(command=("x",), seed=-1)
+    assert not RecordOptions(command=("x",)).keeps_losses
+    assert RecordOptions(command=("x",), seed=0).keeps_losses
+    assert RecordOptions(command=("x",), knobs=twice[:1]).keeps_losses
+
+
+def test_secrets_are_not_written_down() -> None:
+    assert masked("env:WANDB_API_KEY", "abc") == "***"
+    assert masked("arg:--password", "abc") == "***"
+    assert masked("arg:--num-tokens", "12") == "12"
+    options = RecordOptions(command=("x",), knobs=(Knob("env:API_TOKEN", "abc"), Knob("gc", "off")))
+    assert options.for_manifest()["knobs"] == [["env:API_TOKEN", "***"], ["gc", "off"]]

@@ -1,0 +1,224 @@
+"""A comparison as JSON, on a terminal and as a page: what they say and how they hold up."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from stepscope.model.comparison import (
+    SLOWER,
+    Change,
+    Comparison,
+    Effect,
+    Flag,
+    Measure,
+    Outcome,
+    PhaseEffect,
+    PhaseTime,
+    SideFacts,
+    Verdict,
+)
+from stepscope.report import comparison_document, comparison_page, comparison_terminal
+from stepscope.report import comparison_words as said
+
+EFFECT = Effect(1.28, 1.25, 1.31, 4, 0.01, 0.001)
+
+
+def measure(label: str, mean_ms: float, **more: Any) -> Measure:
+    phases = (PhaseTime("data_wait", mean_ms),)
+    return Measure(label, f"/runs/{label}", 90, 10, mean_ms, mean_ms, mean_ms, 8, 800 / mean_ms, 2.0, phases, **more)
+
+
+def comparison(*changes: Change, **more: Any) -> Comparison:
+    before, after = measure("a/1", 100), measure("b/1", 128)
+    outcome = Outcome(
+        knobs=(),
+        verdict=Verdict(SLOWER, "slower by 28 % (95 %: 25 to 31 %), 4 pairs"),
+        effects={"mean_ms": EFFECT, "fixed_cost_s": Effect(1.0, None, None, 1)},
+        phases=(
+            PhaseEffect("forward", 10, 9, -1, -2, 0.5),
+            PhaseEffect("data_wait", 20, 50, 30, 28, 32),
+            PhaseEffect("other", 0, 0, 0),
+        ),
+        pairs=((before, after),) * 4,
+    )
+    sides = [SideFacts(one.label[0], (one,), (one.path,), (), {"mean_ms": one.mean_ms}) for one in (before, after)]
+    values = {"baseline": sides[0], "candidate": sides[1], "outcome": outcome, "changes": changes, "absent": {}}
+    return Comparison(**{**values, **more})
+
+
+def change(kind: str = "kernel", name: str = "gemm", difference: float | None = 3.0, **more: Any) -> Change:
+    values = {"baseline": 10.0, "candidate": 13.0, "unit": "ms per step", "status": "grew", **more}
+    return Change(kind=kind, name=name, difference=difference, **values)
+
+
+def terminal(found: Comparison, *, encoding: str = "utf-8", top: int | None = None) -> str:
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
+    console = Console(file=out, width=100, highlight=False, markup=False, emoji=False)
+    comparison_terminal.render(comparison_document.comparison_document(found), console, top=top)
+    out.flush()
+    return out.buffer.getvalue().decode(encoding)
+
+
+def page(found: Comparison) -> str:
+    return comparison_page.render(comparison_document.comparison_document(found))
+
+
+# ---------------------------------------------------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(1.28, "+28 %"), (0.72, "-28 %"), (1.0, "0 %"), (1.0004, "+0.04 %"), (None, "–")]
+)
+def test_ratios_as_what_they_add(ratio: float | None, text: str) -> None:
+    assert said.signed_percent(ratio) == text
+
+
+@pytest.mark.parametrize(
+    ("difference", "unit", "text"),
+    [
+        (3.0, "ms per step", "+3.0 ms"),
+        (-0.0123, "ms per step", "-12.3 µs"),
+        (0.0, "ms per step", "0.0 ms"),
+        (-30.0, "%", "-30.0 points"),
+        (0.25, "cores", "+0.250 cores"),
+    ],
+)
+def test_differences_have_their_sign_and_unit(difference: float, unit: str, text: str) -> None:
+    assert said.difference({"difference": difference, "unit": unit}) == text
+
+
+def test_phases_come_by_their_difference_and_empty_ones_are_left_out() -> None:
+    document = comparison_document.comparison_document(comparison())
+    assert [row["category"] for row in said.phases(document)] == ["data_wait", "forward"]
+    assert said.phase_limits(said.phases(document)[0]) == "+28.0 ms to +32.0 ms"
+
+
+def test_a_kind_that_the_phases_tell_is_not_told_twice() -> None:
+    rows = (change("phase", "data_wait"), change("category", "idle_data"))
+    document = comparison_document.comparison_document(comparison(*rows))
+    assert [title for title, _ in said.amounts(document)] == ["Parts of a profiled step"]
+    found = comparison(*rows)
+    assert found.outcome is not None
+    profiled = replace(found.outcome, phases=(PhaseEffect("idle_data", 10, 13, 3),))
+    document = comparison_document.comparison_document(replace(found, outcome=profiled))
+    assert [title for title, _ in said.amounts(document)] == ["Phases of a step"]
+
+
+def test_flags_say_whether_they_withhold_and_which_runs_they_keep_out() -> None:
+    found = comparison()
+    assert found.outcome is not None
+    flag = Flag("failed", "the command ended with status 1", "manifest", True)
+    outcome = replace(found.outcome, flags=(flag, flag), left_out=(measure("b/7", 1),))
+    texts = said.warnings(comparison_document.comparison_document(replace(found, outcome=outcome)))
+    assert texts == [
+        "the command ended with status 1 (no verdict rests on such a run)",
+        "left out of the pairs for that: b/7",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- surfaces
+
+
+def test_a_verdict_is_a_sentence_on_every_surface() -> None:
+    found = comparison(change())
+    for text in (terminal(found), page(found)):
+        assert "Slower by 28 % (95 %: 25 to 31 %), 4 pairs" in text
+        assert "+25 % to +31 %" in text
+        assert "gemm" in text
+
+
+def test_without_step_time_the_reason_stands_in_its_place() -> None:
+    found = comparison(change(), outcome=None, absent={"step time": "b: no steps", "function": "b: no steps"})
+    for text in (terminal(found), page(found)):
+        assert "No step time to compare: b: no steps" in text
+        assert "gemm" in text
+    assert "Not compared: step time, function (b: no steps)" in terminal(found)
+    assert comparison_document.comparison_document(found)["candidates"] == []
+
+
+def test_a_terminal_shows_the_first_rows_and_says_how_many_there_are() -> None:
+    found = comparison(*(change(name=f"kernel_{number}") for number in range(9)))
+    assert "Kernels, 5 of 9" in terminal(found)
+    assert "kernel_8" not in terminal(found)
+    assert "kernel_8" in terminal(found, top=0)
+    assert "Kernels, 2 of 9" in terminal(found, top=2)
+
+
+def test_an_ascii_terminal_gets_no_other_character() -> None:
+    text = terminal(comparison(change(difference=-0.01), change(baseline=None, status="new")), encoding="ascii")
+    assert "gemm" in text
+
+
+def test_a_page_stays_small_whatever_there_is() -> None:
+    changes = [change(name="k" * 4_000 + str(number), file="f" * 4_000, line=1) for number in range(2_000)]
+    text = page(comparison(*changes))
+    assert len(text.encode()) <= comparison_page.MAX_BYTES
+    assert "The first" in text
+
+
+def test_text_of_a_run_is_never_markup() -> None:
+    odd = "<img src=x onerror=alert(1)>\x1b[2J\u202e"
+    found = comparison(
+        change(name=odd, file=odd, line=3),
+        change("finding", odd, rule=odd, status="gone"),
+        change("environment", odd, None, baseline=odd, candidate=None, unit="", status="gone"),
+        absent={odd: odd},
+        notes=(odd,),
+    )
+    assert "<img" not in page(found)
+    for text in (page(found), terminal(found)):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+
+
+def test_json_carries_what_is_no_number_as_null() -> None:
+    found = comparison(change(difference=math.inf, baseline=math.nan))
+    document = json.loads(comparison_document.dumps(comparison_document.comparison_document(found)))
+    assert (document["changes"][0]["difference"], document["changes"][0]["baseline"]) == (None, None)
+
+
+def test_losses_of_a_run_are_thinned() -> None:
+    losses = tuple((step, float(step)) for step in range(5_000))
+    row = comparison_document.measure_document(measure("a", 1, losses=losses))
+    assert len(row["losses"]) == comparison_document.MAX_LOSSES
+    assert row["losses"][0] == [0, 0.0]
+
+
+def test_a_spreadsheet_gets_no_formula() -> None:
+    rows = comparison_document.to_csv((change(name="=1+1"), change(name="@sum"), change(difference=-3.0)))
+    lines = rows.decode().splitlines()
+    assert lines[0] == ",".join(comparison_document.CSV_COLUMNS)
+    assert lines[1].startswith("kernel,'=1+1,")
+    assert lines[2].startswith("kernel,'@sum,")
+    assert ",-3.0," in lines[3]
+
+
+def test_a_line_is_quoted_only_where_its_file_is_as_it_was(tmp_path: Any) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nloss.backward()\n")
+    written_ns = script.stat().st_mtime_ns
+    for started_ns, code in ((written_ns + 1, "loss.backward()"), (written_ns - 10**9, None)):
+        side = SideFacts("b", (measure("b", 1, started_ns=started_ns),), ("b",), roots=(str(tmp_path),))
+        found = comparison(change("line", "main", file="train.py", line=2), candidate=side)
+        assert comparison_document.comparison_document(found)["changes"][0]["code"] == code
+        assert "code" not in comparison_document.comparison_document(found, source=False)["changes"][0]
+
+
+def test_less_utilisation_in_a_shorter_step_is_no_regression() -> None:
+    values = {"baseline": 90.0, "candidate": 60.0, "unit": "%", "status": "shrank"}
+    faster = comparison(change("utilisation", "GPU utilisation", -30.0, **values))
+    assert faster.outcome is not None
+    effects = {"mean_ms": Effect(0.7, 0.68, 0.72, 4)}
+    outcome = replace(faster.outcome, verdict=Verdict("faster", "faster by 30 %"), effects=effects)
+    for text in (terminal(replace(faster, outcome=outcome)), page(replace(faster, outcome=outcome))):
+        assert "-30.0 points" in text
+        assert "Faster by 30 %" in text
+        said_of_it = text.rpartition("<main>")[2].lower()  # without the style sheet
+        assert not any(word in said_of_it for word in ("slower", "regress", "worse"))
