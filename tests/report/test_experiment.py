@@ -15,9 +15,15 @@ import pytest
 from rich.console import Console
 
 from stepscope.errors import UnreadableInputError
-from stepscope.model.comparison import Effect, Knob, Verdict
+from stepscope.model.comparison import Effect, Knob, Outcome, Verdict
 from stepscope.model.experiment import Experiment
-from stepscope.report import experiment_document, experiment_terminal, experiment_words, html_experiment
+from stepscope.report import (
+    comparison_document,
+    experiment_document,
+    experiment_terminal,
+    experiment_words,
+    html_experiment,
+)
 from tests.report.fabricate_experiment import (
     BY_HAND,
     REPEAT,
@@ -393,3 +399,14 @@ def test_names_of_candidates(knobs: tuple[Knob, ...], name: str) -> None:
 )
 def test_ratios_are_said_as_changes(ratio: float, text: str) -> None:
     assert experiment_words.signed(ratio) == text
+
+
+def test_a_verdict_that_rests_on_the_median_shows_the_median() -> None:
+    effects = {"mean_ms": Effect(0.98, 0.94, 1.02, 6), "median_ms": Effect(0.97, 0.96, 0.98, 6)}
+    verdict = Verdict("faster", "faster by 3 % by the median step", figure="median_ms")
+    row = comparison_document.outcome_document(Outcome((), verdict, effects, (), ()))
+    assert row["decided_by"] == "median_ms"
+    assert experiment_words.change(row) == "median -3 % (-4 to -2 %)"
+    plain = comparison_document.outcome_document(Outcome((), replace(verdict, figure=None), effects, (), ()))
+    assert plain["decided_by"] == "mean_ms"
+    assert experiment_words.change(plain) == "-2 % (-6 to +2 %)"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from stepscope.model import Abstention, Diagnosis, Evidence, Note, Place, Quality, Report
+from stepscope.model import Abstention, Diagnosis, Evidence, Note, Place, Quality, Report, Try
 from stepscope.report import build, terminal
 from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts, write_script
 
@@ -101,6 +101,14 @@ def test_a_healthy_run_says_so(folder: Path) -> None:
     assert "Most sampled lines" in text
     assert "train.py:7" in text
     assert "after a change" not in text
+
+
+def test_what_a_knob_can_try_comes_with_the_command_that_tries_it(folder: Path) -> None:
+    file = str(folder / "train.py")
+    with_knob, without = finding(file, try_=(Try("loader.num_workers", "2"),)), finding(file, try_=())
+    line = "prove a fix     stepscope experiment --from "
+    assert line in shown(build(analysis(folder), Diagnosis((with_knob,), ())))
+    assert line not in shown(build(analysis(folder), Diagnosis((without,), ())))
 
 
 def test_several_ranks_are_said_where_they_matter(folder: Path) -> None:

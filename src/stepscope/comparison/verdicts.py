@@ -84,7 +84,7 @@ def step_verdict(
             said, text=f"{said.text}; the typical step went the other way: the median step is {typical.text}"
         )
     if _supports(mean, median, threshold):
-        return Verdict(typical.word, _by_median(mean, median))
+        return Verdict(typical.word, _by_median(mean, median), figure="median_ms")
     if said.word == UNDECIDED:
         return replace(said, text=f"{said.text}; the median step is {typical.text}, which the mean does not bear out")
     return said

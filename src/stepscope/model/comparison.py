@@ -116,13 +116,15 @@ class Verdict:
     """The word for an effect, and a sentence that says it in full.
 
     `resolution` is X of "no difference larger than X", as a fraction. `pairs_needed` is how many further pairs an
-    undecided comparison needs, if the spread stays what it is.
+    undecided comparison needs, if the spread stays what it is. `figure` names what it rests on where that is not the
+    headline.
     """
 
     word: str
     text: str
     resolution: float | None = None
     pairs_needed: int | None = None
+    figure: str | None = None
 
 
 @dataclass(frozen=True)

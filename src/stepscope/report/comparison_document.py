@@ -29,8 +29,9 @@ CSV_COLUMNS = ("kind", "name", "status", "baseline", "candidate", "difference", 
 
 
 def outcome_document(outcome: Outcome) -> dict[str, Any]:
-    """One candidate. `verdict` is the word; `effect` is that of the mean step time, candidate over baseline, None
-    where it is not known; `effects` holds all figures, `headline` names the one that the verdict is about."""
+    """One candidate. `verdict` is the word; `effect` is that of the mean step time, candidate over baseline, None where
+    it is not known; `effects` holds all figures, `headline` names what is compared, `decided_by` the figure that the
+    verdict rests on."""
     effect = outcome.effects.get(MEAN)
     return {
         "knobs": plain_rows(outcome.knobs, MAX_ROWS),
@@ -39,6 +40,7 @@ def outcome_document(outcome: Outcome) -> dict[str, Any]:
         "resolution": plain_value(outcome.verdict.resolution),
         "pairs_needed": outcome.verdict.pairs_needed,
         "headline": outcome.headline,
+        "decided_by": outcome.verdict.figure or outcome.headline,
         "effect": plain_mapping(effect) if effect is not None else None,
         "pairs": effect.pairs if effect is not None else 0,
         "effects": plain_mapping(outcome.effects),

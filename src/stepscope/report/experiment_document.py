@@ -153,6 +153,7 @@ def _tried(row: Mapping[str, Any]) -> Tried:
             text=_read(row.get("text", ""), str),
             resolution=_read(row.get("resolution"), float | None),
             pairs_needed=_read(row.get("pairs_needed"), int | None),
+            figure=_figure(row),
         ),
         effects=_read(row.get("effects") or {}, dict[str, Effect]),
         phases=_read(row.get("phases") or [], tuple[PhaseEffect, ...]),
@@ -168,6 +169,12 @@ def _tried(row: Mapping[str, Any]) -> Tried:
         applied=_read(row.get("applied") or [], tuple[AppliedKnob, ...]),
         change=_read(row.get("change") or [], tuple[str, ...]),
     )
+
+
+def _figure(row: Mapping[str, Any]) -> str | None:
+    """What the verdict rests on, None for the headline."""
+    found = _read(row.get("decided_by"), str | None)
+    return None if found == row.get("headline", "mean_ms") else found
 
 
 def _measure(row: Mapping[str, Any]) -> Measure:

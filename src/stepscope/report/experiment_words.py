@@ -13,6 +13,7 @@ Row = Mapping[str, Any]
 
 FINDINGS = "findings"  # the source of an experiment that makes its first run to diagnose it
 AGAIN = "baseline again"  # a candidate without knobs: the baseline against itself
+MEDIAN = "median_ms"
 RATES = ("samples_per_second",)  # figures of which more is better
 MAX_PHASES = 4  # of a candidate, the most changed first
 SMALLEST_PHASE = 0.005  # of the baseline's step, a change below which is not shown
@@ -53,15 +54,21 @@ def verdict(candidate: Row) -> str:
 
 
 def headline(candidate: Row) -> Row | None:
-    """The effect that the verdict is about, None where there is none."""
+    """The effect on what is compared, None where there is none; a verdict may rest on the median step instead."""
     effects = candidate.get("effects") or {}
     found = effects.get(candidate.get("headline") or "mean_ms") or candidate.get("effect")
     return found if isinstance(found, Mapping) else None
 
 
 def change(candidate: Row) -> str:
-    """By how much the step time changes, with its interval: -38 % (-40 to -36 %)."""
-    effect = headline(candidate)
+    """By how much the step time changes, with its interval: -38 % (-40 to -36 %); of the median where that decided."""
+    if candidate.get("decided_by") == MEDIAN and candidate.get("headline") != MEDIAN:
+        effect = (candidate.get("effects") or {}).get(MEDIAN)
+        return f"median {_with_interval(effect)}" if isinstance(effect, Mapping) else words.MISSING
+    return _with_interval(headline(candidate))
+
+
+def _with_interval(effect: Row | None) -> str:
     if effect is None or effect.get("ratio") is None:
         return words.MISSING
     if effect.get("low") is None or effect.get("high") is None:

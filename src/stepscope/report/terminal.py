@@ -158,11 +158,13 @@ def _hot_lines(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterator[R
 def _next(report: Report, page: str | None, again: str | None) -> Iterator[Text]:
     steps = []
     command = command_line(report.run)
+    folder = shlex.quote(plain(report.run.get("folder") or "RUN"))
+    if command and any(finding.get("try") for finding in report.findings):
+        steps.append(("prove a fix", f"stepscope experiment --from {folder} -- {command}"))
     if report.findings and command:
         steps.append(("after a change", f"stepscope run -- {command}"))
     if any(note["source"] == "sampler" and note["level"] == "warning" for note in report.quality.get("notes", ())):
         steps.append(("more evidence", "stepscope doctor"))
-    folder = shlex.quote(plain(report.run.get("folder") or "RUN"))
     again = plain(again) if again else f"stepscope analyze {folder} --html report.html"
     steps.append(("everything", plain(page) if page else again))
     for index, (label, text) in enumerate(steps):
