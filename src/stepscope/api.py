@@ -287,10 +287,12 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def _runs_in(paths: list[Path]) -> list[Path]:
-    """The run folders directly below the one folder given."""
+    """The run folders directly below the one folder given, or below the `runs` of an experiment."""
     if len(paths) != 1 or not paths[0].is_dir():
         return []
-    return sorted(child for child in paths[0].iterdir() if child.is_dir() and is_run_folder(child))
+    inner = paths[0] / "runs"
+    places = (paths[0], inner) if inner.is_dir() else (paths[0],)
+    return sorted(child for place in places for child in place.iterdir() if child.is_dir() and is_run_folder(child))
 
 
 def _cache(options: ReadOptions) -> Path | None:

@@ -147,6 +147,14 @@ def test_a_folder_with_one_run_in_it_is_that_run(tmp_path: Path) -> None:
     assert inside.stderr == alone.stderr
 
 
+def test_an_experiment_is_several_runs(tmp_path: Path) -> None:
+    for name in ("001-pilot", "002-baseline"):
+        (tmp_path / "experiment-x" / "runs" / name / "rank-0").mkdir(parents=True)
+    done = stepscope("analyze", "experiment-x", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "holds 2 runs, name one of them, e.g. experiment-x/runs/001-pilot" in done.stderr
+
+
 def test_a_run_folder_in_which_nothing_was_recorded_is_3(tmp_path: Path) -> None:
     (tmp_path / "run" / "rank-0").mkdir(parents=True)
 

@@ -105,6 +105,36 @@ def test_the_band_is_as_wide_as_baselines_differ() -> None:
     assert found.band > 0.15
 
 
+def drifted(seed: int) -> Run:
+    """A training whose augmentation leads somewhat elsewhere, throughout: noise that no mean over steps removes."""
+    shift = 1 + 0.15 * float(np.random.default_rng(seed).standard_normal())
+    return [(step, value * shift) for step, value in learning(seed)]
+
+
+def test_what_chance_does_between_pairs_is_accepted_of_a_candidate() -> None:
+    failed = 0
+    for first in range(0, 1000, 10):
+        seeds = range(first, first + 5)
+        found = equivalence([drifted(seed) for seed in seeds], [drifted(5_000 + seed) for seed in seeds])
+        failed += found.within is False
+    assert failed <= 3
+
+
+def test_a_loss_that_is_worse_in_every_pair_is_not_chance() -> None:
+    seeds = range(5)
+    worse = [[(step, value * 1.6) for step, value in drifted(seed)] for seed in seeds]
+    assert equivalence([drifted(seed) for seed in seeds], worse).within is False
+    stuck = [[(step, 2.3) for step, _ in learning(seed)] for seed in seeds]
+    assert equivalence([learning(seed) for seed in seeds], stuck).within is False
+
+
+def test_pairs_of_different_seeds_are_equal_where_each_pair_is() -> None:
+    seeds = range(3)
+    found = equivalence([learning(seed) for seed in seeds], [learning(seed) for seed in seeds])
+    assert found.equal
+    assert not equivalence([learning(0), learning(1)], [learning(1), learning(0)]).equal
+
+
 def test_no_number_on_one_side() -> None:
     bad = learning()
     bad[17] = (17, math.nan)

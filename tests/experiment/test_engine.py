@@ -46,9 +46,10 @@ def test_every_run_is_measured_alike_and_the_pilot_is_not_compared(tmp_path: Pat
     found = conduct(tmp_path, request(GOOD), runner).experiment
     assert runner.slots[0].phase == PILOT
     pairs = runner.orders[1:]
-    assert {(order.warmup, order.steps, order.seed, order.rate_hz, order.full) for order in pairs} == {
-        (found.protocol.warmup_steps, found.protocol.measured_steps, 0, found.protocol.rate_hz, False)
+    assert {(order.warmup, order.steps, order.rate_hz, order.full) for order in pairs} == {
+        (found.protocol.warmup_steps, found.protocol.measured_steps, found.protocol.rate_hz, False)
     }
+    assert all(order.seed == found.protocol.seed + order.slot.block for order in pairs)
     assert runner.orders[0].folder.name not in {Path(run.path).name for run in found.baseline}
     assert all(order.ends is None for order in pairs)
 

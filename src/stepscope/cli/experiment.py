@@ -84,7 +84,7 @@ def experiment(
     budget: Annotated[
         float | None, typer.Option("--budget", metavar="MIN", help="Start no run that would end after MIN minutes.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of every run.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the first pair; every further pair has the next.")] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="The experiment's folder; named after it by default.")
     ] = None,
@@ -99,9 +99,9 @@ def experiment(
     """Try changes on a training command without editing it, and say with an interval which of them help.
 
     The command is run again and again for some 20 s of steps: as it is, and with each change, in turns, always in a
-    fresh process with the same seed. A change is named by a knob: loader.num_workers, loader.prefetch_factor,
-    loader.pin_memory, torch.num_threads, amp.dtype, compile and more (docs/knobs.md); env:NAME is an environment
-    variable, arg:--flag an option of the script itself.
+    fresh process, both of a pair with the same seed. A change is named by a knob: loader.num_workers,
+    loader.prefetch_factor, loader.pin_memory, torch.num_threads, amp.dtype, compile and more (docs/knobs.md); env:NAME
+    is an environment variable, arg:--flag an option of the script itself.
 
     Values are separated by commas, unless the whole is a value of its own: those of env: and arg: are never split
     (give --try again for another one). With --together all --try make one candidate.

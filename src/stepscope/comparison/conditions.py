@@ -10,11 +10,13 @@ import polars as pl
 from stepscope.analyze import gpu_clocks, pool
 from stepscope.analyze.loader import known_cores
 from stepscope.analyze.readings import average, growths, level
+from stepscope.analyze.windows import event_data
 from stepscope.comparison.measured import MeasuredSteps
 from stepscope.comparison.thresholds import LEAST_READINGS
 from stepscope.model.views.machine import GpuClocks
 from stepscope.tables.schema import Tables
 
+NEW_ITERATORS = 2  # in the measured part: the first may be of workers that then stay
 CORES, OTHERS, DELAY = "cores", "others_cores", "run_delay_share"
 READ, FAULTS = "read_bytes_per_step", "major_faults_per_step"
 CPU_CLOCK, GPU_CLOCK = "cpu_frequency_mhz", "gpu_clock_mhz"
@@ -41,7 +43,7 @@ def conditions(tables: Tables, measured: MeasuredSteps) -> dict[str, float]:
     clocks = [gpu.clock_mhz for gpu in gpus(tables, found)]
     figures = {
         CORES: known_cores(tables),
-        OTHERS: _others(found),
+        OTHERS: None if _come_and_go(tables, measured) else _others(found),
         DELAY: None if delay is None else min(1.0, delay / 1e9),
         READ: _per_step(found, "read_bytes", [*ranks, *workers], measured),
         FAULTS: _per_step(found, "major_faults", [*ranks, *workers], measured),
@@ -54,6 +56,23 @@ def conditions(tables: Tables, measured: MeasuredSteps) -> dict[str, float]:
 def gpus(tables: Tables, found: pl.DataFrame | None) -> tuple[GpuClocks, ...]:
     """The GPUs of the run, over these readings."""
     return gpu_clocks.facts(tables, found)
+
+
+def _come_and_go(tables: Tables, measured: MeasuredSteps) -> bool:
+    """Whether loader workers were started anew in the measured part: most end before telemetry has seen what they used,
+    which then looks like the use of others."""
+    workers = tables.processes.filter((pl.col("role") == "loader_worker") & pl.col("start_ns").is_not_null())
+    for process, (start, end) in measured.spans.items():
+        made = [
+            row
+            for row, data in event_data(tables, "loader")
+            if row["process"] == process and (data.get("num_workers") or 0) and start < (row["time_ns"] or 0) < end
+        ]
+        pids = [rank.pid for rank in tables.ranks if rank.process == process]
+        own = workers.filter(pl.col("ppid").is_in(pids))["start_ns"]
+        if len(made) >= NEW_ITERATORS and (own.is_empty() or own.is_between(start, end).any()):
+            return True
+    return False
 
 
 def _others(found: pl.DataFrame) -> float | None:

@@ -3,7 +3,8 @@
 Compared is the mean loss of the later half of the steps, so that one batch or another augmentation does not decide,
 relative to the mean size of the baseline's loss over all compared steps, so that a loss near zero at the end does not
 blow a small difference up. Two tests can fail: the means differ by more than the band, which is widened by what equal
-runs differ (among the baselines, and by the noise from step to step); or the baseline learns and the candidate misses
+runs differ (among the baselines, by the noise from step to step, and by what the pairs differ among each other: where
+seeds differ from pair to pair that is what chance does); or the baseline learns and the candidate misses
 most of that, even where it is little. Fewer steps than a few hundred show defects, not a slightly worse convergence.
 """
 
@@ -16,9 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.comparison import estimates
 from stepscope.comparison.thresholds import (
     LEAST_LOSSES,
     LOSS_BAND,
+    LOSS_CONFIDENCE,
     LOSS_NOISE,
     LOSS_PROGRESS,
     LOSS_SPREADS,
@@ -70,6 +73,8 @@ def _by_step(run: Losses) -> dict[int, float]:
 
 
 def _same(before: Floats, after: Floats) -> bool:
+    if len(before) == len(after):  # pairs, each of its own seed
+        return bool(np.all((before == after) | (np.isnan(before) & np.isnan(after))))
     runs = np.vstack([before, after])
     return bool(np.all((runs == runs[0]) | (np.isnan(runs) & np.isnan(runs[0]))))
 
@@ -104,8 +109,9 @@ def _judge(before: Floats, after: Floats, band: float) -> Equivalence:
         if not means.size or not math.isfinite(means.size):
             return not_judged("the baseline's loss has no size to compare with", band, steps)
         difference = (means.after - means.before) / means.size
-        among = float(np.ptp(before[:, steps // 2 :].mean(axis=1))) / means.size
-    accepted = max(band, LOSS_SPREADS * among, means.noise / means.size)
+        among = LOSS_SPREADS * float(np.ptp(before[:, steps // 2 :].mean(axis=1))) / means.size
+        among = max(among, _chance(before, after) / means.size)
+    accepted = max(band, among, means.noise / means.size)
     figures = f"the mean loss of the later {steps - steps // 2} steps differs by {percent(difference, sign=True)} %"
     if not abs(difference) <= accepted:
         text = f"{figures}, more than the {percent(accepted)} % accepted"
@@ -131,6 +137,16 @@ def _means(before: Floats, after: Floats) -> _Means:
     )
 
 
+def _chance(before: Floats, after: Floats) -> float:
+    """How far the mean of pairs that train alike may be from no difference; 0 where they do not differ, or are none."""
+    half = before.shape[1] // 2
+    if len(before) != len(after) or len(before) < 2:
+        return 0.0
+    differences = after[:, half:].mean(axis=1) - before[:, half:].mean(axis=1)
+    spread = float(differences.std(ddof=1))
+    return estimates.student(LOSS_CONFIDENCE, len(differences) - 1) * spread / math.sqrt(len(differences))
+
+
 def _standard_error(ours: Floats, theirs: Floats, count: int) -> float:
     """Of the difference of two means of `count` steps, from the noise between neighbouring steps: a trend is none.
 
@@ -148,7 +164,7 @@ def _step_noise(values: Floats) -> float:
 def _learns_less(means: _Means, among: float) -> bool:
     progress = means.early - means.before
     missed = means.after - means.before
-    unsure = max(means.noise, LOSS_SPREADS * among)
+    unsure = max(means.noise, among)
     return progress > unsure and missed > unsure and missed > LOSS_PROGRESS * progress
 
 

@@ -41,6 +41,7 @@ WARMUP_EXTREME_STEP = 3.0  # slower than the slowest later step by this factor (
 LOSS_BAND = 0.05  # another order of rounding or augmentation moves the mean of 100 losses by 1 to 3 %, a defect by tens
 LEAST_LOSSES = 10  # steps with a loss on both sides; fewer say nothing about where training goes
 LOSS_NOISE = 4.0  # standard errors that a mean loss may be off by chance; they are estimated from few steps themselves
+LOSS_CONFIDENCE = 0.99  # that pairs whose losses differ by chance alone are not told from that
 LOSS_SPREADS = 2.0  # times the largest difference between two baselines
 LOSS_WIDEST_BAND = 0.5  # where equal runs may differ by half, that a candidate does not says nothing
 LOSS_PROGRESS = 0.5  # of what the baseline learnt; a candidate that missed more of it does not learn the same

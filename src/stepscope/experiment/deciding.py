@@ -1,7 +1,7 @@
 """When a candidate needs no further pair.
 
 The width rule of `compare.stopping` decides, which never looks at where the interval lies. Two ends come sooner: a loss
-that goes another way (more pairs of equal seeds show the same), and an effect so far from none that a wider interval
+that goes another way (by more than chance does between pairs), and an effect so far from none that a wider interval
 does as well. The second does look at the effect, so it asks for four half-widths between the effect and none, and for
 a p-value that holds among all candidates. Of 40,000 simulated comparisons of equal programs, with runs that differ by
 0.5 to 5 %, at most 0.35 % more end in a false verdict for it; an effect of 10 % in runs that differ by 2 % then takes 7

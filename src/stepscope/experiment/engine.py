@@ -159,7 +159,7 @@ class Engine:
             command=self._request.command,
             folder=place,
             rate_hz=planning.RATE_HZ,
-            seed=self._request.seed,
+            seed=self._request.seed + slot.block,  # the runs of a pair have one seed, and chance shows between pairs
             **more,  # type: ignore[arg-type]
         )
         self._journal.started(slot, name)

@@ -188,7 +188,7 @@ SECTIONS = (
             width=("ratio", "Pairs end when half of the interval is narrower."),
             threshold=("ratio", "Effects below it are not worth a verdict."),
             loss_band=("ratio", "Relative difference of the mean loss up to which two runs train alike."),
-            seed=("count", "Seed of every run."),
+            seed=("count", "Seed of the first block of runs; each further block has the next."),
             budget_s=("s", "Time after which no further run is started; missing without a budget."),
             rate_hz=("Hz", "Samples of stacks per second."),
         ),
