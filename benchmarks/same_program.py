@@ -25,7 +25,7 @@ from results import RESULTS, machine, put_between_markers
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "examples" / "naive_gpt" / "train.py"
 COMMAND = [sys.executable, str(SCRIPT), "--vectorized", "--steps", "400"]
-KNOB = "env:STEPSCOPE_UNUSED=1"
+KNOB = "env:READ_BY_NOTHING=1"
 LIMITS = ["--warmup", "10", "--steps", "30", "--pairs", "5:5"]  # or twenty comparisons take hours
 MOST_FALSE = 2  # of twenty
 RIGHT = ("no_difference", "undecided")
