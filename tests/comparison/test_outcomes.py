@@ -44,6 +44,16 @@ def test_equal_and_slower_candidates() -> None:
     assert outcome([], pairs([1.05, 1.052, 1.049])).verdict.word == SLOWER
 
 
+def test_a_forward_pass_that_one_side_cannot_tell_is_compared_with_all_else() -> None:
+    apart = (PhaseTime("backward", 50.0), PhaseTime("forward", 40.0), PhaseTime("other", 10.0))
+    joined = (PhaseTime("backward", 40.0), PhaseTime("other", 40.0))
+    found = outcome([], pairs([0.8] * 3, {"phases": apart}, phases=joined)).phases
+    assert {one.category: (one.baseline_ms, one.candidate_ms) for one in found} == {
+        "backward": (50.0, 40.0),
+        "forward_or_other": (50.0, 40.0),
+    }
+
+
 def test_phases_sum_to_the_difference_of_the_means() -> None:
     found = outcome([], pairs(QUICK))
     by_name = {phase.category: phase for phase in found.phases}

@@ -84,7 +84,9 @@ def experiment(
     budget: Annotated[
         float | None, typer.Option("--budget", metavar="MIN", help="Start no run that would end after MIN minutes.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the first pair; every further pair has the next.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Seed of the first pair; every further pair has the next.")
+    ] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="The experiment's folder; named after it by default.")
     ] = None,
