@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "examples" / "naive_gpt" / "train.py"
 COMMAND = [sys.executable, str(SCRIPT), "--vectorized", "--steps", "400"]
 KNOB = "env:READ_BY_NOTHING=1"
-LIMITS = ["--warmup", "10", "--steps", "30", "--pairs", "5:5"]  # or twenty comparisons take hours
+LIMITS = ["--warmup", "8", "--steps", "24", "--pairs", "4:4"]  # or twenty comparisons take hours
 MOST_FALSE = 2  # of twenty
 RIGHT = ("no_difference", "undecided")
 
