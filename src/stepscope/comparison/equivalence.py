@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stepscope.comparison import estimates
 from stepscope.comparison.thresholds import (
+    INTERVAL_PAIRS,
     LEAST_LOSSES,
     LOSS_BAND,
     LOSS_CONFIDENCE,
@@ -109,8 +110,7 @@ def _judge(before: Floats, after: Floats, band: float) -> Equivalence:
         if not means.size or not math.isfinite(means.size):
             return not_judged("the baseline's loss has no size to compare with", band, steps)
         difference = (means.after - means.before) / means.size
-        among = LOSS_SPREADS * float(np.ptp(before[:, steps // 2 :].mean(axis=1))) / means.size
-        among = max(among, _chance(before, after) / means.size)
+        among = _chance(before, after) / means.size
     accepted = max(band, among, means.noise / means.size)
     figures = f"the mean loss of the later {steps - steps // 2} steps differs by {percent(difference, sign=True)} %"
     if not abs(difference) <= accepted:
@@ -138,11 +138,13 @@ def _means(before: Floats, after: Floats) -> _Means:
 
 
 def _chance(before: Floats, after: Floats) -> float:
-    """How far the mean of pairs that train alike may be from no difference; 0 where they do not differ, or are none."""
+    """How far the means of runs that train alike may be apart: by how much pairs differ among each other, or, where
+    there are too few, by how much the baselines do."""
     half = before.shape[1] // 2
-    if len(before) != len(after) or len(before) < 2:
-        return 0.0
-    differences = after[:, half:].mean(axis=1) - before[:, half:].mean(axis=1)
+    ours, theirs = before[:, half:].mean(axis=1), after[:, half:].mean(axis=1)
+    if len(ours) != len(theirs) or len(ours) < INTERVAL_PAIRS:
+        return LOSS_SPREADS * float(np.ptp(ours))
+    differences = theirs - ours
     spread = float(differences.std(ddof=1))
     return estimates.student(LOSS_CONFIDENCE, len(differences) - 1) * spread / math.sqrt(len(differences))
 

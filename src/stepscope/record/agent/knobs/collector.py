@@ -28,7 +28,7 @@ class Collector(KnobBase):
         self._value, self._report = value, report
         self._walls: list[int] = []
         self._before = (gc.isenabled(), gc.get_threshold())
-        self._done = False
+        self._done = self._over = False
 
         def at_boundary(row: StepRow | None, _now_ns: int) -> None:
             self._count(row)
@@ -50,11 +50,12 @@ class Collector(KnobBase):
             gc.set_threshold(*threshold)
 
     def at_end(self) -> None:
+        self._over = True  # a script may go on for some steps until it is told to end
         if self._done and not self._holds():
             self._report(False, _state(), "the script has set the collector otherwise since")
 
     def _count(self, row: StepRow | None) -> None:
-        if self._done or row is None or row.kind != "train":
+        if self._done or self._over or row is None or row.kind != "train":
             return
         self._walls.append(row.wall_ns)
         if is_steady(self._walls) or len(self._walls) >= _SOONER_OR_LATER:
