@@ -120,6 +120,14 @@ def test_what_chance_does_between_pairs_is_accepted_of_a_candidate() -> None:
     assert failed <= 3
 
 
+def test_a_candidate_that_draws_the_same_numbers_in_every_pair_is_one_draw() -> None:
+    failed = 0
+    for first in range(0, 1000, 10):
+        baselines = [drifted(seed) for seed in range(first, first + 6)]
+        failed += equivalence(baselines, [drifted(5_000 + first)] * 6).within is False
+    assert failed <= 3
+
+
 def test_a_loss_that_is_worse_in_every_pair_is_not_chance() -> None:
     seeds = range(5)
     worse = [[(step, value * 1.6) for step, value in drifted(seed)] for seed in seeds]

@@ -145,8 +145,12 @@ def _chance(before: Floats, after: Floats) -> float:
     if len(ours) != len(theirs) or len(ours) < INTERVAL_PAIRS:
         return LOSS_SPREADS * float(np.ptp(ours))
     differences = theirs - ours
-    spread = float(differences.std(ddof=1))
-    return estimates.student(LOSS_CONFIDENCE, len(differences) - 1) * spread / math.sqrt(len(differences))
+    count, spread = len(differences), float(differences.std(ddof=1))
+    # A script that seeds torch itself gives a loader's workers the same numbers in every pair: then all candidates are
+    # one draw, whose own chance no number of pairs averages out.
+    one_draw = not np.ptp(ours) or not np.ptp(theirs)
+    part = math.sqrt(1 + 1 / count) if one_draw else math.sqrt(1 / count)
+    return estimates.student(LOSS_CONFIDENCE, count - 1) * spread * part
 
 
 def _standard_error(ours: Floats, theirs: Floats, count: int) -> float:
