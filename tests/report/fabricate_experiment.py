@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from stepscope.model.comparison import (
     AppliedKnob,
@@ -28,6 +31,7 @@ from stepscope.model.experiment import (
     Skipped,
     Tried,
 )
+from stepscope.report import experiment_document, experiment_terminal
 
 WORKERS = Knob("loader.num_workers", "2")
 PERSISTENT = Knob("loader.persistent_workers", "true")
@@ -240,3 +244,13 @@ def hostile(text: str, folder: Path) -> Experiment:
         folder=str(folder),
         cwd=text,
     )
+
+
+def shown(found: Experiment, *, width: int = 100, encoding: str = "utf-8", page: str | None = None) -> str:
+    """What a terminal of that width shows of it."""
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
+    console = Console(file=stream, width=width, color_system=None)
+    experiment_terminal.render(experiment_document.document(found), console, page=page)
+    stream.flush()
+    return raw.getvalue().decode(encoding)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import json
-import random
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from stepscope.errors import UnreadableInputError
 from stepscope.model.comparison import Effect, Knob, Outcome, Verdict
-from stepscope.model.experiment import Experiment
 from stepscope.report import (
     comparison_document,
+    comparison_words,
     experiment_document,
-    experiment_terminal,
     experiment_words,
-    html_experiment,
 )
 from tests.report.fabricate_experiment import (
     BY_HAND,
@@ -33,6 +26,7 @@ from tests.report.fabricate_experiment import (
     hostile,
     screening,
     self_test,
+    shown,
     undecided,
     void,
 )
@@ -41,154 +35,6 @@ from tests.report.test_terminal import HOSTILE, words_of
 GOLDEN = Path(__file__).with_name("golden_experiment.json")
 KEYS = ("schema", "baseline", "candidates")
 CANDIDATE_KEYS = ("knobs", "verdict", "effect", "pairs", "flags", "phases")
-
-
-def shown(found: Experiment, *, width: int = 100, encoding: str = "utf-8", page: str | None = None) -> str:
-    raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
-    console = Console(file=stream, width=width, color_system=None)
-    experiment_terminal.render(experiment_document.document(found), console, page=page)
-    stream.flush()
-    return raw.getvalue().decode(encoding)
-
-
-def test_the_document_has_the_keys_of_the_schema() -> None:
-    document = json.loads(experiment_document.dumps(experiment()))
-
-    assert document["schema"] == "stepscope.experiment/1"
-    assert set(KEYS) <= set(document)
-    winner = document["candidates"][3]
-    assert set(CANDIDATE_KEYS) <= set(winner)
-    assert winner["knobs"] == [
-        {"knob": "loader.num_workers", "value": "2"},
-        {"knob": "loader.persistent_workers", "value": "true"},
-    ]
-    assert (winner["verdict"], winner["pairs"]) == ("faster", 3)
-    assert (winner["effect"]["ratio"], winner["effect"]["low"], winner["effect"]["high"]) == (0.62, 0.60, 0.64)
-    assert winner["change"] == ["train.py:77: DataLoader(..., num_workers=2, persistent_workers=True)"]
-    assert document["repeat"] == REPEAT
-
-
-@pytest.mark.parametrize("make", [experiment, screening, self_test])
-def test_the_file_reads_back(make: Any) -> None:
-    data = experiment_document.dumps(make())
-
-    assert experiment_document.dumps(experiment_document.loads(data)) == data
-
-
-def test_a_file_that_was_written_once_is_read_as_it_was_meant() -> None:
-    """Files of users stay where they are: fields may be added to the schema, never renamed or taken away."""
-    found = experiment_document.load(GOLDEN)
-    meant = experiment(tried=(void(), faster()), by_hand=(BY_HAND,))
-
-    assert experiment_document.document(found) == experiment_document.document(meant)
-
-
-def places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every key and index of a document."""
-    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in rows:
-        yield (*path, key)
-        yield from places_in(inner, (*path, key))
-
-
-ODD = (None, -1, 0.0, 1e308, "x", [], {}, True, [[]], [None], {"knob": None}, ["a", "b"])
-
-
-def test_whatever_is_in_a_file_it_is_refused_or_shown() -> None:
-    golden = GOLDEN.read_text()
-    draw = random.Random(4)
-    paths = list(places_in(json.loads(golden)))
-    refused = 0
-    for _ in range(300):
-        document = json.loads(golden)
-        path = draw.choice(paths)
-        place = document
-        for key in path[:-1]:
-            place = place[key]
-        place[path[-1]] = draw.choice(ODD)
-        try:
-            found = experiment_document.loads(json.dumps(document).encode())
-        except UnreadableInputError:
-            refused += 1
-            continue
-        assert shown(found)
-        assert html_experiment.experiment(experiment_document.document(found))
-    assert 0 < refused < 300
-
-
-def test_it_reads_back_to_the_same_types() -> None:
-    original = experiment(by_hand=(BY_HAND,))
-    found = experiment_document.loads(experiment_document.dumps(original))
-
-    assert found.protocol == original.protocol
-    assert found.by_hand == original.by_hand
-    assert found.tried[3].candidate.knobs == original.tried[3].candidate.knobs
-    assert found.tried[3].outcome.effects == original.tried[3].outcome.effects
-    assert found.tried[3].outcome.pairs[1][0].mean_ms == 62.0
-
-
-def test_keys_of_a_later_version_are_left_out() -> None:
-    document = json.loads(experiment_document.dumps(experiment()))
-    document["weather"] = "fine"
-    document["candidates"][0]["effects"]["mean_ms"]["mood"] = 3
-    found = experiment_document.loads(json.dumps(document).encode())
-
-    assert experiment_document.document(found) == experiment_document.document(experiment())
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"[]",
-        b"{}",
-        b'{"schema": "stepscope.experiment/1"}',
-        b'{"schema": "stepscope.report/1"}',
-        b'{"schema": ["stepscope.experiment/1"]}',
-        b"[" * 5000,
-    ],
-)
-def test_what_is_no_experiment_is_refused(data: bytes) -> None:
-    with pytest.raises(UnreadableInputError):
-        experiment_document.loads(data)
-
-
-def damaged(path: tuple[Any, ...], value: Any) -> bytes:
-    document = json.loads(experiment_document.dumps(experiment()))
-    place = document
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return json.dumps(document).encode()
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("protocol",), None),
-        (("protocol", "command"), "python"),
-        (("candidates",), [1]),
-        (("candidates", 0, "verdict"), None),
-        (("candidates", 0, "runs"), [{}]),
-        (("candidates", 0, "runs", 0, "baseline", "losses"), [3]),
-        (("baseline",), [1]),
-        (("skipped",), {"a": 1}),
-        (("finished",), "yes"),
-    ],
-)
-def test_a_damaged_file_is_refused_and_not_shown(tmp_path: Path, path: tuple[Any, ...], value: Any) -> None:
-    (tmp_path / "experiment.json").write_bytes(damaged(path, value))
-
-    with pytest.raises(UnreadableInputError):
-        experiment_document.load(tmp_path)
-    assert experiment_document.view(tmp_path) is None
-
-
-def test_a_folder_without_an_experiment_has_no_view(tmp_path: Path) -> None:
-    assert experiment_document.view(tmp_path) is None
-    with pytest.raises(UnreadableInputError, match=r"experiment\.json"):
-        experiment_document.load(tmp_path)
 
 
 def test_a_win_is_said_with_its_interval_its_cause_and_its_line() -> None:
@@ -398,7 +244,7 @@ def test_names_of_candidates(knobs: tuple[Knob, ...], name: str) -> None:
     [(0.62, "-38 %"), (1.021, "+2.1 %"), (1.0, "0 %"), (0.9996, "-0.04 %"), (2.5, "+150 %"), (0.9, "-10 %")],
 )
 def test_ratios_are_said_as_changes(ratio: float, text: str) -> None:
-    assert experiment_words.signed(ratio) == text
+    assert comparison_words.signed_percent(ratio) == text
 
 
 def test_a_verdict_that_rests_on_the_median_shows_the_median() -> None:

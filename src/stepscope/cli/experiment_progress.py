@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from stepscope.comparison.verdicts import percent
 from stepscope.report import outputs, words
 from stepscope.report.escape import one_line, plain
 
@@ -89,18 +90,14 @@ def _step(made: Made) -> str:
 
 
 def _estimate(outcome: Outcome) -> str:
-    """ "−27 % ± 4 %" of the headline; the verdict's words where there is no effect."""
+    """ "-27 % ± 4 %" of the headline; the verdict's words where there is no effect."""
     effect = outcome.effects.get(outcome.headline)
     if effect is None:
         return outcome.verdict.text
-    change = _signed(effect.ratio - 1)
+    change = f"{percent(effect.ratio - 1, sign=True)} %"
     if effect.low is None or effect.high is None:
         return f"{change} so far"
-    return f"{change} ± {(effect.high - effect.low) / 2:.1%}".replace("%", " %")
-
-
-def _signed(share: float) -> str:
-    return f"{share:+.1%}".replace("-", "−").replace("%", " %")
+    return f"{change} ± {percent((effect.high - effect.low) / 2)} %"
 
 
 def _minutes(seconds: float) -> str:

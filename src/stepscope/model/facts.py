@@ -178,7 +178,7 @@ class OperatorFacts:
 class LoopFacts:
     """A Python loop of the user's that calls the same thing once per item, seen in the window.
 
-    `dimension` is the tensor dimension the calls equal, e.g. "256 = dim 1 of (8, 256)", or None.
+    `dimension` is the tensor dimension the calls equal, e.g. "256 = dim 1 of (8, 256)", or two that do; or None.
     """
 
     callee: str

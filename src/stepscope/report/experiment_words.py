@@ -8,6 +8,7 @@ from typing import Any
 
 from stepscope.model.comparison import FASTER, NO_DIFFERENCE, SLOWER, UNDECIDED, VOID
 from stepscope.report import words
+from stepscope.report.comparison_words import signed_percent
 
 Row = Mapping[str, Any]
 
@@ -72,24 +73,15 @@ def _with_interval(effect: Row | None) -> str:
     if effect is None or effect.get("ratio") is None:
         return words.MISSING
     if effect.get("low") is None or effect.get("high") is None:
-        return signed(effect["ratio"])
-    low, high = signed(effect["low"]).removesuffix(" %"), signed(effect["high"])
-    return f"{signed(effect['ratio'])} ({low} to {high})"
-
-
-def signed(ratio: float) -> str:
-    """A ratio as the change it is: 0.62 → -38 %, 1.021 → +2.1 %."""
-    value = (ratio - 1) * 100
-    size = abs(value)
-    text = f"{size:.0f}" if size >= 9.95 else f"{size:.1f}" if size >= 0.095 else f"{size:.2f}"
-    text = text.rstrip("0").rstrip(".") if "." in text else text
-    return f"{text} %" if text == "0" else f"{'-' if value < 0 else '+'}{text} %"
+        return signed_percent(effect["ratio"])
+    low, high = signed_percent(effect["low"]).removesuffix(" %"), signed_percent(effect["high"])
+    return f"{signed_percent(effect['ratio'])} ({low} to {high})"
 
 
 def ceiling(candidate: Row) -> str:
     """The most that the diagnosis allows the candidate to gain, as a change of the step time."""
     share = candidate.get("ceiling")
-    return words.MISSING if share is None else signed(1.0 - share)
+    return words.MISSING if share is None else signed_percent(1.0 - share)
 
 
 def beyond(candidate: Row) -> str | None:

@@ -139,10 +139,8 @@ def _axis(span: Span, floor: float) -> str:
         place = _x(value, span)
         if span[0] <= math.log(value) <= span[1] and all(abs(place - _x(other, span)) >= APART for other in ticks):
             ticks.append(value)
-    return "".join(
-        f"<text x='{_x(value, span):.1f}' y='{floor + 18}' text-anchor='middle'>{markup(say.signed(value))}</text>"
-        for value in sorted(ticks)
-    )
+    named = ((_x(value, span), markup(say.signed_percent(value))) for value in sorted(ticks))
+    return "".join(f"<text x='{x:.1f}' y='{floor + 18}' text-anchor='middle'>{name}</text>" for x, name in named)
 
 
 def _mark(row: Row, middle: float, span: Span) -> str:

@@ -99,12 +99,12 @@ def _fact(
         line, seen, total = _sampled(samples, where, parts[0].order, parts[0].part)
         if line is not None and not exact:
             where, exact = Place(where.file, line, where.function), True
+        below = seen if outer is None else _through(samples, outer)
         if seen >= ENOUGH_SAMPLES:
             ms, source = seen / total * step_ms, f"sampled stacks, {seen} of {total} samples in steps"
-            below = seen
-            if outer is not None:
-                below = _through(samples, outer)
-                around_ms = below / total * step_ms
+            around_ms = around_ms if outer is None else below / total * step_ms
+        if seen and total >= ENOUGH_SAMPLES:
+            # few samples are no estimate, but still a bound: a profiler slows the many small calls of training most
             at_most_ms = share_at_most(below, total) * step_ms
     hit = sum(len(np.unique(one.scene.step_around(one.calls))) for one in parts)
     return ExtraCall(
