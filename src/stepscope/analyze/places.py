@@ -29,6 +29,7 @@ _INSTALLED = re.compile(r"/(site-packages|dist-packages|lib(64)?/python\d+(\.\d+
 _GENERATED = re.compile(r"(^|/)([a-z2-7]{2})/c\2[a-z2-7]{30,}\.py$")
 _NATIVE = re.compile(r"(\.(so|dylib|dll|pyd|exe)(\.\d+)*|^\?)$")  # where samplers that unwind native code find a frame
 _PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages)/")
+_RECORDER = re.compile(r"(^|/)stepscope/record/agent/")  # of whichever installation recorded the run
 _OWN_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"  # this package itself
 
 
@@ -99,7 +100,7 @@ class UserCode:
     def _below_root(self, path: str) -> bool:
         if path.startswith(self._chosen):
             return True
-        if _INSTALLED.search(path) or path.startswith(_OWN_PACKAGE):
+        if _INSTALLED.search(path) or path.startswith(_OWN_PACKAGE) or _RECORDER.search(path):
             return False
         return path.startswith(self._roots) if self._roots else _checkout(path) is None
 
