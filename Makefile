@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 DEMO := examples/cifar_png
+# what the built front end depends on; an installation builds it anew when one of these has changed (hatch_build.py)
+WEB := hatch_build.py $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-fix test check bench zoo clean
@@ -29,11 +31,13 @@ demo-fix: demo ## try the fixes that the demo's findings name, then knobs on a s
 test: $(VENV)/installed-dev ## run all tests; those that start processes of their own one after the other
 	$(BIN)/python -m pytest -n auto --dist loadgroup $(PYTEST_ARGS)
 
-check: $(VENV)/installed-dev ## lint, formatting, strict types, layer contracts
+check: $(VENV)/installed-dev ## lint, formatting, strict types (the front end's where npm is), layer contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@if command -v npm >/dev/null && [ -d web/node_modules ]; then cd web && npm run check; \
+	else echo "no npm here: the front end's types are not checked"; fi
 
 bench: $(VENV)/installed ## measure our overhead and our reader into benchmarks/RESULTS.md (about 75 minutes; keep the machine idle)
 	$(BIN)/python benchmarks/overhead.py
@@ -46,11 +50,11 @@ zoo: $(VENV)/installed ## score the diagnosis on scripts with a known cost, besi
 	$(BIN)/python benchmarks/zoo/run.py
 
 clean: ## delete the environment, caches, example data and recorded runs
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache benchmarks/.peers stepscope-runs benchmarks/zoo/stepscope-runs examples/*/data
+	rm -rf $(VENV) web/node_modules src/stepscope/dashboard/static .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache benchmarks/.peers stepscope-runs benchmarks/zoo/stepscope-runs examples/*/data
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps say which installation is complete; an interrupted one is done again.
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml constraints.txt $(WEB)
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet 'pip>=25.1'

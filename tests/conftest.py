@@ -10,7 +10,7 @@ import threading
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests.browser_page"]
+pytest_plugins = ["tests.browser_page", "tests.dashboard.browser"]
 
 
 def pytest_configure() -> None:

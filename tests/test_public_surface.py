@@ -9,7 +9,21 @@ import pytest
 
 import stepscope
 
-PUBLIC = ["ReadOptions", "Run", "__version__", "compare", "log", "mark", "open_run", "profile", "region", "step"]
+PUBLIC = [
+    *(
+        "ReadOptions",
+        "Run",
+        "__version__",
+        "compare",
+        "display",
+        "log",
+        "mark",
+        "open_run",
+        "profile",
+        "region",
+        "step",
+    ),
+]
 
 
 def test_the_public_names() -> None:

@@ -11,23 +11,39 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stepscope.api import ReadOptions, Run, open_run
     from stepscope.comparing import compare
+    from stepscope.notebook import display
     from stepscope.record.agent.marks import log, mark, region, step
     from stepscope.record.profile import profile
 
 __version__ = "0.1.0"
 
-__all__ = ["ReadOptions", "Run", "__version__", "compare", "log", "mark", "open_run", "profile", "region", "step"]
+__all__ = [
+    "ReadOptions",
+    "Run",
+    "__version__",
+    "compare",
+    "display",
+    "log",
+    "mark",
+    "open_run",
+    "profile",
+    "region",
+    "step",
+]
 
 _HOMES = {
     "ReadOptions": "stepscope.api",
     "Run": "stepscope.api",
     "compare": "stepscope.comparing",
+    "display": "stepscope.notebook",
+    "load_ipython_extension": "stepscope.notebook",
     "log": "stepscope.record.agent.marks",
     "mark": "stepscope.record.agent.marks",
     "open_run": "stepscope.api",
     "profile": "stepscope.record.profile",
     "region": "stepscope.record.agent.marks",
     "step": "stepscope.record.agent.marks",
+    "unload_ipython_extension": "stepscope.notebook",
 }
 
 

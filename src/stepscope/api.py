@@ -9,9 +9,10 @@ Each stage is computed on first use and kept. Heavy imports happen then, so that
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from stepscope.analyze.context import Context
     from stepscope.analyze.flame.graph import FlameOptions
     from stepscope.analyze.hotspots.table import HotspotOptions
+    from stepscope.analyze.timeline.index import Timeline
     from stepscope.analyze.views.diff import DiffSide
     from stepscope.analyze.views.select import Rows, Selection
     from stepscope.model.views.diff import Diff
@@ -61,6 +63,8 @@ class ReadOptions:
         workers: processes that read traces side by side; as many as there are cores by default.
         progress: called with a trace's name, the bytes read of it and its size, now and then.
         ignored: rules not to judge, each with the reason, which the report quotes.
+        keep: False writes no Parquet files to RUN/tables, or of traces to DIR/tables. Never written to RUN/tables are
+            tables of chosen `steps` alone.
     """
 
     tables: Path | None = None
@@ -72,6 +76,7 @@ class ReadOptions:
     workers: int | None = None
     progress: Progress | None = None
     ignored: Mapping[str, str] = field(default_factory=dict)
+    keep: bool = True
 
 
 DEFAULTS = ReadOptions()
@@ -99,7 +104,7 @@ class Run:
 
     @cached_property
     def tables(self) -> Tables:
-        """The run's typed columns; also written to RUN/tables, or to DIR/tables of traces, where that is possible."""
+        """The run's typed columns; also written to RUN/tables, or to DIR/tables of traces, unless `options` say no."""
         from stepscope import tables
         from stepscope.tables.options import BuildOptions
 
@@ -114,10 +119,10 @@ class Run:
         except OSError as error:
             raise UnreadableInputError(f"{self.folder}: {error.strerror or error}; check its permissions") from error
         built = tables.build(raw, options)
-        if self.recorded:
-            _store(built, self.folder)
-        elif self.options.tables is not None:
-            _store(built, self.options.tables)
+        beside = self.folder if self.options.steps is None else None
+        target = beside if self.recorded else self.options.tables
+        if self.options.keep and target is not None:
+            _store(built, target)
         return built
 
     def _raw(self) -> RawRun:
@@ -158,7 +163,7 @@ class Run:
         from stepscope.analyze.context import Context
         from stepscope.report.source import SourceReader
 
-        code = _code(self.options)
+        code = _code(_with_cells(self.options, self.folder) if self.recorded else self.options)
         reader = SourceReader((*self.tables.run.user_roots, *code.source_roots))
         texts = {file: reader.text(file) for file in user_files(self.tables, code)}
         return Context(self.tables, {file: text for file, text in texts.items() if text is not None}, code)
@@ -207,6 +212,13 @@ class Run:
 
         return diff.flame_rank_diff(self._context, rank, options)
 
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Every step, slice and sampled stack by track and time, ready to be cut into windows."""
+        from stepscope.analyze.timeline import index
+
+        return index.timeline(self._context)
+
     def diff(self, other: Run, *, selection: Selection | None = None, against: Selection | None = None) -> Diff:
         """This run and `other` side by side; a selection names one span of either."""
         from stepscope.analyze.views import diff
@@ -238,6 +250,13 @@ class Run:
             experiment = experiment_document.view(self.folder) if self.recorded else None
             self._reports[source] = report.build(self.analysis, self.diagnosis, source=source, experiment=experiment)
         return self._reports[source]
+
+    def showing(self, report: Report) -> Run:
+        """The same run, all of it, with `report` for its report: one that holds an experiment, or quotes no source."""
+        self.diagnosis  # noqa: B018 - made here once, and not again in every copy
+        shown = copy.copy(self)
+        shown._reports = {True: report, False: report}
+        return shown
 
 
 def open_run(*paths: str | os.PathLike[str], options: ReadOptions = DEFAULTS) -> Run:
@@ -304,6 +323,16 @@ def _cache(options: ReadOptions) -> Path | None:
     from stepscope.tables.cache import default_folder
 
     return default_folder()
+
+
+def _with_cells(options: ReadOptions, folder: Path) -> ReadOptions:
+    """With the cells of the notebook that the run was recorded in, if it was, as the user's code."""
+    from stepscope.read.cells import cells
+
+    root, maps = cells(folder)
+    if root is None:
+        return options
+    return replace(options, source_roots=(*options.source_roots, root), maps=(*options.maps, *maps))
 
 
 def _code(options: ReadOptions) -> CodeOptions:

@@ -18,6 +18,7 @@ import pytest
 from stepscope import cli
 from stepscope.cli import COMMANDS
 from tests.analyze.shared_traces import NOT_A_TRACE, PRESENT, TRACES, files, needs_traces
+from tests.dashboard.embedded import documents_text
 
 SECRET = "example-not-a-secret"
 WITH_ENVIRONMENT = (
@@ -156,6 +157,7 @@ def test_the_environment_of_the_recording_machine_reaches_nothing(
     assert tables
     texts = {str(path): data.decode("utf-8", "replace") for path, data in written.items() if path not in tables}
     texts |= {str(path): pl.read_parquet(path).write_ndjson() for path in tables if path.suffix == ".parquet"}
+    texts |= {"documents in r.html": documents_text(texts[str(tmp_path / "r.html")])}
     texts |= {"stdout": shown.out, "stderr": shown.err}
     for where, text in texts.items():
         assert not [value for value in private if value in text or json.dumps(value)[1:-1] in text], where

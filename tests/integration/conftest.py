@@ -6,12 +6,13 @@ A real training process costs seconds; a test that only reads a report takes it 
 from __future__ import annotations
 
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.integration import recordings
 from tests.integration.harness import EXAMPLES, PYTHON, SCRIPTS, Recorded, plain, record
+from tests.integration.recordings import train_line
 
 NO_WINDOW = ("--no-window",)
 
@@ -19,22 +20,13 @@ NO_WINDOW = ("--no-window",)
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small version of the example's data set: ten batches of 64."""
-    folder = tmp_path_factory.mktemp("pictures") / "train"
-    make_data = EXAMPLES / "cifar_png" / "make_data.py"
-    subprocess.run([PYTHON, str(make_data), "--data", str(folder), "--images", "640"], check=True)
-    return folder
-
-
-def train_line(pictures: Path, *arguments: str) -> list[str]:
-    """The demo's command on the small data set."""
-    train = EXAMPLES / "cifar_png" / "train.py"
-    return [PYTHON, str(train), "--data", str(pictures), "--epochs", "14", *arguments]
+    return recordings.pictures(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session")
-def demo(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """The demo: pictures decoded in the training process."""
-    return record(tmp_path_factory.mktemp("demo") / "run", train_line(pictures))
+    return recordings.demo(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session")

@@ -79,6 +79,15 @@ COMMANDS: dict[str, Command] = {
             "stepscope flamegraph RUN --rank 1 --diff others",
         ),
     ),
+    "view": Command(
+        "stepscope.cli.view:view",
+        "Show runs and traces in a browser, live while a run goes on.",
+        (
+            "stepscope view stepscope-runs/20260101-120000-train",
+            "stepscope view stepscope-runs   # a folder of runs, as a list",
+            "stepscope view logs/worker0.1700000000000.pt.trace.json.gz --no-browser --port 7000",
+        ),
+    ),
     "attach": Command(
         "stepscope.cli.attach:attach",
         "Sample a running job, and show its hotspots.",

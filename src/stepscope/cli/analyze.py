@@ -154,18 +154,20 @@ def analyze(
     elif table is not None:
         show_table(run, wanted)
     else:
-        _show_report(run, report, plan, paths)
+        _show_report(run, report, plan, paths, source=not no_source)
     if checks:
         from stepscope.cli.checks import judge
 
         raise typer.Exit(judge(run, checks, source=not no_source))
 
 
-def _show_report(run: Run, report: Report, plan: outputs.Plan, paths: list[Path]) -> None:
+def _show_report(run: Run, report: Report, plan: outputs.Plan, paths: list[Path], *, source: bool) -> None:
+    from stepscope.dashboard import single
     from stepscope.report import outputs
 
-    page = outputs.refresh(report, run.folder) if run.recorded else None
+    render = single.renderer(run, source=source)
+    page = outputs.refresh(report, run.folder, render) if run.recorded else None
     if not plan.uses_stdout:
         names = " ".join(shlex.quote(str(path)) for path in paths)
         outputs.show(report, page=page, again=None if run.recorded else f"stepscope analyze {names} --html report.html")
-    plan.write(report)
+    plan.write(report, render)

@@ -224,19 +224,23 @@ class Call:
     def _show(self, found: Experiment, folder: Path) -> None:
         """The report of a run of the baseline with the experiment in it, and the table on the terminal."""
         from stepscope import api
+        from stepscope.dashboard import single
         from stepscope.errors import StepscopeError
         from stepscope.report import experiment_document, experiment_page, experiment_terminal, outputs
 
         report = None
+        render: outputs.Render = outputs.plain_page
         recorded = _diagnosed(self.request, found, folder)
         if recorded is not None:
             try:
-                report = api.open_run(recorded).report()
+                run = api.open_run(recorded)
+                report, render = run.report(), single.renderer(run)
             except StepscopeError:
                 report = None  # the run may be gone; what was measured of it is not
-        page = experiment_page.write(found, report, folder)[-1]
-        if self.request.source is not None and (run := _source_run(self.request)) is not None:
-            experiment_page.leave_with(found, run)
+        page = experiment_page.write(found, report, folder, render)[-1]
+        if (source := _source_run(self.request)) is not None:
+            # the candidates came from it, so it is the run that was opened above
+            experiment_page.leave_with(found, source, render)
         document = experiment_document.document(found)
         if not self.quiet:
             stream = sys.stderr if self.files.uses_stdout else sys.stdout

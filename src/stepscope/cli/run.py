@@ -126,6 +126,7 @@ def _report(
 ) -> Run | None:
     """Show and write the report, where it is ours to make and there is time for it: then the run is returned."""
     from stepscope import api
+    from stepscope.dashboard import single
     from stepscope.record.host.members import Part
     from stepscope.record.host.signals import RaiseOnTermination
 
@@ -142,7 +143,7 @@ def _report(
     with RaiseOnTermination():
         run = api.open_run(outcome.run, options=api.ReadOptions(ignored=ignored))
         report = run.report(source=source)
-        page = outputs.write(report, outcome.run)[1]
+        page = outputs.write(report, outcome.run, single.renderer(run, source=source))[1]
         if not quiet:
             outputs.show(report, sys.stderr, page=str(page))
         if not quiet:

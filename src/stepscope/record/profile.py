@@ -61,7 +61,7 @@ def profile(
     add. As soon as one of them is given, torch's profiler records as they say and its traces are kept in the run folder
     as well; without any, a few steady steps are traced. Raises what torch raises about them, nothing of its own.
     """
-    if not enabled or _disabled():
+    if not enabled or disabled():
         return Profile()
     given = {
         "activities": activities,
@@ -80,7 +80,8 @@ def profile(
     return _Recording(given, out=out, name=name)
 
 
-def _disabled() -> bool:
+def disabled() -> bool:
+    """Whether the environment switches recording from code off."""
     environ = os.environ
     return environ.get("STEPSCOPE", "").lower() in _OFF or environ.get("STEPSCOPE_DISABLED", "").lower() in _ON
 

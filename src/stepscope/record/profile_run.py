@@ -22,7 +22,8 @@ from stepscope.model import RUN_SCHEMA
 from stepscope.record.agent import core, marks
 from stepscope.record.agent.config import Config, WindowConfig, epoch_offset_ns
 from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.journal import masked_command
+from stepscope.record.agent.journal import append_line, masked_command
+from stepscope.record.agent.sampler import MARKER
 from stepscope.record.agent.window_session import our_call, shared_call, trace_path
 
 DEFAULT_PARENT = "stepscope-runs"
@@ -31,9 +32,16 @@ KINETO_LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
 class ProfiledRun:
-    """Steps and traces of one `stepscope.profile` block. `folder` is the run folder, None when nothing is recorded."""
+    """Steps and traces of one `stepscope.profile` block. `folder` is the run folder, None when nothing is recorded.
 
-    def __init__(self, *, traced: bool, out: str | None, name: str | None) -> None:
+    `traced`: torch's profiler is used as the caller says, so no window of ours opens. `marked`: the caller tells of
+    every step; otherwise steps are found as under `stepscope run`. `sampled`: why a thread of this process takes
+    stacks, None where none does.
+    """
+
+    def __init__(
+        self, *, traced: bool, out: str | None, name: str | None, marked: bool = True, sampled: str | None = None
+    ) -> None:
         self.folder: str | None = None
         self.problem: str | None = None
         self._agent: core.Agent | None = None
@@ -42,7 +50,7 @@ class ProfiledRun:
         self._first_traced: int | None = None
         self._guard = Guard(self._note_problem)
         self._step = self._guard.wrap("step", marks.step)
-        self._guard.wrap("begin", self._begin)(traced, out, name)
+        self._guard.wrap("begin", self._begin)(traced, out, name, marked, sampled)
 
     def step(self) -> None:
         """A training step has ended."""
@@ -71,7 +79,7 @@ class ProfiledRun:
         if self._agent is not None:
             self._agent.events.write("probe_error", probe="profile", error=error)
 
-    def _begin(self, traced: bool, out: str | None, name: str | None) -> None:
+    def _begin(self, traced: bool, out: str | None, name: str | None, marked: bool, sampled: str | None) -> None:
         running = core.current()
         if running is not None:
             self._agent = running
@@ -79,7 +87,9 @@ class ProfiledRun:
             return
         run, host = claim_folder(out)
         offset = epoch_offset_ns()
-        self._manifest = _Manifest(os.path.join(host, "manifest.json"), name, offset)
+        if sampled is not None:
+            append_line(os.path.join(host, MARKER), {"time_ns": time.monotonic_ns() + offset, "reason": sampled})
+        self._manifest = _Manifest(os.path.join(host, "manifest.json"), name, offset, sampled)
         self.folder = run
         config = Config(
             run=run,
@@ -92,7 +102,8 @@ class ProfiledRun:
             os.environ[KINETO_LOG_LEVEL] = "99"
             self._quietened = True
         self._agent = core.start(config)
-        marks.step()  # the first step begins here
+        if marked:
+            marks.step()  # the first step begins here
 
     def _torch_acted(self, profiler: Any) -> None:
         action = getattr(getattr(profiler, "current_action", None), "name", "")
@@ -231,7 +242,7 @@ def _main_file() -> str | None:
 class _Manifest:
     """The host's manifest with what this process knows; the first rank of a host writes it, the others leave it."""
 
-    def __init__(self, path: str, name: str | None, offset_ns: int) -> None:
+    def __init__(self, path: str, name: str | None, offset_ns: int, sampled: str | None) -> None:
         self._path = path
         self._offset_ns = offset_ns
         script = _main_file()
@@ -256,7 +267,11 @@ class _Manifest:
             "python": platform.python_version(),
             "hardware": _hardware(),
             "noise": {},
-            "sampler": {"source": "none", "reason": "recorded from code, nothing runs beside it", "version": None},
+            "sampler": {
+                "source": "none" if sampled is None else "agent",
+                "reason": sampled or "recorded from code, nothing runs beside it",
+                "version": None,
+            },
         }
         self._values: dict[str, Any] | None = None if os.path.exists(path) else values
         self._save()

@@ -30,28 +30,45 @@ HIT = " class='hit'"
 SENTENCE = 600  # characters of a sentence in a finding
 
 
-def render(report: Report) -> str:
-    """The whole page."""
+def render(report: Report, note: str | None = None) -> str:
+    """The whole page; `note` is a sentence at its end."""
     page = ""
     for rows in ROWS:
-        page = _page(report, rows)
+        page = _page(report, rows, note)
         if len(page.encode("utf-8")) <= MAX_BYTES:
             break
     return page
 
 
-def _page(report: Report, rows: int) -> str:
+def body(report: Report, most_bytes: int) -> str:
+    """What the page shows, to stand in another page beside `STYLE`: as much of it as fits into `most_bytes`."""
+    for rows in ROWS:
+        shown = _body(report, rows)
+        if len(shown.encode("utf-8")) <= most_bytes:
+            return shown
+    shown = _head(report) + findings(report, Shortener(report.run))
+    return shown if len(shown.encode("utf-8")) <= most_bytes else ""
+
+
+def name(report: Report) -> str:
+    """The run's name as markup."""
+    return markup(report.run.get("name") or "run", 120)
+
+
+def _head(report: Report) -> str:
     shorten = Shortener(report.run)
-    name = markup(report.run.get("name") or "run", 120)
-    body = "\n".join(
+    return "\n".join((_header(report, name(report)), _trial(report, shorten), _notes(report)))
+
+
+def _body(report: Report, rows: int) -> str:
+    shorten = Shortener(report.run)
+    return "\n".join(
         (
-            _header(report, name),
-            _trial(report, shorten),
-            _notes(report),
+            _head(report),
             experiment(report.views.get("experiment")),
             _device(report, shorten, rows),
             _steps(report),
-            _findings(report, shorten),
+            findings(report, shorten),
             risks(report, shorten),
             compilers(report, shorten, rows),
             _next(report),
@@ -59,23 +76,27 @@ def _page(report: Report, rows: int) -> str:
             tables(report, shorten, rows=rows),
         )
     )
+
+
+def _page(report: Report, rows: int, note: str | None) -> str:
+    last = f"<p class='soft'>{markup(one_line(note), SENTENCE)}</p>\n" if note else ""
     return (
         "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
         "<meta name='referrer' content='no-referrer'>\n"
-        f"<title>{name} – stepscope</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f"<title>{name(report)} – stepscope</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n<main>\n{_body(report, rows)}\n{last}</main>\n</body>\n</html>\n"
     )
 
 
-def _header(report: Report, name: str) -> str:
+def _header(report: Report, title: str) -> str:
     steps = report.steps
     command = command_line(report.run)
     line = f"<p class='soft'><code>{markup(command)}</code></p>" if command else ""
     if steps is None:
         seen = compiler_words.without_steps(report) or "No step was seen"
-        return f"<header><h1>{name}</h1>{line}<p>{markup(seen)}.</p></header>"
+        return f"<header><h1>{title}</h1>{line}<p>{markup(seen)}.</p></header>"
     figures = [
         ("step, mean", words.milliseconds(steps["mean_ms"])),
         ("median", words.milliseconds(steps["median_ms"])),
@@ -96,7 +117,7 @@ def _header(report: Report, name: str) -> str:
         others += (
             f"<p><strong>{text}</strong></p>" if sentences.stands_out(report, other) else f"<p class='soft'>{text}</p>"
         )
-    return f"<header><h1>{name}</h1>{line}<dl class='figures'>{boxes}</dl><p>{markup(said)}</p>{others}</header>"
+    return f"<header><h1>{title}</h1>{line}<dl class='figures'>{boxes}</dl><p>{markup(said)}</p>{others}</header>"
 
 
 def _trial(report: Report, shorten: Shortener) -> str:
@@ -152,7 +173,8 @@ def _device(report: Report, shorten: Shortener, rows: int) -> str:
     return f"<section>{''.join(parts)}</section>" if parts else ""
 
 
-def _findings(report: Report, shorten: Shortener) -> str:
+def findings(report: Report, shorten: Shortener) -> str:
+    """The findings, each cause with what it explains, what was not judged and what is ignored."""
     parts = ["<section><h2>Findings</h2>"]
     for index, group in enumerate(groups(report), start=1):
         parts.append(_finding(f"{index}.", group.finding, shorten, below=group.explained))
@@ -175,7 +197,7 @@ def _findings(report: Report, shorten: Shortener) -> str:
 
 def _finding(number: str, finding: dict[str, Any], shorten: Shortener, *, below: Sequence[dict[str, Any]] = ()) -> str:
     severity = finding["severity"] if finding["severity"] in ("critical", "warning", "info") else "info"
-    places = "".join(_place(place, shorten, alone=rank > 0) for rank, place in enumerate(finding["where"]))
+    places = "".join(place(each, shorten, alone=rank > 0) for rank, each in enumerate(finding["where"]))
     facts = "".join(f"<dt>{markup(label)}</dt><dd>{content}</dd>" for label, content in _facts(finding, below))
     depth = "" if number.endswith(".") else " explained"
     return (
@@ -188,7 +210,7 @@ def _finding(number: str, finding: dict[str, Any], shorten: Shortener, *, below:
 
 def _facts(finding: dict[str, Any], below: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """Label and ready markup of each line of a finding."""
-    rows = "".join(_evidence(row) for row in finding["evidence"])
+    rows = "".join(evidence(row) for row in finding["evidence"])
     if rows:
         yield "Seen", f"<ul>{rows}</ul>"
     for row in finding.get("disagreements") or ():
@@ -210,25 +232,26 @@ def _facts(finding: dict[str, Any], below: Sequence[dict[str, Any]]) -> Iterator
     yield "Rule", f"<code>{markup(finding['rule'])}</code>"
 
 
-def _evidence(row: dict[str, Any]) -> str:
+def evidence(row: dict[str, Any]) -> str:
+    """A figure that a finding stands on, as an item of a list."""
     metric, value = words.evidence(row)
     source = f" <span class='soft'>({markup(row['source'])})</span>" if row["source"] else ""
     return f"<li>{markup(metric)}: <strong>{markup(value)}</strong>{source}</li>"
 
 
-def _place(place: dict[str, Any], shorten: Shortener, *, alone: bool) -> str:
+def place(row: dict[str, Any], shorten: Shortener, *, alone: bool) -> str:
     """A place with its source: the line `alone`, or with the lines around it."""
-    function = f" <code>{markup(place['function'])}</code>" if place["function"] else ""
-    part = place["share"] if place["share"] is not None and place["share"] < words.WHOLE else None
+    function = f" <code>{markup(row['function'])}</code>" if row["function"] else ""
+    part = row["share"] if row["share"] is not None and row["share"] < words.WHOLE else None
     share = f" <span class='soft'>{markup(words.percent(part))} of it</span>" if part is not None else ""
-    head = f"<p><code>{markup(shorten(place['file'], place['line']))}</code>{function}{share}</p>"
-    source = place.get("source")
+    head = f"<p><code>{markup(shorten(row['file'], row['line']))}</code>{function}{share}</p>"
+    source = row.get("source")
     if not source:
         return head
     lines = "".join(
-        _source_line(number, text, hit=number == place["line"])
+        _source_line(number, text, hit=number == row["line"])
         for number, text in enumerate(source["lines"], start=source["first_line"])
-        if number == place["line"] or not alone
+        if number == row["line"] or not alone
     )
     changed = "<p class='soft'>The file was edited since the run.</p>" if source["changed_since"] else ""
     return f"{head}<pre>{lines}</pre>{changed}"

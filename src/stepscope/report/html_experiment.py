@@ -12,6 +12,7 @@ from typing import Any
 
 from stepscope.report import experiment_words as say
 from stepscope.report import words
+from stepscope.report.comparison_words import signed_percent
 from stepscope.report.escape import markup, one_line
 
 WIDTH, ROW, LEFT, RIGHT, TOP = 960, 34, 330, 16, 12  # of the drawing, in its own units
@@ -139,7 +140,7 @@ def _axis(span: Span, floor: float) -> str:
         place = _x(value, span)
         if span[0] <= math.log(value) <= span[1] and all(abs(place - _x(other, span)) >= APART for other in ticks):
             ticks.append(value)
-    named = ((_x(value, span), markup(say.signed_percent(value))) for value in sorted(ticks))
+    named = ((_x(value, span), markup(signed_percent(value))) for value in sorted(ticks))
     return "".join(f"<text x='{x:.1f}' y='{floor + 18}' text-anchor='middle'>{name}</text>" for x, name in named)
 
 

@@ -27,9 +27,9 @@ def partition(parts: list[dict[str, Any]]) -> str:
             f"<rect x='{left:.1f}' y='0' width='{width:.1f}' height='34' fill='{colour}'><title>{label}</title></rect>"
         )
         if part["share"] >= LABELLED:
-            rects.append(f"<text x='{left + 10:.1f}' y='22' style='fill:#fff;font-weight:600'>{name}</text>")
+            rects.append(f"<text class='on-part' x='{left + 10:.1f}' y='22'>{name}</text>")
         rows.append(
-            f"<tr><th scope='row'><span class='swatch' style='background:{colour}'></span>{name}</th>"
+            f"<tr><th scope='row'><span class='swatch part-{index % len(PART_COLOURS)}'></span>{name}</th>"
             f"<td class='right'>{markup(words.milliseconds(part['ms']))}</td>"
             f"<td class='right'>{markup(words.percent(part['share']))}</td></tr>"
         )

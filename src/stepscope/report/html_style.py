@@ -31,6 +31,7 @@ svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 .bar { border-radius: 5px; overflow: hidden; }
 .bar rect { stroke: var(--page); stroke-width: 2; }
 .swatch { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .5em; }
+.bar .on-part { fill: #fff; font-weight: 600; }
 .series polyline { fill: none; stroke: var(--accent); stroke-width: 1.2; vector-effect: non-scaling-stroke; }
 .series line { stroke: var(--line); }
 .series .median { stroke: var(--soft); stroke-dasharray: 5 4; }
@@ -83,3 +84,4 @@ td.line code { white-space: nowrap; min-width: 0; }
 a { color: var(--accent); }
 @media print { body { max-width: none; } details > * { display: block; } }
 """
+STYLE += "".join(f".part-{at} {{ background: {colour}; }}\n" for at, colour in enumerate(PART_COLOURS))

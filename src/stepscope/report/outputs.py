@@ -2,6 +2,8 @@
 
 Files appear whole or not at all: they are written beside their place and moved over it. Only a run folder's own
 report.json and report.html are ever replaced without being asked; any other existing file needs `--force`.
+
+Which form a page has is its caller's choice (`Render`): `report.html.render`, the plain one, or the dashboard's.
 """
 
 from __future__ import annotations
@@ -23,28 +25,35 @@ from stepscope.report import jsonfile
 if TYPE_CHECKING:
     from rich.console import Console
 
+Render = Callable[[Report], str]  # a report as a page
+
 STDOUT = "-"
 JSON_NAME = "report.json"
 HTML_NAME = "report.html"
 
 
-def write(report: Report, folder: Path) -> tuple[Path, Path]:
+def plain_page(report: Report) -> str:
+    """The report as a page without scripts."""
+    from stepscope.report import html
+
+    return html.render(report)
+
+
+def write(report: Report, folder: Path, render: Render = plain_page) -> tuple[Path, Path]:
     """Write report.json and report.html into the run folder, replacing older ones; returns their paths.
 
     Raises `EnvironmentRefusal` where the folder cannot be written.
     """
-    from stepscope.report import html
-
     paths = folder / JSON_NAME, folder / HTML_NAME
     write_file(paths[0], jsonfile.dumps(report))
-    write_file(paths[1], html.render(report).encode("utf-8"))
+    write_file(paths[1], render(report).encode("utf-8"))
     return paths
 
 
-def refresh(report: Report, folder: Path) -> str | None:
+def refresh(report: Report, folder: Path, render: Render = plain_page) -> str | None:
     """Like `write`, for a folder that may be read-only: returns the page's path, or None if nothing was written."""
     try:
-        return str(write(report, folder)[1])
+        return str(write(report, folder, render)[1])
     except EnvironmentRefusal:
         return None
 
@@ -81,14 +90,12 @@ class Plan:
         own = {(folder / JSON_NAME).resolve(), (folder / HTML_NAME).resolve()} if folder else set()
         check_files({"--json": self.json_file, "--html": self.html_file}, force=self.force, own=own)
 
-    def write(self, report: Report) -> None:
+    def write(self, report: Report, render: Render = plain_page) -> None:
         """Write the files and say so on stderr; `-` goes to stdout."""
-        from stepscope.report import html
-
         if self.json_file is not None:
             emit(self.json_file, jsonfile.dumps(report))
         if self.html_file is not None:
-            emit(self.html_file, html.render(report).encode("utf-8"))
+            emit(self.html_file, render(report).encode("utf-8"))
 
 
 def check_files(files: Mapping[str, str | None], *, force: bool, own: Collection[Path] = ()) -> None:

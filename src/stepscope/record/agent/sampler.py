@@ -1,8 +1,8 @@
 """Stacks from inside, for machines where no other process may look in: a thread reads `sys._current_frames()`.
 
-It starts only when the launcher's `sampler-fallback` file is there, at most 50 times a second with jitter, sums equal
-stacks in memory and writes them every few seconds in py-spy's raw grammar, with a file of times beside them. Whether
-a thread waits cannot be told from inside, so every sample counts as wall time.
+It starts only when a `sampler-fallback` file of the launcher's, or of a notebook, is there, at most 50 times a second
+with jitter, sums equal stacks in memory and writes them every few seconds in py-spy's raw grammar, with a file of times
+beside them. Whether a thread waits cannot be told from inside, so every sample counts as wall time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,16 @@ def maybe_start(agent: Agent) -> bool:
     _sampler = FallbackSampler(agent.config, agent.clock.now, lambda: _is_busy(agent), agent.guard)
     _sampler.start()
     agent.probes.add(_sampler)
+    agent.add_finish_hook(_end, "sampler")
     return True
+
+
+def _end() -> None:
+    """Recording ends, the process may go on: what is pending is written, and the next recording has its own sampler."""
+    global _sampler
+    sampler, _sampler = _sampler, None
+    if sampler is not None:
+        sampler.stop()
 
 
 def _is_busy(agent: Agent) -> bool:
@@ -191,6 +200,8 @@ class FallbackSampler:
         """In a multiprocessing child, before its target: the thread is gone, and what it summed is the parent's."""
         from multiprocessing.util import Finalize
 
+        if self._stopping:  # recording had ended before the fork
+            return
         self._guard = Guard(_ignore, self._config.faults)
         self._lock = threading.Lock()
         self._end = threading.Event()

@@ -20,7 +20,9 @@ from stepscope.report.metrics import (
     replay,
     runs,
     sampled,
+    series,
     telemetry,
+    timeline,
     views,
     workers,
 )
@@ -46,6 +48,8 @@ SECTIONS: tuple[Section, ...] = (
     *pipeline.SECTIONS,
     *comparison.SECTIONS,
     *telemetry.SECTIONS,
+    *series.SECTIONS,
+    *timeline.SECTIONS,
 )
 
 

@@ -1,0 +1,115 @@
+"""A window of the timeline, thinned to the pixels it is drawn on: what is thinner than one is merged with its
+neighbours.
+
+Slices that can be seen stay as they are, however many there are between them; a gap that can be seen stays a gap. Where
+a window would still hold more than can be sent, its bins become wider than a pixel.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.analyze.timeline.index import Timeline
+from stepscope.analyze.timeline.levels import Int64, Items, Level, thinned
+from stepscope.analyze.timeline.parts import KIND
+from stepscope.model.views.timeline import KINDS, TimelineWindow, TrackSlices
+
+MAX_SLICES = 20_000  # of one window
+MAX_WIDTH = 8_000  # pixels
+MAX_NAME = 200  # characters; the detail of a slice has its whole name
+_STEPS = (KIND["step"], KIND["eval_step"])
+
+
+def window(
+    timeline: Timeline,
+    from_ns: int,
+    to_ns: int,
+    width: int,
+    *,
+    worker: str | None = None,
+    limit: int = MAX_SLICES,
+) -> TimelineWindow:
+    """What lies between two moments (ns since the run's first instant), for `width` pixels, of one worker or of all."""
+    to_ns = max(to_ns, from_ns + 1)
+    bin_ns = max((to_ns - from_ns) // min(max(width, 1), MAX_WIDTH), 1)
+    first, last = timeline.track_range(worker)
+    lanes = np.arange(timeline.first_lane[first], timeline.first_lane[last]) if last > first else np.zeros(0, np.int64)
+    items = _level(timeline, bin_ns).between(lanes, from_ns, to_ns)
+    total = int(items.count.sum())
+    found = thinned(items, bin_ns, timeline.kind, limit)
+    names, name = _names(timeline, found)
+    tracks = _by_track(timeline, found, name, from_ns)
+    return TimelineWindow(from_ns, to_ns, names, KINDS, tracks, total)
+
+
+def moments(
+    timeline: Timeline, *, worker: str | None = None, span: int | None = None, steps: tuple[int, int] | None = None
+) -> tuple[int, int]:
+    """First and last instant of what a selection shows; without one of the first trace, else of everything.
+
+    Traces of other workers count as far as they overlap the first one: some were recorded on another day.
+    """
+    process = {name: key for key, name in timeline.workers.items()}.get(worker, worker) if worker else None
+    if steps is not None:
+        chosen = [
+            step for step in timeline.steps if steps[0] <= step.step <= steps[1] and process in (None, step.process)
+        ]
+        if chosen:
+            return chosen[0].from_ns, max(step.to_ns for step in chosen)
+    spans = [
+        each
+        for each in timeline.context.base.spans
+        if len(each) and worker in (None, each.ref.worker) and each.ref.span == (span or 1)
+    ]
+    if not spans:
+        return 0, max(timeline.length_ns, 1)
+    first, last = int(spans[0].start_ns.min()), int(spans[0].end_ns.max())
+    for each in spans[1:]:
+        start, end = int(each.start_ns.min()), int(each.end_ns.max())
+        if start < last and end > first:
+            first, last = min(first, start), max(last, end)
+    return first - timeline.origin_ns, last - timeline.origin_ns
+
+
+def _level(timeline: Timeline, bin_ns: int) -> Level:
+    """The coarsest copy that still shows every bin."""
+    return next(level for level in reversed(timeline.levels) if level.bin_ns <= bin_ns)
+
+
+def _names(timeline: Timeline, items: Items) -> tuple[tuple[str, ...], Int64]:
+    """The names that a window needs, and which of them each item has. A step by itself is called by its number."""
+    position = items.position
+    codes, name = np.unique(timeline.name[position], return_inverse=True)
+    names = [timeline.names[code] for code in codes.tolist()]
+    alone = np.flatnonzero((items.count == 1) & np.isin(timeline.kind[position], _STEPS))
+    numbers = timeline.context.tables.steps["step"] if len(alone) else None
+    for at in alone.tolist():
+        row = int(timeline.id[position[at]]) - timeline.ids.steps
+        name[at] = len(names)
+        names.append(f"step {numbers[row]}" if numbers is not None else "step")
+    return tuple(text if len(text) <= MAX_NAME else text[: MAX_NAME - 1] + "…" for text in names), name
+
+
+def _by_track(timeline: Timeline, items: Items, name: Int64, from_ns: int) -> tuple[TrackSlices, ...]:
+    """The items of each track that has any."""
+    position = items.position
+    track = timeline.track_of(items.lane)
+    depth = items.lane - timeline.first_lane[track]
+    columns = {
+        "start": items.start - from_ns,
+        "duration": items.end - items.start,
+        "depth": depth,
+        "name": name,
+        "kind": timeline.kind[position],
+        "id": np.where(items.count == 1, timeline.id[position], -1),
+        "count": items.count,
+    }
+    numbers, first = np.unique(track, return_index=True)
+    bounds = np.append(first, len(items))
+    return tuple(
+        TrackSlices(
+            key=timeline.tracks[number].key,
+            **{key: tuple(values[begin:end].tolist()) for key, values in columns.items()},
+        )
+        for number, begin, end in zip(numbers.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    )

@@ -1,0 +1,169 @@
+"""`stepscope view`: a dashboard of runs, experiments and traces, in a browser on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepscope.cli.options import (
+    Library,
+    NoCache,
+    NoSource,
+    PathMap,
+    SourceRoot,
+    Steps,
+    TablesFolder,
+    parse_maps,
+    parse_steps,
+)
+from stepscope.errors import EnvironmentRefusal, UsageError
+
+if TYPE_CHECKING:
+    from stepscope.dashboard.server.start import Running
+
+INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
+NICE = 10  # a training on the same machine goes first
+
+
+def view(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN...",
+            help="Run folders, experiments, traces, or folders of them; stepscope-runs by default.",
+            show_default=False,
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", metavar="N", help="The port; 0 is any free one. 6107 by default, or a free one."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Listen at this address, not on this machine alone.")
+    ] = "127.0.0.1",
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Open no browser.")] = False,
+    base_path: Annotated[
+        str,
+        typer.Option("--base-path", metavar="PATH", help="Where a proxy shows it, e.g. /user/ann/proxy/6107."),
+    ] = "/",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host", metavar="NAME", help="A name by which a proxy reaches the server, or NAME:PORT; repeatable."
+        ),
+    ] = None,
+    source_root: SourceRoot = None,
+    map_: PathMap = None,
+    library: Library = None,
+    steps: Steps = None,
+    tables: TablesFolder = None,
+    no_cache: NoCache = False,
+    no_source: NoSource = False,
+) -> None:
+    """Show runs, experiments and traces in a browser, live while a run goes on.
+
+    Takes run folders, experiments, anything `stepscope analyze` reads, and folders of runs, which become a list that
+    can be searched. Nothing is written beside them. The server answers on this machine alone, and only to who has the
+    token in the address that is printed on one line. From elsewhere, forward the port with ssh as the second line says.
+
+    Behind JupyterHub, Open OnDemand or jupyter-server-proxy, name the host that the browser shows with --allow-host and
+    the path with --base-path. Stop it with Ctrl-C.
+    """
+    from stepscope import api
+    from stepscope.cli import settings
+    from stepscope.dashboard import bundle
+    from stepscope.dashboard.server import start
+
+    if tables is not None and no_cache:
+        raise UsageError("--tables and --no-cache contradict each other; give one of them")
+    if port is not None and not 0 <= port < 2**16:
+        raise UsageError(f"--port {port}: not a port; give a number up to 65535, or 0 for any free one")
+    if bundle.folder() is None:
+        raise EnvironmentRefusal(bundle.missing())
+    options = api.ReadOptions(
+        tables=tables,
+        cache=not no_cache,
+        steps=parse_steps(steps),
+        source_roots=tuple(source_root or ()),
+        maps=parse_maps(map_),
+        libraries=tuple(library or ()),
+        ignored=settings.load().ignore,
+        keep=False,
+    )
+    wanted = start.Settings(
+        paths=tuple(runs or _usual()),
+        options=options,
+        host=host,
+        port=port,
+        base_path=base_path,
+        allow_hosts=tuple(allow_host or ()),
+        source=not no_source,
+    )
+    if not start.is_loopback(host):
+        print(f"stepscope: {host} can be reached from other machines, without encryption", file=sys.stderr)
+    _serve(wanted, browser=not no_browser)
+
+
+def _serve(wanted: object, *, browser: bool) -> None:
+    from stepscope.dashboard.server import start
+    from stepscope.dashboard.server.browser import Opener
+
+    assert isinstance(wanted, start.Settings)
+    opener = Opener()
+
+    def ready(running: Running) -> None:
+        # `print` wraps nothing: whoever reads this line gets the address whole
+        print(running.address, flush=True)
+        if _is_remote():
+            print(forwarding(running.port), flush=True)
+        elif browser:
+            opener.open(running.address)
+        with contextlib.suppress(OSError):
+            os.nice(NICE)  # the browser is none of that
+
+    try:
+        start.serve(wanted, ready)
+    except KeyboardInterrupt:
+        opener.close()
+        _leave(INTERRUPTED)
+    opener.close()
+
+
+def _leave(status: int) -> None:
+    """End at once: threads that are reading a large trace would keep the process for as long as that takes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _usual() -> list[Path]:
+    folder = Path("stepscope-runs")
+    if not folder.is_dir():
+        raise UsageError("nothing to show here; name a run, a trace, or a folder of them")
+    return [folder]
+
+
+def _is_remote() -> bool:
+    """Whether the browser is somewhere else: we came here by ssh, a scheduler put us here, or there is no screen."""
+    environ = os.environ
+    if environ.get("SSH_CONNECTION") or environ.get("SLURM_JOB_ID"):
+        return True
+    return sys.platform.startswith("linux") and not (environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"))
+
+
+def forwarding(port: int) -> str:
+    """The command that brings the port to the machine where the browser is."""
+    import getpass
+
+    jump = os.environ.get("SLURM_SUBMIT_HOST") if os.environ.get("SLURM_JOB_ID") else None
+    host = socket.gethostname()
+    through = ["-J", jump] if jump and jump != host else []
+    line = ["ssh", "-N", "-L", f"{port}:127.0.0.1:{port}", *through, f"{getpass.getuser()}@{host}"]
+    return " ".join(shlex.quote(part) for part in line)

@@ -1,0 +1,190 @@
+"""The pages of a run, in the order in which they stand, and how one of them becomes a document.
+
+Each page is a module of this package with `build(context) -> list of blocks` and, where a page can be empty, a cheap
+`empty(context) -> bool`, asked after the run's analysis is there. A page that cannot follow a worker, a span or a range
+of steps shows everything, and the document's scope says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stepscope.dashboard.blocks import Block
+from stepscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepscope import api
+    from stepscope.analyze.views.select import Selection
+    from stepscope.report.places import Shortener
+
+PAGE_SCHEMA = "stepscope.page/1"
+SERVED_ROWS = 1_000
+EMBEDDED_ROWS = 100
+SPAN = "/span"  # between a worker and its number in the key of a span, as in `SpanRef.label`
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is shown. `span` is a number, or the key of a span as `SpanRef.label` has it ("worker0/span2").
+
+    A range of steps is applied before: the run of the context has been read with these steps alone.
+    """
+
+    worker: str | None = None
+    span: str | None = None
+    steps: tuple[int, int] | None = None
+
+
+class Catalog(Protocol):
+    """Other runs that a page may lay beside its own."""
+
+    def runs(self, text: str = "") -> Sequence[Mapping[str, Any]]:
+        """Entries (RunEntry) whose name, command or path holds `text`, newest first."""
+        ...
+
+    def run(self, key: str) -> api.Run:
+        """The run of an entry's `id`, all of it; raises `UsageError` where there is none."""
+        ...
+
+    def experiment(self, key: str) -> Path | None:
+        """The folder of an entry that is an experiment, None of any other."""
+        ...
+
+
+@dataclass(frozen=True)
+class PageContext:
+    """What a page is made from.
+
+    Attributes:
+        run: the run, read with the scope's steps alone.
+        base: the whole run; the same object where no steps are chosen.
+        params: what the page is asked for beside its scope; of a request, so nothing in it can be trusted.
+        catalog: other runs; None in the single-file report.
+        limit: rows that a table may have.
+        key: the run's id in the catalog.
+        source: False quotes no line of source text.
+    """
+
+    run: api.Run
+    base: api.Run
+    scope: Scope = field(default_factory=Scope)
+    params: Mapping[str, str] = field(default_factory=dict)
+    catalog: Catalog | None = None
+    limit: int = SERVED_ROWS
+    embedded: bool = False
+    key: str = "this"
+    revision: int = 0
+    source: bool = True
+
+    @cached_property
+    def shorten(self) -> Shortener:
+        """Paths as people read them, relative to where the run was started."""
+        from stepscope.report.places import Shortener
+
+        run = self.run.analysis.run
+        return Shortener({"cwd": run.cwd, "user_roots": run.user_roots})
+
+    def selection(self, **more: Any) -> Selection:
+        """The scope's worker and span for `Run.table`; `more` are its other fields (group, step, device, name)."""
+        from stepscope.analyze.views.select import Selection
+
+        worker, span = self._span()
+        return Selection(worker=worker, span=span, **more)
+
+    def _span(self) -> tuple[str | None, int | None]:
+        """Worker and number of the span that is asked for; raises `UsageError` for what is none."""
+        worker, given = self.scope.worker, self.scope.span
+        if given is None:
+            return worker, None
+        before, _, digits = given.rpartition(SPAN)
+        if not digits.isdecimal() or len(digits) > 9:
+            raise UsageError(f"span {given[:80]!r}: not a span of this run; choose one of the list")
+        return before or worker, int(digits)
+
+    def choice(self, param: str, known: Sequence[str]) -> str:
+        """The value of a parameter if it is one of `known`, else the first of them."""
+        given = self.params.get(param, "")
+        return given if given in known else known[0]
+
+
+@dataclass(frozen=True)
+class Page:
+    """`follows` are the selectors whose choice changes what the page shows."""
+
+    key: str
+    title: str
+    group: str
+    follows: tuple[str, ...]
+
+    def build(self, context: PageContext) -> list[Block]:
+        """The blocks of the page; raises `UsageError` for parameters that make no sense."""
+        made: list[Block] = self._module().build(context)
+        return made
+
+    def empty(self, context: PageContext) -> bool:
+        """Whether the page has nothing but the reason why; needs the analysis, and is quick once that is there."""
+        asked = getattr(self._module(), "empty", None)
+        return bool(asked(context)) if asked is not None else False
+
+    def _module(self) -> Any:
+        return import_module(f"{__name__}.{self.key}")
+
+
+_EVERY = ("worker", "span", "steps")
+_LIST = (
+    Page("findings", "Findings", "Overview", ("steps",)),
+    Page("steps", "Steps", "Overview", _EVERY),
+    Page("timeline", "Timeline", "Time", _EVERY),
+    Page("flame", "Flame graph", "Time", _EVERY),
+    Page("operators", "Operators", "Work", _EVERY),
+    Page("kernels", "Kernels", "Work", _EVERY),
+    Page("modules", "Modules", "Work", _EVERY),
+    Page("memory", "Memory", "Work", _EVERY),
+    Page("compiles", "Compiles", "Work", ("steps",)),
+    Page("gpu", "GPU summary", "Machine", _EVERY),
+    Page("system", "System", "Machine", ("steps",)),
+    Page("compare", "Compare", "Run", ()),
+    Page("environment", "Environment and trace quality", "Run", ()),
+)
+PAGES: dict[str, Page] = {page.key: page for page in _LIST}
+
+_SELECTORS = {"worker": "worker", "span": "span", "steps": "range of steps"}
+
+
+def page(context: PageContext, key: str) -> dict[str, Any]:
+    """The document of one page; raises `UsageError` for a page that there is not, or a scope that makes no sense."""
+    if key not in PAGES:
+        raise UsageError(f"{key[:80]!r}: no such page; there are {', '.join(PAGES)}")
+    found = PAGES[key]
+    steps = context.scope.steps
+    return {
+        "schema": PAGE_SCHEMA,
+        "page": found.key,
+        "title": found.title,
+        "revision": context.revision,
+        "scope": {
+            "worker": context.scope.worker,
+            "span": context.scope.span,
+            "steps": None if steps is None else list(steps),
+            "follows": list(found.follows),
+            "note": _note(found, context.scope),
+        },
+        "blocks": found.build(context),
+    }
+
+
+def empty(context: PageContext, key: str) -> bool:
+    """Whether a page has nothing to show; needs the analysis, and is quick once that is there."""
+    return PAGES[key].empty(context)
+
+
+def _note(found: Page, scope: Scope) -> str | None:
+    """What of the scope the page cannot follow, in a sentence."""
+    left = [words for name, words in _SELECTORS.items() if getattr(scope, name) and name not in found.follows]
+    return f"This page does not follow the choice of a {' or '.join(left)}: it shows all." if left else None

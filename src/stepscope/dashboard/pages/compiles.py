@@ -1,0 +1,249 @@
+"""What compilers did: compiles by cause, what changed, which steps they took, graph breaks, transfers, metrics.
+
+A run has one such view, of all ranks together, so that the page follows no worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stepscope.dashboard import blocks
+from stepscope.dashboard.blocks import Block
+from stepscope.dashboard.pages import traced
+
+if TYPE_CHECKING:
+    from stepscope.analyze.views.select import Rows
+    from stepscope.dashboard.pages import PageContext
+    from stepscope.model.views.compilers import CompilerFacts, CompilersView
+
+TITLE = "Compiles"
+WARNINGS = 8
+_UNTOLD = "no source of this backend tells"
+_FIGURES = (
+    ("Compiles", "compiles", "count"),
+    ("of them recompiles", "recompiles", "count"),
+    ("Compile time", "compile_ms", "ms"),
+    ("of it in steps", "in_steps_ms", "ms"),
+    ("Longest compile", "longest_ms", "ms"),
+    ("Graph breaks", "graph_breaks", "count"),
+    ("At the limit of versions", "limit_hits", "count"),
+    ("Failed compiles", "failures", "count"),
+    ("Transfers to the host", "transfers", "count"),
+    ("Calls run on the host", "fallbacks", "count"),
+)
+_RARE = ("limit_hits", "failures", "transfers", "fallbacks")  # left out where there are none
+_REASON = (("reason", "text"), ("advice", "hint"))
+_CHANGES = (
+    ("backend", "backend"),
+    ("kind", "kind"),
+    ("why", "cause"),
+    ("step", "step"),
+    ("what", "subject"),
+    ("old", "old"),
+    ("new", "new"),
+    ("line", "file"),
+    ("function", "function"),
+)
+_POINTS = (
+    ("step", "wall_ms"),
+    ("of it compiling", "compile_ms"),
+)
+_LIMITS = (
+    ("since step", "step", "count"),
+    ("before", "before_ms", "ms"),
+    ("steps", "before_steps", "count"),
+    ("after", "after_ms", "ms"),
+    ("steps after", "after_steps", "count"),
+)
+
+
+def empty(context: PageContext) -> bool:
+    """Whether no compiler was seen."""
+    return not _seen(context.run.analysis.compilers)
+
+
+def _seen(view: CompilersView | None) -> bool:
+    return view is not None and bool(view.backends or view.warnings)
+
+
+def build(context: PageContext) -> list[Block]:
+    """The page."""
+    view = context.run.analysis.compilers
+    if view is None or not _seen(view):
+        from stepscope.analyze.views.compiler_tables import NO_COMPILER
+
+        return [traced.absent(context, "compilers", TITLE, NO_COMPILER)]
+    told: Mapping[str, Any] = context.run.report(source=context.source).views["compilers"]
+    return [
+        *(_figures(facts) for facts in view.backends),
+        *_said(told),
+        *_steps(context, view),
+        *_causes(context),
+        *_limits(context, view),
+        *_more(context),
+        *traced.paragraphs(view.notes),
+    ]
+
+
+def _figures(facts: CompilerFacts) -> Block:
+    versions = f" ({', '.join(facts.versions[:2])})" if facts.versions else ""
+    items = [
+        blocks.figure(label, getattr(facts, key), unit, help=blocks.meaning("CompilerFacts", key), missing=_UNTOLD)
+        for label, key, unit in _FIGURES
+        if getattr(facts, key) or (facts.compiles and key not in _RARE)
+    ]
+    return blocks.figures(items, f"{facts.backend}{versions}")
+
+
+def _said(told: Mapping[str, Any]) -> Iterator[Block]:
+    """Warnings in a compiler's own words, and how often it compiled when it should have been done."""
+    from stepscope.report import compiler_words as said
+
+    for row in told["warnings"][:WARNINGS]:
+        text, note = said.warning(row)
+        yield blocks.text(f"{text} ({note})", "warning")
+    texts: list[str | None] = [text for row in told["storms"] for text in said.storm(row)]
+    texts += [said.after_warmup(row) for row in told["steps"]]
+    texts += said.operators(told["causes"])
+    yield from traced.paragraphs(texts, "plain")
+
+
+def _steps(context: PageContext, view: CompilersView) -> Iterator[Block]:
+    """Steps by kind, and each step in which something was compiled."""
+    if view.steps:
+        yield traced.block(context, "compile-steps", view.steps, bars=("compile_ms",))
+    for kind in dict.fromkeys(point.kind for point in view.points):
+        yield from _points(view, kind)
+
+
+def _points(view: CompilersView, kind: str) -> Iterator[Block]:
+    from stepscope.report import words
+
+    points = [point for point in view.points if point.kind == kind]
+    timed = [point for point in points if point.compile_ms]
+    if not timed:
+        return
+    worst = max(timed, key=lambda point: point.compile_ms or 0)
+    parts = [
+        blocks.series(name, "ms", [getattr(point, key) for point in points], role=role)
+        for (name, key), role in zip(_POINTS, ("step", "compile"), strict=True)
+        if any(getattr(point, key) is not None for point in points)
+    ]
+    yield blocks.chart(
+        f"compile-steps-{kind}",
+        f"Steps that compiled, {words.term(kind)}",
+        "bars",
+        sentence=(
+            f"{words.count(len(points))} {words.term(kind)} steps compiled, broke or moved something to the host; step "
+            f"{worst.step} compiled longest, {words.milliseconds(worst.compile_ms)}."
+        ),
+        x=("step", "count", [point.step for point in points]),
+        y=("time", "ms"),
+        y_min=0,
+        series=parts,
+        help=blocks.meaning("CompilerPoint", "compile_ms"),
+        notes=["Only steps in which something was compiled, broken off or moved, of the lead rank."],
+        select="steps",
+    )
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _table(context: PageContext, name: str, group: str | None = None) -> Rows:
+    from stepscope.analyze.views.select import Selection
+
+    return traced.rows(context, name, Selection(group=group))
+
+
+def _causes(context: PageContext) -> Iterator[Block]:
+    found = _table(context, "compiles", "cause")
+    if found.rows:
+        yield _of_causes(context, "compiles", found.rows)
+    else:
+        yield from traced.paragraphs([found.absent])
+    changes = _table(context, "compiles", "change")
+    if changes.rows:
+        yield traced.block(
+            context,
+            "compiles",
+            [_worded(row) for row in changes.rows],
+            id="compile-changes",
+            title="What changed",
+            columns=_CHANGES,
+        )
+
+
+def _worded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with words for the names of kinds and causes."""
+    from stepscope.report import compiler_words, words
+
+    why = compiler_words.CAUSES.get(row["cause"]) or words.term(row["cause"])
+    return {**row, "kind": words.term(row["kind"]), "cause": why or None, "text": row.get("text") or None}
+
+
+def _of_causes(context: PageContext, name: str, rows: Sequence[Mapping[str, Any]]) -> Block:
+    """A table of causes with the compiler's reasons, which quote source lines: not where no source is wanted."""
+    from stepscope.report.compilers_document import without_quotes
+    from stepscope.report.table_columns import SHOWN
+
+    several = len({row["backend"] for row in rows}) > 1
+    shown = [each for each in SHOWN[name].columns if several or each[1] != "backend"]
+    shown += [each for each in _REASON if each[1] not in {key for _, key in shown}]
+    made = [_worded(row) for row in rows]
+    if not context.source:
+        for row in made:
+            row["text"] = without_quotes(row["text"] or "") or None
+    return traced.block(context, name, made, columns=shown, bars=("total_ms",))
+
+
+def _limits(context: PageContext, view: CompilersView) -> Iterator[Block]:
+    """Functions at their limit of versions, with the steps around it."""
+    if not view.limits:
+        return
+    causes = {cause.id: cause for cause in view.causes}
+    rows: list[dict[str, Any]] = []
+    for limit in view.limits:
+        cause = causes.get(limit.cause)
+        where = cause.place if cause is not None else None
+        row: dict[str, Any] = {key: getattr(limit, key) for _, key, _ in _LIMITS}
+        row["function"] = cause.function if cause is not None else None
+        if where is not None:
+            row["place"] = blocks.place(
+                where.file, where.line, where.function, shown=context.shorten(where.file, where.line)
+            )
+        rows.append(row)
+    yield blocks.table(
+        "compile-limits",
+        "Functions at their limit of versions",
+        [
+            blocks.column("place", "Line", place=True),
+            blocks.column("function", "Function", "text"),
+            *(
+                blocks.column(key, traced.heading(label), unit, help=blocks.meaning("EagerAfterLimit", key))
+                for label, key, unit in _LIMITS
+            ),
+        ],
+        rows,
+        limit=context.limit,
+        notes=["Inputs that match no version run eagerly since then. Times are those of steps, compiling left out."],
+    )
+
+
+def _more(context: PageContext) -> Iterator[Block]:
+    """Graph breaks, transfers and metrics; a line for each that there is not."""
+    missing = []
+    for name, label in (("graph-breaks", "Graph breaks"), ("transfers", "Transfers to the host")):
+        found = _table(context, name)
+        if found.rows:
+            yield _of_causes(context, name, found.rows)
+        else:
+            missing.append(blocks.fact(label, blocks.sentence(found.absent or "none")))
+    metrics = _table(context, "xla-metrics")
+    if metrics.rows:
+        yield traced.block(context, "xla-metrics", metrics.rows)
+    else:
+        missing.append(blocks.fact("Metrics of torch_xla", blocks.sentence(metrics.absent or "none")))
+    if missing:
+        yield blocks.facts("Not in this recording", missing)

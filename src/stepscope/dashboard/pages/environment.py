@@ -1,0 +1,210 @@
+"""The page of the environment: what ran where, what the recording could see and what was lost of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stepscope.dashboard import blocks
+from stepscope.dashboard.blocks import Block
+from stepscope.dashboard.pages import PageContext
+from stepscope.dashboard.pages.rows import Col, rows_table
+from stepscope.model import Report
+from stepscope.report import sentences, words
+from stepscope.report.trial import refused, trial_line
+
+MAX_COMMAND = 4_000  # characters: whole, so that it can be copied
+MAX_NESTED = 6  # values of a list or mapping that are shown in a fact
+
+_READING = (
+    ("Traces", "traces", "count"),
+    ("Entries", "events", "count"),
+    ("Mended", "salvaged", "count"),
+    ("Lost", "lost", "count"),
+    ("Overlaps cut", "clipped", "count"),
+    ("Durations repaired", "repaired", "count"),
+    ("Slices of devices", "device_events", "count"),
+    ("Linked to operators", "link_rate", "share"),
+    ("Of CUDA graphs", "graph_share", "share"),
+    ("Without a link", "unlinked_share", "share"),
+    ("Launched before the recording", "before_recording_share", "share"),
+)
+_TRACE = (
+    Col("Rank", "rank", "number"),
+    Col("Trace", "trace"),
+    Col("Recorded by", "owner"),
+    Col("Entries", "events", "count"),
+    Col("Mended", "salvaged", "count", quiet=True),
+    Col("Lost", "lost", "count", quiet=True),
+    Col("Overlaps cut", "clipped", "count", quiet=True),
+    Col("Durations repaired", "repaired", "count", quiet=True),
+    Col("Device time", "device_ns", "ns"),
+    Col("Linked", "link_rate", "share"),
+    Col("Problems", "problems", say=lambda row: "; ".join(row["problems"]) or None),
+)
+_WINDOW = (
+    Col("Rank", "rank", "number"),
+    Col("Trace", "trace"),
+    Col("Opened by", "owner"),
+    Col("Steps", "steps", "count"),
+    Col("Stop", "stop_ms", "ms"),
+    Col("Export", "export_ms", "ms"),
+    Col("Size", "bytes", "bytes"),
+    Col("Step time, times", "overhead_ratio", "number"),
+    Col("Why then", "reason"),
+)
+_SITE = (
+    Col("What", "what"),
+    Col("Line", "place"),
+    Col(
+        "Arguments", "arguments", say=lambda row: ", ".join(f"{key}={value}" for key, value in row["arguments"].items())
+    ),
+    Col("Rank", "rank", "number"),
+)
+_PROCESS = (
+    Col("PID", "pid"),
+    Col("Role", "role", say=lambda row: words.term(row["role"])),
+    Col("Reported", "reported"),
+    Col("Command", "command"),
+    Col("Remedy", "remedy"),
+)
+
+
+def build(context: PageContext) -> list[Block]:
+    """The blocks of the page; of the whole run, whatever is chosen."""
+    report = context.base.report(source=context.source)
+    run = report.run
+    made: list[Block] = [*_notes(report), *_reading(report)]
+    made.append(blocks.facts("The run", _run(context, report)))
+    for title, key in (("Versions", "versions"), ("Hardware", "hardware"), ("Noise", "noise"), ("Git", "git")):
+        rows = list(_flat(run.get(key) or {}))
+        if rows:
+            made.append(blocks.facts(title, rows))
+    made += _counts(report)
+    tables = (
+        ("windows", "Profiler windows", "WindowFacts", _WINDOW, report.views.get("windows")),
+        ("traces", "Traces", "TraceFacts", _TRACE, report.quality.get("traces")),
+        ("processes", "Processes", "ProcessFacts", _PROCESS, report.views.get("processes")),
+        ("sites", "Where the script made things", "Site", _SITE, report.views.get("sites")),
+    )
+    for id, title, record, columns, rows_ in tables:
+        made += rows_table(context, id, title, record, columns, rows_)
+    return made
+
+
+def _notes(report: Report) -> Iterator[Block]:
+    """What was lost, repaired or not seen: before any figure."""
+    warnings = sentences.warnings(report)
+    for text in warnings:
+        yield blocks.text(blocks.sentence(text), "warning")
+    notes = [note["text"] for note in report.quality.get("notes") or () if note["level"] != "warning"]
+    for text in notes:
+        yield blocks.text(blocks.sentence(text), "note")
+    if not warnings and not notes:
+        yield blocks.text("Nothing that the recording should have seen is known to be missing.", "good")
+
+
+def _reading(report: Report) -> list[Block]:
+    """How well the traces could be read and linked."""
+    facts = report.quality.get("reading")
+    if not facts:
+        return []
+    items = [
+        blocks.figure(label, facts[key], unit, help=blocks.meaning("ReadingFacts", key))
+        for label, key, unit in _READING
+        if facts.get(key) is not None
+    ]
+    linked = sentences.links(report) if facts.get("link_rate") is None else None  # else a figure says it
+    said = [blocks.text(blocks.sentence(linked), "note")] if linked else []
+    return [blocks.figures(items, "Quality of the traces"), *said]
+
+
+def _run(context: PageContext, report: Report) -> Iterator[dict[str, Any]]:
+    """What ran, where, and how it ended."""
+    run = report.run
+    if run.get("command"):
+        import shlex
+
+        yield blocks.fact("Command", shlex.join(str(word) for word in run["command"])[:MAX_COMMAND])
+    yield blocks.fact("Folder", str(context.base.folder))
+    for label, key in (("Working directory", "cwd"), ("Name", "name"), ("Tags", "tags"), ("Hosts", "hosts")):
+        if run.get(key):
+            yield blocks.fact(label, _text(run[key]))
+    if run.get("ranks"):
+        world = f" of {run['world_size']}" if run.get("world_size") else ""
+        yield blocks.fact("Ranks", f"{_text(run['ranks'])}{world}")
+    started, ended = run.get("started_ns"), run.get("ended_ns")
+    if started is not None:
+        yield blocks.fact("Started", _date(started))
+        yield blocks.fact("Ended", _date(ended) if ended is not None else None, None if ended else "no end was written")
+    if run.get("exit_status") is not None:
+        yield blocks.fact("Exit status", str(run["exit_status"]), sentences.ended(run["exit_status"]))
+    trial = trial_line(report, context.shorten)
+    if trial:
+        yield blocks.fact("Knobs", trial, "not all were applied" if refused(report) else None)
+    devices = report.views.get("devices")
+    if devices:
+        yield blocks.fact("Trained on", _text(devices))
+    stacks = report.views.get("stacks")
+    if stacks:
+        yield blocks.fact(
+            "Sampled stacks", f"{stacks['samples']:,} by {stacks['source']}, {stacks['rate_hz']:g} a second"
+        )
+
+
+def _counts(report: Report) -> list[Block]:
+    """Counts of the reader."""
+    help_ = blocks.meaning("Quality", "counts")
+    counts = report.quality.get("counts") or {}
+    known = {key: value for key, value in counts.items() if isinstance(value, (int, float))}
+    items = [
+        blocks.figure(_counted(key), value, blocks.unit_of(key) or "count", help=help_)
+        for key, value in known.items()
+        if value
+    ]
+    none = [_counted(key) for key, value in known.items() if not value]
+    made = [blocks.figures(items, "What was read")] if items else []
+    return [*made, blocks.text(f"None of these: {', '.join(none)}.", "note")] if none else made
+
+
+def _counted(key: str) -> str:
+    return words.term(f"{key.removesuffix('_ns')}_time" if key.endswith("_ns") else key)
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[dict[str, Any]]:
+    for key, value in values.items():
+        label = f"{before}{words.term(key)}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{label}: ")
+        else:
+            yield blocks.fact(label, None if value is None or value == [] else _known(str(key), value))
+
+
+def _known(key: str, value: Any) -> str:
+    """A fact in words; figures with the unit that their name carries."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return words.size(value) if key.endswith("bytes") else words.count(value)
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(
+            f"{words.term(key)} {_known(str(key), item)}" for key, item in value.items() if item is not None
+        )
+    if isinstance(value, (list, tuple)):
+        shown = [_text(item) for item in value[:MAX_NESTED]]
+        more = f" and {len(value) - MAX_NESTED} more" if len(value) > MAX_NESTED else ""
+        return ("; " if any("," in text for text in shown) else ", ").join(shown) + more
+    return str(value)
+
+
+def _date(ns: int) -> str:
+    from datetime import datetime, timezone
+
+    try:
+        return datetime.fromtimestamp(ns / 1e9, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return str(ns)

@@ -1,0 +1,246 @@
+"""What came of an experiment: every candidate with its interval, beside what the diagnosis held possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.dashboard import blocks
+from stepscope.dashboard.blocks import Block
+from stepscope.dashboard.pages import PageContext
+from stepscope.dashboard.pages.rows import Col, rows_table
+from stepscope.report import experiment_words as say
+from stepscope.report import words
+
+Row = Mapping[str, Any]
+
+DRAWN = 24  # candidates
+MOST_DRAWN = 0.87  # a ceiling beyond it would take most of the axis to show nothing
+CHANGE_HELP = (
+    "Candidate by baseline, less 1, as the geometric mean over pairs of runs: -5 % takes 5 % less time. The interval "
+    "holds it with 95 %."
+)
+CEILING_HELP = (
+    "The most that the diagnosis held possible, as a change of the step time. A measured gain beyond it says that the "
+    "diagnosis was wrong."
+)
+
+_CANDIDATE = (
+    Col("Candidate", "name"),
+    Col("Verdict", "verdict"),
+    Col("Change of the step time", "change", "share", help=CHANGE_HELP, signed=True),
+    Col("95 %, from", "low", "share", help=CHANGE_HELP, signed=True),
+    Col("to", "high", "share", help=CHANGE_HELP, signed=True),
+    Col("Predicted at best", "ceiling", "share", help=CEILING_HELP, signed=True),
+    Col("Pairs", "pairs", "count"),
+)
+_NOTE = (Col("Candidate", "name"), Col("About", "about"), Col("What to know", "text"))
+_PHASE = (
+    Col("Candidate", "name"),
+    Col("Part of the step", "category", say=lambda row: words.PARTS.get(row["category"], words.term(row["category"]))),
+    Col("Difference", "difference_ms", "ms", bar=True, signed=True),
+    Col("Baseline", "baseline_ms", "ms"),
+    Col("With the change", "candidate_ms", "ms"),
+    Col("95 %, from", "low_ms", "ms", signed=True),
+    Col("to", "high_ms", "ms", signed=True),
+)
+_PAIR = (
+    Col("Candidate", "name"),
+    Col("Pair", "pair", "number"),
+    Col("Baseline", "baseline"),
+    Col("its mean step", "baseline_ms", "ms"),
+    Col("With the change", "candidate"),
+    Col("mean step of that", "candidate_ms", "ms"),
+)
+_EFFECT = (
+    Col("Knob", "name"),
+    Col("Change of the step time", "change", "share", help=CHANGE_HELP, signed=True),
+    Col("95 %, from", "low", "share", help=CHANGE_HELP, signed=True),
+    Col("to", "high", "share", help=CHANGE_HELP, signed=True),
+    Col("Predicted at best", "ceiling", "share", help=CEILING_HELP, signed=True),
+    Col("Runs", "runs", "count"),
+)
+_REASON = (Col("Candidate", "name"), Col("Left out because", "reason"))
+_KNOB = (
+    Col("Candidate", "name"),
+    Col("Knob", "knob"),
+    Col("Value", "value"),
+    Col("Applied", "applied"),
+    Col("Read back", "observed"),
+    Col("Why not", "reason"),
+)
+
+
+def of_run(context: PageContext) -> Row | None:
+    """The experiment that lies beside the run, or in its report."""
+    found = context.base.report(source=context.source).views.get("experiment")
+    return found if isinstance(found, Mapping) else None
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """The document of an experiment's folder; raises `UnreadableInputError`."""
+    from stepscope.report.experiment_document import document
+    from stepscope.report.experiment_document import load as read
+
+    return document(read(folder))
+
+
+def build(context: PageContext, document: Row) -> Iterator[Block]:
+    """The conclusion, the intervals drawn, and the tables behind."""
+    candidates = say.ranked(document)
+    won = bool(say.winners(document))
+    for number, text in enumerate(say.conclusion(document)):
+        yield blocks.text(text, "good" if won and number == 0 else "plain")
+    for text in (*(document.get("notes") or ()), *filter(None, [say.state(document)])):
+        yield blocks.text(blocks.sentence(str(text)), "warning")
+    yield blocks.text(blocks.sentence(say.protocol(document)), "note")
+    yield from _what_to_change(document)
+    yield from _intervals(candidates)
+    rows = [_candidate(row) for row in candidates]
+    yield from rows_table(context, "candidates", "Every candidate against the baseline", "Effect", _CANDIDATE, rows)
+    notes = [note for row in candidates for note in _notes(row)]
+    yield from rows_table(context, "candidate-notes", "What to know of the candidates", "Verdict", _NOTE, notes)
+    yield from _tables(context, document, candidates)
+    for text in say.by_hand(document):
+        yield blocks.text(f"No knob reaches: {text}", "plain")
+    yield from _how(document)
+
+
+def _what_to_change(document: Row) -> Iterator[Block]:
+    best = say.winners(document)
+    lines = best[0].get("change") if best else None
+    if lines:
+        facts = [blocks.fact(f"Change {number}", line) for number, line in enumerate(lines, start=1)]
+        yield blocks.facts("What to change in the script", facts)
+
+
+def _candidate(row: Row) -> dict[str, Any]:
+    """The change as a share: what a ratio adds to 1."""
+    effect = say.headline(row)
+    if row.get("decided_by") == say.MEDIAN:
+        effect = (row.get("effects") or {}).get(say.MEDIAN) or effect
+    return {
+        "name": say.name(row),
+        "verdict": say.verdict(row),
+        **_changes(effect),
+        "ceiling": None if row.get("ceiling") is None else -row["ceiling"],
+        "pairs": row.get("pairs"),
+    }
+
+
+def _notes(row: Row) -> Iterator[dict[str, str]]:
+    """What must be said of a candidate in words."""
+    median = row.get("decided_by") == say.MEDIAN and row.get("headline") != say.MEDIAN
+    for about, text in (
+        ("verdict", str(row.get("text") or "") or None),
+        ("verdict", "the change is that of the median step, by which it was decided" if median else None),
+        ("prediction", say.beyond(row)),
+        ("figure", say.rate_note(row)),
+        ("loss", say.trains_alike(row)),
+        *(("doubt", flag) for flag in say.flags(row)),
+    ):
+        if text:
+            yield {"name": say.name(row), "about": about, "text": text}
+
+
+def _changes(effect: Row | None) -> dict[str, float | None]:
+    found = effect or {}
+    pairs = (("change", "ratio"), ("low", "low"), ("high", "high"))
+    return {name: None if found.get(key) is None else found[key] - 1 for name, key in pairs}
+
+
+def _intervals(candidates: list[Row]) -> Iterator[Block]:
+    """A candidate a line: estimate and interval, and the ceiling of the finding it is from."""
+    drawn = [(row, found) for row in candidates if (found := _candidate(row))["change"] is not None]
+    drawn = [(row, found) for row, found in drawn if row.get("headline") not in say.RATES][:DRAWN]
+    if not drawn:
+        return
+    made = [
+        blocks.series(
+            "measured, with 95 % interval",
+            "share",
+            [found["change"] for _, found in drawn],
+            low=[found["low"] for _, found in drawn],
+            high=[found["high"] for _, found in drawn],
+            role="measured",
+        )
+    ]
+    ceilings = [_drawn_ceiling(found["ceiling"]) for _, found in drawn]
+    if any(value is not None for value in ceilings):
+        made.append(blocks.series("predicted at best", "share", ceilings, role="ceiling"))
+    yield blocks.chart(
+        "intervals",
+        "Change of the step time by candidate",
+        "interval",
+        sentence="; ".join(f"{found['name']}: {found['verdict']}, {say.change(row)}" for row, found in drawn) + ".",
+        x=("candidate", "text", [found["name"] for _, found in drawn]),
+        y=("change of the step time; less is faster", "share"),
+        series=made,
+        help=blocks.help_(CEILING_HELP),
+    )
+
+
+def _drawn_ceiling(value: float | None) -> float | None:
+    return value if value is not None and -MOST_DRAWN < value < 0 else None
+
+
+def _tables(context: PageContext, document: Row, candidates: list[Row]) -> Iterator[Block]:
+    phases = [{**phase, "name": say.name(row)} for row in candidates for phase in row.get("phases") or ()]
+    title = "Where the difference is"
+    yield from rows_table(context, "candidate-phases", title, "PhaseEffect", _PHASE, phases)
+    effects = [
+        {
+            "name": say.main_effect(row)[0],
+            **_changes(row),
+            "ceiling": None if row.get("ceiling") is None else -row["ceiling"],
+            "runs": row.get("runs"),
+        }
+        for row in document.get("main_effects") or ()
+    ]
+    title = "Main effects: a knob over all settings of the others"
+    yield from rows_table(context, "main-effects", title, "MainEffect", _EFFECT, effects)
+    pairs = [
+        _pair(row, number, pair) for row in candidates for number, pair in enumerate(row.get("runs") or (), start=1)
+    ]
+    yield from rows_table(context, "experiment-pairs", "Each pair of runs", "Measure", _PAIR, pairs)
+    knobs = [{**each, "name": say.name(row)} for row in candidates for each in _distinct(row.get("applied") or ())]
+    yield from rows_table(context, "applied", "What became of the knobs", "AppliedKnob", _KNOB, knobs)
+    skipped = [{"name": say.name(row), "reason": row["reason"]} for row in document.get("skipped") or ()]
+    yield from rows_table(context, "skipped", "Left out", "Skipped", _REASON, skipped)
+
+
+def _pair(row: Row, number: int, pair: Row) -> dict[str, Any]:
+    before, after = pair["baseline"], pair["candidate"]
+    return {
+        "name": say.name(row),
+        "pair": number,
+        "baseline": before.get("label"),
+        "baseline_ms": before.get("mean_ms"),
+        "candidate": after.get("label"),
+        "candidate_ms": after.get("mean_ms"),
+    }
+
+
+def _distinct(reports: Iterable[Row]) -> Iterator[Row]:
+    """Once what all runs say alike."""
+    seen = set()
+    for row in reports:
+        key = tuple(str(row.get(name)) for name in ("knob", "value", "applied", "observed", "reason"))
+        if key not in seen:
+            seen.add(key)
+            yield row
+
+
+def _how(document: Row) -> Iterator[Block]:
+    """What the machine lets one see, what was set, and how to repeat it."""
+    smallest = say.noise(document)
+    if smallest:
+        yield blocks.text(smallest, "note")
+    found = document.get("noise") or {}
+    facts = [blocks.fact(name, text) for name, text in found.get("settings") or ()]
+    facts += [blocks.fact(name, text, "left as it is") for name, text in found.get("unchanged") or ()]
+    if document.get("repeat"):
+        facts.append(blocks.fact("Repeat it", document["repeat"]))
+    if facts:
+        yield blocks.facts("How it was measured", facts)

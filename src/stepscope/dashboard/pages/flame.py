@@ -1,0 +1,152 @@
+"""The flame graph: sampled stacks, and operators and kernels of traces by who called them; alone or as a difference.
+
+The document is the one that `stepscope flamegraph` puts into its page (stepscope.flame/1). Trees are drawn with as many
+boxes as a page can take: the thinnest go first, and their time stays with the boxes that lead to them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from stepscope.dashboard import blocks
+from stepscope.dashboard.blocks import Block
+from stepscope.dashboard.pages import traced
+from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
+from stepscope.report.escape import plain
+
+if TYPE_CHECKING:
+    from stepscope.analyze.flame.graph import FlameOptions
+    from stepscope.dashboard.pages import PageContext
+    from stepscope.model.views.flame import FlameGraph
+
+TITLE = "Flame graph"
+BY = (("function", "Function"), ("line", "Line"))
+NOTHING = "no stack was sampled, and no trace holds Python stacks"
+NONE, OTHERS = "", "others"
+MAX_RUNS = 100  # offered to compare with
+# boxes of all trees together, in a page that is served and in a file
+SERVED_BOXES, EMBEDDED_BOXES = 120_000, 20_000
+LEAST_BOXES = 300  # of a tree, however many trees there are
+_OPTION = re.compile(r"^--[a-z]+(?: [^:]{0,200})?: ")  # what an error of the command line begins with
+
+
+def empty(context: PageContext) -> bool:
+    """Whether neither a stack was sampled nor a trace holds Python stacks."""
+    if context.run.tables.stacks.height:
+        return False
+    views = context.run.analysis.views
+    return views is None or not any(row.has_call_stack for row in views.operators)
+
+
+def build(context: PageContext) -> list[Block]:
+    """The page. What cannot be drawn or compared is said in a block of its own."""
+    by = context.choice("by", [key for key, _ in BY])
+    rank, why = _rank(context)
+    made = [*traced.choice(context, "A box is", "by", by, BY), *_others(context, rank)]
+    if why is not None:
+        return [*made, traced.absent(context, "stacks", TITLE, why)]
+    try:
+        document = _document(context, by, rank)
+    except (UsageError, UnreadableInputError, EnvironmentRefusal) as error:  # that a run is still read is none of these
+        return [*made, _refused(context, error)]
+    return [*made, blocks.flame("flame", document, document["trees"][document["first"]]["key"])]
+
+
+def _refused(context: PageContext, error: StepscopeError) -> Block:
+    """An error in the words of a page: without the option of the command line in front."""
+    why = _OPTION.sub("", str(error))
+    if context.params.get("with"):
+        return blocks.empty("No comparison", traced.sentence(why), "Compare runs that were recorded in the same way.")
+    return traced.absent(context, "stacks", TITLE, why if context.run.tables.stacks.height else NOTHING)
+
+
+def _rank(context: PageContext) -> tuple[int | None, str | None]:
+    """The rank of the worker that is asked for, or why there is none."""
+    worker = context.scope.worker or (context.scope.span or "").rpartition("/span")[0] or None
+    if worker is None:
+        return None, None
+    views = context.run.analysis.views
+    known = {plain(item.span.worker): item.span.rank for item in (views.spans if views is not None else ())}
+    known |= {plain(info.process): info.rank for info in context.run.tables.ranks}
+    rank = known.get(plain(worker))
+    sampled = _sampled_ranks(context)
+    if rank is None or (sampled and rank not in sampled):
+        return None, f"no stack of {worker} was sampled: choose another worker, or all"
+    return rank, None
+
+
+def _sampled_ranks(context: PageContext) -> list[int]:
+    ranks = context.run.tables.stacks["rank"].drop_nulls().unique().sort()
+    return [int(rank) for rank in ranks]
+
+
+def _others(context: PageContext, rank: int | None) -> list[Block]:
+    """What this run may be compared with: other runs, or, of one rank, the others."""
+    if context.embedded:
+        return []
+    options = [(NONE, "nothing")]
+    if rank is not None and len(_sampled_ranks(context)) > 1:
+        options.append((OTHERS, "the mean of the other ranks"))
+    entries = context.catalog.runs()[: MAX_RUNS + 1] if context.catalog is not None else ()
+    runs = [entry for entry in entries if entry["id"] != context.key and entry["kind"] != "experiment"]
+    options += [(str(entry["id"]), str(entry["name"])) for entry in runs[:MAX_RUNS]]
+    given = context.params.get("with", NONE)
+    if given not in dict(options):
+        options.append((given, given))  # further down the list of runs, or no run at all
+    return traced.choice(context, "Compare with", "with", given, options)
+
+
+# ---- the document ----------------------------------------------------------------------------------------------------
+
+
+def _document(context: PageContext, by: str, rank: int | None) -> dict[str, Any]:
+    """The stepscope.flame/1 document; the last few of a run are kept, because drawing takes a while."""
+    other = NONE if context.embedded else context.params.get("with", NONE)
+    most = EMBEDDED_BOXES if context.embedded else SERVED_BOXES
+    key = ("flame", by, rank, other, most, context.source)
+    return traced.kept(context.run, key, lambda: _drawn(_drawer(context, other), _options(context, by, rank), most))
+
+
+def _options(context: PageContext, by: str, rank: int | None) -> FlameOptions:
+    from stepscope.analyze.flame.graph import FlameOptions
+    from stepscope.analyze.sampled.selection import StackSelection
+
+    return FlameOptions(selection=StackSelection(rank=rank), by=by, source=context.source)
+
+
+def _drawer(context: PageContext, other: str) -> Callable[[FlameOptions], FlameGraph]:
+    """What draws the graph: of the run, or of the run against something else."""
+    if other == OTHERS:
+        rank, _ = _rank(context)
+        if rank is not None:
+            return lambda options: context.run.flame_rank_diff(rank, options)
+    elif other != NONE and context.catalog is not None:
+        against = context.catalog.run(other)
+        return lambda options: context.run.flame_diff(against, options)
+    return lambda options: context.run.flame_graph(options)
+
+
+def _drawn(draw: Callable[[FlameOptions], FlameGraph], options: FlameOptions, most: int) -> dict[str, Any]:
+    """The document with at most about `most` boxes: drawn once more with fewer where there are more."""
+    from stepscope.report.flame.document import document
+
+    graph = draw(options)
+    sizes = [len(tree.parent) for tree in graph.trees]
+    if sum(sizes) > most:
+        fewer = replace(options.limits, max_nodes=_fitting(sizes, most) - 1)  # beside the root
+        graph = draw(replace(options, limits=fewer))
+    return document(graph)
+
+
+def _fitting(sizes: Sequence[int], most: int) -> int:
+    """The largest number of boxes a tree may have so that all together have `most`."""
+    left, count = most, len(sizes)
+    for size in sorted(sizes):
+        if size * count > left:
+            return max(LEAST_BOXES, left // count)
+        left -= size
+        count -= 1
+    return max(sizes)

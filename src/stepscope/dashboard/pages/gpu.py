@@ -1,0 +1,240 @@
+"""GPU summary: how well each device was used, over time and in figures, and what ranks exchange and wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from stepscope.dashboard import blocks
+from stepscope.dashboard.blocks import Block
+from stepscope.dashboard.pages import gpu_exchange, traced
+from stepscope.report.escape import plain
+
+if TYPE_CHECKING:
+    from stepscope.dashboard.pages import PageContext
+    from stepscope.model.views.operators import OperatorRow
+    from stepscope.model.views.overview import Counter, GpuSummary
+
+TITLE = "GPU summary"
+SYNC = "gpu"
+_FIGURES = (
+    ("Utilisation", "utilization_pct"),
+    ("SM efficiency", "sm_efficiency_pct"),
+    ("Achieved occupancy", "achieved_occupancy_pct"),
+    ("Tensor cores", "tensor_core_pct"),
+    ("Could use tensor cores", "tensor_core_eligible_pct"),
+)
+_MISSING = "the trace holds no launch configuration or no link that tells"
+# chart -> (title, heading and unit of y, metrics with names and roles)
+_CHARTS = (
+    (
+        "use",
+        "Use over time",
+        ("mean of the bucket", "pct"),
+        (("utilization_pct", "utilisation", "utilisation"), ("sm_efficiency_pct", "SM efficiency", "sm_efficiency")),
+    ),
+    (
+        "queue",
+        "Launches that wait for the device",
+        ("launches", "number"),
+        (("queue_length", "queue length", "launch"),),
+    ),
+    ("copies", "Copies", ("bytes a second", "bytes_per_s"), (("copy_bytes_per_s", "copies", "copies"),)),
+)
+_ELIGIBLE = (
+    ("operator", "name"),
+    ("calls", "calls"),
+    ("device self", "device_self_ns"),
+    ("on tensor cores", "tensor_core_self_pct"),
+    ("line", "file"),
+)
+_TIMES = (
+    ("first to last", "total_ns", "ns"),
+    ("busy", "busy_ns", "ns"),
+    ("compute", "compute_ns", "ns"),
+    ("communication", "communication_ns", "ns"),
+    ("exposed communication", "exposed_communication_ns", "ns"),
+    ("copies", "memcpy_ns", "ns"),
+    ("exposed copies", "exposed_memcpy_ns", "ns"),
+    ("idle", "idle_ns", "ns"),
+    ("busy share", "busy_share", "share"),
+    ("slices", "events", "count"),
+)
+
+
+def empty(context: PageContext) -> bool:
+    """Whether no trace holds work of a device, nor collectives."""
+    views = context.run.analysis.views
+    return views is None or not (any(span.gpus for span in views.spans) or gpu_exchange.known(views))
+
+
+def build(context: PageContext) -> list[Block]:
+    """The page; raises `UsageError` for a scope that names no span."""
+    found = traced.chosen(context, "gpus", TITLE)
+    views = context.run.analysis.views
+    exchange = [*gpu_exchange.made(context, views)] if views is not None else []
+    if found.absent is not None:
+        return [found.absent, *exchange]
+    gpus = [gpu for item in found.spans for gpu in item.gpus]
+    if not gpus or views is None:
+        return [traced.absent(context, "gpus", TITLE, "this trace holds no kernels of a device"), *exchange]
+    one = _one(context, gpus)
+    several = len({gpu.span for gpu in gpus}) > 1
+    options = [(_key(gpu), _label(gpu, several=several)) for gpu in gpus]
+    refs = {item.span for item in found.spans}
+    own = [each for each in views.counters if each.span == one.span and each.device == one.gpu.device]
+    return [
+        *traced.choice(context, "GPU", "gpu", _key(one), options),
+        _figures(one, _label(one, several=several)),
+        *_charts(own),
+        *_compared(context, gpus),
+        *_times(context, {ref.trace for ref in refs}),
+        *_eligible(context, views.operators if found.single is None else found.single.operators),
+        *exchange,
+    ]
+
+
+def _key(gpu: GpuSummary) -> str:
+    return plain(f"{gpu.span.label}:{gpu.gpu.device}")
+
+
+def _label(gpu: GpuSummary, *, several: bool) -> str:
+    """The device, and the span where there are several."""
+    name = f" {gpu.gpu.name}" if gpu.gpu.name else ""
+    of = f" ({gpu.span.worker}, span {gpu.span.span})" if several else ""
+    return f"GPU {gpu.gpu.device}{name}{of}"
+
+
+def _one(context: PageContext, gpus: Sequence[GpuSummary]) -> GpuSummary:
+    by_key = {_key(gpu): gpu for gpu in gpus}
+    return by_key[context.choice("gpu", list(by_key))]
+
+
+def _figures(gpu: GpuSummary, title: str) -> Block:
+    items = [
+        blocks.figure(label, getattr(gpu, key), "pct", help=blocks.meaning("GpuSummary", key), missing=_MISSING)
+        for label, key in _FIGURES
+    ]
+    items.append(blocks.figure("Kernels", gpu.kernels, "count", help=blocks.meaning("GpuSummary", "kernels")))
+    items.append(blocks.figure("Time looked at", gpu.window_ns, "ns", help=blocks.meaning("GpuSummary", "window_ns")))
+    for label, key, unit in (("Memory", "memory_bytes", "bytes"), ("Multiprocessors", "multiprocessors", "count")):
+        value = getattr(gpu.gpu, key)
+        if value is not None:
+            items.append(blocks.figure(label, value, unit, help=blocks.meaning("GpuProperties", key)))
+    return blocks.figures(items, title)
+
+
+def _charts(counters: Sequence[Counter]) -> Iterator[Block]:
+    """The device over time."""
+    from stepscope.report.table_columns import USE
+
+    by_metric = {each.metric: each for each in counters}
+    for name, title, y, metrics in _CHARTS:
+        known = [(by_metric[metric], label, role) for metric, label, role in metrics if metric in by_metric]
+        if not known:
+            continue
+        first = known[0][0]
+        percent = y[1] == "pct"
+        yield blocks.chart(
+            f"gpu-{name}",
+            title,
+            "line",
+            sentence=_sentence([(label, each) for each, label, _ in known]),
+            x=("since the start", "ns", [at * first.bucket_ns for at in range(len(first.values))]),
+            y=y,
+            y_min=0,
+            y_max=100 if percent else None,
+            series=[blocks.series(label, y[1], each.values, role=role) for each, label, role in known],
+            help=blocks.meaning("GpuSummary", "utilization_pct")
+            if percent
+            else blocks.meaning("CounterPoint", "value"),
+            notes=[USE] if percent else [],
+            sync=SYNC,
+        )
+
+
+def _sentence(known: Sequence[tuple[str, Counter]]) -> str:
+    """Where each series is highest."""
+    from stepscope.report import words
+
+    said = []
+    for label, each in known:
+        top = max(range(len(each.values)), key=each.values.__getitem__, default=None)
+        if top is not None:
+            when = words.nanoseconds(top * each.bucket_ns)
+            said.append(f"{label}: at most {_amount(each.values[top], each.unit)}, {when} after the start")
+    return f"{'; '.join(said)}." if said else "No value."
+
+
+def _amount(value: float, unit: str) -> str:
+    from stepscope.report import words
+
+    return f"{words.size(value)}/s" if unit == "bytes/s" else f"{words.number(value)} {unit}"
+
+
+def _compared(context: PageContext, gpus: Sequence[GpuSummary]) -> Iterator[Block]:
+    """All devices beside each other, where there are several."""
+    if len(gpus) < 2:
+        return
+    top = gpus[: traced.TOP * 2]
+    names = [f"{gpu.span.label} GPU {gpu.gpu.device}" for gpu in top]
+    yield blocks.chart(
+        "gpu-cores",
+        "Kernel time on tensor cores",
+        "bars",
+        sentence=f"Kernel time on tensor cores, and what could be on them, of {len(top)} of {len(gpus)} GPUs.",
+        x=("GPU", "text", names),
+        y=("share of kernel time", "pct"),
+        y_min=0,
+        y_max=100,
+        series=[
+            blocks.series("on tensor cores", "pct", [gpu.tensor_core_pct for gpu in top]),
+            blocks.series("below operators that could", "pct", [gpu.tensor_core_eligible_pct for gpu in top]),
+        ],
+        help=blocks.meaning("GpuSummary", "tensor_core_pct"),
+    )
+    yield traced.block(context, "gpus", gpus, title="All GPUs")
+
+
+def _times(context: PageContext, traces: set[str]) -> Iterator[Block]:
+    """What the devices did in the traces, by kind."""
+    from stepscope.report import sentences
+
+    report = context.run.report(source=context.source)
+    keys = ("label", *(key for _, key, _ in _TIMES))
+    found = [row for row in sentences.device_rows(report) if row["trace"] in traces]
+    rows = [{key: row[key] for key in keys} for row in found]
+    if not rows:
+        return
+    yield blocks.table(
+        "device-time",
+        "Device time by kind",
+        [
+            blocks.column("label", "Trace", "text"),
+            *(
+                blocks.column(key, traced.heading(label), unit, help=blocks.meaning("DeviceTime", key))
+                for label, key, unit in _TIMES
+            ),
+        ],
+        rows,
+        limit=context.limit,
+        notes=["Compute, exposed communication, exposed copies and idle sum to first to last."],
+    )
+
+
+def _eligible(context: PageContext, rows: Sequence[OperatorRow]) -> Iterator[Block]:
+    """Operators that could use tensor cores, with how much of them does."""
+    found = [row for row in rows if row.tensor_core_eligible and row.device_self_ns]
+    if not found:
+        return
+    yield traced.block(
+        context,
+        "operators",
+        found,
+        id="eligible",
+        title="Operators that could use tensor cores",
+        own_notes=False,
+        columns=_ELIGIBLE,
+        bars=("device_self_ns",),
+        links={"name": blocks.cell_link("operators", "operator", "name")},
+    )

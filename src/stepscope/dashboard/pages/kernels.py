@@ -1,0 +1,149 @@
+"""Kernels: calls, durations, launch configuration, tensor cores, and the user's lines by the device time they cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from stepscope.dashboard import blocks
+from stepscope.dashboard.blocks import Block
+from stepscope.dashboard.pages import device_lines, traced
+from stepscope.dashboard.pages.traced import Chosen
+
+if TYPE_CHECKING:
+    from stepscope.dashboard.pages import PageContext
+    from stepscope.model.views.operators import KernelRow
+
+TITLE = "Kernels"
+GROUPS = (("name", "Name"), ("launch", "Launch: operator, grid, block, registers"))
+EVERY = ""
+_COLUMNS = (
+    ("kernel", "short_name"),
+    ("operator", "operator"),
+    ("grid", "grid"),
+    ("block", "block"),
+    ("registers", "registers"),
+    ("shared memory", "shared_memory_bytes"),
+    ("calls", "calls"),
+    ("total", "total_ns"),
+    ("share", "share"),
+    ("mean", "mean_ns"),
+    ("max", "max_ns"),
+    ("line", "file"),
+    ("min", "min_ns"),
+    ("blocks/SM", "blocks_per_sm"),
+    ("occupancy", "occupancy_pct"),
+    ("tensor cores", "tensor_cores"),
+    ("launch delay", "launch_delay_ns"),
+)
+
+
+def empty(context: PageContext) -> bool:
+    """Whether no trace holds kernels."""
+    views = context.run.analysis.views
+    return views is None or not views.kernels
+
+
+def build(context: PageContext) -> list[Block]:
+    """The page; raises `UsageError` for a scope that names no span."""
+    found = traced.chosen(context, "kernels", TITLE)
+    if found.absent is not None:
+        return [found.absent]
+    group = context.choice("group", [key for key, _ in GROUPS])
+    devices = _devices(found)
+    device = context.choice("device", [EVERY, *devices])
+    rows = _rows(context, found, group, device)
+    operator = context.params.get("operator")
+    notes = [*found.notes()]
+    if operator and not context.embedded:
+        rows = [row for row in rows if blocks.cell(row.operator) == operator]
+        notes.append(blocks.text(f"Only kernels that {operator} launched most of.", "note"))
+    made = [
+        *notes,
+        *traced.choice(context, "Group by", "group", group, GROUPS),
+        *traced.choice(context, "Device", "device", device, _options(devices)),
+    ]
+    if not rows:
+        return [*made, blocks.text("No kernel of this choice ran.", "note")]
+    table = traced.block(
+        context,
+        "kernels",
+        rows,
+        columns=_COLUMNS,
+        bars=("total_ns",),
+        links={"operator": blocks.cell_link("operators", "operator", "operator")},
+    )
+    return [*made, *_cores(found), _chart(rows), table, *device_lines.made(context, device_lines.DEVICE)]
+
+
+def _rows(context: PageContext, found: Chosen, group: str, device: str) -> Sequence[KernelRow]:
+    views = context.run.analysis.views
+    if group == "name" and device == EVERY and views is not None:
+        one = found.single
+        return views.kernels if one is None else one.kernels
+    number = int(device) if device != EVERY else None
+    rows: Sequence[KernelRow] = traced.rows(context, "kernels", found.selection(group=group, device=number)).rows
+    return rows
+
+
+def _devices(found: Chosen) -> list[str]:
+    spans = found.spans if found.single is None else (found.single,)
+    return [str(number) for number in sorted({gpu.gpu.device for item in spans for gpu in item.gpus})]
+
+
+def _options(devices: Sequence[str]) -> list[tuple[str, str]]:
+    """None where there is one device only."""
+    return [(EVERY, "All"), *((number, number) for number in devices)] if len(devices) > 1 else []
+
+
+def _cores(found: Chosen) -> Iterator[Block]:
+    """How much of the kernels' time tensor cores could take and do, of the one GPU that there is."""
+    gpus = [gpu for item in found.spans for gpu in item.gpus]
+    if len(gpus) != 1:
+        return
+    keys = (
+        ("Kernel time on tensor cores", "tensor_core_pct"),
+        ("Below operators that could use them", "tensor_core_eligible_pct"),
+        ("Achieved occupancy", "achieved_occupancy_pct"),
+    )
+    missing = "the trace does not tell"
+    yield blocks.figures(
+        blocks.figure(label, getattr(gpus[0], key), "pct", help=blocks.meaning("GpuSummary", key), missing=missing)
+        for label, key in keys
+    )
+
+
+def _chart(rows: Sequence[KernelRow]) -> Block:
+    """The kernels with most time; those on tensor cores set apart."""
+    from stepscope.report import words
+
+    top = sorted(rows, key=lambda row: -row.total_ns)[: traced.TOP]
+    first = top[0]
+    parts = [
+        blocks.series(name, "ns", [row.total_ns if row.tensor_cores is wanted else None for row in top], role=role)
+        for name, wanted, role in (
+            ("on tensor cores", True, "tensor_cores"),
+            ("not on tensor cores", False, "kernel"),
+        )
+        if any(row.tensor_cores is wanted for row in top)
+    ]
+    return blocks.chart(
+        "kernels-top",
+        "Kernels with most time",
+        "stacked_bars",
+        sentence=(
+            f"Of {len(rows)} rows {first.short_name} takes most time, {words.nanoseconds(first.total_ns)}: "
+            f"{words.percent(first.share)} of all kernel time."
+        ),
+        x=("kernel", "text", [_name(row) for row in top]),
+        y=("total time", "ns"),
+        y_min=0,
+        series=parts,
+        help=blocks.meaning("KernelRow", "total_ns"),
+    )
+
+
+def _name(row: KernelRow) -> str:
+    if row.grid is None:
+        return row.short_name
+    return f"{row.short_name} {row.grid}x{row.block}"

@@ -1,0 +1,139 @@
+"""Time by nn.Module as a tree, forward and backward, on the host and on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from stepscope.dashboard import blocks
+from stepscope.dashboard.blocks import Block
+from stepscope.dashboard.pages import traced
+from stepscope.dashboard.pages.traced import Chosen
+
+if TYPE_CHECKING:
+    from stepscope.dashboard.pages import PageContext
+    from stepscope.model.views.modules import ModuleNode, ModuleTree
+
+TITLE = "Modules"
+OPEN_DEPTH = 2  # levels that are unfolded at first
+_COLUMNS = (
+    ("module", "name"),
+    ("class", "module"),
+    ("calls", "calls"),
+    ("calls a step", "calls_per_step"),
+    ("device self", "device_self_ns"),
+    ("device total", "device_total_ns"),
+    ("device, backward", "backward_device_total_ns"),
+    ("host self", "host_self_ns"),
+    ("host total", "host_total_ns"),
+    ("host, backward", "backward_host_total_ns"),
+    ("operators", "operators"),
+)
+
+
+def empty(context: PageContext) -> bool:
+    """Whether no trace holds modules."""
+    views = context.run.analysis.views
+    return views is None or views.modules is None
+
+
+def build(context: PageContext) -> list[Block]:
+    """The page; raises `UsageError` for a scope that names no span."""
+    found = traced.chosen(context, "modules", TITLE)
+    if found.absent is not None:
+        return [found.absent]
+    nodes, tree = _nodes(context, found)
+    if not nodes:
+        return [traced.absent(context, "modules", TITLE, "this trace holds no modules: record with with_stack=True")]
+    shown, notes = _cut(nodes, context.limit)
+    return [
+        *found.notes(),
+        *_figures(tree),
+        _chart(nodes),
+        traced.block(
+            context,
+            "modules",
+            shown,
+            columns=_COLUMNS,
+            bars=("device_total_ns", "host_total_ns"),
+            open_depth=OPEN_DEPTH,
+            total=len(nodes),
+            notes=notes,
+        ),
+    ]
+
+
+def _nodes(context: PageContext, found: Chosen) -> tuple[Sequence[ModuleNode], ModuleTree | None]:
+    """The nodes of the span, and the tree they are of where it is that of all spans."""
+    views = context.run.analysis.views
+    if found.whole and views is not None and views.modules is not None:
+        return views.modules.nodes, views.modules
+    nodes: Sequence[ModuleNode] = traced.rows(context, "modules", found.selection()).rows
+    return nodes, None
+
+
+def _cut(nodes: Sequence[ModuleNode], limit: int) -> tuple[Sequence[ModuleNode], list[str]]:
+    """As many whole levels as fit, because a row without those above it is in no tree."""
+    if len(nodes) <= limit:
+        return nodes, []
+    depth = max(node.depth for node in nodes)
+    shown = list(nodes)
+    while len(shown) > limit and depth > 0:
+        depth -= 1
+        shown = [node for node in shown if node.depth <= depth]
+    words = f"The first {depth + 1} levels of {len(nodes)} modules; stepscope analyze --table modules lists all."
+    return shown[:limit], [words]
+
+
+def _figures(tree: ModuleTree | None) -> Iterator[Block]:
+    """How much of the device's time the tree explains."""
+    if tree is None:
+        return
+    missing = "no trace holds work of a device"
+    items = [
+        blocks.figure(label, getattr(tree, key), unit, help=blocks.meaning("ModuleTree", key), missing=why)
+        for label, key, unit, why in (
+            ("Device time", "device_ns", "ns", missing),
+            ("Launched by no module", "unattributed_device_ns", "ns", missing),
+            ("Backward pass linked", "backward_linked_share", "share", "no operator of the backward pass is linked"),
+            ("Profiled steps", "steps", "count", "no step is marked"),
+        )
+    ]
+    yield blocks.figures(items)
+
+
+def _chart(nodes: Sequence[ModuleNode]) -> Block:
+    """The modules with most self time, forward and backward."""
+    from stepscope.report import words
+
+    where = "device" if any(node.device_self_ns for node in nodes) else "host"
+    forward, backward = f"{where}_self_ns", f"backward_{where}_self_ns"
+
+    def both(node: ModuleNode) -> int:
+        return (getattr(node, forward) or 0) + (getattr(node, backward) or 0)
+
+    top = sorted(nodes, key=lambda node: -both(node))[: traced.TOP]
+    first = top[0]
+    parts = [blocks.series("forward", "ns", [getattr(node, forward) for node in top], role="forward")]
+    if any(getattr(node, backward) is not None for node in top):
+        parts.append(blocks.series("backward", "ns", [getattr(node, backward) for node in top], role="backward"))
+    told = [f"{words.nanoseconds(getattr(first, forward))} forward"]
+    if getattr(first, backward) is not None:
+        told.append(f"{words.nanoseconds(getattr(first, backward))} backward")
+    return blocks.chart(
+        "modules-top",
+        f"Modules with most {where} self time",
+        "stacked_bars",
+        sentence=f"Of {len(nodes)} modules {first.path} has most {where} self time: {' and '.join(told)}.",
+        x=("module", "text", _names(top)),
+        y=("self time", "ns"),
+        y_min=0,
+        series=parts,
+        help=blocks.meaning("ModuleNode", forward),
+    )
+
+
+def _names(nodes: Sequence[ModuleNode]) -> list[str]:
+    """Their own names, with the module around them where two have one name."""
+    names = [node.name for node in nodes]
+    return ["/".join(node.path.split("/")[-2:]) if names.count(node.name) > 1 else node.name for node in nodes]

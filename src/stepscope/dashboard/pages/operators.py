@@ -1,0 +1,150 @@
+"""Operators: calls, host and device time, memory and tensor cores, by name or by input shapes; and of one operator that
+was clicked on the call stacks behind it and the kernels it launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stepscope.dashboard import blocks
+from stepscope.dashboard.blocks import Block
+from stepscope.dashboard.pages import device_lines, traced
+from stepscope.dashboard.pages.traced import Chosen
+
+if TYPE_CHECKING:
+    from stepscope.dashboard.pages import PageContext
+    from stepscope.model.views.operators import OperatorRow
+
+TITLE = "Operators"
+NO_OPERATORS = "this trace holds no operators: record with ProfilerActivity.CPU"
+GROUPS = (("name", "Name"), ("shapes", "Name and input shapes"))
+_COLUMNS = (
+    ("operator", "name"),
+    ("shapes", "shapes"),
+    ("calls", "calls"),
+    ("device self", "device_self_ns"),
+    ("device total", "device_total_ns"),
+    ("host self", "host_self_ns"),
+    ("host total", "host_total_ns"),
+    ("tensor cores", "tensor_core_self_pct"),
+    ("line", "file"),
+    ("calls a step", "calls_per_step"),
+    ("runtime calls", "runtime_ns"),
+    ("host memory", "self_memory_bytes"),
+    ("device memory", "self_device_memory_bytes"),
+)
+_LAUNCHED = (
+    ("kernel", "short_name"),
+    ("grid", "grid"),
+    ("block", "block"),
+    ("calls", "calls"),
+    ("total", "total_ns"),
+    ("mean", "mean_ns"),
+    ("max", "max_ns"),
+    ("blocks/SM", "blocks_per_sm"),
+    ("occupancy", "occupancy_pct"),
+    ("tensor cores", "tensor_cores"),
+    ("launch delay", "launch_delay_ns"),
+)
+
+
+def empty(context: PageContext) -> bool:
+    """Whether no trace holds operators."""
+    views = context.run.analysis.views
+    return views is None or not views.operators
+
+
+def build(context: PageContext) -> list[Block]:
+    """The page; raises `UsageError` for a scope that names no span."""
+    found = traced.chosen(context, "operators", TITLE)
+    if found.absent is not None:
+        return [found.absent]
+    group = context.choice("group", [key for key, _ in GROUPS])
+    rows = _rows(context, found, group)
+    if not rows:
+        return [traced.absent(context, "operators", TITLE, NO_OPERATORS)]
+    one = context.params.get("operator")
+    if one is not None:  # long and odd names come as they are shown
+        one = next((row.name for row in rows if blocks.cell(row.name) == one), one)
+    by = "device_self_ns" if rows[0].device_self_ns is not None else "host_self_ns"
+    return [
+        *found.notes(),
+        *(_of_one(context, found, one) if one and not context.embedded else ()),
+        *traced.choice(context, "Group by", "group", group, GROUPS),
+        _chart(rows, by),
+        traced.block(
+            context,
+            "operators",
+            rows,
+            sort=by,
+            columns=_COLUMNS,
+            bars=("device_self_ns", "host_self_ns"),
+            links={"name": blocks.cell_link("operators", "operator", "name", {"group": group})},
+        ),
+        *device_lines.made(context, device_lines.HOST),
+    ]
+
+
+def _rows(context: PageContext, found: Chosen, group: str) -> Sequence[OperatorRow]:
+    views = context.run.analysis.views
+    if group != "name" or views is None:
+        rows: Sequence[OperatorRow] = traced.rows(context, "operators", found.selection(group=group)).rows
+        return rows
+    one = found.single
+    return views.operators if one is None else one.operators
+
+
+def _chart(rows: Sequence[OperatorRow], by: str) -> Block:
+    """The operators with most self time, on the device where the trace holds one."""
+    from stepscope.report import words
+
+    top = sorted(rows, key=lambda row: -(getattr(row, by) or 0))[: traced.TOP]
+    where = "device" if by == "device_self_ns" else "host"
+    first, names = top[0], _names(top)
+    most = words.nanoseconds(getattr(first, by))
+    host = [row.host_self_ns for row in top]
+    shown = [blocks.series("host self time", "ns", host, role="host")]
+    if where == "device":
+        shown.insert(0, blocks.series("device self time", "ns", [row.device_self_ns for row in top], role="kernel"))
+    return blocks.chart(
+        "operators-top",
+        f"Operators with most {where} self time",
+        "bars",
+        sentence=f"Of {len(rows)} rows {first.name} has most {where} self time, {most}.",
+        x=("operator", "text", names),
+        y=("self time", "ns"),
+        y_min=0,
+        series=shown,
+        help=blocks.meaning("OperatorRow", by),
+    )
+
+
+def _names(rows: Sequence[OperatorRow]) -> list[str]:
+    return [row.name if row.shapes is None else f"{row.name} {row.shapes}" for row in rows]
+
+
+def _of_one(context: PageContext, found: Chosen, name: str) -> list[Block]:
+    """What lies behind one operator, and what it launched."""
+    stacks = traced.rows(context, "stacks", found.selection(name=name))
+    made = [blocks.text(f"One operator: {name}")]
+    if stacks.rows:
+        bars = ("host_self_ns", "device_self_ns")
+        made.append(traced.block(context, "stacks", stacks.rows, title=f"Call stacks behind {name}", bars=bars))
+    else:
+        made += traced.paragraphs([stacks.absent])
+    launches = traced.rows(context, "kernels", found.selection(group="launch")).rows
+    launched = [row for row in launches if row.operator == name]
+    if launched:
+        made.append(
+            traced.block(
+                context,
+                "kernels",
+                launched,
+                id="launched",
+                title=f"Kernels that {name} launched",
+                columns=_LAUNCHED,
+                bars=("total_ns",),
+            )
+        )
+    return made

@@ -1,0 +1,246 @@
+"""What the pages on traces share: which spans are asked for, rows of tables, and what to record where there are none.
+
+Rows come from `Run.analysis.views`, which is made once, wherever they are all spans' or one span's; other groupings are
+made when first asked for, and the latest of each run are kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from stepscope.dashboard import blocks
+from stepscope.dashboard.blocks import Block
+from stepscope.report.escape import plain
+
+if TYPE_CHECKING:
+    from stepscope.analyze.views.select import Rows, Selection
+    from stepscope.api import Run
+    from stepscope.dashboard.pages import PageContext
+    from stepscope.model.views import SpanViews, Views
+
+Made = TypeVar("Made")
+
+KEPT = 12  # results of one run that were made for a page and are not in its analysis
+MAX_COMMAND = 1_000  # characters of a command that can still be copied
+MAX_ROWS = 20_000  # of a table that are laid out at all, the largest first; pages show fewer
+TOP = 12  # bars of a chart of the largest
+
+_WINDOW = ("--window", "skip_first=5,active=3")
+_OPENS = (
+    "stepscope run opens a window of torch.profiler by itself once the time of a step is steady; for a run of few "
+    "steps say when."
+)
+# what to record for a view -> (advice, options of `stepscope run`)
+ADVICE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "operators": (f"{_OPENS} With torch.profiler itself, record ProfilerActivity.CPU and record_shapes=True.", _WINDOW),
+    "kernels": (f"{_OPENS} With torch.profiler itself, record ProfilerActivity.CUDA on a GPU that allows it.", _WINDOW),
+    "modules": (f"{_OPENS} With torch.profiler itself, record with_stack=True.", _WINDOW),
+    "memory": (
+        "Windows hold allocations with --window-memory, traces of torch.profiler with profile_memory=True. "
+        "torch.cuda.memory._record_memory_history() and _dump_snapshot() write a snapshot that stepscope opens too.",
+        ("--window-memory",),
+    ),
+    "stacks": ("stepscope run samples the stacks of every process; windows with Python stacks draw trees too.", ()),
+    "compilers": ("stepscope run notes every compile of torch.compile and torch_xla with its cause.", ()),
+}
+ADVICE["gpus"] = ADVICE["counters"] = ADVICE["kernels"]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The spans that the scope asks for. `absent` says why there is nothing of a view; `spans` are then of no use.
+
+    `whole`: they are all spans of the run.
+    """
+
+    spans: tuple[SpanViews, ...]
+    whole: bool
+    absent: Block | None = None
+
+    @property
+    def single(self) -> SpanViews | None:
+        """The one span whose rows are shown, None for all together. Of a worker's several it is the first."""
+        if self.whole and len(self.spans) != 1:
+            return None
+        return self.spans[0]
+
+    def notes(self) -> list[Block]:
+        """That a worker has more spans than the one shown."""
+        if self.whole or len(self.spans) < 2:
+            return []
+        ref = self.spans[0].span
+        words = f"{ref.worker} has {len(self.spans)} traces; this is span {ref.span}. Choose another above."
+        return [blocks.text(words, "note")]
+
+    def selection(self, **more: Any) -> Selection:
+        """The same for `Run.table`; `more` are its other fields."""
+        from stepscope.analyze.views.select import Selection
+
+        one = self.single
+        if self.whole or one is None:
+            return Selection(**more)
+        return Selection(worker=one.span.worker, span=one.span.span, **more)
+
+
+def chosen(context: PageContext, view: str, title: str) -> Chosen:
+    """The spans of the scope for a page on `view`, a key of `Views.absent` and of `ADVICE`."""
+    from stepscope.analyze.views.absent import NO_TRACE
+
+    views = context.run.analysis.views
+    if views is None:
+        return Chosen((), whole=True, absent=absent(context, view, title, NO_TRACE))
+    found = of_scope(context, views)
+    whole = len(found) == len(views.spans)
+    if not found and views.spans:
+        worker = context.scope.worker or context.scope.span
+        reason = f"no trace of {worker} was recorded: choose another worker, or all"
+        return Chosen((), whole=False, absent=absent(context, view, title, reason))
+    why = views.absent.get(view)
+    return Chosen(found, whole, absent(context, view, title, why) if why else None)
+
+
+def of_scope(context: PageContext, views: Views) -> tuple[SpanViews, ...]:
+    """The spans of the worker and span that are asked for; raises `UsageError` for what names no span."""
+    wanted = context.selection()
+    return tuple(
+        item
+        for item in views.spans
+        if wanted.worker in (None, item.span.worker, plain(item.span.worker)) and wanted.span in (None, item.span.span)
+    )
+
+
+def absent(context: PageContext, view: str, title: str, reason: str) -> Block:
+    """Why there is nothing of a view, and what to record."""
+    advice, options = ADVICE[view]
+    steps = context.scope.steps
+    if steps is not None and _elsewhere(context.base, view):
+        reason = f"nothing of it is in steps {steps[0]} to {steps[1]}: {_profiled(context.base)}choose others, or all"
+    if view in ("kernels", "gpus", "counters") and set(context.run.analysis.devices) == {"cpu"}:
+        reason, advice = "the run trained on the CPU alone, so that no GPU did any work", "Train on a GPU."
+    return blocks.empty(title, sentence(reason), advice, again(context, *options))
+
+
+def _elsewhere(base: Run, view: str) -> bool:
+    """Whether the whole run holds what its chosen steps do not."""
+    views = base.analysis.views
+    if view == "stacks":
+        return bool(base.tables.stacks.height or (views is not None and views.operators))
+    if view == "compilers":
+        return base.analysis.compilers is not None
+    held = {"operators": "operators", "modules": "modules", "memory": "memory"}.get(view, "kernels")
+    return bool(getattr(views, held, None))
+
+
+def _profiled(base: Run) -> str:
+    """Which steps traces hold, where they number them."""
+    views = base.analysis.views
+    overviews = [item.overview for item in views.spans if item.overview] if views is not None else []
+    numbers = [int(step.step) for item in overviews if item.has_steps for step in item.steps if step.step.isdecimal()]
+    return f"traces hold steps between {min(numbers)} and {max(numbers)}; " if numbers else ""
+
+
+def again(context: PageContext, *options: str) -> str:
+    """A command that records the run once more, with these options."""
+    run = context.run.analysis.run
+    command = shlex.join(run.command) if context.run.recorded and run.command else "python train.py"
+    if len(command) > MAX_COMMAND:
+        command = "python train.py"
+    return " ".join(("stepscope run", *options, "--", command))
+
+
+# ---- rows and tables -------------------------------------------------------------------------------------------------
+
+_MADE: WeakKeyDictionary[Run, OrderedDict[Any, Any]] = WeakKeyDictionary()
+
+
+def kept(run: Run, key: Any, make: Callable[[], Made]) -> Made:
+    """What `make` returned for this run and key the last time, or now."""
+    known = _MADE.setdefault(run, OrderedDict())
+    if key in known:
+        found: Made = known[key]
+        known.move_to_end(key)
+        return found
+    made = make()
+    known[key] = made
+    while len(known) > KEPT:
+        known.popitem(last=False)
+    return made
+
+
+def rows(context: PageContext, table: str, selection: Selection) -> Rows:
+    """The rows of a table of `Run.table`; raises `UsageError` as that does."""
+    return kept(context.run, (table, selection), lambda: context.run.table(table, selection))
+
+
+def block(
+    context: PageContext,
+    table: str,
+    found: Sequence[Any],
+    *,
+    id: str | None = None,
+    title: str | None = None,
+    sort: str | None = None,
+    notes: Iterable[str] = (),
+    total: int | None = None,
+    columns: Sequence[tuple[str, str]] | None = None,
+    bars: Collection[str] = (),
+    own_notes: bool = True,
+    links: Mapping[str, Mapping[str, Any]] | None = None,
+    open_depth: int | None = None,
+) -> Block:
+    """Rows of a table as a block, ordered and defined as on the command line.
+
+    Args:
+        sort: key of the column to order by, instead of the table's own.
+        total: rows that there are, where `found` has been cut.
+        own_notes: False leaves out what is said below the table on the command line.
+        links: only where there is something to answer them: not in the single-file report.
+    """
+    from stepscope.report.table import Choice, document
+
+    made = document(table, found[:MAX_ROWS], Choice(sort=sort))
+    made = dataclasses.replace(
+        made, total=len(found) if total is None else total, notes=made.notes if own_notes else ()
+    )
+    return blocks.table_block(
+        made,
+        id=id or table,
+        limit=context.limit,
+        shorten=context.shorten,
+        title=title,
+        columns=[(heading(label), key) for label, key in columns or made.shown.columns],
+        bars=bars,
+        links=None if context.embedded else links,
+        open_depth=open_depth,
+        notes=notes,
+    )
+
+
+def heading(label: str) -> str:
+    """A column's name with a capital letter in front."""
+    return label[:1].upper() + label[1:]
+
+
+def choice(context: PageContext, label: str, param: str, value: str, options: Sequence[tuple[str, str]]) -> list[Block]:
+    """A choice that loads the page again; none where there is one option, or nobody to ask."""
+    if context.embedded or len(options) < 2:
+        return []
+    return [blocks.choice(label, param, value, options)]
+
+
+def paragraphs(texts: Iterable[str | None], tone: str = "note") -> list[Block]:
+    """A paragraph for each text, each once."""
+    return [blocks.text(sentence(each), tone) for each in dict.fromkeys(texts) if each]
+
+
+def sentence(text: str) -> str:
+    """A reason as a sentence, but without a capital letter in a name of code that it begins with."""
+    made = blocks.sentence(text)
+    first = text.split(maxsplit=1)[0] if text.strip() else ""
+    return made if first.rstrip(",.:").isalpha() else text.strip()[:1] + made[1:]

@@ -1,0 +1,133 @@
+"""The table of addresses: which of the desk's documents is where, and the files of the front end.
+
+Files are sent from a list made at the start, so no path of a request ever reaches the file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mimetypes
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from stepscope.dashboard import bundle
+from stepscope.dashboard.server.answers import StillPreparing, encoded, failure, status_of, unexpected
+from stepscope.dashboard.server.desk import Desk
+from stepscope.dashboard.server.security import Guard, Policy
+from stepscope.errors import EnvironmentRefusal, StepscopeError
+from stepscope.report.escape import one_line
+
+JSON = "application/json"
+TYPES = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
+REVALIDATE = {"cache-control": "no-cache"}  # files of the front end: kept, but asked after each time
+_WORDS = {404: "there is nothing at this address", 405: "this server only reads: GET and HEAD"}
+
+
+def application(desk: Desk, policy: Policy, files: Path | None) -> Guard:
+    """The ASGI application; `files` is the folder of the built front end, None where there is none."""
+    routes = [
+        Route("/", _file(files, bundle.INDEX)),
+        Route("/api/runs", _document(lambda request: desk.runs(_params(request)))),
+        Route("/api/runs/{run}", _document(lambda request: desk.head(_part(request, "run")))),
+        Route("/api/runs/{run}/live", _document(lambda request: desk.following(_part(request, "run")))),
+        Route("/api/runs/{run}/pages/{page}", _document(lambda request: _page(desk, request))),
+        Route("/api/runs/{run}/timeline", _document(lambda r: desk.timeline(_part(r, "run"), _params(r)))),
+        Route("/api/runs/{run}/timeline/search", _document(lambda r: desk.search(_part(r, "run"), _params(r)))),
+        Route("/api/runs/{run}/slices/{slice}", _document(lambda r: desk.slice(_part(r, "run"), _part(r, "slice")))),
+        Route("/api/runs/{run}/slice", _perfetto(desk)),
+        *(Route(f"/{name}", _file(files, name)) for name in _names(files) if name != bundle.INDEX),
+    ]
+    handlers: Any = {StepscopeError: _failed, HTTPException: _refused, Exception: _broken}
+    made = Starlette(routes=routes, exception_handlers=handlers)
+    made.router.redirect_slashes = False  # it would send people to where a proxy is not
+    return Guard(made, policy)
+
+
+def _document(make: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    """An endpoint that answers with what `make` returns; Starlette calls it on a thread."""
+
+    def endpoint(request: Request) -> Response:
+        made = make(request)
+        return Response(made if isinstance(made, bytes) else encoded(made), media_type=JSON)
+
+    return endpoint
+
+
+def _page(desk: Desk, request: Request) -> bytes:
+    return desk.page(_part(request, "run"), _part(request, "page"), _params(request))
+
+
+def _perfetto(desk: Desk) -> Callable[[Request], Response]:
+    def endpoint(request: Request) -> Response:
+        with contextlib.ExitStack() as stack:
+            folder = Path(tempfile.mkdtemp(prefix="stepscope-slice-"))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            path = desk.perfetto(_part(request, "run"), _params(request), folder)
+            kept = stack.pop_all()  # until it has been sent
+        sent = BackgroundTask(kept.close)
+        return FileResponse(path, media_type="application/gzip", filename=path.name, background=sent)
+
+    return endpoint
+
+
+def _names(files: Path | None) -> list[str]:
+    """The files of the front end, relative to its folder."""
+    if files is None:
+        return []
+    return sorted(path.relative_to(files).as_posix() for path in files.rglob("*") if path.is_file())
+
+
+def _file(files: Path | None, name: str) -> Callable[[Request], Response]:
+    kind = TYPES.get(Path(name).suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
+
+    def endpoint(_: Request) -> Response:
+        if files is None:
+            raise EnvironmentRefusal(bundle.missing())
+        return FileResponse(files / name, media_type=kind, headers=REVALIDATE)
+
+    return endpoint
+
+
+def _part(request: Request, name: str) -> str:
+    return str(request.path_params[name])
+
+
+def _params(request: Request) -> dict[str, str]:
+    return dict(request.query_params)
+
+
+# --------------------------------------------------------------------------------------------------------- errors
+
+
+def _failed(_: Request, error: Any) -> Response:
+    if isinstance(error, StillPreparing):
+        return Response(encoded(error.document), status_code=202, media_type=JSON)
+    return Response(encoded(failure(str(error))), status_code=status_of(error), media_type=JSON)
+
+
+def _refused(_: Request, error: Any) -> Response:
+    text = _WORDS.get(error.status_code, "this request cannot be answered")
+    return Response(encoded(failure(text)), status_code=error.status_code, media_type=JSON, headers=error.headers)
+
+
+def _broken(request: Request, error: Exception) -> Response:
+    """A mistake of ours: a line for the one who asked, and one for whoever looks at the terminal."""
+    print(f"stepscope view: {one_line(request.url.path)}: {unexpected(error)}", file=sys.stderr, flush=True)
+    return Response(encoded(failure(unexpected(error))), status_code=500, media_type=JSON)

@@ -1,0 +1,247 @@
+"""Whether a run goes on, and how it ended, from cheap looks at its folder.
+
+A recording says so itself at its end (`ended_ns` and `exit` in the manifest). One that does not is asked after its
+processes where they lie on this machine: the launcher's number with its start, which a later process of the same number
+does not share, and those of the ranks, which go on when the launcher was killed. Of another machine's, only the age of
+what was written last is seen. Nothing here writes, signals or opens anything that a training holds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.dashboard.server.journals import Progress, rank_folders
+from stepscope.report import words
+
+RUNNING, FINISHED, FAILED, VANISHED = "running", "finished", "failed", "vanished"
+GROWING = ("steps.jsonl", "events.jsonl", "system.jsonl", "stacks.jsonl", "agents.jsonl")
+FRESH_S = 15.0  # telemetry is written once a second, so what is older than this has stopped, or is cut off from us
+FRESH_ELSEWHERE_S = 120.0  # file servers show what other machines write late, with their own clocks
+START_SLACK_S = 2.0  # of a process's start as the kernel tells it
+MAX_HOSTS = 256
+MAX_LOOKED_AT = 64  # ranks whose processes and files are looked at
+MAX_MANIFEST = 4 * 2**20
+LAST_EVENTS = 4096  # bytes at the end of a journal in which its last word stands
+GONE = "Its folder has been deleted or moved."
+_EXIT = re.compile(rb'"kind":\s?"exit"')
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known of how a run goes. `text` is a sentence or two."""
+
+    state: str
+    text: str
+
+
+def standing(folder: Path, progress: Progress | None = None) -> Standing:
+    """How the run in `folder` goes; never raises for what is missing or torn."""
+    if not folder.is_dir():
+        return Standing(VANISHED, GONE)
+    manifests = list(manifests_of(folder))
+    open_ended = [manifest for manifest in manifests if not _ended(manifest)]
+    if manifests and not open_ended:
+        return _as_ended(manifests, progress)
+    written = last_write(folder)
+    if any(_is_alive(manifest) for manifest in open_ended) or _ranks_live(folder) or _is_fresh(open_ended, written):
+        return Standing(RUNNING, _running_text(manifests, progress))
+    if not manifests and (folder / "report.json").is_file():
+        return Standing(FINISHED, "Finished; how it ended was not kept.")
+    return Standing(VANISHED, _vanished_text(written))
+
+
+def standing_of_experiment(folder: Path) -> Standing:
+    """How an experiment goes: it says so at its end, and names its process while it works."""
+    result = read_object(folder / "experiment.json") or {}
+    if result.get("finished") is True:
+        return Standing(FINISHED, "The experiment is finished.")
+    try:
+        owner = (folder / "lock").read_bytes()[:32].strip()
+    except OSError:
+        owner = b""
+    if owner.isdigit() and _process_lives(int(owner), time.time_ns()):
+        return Standing(RUNNING, "The experiment goes on.")
+    return Standing(VANISHED, "The experiment was stopped; the same command line goes on with it.")
+
+
+def manifests_of(folder: Path) -> Iterator[dict[str, Any]]:
+    """The manifests of the hosts that can be read."""
+    for path in sorted(folder.glob("host-*/manifest.json"))[:MAX_HOSTS]:
+        manifest = read_object(path)
+        if manifest is not None:
+            yield manifest
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """A small JSON object, None where there is none."""
+    try:
+        with path.open("rb") as file:
+            found = msgspec.json.decode(file.read(MAX_MANIFEST))
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def last_write(folder: Path) -> float | None:
+    """When one of the files that grow was written last, seconds since the epoch."""
+    hosts = [path.name for path in folder.glob("host-*")][:MAX_LOOKED_AT]
+    names = [*hosts, *rank_folders(folder)[:MAX_LOOKED_AT]]
+    times = [_mtime(folder / name / file) for name in names for file in GROWING]
+    return max((at for at in times if at is not None), default=None)
+
+
+def signature(folder: Path) -> tuple[Any, ...]:
+    """Something that changes whenever a page of the run may: how long its journals are, and which traces are there."""
+    found: list[Any] = []
+    for name in rank_folders(folder)[:MAX_LOOKED_AT]:
+        traces = sorted(path.name for path in (folder / name).glob("trace-*"))
+        found.append((name, _size(folder / name / "steps.jsonl"), _size(folder / name / "events.jsonl"), traces))
+    hosts = sorted(path for path in folder.glob("host-*"))[:MAX_LOOKED_AT]
+    found += [(path.name, _size(path / "stacks.jsonl"), _mtime(path / "manifest.json")) for path in hosts]
+    found.append(_mtime(folder / "experiment.json"))
+    return tuple(found)
+
+
+# ------------------------------------------------------------------------------------------------------ processes
+
+
+def _is_alive(manifest: dict[str, Any]) -> bool:
+    """Whether the launcher or the command of this manifest still runs here."""
+    started = manifest.get("started_ns")
+    pids = [manifest.get("launcher_pid"), manifest.get("pid")]
+    return manifest.get("host") == socket.gethostname() and any(_process_lives(pid, started) for pid in pids)
+
+
+def _ranks_live(folder: Path) -> bool:
+    for name in rank_folders(folder)[:MAX_LOOKED_AT]:
+        rank = read_object(folder / name / "rank.json") or {}
+        ours = rank.get("host") == socket.gethostname()
+        if ours and not _has_exited(folder / name) and _process_lives(rank.get("pid"), rank.get("started_ns")):
+            return True
+    return False
+
+
+def _has_exited(rank: Path) -> bool:
+    """Whether a rank wrote its last word (a notebook goes on after the block that was recorded)."""
+    try:
+        with (rank / "events.jsonl").open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_EVENTS))
+            return _EXIT.search(file.read()) is not None
+    except OSError:
+        return False
+
+
+def _process_lives(pid: object, started_ns: object) -> bool:
+    """Whether process `pid` is there and not a later one of the same number."""
+    import psutil
+
+    if not isinstance(pid, int) or not isinstance(started_ns, int) or not 0 < pid < 2**31:
+        return False
+    try:
+        process = psutil.Process(pid)
+        began = process.create_time()
+        return bool(process.status() != psutil.STATUS_ZOMBIE and began <= started_ns / 1e9 + START_SLACK_S)
+    except psutil.Error:
+        return False
+
+
+def _is_fresh(manifests: list[dict[str, Any]], written: float | None) -> bool:
+    """Whether something was written so lately that the run must go on, whatever processes we cannot see."""
+    if written is None:
+        return False
+    here = all(manifest.get("host") == socket.gethostname() for manifest in manifests)
+    return time.time() - written < (FRESH_S if here and manifests else FRESH_ELSEWHERE_S)
+
+
+# ---------------------------------------------------------------------------------------------------------- words
+
+
+def _ended(manifest: dict[str, Any]) -> bool:
+    return isinstance(manifest.get("ended_ns"), int)
+
+
+def _as_ended(manifests: list[dict[str, Any]], progress: Progress | None) -> Standing:
+    how = [_ending(manifest) for manifest in manifests]
+    bad = next((text for text in how if text is not None), None)
+    took = _took(manifests, max(manifest["ended_ns"] for manifest in manifests))
+    steps = _steps(progress)
+    if bad is not None:
+        return Standing(FAILED, f"{bad} after {took}{steps}.")
+    return Standing(FINISHED, f"Finished after {took}{steps}.")
+
+
+def _ending(manifest: dict[str, Any]) -> str | None:
+    """How a command failed, None where it did not."""
+    left = manifest.get("exit")
+    left = left if isinstance(left, dict) else {}
+    number, status = left.get("signal"), left.get("shell_status", left.get("status"))
+    if isinstance(number, int) and number > 0:
+        return f"Ended by {_signal_name(number)}"
+    if isinstance(status, int) and status != 0:
+        return f"Ended with exit status {status}"
+    return None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _running_text(manifests: list[dict[str, Any]], progress: Progress | None) -> str:
+    if progress is None:
+        return f"Running for {_took(manifests, time.time_ns())}; no step yet."
+    return f"Running for {_took(manifests, time.time_ns())}{_steps(progress)} so far."
+
+
+def _vanished_text(written: float | None) -> str:
+    if written is None:
+        return "Ended without a word; nothing of it is running."
+    ago = span(time.time() - written)
+    return f"Ended without a word: nothing has been written for {ago}. It was killed, or its machine is gone."
+
+
+def _took(manifests: list[dict[str, Any]], until_ns: int) -> str:
+    started = [manifest["started_ns"] for manifest in manifests if isinstance(manifest.get("started_ns"), int)]
+    return span((until_ns - min(started)) / 1e9) if started else "an unknown time"
+
+
+def _steps(progress: Progress | None) -> str:
+    if progress is None:
+        return ""
+    return f", {words.count(progress.steps)} step{'' if progress.steps == 1 else 's'}"
+
+
+def span(seconds: float) -> str:
+    """A duration as people say it: 8 s, 3 min, 2 h 10 min."""
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _mtime(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

@@ -1,0 +1,223 @@
+"""Reads runs in the background, one after the other, and keeps the last few.
+
+Reading a large trace takes minutes and most of a machine, so it happens on one thread, tells how far it is, and is done
+once: what `Shelf.look` returns is complete, and pages of it are quick. A run that goes on is read again from time to
+time, as a new revision, while the old one is shown.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stepscope.api import ReadOptions, Run
+from stepscope.dashboard.server import live
+from stepscope.dashboard.server.answers import StillPreparing, unexpected
+from stepscope.dashboard.server.catalog import Place, opened
+from stepscope.dashboard.server.kept import Documents
+from stepscope.errors import StepscopeError, UnreadableInputError
+
+KEPT = 3  # runs, and as many again with a selection of steps
+AT_LEAST_S = 5.0  # between two readings of a run that goes on
+PAUSE = 20.0  # times what the last reading took: at most a twentieth of one core is spent on following a run
+RETRY_S = 10.0  # until a run that could not be read is tried again
+READ, ANALYSED, DIAGNOSED, DRAWN = 0.6, 0.85, 0.9, 1.0  # shares of the work that lie behind each stage
+Key = tuple[str, tuple[int, int] | None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that has been read. `head` is what stands in its RunHead, `made` is told by `time.monotonic`."""
+
+    place: Place
+    run: Run
+    revision: int
+    head: dict[str, Any]
+    signature: tuple[Any, ...]
+    made: float
+    took_s: float
+    documents: Documents = field(default_factory=Documents)
+
+
+class Job:
+    """One reading that was asked for."""
+
+    def __init__(self, signature: tuple[Any, ...]) -> None:
+        self.future: Future[Prepared] | None = None
+        self.signature = signature
+        self.text = "Waiting for another run to be read"
+        self.share: float | None = None
+        self._files: dict[str, tuple[int, int]] = {}
+
+    def tell(self, text: str, share: float | None) -> None:
+        self.text, self.share = text, share
+
+    def progress(self, name: str, done: int, size: int) -> None:
+        """What readers call with a file's name, the bytes read of it and its size."""
+        self._files[name] = min(done, size), size
+        files = list(self._files.values())
+        total = sum(size for _, size in files)
+        share = sum(done for done, _ in files) / total * READ if total else None
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        self.tell(f"Reading {name}{more}", share)
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """Why a run cannot be shown, and what was known of it when that was found."""
+
+    error: StepscopeError
+    signature: tuple[Any, ...]
+    made: float
+    took_s: float = 0.0
+
+
+Describe = Callable[[Place, Run], dict[str, Any]]
+Finish = Callable[[Run], None]
+Warm = Callable[[Place], Iterable[Callable[[], object]]]
+
+
+class Shelf:
+    """The runs that are being looked at. All methods may be called from any thread, and none of them waits."""
+
+    def __init__(self, options: ReadOptions, describe: Describe, finish: Finish, warm: Warm) -> None:
+        """`describe` makes what `Prepared.head` holds, `finish` all that windows of the timeline need, and `warm` the
+        pages of a run, one for each function it returns, while nothing else is to do."""
+        self._options = options
+        self._describe = describe
+        self._finish = finish
+        self._warm = warm
+        self._lock = threading.Lock()
+        self._ready: OrderedDict[Key, Prepared] = OrderedDict()
+        self._jobs: dict[Key, Job] = {}
+        self._failed: dict[Key, _Failed] = {}
+        self._revisions: dict[str, int] = {}
+        self._closed = False
+        self._worker = ThreadPoolExecutor(1, "stepscope-reader")
+
+    def look(self, place: Place, steps: tuple[int, int] | None = None) -> Prepared:
+        """The run, all of it or these steps alone. What is not there yet is begun: raises `StillPreparing`, or why it
+        cannot be shown."""
+        key = (place.key, steps)
+        with self._lock:
+            self._collect()
+            if key in self._ready:
+                self._ready.move_to_end(key)
+                return self._ready[key]
+            failed = self._failed.get(key)
+            if failed is not None and time.monotonic() - failed.made < RETRY_S:
+                raise failed.error
+            job = self._jobs.get(key) or self._begin(place, steps)
+            raise StillPreparing(job.text, job.share)
+
+    def refresh(self, place: Place, *, running: bool) -> bool:
+        """Read a run again that has changed, if it is time to; whether a newer revision is under way.
+
+        Only a run that was looked at is; one that goes on not more often than its last reading allows.
+        """
+        key: Key = (place.key, None)
+        with self._lock:
+            self._collect()
+            if key in self._jobs:
+                return True
+            last = self._ready.get(key) or self._failed.get(key)
+            if last is None or place.folder is None or not place.folder.is_dir():
+                return False
+            if live.signature(place.folder) == last.signature:
+                return False
+            if running and time.monotonic() - last.made < max(AT_LEAST_S, PAUSE * last.took_s):
+                return False
+            self._begin(place, None)
+            return True
+
+    def revision(self, place: Place) -> int:
+        """How often the run has been read."""
+        with self._lock:
+            self._collect()
+            return self._revisions.get(place.key, 0)
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._closed = True
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    # ------------------------------------------------------------------------------------------------ inside the lock
+
+    def _begin(self, place: Place, steps: tuple[int, int] | None) -> Job:
+        recorded = place.folder is not None and place.recorded
+        job = Job(live.signature(place.folder) if recorded and place.folder is not None else ())
+        self._jobs[place.key, steps] = job
+        job.future = self._worker.submit(self._make, place, steps, job)
+        return job
+
+    def _collect(self) -> None:
+        """Take in what the background has finished."""
+        for key, job in list(self._jobs.items()):
+            if job.future is None or not job.future.done():
+                continue
+            del self._jobs[key]
+            error = None if job.future.cancelled() else job.future.exception()
+            if error is None and not job.future.cancelled():
+                self._take(key, job.future.result())
+            elif error is not None and key in self._ready:
+                # the older revision stays; it is not tried again before something changes
+                self._ready[key] = replace(self._ready[key], signature=job.signature, made=time.monotonic())
+            elif error is not None:
+                known = error if isinstance(error, StepscopeError) else StepscopeError(unexpected(error))
+                self._failed[key] = _Failed(known, job.signature, time.monotonic())
+
+    def _take(self, key: Key, made: Prepared) -> None:
+        if key[1] is None:
+            self._revisions[key[0]] = self._revisions.get(key[0], 0) + 1
+            for other in [other for other in self._ready if other[0] == key[0]]:
+                del self._ready[other]  # selections of steps of the older revision
+            if not self._closed:
+                self._worker.submit(self._make_pages, made.place)
+        self._failed.pop(key, None)
+        self._ready[key] = replace(made, revision=self._revisions.get(key[0], 0))
+        for of_steps in (False, True):
+            kept = [other for other in self._ready if (other[1] is not None) == of_steps]
+            for other in kept[: max(0, len(kept) - KEPT)]:
+                del self._ready[other]
+
+    # ---------------------------------------------------------------------------------------------- in the background
+
+    def _make(self, place: Place, steps: tuple[int, int] | None, job: Job) -> Prepared:
+        begun = time.monotonic()
+        what = "Reading the run" if steps is None else f"Reading steps {steps[0]} to {steps[1]}"
+        job.tell(what, None)
+        options = replace(self._options, keep=False, steps=steps or self._options.steps, progress=job.progress)
+        run = opened(place, options)
+        run.load()
+        job.tell("Working out what happened", READ)
+        run.analysis  # noqa: B018
+        job.tell("Judging what it loses time to", ANALYSED)
+        run.diagnosis  # noqa: B018
+        head: dict[str, Any] = {}
+        if steps is None:
+            job.tell("Laying out the timeline", DIAGNOSED)
+            self._finish(run)
+            head = self._describe(place, run)
+        made = time.monotonic()
+        # before the first step there is little to read: what it took is no measure of what it will take
+        took_s = made - begun if head.get("steps") else 0.0
+        return Prepared(place, run, 0, head, job.signature, made, took_s)
+
+    def _make_pages(self, place: Place) -> None:
+        """What will be asked for next. A reading goes first; of a run that goes on, pages are soon out of date."""
+        if place.recorded and live.standing(place.path).state == live.RUNNING:
+            return
+        for make in self._warm(place):
+            if self._jobs or self._closed or (place.key, None) not in self._ready:
+                return
+            make()
+
+
+def is_too_early(error: StepscopeError | None) -> bool:
+    """Whether a run that goes on may only have nothing to read yet."""
+    return isinstance(error, UnreadableInputError)

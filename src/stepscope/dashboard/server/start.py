@@ -1,0 +1,206 @@
+"""Binds a port and serves the dashboard: in this thread until it is interrupted, or in one of its own.
+
+with start(Settings(paths=(Path("stepscope-runs"),))) as running:
+    print(running.address)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.api import ReadOptions
+from stepscope.dashboard import bundle
+from stepscope.dashboard.server.desk import Desk
+from stepscope.dashboard.server.security import LOOPBACK, Policy, new_token, parse_base_path, parse_hosts
+from stepscope.errors import EnvironmentRefusal
+
+if TYPE_CHECKING:
+    import uvicorn
+
+USUAL_PORT = 6107
+USUAL_HOST = "127.0.0.1"
+EVERYWHERE = ("0.0.0.0", "::")  # every address of the machine, which is no name in a URL
+START_S = 30.0
+STOP_S = 1  # for answers under way, at the end
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to show and where.
+
+    Attributes:
+        paths: runs, experiments, traces, and folders of them.
+        options: how to read traces, and which code in them is the user's.
+        host: the address to listen at.
+        port: None for `USUAL_PORT`, or a free one where that is taken; 0 for any free one.
+        base_path: where the browser sees the server, behind a proxy.
+        allow_hosts: further names that requests may be for, each with or without a port.
+        token: what a request must carry; a new one by default.
+        files: the folder of the built front end.
+        source: False quotes no line of source text.
+    """
+
+    paths: tuple[Path, ...]
+    options: ReadOptions = field(default_factory=lambda: ReadOptions(keep=False))
+    host: str = USUAL_HOST
+    port: int | None = 0
+    base_path: str = "/"
+    allow_hosts: tuple[str, ...] = ()
+    token: str | None = None
+    files: Path | None = field(default_factory=bundle.folder)
+    source: bool = True
+
+
+class Running:
+    """A server that is bound; `start` returns one that answers."""
+
+    def __init__(self, settings: Settings) -> None:
+        import uvicorn
+
+        from stepscope.dashboard.server.app import application
+
+        self.token = settings.token or new_token()
+        self.base_path = parse_base_path(settings.base_path)
+        hosts = parse_hosts(settings.allow_hosts) | _own_names(settings.host)
+        self._desk = Desk(settings.paths, settings.options, source=settings.source)
+        self._socket = _bound(settings.host, settings.port)
+        self.port = int(self._socket.getsockname()[1])
+        policy = Policy(self.token, self.port, hosts, self.base_path)
+        self._host = settings.host
+        self._server: uvicorn.Server = uvicorn.Server(_configuration(application(self._desk, policy, settings.files)))
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """The address without the token, ending in a slash."""
+        host = socket.gethostname() if self._host in EVERYWHERE else self._host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}{self.base_path}"
+
+    @property
+    def address(self) -> str:
+        """What opens it in a browser."""
+        return f"{self.url}?token={self.token}"
+
+    def serve(self) -> None:
+        """Answer until interrupted; raises `KeyboardInterrupt` then."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._end()
+
+    def begin(self) -> None:
+        """Answer on a thread of its own, from now on."""
+        self._thread = threading.Thread(target=self.serve, name="stepscope-view", daemon=True)
+        self._thread.start()
+        end = time.monotonic() + START_S
+        while not self._server.started and self._thread.is_alive() and time.monotonic() < end:
+            time.sleep(0.01)
+        if not self._server.started:
+            raise EnvironmentRefusal("the server did not start; try again")
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(START_S)
+        self._end()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _end(self) -> None:
+        self._desk.close()
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+
+def start(settings: Settings) -> Running:
+    """A server that answers, on a thread; to be closed.
+
+    Raises `UnreadableInputError` for a path that there is not, `UsageError` for settings that make no sense, and
+    `EnvironmentRefusal` where the port cannot be had.
+    """
+    running = Running(settings)
+    running.begin()
+    return running
+
+
+def serve(settings: Settings, ready: Callable[[Running], None]) -> None:
+    """Serve in this thread until Ctrl-C, which raises `KeyboardInterrupt`; `ready` is told when the port is bound."""
+    running = Running(settings)
+    ready(running)
+    running.serve()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    return host in LOOPBACK or host.startswith("127.") or host == "::1"
+
+
+def _own_names(host: str) -> frozenset[str]:
+    """Names that requests may be for where we listen beyond this machine."""
+    if is_loopback(host):
+        return frozenset()
+    if host not in EVERYWHERE:
+        return frozenset({f"[{host}]" if ":" in host else host.lower()})
+    return frozenset({socket.gethostname().lower(), socket.getfqdn().lower()})
+
+
+def _bound(host: str, port: int | None) -> socket.socket:
+    """A socket that listens; without a port the usual one, or a free one where that is taken."""
+    if port is not None:
+        return _listening(host, port)
+    try:
+        return _listening(host, USUAL_PORT)
+    except EnvironmentRefusal:
+        return _listening(host, 0)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind((host, port))
+        opened.listen(128)
+    except (OSError, OverflowError) as error:
+        opened.close()
+        taken = getattr(error, "errno", None) == errno.EADDRINUSE
+        what = "is taken" if taken else f"cannot be had ({getattr(error, 'strerror', None) or error})"
+        raise EnvironmentRefusal(f"port {port} of {host} {what}; name another with --port, 0 for any") from None
+    os.set_inheritable(opened.fileno(), False)
+    return opened
+
+
+def _configuration(application: Any) -> uvicorn.Config:
+    """A quiet server with nothing but HTTP."""
+    import uvicorn
+
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # errors get a line of ours
+    return uvicorn.Config(
+        application,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=STOP_S,
+        limit_concurrency=200,
+    )

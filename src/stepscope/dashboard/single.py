@@ -1,0 +1,203 @@
+"""report.html as one file: the front end and the documents of all pages in it, and nothing that asks a network.
+
+The file forbids itself everything but the scripts and style sheets it was made with, which its Content-Security-Policy
+names by their hashes; documents stand in it as JSON in which nothing can be read as HTML, compressed where they are
+long. Browsers that run no scripts show the plain report, which is also what there is where no front end was built.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from stepscope.dashboard import bundle
+from stepscope.dashboard.shrink import LEVELS, shrunk
+from stepscope.errors import StepscopeError
+
+if TYPE_CHECKING:
+    from stepscope import api
+    from stepscope.dashboard.pages import PageContext
+    from stepscope.model import Report
+    from stepscope.report.outputs import Render
+
+SCHEMA = "stepscope.embedded/1"
+HEAD_SCHEMA = "stepscope.run/1"
+RUN = "this"  # the id of the only run
+MAX_BYTES = 3_000_000
+PLAIN_DATA = 400_000  # characters of documents that stand in the file uncompressed
+UNMADE = "This page could not be made, which is a mistake in stepscope"
+NO_SCRIPT_BYTES = 300_000  # of the plain report for browsers without scripts
+_POLICY = (
+    "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; base-uri 'none'; form-action 'none'"
+)
+_TITLE = re.compile(r"<title>.*?</title>", re.DOTALL)
+_END_OF_SCRIPT = re.compile(r"</(?=script)", re.IGNORECASE)
+_END_OF_STYLE = re.compile(r"</(?=style)", re.IGNORECASE)
+
+
+def renderer(run: api.Run, *, source: bool = True) -> Render:
+    """What makes a page of a report of `run`, or of that report with more in it; `source` as in `Run.report`."""
+
+    def render_report(report: Report) -> str:
+        return render(run, report, source=source)
+
+    return render_report
+
+
+def render(run: api.Run, report: Report, *, source: bool = True) -> str:
+    """The whole page, of at most 3 MB. The plain report where no front end was built."""
+    from stepscope.report import html
+
+    built = bundle.load()
+    if built is None:
+        return html.render(report, note=f"This is the plain form of the report: {bundle.missing()}.")
+    found = documents(run, report, source=source)
+    for level in LEVELS:
+        embedded = {
+            "schema": SCHEMA,
+            "run": RUN,
+            "documents": {key: shrunk(each, level) for key, each in found.items()},
+        }
+        page = _page(built, report, embedded)
+        if len(page.encode("utf-8")) <= MAX_BYTES:
+            return page
+    return html.render(report)
+
+
+def documents(run: api.Run, report: Report, *, source: bool = True) -> dict[str, dict[str, Any]]:
+    """The documents of the run and of all its pages, by the path that the server would have for them."""
+    from stepscope.dashboard.pages import EMBEDDED_ROWS, PAGES, PageContext
+
+    shown = run.showing(report)
+    context = PageContext(run=shown, base=shown, limit=EMBEDDED_ROWS, embedded=True, key=RUN, source=source)
+    made = {key: _page_document(context, key) for key in PAGES}
+    head = _head(context, report, {key: _is_empty(context, document) for key, document in made.items()})
+    return {f"runs/{RUN}": head, **{f"runs/{RUN}/pages/{key}": document for key, document in made.items()}}
+
+
+def _page_document(context: PageContext, key: str) -> dict[str, Any]:
+    """A page; where this run has nothing for it, or it cannot be made, the reason: the others are not lost with it."""
+    from polars.exceptions import PolarsError
+
+    from stepscope.dashboard import pages
+    from stepscope.report.flame.document import embedded
+
+    try:
+        document = pages.page(context, key)
+        embedded(document)  # raises ValueError for what JSON cannot carry
+    except StepscopeError as error:
+        return _without_content(key, str(error))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, PolarsError) as error:
+        return _without_content(key, f"{UNMADE} ({type(error).__name__}: {error}).")
+    return document
+
+
+def _without_content(key: str, why: str) -> dict[str, Any]:
+    from stepscope.dashboard import blocks, pages
+
+    page = pages.PAGES[key]
+    return {
+        "schema": pages.PAGE_SCHEMA,
+        "page": key,
+        "title": page.title,
+        "revision": 0,
+        "scope": {"worker": None, "span": None, "steps": None, "follows": list(page.follows), "note": None},
+        "blocks": [blocks.empty(page.title, why)],
+    }
+
+
+def _is_empty(context: PageContext, document: Mapping[str, Any]) -> bool:
+    from stepscope.dashboard import pages
+
+    if all(block["kind"] == "empty" for block in document["blocks"]):
+        return True
+    return pages.empty(context, document["page"])
+
+
+def _head(context: PageContext, report: Report, empty: Mapping[str, bool]) -> dict[str, Any]:
+    """The run as the front end's frame shows it. Workers, spans and steps cannot be chosen in a file."""
+    from stepscope.dashboard.pages import PAGES
+    from stepscope.dashboard.server.live import FINISHED, standing
+    from stepscope.report.escape import plain
+    from stepscope.report.places import command_line
+
+    run = report.run
+    return {
+        "schema": HEAD_SCHEMA,
+        "id": RUN,
+        "name": plain(run.get("name") or "run", 120),
+        "kind": "run" if context.run.recorded else "trace",
+        "state": standing(context.run.folder).state if context.run.recorded else FINISHED,
+        "command": command_line(run) or None,
+        "started_ns": run.get("started_ns"),
+        "revision": 0,
+        "workers": [],
+        "spans": [],
+        "steps": None,
+        "pages": [
+            {"key": page.key, "title": page.title, "group": page.group, "empty": empty[page.key]}
+            for page in PAGES.values()
+        ],
+        "preparing": None,
+        "error": None,
+    }
+
+
+def _page(built: bundle.Bundle, report: Report, embedded: Mapping[str, Any]) -> str:
+    from stepscope.report import html
+    from stepscope.report.html_style import STYLE
+
+    scripts = [inline_script(text) for text in built.scripts]
+    styles = [inline_style(text) for text in built.styles]
+    plain = html.body(report, NO_SCRIPT_BYTES)
+    policy = _POLICY.format(scripts=_hashes(scripts), styles=_hashes([*styles, STYLE]))
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="referrer" content="no-referrer">\n' + "".join(f"<style>{text}</style>\n" for text in styles)
+    )
+    body = (
+        f"<noscript><style>{STYLE}</style>\n<main>\n{plain}\n</main></noscript>\n"
+        + _data(embedded)
+        + "".join(f'<script type="module">{text}</script>\n' for text in scripts)
+    )
+    title = f"<title>{html.name(report)} – stepscope</title>"
+    page = _TITLE.sub(lambda _: title, built.page, count=1)
+    before, _, after = page.partition("</head>")
+    middle, _, end = after.rpartition("</body>")
+    return f"{before}{head}</head>{middle}{body}</body>{end}".rstrip() + "\n"
+
+
+def _data(embedded: Mapping[str, Any]) -> str:
+    """The documents as the element that the front end looks for (`embeddedDocuments` in web/src/lib/source.ts)."""
+    from stepscope.report.flame.document import embedded as as_json
+
+    text = as_json(embedded)
+    if len(text) <= PLAIN_DATA:
+        return f'<script type="application/json" id="stepscope-data">{text}</script>\n'
+    packed = base64.b64encode(gzip.compress(text.encode("utf-8"), compresslevel=9, mtime=0)).decode("ascii")
+    return f'<script type="application/json" id="stepscope-data" data-encoding="gzip-base64">{packed}</script>\n'
+
+
+def inline_script(text: str) -> str:
+    """JavaScript that means the same inside a script element: nothing in it ends the element or begins a comment."""
+    return _END_OF_SCRIPT.sub(r"<\\/", _as_parsed(text)).replace("<!--", "\\x3C!--").replace("\0", "\\x00")
+
+
+def inline_style(text: str) -> str:
+    """CSS that means the same inside a style element."""
+    return _END_OF_STYLE.sub(r"<\\/", _as_parsed(text)).replace("\0", "")
+
+
+def _as_parsed(text: str) -> str:
+    """With the line ends that a parser of HTML makes of others, for hashes are of what it has read."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _hashes(texts: Iterable[str]) -> str:
+    """The sources of a policy that allow exactly these texts."""
+    digests = (hashlib.sha256(text.encode("utf-8")).digest() for text in texts)
+    return " ".join(f"'sha256-{base64.b64encode(digest).decode('ascii')}'" for digest in digests) or "'none'"

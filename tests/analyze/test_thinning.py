@@ -1,0 +1,79 @@
+"""Long series are shown with fewer points, and no stall is lost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.analyze.thinning import pick, positions, shared_positions
+
+NUMBERS = st.one_of(st.none(), st.floats(-1e9, 1e9), st.just(float("nan")))
+
+
+def test_a_short_series_stays_as_it_is() -> None:
+    assert positions([3.0, None, 1.0], 3) == [0, 1, 2]
+    assert positions([], 10) == []
+
+
+def test_one_slow_step_among_a_million_stays_where_it_was() -> None:
+    values = [10.0] * 1_000_000
+    values[654_321] = 300.0
+    values[123_456] = 2.0
+
+    kept = positions(values, 1_000)
+
+    assert len(kept) <= 1_000
+    assert {654_321, 123_456} <= set(kept)
+    assert 300.0 in pick(values, kept)
+
+
+def test_what_must_stay_does_though_its_neighbours_are_higher() -> None:
+    values = [float(number % 100) for number in range(10_000)]
+
+    kept = positions(values, 200, always=[5, 5_005])
+
+    assert {5, 5_005} <= set(kept)
+    assert len(kept) <= 200
+
+
+def test_of_too_many_that_must_stay_the_highest_do() -> None:
+    values = [0.0] * 1_000
+    values[500] = 9.0
+    kept = positions(values, 20, always=range(400, 600))
+    assert 500 in kept
+    assert len(kept) <= 20
+
+
+def test_a_gap_stays_a_gap() -> None:
+    values = [1.0] * 500 + [None] * 1_000 + [1.0] * 500
+    kept = positions(values, 100)
+    assert None in pick(values, kept)
+
+
+def test_series_over_one_axis_keep_what_stands_out_in_any() -> None:
+    one, other = [1.0] * 5_000, [1.0] * 5_000
+    one[700], other[4_200] = 50.0, -50.0
+    kept = shared_positions([one, other], 400)
+    assert {700, 4_200} <= set(kept)
+    assert len(kept) <= 400
+
+
+@given(st.lists(NUMBERS, max_size=300), st.integers(4, 60))
+def test_ends_and_extremes_stay_in_order_within_the_limit(values: list[float | None], limit: int) -> None:
+    kept = positions(values, limit)
+
+    assert kept == sorted(set(kept))
+    assert len(kept) <= max(limit, 0)
+    if values:
+        assert (kept[0], kept[-1]) == (0, len(values) - 1)
+    known = [value for value in values if value is not None and value == value]
+    if known:
+        shown = [value for value in pick(values, kept) if value is not None and value == value]
+        assert (min(shown), max(shown)) == (min(known), max(known))
+
+
+@pytest.mark.parametrize("limit", [4, 5, 17])
+def test_nothing_but_missing_values_can_be_thinned_too(limit: int) -> None:
+    kept = positions([None] * 100, limit)
+    assert 2 <= len(kept) <= limit

@@ -1,0 +1,289 @@
+"""Windows of the timeline hold every slice that can be seen, and nothing is lost by drawing the others together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.analyze.timeline import levels
+from stepscope.analyze.timeline.index import Timeline
+from stepscope.analyze.timeline.parts import MAX_DEPTH
+from stepscope.analyze.timeline.window import moments, window
+from tests.analyze.timelines import MAIN, US, Drawn, a_step, drawn, of_rows, of_traces
+from tests.analyze.traces import Slices
+from tests.builders import MS, T0, step_rows
+
+
+def whole(made: Timeline, width: int = 1_000, **more: Any) -> list[Drawn]:
+    return drawn(window(made, 0, made.length_ns, width, **more))
+
+
+def test_a_small_trace_is_drawn_slice_by_slice() -> None:
+    found = whole(of_traces(a_step()))
+
+    assert {(each.depth, each.kind, each.start_us, each.end_us) for each in found if "thread" in each.track} == {
+        (0, "user_function", 0, 1_000),
+        (1, "user_function", 100, 700),
+        (2, "operator", 150, 250),
+        (3, "runtime", 200, 210),
+        (1, "sync", 800, 900),
+    }
+    assert [(each.name, each.kind, each.start_us) for each in found if "stream" in each.track] == [
+        ("gemm_f16", "kernel", 500),
+        ("Memcpy HtoD", "copy", 750),
+    ]
+    assert {each.count for each in found} == {1}
+    assert len({each.id for each in found}) == len(found) == 7
+
+
+def test_tracks_of_a_worker_stand_together_in_order() -> None:
+    trace = a_step()
+    trace.add("cpu_op", "aten::add", 300, 10, track="1/2")
+    trace.add("kernel", "copy_kernel", 300, 10, track="0/20", stream=20, device=0)
+    steps = [{"start_ns": T0, "wall_ns": MS, "forward_ns": MS // 2, "backward_ns": MS // 4}]
+    made = of_traces(trace, steps=steps)
+
+    assert [(track.kind, track.label) for track in made.tracks] == [
+        ("steps", "steps"),
+        ("phases", "phases"),
+        ("stream", "GPU 0 stream 7"),
+        ("stream", "GPU 0 stream 20"),
+        ("thread", "thread 1"),
+        ("thread", "thread 2"),
+    ]
+    assert len({track.key for track in made.tracks}) == 6
+    assert {track.group for track in made.tracks} == {"worker0"}
+    assert made.tracks[4].depth == 4
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "kind"),
+    [
+        ("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "data_wait"),
+        ("Operator", "Optimizer.step#SGD.step", "optimizer"),
+        ("user_annotation", "my range", "annotation"),
+        ("python_function", "torch/nn/modules/module.py(1): __call__", "library_function"),
+        ("gpu_memset", "Memset (Device)", "fill"),
+        ("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "communication"),
+        ("cuda_driver", "cuLaunchKernel", "runtime"),
+        ("hip_runtime", "hipStreamSynchronize", "sync"),
+        ("never seen", "x", "other"),
+    ],
+)
+def test_the_kind_of_a_slice(category: str, name: str, kind: str) -> None:
+    trace = Slices()
+    device = {"track": "0/7", "stream": 7} if category in ("kernel", "gpu_memset") else {}
+    trace.add(category, name, 0, 100, **device)
+    assert [each.kind for each in whole(of_traces(trace))] == [kind]
+
+
+def test_slices_of_another_worker_are_left_out() -> None:
+    other = Slices(rank=1, trace="worker1.pt.trace.json")
+    other.add("cpu_op", "aten::relu", 0, 1_000)
+    made = of_traces(a_step(), other)
+
+    found = whole(made, worker="worker1")
+
+    assert [each.name for each in found] == ["aten::relu"]
+    assert len(whole(made)) == 8
+    assert whole(made, worker="nobody") == []
+
+
+def test_a_slice_that_began_before_the_window_is_in_it() -> None:
+    made = of_traces(a_step())
+    found = window(made, 550 * US, 560 * US, 100)
+    names = {(each.name, each.start_us) for each in drawn(found)}
+    assert ("gemm_f16", 500) in names
+    assert (MAIN, 0) in names
+    assert found.total == 3
+
+
+def test_names_are_cut_and_a_step_is_called_by_its_number() -> None:
+    trace = Slices()
+    trace.add("kernel", "k" * 5_000, 0, 100, track="0/7", stream=7)
+    made = of_traces(trace, steps=[{"step": 17, "start_ns": T0, "wall_ns": 100 * US}])
+    names = {each.kind: each.name for each in whole(made)}
+    assert len(names["kernel"]) <= 200
+    assert names["step"] == "step 17"
+
+
+def test_thin_slices_become_one_and_wide_ones_stay() -> None:
+    trace = Slices()
+    for number in range(1_000):
+        trace.add("cpu_op", "aten::add", number, 0.5)
+    trace.add("cpu_op", "aten::mm", 2_000, 8_000)
+
+    found = whole(of_traces(trace), width=100)
+
+    assert [(each.name, each.id >= 0) for each in found] == [("aten::add", False), ("aten::mm", True)]
+    assert found[0].count == 1_000
+    assert (found[0].start_us, found[0].end_us) == (0, 999.5)
+
+
+def test_the_longest_of_merged_slices_gives_name_and_kind() -> None:
+    trace = Slices()
+    trace.add("cpu_op", "short", 0, 1)
+    trace.add("cpu_op", "longer", 1, 3)
+    trace.add("cpu_op", "wide", 100, 9_900)
+    found = whole(of_traces(trace), width=100)
+    assert [(each.name, each.count) for each in found] == [("longer", 2), ("wide", 1)]
+
+
+def test_a_gap_that_can_be_seen_stays() -> None:
+    trace = Slices()
+    for at in [*range(0, 1_000, 2), *range(5_000, 6_000, 2)]:
+        trace.add("cpu_op", "aten::add", at, 1)
+    trace.add("cpu_op", "end", 9_000, 1_000)
+    found = [each for each in whole(of_traces(trace), width=100) if each.name == "aten::add"]
+    assert max(each.end_us for each in found if each.start_us < 2_000) <= 1_100
+    assert min(each.start_us for each in found if each.start_us > 2_000) == 5_000
+
+
+def test_a_window_holds_no_more_than_it_may() -> None:
+    trace = Slices()
+    for number in range(3_000):
+        trace.add("cpu_op", f"op{number % 7}", number * 10, 9, depth=number % 3)
+    made = of_traces(trace)
+    found = window(made, 0, made.length_ns, 8_000, limit=100)
+    assert 0 < len(drawn(found)) <= 100
+    assert found.total == 3_000 == sum(each.count for each in drawn(found))
+
+
+def test_more_lanes_than_slices_allowed_end_with_one_slice_each() -> None:
+    trace = Slices()
+    for depth in range(20):
+        for number in range(5):
+            trace.add("cpu_op", "op", number * 10, 5, depth=depth)
+    made = of_traces(trace)
+    assert len(whole(made, limit=7)) == 20
+
+
+def test_what_is_too_deep_is_told_and_not_drawn() -> None:
+    trace = Slices()
+    for depth in range(MAX_DEPTH + 2):
+        trace.add("python_function", "f.py(1): f", 0, 100, depth=depth)
+    made = of_traces(trace)
+    assert made.tracks[0].depth == MAX_DEPTH
+    assert any("2 slices" in note for note in made.notes)
+
+
+SLICES = st.lists(
+    st.tuples(st.integers(0, 40_000), st.integers(0, 3_000), st.integers(0, 2), st.sampled_from(["a", "b", "c"])),
+    min_size=1,
+    max_size=120,
+)
+
+
+def laid_out(slices: list[tuple[int, int, int, str]]) -> Slices:
+    """Slices (start, duration, depth, name in µs) moved so that those of a depth follow each other."""
+    trace = Slices()
+    ends: dict[int, int] = {}
+    for start, duration, depth, name in sorted(slices):
+        begin = max(start, ends.get(depth, 0))
+        ends[depth] = begin + duration
+        trace.add("cpu_op" if name != "c" else "python_function", name, begin, duration, depth=depth)
+    return trace
+
+
+@settings(deadline=None, max_examples=60)
+@given(SLICES, st.integers(1, 300), st.floats(0, 1), st.floats(0, 1))
+def test_windows_count_every_slice_and_show_every_wide_one(
+    slices: list[tuple[int, int, int, str]], width: int, left: float, right: float
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(levels, "_FEW", 4)  # so that few slices have coarser copies too
+        patch.setattr(levels, "_BINS", 2)
+        trace = laid_out(slices)
+        made = of_traces(trace)
+    low, high = sorted((int(left * made.length_ns), int(right * made.length_ns) + 1))
+    found = window(made, low, high, width)
+    shown = drawn(found)
+    first = min(row["start_ns"] for row in trace.events)
+    inside = [
+        (row["depth"], row["start_ns"] - first, row["start_ns"] - first + row["duration_ns"])
+        for row in trace.events
+        if row["start_ns"] - first < high and row["start_ns"] - first + row["duration_ns"] > low
+    ]
+
+    assert sum(each.count for each in shown) >= len(inside)
+    bin_ns = max((high - low) // width, 1)
+    alone = {(each.depth, each.start_us * US, each.end_us * US) for each in shown if each.count == 1}
+    assert {each for each in inside if each[2] - each[1] >= bin_ns} <= alone
+    for depth, start, end in inside:
+        assert any(each.depth == depth and each.start_us * US <= start and each.end_us * US >= end for each in shown)
+
+
+def test_phases_are_laid_into_their_step_in_order() -> None:
+    rows = step_rows(3, data_wait_ms=2, forward_ms=3, backward_ms=4, optimizer_ms=1, other_ms=0)
+    made = of_rows(steps=rows)
+
+    found = whole(made)
+
+    assert [each.name for each in found if each.kind == "step"] == ["step 0", "step 1", "step 2"]
+    phases = [(each.kind, each.start_us / 1000, each.end_us / 1000) for each in found if "phases" in each.track]
+    assert phases[:4] == [("data_wait", 0, 2), ("forward", 2, 5), ("backward", 5, 9), ("optimizer", 9, 10)]
+    assert len(phases) == 12
+    assert any("lengths" in note for note in made.notes)
+
+
+def test_steps_without_phases_have_no_track_of_phases() -> None:
+    made = of_rows(steps=[{"start_ns": T0, "wall_ns": MS}])
+    assert [track.kind for track in made.tracks] == ["steps"]
+    assert made.notes == ()
+
+
+def test_sampled_workers_show_what_they_stood_in() -> None:
+    work = [
+        "_worker_loop (/v/torch/utils/data/_utils/worker.py:100)",
+        "decode (/home/user/project/data.py:20)",
+        "resize",
+    ]
+    rest = {"start_ns": T0 + 2 * MS, "end_ns": T0 + 4 * MS}
+    made = of_rows(
+        steps=step_rows(2),
+        stretches=[
+            {"role": "loader_worker", "pid": 300, "frames": work, "start_ns": T0, "end_ns": T0 + MS},
+            {"role": "loader_worker", "pid": 300, "frames": work[:2], "start_ns": T0 + MS, "end_ns": T0 + 2 * MS},
+            {"role": "loader_worker", "pid": 300, "frames": [work[0], "get"], "waiting": True, **rest},
+        ],
+    )
+
+    found = [each for each in whole(made) if "worker" in each.track]
+
+    assert [(each.depth, each.name, each.kind, each.start_us, each.end_us) for each in found] == [
+        (0, "decode (data.py:20)", "user_function", 0, 2_000),
+        (0, "get", "waiting", 2_000, 4_000),
+        (1, "resize", "sampled", 0, 1_000),
+    ]
+    assert next(track.label for track in made.tracks if track.kind == "worker") == "loader worker 300"
+
+
+def test_a_run_with_nothing_in_it_has_an_empty_timeline() -> None:
+    made = of_rows()
+    assert (made.tracks, made.length_ns, whole(made)) == ((), 0, [])
+    assert moments(made) == (0, 1)
+
+
+def test_traces_of_another_day_are_not_in_the_first_window() -> None:
+    beside, later = (Slices(rank=rank, trace=f"worker{rank}.pt.trace.json") for rank in (1, 2))
+    beside.add("cpu_op", "beside", 500, 1_000)
+    later.add("cpu_op", "later", 10_000_000, 1_000)
+    made = of_traces(a_step(), beside, later)
+    assert moments(made) == (0, 1_500 * US)
+    assert moments(made, worker="worker2") == (10_000_000 * US, 10_001_000 * US)
+
+
+def test_the_first_window_is_that_of_the_steps_the_span_or_the_first_trace() -> None:
+    late = Slices(trace="worker0.1700000000001.pt.trace.json")
+    late.add("cpu_op", "late", 50_000, 1_000)
+    steps = [{"step": number, "start_ns": T0 + number * MS, "wall_ns": MS} for number in range(100)]
+    made = of_traces(a_step(), late, steps=steps)
+
+    spans = {each.ref.span: (int(each.start_ns.min()) - T0) // US for each in made.context.base.spans}
+    assert moments(made)[0] == spans[1] * US
+    assert moments(made, span=2)[0] == spans[2] * US
+    assert moments(made, steps=(3, 5)) == (3 * MS, 6 * MS)
+    assert moments(made, worker="worker0", steps=(3, 3)) == (3 * MS, 4 * MS)

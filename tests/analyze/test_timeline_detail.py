@@ -1,0 +1,169 @@
+"""What is told of one slice of the timeline, and how slices are found by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepscope.analyze.timeline.detail import detail
+from stepscope.analyze.timeline.index import Timeline
+from stepscope.analyze.timeline.search import search
+from stepscope.analyze.timeline.window import window
+from stepscope.errors import UsageError
+from stepscope.model.views.timeline import SliceDetail
+from tests.analyze.timelines import PROJECT, SOURCE, US, a_step, drawn, of_rows, of_traces
+from tests.analyze.traces import BACK_THREAD, Slices
+from tests.builders import MS, T0, step_rows
+
+
+def named(made: Timeline, name: str) -> SliceDetail:
+    """The detail of the first slice of that name."""
+    shown = drawn(window(made, 0, made.length_ns, 1_000))
+    return detail(made, next(each.id for each in shown if each.name == name))
+
+
+def facts(found: SliceDetail) -> dict[str, Any]:
+    return {fact.label: fact.value for fact in found.facts}
+
+
+def test_a_kernel_tells_its_operator_its_line_and_its_stack() -> None:
+    found = named(of_traces(a_step()), "gemm_f16")
+
+    assert found.operator is not None
+    assert (found.operator.name, found.start_ns, found.duration_ns) == ("aten::matmul", 500 * US, 200 * US)
+    assert found.place is not None
+    assert (found.place.place.file, found.place.place.line) == (f"{PROJECT}/train.py", 8)
+    assert found.place.code == SOURCE.splitlines()[7].strip()
+    assert [frame.place.function for frame in found.stack] == ["forward", "main"]
+    told = facts(found)
+    assert (told["launched by"], told["from launch to start"]) == ("cudaLaunchKernel", 300 * US)
+    assert (told["blocks in the grid"], told["threads per block"], told["stream"]) == (64, 256, 7)
+
+
+def test_a_device_slice_without_a_launch_says_why() -> None:
+    trace = Slices()
+    trace.kernel(0, 10, "early")
+    found = named(of_traces(trace), "early")
+    assert (found.operator, found.place, found.stack) == (None, None, ())
+    assert any("before the recording" in note for note in found.notes)
+
+
+def test_a_copy_tells_how_fast_it_was() -> None:
+    told = facts(named(of_traces(a_step()), "Memcpy HtoD"))
+    assert told["bytes per second"] == 4_000 / 50e-6
+
+
+def test_an_operator_tells_what_it_launched() -> None:
+    found = named(of_traces(a_step()), "aten::matmul")
+    assert [(each.name, each.duration_ns) for each in found.launched] == [("gemm_f16", 200 * US)]
+    assert facts(found)["their time together"] == 200 * US
+    assert facts(found)["input shapes"] == "[[2, 2], [2, 2]]"
+    assert found.operator is None
+    assert found.self_ns == 100 * US
+
+
+def test_the_call_that_launches_stands_in_its_operator() -> None:
+    found = named(of_traces(a_step()), "cudaLaunchKernel")
+    assert found.operator is not None
+    assert found.operator.name == "aten::matmul"
+    assert [each.name for each in found.launched] == ["gemm_f16"]
+
+
+def test_of_very_many_launches_the_first_are_listed() -> None:
+    trace = a_step()
+    for number in range(60):
+        launch = trace.add("cuda_runtime", "cudaLaunchKernel", 300 + number, 0.5, parent=1, depth=2)
+        kernel = trace.add("kernel", f"k{number}", 1_000 + number, 0.5, track="0/7", stream=7)
+        keys = {"process": "rank-0", "trace": trace.events[0]["trace"], "event": kernel, "launch": launch}
+        trace.links.append({**keys, "state": "linked", "method": "correlation"})
+    found = detail(of_traces(trace), 0)
+    assert len(found.launched) == 50
+    assert facts(found)["launched slices of devices"] == 61
+    assert any("61" in note for note in found.notes)
+
+
+def test_an_operator_of_the_backward_pass_has_its_forward_operators_stack() -> None:
+    trace = a_step()
+    backward = trace.add(
+        "cpu_op", "MmBackward0", 900, 50, track="1/2", forward=2, forward_thread=BACK_THREAD, sequence=1
+    )
+    found = detail(of_traces(trace), backward)
+    assert facts(found)["forward operator"] == "aten::matmul"
+    assert [frame.place.function for frame in found.stack] == ["forward", "main"]
+    assert found.place is not None
+    assert found.place.place.line == 8
+    assert any("forward operator" in note for note in found.notes)
+
+
+def test_old_traces_hold_the_stack_as_text() -> None:
+    trace = Slices()
+    stack = f"{PROJECT}/net.py(12): forward;{PROJECT}/train.py(40): main;<built-in call>"
+    number = trace.add("Operator", "aten::conv2d", 0, 10, call_stack=stack)
+    found = detail(of_traces(trace), number)
+    assert [(frame.place.line, frame.place.function) for frame in found.stack] == [
+        (12, "forward"),
+        (40, "main"),
+        (None, "<built-in call>"),
+    ]
+    assert found.place is not None
+    assert found.place.place.line == 12
+
+
+def test_a_step_tells_its_phases_and_a_phase_its_share() -> None:
+    made = of_rows(
+        steps=step_rows(3, first_step=5, data_wait_ms=5, forward_ms=5, backward_ms=0, optimizer_ms=0, other_ms=0)
+    )
+    step = named(made, "step 6")
+    assert (step.step, step.duration_ns, step.category) == (6, 10 * MS, "step")
+    assert facts(step)["data wait"] == 5 * MS
+    phase = named(made, "forward")
+    assert (phase.step, facts(phase)["share of the step"]) == (5, 0.5)
+
+
+def test_a_sample_tells_its_stack() -> None:
+    frames = [f"main ({PROJECT}/train.py:3)", "get (/usr/lib/python3.11/queue.py:171)"]
+    made = of_rows(stretches=[{"frames": frames, "waiting": True, "start_ns": T0, "end_ns": T0 + MS}])
+    found = named(made, "get (queue.py:171)")
+    assert [frame.place.function for frame in found.stack] == ["get", "main"]
+    assert found.place is not None
+    assert (found.place.place.line, facts(found)["state"]) == (3, "waiting")
+    assert named(made, "main (train.py:3)").place == found.place
+
+
+@pytest.mark.parametrize("identifier", [-1, 7, 10**12])
+def test_a_slice_that_there_is_not_is_an_error(identifier: int) -> None:
+    with pytest.raises(UsageError, match="no such slice"):
+        detail(of_traces(a_step()), identifier)
+
+
+def test_search_finds_parts_of_names_in_order_of_time() -> None:
+    made = of_traces(a_step())
+    found = search(made, "CUDA")
+    assert [hit.name for hit in found.hits] == ["cudaLaunchKernel", "cudaDeviceSynchronize"]
+    assert [(hit.start_ns, hit.depth) for hit in found.hits] == [(200 * US, 3), (800 * US, 1)]
+    assert found.total == 2
+    assert {hit.track for hit in found.hits} <= {track.key for track in made.tracks}
+
+
+def test_search_lists_the_first_and_counts_all() -> None:
+    trace = Slices()
+    for number in range(500):
+        trace.add("cpu_op", "aten::add", 10 * (500 - number), 1)
+    found = search(of_traces(trace), "add", limit=3)
+    assert found.total == 500
+    assert [hit.start_ns for hit in found.hits] == [0, 10 * US, 20 * US]
+
+
+@pytest.mark.parametrize("text", ["", "   ", "not there", "(("])
+def test_search_for_nothing_finds_nothing(text: str) -> None:
+    assert search(of_traces(a_step()), text).total == 0
+
+
+def test_search_finds_a_step_by_its_number_and_keeps_to_a_worker() -> None:
+    other = Slices(rank=1, trace="worker1.pt.trace.json")
+    other.add("cpu_op", "aten::matmul", 0, 10)
+    made = of_traces(a_step(), other, steps=[{"step": 12, "start_ns": T0, "wall_ns": MS}])
+    assert [(hit.step, hit.duration_ns) for hit in search(made, "step 12").hits] == [(12, MS)]
+    assert search(made, "matmul", worker="worker1").total == 1
+    assert search(made, "matmul").total == 2

@@ -1,0 +1,143 @@
+"""The dashboard in a real browser, under the policy that the server sends.
+
+`look(address)` opens a page and returns a `View`; when its test ends it fails on what no page of ours may do: an error
+or warning in the console (a broken policy is one), an exception in a script, a dialog, a request to another host.
+`look(address, axe=True)` opens it without the policy, which would keep axe-core out; only `violations` needs that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from stepscope.dashboard import bundle
+from tests.browser_page import PATIENCE_MS, Opened
+
+AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
+OWN_SCHEMES = ("data", "blob")
+_RUN_AXE = """async (rules) => {
+  const only = rules.length === 0 ? {} : { runOnly: rules };
+  const found = await axe.run(document, { resultTypes: ['violations'], ...only });
+  return found.violations.map((rule) => `${rule.id}: ${rule.help}: ` + rule.nodes.slice(0, 4).map((node) =>
+    node.html.slice(0, 200) + ' ' + node.any.map((check) => check.message).join(' ')).join(' | '));
+}"""
+
+
+_WATCH_MOVES = """window.movedSoFar = 0;
+new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.movedSoFar += entry.value;
+}).observe({ type: 'layout-shift', buffered: true });"""
+
+
+@dataclass
+class View(Opened):
+    """A page of the dashboard that is looked at. `requests` are the paths with queries that it asked its server for."""
+
+    requests: list[str] = field(default_factory=list)
+
+    def ready(self) -> View:
+        """Waits until the page that was asked for is shown."""
+        main = self.page.locator("main")
+        self.until(lambda: main.count() == 1 and main.get_attribute("aria-busy") == "false" and self._has_content())
+        return self
+
+    def _has_content(self) -> bool:
+        return bool(self.page.locator("main .blocks > .block, main [role=alert], main table, main .card").count())
+
+    def pages(self) -> dict[str, str]:
+        """Titles of the run's pages by their keys, in order."""
+        links = self.page.locator("nav a")
+        found = {}
+        for index in range(links.count()):
+            href = links.nth(index).get_attribute("href").partition("?")[0]
+            found[href.rpartition("/")[2]] = links.nth(index).locator("span").first.inner_text()
+        return found
+
+    def open(self, page: str) -> View:
+        """Opens a page of the same run by its link, as a user does."""
+        link = self.page.locator(f'nav a[href$="/{page}"], nav a[href*="/{page}?"]').first
+        title = link.locator("span").first.inner_text()
+        link.click()
+        self.until(lambda: link.get_attribute("aria-current") == "page" and self.text("h1") == title)
+        return self.ready()
+
+    def go(self, address: str) -> View:
+        """Opens another address, also one that only differs behind the `#`."""
+        self.page.goto(address)
+        return self.ready()
+
+    def asked(self, part: str) -> int:
+        """How often something with `part` in its path or query was asked for."""
+        return sum(part in request for request in self.requests)
+
+    def moved(self) -> float:
+        """How far things moved by themselves since the page was opened ("cumulative layout shift")."""
+        return float(self.page.locator("html").evaluate("() => window.movedSoFar"))
+
+    def violations(self, *rules: str) -> list[str]:
+        """What axe-core finds on the page now, by all its rules or those named; needs `look(..., axe=True)`."""
+        if self.page.evaluate("typeof axe") == "undefined":
+            self.page.evaluate(f"{AXE.read_text(encoding='utf-8')}; undefined")
+        return list(self.page.evaluate(_RUN_AXE, list(rules)))
+
+
+Look = Callable[..., View]
+
+
+@pytest.fixture
+def look(chromium: Any) -> Iterator[Look]:
+    """Opens an address of a dashboard; see the module."""
+    if bundle.folder() is None:
+        pytest.skip("needs the built front end: npm --prefix web run build")
+    views: list[View] = []
+    contexts = []
+
+    def open_view(address: str, *, dark: bool = False, axe: bool = False, width: int = 1280, height: int = 800) -> View:
+        if axe and not AXE.is_file():
+            pytest.skip("needs axe-core: npm --prefix web ci")
+        context = chromium.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if dark else "light",
+            bypass_csp=axe,
+            accept_downloads=True,
+        )
+        context.set_default_timeout(PATIENCE_MS)
+        contexts.append(context)
+        view = View(context.new_page())
+        view.page.add_init_script(_WATCH_MOVES)
+        _watch(view, urlsplit(address).netloc)
+        views.append(view)
+        view.page.goto(address)
+        return view
+
+    yield open_view
+    for context in contexts:
+        context.close()
+    assert [wrong for view in views for wrong in view.wrong] == []
+
+
+def _watch(view: View, host: str) -> None:
+    def requested(request: Any) -> None:
+        parts = urlsplit(request.url)
+        if parts.netloc == host:
+            view.requests.append(f"{parts.path}?{parts.query}")
+        elif parts.scheme not in OWN_SCHEMES:
+            view.wrong.append(f"request: {request.url}")
+
+    def said(message: Any) -> None:
+        if message.type in ("error", "warning", "assert"):
+            view.wrong.append(f"console: {message.text}")
+
+    def dialog(shown: Any) -> None:
+        view.wrong.append(f"dialog: {shown.message}")
+        shown.dismiss()
+
+    view.page.on("request", requested)
+    view.page.on("console", said)
+    view.page.on("pageerror", lambda error: view.wrong.append(f"script: {error}"))
+    view.page.on("dialog", dialog)

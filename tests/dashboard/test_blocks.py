@@ -1,0 +1,202 @@
+"""Parts of pages: texts are harmless, numbers are finite, tables keep their definitions."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.dashboard import blocks
+from stepscope.report.places import Shortener
+from stepscope.report.table import Choice, document
+from tests.dashboard import page_shapes
+
+EVIL = "</script>\x1b[31m\u202ename\x00"
+SHORTEN = Shortener({"cwd": "/home/me"})
+
+
+def texts(value: Any) -> list[str]:
+    """Every text in a block, keys included."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for pair in value.items() for part in pair for text in texts(part)]
+    if isinstance(value, list):
+        return [text for part in value for text in texts(part)]
+    return []
+
+
+def every_block(name: str) -> list[dict[str, Any]]:
+    """One block of each kind with `name` wherever a text of a run can stand."""
+    card = {
+        "id": name,
+        "title": name,
+        "where": [
+            {**blocks.place(name, 3, name, shown=name, code=name), "source": [{"line": 3, "text": name, "here": True}]}
+        ],
+        "evidence": [{"metric": name, "text": name, "source": name}],
+        "share": math.nan,
+    }
+    return [
+        blocks.text(name),
+        blocks.empty(name, name, name, name),
+        blocks.absent_block(f"{name}: {name}"),
+        blocks.figures([blocks.figure(name, name, "text", note=name, missing=name, help=blocks.help_(name))], name),
+        blocks.facts(name, [blocks.fact(name, name, name)]),
+        blocks.choice(name, "with", name, [(name, name)]),
+        blocks.table("t", name, [blocks.column("a", name)], [{"a": name}], limit=5, notes=[name]),
+        blocks.chart(
+            "c",
+            name,
+            "line",
+            sentence=f"{name}.",
+            x=(name, "text", [name]),
+            y=(name, "ms"),
+            series=[blocks.series(name, "ms", [1.0])],
+            marks=[blocks.mark(name, name, name)],
+        ),
+        blocks.findings([card], [card], healthy=name, abstained=[{"rule": name, "needs": name}]),
+        blocks.timeline(
+            "time",
+            from_ns=0,
+            to_ns=1,
+            steps=[{"step": 1, "process": name}],
+            tracks=[{"key": name, "label": name}],
+            window={"names": [name], "kinds": [], "tracks": []},
+            sliceable=False,
+        ),
+        blocks.flame("f", {"names": [name], "files": [name], "trees": []}),
+    ]
+
+
+@pytest.mark.parametrize("at", range(11))
+def test_no_text_of_a_run_keeps_a_control_character(at: int) -> None:
+    block = every_block(EVIL)[at]
+    found = [text for text in texts(block) if "name" in text and text not in page_shapes.KEYS[block["kind"]]]
+    assert any("\\u202e" in text for text in found)
+    assert not any(character in text for text in texts(block) for character in "\x00\x1b\u202e")
+    json.dumps(block, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        (True, 1),
+        (3, 3),
+        (1.5, 1.5),
+        (math.nan, None),
+        (math.inf, None),
+        (np.int64(7), 7),
+        (np.float64("nan"), None),
+        ("7", None),
+        (object(), None),
+    ],
+)
+def test_numbers_are_finite_or_missing(value: Any, expected: Any) -> None:
+    assert blocks.number(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "stated", "unit"),
+    [
+        ("utilization_pct", "percent", "pct"),
+        ("bus_bytes_per_s", "bytes/s", "bytes_per_s"),
+        ("samples_per_second", "1/s", "per_s"),
+        ("cold_share", "share", "share"),
+        ("own_cores", "cores", "number"),
+        ("gpu_temperature_c", "", "celsius"),
+        ("rank_rss_peak_bytes", "", "bytes"),
+        ("wall_ms", "", "ms"),
+        ("value", "as `unit`", "number"),
+        ("load_1m", "", ""),
+    ],
+)
+def test_units_come_from_definitions_else_from_names(key: str, stated: str, unit: str) -> None:
+    assert blocks.unit_of(key, stated) == unit
+
+
+def test_a_reason_becomes_two_sentences() -> None:
+    block = blocks.absent_block("no trace holds operators: record with ProfilerActivity.CPU")
+    assert (block["why"], block["record"]) == ("No trace holds operators.", "Record with ProfilerActivity.CPU.")
+    alone = blocks.absent_block("nothing there", "Record it.", "stepscope run")
+    assert (alone["why"], alone["record"], alone["command"]) == ("Nothing there.", "Record it.", "stepscope run")
+
+
+def test_figures_of_the_model_bring_their_definition() -> None:
+    from stepscope.model import FixedCosts
+
+    figure = blocks.measured("Paid once", FixedCosts(4.5, None, None, None, None), "total_s")
+    assert (figure["value"], figure["unit"]) == (4.5, "s")
+    assert figure["help"]["text"]
+    assert blocks.meaning("StepFacts", "no_such_figure") is None
+
+
+@dataclass(frozen=True)
+class Module:
+    """As a row of the table `modules`."""
+
+    name: str
+    depth: int
+    calls: int
+    host_self_ns: int
+    host_total_ns: int
+    device_self_ns: int | None
+
+
+def modules(*rows: Module) -> Any:
+    return document("modules", rows, Choice())
+
+
+def test_a_table_document_keeps_columns_definitions_and_total() -> None:
+    found = modules(Module("Net", 0, 2, 5, 9, None), Module("Linear", 1, 4, 4, 4, None))
+    block = blocks.table_block(found, id="m", limit=1, shorten=SHORTEN, bars=["host_total_ns"], open_depth=1)
+    page_shapes.check({"schema": "stepscope.page/1", "blocks": [block]})
+    columns = {column["key"]: column for column in block["columns"]}
+    assert "device_self_ns" not in columns  # nothing is known of it
+    assert columns["calls"]["numeric"]
+    assert not columns["name"]["numeric"]
+    assert columns["host_total_ns"] | {"help": None, "label": ""} == {
+        "key": "host_total_ns",
+        "label": "",
+        "unit": "ns",
+        "numeric": True,
+        "help": None,
+        "bar": True,
+        "place": False,
+        "link": None,
+    }
+    assert columns["host_self_ns"]["help"]["text"]
+    assert (len(block["rows"]), block["total"], block["tree"]) == (1, 2, True)
+    assert block["rows"][0] == {"name": "Net", "calls": 2, "host_self_ns": 5, "host_total_ns": 9, "depth": 0}
+
+
+def test_places_are_shortened_and_guesses_marked() -> None:
+    rows = [
+        {
+            "name": "aten::add",
+            "calls": 1,
+            "file": "/home/me/train.py",
+            "line": 3,
+            "function": "main",
+            "place_exact": False,
+        }
+    ]
+    found = document("operators", rows, Choice(sort="calls"))
+    block = blocks.table_block(
+        found, id="o", limit=5, shorten=SHORTEN, links={"name": blocks.cell_link("kernels", "q", "id")}
+    )
+    place = block["rows"][0]["place"]
+    assert (place["shown"], place["guess"], place["function"]) == ("train.py:3", True, "main")
+    assert next(column for column in block["columns"] if column["place"])["key"] == "place"
+    assert block["columns"][0]["link"] == {"page": "kernels", "params": {}, "param": "q", "key": "id"}
+
+
+def test_an_absent_table_says_why() -> None:
+    found = document("operators", [], Choice(), absent="no trace holds operators: record with ProfilerActivity.CPU")
+    block = blocks.table_block(found, id="o", limit=5, shorten=SHORTEN)
+    assert (block["kind"], block["title"]) == ("empty", "Operators")

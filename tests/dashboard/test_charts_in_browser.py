@@ -1,0 +1,391 @@
+"""Charts in a real Chromium, on made-up documents: what is drawn, by hand and by keyboard, and what is beside it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.dashboard import blocks
+from tests.dashboard.browser import Look, View
+from tests.dashboard.made_up import MadeUp
+
+Pages = Mapping[str, Sequence[Mapping[str, Any]]]
+STEPS = list(range(100))
+WALL = [12.0 + step % 5 for step in STEPS]
+WAIT = [3.0 if step != 40 else 90.0 for step in STEPS]
+HOSTILE = ["<img src=x onerror=alert(1)>", "{a|b}</script>", "a\u202eb\u0000c\x1b[31m", "{value}", "n" * 300]
+# the colours that a canvas holds, as many as there are pixels of
+_COLOURS = """canvas => {
+  const copy = document.createElement('canvas');
+  [copy.width, copy.height] = [canvas.width, canvas.height];
+  const drawing = copy.getContext('2d', { willReadFrequently: true });
+  drawing.drawImage(canvas, 0, 0);
+  const { data } = drawing.getImageData(0, 0, copy.width, copy.height);
+  const seen = {};
+  for (let at = 0; at < data.length; at += 4) if (data[at + 3] > 200) {
+    const key = [data[at], data[at + 1], data[at + 2]].join();
+    seen[key] = (seen[key] ?? 0) + 1;
+  }
+  return seen;
+}"""
+
+
+@pytest.fixture
+def made_up() -> Iterator[Callable[..., MadeUp]]:
+    servers: list[MadeUp] = []
+
+    def start(pages: Pages, *, embedded: bool = False) -> MadeUp:
+        servers.append(MadeUp(pages, embedded=embedded))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def show(made_up: Callable[..., MadeUp], look: Look) -> Callable[..., View]:
+    """Shows charts as a page."""
+
+    def open_charts(*charts: Mapping[str, Any], query: str = "", embedded: bool = False, **options: Any) -> View:
+        server = made_up({"steps": charts, "findings": charts}, embedded=embedded)
+        return look(server.page("steps", query), **options).ready()
+
+    return open_charts
+
+
+def steps_chart(**changes: Any) -> dict[str, Any]:
+    parts = [
+        blocks.series("data wait", "ms", WAIT, role="data_wait"),
+        blocks.series("forward", "ms", WALL, role="forward"),
+    ]
+    return chart("steps", "stacked_bars", STEPS, parts, select="steps", unit="number", **changes)
+
+
+def chart(
+    id: str, type: str, x: Sequence[Any], series: Sequence[Mapping[str, Any]], *, unit: str = "s", **more: Any
+) -> dict[str, Any]:
+    label = "step" if more.get("select") else "x"
+    y = series[0]["unit"] if series else "number"
+    made = blocks.chart(
+        id, f"Chart {id}", type, sentence=f"This is {id}.", x=(label, unit, x), y=("height", y), series=series, **more
+    )
+    return dict(made)
+
+
+def one_of_each() -> list[dict[str, Any]]:
+    names = ["short", "aten::a_rather_long_name_of_an_operator", "x"]
+    up, down = [1.0, None, 3.0, 2.5], [0.5, 0.25, None, 4.0]
+    return [
+        chart(
+            "line",
+            "line",
+            [0, 1, 2, 3],
+            [blocks.series("up", "share", up), blocks.series("down", "share", down)],
+            sync="a",
+        ),
+        chart("band", "line", [0, 1, 2], [blocks.series("mean", "ms", [5, 6, 7], low=[4, 5, None], high=[6, 7, None])]),
+        chart(
+            "area",
+            "stacked_area",
+            [0, 1, 2, 3],
+            [blocks.series("up", "bytes", up), blocks.series("down", "bytes", down)],
+        ),
+        steps_chart(),
+        chart("named", "bars", names, [blocks.series("time", "ns", [1e6, 2.5e9, 3])], unit="text"),
+        chart("piled", "stacked_bars", names, [blocks.series(name, "ns", [3, 2, 1]) for name in "ab"], unit="text"),
+        chart(
+            "spread",
+            "histogram",
+            [0, 2, 4, 6],
+            [blocks.series("steady", "count", [3, 9, 1]), blocks.series("others", "count", [0, 0, 2])],
+        ),
+        chart("cloud", "scatter", [1, 5, 2], [blocks.series("points", "W", [100, 230, 170])]),
+        chart(
+            "effect",
+            "interval",
+            names,
+            [
+                blocks.series(
+                    "measured", "pct", [-4, 2, None], low=[-6, -1, None], high=[-1, 5, None], role="measured"
+                ),
+                blocks.series("ceiling", "pct", [-7, None, -2], role="ceiling"),
+            ],
+            unit="text",
+            help=blocks.help_("What it means."),
+            notes=["A note."],
+        ),
+    ]
+
+
+def section(view: View, id: str) -> Any:
+    return view.page.locator("section.chart").filter(
+        has=view.page.get_by_role("heading", name=f"Chart {id}", exact=True)
+    )
+
+
+def drawn(view: View, id: str) -> int:
+    """Colours of the picture that cover more than a few pixels."""
+    seen = section(view, id).locator("canvas").evaluate(_COLOURS)
+    return sum(pixels > 12 for pixels in seen.values())
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_type_is_drawn_and_accessible(dark: bool, show: Callable[..., View]) -> None:
+    charts = one_of_each()
+    view = show(*charts, dark=dark, axe=True)
+    for each in charts:
+        id = each["id"]
+        view.until(lambda id=id: drawn(view, id) >= 2)
+        assert section(view, id).get_by_role("img").first.get_attribute("aria-label") == f"This is {id}."
+        assert section(view, id).get_by_text(f"This is {id}.").is_visible()
+    assert view.violations() == []
+
+
+def test_values_stand_in_a_table_and_in_csv(show: Callable[..., View]) -> None:
+    view = show(
+        chart("band", "line", [0, 1], [blocks.series("mean", "ms", [5, None], low=[4, None], high=[6.5, None])])
+    )
+    button = section(view, "band").get_by_role("button", name="Table")
+    assert button.get_attribute("aria-expanded") == "false"
+    button.click()
+    table = view.page.locator("section.table")
+    view.until(lambda: table.count() == 1)
+    assert "c.band=table" in view.page.url
+    assert [row.split("\t") for row in table.locator("tbody tr").all_inner_texts()] == [
+        ["0\u202fns", "5\u202fms", "4\u202fms", "6.5\u202fms"],
+        ["1\u202fs", "–", "–", "–"],
+    ]
+    with view.page.expect_download() as waited:
+        table.get_by_role("button", name="CSV of").click()
+    rows = list(csv.reader(Path(waited.value.path()).read_text().splitlines()))
+    assert rows == [
+        ["x [s]", "mean [ms]", "mean, low [ms]", "mean, high [ms]"],
+        ["0", "5", "4", "6.5"],
+        ["1", "", "", ""],
+    ]
+
+
+def test_edges_of_bins_stand_in_the_table(show: Callable[..., View]) -> None:
+    view = show(
+        chart("spread", "histogram", [0, 2, 4], [blocks.series("steps", "count", [3, 9])], unit="ms"),
+        query="?c.spread=table",
+    )
+    rows = view.page.locator("section.table tbody tr")
+    assert [text.replace("\u202f", " ").split("\t") for text in rows.all_inner_texts()] == [
+        ["0 ns", "2 ms", "3"],
+        ["2 ms", "4 ms", "9"],
+    ]
+
+
+def test_values_are_told_on_hover_and_by_keyboard(show: Callable[..., View]) -> None:
+    view = show(steps_chart())
+    plot = section(view, "steps").get_by_role("slider")
+    box = plot.bounding_box()
+    assert box is not None
+    view.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    readout = section(view, "steps").locator(".readout")
+    view.until(lambda: readout.count() == 1)
+    assert readout.inner_text().startswith("Step ")
+    assert "forward" in readout.inner_text()
+    view.page.mouse.move(2, 2)
+    view.until(lambda: readout.count() == 0)
+
+    plot.focus()
+    plot.press("Home")
+    plot.press("ArrowRight")
+    told = plot.get_attribute("aria-valuetext")
+    assert told.replace("\u202f", " ") == "Step 1, forward 13 ms, data wait 3 ms"
+    plot.press("End")
+    assert plot.get_attribute("aria-valuetext").startswith("Step 99,")
+
+
+def test_steps_are_chosen_by_hand(show: Callable[..., View]) -> None:
+    view = show(steps_chart())
+    plot = section(view, "steps").get_by_role("slider")
+    box = plot.bounding_box()
+    assert box is not None
+    height = box["y"] + box["height"] / 2
+    view.page.mouse.move(box["x"] + box["width"] * 0.4, height)
+    view.page.mouse.down()
+    view.page.mouse.move(box["x"] + box["width"] * 0.6, height, steps=4)
+    view.page.mouse.up()
+    first, last = (int(field.input_value()) for field in section(view, "steps").get_by_role("spinbutton").all())
+    assert 30 < first < 45 < 55 < last < 65
+    assert "steps=" not in view.page.url
+    section(view, "steps").get_by_role("button", name="Use on all pages").click()
+    view.until(lambda: f"steps={first}%3A{last}" in view.page.url)
+    view.until(lambda: view.asked(f"steps={first}%3A{last}") > 0)
+    view.page.go_back()
+    view.until(lambda: "steps=" not in view.page.url)
+
+
+def test_steps_are_chosen_by_numbers_and_by_keys(show: Callable[..., View]) -> None:
+    view = show(steps_chart())
+    first, last = section(view, "steps").get_by_role("spinbutton").all()
+    assert (first.input_value(), last.input_value()) == ("0", "99")
+    first.fill("20")
+    last.fill("30")
+    last.press("Enter")
+    view.until(lambda: "steps=20%3A30" in view.page.url)
+    section(view, "steps").get_by_role("button", name="All steps again").click()
+    view.until(lambda: "steps=" not in view.page.url)
+
+    plot = section(view, "steps").get_by_role("slider")
+    plot.focus()
+    plot.press("Home")
+    plot.press("Shift+PageDown")
+    plot.press("Shift+ArrowRight")
+    plot.press("Enter")
+    view.until(lambda: "steps=0%3A11" in view.page.url)
+
+
+def test_steps_cannot_be_chosen_in_a_single_file(show: Callable[..., View]) -> None:
+    view = show(steps_chart(), embedded=True)
+    assert section(view, "steps").get_by_role("button", name="Use on all pages").count() == 0
+    plot = section(view, "steps").get_by_role("slider")
+    plot.focus()
+    plot.press("Home")
+    plot.press("Shift+PageDown")
+    plot.press("Enter")  # zooms instead
+    view.until(lambda: "z.steps=" in view.page.url)
+    assert "&steps=" not in view.page.url
+
+
+def test_charts_zoom_together_and_links_restore_it(show: Callable[..., View]) -> None:
+    values = [blocks.series("value", "number", STEPS)]
+    charts = [
+        chart(id, "line", STEPS, values, sync=sync) for id, sync in (("one", "time"), ("two", "time"), ("alone", None))
+    ]
+    view = show(*charts)
+    one, two, alone = (section(view, id).get_by_role("slider") for id in ("one", "two", "alone"))
+    box = one.bounding_box()
+    assert box is not None
+    view.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 50)
+    view.page.mouse.down()
+    view.page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 50, steps=3)
+    view.page.mouse.up()
+    view.until(lambda: "z.time=" in view.page.url)
+
+    def ends(plot: Any) -> list[float]:
+        plot.focus()
+        found = []
+        for key in ("Home", "End"):
+            plot.press(key)
+            found.append(float(plot.get_attribute("aria-valuetext").split()[1].split("\u202f")[0]))
+        return found
+
+    assert ends(one) == ends(two)
+    assert 40 < ends(two)[0] < ends(two)[1] < 90
+    assert ends(alone)[0] == 0
+
+    again = show(*charts, query="?" + view.page.url.partition("?")[2])
+    assert ends(section(again, "two").get_by_role("slider")) == ends(two)
+    one.dblclick()
+    view.until(lambda: "z.time=" not in view.page.url)
+
+
+def test_series_are_switched_off_by_their_names(show: Callable[..., View]) -> None:
+    view = show(steps_chart())
+    wait = section(view, "steps").get_by_role("button", name="data wait")
+    forward = section(view, "steps").get_by_role("button", name="forward")
+    wait.click()
+    view.until(lambda: "c.steps=off%3A0" in view.page.url and wait.get_attribute("aria-pressed") == "false")
+    forward.click()  # the last one stays
+    assert forward.get_attribute("aria-pressed") == "true"
+    plot = section(view, "steps").get_by_role("slider")
+    plot.focus()
+    plot.press("Home")
+    assert "data wait" not in plot.get_attribute("aria-valuetext")
+    wait.click()
+    view.until(lambda: "c.steps" not in view.page.url)
+
+
+def test_one_stall_can_be_cut_to_see_the_rest(show: Callable[..., View]) -> None:
+    view = show(steps_chart(), chart("flat", "line", STEPS, [blocks.series("value", "ms", WALL)]))
+    button = section(view, "steps").get_by_role("button", name="Typical values")
+    before = section(view, "steps").locator("canvas").evaluate(_COLOURS)
+    button.click()
+    view.until(lambda: button.get_attribute("aria-pressed") == "true" and "typical" in view.page.url)
+    view.until(lambda: section(view, "steps").locator("canvas").evaluate(_COLOURS) != before)
+    assert section(view, "flat").get_by_role("button", name="Typical values").count() == 0
+
+
+def test_marks_are_named(show: Callable[..., View]) -> None:
+    view = show(steps_chart(marks=[blocks.mark(0, 10, "warm-up"), blocks.mark(40, 40, "stall")]))
+    assert section(view, "steps").locator(".label").all_inner_texts() == ["warm-up", "stall"]
+    plot = section(view, "steps").get_by_role("slider")
+    plot.focus()
+    plot.press("Home")
+    assert plot.get_attribute("aria-valuetext").endswith("warm-up")
+
+
+def test_hostile_names_are_text(show: Callable[..., View]) -> None:
+    made = [
+        chart("names", "bars", HOSTILE, [blocks.series("time", "ns", [5, 4, 3, 2, 1])], unit="text"),
+        chart("series", "line", [0, 1], [blocks.series(name, "ms", [1, 2]) for name in HOSTILE]),
+        steps_chart(marks=[blocks.mark(3, 9, HOSTILE[0])]),
+    ]
+    for each in made:
+        each["title"] = f"Chart {each['id']}"
+    view = show(*made, query="?c.names=table&c.series=table", axe=True)
+    assert view.page.locator("main :is(img:not([role]), script, iframe)").count() == 0
+    assert section(view, "series").get_by_role("button", name=HOSTILE[0]).count() == 1
+    plot = section(view, "names").get_by_role("slider")
+    plot.focus()
+    plot.press("Home")
+    assert plot.get_attribute("aria-valuetext").startswith(HOSTILE[0])
+    assert view.page.locator("html").evaluate("root => root.scrollWidth") <= 1280
+    assert view.violations() == []
+
+
+def odd(type: str) -> list[dict[str, Any]]:
+    """Charts of a type that hold hardly anything, or what no axis is made for."""
+    values: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
+        "nothing": ([], []),
+        "single": ([7], [3]),
+        "missing": ([0, 1, 2], [None, None, None]),
+        "zero": ([5, 5, 5], [0, 0, 0]),
+        "huge": ([0, 1e300], [1e300, -1e300]),
+        "tiny": ([0, 1e-12, 2e-12], [1e-15, 2e-15, 3e-15]),
+        "backwards": ([9, 3, 6], [1, 2, 3, 4, 5]),
+        "mixed": (["a", 1, 2], [1, 2]),
+    }
+    made = [chart(f"{type} {id}", type, x, [blocks.series("v", "ms", y)]) for id, (x, y) in values.items()]
+    many = chart(
+        f"{type} many", type, range(5_000), [blocks.series("v", "ms", [at % 7 for at in range(5_000)])], select="steps"
+    )
+    return [*made, chart(f"{type} none", type, [], []), *([] if type == "interval" else [many])]
+
+
+def test_odd_values_break_nothing(show: Callable[..., View]) -> None:
+    types = ("line", "stacked_area", "stacked_bars", "bars", "histogram", "scatter", "interval")
+    made = [each for type in types for each in odd(type)]
+    view = show(*made)
+    view.until(lambda: view.page.locator("section.chart").count() == len(made))
+    for type in types:
+        for id in ("tiny", "backwards"):
+            plot = section(view, f"{type} {id}").get_by_role("slider")
+            plot.focus()
+            for key in ("End", "Shift+ArrowLeft", "+", "-", "0", "Escape"):
+                plot.press(key)
+    assert view.page.locator("[role=alert]").count() == 0
+
+
+def test_no_layout_shift_while_it_is_used(show: Callable[..., View]) -> None:
+    view = show(steps_chart(), *one_of_each()[:2])
+    heights = view.page.locator("section.chart").evaluate_all(
+        "all => all.map((one) => one.getBoundingClientRect().height)"
+    )
+    plot = section(view, "steps").get_by_role("slider")
+    plot.focus()
+    plot.press("Home")
+    plot.press("Shift+PageDown")
+    again = view.page.locator("section.chart").evaluate_all(
+        "all => all.map((one) => one.getBoundingClientRect().height)"
+    )
+    assert heights == again

@@ -1,0 +1,186 @@
+"""The cards of findings in a real Chromium, on documents that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from stepscope.dashboard import blocks
+from tests.dashboard.browser import Look, View
+from tests.dashboard.made_up import MadeUp
+
+HOSTILE = "<img src=x onerror=alert(1)></script>{a|b}"
+SOURCE = [
+    {"line": 41, "text": "    def __getitem__(self, index):", "here": False},
+    {"line": 42, "text": "        return Image.open(self.paths[index]).convert('RGB')", "here": True},
+]
+
+
+def place(line: int, *, source: Any = None, share: float | None = 0.5) -> dict[str, Any]:
+    shown = f"data.py:{line}"
+    return {
+        "file": "/home/me/data.py",
+        "line": line,
+        "function": "__getitem__",
+        "shown": shown,
+        "share": share,
+        "source": source,
+    }
+
+
+def card(id: str, **changes: Any) -> dict[str, Any]:
+    made = {
+        "id": id,
+        "rule": "input.loader_bound",
+        "category": "input",
+        "title": f"Title of {id}",
+        "severity": "warning",
+        "confidence": "high",
+        "cost_ms_per_step": 12.5,
+        "share": 0.25,
+        "gain_ceiling": 0.3,
+        "expected_gain": {"low": 0.2, "high": 0.28},
+        "where": [place(42, source=SOURCE), *(place(line) for line in range(50, 54))],
+        "ranks": [0, 3],
+        "evidence": [{"metric": "data wait", "text": "12.5 ms", "source": "steps.jsonl"}],
+        "fix": "Use workers.",
+        "caveat": "More memory.",
+        "learn": "https://example.org/learn",
+        "falsified_by": "No change with workers.",
+        "try": [{"knob": "num_workers", "value": "4"}],
+        "explains": [],
+        "explained_by": [],
+        "disagreements": [],
+        "links": [{"label": "Longest steps", "page": "steps", "params": {"kind": "train"}}],
+        "command": "stepscope experiment --try num_workers=4",
+    }
+    return {**made, **changes}
+
+
+def three() -> list[dict[str, Any]]:
+    first = card("first", severity="critical", explains=[{"id": "second", "title": "Title of second"}])
+    second = card("second", explained_by=[{"id": "first", "title": "Title of first"}], cost_ms_per_step=9.0, share=0.18)
+    third = card("third", severity="info", confidence="low", expected_gain=None, cost_ms_per_step=1.0, share=0.02)
+    return [first, second, third]
+
+
+@pytest.fixture
+def show(look: Look) -> Iterator[Callable[..., View]]:
+    servers = []
+
+    def open_findings(findings: Any, risks: Any = (), *, query: str = "", more: Any = None, **options: Any) -> View:
+        block = blocks.findings(findings, risks, **(more or {}))
+        server = MadeUp({"findings": [block], "steps": [blocks.text("steps")]})
+        servers.append(server)
+        return look(server.page("findings", query), **options).ready()
+
+    yield open_findings
+    for server in servers:
+        server.close()
+
+
+def articles(view: View) -> Any:
+    return view.page.locator("article.finding")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_cards_are_complete_and_accessible(dark: bool, show: Callable[..., View]) -> None:
+    risk = card("risk", cost_ms_per_step=None, share=None, gain_ceiling=None, expected_gain=None, title="Memory grows")
+    more = {"abstained": [{"rule": "gpu.idle", "needs": "a trace"}], "ignored": [{"rule": "io.log", "reason": "known"}]}
+    view = show(three(), [risk], more=more, dark=dark, axe=True)
+    first = articles(view).first
+    for text in (
+        *(
+            "CRITICAL",
+            "high confidence",
+            "ranks 0, 3",
+            "12.5\u202fms",
+            "25\u202f%",
+            "20\u202f% to 28\u202f% expected",
+            "30\u202f% of the step at most",
+        ),
+        *(
+            "data.py:42",
+            "Image.open",
+            "data wait",
+            "Use workers.",
+            "More memory.",
+            "num_workers=4",
+            "Wrong if: No change with workers.",
+        ),
+        *("stepscope experiment --try num_workers=4", "2 more places"),
+    ):
+        assert text in first.inner_text(), text
+    assert articles(view).count() == 4
+    assert "a step" not in articles(view).last.inner_text()  # a risk has no cost
+    assert view.violations() == []
+    view.page.get_by_text("Not judged").click()
+    assert view.page.get_by_text("a trace").is_visible()
+    assert view.violations() == []
+
+
+def test_what_another_explains_stands_below_it(show: Callable[..., View]) -> None:
+    view = show(three()[::-1])
+    assert view.page.locator("article h3 .number").all_inner_texts() == ["1", "2", "2.1"]
+    assert [text.split("\n")[-1].strip() for text in view.page.locator("article h3").all_inner_texts()] == [
+        "1 Title of third",
+        "2 Title of first",
+        "2.1 Title of second",
+    ]
+    assert view.page.locator("section table tbody tr").count() == 3
+
+
+def test_ranking_leads_to_cards_and_links_restore_it(show: Callable[..., View]) -> None:
+    view = show(three())
+    view.page.get_by_role("link", name="Title of third").first.click()
+    view.until(lambda: "f.card=third" in view.page.url)
+    focused = view.page.locator("article:focus")
+    view.until(lambda: focused.count() == 1 and "Title of third" in focused.inner_text())
+    view.page.evaluate("window.scrollTo(0, 0)")
+    view.page.get_by_role("link", name="Title of third").first.click()  # the address names it already
+    view.until(lambda: view.page.evaluate("window.scrollY") > 100)
+    assert view.asked("pages/findings") == 1
+
+    again = show(three(), query="?f.card=third")
+    focused = again.page.locator("article:focus")
+    again.until(lambda: focused.count() == 1 and "Title of third" in focused.inner_text())
+
+
+def test_links_lead_to_other_pages(show: Callable[..., View]) -> None:
+    view = show(three())
+    articles(view).first.get_by_role("link", name="Longest steps").click()
+    view.until(lambda: view.text("h1") == "Steps")
+    assert "kind=train" in view.page.url
+    view.page.go_back()
+    view.until(lambda: view.text("h1") == "Findings")
+
+
+def test_nothing_to_fix_is_said(show: Callable[..., View]) -> None:
+    view = show([], more={"healthy": "Nothing worth fixing above 2 %."})
+    assert "Nothing worth fixing above 2 %." in view.text("main")
+    assert articles(view).count() == 0
+
+
+def test_hostile_texts_are_text(show: Callable[..., View]) -> None:
+    texts = dict.fromkeys(("title", "fix", "caveat", "falsified_by", "category", "command"), HOSTILE)
+    source = [{"line": 1, "text": HOSTILE, "here": True}]
+    odd = card(HOSTILE, **texts, learn="javascript:alert(1)", where=[{**place(1, source=source), "shown": HOSTILE}])
+    circle = [
+        card("a b", explained_by=[{"id": "c", "title": "c"}], where=[], evidence=[], links=[], learn=""),
+        card(
+            "c",
+            explained_by=[{"id": "a b", "title": HOSTILE}],
+            explains=[{"id": "gone", "title": HOSTILE}],
+            share=7.0,
+            gain_ceiling=-1.0,
+        ),
+    ]
+    view = show([odd, *circle], axe=True)
+    assert articles(view).count() == 3
+    assert view.page.locator("main :is(img, script)").count() == 0
+    assert view.page.locator("a[href^='javascript']").count() == 0
+    assert HOSTILE in articles(view).first.inner_text()
+    assert view.page.locator("html").evaluate("root => root.scrollWidth") <= 1280
+    assert view.violations() == []

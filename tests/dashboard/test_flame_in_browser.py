@@ -1,0 +1,142 @@
+"""The flame graph in a real Chromium: trees, zoom, search, keys, links, the table behind it, differences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.dashboard.browser import Look, View
+from tests.dashboard.client import Dashboard
+
+Served = Callable[[str], str]
+PICTURE = ".picture[role=application]"
+
+
+@pytest.fixture
+def small(dashboard: Dashboard, served: Served, look: Look) -> View:
+    return drawn(look(dashboard.page(served("small"), "flame")))
+
+
+def drawn(view: View) -> View:
+    view.ready()
+    view.until(lambda: view.page.locator("g.frame").count() > 0)
+    return view
+
+
+def labels(view: View) -> list[str]:
+    return [text for text in view.page.locator(".d3-flame-graph-label").all_inner_texts() if text]
+
+
+def current(view: View) -> str:
+    """The name of the chosen box."""
+    return str(view.page.locator(".current strong").inner_text())
+
+
+def parameter(view: View, name: str) -> str | None:
+    match = re.search(rf"[?&]{name}=([^&]*)", view.page.url.partition("#")[2])
+    return match[1] if match else None
+
+
+def box(view: View, name: str) -> None:
+    """Click a box by a part of what stands on it."""
+    view.page.locator("g.frame", has=view.page.get_by_text(name)).last.locator("rect").click()
+
+
+def test_a_click_zooms_and_a_link_restores_it(small: View) -> None:
+    boxes = small.page.locator("g.frame").count()
+    box(small, "decode")
+    small.until(lambda: current(small).startswith("decode"))
+    assert "data.py:21" in small.text(".current")
+    small.until(lambda: parameter(small, "zoom") is not None)
+    address = small.page.url
+    zoomed = small.settled(lambda: small.page.locator("g.frame").count())
+
+    small.page.goto("about:blank")
+    drawn(small.go(address))
+    small.until(lambda: current(small).startswith("decode"))
+    small.until(lambda: small.page.locator("g.frame").count() == zoomed)
+
+    small.page.get_by_role("button", name="Reset").click()
+    small.until(lambda: small.page.locator("g.frame").count() == boxes)
+    small.until(lambda: parameter(small, "zoom") is None)
+
+
+def test_a_search_counts_what_it_finds(small: View) -> None:
+    field = small.page.locator("input[type=search]").first
+    field.fill("decode")
+    small.until(lambda: "of the tree" in small.text(".tools .found"))
+    assert small.page.locator("g.frame.found").count() == int(small.text(".tools .found").split()[0])
+    assert parameter(small, "search") == "decode"
+    field.fill("(")
+    small.until(lambda: "searched as it is" in small.text(".tools .found"))
+    field.fill("data.py:21")
+    small.until(lambda: "1 box" in small.text(".tools .found"))
+    field.press("Escape")
+    small.until(lambda: small.page.locator("g.frame.found").count() == 0)
+
+
+def test_keys_walk_zoom_and_turn(small: View) -> None:
+    picture = small.page.locator(PICTURE)
+    whole = current(small)
+    for _ in range(3):
+        picture.press("ArrowDown")
+    small.until(lambda: current(small) != whole)
+    walked = current(small)
+    picture.press("Enter")
+    small.until(lambda: parameter(small, "zoom") is not None)
+    assert current(small) == walked
+    picture.press("Escape")
+    small.until(lambda: parameter(small, "zoom") is None)
+
+    top = small.page.locator("g.frame").first
+    before = top.get_attribute("transform")
+    picture.press("i")
+    small.until(lambda: top.get_attribute("transform") != before)
+    assert small.page.get_by_role("button", name="Flame", exact=True).get_attribute("aria-pressed") == "true"
+
+
+def test_another_tree_is_kept_by_the_link_and_a_table_says_the_same(small: View) -> None:
+    picture = small.page.locator(PICTURE)
+    assert small.page.get_by_label("Tree").locator("option").count() > 1
+    first = str(picture.get_attribute("aria-label"))
+    picture.press("t")
+    small.until(lambda: picture.get_attribute("aria-label") != first)
+    second, address = picture.get_attribute("aria-label"), small.page.url
+    small.page.goto("about:blank")
+    drawn(small.go(address))
+    assert picture.get_attribute("aria-label") == second
+
+    small.page.locator(PICTURE).press("T")
+    small.until(lambda: picture.get_attribute("aria-label") == first)
+    small.page.get_by_text("The tree as a table").click()
+    table = small.page.get_by_role("table")
+    small.until(lambda: table.count() == 1)
+    closed = table.locator("button[aria-expanded=false]")
+    for _ in range(20):
+        if closed.count():
+            closed.first.click()
+    rows = table.locator("tbody tr").all_inner_texts()
+    assert any("decode" in row and "data.py:21" in row for row in rows)
+
+
+def test_a_difference_tells_both_sides(dashboard: Dashboard, served: Served, look: Look) -> None:
+    other = served("fuzzed")
+    view = drawn(look(dashboard.page(served("small"), "flame", **{"with": other})))
+    box(view, "main")
+    assert re.search(r" in .*, .* in ", view.text(".current"))
+    assert any(label.startswith(("new: ", "gone: ", "+ ", "− ")) for label in labels(view))
+    view.page.get_by_label("Widths of").select_option("1")
+    view.until(lambda: view.page.locator("g.frame").count() > 0)
+    assert any(label.startswith("gone: ") for label in labels(view))
+    assert view.page.locator("img").count() == 0
+
+
+def test_accessible(dashboard: Dashboard, served: Served, look: Look) -> None:
+    other = served("fuzzed")
+    view = drawn(look(dashboard.page(served("small"), "flame", **{"with": other}), axe=True))
+    view.page.get_by_text("The tree as a table").click()
+    assert view.violations() == []
+    view.page.emulate_media(color_scheme="dark")
+    assert view.violations() == []

@@ -1,0 +1,251 @@
+"""A run that goes on, ends, fails, is killed or deleted: what the dashboard says of it, and that it only looks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.dashboard.server import live
+from stepscope.dashboard.server.journals import Journals
+from tests.builders import MS, T0, step_rows
+from tests.dashboard.client import PATIENCE_S, Dashboard
+from tests.dashboard.served_runs import Growing
+from tests.run_folders import make_run_folder
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Iterator[Growing]:
+    run = Growing(tmp_path / "runs")
+    yield run
+    run.close()
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on is read again as soon as it has changed."""
+    monkeypatch.setattr("stepscope.dashboard.server.prepare.AT_LEAST_S", 0.1)
+    monkeypatch.setattr("stepscope.dashboard.server.prepare.PAUSE", 0.0)
+
+
+def age(folder: Path, seconds: float) -> None:
+    """Let all that was written be older."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            at = path.stat().st_mtime - seconds
+            os.utime(path, (at, at))
+
+
+def until(shown: Dashboard, run: str, met: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Ask how the run goes, as the front end does, until something is so."""
+    end = time.monotonic() + PATIENCE_S
+    while not met(said := shown.json(f"api/runs/{run}/live")):
+        assert time.monotonic() < end, said
+        time.sleep(0.1)
+    return said  # type: ignore[no-any-return]
+
+
+# ------------------------------------------------------------------------------------------------------- standing
+
+
+def test_a_run_whose_launcher_lives_goes_on_however_long_nothing_was_written(growing: Growing) -> None:
+    age(growing.folder, 3600)
+    assert live.standing(growing.folder).state == "running"
+
+
+def test_a_run_that_ended_well_is_finished(growing: Growing) -> None:
+    growing.end(0)
+    how = live.standing(growing.folder, Journals(growing.folder).read())
+    assert how.state == "finished"
+    assert "30 steps" in how.text
+
+
+def test_a_run_that_ended_badly_says_how(growing: Growing, tmp_path: Path) -> None:
+    growing.end(3)
+    how = live.standing(growing.folder)
+    assert (how.state, "exit status 3" in how.text) == ("failed", True)
+    killed = {"exit": {"status": None, "signal": 9, "shell_status": 137}}
+    assert "SIGKILL" in live.standing(make_run_folder(tmp_path, manifest=killed)).text
+
+
+def test_a_run_whose_processes_are_gone_has_vanished(growing: Growing) -> None:
+    growing.close()
+    age(growing.folder, 3600)
+    how = live.standing(growing.folder)
+    assert how.state == "vanished"
+    assert "60 min" in how.text
+
+
+def test_a_run_written_to_just_now_goes_on_whatever_processes_can_be_seen(growing: Growing) -> None:
+    growing.close()
+    assert live.standing(growing.folder).state == "running"
+
+
+def test_a_process_that_began_after_the_run_is_not_its_launcher(growing: Growing) -> None:
+    path = next(growing.folder.glob("host-*/manifest.json"))
+    long_ago = {**json.loads(path.read_text()), "started_ns": T0}
+    path.write_text(json.dumps(long_ago))
+    age(growing.folder, 3600)
+    assert live.standing(growing.folder).state == "vanished"
+
+
+def test_of_another_machine_only_the_age_counts(tmp_path: Path) -> None:
+    away = {"ended_ns": None, "exit": {}, "host": "another-host", "launcher_pid": os.getpid()}
+    folder = make_run_folder(tmp_path, manifest=away)
+    assert live.standing(folder).state == "running"
+    age(folder, 3600)
+    assert live.standing(folder).state == "vanished"
+
+
+def test_one_host_that_goes_on_keeps_the_run_going(growing: Growing) -> None:
+    make_run_folder(growing.folder.parent, name=growing.folder.name, host="other", rank=1, steps=[])
+    assert live.standing(growing.folder).state == "running"
+
+
+def test_a_folder_that_is_gone_says_so(tmp_path: Path) -> None:
+    how = live.standing(tmp_path / "never")
+    assert (how.state, how.text) == ("vanished", live.GONE)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "nul", '{"ended_ns": "x", "exit": 3}', '{"host": 1, "pid": "x"}'])
+def test_a_manifest_that_cannot_be_read_is_no_error(tmp_path: Path, text: str) -> None:
+    folder = make_run_folder(tmp_path)
+    next(folder.glob("host-*/manifest.json")).write_text(text)
+    assert live.standing(folder).state in ("running", "vanished")
+
+
+# ------------------------------------------------------------------------------------------------------- journals
+
+
+def test_journals_are_read_on_from_where_they_ended(growing: Growing) -> None:
+    journals = Journals(growing.folder)
+    first = journals.read()
+    assert first is not None
+    assert (first.steps, first.last_ms) == (30, 10)
+    growing.add(5, wall_ms=40)
+    again = journals.read()
+    assert again is not None
+    assert (again.steps, again.last_ms) == (35, 40)
+    # the first step of the epoch is in no mean
+    assert again.mean_ms == pytest.approx((29 * 10 + 5 * 40) / 34)
+
+
+def test_a_line_that_is_not_finished_waits(growing: Growing) -> None:
+    journals = Journals(growing.folder)
+    journals.read()
+    path = growing.folder / "rank-0" / "steps.jsonl"
+    line = path.read_bytes().splitlines(keepends=True)[-1]
+    with path.open("ab") as file:
+        file.write(line[:20])
+        file.flush()
+        seen = journals.read()
+        assert seen is not None
+        assert seen.steps == 30
+        file.write(line[20:] + b"not json\n[]\n{}\n[1]\nnull\n")
+    seen = journals.read()
+    assert seen is not None
+    assert seen.steps == 31
+
+
+def test_a_journal_that_was_written_anew_is_read_anew(growing: Growing) -> None:
+    journals = Journals(growing.folder)
+    journals.read()
+    path = growing.folder / "rank-0" / "steps.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
+    seen = journals.read()
+    assert seen is not None
+    assert seen.steps == 3
+
+
+def test_windows_are_in_no_mean_and_ranks_are_together(tmp_path: Path) -> None:
+    rows = [*step_rows(10), *step_rows(2, forward_ms=100, in_window=True, start_ns=T0 + 100 * MS, first_step=10)]
+    folder = make_run_folder(tmp_path, steps=rows)
+    make_run_folder(tmp_path, rank=1, pid=101, steps=step_rows(10, forward_ms=5))
+    seen = Journals(folder).read()
+    assert seen is not None
+    assert seen.steps == 12
+    assert seen.mean_ms == pytest.approx((9 * 10 + 9 * 12) / 18)
+
+
+# -------------------------------------------------------------------------------------------------------- a server
+
+
+@pytest.mark.usefixtures("often")
+def test_a_run_is_followed_to_its_end(growing: Growing, dashboard_of: Callable[..., Dashboard]) -> None:
+    shown = dashboard_of(growing.folder)
+    run = shown.id("growing")
+    assert shown.json("api/runs")["runs"][0]["state"] == "running"
+    page = shown.json(f"api/runs/{run}/pages/steps")
+    assert page["revision"] == 1
+    said = shown.json(f"api/runs/{run}/live")
+    assert (said["state"], said["steps"], said["again_s"]) == ("running", 30, 2.0)
+    assert "30 steps" in said["text"]
+
+    growing.add(50)
+    said = until(shown, run, lambda said: said["revision"] == 2)
+    assert (said["state"], said["steps"]) == ("running", 80)
+    assert shown.json(f"api/runs/{run}/pages/steps")["revision"] == 2
+
+    growing.add(1)
+    growing.end(0)
+    said = until(shown, run, lambda said: said["again_s"] is None)
+    assert (said["state"], said["revision"], said["steps"]) == ("finished", 3, 81)
+    assert shown.json(f"api/runs/{run}")["state"] == "finished"
+    assert shown.json(f"api/runs/{run}/live")["revision"] == 3
+
+
+def test_a_run_that_vanishes_keeps_its_pages(growing: Growing, dashboard_of: Callable[..., Dashboard]) -> None:
+    shown = dashboard_of(growing.folder.parent)
+    run = shown.id("growing")
+    shown.json(f"api/runs/{run}/pages/findings")
+    growing.close()
+    age(growing.folder, 3600)
+    said = until(shown, run, lambda said: said["again_s"] is None)
+    assert said["state"] == "vanished"
+    assert "killed" in said["text"]
+
+    shutil.rmtree(growing.folder)
+    said = shown.json(f"api/runs/{run}/live")
+    assert (said["state"], said["text"], said["again_s"]) == ("vanished", live.GONE, None)
+    assert shown.json(f"api/runs/{run}/pages/findings")["page"] == "findings"
+    assert shown.json(f"api/runs/{run}")["state"] == "vanished"
+
+
+def test_a_run_before_its_first_step_is_waited_for(tmp_path: Path, dashboard_of: Callable[..., Dashboard]) -> None:
+    run = Growing(tmp_path / "runs", steps=0)
+    try:
+        shown = dashboard_of(run.folder)
+        key = shown.id("growing")
+        head = shown.ask(f"api/runs/{key}").json
+        assert head["state"] == "running"
+        assert head["error"] is None
+        assert shown.json(f"api/runs/{key}/live")["state"] == "running"
+    finally:
+        run.close()
+
+
+def test_following_a_run_writes_nothing(growing: Growing, dashboard_of: Callable[..., Dashboard]) -> None:
+    def seen() -> dict[str, tuple[int, int]]:
+        found = [path for path in growing.folder.rglob("*") if path.is_file()]
+        return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+
+    shown = dashboard_of(growing.folder)
+    run = shown.id("growing")
+    before = seen()
+    for page in ("findings", "steps", "timeline", "system"):
+        shown.json(f"api/runs/{run}/pages/{page}")
+    shown.json(f"api/runs/{run}/live")
+    assert seen() == before
+
+
+def test_a_trace_is_not_followed(dashboard_of: Callable[..., Dashboard], cpu_trace: Path) -> None:
+    shown = dashboard_of(cpu_trace)
+    run = shown.json("api/runs")["runs"][0]["id"]
+    said = shown.json(f"api/runs/{run}/live")
+    assert (said["state"], said["again_s"]) == ("finished", None)

@@ -1,0 +1,345 @@
+"""All pages in a real Chromium, on all kinds of runs; and what the shell and the plain blocks do when they are used."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.dashboard.server import prepare
+from tests.dashboard.browser import Look, View
+from tests.dashboard.client import Dashboard
+from tests.dashboard.served_runs import Growing
+
+Served = Callable[[str], str]
+TITLES = {
+    "findings": "Findings",
+    "steps": "Steps",
+    "timeline": "Timeline",
+    "flame": "Flame graph",
+    "operators": "Operators",
+    "kernels": "Kernels",
+    "modules": "Modules",
+    "memory": "Memory",
+    "compiles": "Compiles",
+    "gpu": "GPU summary",
+    "system": "System",
+    "compare": "Compare",
+    "environment": "Environment and trace quality",
+}
+
+
+@pytest.mark.parametrize("name", ["demo", "tb_plugin", "h100", "cpu", "growing", "empty", "fuzzed"])
+def test_every_page_of_every_run(name: str, dashboard: Dashboard, served: Served, look: Look) -> None:
+    view = look(dashboard.page(served(name), "findings")).ready()
+    assert view.pages() == TITLES
+    for page in TITLES:
+        _visit(view, page)
+        # whatever a name from the run says, it is text
+        assert view.page.locator("main :is(script, img, iframe), main a[href^='javascript']").count() == 0, page
+    if name == "fuzzed":
+        assert "<script>alert(1)" in view.text("main")  # the run's command, as it was given
+
+
+def _visit(view: View, page: str) -> None:
+    """Opens a page and checks what holds for all of them."""
+    view.open(page)
+    assert view.page.locator("h1").all_inner_texts() == [TITLES[page]]
+    assert view.page.locator("[role=alert]").all_inner_texts() == [], page
+    assert view.page.locator("main .block").count() > 0, page
+    assert view.page.locator("html").evaluate("root => root.scrollWidth") <= 1280, page
+    assert _headings_in_order(view), page
+    marked = view.page.locator(f'nav a[href$="/{page}"] .empty').count()
+    assert view.page.locator("main .empty").count() >= marked, page
+
+
+def _headings_in_order(view: View) -> bool:
+    """No level is left out on the way down."""
+    tags = view.page.locator("main :is(h1, h2, h3, h4, h5)")
+    levels = [int(tag[1]) for tag in tags.evaluate_all("found => found.map((tag) => tag.tagName)")]
+    return levels[:1] == [1] and all(after - before <= 1 for before, after in itertools.pairwise(levels))
+
+
+def test_accessible(dashboard: Dashboard, served: Served, look: Look) -> None:
+    view = look(dashboard.page(served("small"), "findings"), axe=True).ready()
+    found = {}
+    for page in TITLES:
+        _visit(view, page)
+        found[page] = view.violations()
+    assert {page: wrong for page, wrong in found.items() if wrong} == {}
+
+
+def test_contrast_in_the_dark(dashboard: Dashboard, served: Served, look: Look) -> None:
+    view = look(dashboard.page(served("small"), "findings"), axe=True, dark=True).ready()
+    found = {page: view.open(page).violations("color-contrast", "link-in-text-block") for page in TITLES}
+    assert {page: wrong for page, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize("page", ["findings", "steps", "timeline", "kernels"])
+def test_nothing_moves_while_a_page_comes_up(page: str, dashboard: Dashboard, served: Served, look: Look) -> None:
+    view = look(dashboard.page(served("small"), page)).ready()
+    view.page.wait_for_timeout(300)  # what comes later than the page itself
+    assert view.moved() < 0.02
+
+
+def test_list_of_runs(dashboard: Dashboard, served: Served, look: Look) -> None:
+    for name in ("small", "empty"):
+        served(name)
+    view = look(f"{dashboard.address}#/").ready()
+    assert view.text("h1") == "Runs"
+    rows = view.page.locator("tbody tr")
+    assert rows.count() >= 2
+
+    view.page.get_by_label("Search runs").fill("small")
+    view.until(lambda: rows.count() == 1)
+    assert "q=small" in view.page.url
+    view.page.get_by_role("link", name="small").click()
+    view.ready()
+    assert view.text("h1") == "Findings"
+
+
+def test_one_run_is_opened_at_once(small_run: Path, dashboard_of: Callable[..., Dashboard], look: Look) -> None:
+    view = look(dashboard_of(small_run).address).ready()
+    view.until(lambda: view.text("h1") == "Findings")
+    view.page.go_back()  # to before the dashboard, not to the list
+    assert view.page.url == "about:blank"
+
+
+def test_folder_without_runs(tmp_path: Path, dashboard_of: Callable[..., Dashboard], look: Look) -> None:
+    view = look(dashboard_of(tmp_path).address, axe=True).ready()
+    assert "stepscope run python train.py" in view.text("main")
+    assert view.violations() == []
+
+
+def test_scope_follows_from_page_to_page(dashboard: Dashboard, served: Served, look: Look) -> None:
+    view = look(dashboard.page(served("small"), "steps")).ready()
+    view.page.locator("header").get_by_label("Worker").select_option(index=1)
+    view.ready()
+    first = view.page.locator("header").get_by_label("Steps", exact=True)
+    first.fill("10")
+    first.press("Tab")
+    last = view.page.locator("header").get_by_label("to", exact=True)
+    last.fill("19")
+    last.press("Enter")
+    view.until(lambda: "steps=10%3A19" in view.page.url)
+    view.ready()
+    view.open("findings")
+    assert "steps=10%3A19" in view.page.url
+    assert "worker=" in view.page.url
+    assert view.asked("steps=10%3A19") > 0
+
+    view.page.get_by_role("button", name="All steps").click()
+    view.until(lambda: "steps=" not in view.page.url)
+    view.page.go_back()
+    view.until(lambda: "steps=10%3A19" in view.page.url and last.input_value() == "19")
+
+
+def test_table_sorts_filters_saves_and_is_restored_by_its_link(
+    dashboard: Dashboard, served: Served, look: Look
+) -> None:
+    view = look(dashboard.page(served("tb_plugin"), "operators")).ready()
+    card = _long_table(view)
+    rows, head = card.locator("tbody tr"), card.locator("thead th.number").first
+    came = rows.all_inner_texts()
+    card.get_by_placeholder("Filter rows").fill("conv")
+    view.until(lambda: 0 < rows.count() < len(came) and "filter%3Aconv" in view.page.url)
+    assert all("conv" in text.lower() for text in rows.all_inner_texts())
+    for order in ("descending", "ascending"):
+        head.get_by_role("button").first.click()
+        view.until(lambda order=order: head.get_attribute("aria-sort") == order)  # type: ignore[misc]
+
+    with view.page.expect_download() as waited:
+        card.get_by_role("button", name="CSV of").click()
+    lines = list(csv.reader(Path(waited.value.path()).read_text().splitlines()))
+    assert len(lines) == rows.count() + 1
+    assert any("[ns]" in name for name in lines[0])
+
+    again = look(dashboard.address + view.page.url[view.page.url.index("#") :]).ready()
+    restored = _long_table(again)
+    assert restored.locator("thead th.number").first.get_attribute("aria-sort") == "ascending"
+    assert restored.locator("tbody tr").all_inner_texts() == rows.all_inner_texts()
+
+
+def _long_table(view: View) -> Any:
+    """The first table with so many rows that they can be filtered."""
+    return view.page.locator("section.table").filter(has=view.page.get_by_placeholder("Filter rows")).first
+
+
+def test_help_opens_by_keyboard_and_closes_by_escape(dashboard: Dashboard, served: Served, look: Look) -> None:
+    view = look(dashboard.page(served("small"), "gpu"), axe=True).ready()
+    button = view.page.get_by_role("button", name="means").filter(visible=True).first
+    button.focus()
+    tip = view.page.get_by_role("tooltip")
+    view.until(lambda: tip.count() == 1)
+    assert button.get_attribute("aria-describedby") == tip.get_attribute("id")
+    box = tip.bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 1280
+    assert view.violations() == []
+    view.page.keyboard.press("Escape")
+    view.until(lambda: tip.count() == 0)
+
+
+def test_utilisation_is_explained_with_a_picture(dashboard: Dashboard, served: Served, look: Look) -> None:
+    view = look(dashboard.page(served("small"), "gpu")).ready()
+    view.page.get_by_role("button", name="What “Utilisation” means").first.hover()
+    tip = view.page.get_by_role("tooltip")
+    view.until(lambda: tip.get_by_role("img").count() == 1)
+    assert "132" in tip.inner_text()
+
+
+def test_theme_is_kept(dashboard: Dashboard, served: Served, look: Look) -> None:
+    view = look(dashboard.page(served("empty"), "steps")).ready()
+    root = view.page.locator("html")
+    assert root.get_attribute("data-theme") == "light"
+    view.page.get_by_label("Theme").select_option("dark")
+    assert root.get_attribute("data-theme") == "dark"
+    view.page.reload()
+    view.ready()
+    assert root.get_attribute("data-theme") == "dark"
+
+
+def test_skip_link_and_focus(dashboard: Dashboard, served: Served, look: Look) -> None:
+    view = look(dashboard.page(served("small"), "findings")).ready()
+    view.page.keyboard.press("Tab")
+    view.page.keyboard.press("Enter")
+    focused = view.page.locator(":focus")
+    assert focused.get_attribute("id") == "main"
+    assert view.text("h1") == "Findings"
+    view.open("steps")
+    assert focused.evaluate("tag => tag.tagName") == "H1"  # a new page begins at its heading
+
+
+def test_what_is_not_there_says_so(dashboard: Dashboard, served: Served, look: Look) -> None:
+    view = look(dashboard.page(served("small"), "no-such-page")).ready()
+    assert view.page.locator("[role=alert]").count() == 1
+    view.open("steps")
+    assert view.page.locator("[role=alert]").count() == 0
+    view.go(dashboard.page("no-such-run", "findings").replace(dashboard.address, dashboard.url))
+    view.until(lambda: view.page.locator("[role=alert]").count() == 1)
+    statuses = [wrong for wrong in view.wrong if "404" in wrong]
+    assert statuses == view.wrong  # the browser's own line about each answer
+    view.wrong.clear()
+
+
+def test_a_run_that_goes_on_is_followed_to_its_end(
+    tmp_path: Path, dashboard_of: Callable[..., Dashboard], look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PAUSE", "AT_LEAST_S"):
+        monkeypatch.setattr(prepare, name, 0.0)  # not to wait many times what a slow machine needs to read it again
+    growing = Growing(tmp_path)
+    try:
+        view = look(dashboard_of(tmp_path).address).ready()
+        status = view.page.locator("section.status")
+        view.until(lambda: "30 steps" in status.inner_text())
+        figures = view.open("steps").page.locator("main dl").first
+        assert "41" not in figures.inner_text()
+        assert "running" in view.text("header")
+        growing.add(12)
+        view.until(lambda: "42 steps" in status.inner_text())
+        view.until(lambda: "41\n" in figures.inner_text())  # without the warm-up; the page itself is made again
+        growing.end()
+        view.until(lambda: "finished" in view.text("header"))
+
+        def nobody_asks() -> bool:
+            before = view.asked("/live")
+            view.page.wait_for_timeout(3000)
+            return view.asked("/live") == before
+
+        view.until(nobody_asks)
+    finally:
+        growing.close()
+
+
+def test_a_run_whose_launcher_died_has_vanished(
+    tmp_path: Path, dashboard_of: Callable[..., Dashboard], look: Look
+) -> None:
+    growing = Growing(tmp_path)
+    try:
+        view = look(dashboard_of(tmp_path).address).ready()
+        view.until(lambda: "running" in view.text("header"))
+        for path in growing.folder.rglob("*.jsonl"):
+            os.utime(path, (0, 0))  # nothing was written for long
+        growing.close()
+        view.until(lambda: "vanished" in view.text("header"))
+        assert view.text("section.status .words")
+    finally:
+        growing.close()
+
+
+def _made_up(dashboard: Dashboard, run: str, look: Look, blocks: list[dict[str, Any]]) -> View:
+    """A page of these blocks, in place of what the server would send."""
+    scope = {"worker": None, "span": None, "steps": None, "follows": [], "note": None}
+    document = {"schema": "stepscope.page/1", "page": "operators", "title": "Operators", "revision": 1, "scope": scope}
+    view = look(dashboard.page(run, "findings")).ready()
+    view.page.route("**/pages/operators*", lambda route: route.fulfill(json={**document, "blocks": blocks}))
+    return view.open("operators")
+
+
+def _table(rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    columns = [
+        {"key": "name", "label": "Name", "unit": "text", "numeric": False, "help": None},
+        {"key": "time_ns", "label": "Time", "unit": "ns", "numeric": True, "help": None, "bar": True},
+    ]
+    rest = {"id": "made", "title": "Made up", "total": len(rows), "sorted_by": None, "notes": []}
+    return {"kind": "table", "columns": columns, "rows": rows, **rest, **more}
+
+
+def test_long_table_has_pages(dashboard: Dashboard, served: Served, look: Look) -> None:
+    rows = [{"name": f"row {number}", "time_ns": number * 1000 or None} for number in range(230)]
+    view = _made_up(dashboard, served("small"), look, [_table(rows, total=5000)])
+    table = view.page.locator("section.table")
+    names = table.locator("tbody th").all_inner_texts
+    assert len(names()) == 100
+    assert "230 listed of 5,000 rows" in table.inner_text()
+    table.get_by_role("button", name="Next 100 rows").click()
+    view.until(lambda: names()[0] == "row 100")
+    table.get_by_role("button", name="Next 100 rows").click()
+    view.until(lambda: names() == [f"row {number}" for number in range(200, 230)])
+    assert "page%3A3" in view.page.url
+
+    table.get_by_title("Sort by Time").click()
+    view.until(lambda: names()[0] == "row 229")
+    table.get_by_title("Sort by Time").click()
+    view.until(lambda: names()[0] == "row 1")  # what is missing is not the smallest
+    table.get_by_placeholder("Filter rows").fill("row 22 9")
+    view.until(lambda: names() == ["row 229"])
+    assert table.locator("tbody td").inner_text() == "229\u202fµs"
+    assert table.locator("tbody td span").get_attribute("title") == "229,000 ns"
+
+
+def test_tree_folds_and_keeps_its_order(dashboard: Dashboard, served: Served, look: Look) -> None:
+    tree = [("a", 0, 1), ("b", 1, 5), ("c", 2, 4), ("d", 1, 9), ("e", 0, 7)]
+    rows = [{"name": name, "depth": depth, "time_ns": time} for name, depth, time in tree]
+    view = _made_up(dashboard, served("small"), look, [_table(rows, tree=True, open_depth=1)])
+    table = view.page.locator("section.table")
+
+    def names() -> list[str]:
+        return [text.strip("▸▾ \n\t") for text in table.locator("tbody th").all_inner_texts()]
+
+    assert names() == ["a", "b", "d", "e"]
+    fold = table.get_by_role("button", name="What is inside b")
+    assert fold.get_attribute("aria-expanded") == "false"
+    fold.press("Enter")
+    view.until(lambda: names() == ["a", "b", "c", "d", "e"])
+    table.get_by_title("Sort by Time").click()
+    view.until(lambda: names() == ["e", "a", "d", "b", "c"])
+    table.get_by_role("button", name="What is inside a").click()
+    view.until(lambda: names() == ["e", "a"])
+
+
+def test_a_block_that_cannot_be_drawn_leaves_the_others(dashboard: Dashboard, served: Served, look: Look) -> None:
+    broken = {"kind": "table", "id": "broken", "title": "Broken", "columns": None}
+    fine = {"kind": "text", "text": "Still there", "tone": "plain"}
+    view = _made_up(dashboard, served("small"), look, [broken, fine])
+    assert "Still there" in view.text("main")
+    assert view.page.locator("main [role=alert]").count() == 1
+    assert len(view.wrong) == 1  # the console says which block it was
+    assert "kind table failed" in view.wrong[0]
+    view.wrong.clear()

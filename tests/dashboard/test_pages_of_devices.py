@@ -1,0 +1,139 @@
+"""The pages on memory and on GPUs as documents."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from stepscope import api
+from stepscope.analyze.views.select import Selection
+from tests import gpu_traces
+from tests.dashboard.page_shapes import is_empty, page, part, parts
+from tests.dashboard.worker_traces import MIB, two_workers
+from tests.read.memory_files import Allocator
+
+
+@pytest.fixture(scope="module")
+def gpus(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
+    return two_workers(tmp_path_factory.mktemp("gpus"))
+
+
+# ------------------------------------------------------------------------------------------------------- memory
+
+
+def test_memory_of_a_trace(gpus: api.Run):
+    document = page(gpus, "memory", worker="worker0")
+    (figures,) = parts(document, "figures")
+    values = {item["label"]: item["value"] for item in figures["items"]}
+    assert values["Peak allocated"] == 30 * MIB
+    assert values["Of the peak, from before the recording"] == 10 * MIB
+    assert values["Memory of the device"] == 16 * 2**30
+    chart = part(document, "memory-curve")
+    allocated = next(series for series in chart["series"] if series["name"] == "allocated")
+    assert max(allocated["values"]) == 30 * MIB
+    (mark,) = chart["marks"]
+    at_mark = [value for x, value in zip(chart["x"]["values"], allocated["values"], strict=True) if x == mark["from"]]
+    assert 30 * MIB in at_mark
+    assert chart["x"]["values"][0] == 0
+
+
+def test_what_stood_at_the_peak(gpus: api.Run):
+    document = page(gpus, "memory", worker="worker0")
+    chart = part(document, "memory-peak-operator")
+    found = dict(zip(chart["x"]["values"], chart["series"][0]["values"], strict=True))
+    assert found == {"aten::mm": 20 * MIB, "before the recording": 10 * MIB}
+    lines = part(document, "memory-lines")["rows"]
+    assert sum(row["at_peak_bytes"] for row in lines) == 20 * MIB
+    blocks = part(document, "memory-blocks")["rows"]
+    assert {row["allocated_ns"] for row in blocks if row["at_peak"]} == {0}
+
+
+def test_one_recording_is_chosen_of_several(gpus: api.Run):
+    document = page(gpus, "memory")
+    (choice,) = parts(document, "choice")
+    assert len(choice["options"]) == 2
+    other = choice["options"][1]["value"]
+    assert "worker1" in parts(page(gpus, "memory", recording=other), "figures")[0]["title"]
+    assert len(part(document, "memory")["rows"]) == 2
+
+
+def test_a_snapshot_of_the_allocator(tmp_path: Path):
+    allocator = Allocator()
+    allocator.record()
+    first = allocator.allocate(1_000_000, line=11)
+    allocator.allocate(500_000, line=12)
+    allocator.free(first)
+    allocator.out_of_memory(2**40, device_free=77, line=13)
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(allocator.snapshot()))
+    run = api.open_run(path)
+    assert not is_empty(run, "memory")
+    document = page(run, "memory")
+    (state,) = part(document, "memory-states")["rows"]
+    assert state["in_use_bytes"] == 500_000
+    (failed,) = part(document, "out-of-memory")["rows"]
+    assert failed["requested_bytes"] == 2**40
+    assert failed["place"]["line"] == 13
+    chart = part(document, "memory-peak-line")
+    assert sorted(chart["series"][0]["values"]) == [500_000, 1_000_000]
+
+
+# ------------------------------------------------------------------------------------------------------- GPUs
+
+
+def test_gpu_figures_explain_themselves(gpus: api.Run):
+    document = page(gpus, "gpu", worker="worker1")
+    (figures,) = parts(document, "figures")
+    items = {item["label"]: item for item in figures["items"]}
+    (want,) = gpus.table("gpus", Selection(worker="worker1")).rows
+    assert items["Utilisation"]["value"] == want.utilization_pct
+    assert items["Tensor cores"]["value"] == want.tensor_core_pct
+    assert items["Utilisation"]["help"]["picture"] == "utilisation"
+    assert "Test GPU" in figures["title"]
+
+
+def test_gpu_counters_over_time(gpus: api.Run):
+    document = page(gpus, "gpu", worker="worker0")
+    use, queue = (part(document, f"gpu-{name}") for name in ("use", "queue"))
+    want = [each for each in gpus.analysis.views.counters if each.span.worker == "worker0"]
+    assert [series["values"] for series in use["series"]] == [list(each.values) for each in want[:2]]
+    assert use["sync"] == queue["sync"]
+    assert (use["y"]["max"], queue["y"]["max"]) == (100, None)
+
+
+def test_gpus_side_by_side(gpus: api.Run):
+    document = page(gpus, "gpu")
+    assert len(part(document, "gpus")["rows"]) == 2
+    assert len(part(document, "gpu-cores")["x"]["values"]) == 2
+    (choice,) = parts(document, "choice")
+    chosen = page(gpus, "gpu", gpu=choice["options"][1]["value"])
+    assert "worker1" in parts(chosen, "figures")[0]["title"]
+
+
+def test_operators_that_could_use_tensor_cores(gpus: api.Run):
+    rows = part(page(gpus, "gpu", worker="worker0"), "eligible")["rows"]
+    assert [(row["name"], row["tensor_core_self_pct"]) for row in rows] == [("aten::mm", 100)]
+
+
+def test_what_ranks_exchange(tmp_path: Path):
+    for rank in (0, 1):
+        wait = 100 * (1 - rank)  # rank 1 comes last
+        collective = [
+            gpu_traces.host("record_param_comms", 1_900, 10, **{"External id": 77}),
+            gpu_traces.launch(1_902, 77),
+            gpu_traces.kernel("ncclDevKernel_AllReduce_Sum_f32", 2_020 - wait, 50 + wait, 77, stream=20),
+        ]
+        name = f"rank{rank}.pt.trace.json"
+        path = gpu_traces.write(tmp_path / name, steps=2, more=collective)
+        document = json.loads(path.read_text())
+        document["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": 2}
+        path.write_text(json.dumps(document))
+    run = api.open_run(tmp_path, options=api.ReadOptions(cache=False))
+    document = page(run, "gpu")
+    rows = part(document, "communication")["rows"]
+    assert {row["total_ns"] for row in rows} == {150_000, 50_000}
+    alone = page(run, "gpu", worker="rank0")
+    assert {row["total_ns"] for row in part(alone, "communication")["rows"]} == {150_000}

@@ -1,0 +1,329 @@
+"""Who is answered: only who has the token, names this server, asks for a plain path, and wants to read."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.dashboard.server.security import (
+    Elsewhere,
+    Granted,
+    Policy,
+    Refusal,
+    Verdict,
+    parse_base_path,
+    parse_hosts,
+)
+from stepscope.errors import UsageError
+from tests.dashboard.client import Dashboard
+
+TOKEN = "right-token_0123456789"
+POLICY = Policy(TOKEN, 6107)
+BEARER = (b"authorization", f"Bearer {TOKEN}".encode())
+HOST = (b"host", b"127.0.0.1:6107")
+
+
+def judged(
+    path: bytes = b"/",
+    *,
+    policy: Policy = POLICY,
+    method: str = "GET",
+    query: bytes = b"",
+    host: bytes | None = b"127.0.0.1:6107",
+    headers: tuple[tuple[bytes, bytes], ...] = (BEARER,),
+) -> Verdict:
+    given = headers if host is None else ((b"host", host), *headers)
+    return policy.judge(method, path, query, given)
+
+
+def status(verdict: Verdict) -> int:
+    return verdict.status if isinstance(verdict, Refusal) else 303 if isinstance(verdict, Elsewhere) else 200
+
+
+# ---------------------------------------------------------------------------------------------------------- host
+
+
+@pytest.mark.parametrize("host", [b"127.0.0.1:6107", b"localhost:6107", b"LocalHost:6107", b"[::1]:6107"])
+def test_our_own_names_are_served(host: bytes) -> None:
+    assert judged(host=host) == Granted("/")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        b"evil.example",
+        b"evil.example:6107",
+        b"127.0.0.1.evil.example:6107",
+        b"localhost:6108",
+        b"localhost",
+        b"localhost:6107@evil.example",
+        b"evil.example#localhost:6107",
+        b"",
+        b"localhost:",
+        b"127.0.0.1:6107, evil.example",
+        b"[::1]",
+        b"\xff",
+    ],
+)
+def test_a_foreign_host_is_refused_even_with_the_token(host: bytes) -> None:
+    assert status(judged(host=host)) == 421
+
+
+def test_no_host_and_two_hosts_are_refused() -> None:
+    assert status(judged(host=None)) == 421
+    assert status(judged(headers=(BEARER, (b"host", b"localhost:6107")))) == 421
+
+
+def test_allowed_hosts() -> None:
+    policy = Policy(TOKEN, 6107, parse_hosts(["Hub.example.org, localhost:8888", "[fd00::1]:99"]))
+    for host in (b"hub.example.org", b"hub.example.org:443", b"localhost:8888", b"localhost:6107", b"[FD00::1]:99"):
+        assert judged(policy=policy, host=host) == Granted("/"), host
+    for host in (b"localhost:8889", b"example.org", b"x.hub.example.org", b"[fd00::1]:98"):
+        assert status(judged(policy=policy, host=host)) == 421, host
+
+
+def test_a_refused_host_is_told_the_option() -> None:
+    verdict = judged(host=b"hub.example.org")
+    assert isinstance(verdict, Refusal)
+    assert "--allow-host hub.example.org" in verdict.text
+
+
+@pytest.mark.parametrize("text", ["https://hub", "hub/path", "a b", "", "hub:port", "*", "\x1b[0m"])
+def test_names_that_are_none_are_refused_at_the_start(text: str) -> None:
+    with pytest.raises(UsageError, match="--allow-host"):
+        parse_hosts([text])
+
+
+# --------------------------------------------------------------------------------------------------------- token
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (),
+        ((b"authorization", b"Bearer wrong"),),
+        ((b"authorization", b"Bearer "),),
+        ((b"authorization", f"Basic {TOKEN}".encode()),),
+        ((b"cookie", b"stepscope-6107=wrong"),),
+        ((b"cookie", f"stepscope-6108={TOKEN}".encode()),),
+        ((b"cookie", b"stepscope-6107=\xff\xfe"),),
+        ((b"authorization", b"Bearer \xff"),),
+    ],
+)
+def test_without_the_token_nothing_is_answered(headers: tuple[tuple[bytes, bytes], ...]) -> None:
+    for path in (b"/", b"/api/runs", b"/healthz", b"/../x"):
+        assert status(judged(path, headers=headers)) == 403
+    assert status(judged(query=b"token=wrong", headers=headers)) == 403
+    assert status(judged(query=b"token=", headers=headers)) == 403
+
+
+def test_a_bearer_or_a_cookie_is_enough() -> None:
+    assert judged(headers=((b"authorization", f"bearer  {TOKEN}".encode()),)) == Granted("/")
+    kept = f"a=b; stepscope-6107=stale; stepscope-6107={TOKEN}".encode()
+    assert judged(headers=((b"cookie", kept),)) == Granted("/")
+
+
+def test_a_token_in_the_address_moves_into_a_cookie() -> None:
+    verdict = judged(b"/", query=f"token={TOKEN}".encode(), headers=())
+    assert verdict == Elsewhere("./", f"stepscope-6107={TOKEN}; Path=/; HttpOnly; SameSite=Lax")
+    further = judged(b"/api/runs", query=f"q=a%20b&token={TOKEN}&x=%2F".encode(), headers=())
+    assert isinstance(further, Elsewhere)
+    assert further.location == "./runs?q=a+b&x=%2F"
+
+
+def test_an_old_token_in_the_address_does_not_lock_out_who_has_the_cookie() -> None:
+    cookie = (b"cookie", f"stepscope-6107={TOKEN}".encode())
+    assert judged(query=b"token=old", headers=(cookie,)) == Elsewhere("./", None)
+
+
+# -------------------------------------------------------------------------------------------------- method and path
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "get", "PROPFIND"])
+def test_other_methods_are_refused(method: str) -> None:
+    verdict = judged(method=method)
+    assert isinstance(verdict, Refusal)
+    assert (verdict.status, verdict.allow) == (405, True)
+    assert judged(method="HEAD") == Granted("/")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/../etc/passwd",
+        b"/assets/../../x",
+        b"/assets/..",
+        b"/%2e%2e/etc/passwd",
+        b"/%2E./x",
+        b"/..%2fetc/passwd",
+        b"/%252e%252e/x",
+        b"/..%5cx",
+        b"/..\\x",
+        b"/./x",
+        b"//etc/passwd",
+        b"/api//runs",
+        b"/%2fetc/passwd",
+        b"/etc%00/passwd",
+        b"/a%0d%0ab",
+        b"/\xc3\xa9",
+        b"http://evil.example/",
+        b"etc/passwd",
+        b"*",
+        b"",
+    ],
+)
+def test_paths_that_are_not_plain_are_refused(path: bytes) -> None:
+    assert status(judged(path)) == 400
+
+
+@given(st.binary(max_size=60))
+def test_no_path_gets_out_of_ours(raw: bytes) -> None:
+    verdict = judged(b"/" + raw)
+    if isinstance(verdict, Granted):
+        parts = verdict.path.split("/")[1:]
+        assert ".." not in parts
+        assert "" not in parts[:-1]
+        assert verdict.path.isascii()
+        assert not set(verdict.path) & set("%\\\0:?#<>\"'")
+    else:
+        assert status(verdict) in (303, 400)
+
+
+@given(st.lists(st.sampled_from([b"..", b".", b"a", b"/", b"%2e", b"%2f", b"%25", b"\\", b"%5c"]), max_size=10))
+def test_no_combination_of_dots_and_slashes_does(parts: list[bytes]) -> None:
+    verdict = judged(b"/" + b"".join(parts), policy=Policy(TOKEN, 6107, base_path="/base/"))
+    assert not isinstance(verdict, Granted) or ".." not in verdict.path.split("/")
+
+
+@given(st.binary(max_size=80), st.binary(max_size=80), st.binary(max_size=80))
+def test_whatever_is_sent_is_judged_without_an_error(query: bytes, value: bytes, host: bytes) -> None:
+    headers = ((b"cookie", value), (b"authorization", b"Bearer " + value), BEARER)
+    assert status(judged(query=query, host=host, headers=headers)) in (200, 303, 400, 403, 421)
+    assert status(judged(query=query, headers=headers)) in (200, 303, 400, 403)
+
+
+@given(st.text(max_size=40))
+def test_a_redirect_stays_here(text: str) -> None:
+    from urllib.parse import quote, urljoin
+
+    verdict = judged(f"/{quote(text, safe='/')}".encode(), query=f"token={TOKEN}&next=//evil.example".encode())
+    if isinstance(verdict, Elsewhere):
+        assert urlsplit(urljoin("http://here:1/", verdict.location)).netloc == "here:1"
+        assert verdict.location.isascii()
+        assert not {"\r", "\n"} & set(verdict.location)
+
+
+# ----------------------------------------------------------------------------------------------------- base path
+
+
+def test_a_base_path_is_taken_off_and_may_have_been_taken_off_by_the_proxy() -> None:
+    policy = Policy(TOKEN, 6107, base_path=parse_base_path("user/a@b/proxy/6107"))
+    assert judged(b"/user/a@b/proxy/6107/api/runs", policy=policy) == Granted("/api/runs")
+    assert judged(b"/user/a%40b/proxy/6107/", policy=policy) == Granted("/")
+    assert judged(b"/api/runs", policy=policy) == Granted("/api/runs")
+    assert judged(b"/user/a@b/proxy/6107", policy=policy) == Elsewhere("./6107/")
+    assert status(judged(b"/user/a@b/proxy/6107/../x", policy=policy)) == 400
+    verdict = judged(b"/user/a@b/proxy/6107/", policy=policy, query=f"token={TOKEN}".encode())
+    assert isinstance(verdict, Elsewhere)
+    assert "; Path=/user/a@b/proxy/6107/;" in str(verdict.cookie)
+
+
+@pytest.mark.parametrize("text", ["/a/../b", "a?b", "http://x/y", "a b", "a\nb", "a#b", "a\\b"])
+def test_base_paths_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="--base-path"):
+        parse_base_path(text)
+
+
+# ---------------------------------------------------------------------------------------------------- a real server
+
+
+def test_every_answer_carries_the_headers(dashboard: Dashboard) -> None:
+    answers = [
+        dashboard.ask("api/runs"),
+        dashboard.ask("api/runs", token=False),
+        dashboard.ask("api/nothing"),
+        dashboard.ask("api/runs", method="POST"),
+        dashboard.ask("/"),
+    ]
+    assert [answer.status for answer in answers[:4]] == [200, 403, 404, 405]
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cache-control"] in ("no-store", "no-cache")
+        assert "server" not in answer.headers
+        assert "access-control-allow-origin" not in answer.headers
+    assert answers[3].headers["allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize(
+    "path", ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/assets/..%2f..%2fx", "//etc/passwd"]
+)
+def test_a_path_with_dots_is_refused(dashboard: Dashboard, path: str) -> None:
+    answer = dashboard.ask(path)
+    assert answer.status in (400, 404)
+    assert b"root:" not in answer.body
+
+
+def test_a_foreign_host_is_refused(dashboard: Dashboard) -> None:
+    assert dashboard.ask("api/runs", headers={"Host": "evil.example"}).status == 421
+    assert dashboard.ask("api/runs", headers={"Host": f"localhost:{dashboard.running.port}"}).status == 200
+
+
+def test_refusals_are_one_line_of_json_and_for_people_one_of_text(dashboard: Dashboard) -> None:
+    refused = dashboard.ask("api/runs", token=False)
+    assert refused.json["schema"] == "stepscope.error/1"
+    assert "\n" not in refused.json["error"]
+    read = dashboard.ask("/", token=False, headers={"Accept": "text/html,*/*"})
+    assert read.status == 403
+    assert read.headers["content-type"].startswith("text/plain")
+    assert read.body.count(b"\n") == 1
+
+
+def test_the_printed_address_gives_a_cookie_that_opens_everything(dashboard: Dashboard) -> None:
+    target = dashboard.address.removeprefix(dashboard.url)
+    first = dashboard.ask(target, token=False)
+    assert first.status == 303
+    assert dashboard.token not in first.headers["location"]
+    cookie, _, attributes = first.headers["set-cookie"].partition(";")
+    assert {"HttpOnly", "SameSite=Lax"} <= {part.strip() for part in attributes.split(";")}
+    assert dashboard.ask("api/runs", token=False, headers={"Cookie": cookie}).status == 200
+
+
+def test_a_raw_request_with_another_address_as_its_target_is_refused(dashboard: Dashboard) -> None:
+    with socket.create_connection(("127.0.0.1", dashboard.running.port), timeout=30) as connection:
+        lines = ["GET http://evil.example/ HTTP/1.1", f"Host: 127.0.0.1:{dashboard.running.port}"]
+        lines += [f"Authorization: Bearer {dashboard.token}", "Connection: close", "", ""]
+        connection.sendall("\r\n".join(lines).encode())
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 400")
+
+
+def test_a_dashboard_behind_a_proxy(dashboard_of: Callable[..., Dashboard], small_run: Path) -> None:
+    shown = dashboard_of(small_run, base_path="/user/ann/proxy/6107", allow_hosts=("hub.example.org",))
+    assert shown.url.endswith("/user/ann/proxy/6107/")
+    hub = {"Host": "hub.example.org"}
+    assert shown.ask("api/runs", headers=hub).status == 200
+    assert shown.ask("/api/runs", headers=hub).status == 200
+    assert shown.ask("api/runs", headers={"Host": "evil.example"}).status == 421
+    assert shown.ask("/user/ann/proxy/6107", headers=hub).headers["location"] == "./6107/"
+
+
+def test_tokens_of_two_dashboards_differ(
+    dashboard_of: Callable[..., Dashboard], dashboard: Dashboard, small_run: Path
+) -> None:
+    other = dashboard_of(small_run)
+    assert other.token != dashboard.token
+    assert len(other.token) >= 32
+    answer = other.ask("api/runs", token=False, headers={"Authorization": f"Bearer {dashboard.token}"})
+    assert answer.status == 403

@@ -1,0 +1,193 @@
+/** The series of a chart block as series of ECharts, one drawing per type. */
+
+import type { CustomSeriesRenderItem } from 'echarts';
+import type { Look } from '../lib/colours';
+import type { Series } from '../lib/types';
+import { isolated, stack } from './data';
+import { plotWidth } from './geometry';
+import type { Drawing, View } from './option';
+import { decalOf } from './patterns';
+
+type Values = readonly (number | null)[];
+type Point = [number, number | null];
+
+/** Narrower bars, one beside the other, are drawn as one area: gaps between them would flicker. */
+const MIN_BAR = 3;
+/** Narrower ones would not be seen. */
+const LEAST_BAR = 2;
+const MAX_BAR = 36;
+const DOTS_UP_TO = 40;
+const SYMBOLS = ['circle', 'rect', 'triangle', 'diamond'] as const;
+
+export function seriesOf(view: View): Drawing[] {
+  const { shape } = view;
+  if (shape.drawn === 'interval') return shown(view).map(({ series, look, at }) => interval(view, series, look, at));
+  if (shape.drawn === 'scatter') return shown(view).map(({ series, look, at }) => scatter(view, series, look, at));
+  if (shape.drawn === 'line') return shown(view).flatMap(({ series, look, at }) => line(view, series, look, at));
+  if (shape.stacked) return stacked(view);
+  return shape.numeric ? numberBars(view) : nameBars(view);
+}
+
+interface Shown { series: Series; look: Look; at: number }
+
+function shown({ block, looks, hidden }: View): Shown[] {
+  return block.series.flatMap((series, at) => {
+    const look = looks[at];
+    return hidden.has(at) || look === undefined ? [] : [{ series, look, at }];
+  });
+}
+
+function points(view: View, values: Values): Point[] {
+  return view.shape.at.map((x, at) => [x, values[at] ?? null]);
+}
+
+/** What all series have in common: nothing reacts to the pointer, and z-order is ours. */
+function common(name: string, z: number): { name: string; z: number; silent: true; animation: false } {
+  return { name, z, silent: true, animation: false };
+}
+
+function line(view: View, series: Series, look: Look, at: number): Drawing[] {
+  const few = series.values.length <= DOTS_UP_TO;
+  const alone = isolated(series.values);
+  const single = view.block.series.length === 1;
+  const drawn: Drawing = {
+    ...common(series.name, 3 + at),
+    type: 'line', data: points(view, series.values), symbol: SYMBOLS[at % SYMBOLS.length] ?? 'circle',
+    symbolSize: (_: unknown, item: { dataIndex: number }) => (few ? 5 : alone.has(item.dataIndex) ? 4 : 0),
+    showAllSymbol: true, clip: true,
+    lineStyle: { color: look.colour, width: 1.75, type: single || look.dash.length === 0 ? 'solid' : [...look.dash], join: 'round' },
+    itemStyle: { color: look.colour },
+  };
+  return [...band(view, series, look, at), drawn];
+}
+
+/** The interval around a line: its upper edge filled, and what lies below the lower edge covered by the page again. */
+function band(view: View, series: Series, look: Look, at: number): Drawing[] {
+  if (series.low === undefined || series.high === undefined) return [];
+  const { low, high } = series;
+  const render: CustomSeriesRenderItem = (_, api) => {
+    const upper: number[][] = [];
+    const lower: number[][] = [];
+    view.shape.at.forEach((x, index) => {
+      const [from, to] = [low[index] ?? null, high[index] ?? null];
+      if (from === null || to === null) return;
+      upper.push(api.coord([x, to]));
+      lower.unshift(api.coord([x, from]));
+    });
+    return { type: 'polygon', shape: { points: [...upper, ...lower] }, style: { fill: look.colour, opacity: 0.16 }, silent: true };
+  };
+  return [{ ...common(series.name, 2 + at), type: 'custom', renderItem: render, data: [0], clip: true }];
+}
+
+function scatter(view: View, series: Series, look: Look, at: number): Drawing {
+  return {
+    ...common(series.name, 3 + at),
+    type: 'scatter', data: points(view, series.values), symbol: SYMBOLS[at % SYMBOLS.length] ?? 'circle', symbolSize: 7, clip: true,
+    itemStyle: { color: look.colour, opacity: 0.85, borderColor: view.ink.surface, borderWidth: 0.5 },
+  };
+}
+
+/** px of a bar of numeric x. */
+function barWidth(view: View): number {
+  return (view.shape.width / (view.shown[1] - view.shown[0])) * plotWidth(view.geometry);
+}
+
+/** Whether lines between areas would hide what is narrow. */
+function isCrowded(view: View): boolean {
+  const { at } = view.shape;
+  const points = at.filter((x) => x >= view.shown[0] && x <= view.shown[1]).length;
+  return points > plotWidth(view.geometry) / 12;
+}
+
+function isDense(view: View): boolean {
+  return view.shape.numeric && barWidth(view) < MIN_BAR && view.shape.at.length > plotWidth(view.geometry) / 3;
+}
+
+/** The highest edge first, so that each part covers what of it belongs to the parts below. */
+function stacked(view: View): Drawing[] {
+  const edges = stack(view.block.series, view.hidden);
+  const filled = view.shape.drawn === 'area' || isDense(view);
+  return shown(view).reverse().map(({ series, look, at }, order) => {
+    const edge = edges[at] ?? [];
+    return filled ? area(view, series, look, edge, order) : bar(view, series, look, edge, order, '-100%');
+  });
+}
+
+function area(view: View, series: Series, look: Look, edge: Values, order: number): Drawing {
+  const decal = decalOf(look.pattern, view.theme);
+  return {
+    ...common(series.name, 3 + order),
+    type: 'line', data: points(view, edge), symbol: 'none', clip: true,
+    // what belongs to a step holds for all of it
+    ...(view.shape.drawn === 'bars' || view.block.select === 'steps' ? { step: 'middle' as const } : {}),
+    areaStyle: { color: look.colour, opacity: 1, origin: 'start' },
+    lineStyle: { color: view.ink.surface, width: isCrowded(view) ? 0 : 0.75, ...(decal === 'none' ? {} : { decal }) },
+    itemStyle: { color: look.colour, ...(decal === 'none' ? {} : { decal }) },
+  } as Drawing;
+}
+
+function bar(view: View, series: Series, look: Look, values: Values, order: number, gap: string): Drawing {
+  const { shape, theme } = view;
+  const data = shape.numeric ? points(view, values) : shape.at.map((_, at) => values[at] ?? null);
+  const beside = shape.numeric && !shape.stacked ? Math.max(1, shown(view).length) : 1;
+  const most = view.block.type === 'histogram' ? Infinity : MAX_BAR * beside;
+  const touching = shape.numeric ? Math.max(LEAST_BAR, Math.min(barWidth(view), most) - 1) / beside : undefined;
+  const decal = decalOf(look.pattern, theme);
+  return {
+    ...common(series.name, 3 + order),
+    type: 'bar', data, barGap: gap, clip: true,
+    ...(touching === undefined ? { barMaxWidth: MAX_BAR, barCategoryGap: '28%' } : { barWidth: touching }),
+    itemStyle: {
+      color: look.colour, ...(decal === 'none' || view.block.series.length === 1 ? {} : { decal }),
+      ...(shape.stacked ? { borderColor: view.ink.surface, borderWidth: 0.5 } : {}),
+    },
+  } as Drawing;
+}
+
+/** Several on the same x stand beside each other. */
+function numberBars(view: View): Drawing[] {
+  const draw = isDense(view)
+    ? ({ series, look }: Shown, order: number) => area(view, series, look, series.values, order)
+    : ({ series, look }: Shown, order: number) => bar(view, series, look, series.values, order, '0%');
+  return shown(view).map(draw);
+}
+
+function nameBars(view: View): Drawing[] {
+  return shown(view).map(({ series, look }, order) => bar(view, series, look, series.values, order, '12%'));
+}
+
+const CAP = 4;
+const POINT = 4;
+
+/** A line from low to high with caps, and a filled point; without low and high a hollow one, as a prediction is. */
+function interval(view: View, series: Series, look: Look, at: number): Drawing {
+  const rows = view.shape.names.length;
+  const render: CustomSeriesRenderItem = (params, api) => {
+    const row = params.dataIndex;
+    const [value, low, high] = [series.values[row] ?? null, series.low?.[row] ?? null, series.high?.[row] ?? null];
+    const height = (view.geometry.height - view.geometry.top - view.geometry.bottom) / Math.max(rows, 1);
+    const offset = (at - (view.block.series.length - 1) / 2) * Math.min(12, height / (view.block.series.length + 1));
+    const place = (x: number): [number, number] => {
+      const [left = 0, top = 0] = api.coord([x, row]);
+      return [left, top + offset];
+    };
+    const children: object[] = low === null || high === null ? [] : whisker(place(low), place(high), look.colour);
+    if (value !== null) children.push(dot(place(value), look, low !== null && high !== null, view.ink.surface));
+    return { type: 'group', children } as ReturnType<CustomSeriesRenderItem>;
+  };
+  const data = view.shape.names.map((_, row) => [series.values[row] ?? 0, row]);
+  return { ...common(series.name, 3 + at), type: 'custom', renderItem: render, data, encode: { x: 0, y: 1 }, clip: true };
+}
+
+function whisker([left, y]: [number, number], [right]: [number, number], colour: string): object[] {
+  const style = { stroke: colour, lineWidth: 2 };
+  const stroke = (x1: number, y1: number, x2: number, y2: number): object => ({ type: 'line', shape: { x1, y1, x2, y2 }, style });
+  return [stroke(left, y, right, y), stroke(left, y - CAP, left, y + CAP), stroke(right, y - CAP, right, y + CAP)];
+}
+
+function dot([cx, cy]: [number, number], look: Look, filled: boolean, surface: string): object {
+  const style = { fill: filled ? look.colour : surface, stroke: look.colour, lineWidth: 2 };
+  if (filled) return { type: 'circle', shape: { cx, cy, r: POINT }, style };
+  const corners = [[cx, cy - POINT - 1], [cx + POINT + 1, cy], [cx, cy + POINT + 1], [cx - POINT - 1, cy]];
+  return { type: 'polygon', shape: { points: corners }, style };
+}
