@@ -315,6 +315,18 @@ def test_one_stall_can_be_cut_to_see_the_rest(show: Callable[..., View]) -> None
     assert section(view, "flat").get_by_role("button", name="Typical values").count() == 0
 
 
+def test_what_is_marked_does_not_flatten_the_rest(show: Callable[..., View]) -> None:
+    marked = steps_chart(marks=[blocks.mark(39, 41, "warm-up")])
+    view = show(marked)
+    button = section(view, "steps").get_by_role("button", name="Typical values")
+    assert button.get_attribute("aria-pressed") == "true"
+    assert "“warm-up”" in section(view, "steps").inner_text()
+    button.click()
+    view.until(lambda: "c.steps=full" in view.page.url and button.get_attribute("aria-pressed") == "false")
+    button.click()
+    view.until(lambda: "c.steps" not in view.page.url)
+
+
 def test_marks_are_named(show: Callable[..., View]) -> None:
     view = show(steps_chart(marks=[blocks.mark(0, 10, "warm-up"), blocks.mark(40, 40, "stall")]))
     assert section(view, "steps").locator(".label").all_inner_texts() == ["warm-up", "stall"]

@@ -2,7 +2,7 @@
 
 import type { ChartBlock, Series } from '../lib/types';
 import { rounded, type Scale } from './scale';
-import { type Range, type Shape } from './shape';
+import { marksAt, type Range, type Shape } from './shape';
 
 type Values = readonly (number | null)[];
 
@@ -36,23 +36,25 @@ const STEPS_Y = 4;
 const STEPS_LYING = 6;
 /** A value this many times what nearly all stay below flattens the rest. */
 const FLATTENS = 4;
+const FLATTENS_MARKED = 2;
+const ROOM = 1.25;
+const MANY = 20;
+const FEW = 5;
 const NEARLY_ALL = 0.95;
 const FLOATS = 0.5;
 
-/** The scale of the values within the shown part of x. With `typical` it holds nearly all, and the highest are cut. */
-export function valueScale(block: ChartBlock, shape: Shape, hidden: ReadonlySet<number>, shown: Range, typical: boolean): Scale {
+/** The scale of the values within the shown part of x. With a `limit` it ends there, and what is higher is cut. */
+export function valueScale(block: ChartBlock, shape: Shape, hidden: ReadonlySet<number>, shown: Range, limit: number | null): Scale {
   const { tops, bottoms } = reaches(block, shape, hidden);
   const seen = (values: readonly Values[]): number[] => values.flatMap((each) => within(each, shape, shown));
   const highs = seen(tops);
-  let high = highest(highs, 0);
+  let high = limit ?? block.y.max ?? highest(highs, 0);
   let low = lowest([...seen(bottoms), ...highs]);
-  if (typical) high = (quantile(highs) ?? high) * 1.25;
-  if (block.y.max !== null) high = typical ? Math.min(high, block.y.max) : block.y.max;
   if (block.y.min !== null) low = block.y.min;
   else if (floats(shape, [...seen(bottoms), ...highs])) low = seen(bottoms).reduce((least, value) => Math.min(least, value), high);
   if (high <= low) high = low + 1;
   const scale = rounded(low, high, block.y.unit, shape.lying ? STEPS_LYING : STEPS_Y);
-  if (block.y.max !== null && !typical) scale.max = block.y.max;
+  if (block.y.max !== null && limit === null) scale.max = block.y.max;
   if (block.y.min !== null) scale.min = block.y.min;
   return { ...scale, ticks: scale.ticks.filter((tick) => tick >= scale.min && tick <= scale.max) };
 }
@@ -64,12 +66,33 @@ function floats(shape: Shape, values: readonly number[]): boolean {
   return least > 0 && highest(values, 0) - least < FLOATS * least;
 }
 
-/** Whether a few values are so high that the others look flat. */
-export function isFlattened(block: ChartBlock, shape: Shape, hidden: ReadonlySet<number>, shown: Range): boolean {
-  if (shape.lying || shape.drawn === 'scatter' || block.type === 'histogram') return false;
-  const highs = reaches(block, shape, hidden).tops.flatMap((each) => within(each, shape, shown));
+export interface Cut {
+  /** What is higher than this makes the rest look flat. */
+  limit: number;
+  /** The marked stretches that all of it lies in. Then it is cut until the reader asks for it; a stall elsewhere never is. */
+  within: string[];
+}
+
+/** Where a chart may be cut so that the rest can be told apart; null where nothing flattens it. */
+export function cutOf(block: ChartBlock, shape: Shape, hidden: ReadonlySet<number>, shown: Range): Cut | null {
+  if (shape.lying || shape.drawn === 'scatter' || block.type === 'histogram') return null;
+  const tops = reaches(block, shape, hidden).tops;
+  const highs = tops.flatMap((each) => within(each, shape, shown));
+  const whole = highest(highs, 0);
+  if (block.select === 'steps' && block.marks.length > 0) {
+    const plain = tops.flatMap((each) => within(each.map((value, at) => (marksAt(block, shape, at).length > 0 ? null : value)), shape, shown));
+    const limit = highest(plain, 0);
+    if (plain.length >= FEW && limit > 0 && whole > FLATTENS_MARKED * limit) return { limit, within: beyond(block, shape, tops, limit) };
+  }
   const usual = quantile(highs);
-  return highs.length >= 20 && usual !== null && usual > 0 && highest(highs, 0) > FLATTENS * usual;
+  if (highs.length < MANY || usual === null || whole <= FLATTENS * usual) return null;
+  return { limit: usual * ROOM, within: [] };
+}
+
+/** Labels of the marks in which something is higher than `limit`. */
+function beyond(block: ChartBlock, shape: Shape, tops: readonly Values[], limit: number): string[] {
+  const labels = tops.flatMap((each) => each.flatMap((value, at) => (value !== null && value > limit ? marksAt(block, shape, at) : [])));
+  return [...new Set(labels)];
 }
 
 /** Positions of values with nothing beside them: a line would not show them. */

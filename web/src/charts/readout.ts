@@ -3,7 +3,7 @@
 import type { Look } from '../lib/colours';
 import { format, signed } from '../lib/format';
 import type { ChartBlock } from '../lib/types';
-import type { Shape } from './shape';
+import { marksAt, type Shape } from './shape';
 
 export interface Line { at: number; name: string; value: string; look: Look | null }
 export interface Readout { head: string; lines: Line[]; more: number; marks: string[] }
@@ -13,9 +13,8 @@ const MAX_LINES = 14;
 export function readoutOf(block: ChartBlock, shape: Shape, at: number, hidden: ReadonlySet<number>, looks: readonly Look[]): Readout {
   const lines = block.series.flatMap((_, index) => (hidden.has(index) ? [] : [lineOf(block, index, at, looks[index] ?? null)]));
   if (shape.stacked && !shape.lying) lines.reverse();
-  const x = shape.numeric ? (shape.at[at] ?? 0) : at;
-  const marks = block.marks.filter((mark) => isIn(block, mark, x, shape)).map((mark) => mark.label);
-  return { head: headOf(block, shape, at), lines: lines.slice(0, MAX_LINES), more: Math.max(0, lines.length - MAX_LINES), marks };
+  const more = Math.max(0, lines.length - MAX_LINES);
+  return { head: headOf(block, shape, at), lines: lines.slice(0, MAX_LINES), more, marks: marksAt(block, shape, at) };
 }
 
 export function sentenceOf(readout: Readout): string {
@@ -43,23 +42,4 @@ function headOf(block: ChartBlock, shape: Shape, at: number): string {
   }
   const name = block.x.label.charAt(0).toUpperCase() + block.x.label.slice(1);
   return `${name} ${block.select === 'steps' ? String(value) : format(value, unit)}`;
-}
-
-/** How far a bar reaches beyond its place. Marks of histograms are edges of bins already. */
-export function slackOf(block: ChartBlock, shape: Shape): number {
-  return block.type === 'histogram' ? 0 : shape.width / 2;
-}
-
-/** Where a mark begins and ends on x; null where it names no place of this chart. */
-export function placeOf(mark: ChartBlock['marks'][number], shape: Shape): [number, number] | null {
-  const place = (end: number | string): number => (typeof end === 'number' ? end : shape.names.indexOf(end));
-  const [from, to] = [place(mark.from), place(mark.to)];
-  if (shape.numeric) return typeof mark.from === 'number' && typeof mark.to === 'number' ? [from, to] : null;
-  return from < 0 || to < 0 ? null : [from, to];
-}
-
-function isIn(block: ChartBlock, mark: ChartBlock['marks'][number], x: number, shape: Shape): boolean {
-  const place = placeOf(mark, shape);
-  const slack = slackOf(block, shape);
-  return place !== null && x >= place[0] - slack && x <= place[1] + slack;
 }

@@ -89,3 +89,27 @@ export function nearest(shape: Shape, x: number, shown: Range): number {
   });
   return best;
 }
+
+/** How far a bar reaches beyond its place. Marks of histograms are edges of bins already. */
+export function slackOf(block: ChartBlock, shape: Shape): number {
+  return block.type === 'histogram' ? 0 : shape.width / 2;
+}
+
+/** Where a mark begins and ends on x; null where it names no place of this chart. */
+export function placeOf(mark: ChartBlock['marks'][number], shape: Shape): [number, number] | null {
+  const place = (end: number | string): number => (typeof end === 'number' ? end : shape.names.indexOf(end));
+  const [from, to] = [place(mark.from), place(mark.to)];
+  if (shape.numeric) return typeof mark.from === 'number' && typeof mark.to === 'number' ? [from, to] : null;
+  return from < 0 || to < 0 ? null : [from, to];
+}
+
+/** Labels of the marks that the value at a position lies in. */
+export function marksAt(block: ChartBlock, shape: Shape, at: number): string[] {
+  const x = shape.numeric ? (shape.at[at] ?? 0) : at;
+  const slack = slackOf(block, shape);
+  const found = block.marks.filter((mark) => {
+    const place = placeOf(mark, shape);
+    return place !== null && x >= place[0] - slack && x <= place[1] + slack;
+  });
+  return found.map((mark) => mark.label);
+}

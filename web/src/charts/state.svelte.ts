@@ -1,6 +1,6 @@
 /**
  * What a reader changed about charts. What a link restores stands in the query: `z.NAME=from:to` the part of x that is
- * shown (NAME is the name by which charts zoom together, or the chart's own), `c.ID=off:0,2;typical;table` the rest.
+ * shown (NAME is the name by which charts zoom together, or the chart's own), `c.ID=off:0,2;full;table` the rest.
  * The place that is pointed at is shared by charts that zoom together, and by nothing else.
  */
 
@@ -9,7 +9,12 @@ import type { Change } from '../lib/nav';
 import type { ChartBlock } from '../lib/types';
 import type { Range } from './shape';
 
-export interface Settings { off: ReadonlySet<number>; typical: boolean; table: boolean }
+export interface Settings {
+  off: ReadonlySet<number>;
+  /** Whether high values are cut; null as the chart begins. */
+  cut: boolean | null;
+  table: boolean;
+}
 
 const NUMBER = '-?\\d+(?:\\.\\d+)?(?:e[+-]?\\d+)?';
 const RANGE = new RegExp(`^(${NUMBER}):(${NUMBER})$`, 'i');
@@ -39,12 +44,12 @@ export function zoomChange(block: ChartBlock, domain: Range, range: Range | null
 export function settingsOf(text: string | undefined): Settings {
   const parts = (text ?? '').split(';');
   const off = parts.find((part) => part.startsWith('off:'))?.slice(4).split(',') ?? [];
-  return { off: new Set(off.filter((each) => /^\d+$/.test(each)).map(Number)), typical: parts.includes('typical'), table: parts.includes('table') };
+  return { off: new Set(off.filter((each) => /^\d+$/.test(each)).map(Number)), cut: parts.includes('typical') ? true : parts.includes('full') ? false : null, table: parts.includes('table') };
 }
 
 export function settingsChange(block: ChartBlock, settings: Settings): Change {
   const off = [...settings.off].sort((a, b) => a - b);
-  const parts = [off.length > 0 ? `off:${off.join(',')}` : '', settings.typical ? 'typical' : '', settings.table ? 'table' : ''];
+  const parts = [off.length > 0 ? `off:${off.join(',')}` : '', settings.cut === null ? '' : settings.cut ? 'typical' : 'full', settings.table ? 'table' : ''];
   return { [settingsKey(block)]: parts.filter((part) => part !== '').join(';') };
 }
 
