@@ -40,3 +40,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("torch") is not None:
             item.add_marker(pytest.mark.skip(reason="PyTorch is not installed"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Groups that are not kept would make every recording twice and let recordings disturb each other, silently."""
+    alone = [item for item in session.items if item.get_closest_marker("process") and "@" not in item.nodeid]
+    if alone and getattr(session.config.option, "loadgroup", False):
+        raise pytest.UsageError("this pytest-xdist does not group tests with this pytest; install pytest below 9.2")

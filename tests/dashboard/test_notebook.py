@@ -42,7 +42,10 @@ for inputs, targets in DataLoader(Pictures(), batch_size=4):
 "the last expression"
 """
 FAILING = """%%stepscope --out failed --no-report --no-source
-for step in range(30):
+ending = time.monotonic() + 2  # long enough for samples on a busy machine
+for step in range(10**6):
+    if step >= 29 and time.monotonic() > ending:
+        break
     optimizer.zero_grad(); model(torch.ones(4, 8)).sum().backward(); optimizer.step()
     kept = step
 raise RuntimeError("as without the magic")
@@ -121,7 +124,7 @@ def test_the_cell_runs_as_it_would_without(executed: tuple[Path, list[list[dict[
     folder, outputs = executed
     assert "'the last expression'" in [output.get("data", {}).get("text/plain") for output in outputs[2]]
     assert [output["ename"] for output in outputs[3] if output["output_type"] == "error"] == ["RuntimeError"]
-    assert outputs[4][0]["data"]["text/plain"] == "29"
+    assert int(outputs[4][0]["data"]["text/plain"]) >= 29
     # the second recording of one kernel is one of its own, with its findings above the error
     assert "notebook, cell 4" in words_of(html_of(outputs[3]))
     assert (folder / "failed").is_dir()

@@ -131,7 +131,7 @@ def restarts_ns(tables: Tables, measured: MeasuredSteps) -> float:
 def _restarts_of(tables: Tables, measured: MeasuredSteps, process: str, events: list[tuple[int, int]]) -> float:
     known = tables.steps.filter(
         (pl.col("process") == process) & pl.col("start_ns").is_not_null() & (pl.col("wall_ns") > 0)
-    ).sort("start_ns")
+    ).sort("start_ns", "wall_ns")
     starts, walls = known["start_ns"].to_numpy(), known["wall_ns"].to_numpy()
     ends = starts + walls
     counted = set(measured.rows.filter(pl.col("process") == process)["start_ns"].drop_nulls().to_list())

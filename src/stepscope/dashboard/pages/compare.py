@@ -102,8 +102,8 @@ def build(context: PageContext) -> list[Block]:
 
 
 def empty(context: PageContext) -> bool:
-    """Whether there is no other run and no experiment."""
-    return not _others(context) and experiments.of_run(context) is None
+    """Whether nothing can ever stand here: a server may find another run at any time."""
+    return context.catalog is None and experiments.of_run(context) is None
 
 
 def _others(context: PageContext) -> list[Row]:
