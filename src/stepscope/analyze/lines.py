@@ -59,6 +59,8 @@ class Lines:
         self._samples = samples
         self._sources = sources
         self._trees: dict[str, ast.Module | None] = {}
+        self._functions: dict[tuple[str, str, int | None], ast.AST | None] = {}
+        self._only: dict[tuple[str, str, int | None, str], int | None] = {}
 
     def call_site(self, file: str, function: str, def_line: int | None, callee: str, *, loop: bool) -> CallSite | None:
         """The line in `function` of `file` that calls `callee`; with `loop` one inside a loop is preferred.
@@ -89,6 +91,12 @@ class Lines:
 
         The arguments are those of `call_site`; an operator may also stand for its sign: `aten::mul` for `*`.
         """
+        asked = file, function, def_line, callee
+        if asked not in self._only:  # the same few calls are asked about slice by slice
+            self._only[asked] = self._find_only(*asked)
+        return self._only[asked]
+
+    def _find_only(self, file: str, function: str, def_line: int | None, callee: str) -> int | None:
         scope = self._function(file, function, def_line)
         name = callee.removeprefix("aten::")
         found: set[int] = set()
@@ -148,6 +156,12 @@ class Lines:
         return None
 
     def _function(self, file: str, function: str, def_line: int | None) -> ast.AST | None:
+        asked = file, function, def_line
+        if asked not in self._functions:
+            self._functions[asked] = self._find_function(*asked)
+        return self._functions[asked]
+
+    def _find_function(self, file: str, function: str, def_line: int | None) -> ast.AST | None:
         tree = self._tree(file)
         if tree is None:
             return None
