@@ -15,7 +15,7 @@ DEMO := examples/cifar_png
 WEB := hatch_build.py $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fix test check bench zoo clean
+.PHONY: help demo demo-fix test test-all check bench zoo clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1	/' | expand -t 16
@@ -30,6 +30,9 @@ demo-fix: demo ## try the fixes that the demo's findings name, then knobs on a s
 
 test: $(VENV)/installed-dev ## run all tests; of those that start processes of their own, each folder's one after the other
 	$(BIN)/python -m pytest -n auto --dist loadgroup $(PYTEST_ARGS)
+
+test-all: $(VENV)/installed-dev ## with the variants that `test` leaves out for time
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "" $(PYTEST_ARGS)
 
 check: $(VENV)/installed-dev ## lint, formatting, strict types (the front end's where npm is), layer contracts
 	$(BIN)/ruff check .

@@ -44,6 +44,7 @@ def test_a_run_of_plain_values(tmp_path: Path) -> None:
     assert_same(without(loses_in_many_ways(tmp_path), tmp_path / "copy"), tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.process
 @pytest.mark.torch
 def test_a_recorded_run(losses: Path, tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def traced(folder: Path, mode: str) -> tuple[Risk, ...]:
     return stepscope.open_run(trace).diagnosis.risks
 
 
+@pytest.mark.thorough
 def test_losses_with_their_graph_grow(reports: dict[str, dict[str, Any]]) -> None:
     (risk,) = reports["leak"]["risks"]
     assert risk["rule"] == "memory.growth"
@@ -89,6 +90,7 @@ def test_losses_with_their_graph_grow(reports: dict[str, dict[str, Any]]) -> Non
     assert per_step == pytest.approx(1 << 20, rel=0.5)
 
 
+@pytest.mark.thorough
 def test_numbers_in_their_place_do_not(reports: dict[str, dict[str, Any]]) -> None:
     assert reports["clean"]["risks"] == []
     assert reports["clean"]["views"]["memory_losses"]["logged"]

@@ -35,6 +35,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return record(tmp_path_factory.mktemp("logged") / "run", STEP, options=["--quiet"], env=LOGS)
 
 
+@pytest.mark.thorough
 def test_two_runs_without_us_differ_in_times_and_ids_alone(logged: list[subprocess.CompletedProcess[bytes]]) -> None:
     first, second = logged
     assert first.returncode == second.returncode == 0, first.stderr.decode()
@@ -57,6 +58,7 @@ def test_graphs_breaks_and_versions_are_the_same(
     assert b"graphs {'forward': 2, 'loss': 3, 'optimizer': 3}" in recorded.stdout
 
 
+@pytest.mark.thorough
 def test_a_user_who_asked_for_no_logs_gets_none(
     logged: list[subprocess.CompletedProcess[bytes]], tmp_path: Path
 ) -> None:

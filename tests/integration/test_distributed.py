@@ -100,6 +100,7 @@ def assert_hotspots_of_the_slow_rank(run: Path) -> None:
     assert samples[0] == 0, samples
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_tasks_of_one_node_share_the_folder_they_are_given(tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -124,6 +125,7 @@ def test_torchrun_in_a_step_with_the_recorder_inside(tmp_path: Path) -> None:
     assert_two_ranks(run, 20)
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_recorders_around_the_torchruns_of_two_nodes(tmp_path: Path) -> None:
     """Ranks are torchrun's, the folder is the step's, and torchrun itself is no rank."""

@@ -48,6 +48,7 @@ def test_it_dominates_the_flow(recorded: Recorded) -> None:
     assert samples["haar_qr"] > samples["others"], samples
 
 
+@pytest.mark.thorough
 def test_both_ways_train_on_the_same_fields(recorded: Recorded) -> None:
     fast = plain([PYTHON, TRAIN, "--steps", "5", "--gram-schmidt"], cwd=EXAMPLES.parent)
     assert fast.returncode == 0, fast.stderr.decode()

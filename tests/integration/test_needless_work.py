@@ -36,6 +36,7 @@ def test_the_validation_is_told_with_its_line(recorded: Recorded) -> None:
     assert {one["metric"]: one["value"] for one in found["evidence"]}["calls per step that no backward pass reads"] == 1
 
 
+@pytest.mark.thorough
 def test_the_copy_is_told_with_its_line(recorded: Recorded) -> None:
     found = finding(recorded, "host.model_copied_in_step")
     assert found["where"][0]["line"] == line_of(SCRIPT, "copy.deepcopy(model)")

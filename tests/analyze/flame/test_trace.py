@@ -355,6 +355,7 @@ train()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.process
 @pytest.mark.torch
 def test_a_recorded_run(tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ def test_every_cause_is_told_with_its_step_and_the_users_output_is_untouched(tmp
     assert {event["step"] for event in with_us.events("graph_break")} == {0, 1, 2, 3}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("what", "environment"),
     [("set_logs", {}), ("nothing", {"TORCH_LOGS": "+dynamo"})],

@@ -91,6 +91,7 @@ def test_warnings_and_tracebacks_name_the_same_lines_as_without_us(tmp_path: Pat
     assert (with_us.status, with_us.stdout, with_us.stderr) == (without.status, without.stdout, without.stderr)
 
 
+@pytest.mark.thorough
 def test_compiled_code_has_the_same_graphs_and_breaks(tmp_path: Path) -> None:
     with_us = run_script(tmp_path, "compiled.py")
     without = run_script(tmp_path, "compiled.py", recorded=False)

@@ -50,6 +50,7 @@ def test_the_scripts_profiler_sees_what_it_would_see_without_us(tmp_path: Path, 
     assert bool(suspended) == (kind == "stack")
 
 
+@pytest.mark.thorough
 def test_a_faulty_probe_of_ours_does_not_reach_the_scripts_profiler(tmp_path: Path, unrecorded: Any) -> None:
     without, expected = unrecorded("plain")
     run = tmp_path / "run"

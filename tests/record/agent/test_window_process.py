@@ -40,6 +40,7 @@ def test_a_process_that_ends_inside_a_window_keeps_it_and_its_status(tmp_path: P
     assert read_trace(run / "rank-0" / window["trace"])
 
 
+@pytest.mark.thorough
 def test_compilation_drops_a_window_and_the_next_is_kept(tmp_path: Path) -> None:
     run = tmp_path / "run"
     done, windows = run_loop(run, "compile", CYCLES)

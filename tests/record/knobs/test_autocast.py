@@ -265,6 +265,7 @@ print(json.dumps(ends))
 """
 
 
+@pytest.mark.thorough
 def test_unusual_loops_end_where_they_end_without_it(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     plain = recorded(tmp_path / "plain", LOOPS).printed()

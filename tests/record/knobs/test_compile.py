@@ -73,6 +73,7 @@ def test_the_model_is_compiled_in_place_after_its_first_step(tmp_path: Path) -> 
     assert seen["losses"] == sorted(seen["losses"], reverse=True)  # it learns as before
 
 
+@pytest.mark.thorough
 def test_what_the_script_compiles_gets_the_mode(tmp_path: Path) -> None:
     done = recorded(tmp_path, SCRIPT, "compile.mode=reduce-overhead", arguments=("inductor",))
     seen = done.printed()
@@ -92,6 +93,7 @@ def test_what_the_script_compiles_runs_as_it_is_written(tmp_path: Path) -> None:
     assert row["line"] == line_of("net = torch.compile(model, backend=counting)")
 
 
+@pytest.mark.thorough
 def test_a_script_that_compiles_is_not_compiled_again(tmp_path: Path) -> None:
     done = recorded(tmp_path, SCRIPT, "compile=true", "compile.mode=max-autotune", arguments=("own",))
     assert done.printed()["graphs"] == 1
