@@ -75,9 +75,8 @@ def test_both_losses_are_the_same_figure() -> None:
 
 @pytest.mark.torch
 @pytest.mark.process
-@pytest.mark.parametrize("arguments", [["--steps", "10"], ["--steps", "10", "--vectorized"]])
-def test_gpt_trains(arguments: list[str]) -> None:
-    line = [sys.executable, str(EXAMPLES / "naive_gpt" / "train.py"), *arguments]
+def test_gpt_trains_with_the_fix() -> None:  # without it, it is recorded in tests/integration
+    line = [sys.executable, str(EXAMPLES / "naive_gpt" / "train.py"), "--steps", "10", "--vectorized"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=150, check=True)
     assert done.stdout.startswith("step 10: loss ")
 

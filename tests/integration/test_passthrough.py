@@ -114,6 +114,7 @@ def test_streams_are_inherited_not_piped(tmp_path: Path) -> None:
     assert seen[0] == seen[1] == b"[True, True, True] 133\r\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_the_compiler_makes_the_same_graphs(tmp_path: Path) -> None:
     command = [PYTHON, str(SCRIPTS / "compiled.py")]
