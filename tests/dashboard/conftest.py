@@ -22,6 +22,10 @@ import pytest
 
 from tests.dashboard import served_runs as runs
 from tests.dashboard.client import Dashboard
+from tests.dashboard.opened import fabricated, nothing, slow, small, traces
+
+# fixtures that stand beside what reads their pages
+__all__ = ["fabricated", "nothing", "slow", "small", "traces"]
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 NAMES = ("demo", "small", "fuzzed", "growing", "empty", "cpu", "gpu", "tb_plugin", "h100")

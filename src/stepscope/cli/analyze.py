@@ -35,8 +35,7 @@ from stepscope.cli.options import (
     Top,
     Worker,
     parse_checks,
-    parse_maps,
-    parse_steps,
+    read_options,
 )
 from stepscope.errors import UsageError
 
@@ -105,8 +104,6 @@ def analyze(
     from stepscope.cli.tables import TableOptions, show_diff, show_table
     from stepscope.report import outputs
 
-    if tables is not None and no_cache:
-        raise UsageError("--tables and --no-cache contradict each other; give one of them")
     wanted = TableOptions(
         table=table,
         sort=sort,
@@ -130,17 +127,16 @@ def analyze(
         raise UsageError("--fail-on checks one run; leave out --diff")
     wanted.check(html_file)
     plan = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
-    ignored = settings.load().ignore
     with outputs.reading("reading") as progress:
-        options = api.ReadOptions(
+        options = read_options(
+            source_root=source_root,
+            map_=map_,
+            library=library,
+            steps=steps,
             tables=tables,
-            cache=not no_cache,
-            steps=parse_steps(steps),
-            source_roots=tuple(source_root or ()),
-            maps=parse_maps(map_),
-            libraries=tuple(library or ()),
+            no_cache=no_cache,
             progress=progress,
-            ignored=ignored,
+            ignored=settings.load().ignore,
         )
         run = api.open_run(*paths, options=options)
         other = api.open_run(diff, options=options) if diff is not None else None

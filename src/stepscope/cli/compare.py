@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.cli.checks import FAILED, NOT_JUDGED, PASSED, say
-from stepscope.cli.options import Force, Library, NoCache, NoSource, PathMap, Quiet, SourceRoot, parse_maps
+from stepscope.cli.options import Force, Library, NoCache, NoSource, PathMap, Quiet, SourceRoot, read_options
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def compare(
     With `--fail-on slower=3%` the exit status is 1 if B is slower by 3 % or more, 0 if that can be ruled out, and 4 if
     the runs cannot tell; a line on stderr says what was seen. With `--json -` stdout holds the document alone.
     """
-    from stepscope import api, comparing
+    from stepscope import comparing
     from stepscope.analyze.views.select import Selection
     from stepscope.report import outputs
 
@@ -84,11 +84,11 @@ def compare(
     wanted = _Wanted(json_file, html_file, csv_file, top, source=not no_source, quiet=quiet)
     outputs.check_files(wanted.files, force=force)
     with outputs.reading("reading") as progress:
-        options = api.ReadOptions(
-            cache=not no_cache,
-            source_roots=tuple(source_root or ()),
-            maps=parse_maps(map_),
-            libraries=tuple(library or ()),
+        options = read_options(
+            source_root=source_root,
+            map_=map_,
+            library=library,
+            no_cache=no_cache,
             progress=progress,
             ignored=_ignored(),
         )

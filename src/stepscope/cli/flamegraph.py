@@ -20,7 +20,7 @@ from stepscope.cli.options import (
     Phase,
     ProcessKind,
     SourceRoot,
-    parse_maps,
+    read_options,
 )
 from stepscope.errors import UsageError
 
@@ -115,7 +115,7 @@ def flamegraph(
             parked=parked,
             source=not no_source,
         ),
-        _reading(source_root, map_, library, cache=not no_cache),
+        read_options(source_root=source_root, map_=map_, library=library, no_cache=no_cache),
     )
     with outputs.progress("drawing"):
         text = _rendered(draw, form, tree)
@@ -139,16 +139,6 @@ def _options(
         by=by,
         limits=Limits(min_share=min_share / 100),
         source=source,
-    )
-
-
-def _reading(
-    roots: list[Path] | None, maps: list[str] | None, libraries: list[str] | None, *, cache: bool
-) -> ReadOptions:
-    from stepscope.api import ReadOptions
-
-    return ReadOptions(
-        source_roots=tuple(roots or ()), maps=parse_maps(maps), libraries=tuple(libraries or ()), cache=cache
     )
 
 

@@ -19,7 +19,7 @@ from stepscope.cli.options import (
     Phase,
     ProcessKind,
     SourceRoot,
-    parse_maps,
+    read_options,
 )
 from stepscope.errors import UnreadableInputError, UsageError
 
@@ -168,7 +168,7 @@ def _measure(
     from stepscope.report import outputs
 
     with outputs.reading("reading") as progress:
-        reading = api.ReadOptions(source_roots=tuple(source_root or ()), maps=parse_maps(maps), progress=progress)
+        reading = read_options(source_root=source_root, map_=maps, progress=progress)
         run = api.open_run(*paths, options=reading)
         segments = run.tables.segments.select("samples", "skipped_samples").fill_null(0)
         if not sum(segments.sum().row(0)):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stepscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepscope.api import Progress, ReadOptions
 
 JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write what is shown as JSON; - is stdout.")
@@ -101,6 +105,36 @@ Parked = Annotated[bool, typer.Option("--parked", help="Keep helper threads that
 CHECKS = ("recompile", "graph-break")  # of `stepscope.analyze.compilers`, which takes long to import
 
 _STEPS = re.compile(r"(\d{1,18})(?::(\d{1,18}))?")
+
+
+def read_options(
+    *,
+    source_root: list[Path] | None = None,
+    map_: list[str] | None = None,
+    library: list[str] | None = None,
+    steps: str | None = None,
+    tables: Path | None = None,
+    no_cache: bool = False,
+    progress: Progress | None = None,
+    ignored: Mapping[str, str] | None = None,
+    keep: bool = True,
+) -> ReadOptions:
+    """How a command reads what it is given, from the options that commands share; raises `UsageError`."""
+    from stepscope.api import ReadOptions
+
+    if tables is not None and no_cache:
+        raise UsageError("--tables and --no-cache contradict each other; give one of them")
+    return ReadOptions(
+        tables=tables,
+        cache=not no_cache,
+        steps=parse_steps(steps),
+        source_roots=tuple(source_root or ()),
+        maps=parse_maps(map_),
+        libraries=tuple(library or ()),
+        progress=progress,
+        ignored=ignored or {},
+        keep=keep,
+    )
 
 
 def parse_steps(text: str | None) -> tuple[int, int] | None:

@@ -20,13 +20,12 @@ from stepscope.cli.options import (
     SourceRoot,
     Steps,
     TablesFolder,
-    parse_maps,
-    parse_steps,
+    read_options,
 )
 from stepscope.errors import EnvironmentRefusal, UsageError
 
 if TYPE_CHECKING:
-    from stepscope.dashboard.server.start import Running
+    from stepscope.dashboard.server.start import Running, Settings
 
 INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
 NICE = 10  # a training on the same machine goes first
@@ -76,27 +75,24 @@ def view(
     Behind JupyterHub, Open OnDemand or jupyter-server-proxy, name the host that the browser shows with --allow-host and
     the path with --base-path. Stop it with Ctrl-C.
     """
-    from stepscope import api
     from stepscope.cli import settings
     from stepscope.dashboard import bundle
     from stepscope.dashboard.server import start
 
-    if tables is not None and no_cache:
-        raise UsageError("--tables and --no-cache contradict each other; give one of them")
     if port is not None and not 0 <= port < 2**16:
         raise UsageError(f"--port {port}: not a port; give a number up to 65535, or 0 for any free one")
-    if bundle.folder() is None:
-        raise EnvironmentRefusal(bundle.missing())
-    options = api.ReadOptions(
+    options = read_options(
+        source_root=source_root,
+        map_=map_,
+        library=library,
+        steps=steps,
         tables=tables,
-        cache=not no_cache,
-        steps=parse_steps(steps),
-        source_roots=tuple(source_root or ()),
-        maps=parse_maps(map_),
-        libraries=tuple(library or ()),
+        no_cache=no_cache,
         ignored=settings.load().ignore,
         keep=False,
     )
+    if bundle.folder() is None:
+        raise EnvironmentRefusal(bundle.missing())
     wanted = start.Settings(
         paths=tuple(runs or _usual()),
         options=options,
@@ -111,11 +107,10 @@ def view(
     _serve(wanted, browser=not no_browser)
 
 
-def _serve(wanted: object, *, browser: bool) -> None:
+def _serve(wanted: Settings, *, browser: bool) -> None:
     from stepscope.dashboard.server import start
     from stepscope.dashboard.server.browser import Opener
 
-    assert isinstance(wanted, start.Settings)
     opener = Opener()
 
     def ready(running: Running) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import memory_curves, memory_readings, traced
+from stepscope.report.table_columns import SHOWN
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
@@ -50,16 +51,7 @@ _BLOCKS = (
     ("at the peak", "at_peak"),
     ("line", "file"),
 )
-_FAILED = (
-    ("snapshot", "worker"),
-    ("device", "device"),
-    ("asked for", "requested_bytes"),
-    ("free", "device_free_bytes"),
-    ("allocated", "allocated_bytes"),
-    ("reserved", "reserved_bytes"),
-    ("line", "file"),
-    ("stack", "stack"),
-)
+_FAILED = (*SHOWN["out-of-memory"].columns, ("stack", "stack"))
 
 
 def empty(context: PageContext) -> bool:

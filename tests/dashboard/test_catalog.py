@@ -1,0 +1,154 @@
+"""The list of runs: what is found, what stands in an entry, what comes and goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepscope.dashboard.server.catalog import Places
+from stepscope.dashboard.server.entries import Catalog
+from stepscope.errors import UnreadableInputError
+from tests import gpu_traces
+from tests.builders import MS, T0, step_rows
+from tests.dashboard.client import Dashboard
+from tests.run_folders import make_run_folder
+
+Served = Callable[[str], str]
+
+
+def names(shown: Dashboard, query: str = "") -> list[str]:
+    return [entry["name"] for entry in shown.json(f"api/runs{query}")["runs"]]
+
+
+# ----------------------------------------------------------------------------------------------------------- list
+
+
+def test_a_folder_of_runs_is_a_list_newest_first(tmp_path: Path, dashboard_of: Callable[..., Dashboard]) -> None:
+    for number in (2, 1, 3):
+        manifest = {
+            "started_ns": T0 + number * MS,
+            "command": ["python", f"train_{number}.py"],
+            "tags": [f"tag{number}"],
+        }
+        make_run_folder(tmp_path, name=f"run-{number}", manifest=manifest)
+    (tmp_path / "notes.txt").write_text("nothing")
+    (tmp_path / ".hidden").mkdir()
+    gpu_traces.write(tmp_path / "logs" / "worker0.1.pt.trace.json")
+    shown = dashboard_of(tmp_path)
+    assert names(shown)[1:] == ["run-3", "run-2", "run-1"]
+    assert names(shown)[0] == "logs"
+    assert names(shown, "?q=train_2.py") == ["run-2"]
+    assert names(shown, "?q=TAG3+run") == ["run-3"]
+    assert names(shown, "?q=nothing") == []
+    entry = shown.json("api/runs?q=run-1")["runs"][0]
+    assert (entry["kind"], entry["state"], entry["command"]) == ("run", "finished", "python train_1.py")
+    assert entry["note"] == "demo tag1"
+
+
+def test_an_entry_shows_what_a_report_says(tmp_path: Path) -> None:
+    run = make_run_folder(tmp_path, name="a")
+    report = {"steps": {"count": 90, "mean_ms": 12.5, "excluded": {"warm-up": 10}, "other": [1]}, "findings": []}
+    report["findings"] = [{"title": "The loader is late", "where": []}, {"title": "second"}]
+    (run / "report.json").write_text(json.dumps(report))
+    catalog = Catalog(Places([tmp_path]), lambda _: pytest.fail("not to be read"))
+    entry = catalog.runs()[0]
+    assert (entry["steps"], entry["mean_ms"], entry["first_finding"]) == (100, 12.5, "The loader is late")
+    (run / "report.json").write_text("{ broken")
+    entry = catalog.runs()[0]
+    assert (entry["steps"], entry["mean_ms"], entry["first_finding"]) == (None, None, None)
+
+
+def test_runs_that_appear_and_go_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    monkeypatch.setattr("stepscope.dashboard.server.catalog.AGAIN_S", 0.0)
+    places = Places([tmp_path])
+    assert places.all() == []
+    run = make_run_folder(tmp_path, name="a")
+    assert [place.name for place in places.all()] == ["a"]
+    key = places.all()[0].key
+    shutil.rmtree(run)
+    assert places.all() == []
+    assert places.get(key).name == "a"
+
+
+def test_many_runs_are_listed_and_counted(tmp_path: Path) -> None:
+    one = make_run_folder(tmp_path, name="run-0000", steps=[])
+    manifest = (one / "host-a" / "manifest.json").read_bytes()
+    for number in range(1, 1200):
+        folder = tmp_path / f"run-{number:04d}"
+        (folder / "host-a").mkdir(parents=True)
+        (folder / "host-a" / "manifest.json").write_bytes(manifest)
+    document = Catalog(Places([tmp_path]), lambda _: pytest.fail("not to be read")).document()
+    assert document["total"] == 1200
+    assert 100 <= len(document["runs"]) < 1200
+    assert len({entry["id"] for entry in document["runs"]}) == len(document["runs"])
+
+
+def test_an_experiment_is_listed_with_its_runs(tmp_path: Path) -> None:
+    experiment = tmp_path / "tries"
+    make_run_folder(experiment / "runs", name="002-workers-2")
+    make_run_folder(experiment / "runs", name="001-pilot")
+    (experiment / "experiment.json").write_text(json.dumps({"finished": True}))
+    places = Places([tmp_path])
+    found = {place.name: place for place in places.all()}
+    assert set(found) == {"tries", "tries/001-pilot", "tries/002-workers-2"}
+    assert found["tries"].kind == "experiment"
+    assert found["tries"].folder == experiment / "runs" / "001-pilot"
+    catalog = Catalog(places, lambda _: pytest.fail("not to be read"))
+    assert catalog.experiment(found["tries"].key) == experiment
+    assert catalog.experiment(found["tries/001-pilot"].key) is None
+
+
+def test_traces_side_by_side_and_folders_of_ranks_are_one_run(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        gpu_traces.write(tmp_path / "ranks" / f"rank{rank}" / "a.pt.trace.json")
+        gpu_traces.write(tmp_path / "logs" / f"worker{rank}.1.pt.trace.json")
+        gpu_traces.write(tmp_path / "two" / f"with_{rank}_x" / "worker0.1.pt.trace.json")
+    assert [place.name for place in Places([tmp_path / "ranks"]).all()] == ["ranks"]
+    assert [place.name for place in Places([tmp_path / "logs"]).all()] == ["logs"]
+    assert [place.name for place in Places([tmp_path / "two"]).all()] == ["with_0_x", "with_1_x"]
+
+
+def test_a_path_that_is_not_there_is_said_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableInputError, match="no such file or folder"):
+        Places([tmp_path / "nothing"])
+
+
+def test_what_cannot_be_read_is_said_on_its_pages(tmp_path: Path, dashboard_of: Callable[..., Dashboard]) -> None:
+    (tmp_path / "x.json").write_text("no trace")
+    shown = dashboard_of(tmp_path / "x.json")
+    run = shown.json("api/runs")["runs"][0]["id"]
+    while (answer := shown.ask(f"api/runs/{run}/pages/findings")).status == 202:
+        pass
+    assert answer.status == 422
+    head = shown.json(f"api/runs/{run}")
+    assert head["state"] == "unreadable"
+    assert head["error"] == answer.json["error"]
+
+
+def test_an_empty_folder_is_an_empty_list(tmp_path: Path, dashboard_of: Callable[..., Dashboard]) -> None:
+    shown = dashboard_of(tmp_path)
+    assert shown.json("api/runs") == {"schema": "stepscope.runs/1", "runs": [], "total": 0}
+
+
+def test_nothing_is_written_beside_a_run(tmp_path: Path, dashboard_of: Callable[..., Dashboard]) -> None:
+    run = make_run_folder(tmp_path, steps=step_rows(30))
+    before = sorted(str(path) for path in run.rglob("*"))
+    shown = dashboard_of(run)
+    shown.json(f"api/runs/{shown.id('run')}/pages/findings")
+    shown.json(f"api/runs/{shown.id('run')}/pages/steps?steps=5:20")
+    assert sorted(str(path) for path in run.rglob("*")) == before
+
+
+def test_more_runs_than_are_kept_can_be_looked_at(tmp_path: Path, dashboard_of: Callable[..., Dashboard]) -> None:
+    for number in range(4):
+        make_run_folder(tmp_path, name=f"r{number}", steps=step_rows(10 + number))
+    shown = dashboard_of(tmp_path)
+    for number in (0, 1, 2, 3, 0):
+        run = shown.id(f"r{number}")
+        shown.json(f"api/runs/{run}/pages/environment")
+        assert shown.json(f"api/runs/{run}")["steps"]["last"] == 9 + number

@@ -1,0 +1,101 @@
+"""The pages on the system and the environment, as documents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stepscope import api
+from stepscope.dashboard import pages
+from stepscope.dashboard.pages import PageContext
+from stepscope.model import Report
+from tests import builders
+from tests.builders import MS, T0, step_rows
+from tests.dashboard.opened import OPTIONS, figures, page, part, said, series
+from tests.run_folders import make_run_folder
+
+# ------------------------------------------------------------------------------------------------------ system
+
+
+def test_telemetry_stands_beside_the_steps(small: api.Run) -> None:
+    found = page(small, "system")
+    times = part(found, "cpu")["x"]["values"]
+    assert [time - times[0] for time in times] == pytest.approx([0, 1, 2, 3, 4])
+    assert series(part(found, "cpu"))["rank-0"] == [95, 96, 97, 98, 99]
+    gpu = part(found, "gpu-utilisation")
+    assert series(gpu) == {"gpu:0": [40, 41, 42, 43, 44]}
+    assert (gpu["help"]["picture"], gpu["y"]["max"]) == ("utilisation", 100)
+    steps = part(found, "steps-over-time")
+    assert max(steps["series"][0]["values"]) == pytest.approx(159)
+    assert {block["sync"] for block in found["blocks"] if block["kind"] == "chart"} == {"time"}
+
+
+def test_counters_are_shown_as_growth(tmp_path: Path) -> None:
+    readings = [
+        {"time_ns": T0 + second * 1000 * MS, "metrics": [["read_bytes", "bytes", second * 5e6, builders.PID, None]]}
+        for second in (0, 1, 2, 4)
+    ]
+    readings.append({"time_ns": T0 + 5000 * MS, "metrics": [["read_bytes", "bytes", 0, builders.PID, None]]})
+    run = api.open_run(make_run_folder(tmp_path, steps=step_rows(30), system=readings), options=OPTIONS)
+    chart = part(page(run, "system"), "io")
+    assert chart["series"][0]["values"] == [5e6, 5e6, 5e6]  # the counter that fell is left out
+    assert chart["y"]["unit"] == "bytes_per_s"
+
+
+def test_workers_are_summed_and_long_recordings_averaged(tmp_path: Path) -> None:
+    workers = [
+        {"pid": pid, "ppid": builders.PID, "role": "loader_worker", "time_ns": T0, "start_ns": T0, "command": "python"}
+        for pid in (201, 202)
+    ]
+    root = {"pid": builders.PID, "ppid": 1, "role": "root", "time_ns": T0, "start_ns": T0, "command": "python train.py"}
+    readings = [
+        {
+            "time_ns": T0 + second * 1000 * MS,
+            "metrics": [["cpu_pct", "pct", 50.0, pid, None] for pid in (builders.PID, 201, 202)],
+        }
+        for second in range(2_000)
+    ]
+    folder = make_run_folder(tmp_path, steps=step_rows(30), system=readings, processes=[root, *workers])
+    chart = part(page(api.open_run(folder, options=OPTIONS), "system"), "cpu")
+    assert len(chart["x"]["values"]) <= 500
+    assert set(series(chart)["loader workers"]) == {100.0}
+    assert set(series(chart)["rank-0"]) == {50.0}
+
+
+def test_a_range_of_steps_cuts_the_telemetry(small: api.Run) -> None:
+    chosen = api.open_run(small.folder, options=replace(OPTIONS, steps=(4, 10)))
+    found = page(chosen, "system", base=small, steps=(4, 10))
+    whole = part(page(small, "system"), "cpu")["x"]["values"]
+    assert part(found, "cpu")["x"]["values"] == whole[:2]
+    assert len(part(found, "steps-over-time")["x"]["values"]) == 7
+
+
+def test_traces_have_no_telemetry_and_say_what_would(traces: api.Run) -> None:
+    found = page(traces, "system")
+    assert found["blocks"][0]["kind"] == "empty"
+    assert pages.empty(PageContext(traces, traces), "system")
+    assert not pages.empty(PageContext(traces, traces), "steps")
+
+
+# ------------------------------------------------------------------------------------------------------ environment
+
+
+def test_the_environment_names_what_ran_and_what_was_lost(fabricated: Report, nothing: api.Run) -> None:
+    found = page(nothing.showing(fabricated), "environment")
+    facts = {row["label"]: row["value"] for b in found["blocks"] if b["kind"] == "facts" for row in b["rows"]}
+    assert facts["Command"] == "python train.py --lr 0.1"
+    assert (facts["torch"], facts["cpu model"], facts["governor"]) == ("2.13.0", "Some CPU", "powersave")
+    assert "1 torn line" in said(found, "warning")
+    assert "sampled at 100 Hz" in said(found, "note")
+    assert part(found, "windows")["rows"][0]["overhead_ratio"] == 1.4
+    assert part(found, "sites")["rows"][0]["arguments"] == "batch_size=32"
+    assert figures(found)["torn lines"]["value"] == 1
+
+
+def test_traces_say_how_well_they_could_be_read(traces: api.Run) -> None:
+    found = page(traces, "environment")
+    assert figures(found)["Traces"]["value"] == 2
+    assert len(part(found, "traces")["rows"]) == 2
+    assert said(found, "warning") or said(found, "good")
