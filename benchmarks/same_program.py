@@ -4,7 +4,7 @@
 
 Each comparison is a whole `stepscope experiment` of a real training script against itself: the candidate differs in an
 environment variable that nothing reads. A verdict other than "no difference" or "undecided" is false. Keep the machine
-idle; the result goes into RESULTS.md.
+idle: it waits until what ran before has faded from the load average. The result goes into RESULTS.md.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,15 @@ KNOB = "env:READ_BY_NOTHING=1"
 LIMITS = ["--warmup", "8", "--steps", "24", "--pairs", "3:3"]  # or twenty comparisons take hours
 MOST_FALSE = 2  # of twenty
 RIGHT = ("no_difference", "undecided")
+IDLE_LOAD, PATIENCE_S = 0.5, 600
+FIGURES = {"mean_ms": "mean", "median_ms": "median"}
+
+
+def wait_until_idle() -> None:
+    """Until the load average of the last minute is low; what it is after a while is what this machine has."""
+    deadline = time.monotonic() + PATIENCE_S
+    while os.getloadavg()[0] > IDLE_LOAD and time.monotonic() < deadline:
+        time.sleep(5)
 
 
 def compare(folder: Path, number: int) -> dict[str, Any]:
@@ -44,12 +54,14 @@ def compare(folder: Path, number: int) -> dict[str, Any]:
 
 
 def row(number: int, candidate: dict[str, Any]) -> str:
-    """A line of the table."""
-    effect = candidate["effect"] or {}
+    """A line of the table; the figure is the one that the verdict rests on."""
+    figure = candidate["decided_by"] or "mean_ms"
+    effect = candidate["effects"].get(figure) or {}
     ratio, low, high = (effect.get(key) for key in ("ratio", "low", "high"))
     change = "–" if ratio is None else f"{100 * (ratio - 1):+.1f} %"
     interval = "–" if low is None or high is None else f"{100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %"
-    return f"| {number} | {candidate['verdict'].replace('_', ' ')} | {change} | {interval} | {candidate['pairs']} |"
+    word = candidate["verdict"].replace("_", " ")
+    return f"| {number} | {word} | {FIGURES[figure]} | {change} | {interval} | {candidate['pairs']} |"
 
 
 def summary(found: list[dict[str, Any]], seconds: float) -> list[str]:
@@ -80,6 +92,7 @@ def main() -> None:
     parser.add_argument("--comparisons", type=int, default=20)
     parser.add_argument("--keep", type=Path, help="a folder for the experiments; else they are deleted")
     options = parser.parse_args()
+    wait_until_idle()
     about = machine("stepscope", "torch", "scipy")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="stepscope-same-") as temporary:
@@ -94,7 +107,7 @@ def main() -> None:
     ]
     lines += [f"with `{' '.join(LIMITS)}` on `examples/naive_gpt` against itself.", ""]
     lines += [f"- {name}: {value}" for name, value in about.items()]
-    lines += ["", "| comparison | verdict | mean step | interval | pairs |", "|---|---|---|---|---|"]
+    lines += ["", "| comparison | verdict | by the step's | change | interval | pairs |", "|---|---|---|---|---|---|"]
     lines += [row(number, one) for number, one in enumerate(found, 1)]
     lines += ["", *summary(found, time.monotonic() - began)]
     put_between_markers(RESULTS, "same", "\n".join(lines))
