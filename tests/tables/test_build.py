@@ -123,6 +123,25 @@ def test_clock_of_the_trace_is_moved_to_the_journals(tmp_path: Path, drift_ms: i
     assert ("clock" in notes(result)) is (drift_ms != 0)
 
 
+@pytest.mark.parametrize("drift_ms", [0, 12])
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_an_optimizer_step_that_the_profiler_was_stopped_in_is_no_sign_of_a_clock(
+    tmp_path: Path, count: int, drift_ms: int
+):
+    steps = step_rows(count, in_window=True)
+    ends = [row["start_ns"] + row["wall_ns"] + drift_ms * MS for row in steps]
+    slices = [
+        {"name": "Optimizer.step#SGD.step", "cat": "user_annotation", "ts": (end - T0) / 1000 - 500, "dur": 490}
+        for end in ends
+    ]
+    slices[-1]["dur"] = 155_000
+    result = build(tmp_path, steps=steps, traces={"trace-0.json": trace(*slices, base=T0)})
+    assert ("clock" in notes(result)) is (drift_ms != 0)
+    assert result.events["start_ns"].to_list() == [
+        end - 500_000 - drift_ms * MS + 10_000 * bool(drift_ms) for end in ends
+    ]
+
+
 def test_trace_of_another_run_is_not_moved(tmp_path: Path):
     slices = [
         {"name": "Optimizer.step#SGD.step", "cat": "user_annotation", "ts": i * 1000, "dur": 10} for i in range(5)

@@ -4,6 +4,9 @@ The journal runs on the monotonic clock plus one offset per run; the profiler co
 when a window opens. After hours, or when time of day was corrected, the two differ. Both see the same moments: an
 optimizer's step (its annotation ends where the journal's step ends) and the marks of a profiler schedule. The median
 difference of those moments is the offset; without enough of them, or when it is implausible, it is zero.
+
+The last step of a window tells nothing: the profiler is stopped inside its optimizer's step, whose annotation then
+lasts as long as stopping takes, 150 ms and more.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ def _median(ends: npt.NDArray[np.int64], seen: npt.NDArray[np.int64]) -> int:
         left = right - 1
         nearest = np.where(np.abs(ends - seen[left]) <= np.abs(ends - seen[right]), seen[left], seen[right])
         differences = ends - nearest
-    return int(np.median(differences))
+    return int(np.median(differences[:-1]))
 
 
 def _optimizer_ends(marks: pl.DataFrame) -> npt.NDArray[np.int64]:
