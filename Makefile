@@ -49,6 +49,7 @@ bench: $(VENV)/installed ## measure our overhead and our reader into benchmarks/
 	$(BIN)/python benchmarks/statistics.py
 	$(BIN)/python benchmarks/same_program.py
 	$(BIN)/python benchmarks/dashboard.py
+	$(BIN)/python benchmarks/cold_caches.py
 
 zoo: $(VENV)/installed ## score the diagnosis on scripts with a known cost, beside TraceML (about 15 minutes; keep the machine idle)
 	$(BIN)/python benchmarks/zoo/run.py

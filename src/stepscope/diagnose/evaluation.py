@@ -149,7 +149,7 @@ def _ceiling_ms(analysis: Analysis, run: PassFacts, call: ExtraCall) -> float:
     """The step without it; of a recorded run on the CPU with what depends on the main thread."""
     if run.on_device or not analysis.windows:
         return call.at_most_ms_per_step
-    return pipeline.without_main(analysis, call.at_most_ms_per_step)
+    return pipeline.without_main(analysis, call.at_most_ms_per_step, on_tensors=True)
 
 
 def _copy_words(copy: ModelCopy, share: float, doubt: str = "") -> Words:

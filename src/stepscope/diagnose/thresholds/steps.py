@@ -154,6 +154,9 @@ class Pipeline:
     # 20 % of it, measured in three small models against the same steps without that Python.
     cold_ms: float = 0.3
     cold: float = 0.2
+    # The same behind a call of the model on other data, of the shorter of call and rest: medians of up to 24 % in
+    # five models (benchmarks/cold_caches.py); 24 % where the model and a batch alone fit a core's own cache.
+    cold_tensors: float = 0.25
     contended: float = 0.02  # of the step without a core because of the run itself: more slows what runs beside, too
 
 
