@@ -27,12 +27,6 @@ DOUBT = 0.03
 RANK_SAMPLES = 50  # of a rank's steps: with fewer, chance alone moves a share of a fifth by a quarter of it
 
 
-def share_at_most(count: int, total: int) -> float:
-    """The largest share of which `count` of `total` samples is a usual sampling."""
-    share = min(1.0, count / total)
-    return min(1.0, share + SIGMAS * math.sqrt(share * (1.0 - share) / total))
-
-
 @dataclass(frozen=True)
 class Share:
     """Time per steady step by sampled stacks: as sampled, and the most that chance and missing samples make of it.

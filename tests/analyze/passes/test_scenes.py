@@ -144,17 +144,23 @@ def test_recording_is_taken_off_where_the_journal_tells_the_steady_step() -> Non
     assert 0.08 < found.extra_calls[0].ms_per_step < 0.12
 
 
-def sampled(made: Steps, stacks: dict[tuple[str, ...], int]) -> ExtraCall:
-    """The call found where steps outside of the window, as long as those in it, were sampled in these stacks."""
+STEADY_MS = {"data_wait_ms": 0, "forward_ms": 0.3, "backward_ms": 0.3, "optimizer_ms": 0, "other_ms": 0.4}
+
+
+def sampled(made: Steps, stacks: dict[tuple[str, ...], int], *, phases: tuple[str, ...] = ()) -> ExtraCall:
+    """The call found where steps outside of the window, as long as those in it, were sampled in these stacks.
+
+    `phases`: of each of the stacks, the forward pass by default.
+    """
     profiled = made.tables(made.spans)
     first = profiled.steps.height
     steps = [
         *profiled.steps.iter_rows(named=True),
-        *step_rows(60, start_ns=T0 + 10 * MS, first_step=first, forward_ms=0.2, backward_ms=0.2, other_ms=0.2),
+        *step_rows(60, start_ns=T0 + 10 * MS, first_step=first, **STEADY_MS),
     ]
     rows = [
-        {"frames": frames, "samples": count, "phase": "forward", "start_ns": T0, "end_ns": T0 + 200 * MS}
-        for frames, count in stacks.items()
+        {"frames": frames, "samples": count, "phase": phase, "start_ns": T0, "end_ns": T0 + 200 * MS}
+        for (frames, count), phase in zip(stacks.items(), phases or ("forward",) * len(stacks), strict=True)
     ]
     journal = [{"kind": "site", "file": USER}]
     recorded = make_tables(steps=steps, stacks=rows, journal=journal)
@@ -175,6 +181,22 @@ def test_samples_tell_line_and_time() -> None:
     )
     assert (call.place.line, call.exact, call.samples) == (33, True, 38)
     assert call.around_ms_per_step / call.ms_per_step == pytest.approx(50 / 38)
+
+
+def test_samples_divide_what_the_journal_times() -> None:
+    """38 of the 45 samples in the forward pass, which takes 0.3 of 1 ms: not 38 of all hundred."""
+    call = sampled(
+        validated(),
+        {
+            (f"train ({USER}:10)", f"accuracy ({USER}:33)", MODULE): 38,
+            (f"train ({USER}:5)", MODULE): 7,
+            (f"train ({USER}:7)", "backward (/venv/lib/python3.11/site-packages/torch/_tensor.py:1)"): 25,
+            (f"train ({USER}:8)",): 30,
+        },
+        phases=("forward", "forward", "backward", "other"),
+    )
+    assert call.ms_per_step == pytest.approx(0.3 * 38 / 45)
+    assert call.ms_per_step < call.at_most_ms_per_step <= 0.38
 
 
 def in_line(*, after: bool) -> Steps:
@@ -226,4 +248,4 @@ def test_samples_of_a_function_that_trains_as_well_tell_nothing() -> None:
         training["parent"] = around
     call = sampled(made, {(f"accuracy ({USER}:33)", MODULE): 80, (f"train ({USER}:5)",): 20})
     assert call.samples == 0
-    assert call.ms_per_step == pytest.approx(0.2 * 2.6)  # as profiled; the samples would say 80 %
+    assert call.ms_per_step == pytest.approx(0.2)  # as profiled; the samples would say 80 %

@@ -14,6 +14,7 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.passes import copies, doubles, extra_calls, recompute, wide_gradients
 from stepscope.analyze.passes.scene import Scene, scenes
 from stepscope.analyze.sampled.samples import Samples
+from stepscope.analyze.sampled_time import SampledTime
 from stepscope.model.views.passes import PassesFacts, PassFacts
 
 __all__ = ["facts"]
@@ -27,13 +28,13 @@ def facts(context: Context) -> PassesFacts | None:
     for scene in scenes(context.base, context.labelled):
         runs.setdefault(scene.span.ref.run, []).append(scene)
     found = PassesFacts(
-        runs=tuple(_of_run(run, runs[run], context.sampled) for run in sorted(runs)),
+        runs=tuple(_of_run(run, runs[run], context.sampled, timed) for run in sorted(runs)),
         copies=copies.facts(context.sampled, timed),
     )
     return found if found.runs or found.copies is not None else None
 
 
-def _of_run(run: str, own: Sequence[Scene], samples: Samples | None) -> PassFacts:
+def _of_run(run: str, own: Sequence[Scene], samples: Samples | None, timed: SampledTime | None) -> PassFacts:
     steps = sum(len(scene) for scene in own)
     step_ms = sum(scene.step_ms * len(scene) for scene in own) / steps
     recorded = all(scene.recorded for scene in own)
@@ -52,9 +53,9 @@ def _of_run(run: str, own: Sequence[Scene], samples: Samples | None) -> PassFact
         shapes=any(scene.has("shapes") for scene in own),
         functions=any(bool(scene.span.is_function.any()) for scene in own),
         numbered=any(scene.has("sequence") for scene in own),
-        extra_calls=extra_calls.facts(own, samples if recorded else None, step_ms),
+        extra_calls=extra_calls.facts(own, samples, timed if recorded else None),
         doubles=doubles.facts(own),
-        recompute=recompute.facts(own, samples if recorded else None, step_ms),
+        recompute=recompute.facts(own, samples, timed if recorded else None),
         wide_gradients=wide_gradients.facts(own),
         copies=copies.of_scenes(own),
     )

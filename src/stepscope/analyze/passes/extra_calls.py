@@ -22,7 +22,7 @@ from stepscope.analyze.intervals import Int64, Intervals
 from stepscope.analyze.origins import NONE
 from stepscope.analyze.passes.scene import Scene, summed
 from stepscope.analyze.sampled.samples import Samples, bare, short
-from stepscope.analyze.sampled_time import share_at_most
+from stepscope.analyze.sampled_time import SampledTime, Share
 from stepscope.analyze.views.ascent import climb, nearest
 from stepscope.analyze.views.attribution import place, trace_back
 from stepscope.analyze.views.base import Bools
@@ -70,13 +70,13 @@ class _Found:
     part: float
 
 
-def facts(scenes: Sequence[Scene], samples: Samples | None, step_ms: float) -> tuple[ExtraCall, ...]:
-    """Costliest first. `samples`: where they are of the same steady steps as `step_ms`."""
+def facts(scenes: Sequence[Scene], samples: Samples | None, time: SampledTime | None) -> tuple[ExtraCall, ...]:
+    """Costliest first. `samples` and `time`: of the steady steps of the scenes' run."""
     groups: dict[tuple[str, Place, bool], list[_Found]] = {}
     for scene in scenes:
         for module, where, exact, found in _Calls(scene).groups():
             groups.setdefault((module, where, exact), []).append(found)
-    made = [_fact(scenes, key, parts, samples, step_ms) for key, parts in groups.items()]
+    made = [_fact(scenes, key, parts, samples, time) for key, parts in groups.items()]
     return tuple(sorted(made, key=lambda one: (-one.ms_per_step, one.place.file, one.place.line or 0, one.module)))
 
 
@@ -85,7 +85,7 @@ def _fact(
     key: tuple[str, Place, bool],
     parts: Sequence[_Found],
     samples: Samples | None,
-    step_ms: float,
+    time: SampledTime | None,
 ) -> ExtraCall:
     module, where, exact = key
     steps = sum(len(scene) for scene in scenes)
@@ -95,17 +95,16 @@ def _fact(
     ms, around_ms = summed([*own, *silent]), summed([*around, *silent])
     source = ", ".join(one.scene.span.ref.label for one in parts)
     seen, outer, at_most_ms = 0, parts[0].outer, 0.0
-    if samples is not None and not any(len(scene.found) for scene in scenes):
-        line, seen, total = _sampled(samples, where, parts[0].order, parts[0].part)
+    if samples is not None and time is not None and not any(len(scene.found) for scene in scenes):
+        line, rows = _sampled(samples, time, where, parts[0].order, parts[0].part)
         if line is not None and not exact:
             where, exact = Place(where.file, line, where.function), True
-        below = seen if outer is None else _through(samples, outer)
+        share = time.share(time.rows.filter(pl.col("row").is_in(rows.implode())))
+        whole, seen = share if outer is None else _through(samples, time, outer), share.samples
         if seen >= ENOUGH_SAMPLES:
-            ms, source = seen / total * step_ms, f"sampled stacks, {seen} of {total} samples in steps"
-            around_ms = around_ms if outer is None else below / total * step_ms
-        if seen and total >= ENOUGH_SAMPLES:
-            # few samples are no estimate, but still a bound: a profiler slows the many small calls of training most
-            at_most_ms = share_at_most(below, total) * step_ms
+            ms, source = share.ms, f"sampled stacks, {seen} of {time.samples} samples in steps"
+            around_ms = around_ms if outer is None else whole.ms
+            at_most_ms = whole.at_most_ms
     hit = sum(len(np.unique(one.scene.step_around(one.calls))) for one in parts)
     return ExtraCall(
         module=module,
@@ -123,31 +122,32 @@ def _fact(
     )
 
 
-def _sampled(samples: Samples, where: Place, order: tuple[str, ...], part: float) -> tuple[int | None, int, int]:
-    """The line of the function that makes the calls, if it can be told, the samples below it, and all samples."""
-    rows = samples.rank_steps().select("row", "samples")
-    total = int(rows["samples"].sum())
-    frames = samples.frames.join(rows, on="row").sort("row", "position")
+def _sampled(
+    samples: Samples, time: SampledTime, where: Place, order: tuple[str, ...], part: float
+) -> tuple[int | None, pl.Series]:
+    """The line of the function that makes the calls, if it can be told, and the stacks below it."""
+    none = pl.Series("row", [], time.rows["row"].dtype)
+    frames = samples.frames.join(time.rows.select("row", "samples"), on="row").sort("row", "position")
     following = short(pl.col("function")).shift(-1).over("row")
     here = (pl.col("user_file") == where.file) & (short(pl.col("function")) == bare(where.function))
-    calls = (
+    stacks = (
         frames.with_columns(callee=following)
         .filter(here & pl.col("callee").is_in([*_MODULE_CALLS, _BACKWARD]))
         .with_columns(backward=pl.col("callee") == _BACKWARD)
         .unique(["row", "line"])
-        .group_by("line", "backward")
-        .agg(n=pl.col("samples").sum())
-        .sort("n", "line", descending=[True, False])
+    )
+    calls = (
+        stacks.group_by("line", "backward").agg(n=pl.col("samples").sum()).sort("n", "line", descending=[True, False])
     )
     modules = calls.filter(~pl.col("backward"))
     every = int(modules["n"].sum())
     if every < LINE_SAMPLES:
-        return None, 0, max(total, 1)
+        return None, none
     line = _line_by_order(calls.filter(pl.col("n") >= SOME * every), order)
     if line is None and part >= MOST and int(modules["n"][0]) >= ONE_LINE * every:
         line = int(modules["line"][0])
-    own = int(modules.filter(pl.col("line") == line)["n"].sum()) if line is not None else 0
-    return (line, own, total) if own >= LINE_SAMPLES else (None, 0, max(total, 1))
+    own = stacks.filter((pl.col("line") == line) & ~pl.col("backward")) if line is not None else stacks.clear()
+    return (line, own["row"]) if int(own["samples"].sum()) >= LINE_SAMPLES else (None, none)
 
 
 def _line_by_order(calls: pl.DataFrame, order: tuple[str, ...]) -> int | None:
@@ -163,9 +163,9 @@ def _line_by_order(calls: pl.DataFrame, order: tuple[str, ...]) -> int | None:
     return int(lines.pop()) if len(lines) == 1 else None
 
 
-def _through(samples: Samples, outer: Place) -> int:
+def _through(samples: Samples, time: SampledTime, outer: Place) -> Share:
     rows = samples.through(outer.file, outer.function or "", None, None)
-    return int(samples.rank_steps().filter(pl.col("row").is_in(rows.implode()))["samples"].sum())
+    return time.share(time.rows.filter(pl.col("row").is_in(rows.implode())))
 
 
 class _Calls:

@@ -18,6 +18,7 @@ from stepscope.analyze.intervals import Int64, Intervals
 from stepscope.analyze.origins import NONE
 from stepscope.analyze.passes.scene import Scene, lines, outermost, summed, weights_of
 from stepscope.analyze.sampled.samples import Samples, short
+from stepscope.analyze.sampled_time import SampledTime
 from stepscope.analyze.views.ascent import climb
 from stepscope.analyze.views.base import Bools
 from stepscope.model.views.passes import Recompute
@@ -32,19 +33,19 @@ _LAYERS = re.compile(
 )
 
 
-def facts(scenes: Sequence[Scene], samples: Samples | None, step_ms: float) -> Recompute | None:
-    """None where nothing is computed again. `samples`: where they are of the same steady steps as `step_ms`."""
+def facts(scenes: Sequence[Scene], samples: Samples | None, time: SampledTime | None) -> Recompute | None:
+    """None where nothing is computed again. `samples` and `time`: of the steady steps of the scenes' run."""
     parts = [(scene, *_found(scene)) for scene in scenes]
     if not any(len(rows) for _, rows, _ in parts):
         return None
     spans = [(scene, rows, holders, _times(scene, rows, holders)) for scene, rows, holders in parts]
     ms = summed([(scene, scene.lost(times, rows)) for scene, rows, _, times in spans])
     source, seen = ", ".join(scene.span.ref.label for scene, rows, _ in parts if len(rows)), 0
-    if samples is not None and not any(len(scene.found) for scene in scenes):
-        seen, total = _sampled(samples)
+    if samples is not None and time is not None and not any(len(scene.found) for scene in scenes):
+        again = time.share(_sampled(samples, time))
+        seen = again.samples
         if seen >= ENOUGH_SAMPLES:
-            ms = seen / total * step_ms
-            source = f"sampled stacks, {seen} of {total} samples in steps"
+            ms, source = again.ms, f"sampled stacks, {seen} of {time.samples} samples in steps"
     steps = sum(len(scene) for scene in scenes)
     weighed = [(scene, _callers(scene, holders), weights_of(scene, rows)) for scene, rows, holders, _ in spans]
     return Recompute(
@@ -109,11 +110,9 @@ def _callers(scene: Scene, holders: Int64) -> Int64:
     return np.where(asked >= 0, asked, made)
 
 
-def _sampled(samples: Samples) -> tuple[int, int]:
-    """Samples of the backward pass below checkpointing that are not in a backward pass of its own; and all samples."""
-    rows = samples.rank_steps().select("row", "samples", "phase")
-    total = max(1, int(rows["samples"].sum()))
-    own = rows.filter(pl.col("phase") == "backward")
+def _sampled(samples: Samples, time: SampledTime) -> pl.DataFrame:
+    """Stacks of the backward pass below checkpointing that are not in a backward pass of its own, of `time.rows`."""
+    own = time.rows.filter(pl.col("phase") == "backward").select("row")
     frames = samples.frames.join(own, on="row")
     file, name = pl.col("file"), short(pl.col("function"))
     again = file.str.contains(r"(^|/)torch/utils/checkpoint\.py$")
@@ -121,14 +120,14 @@ def _sampled(samples: Samples) -> tuple[int, int]:
         ["backward", "_engine_run_backward"]
     )
     below = (
-        frames.group_by("row", "samples")
+        frames.group_by("row")
         .agg(
             last=pl.col("position").filter(again).max(),
             engine=pl.col("position").filter(engine).max(),
         )
         .filter(pl.col("last").is_not_null() & (pl.col("last") > pl.col("engine").fill_null(NONE)))
     )
-    return int(below["samples"].sum()), total
+    return time.rows.join(below, on="row", how="semi")
 
 
 def _memory_share(scene: Scene) -> float | None:
