@@ -3,8 +3,9 @@
     python benchmarks/cold_caches.py [--blocks 20]
 
 The call fills caches and the heap with its own data, so that leaving it out saves more than its own time. A ceiling has
-to allow for that (`PIPELINE.cold` in stepscope/diagnose/thresholds/steps.py). In one process, blocks of training steps
-with and without the call take turns; the training part is timed by itself. The result goes into RESULTS.md.
+to allow for that (`PIPELINE.cold_tensors` in stepscope/diagnose/thresholds/steps.py). In one process, blocks of
+training steps with and without the call take turns; the training part is timed by itself. The result goes into
+RESULTS.md.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _with_samples(fact: LoopFacts, samples: Samples | None, time: SampledTime | 
     """Takes the forward time from the steady steps' own samples where they are many: the window slows Python."""
     if samples is None or time is None:
         return fact
-    inside = time.share(time.rows.filter(pl.col("row").is_in(stacks_in(samples, fact).implode())))
+    inside = time.share_of(stacks_in(samples, fact))
     if inside.samples < ENOUGH_SAMPLES:
         return replace(fact, samples=inside.samples)
     backward = fact.backward_ms_per_step

@@ -11,7 +11,7 @@ them, as far as the parts have room.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -80,6 +80,11 @@ class SampledTime:
         if count:
             most += min(room_ms, self.missed * (self.mean_ms - ms))
         return Share(ms, min(self.mean_ms, most), count)
+
+    def share_of(self, rows: Sequence[int] | pl.Series) -> Share:
+        """Of the stacks of these numbers (`row`); those outside of steady steps count nothing."""
+        numbers = pl.Series("row", rows, dtype=self.rows["row"].dtype)
+        return self.share(self.rows.filter(pl.col("row").is_in(numbers.implode())))
 
     def _on_worst_rank(self, rows: pl.DataFrame, count: int) -> float:
         """What the rank with the most of these rows has of them, by the mean over ranks; 1 where none is told apart."""

@@ -77,7 +77,7 @@ def facts(samples: Samples | None, timed: SampledTime | None) -> tuple[ModelCopy
 
 def _sampled(timed: SampledTime, row: dict[str, Any]) -> ModelCopy:
     """The journal times the parts of a step; samples, which see too little of busy Python, only divide them."""
-    share = timed.share(timed.rows.filter(pl.col("row").is_in(row["rows"])))
+    share = timed.share_of(row["rows"])
     return ModelCopy(
         call=row["call"],
         place=Place(row["user_file"], row["user_line"], row["user_function"]),

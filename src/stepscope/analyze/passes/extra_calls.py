@@ -99,7 +99,7 @@ def _fact(
         line, rows = _sampled(samples, time, where, parts[0].order, parts[0].part)
         if line is not None and not exact:
             where, exact = Place(where.file, line, where.function), True
-        share = time.share(time.rows.filter(pl.col("row").is_in(rows.implode())))
+        share = time.share_of(rows)
         whole, seen = share if outer is None else _through(samples, time, outer), share.samples
         if seen >= ENOUGH_SAMPLES:
             ms, source = share.ms, f"sampled stacks, {seen} of {time.samples} samples in steps"
@@ -164,8 +164,7 @@ def _line_by_order(calls: pl.DataFrame, order: tuple[str, ...]) -> int | None:
 
 
 def _through(samples: Samples, time: SampledTime, outer: Place) -> Share:
-    rows = samples.through(outer.file, outer.function or "", None, None)
-    return time.share(time.rows.filter(pl.col("row").is_in(rows.implode())))
+    return time.share_of(samples.through(outer.file, outer.function or "", None, None))
 
 
 class _Calls:
