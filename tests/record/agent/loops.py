@@ -18,6 +18,8 @@ class Loop:
         self.listener_ms = 0
         self.listens_to: set[int] | None = None  # steps after which a listener takes time; None for all
         self.cutter = cutter(lambda: self.now, self._emit)
+        self.cutter.ask_use = lambda: self.compiled is False
+        self.compiled = False  # no module can be heard
         self._ids = iter(range(1, 1_000_000))
         if optimizers:
             self.cutter.optimizer_created()
@@ -62,8 +64,8 @@ class Loop:
             yield number
         self.stop(iterator)
 
-    def forward(self, ms: float = 3) -> None:
-        self.cutter.module_forward(self.now)
+    def forward(self, ms: float = 3, gradients: bool = True, module: int = 900) -> None:
+        self.cutter.module_forward(self.now, gradients, module)
         self.spend(ms)
 
     def backward(self, ms: float = 4) -> None:

@@ -111,7 +111,7 @@ def test_an_optimizer_inside_backward_without_a_loader(loop: Loop) -> None:
             loop.step(parameter, ms=1)
         loop.cutter.backward_end(loop.now)
     rows = loop.finish()
-    assert walls(rows) == [7] * 4  # where the first one began was not seen
+    assert walls(rows) == [5] + [7] * 4  # of the first one, what came before its first module was not seen
     assert {(row.backward_ns, row.optimizer_ns) for row in rows} == {(0, 2_000_000)}
 
 
@@ -144,7 +144,7 @@ def test_two_optimizers_without_a_loader_are_one_step(loop: Loop) -> None:
         loop.train(optimizer=500)
         loop.train(optimizer=501)
     rows = loop.finish()
-    assert walls(rows) == [18] * 5
+    assert walls(rows) == [16] + [18] * 5
     assert {row.signal for row in rows} <= {"optimizer", "end"}
 
 
@@ -154,8 +154,9 @@ def test_no_loader_data_wait_is_the_gap_before_the_first_module(loop: Loop) -> N
         loop.train()
         loop.spend(0.5)
     rows = loop.finish()
-    assert walls(rows) == [15.5] * 3
-    assert phases(rows[1]) == (7.5, 3.0, 4.0, 1.0, 0.0)
+    assert walls(rows) == [8.0] + [15.5] * 3
+    assert phases(rows[0]) == (None, 3.0, 4.0, 1.0, 0.0)
+    assert phases(rows[2]) == (7.5, 3.0, 4.0, 1.0, 0.0)
     assert rows[1].samples is None
     assert rows[1].fetches == 0
     assert rows[1].epoch is None
@@ -191,7 +192,7 @@ def test_nested_optimizer_steps_count_once(loop: Loop) -> None:
         loop.cutter.optimizer_start(700, loop.now)
         loop.step(500)
         loop.cutter.optimizer_end(700, loop.now)
-    assert walls(loop.finish()) == [10] * 4
+    assert walls(loop.finish()) == [8] + [10] * 4
 
 
 def test_inference_only(loop: Loop) -> None:
@@ -248,9 +249,9 @@ def test_a_loader_that_fetches_one_ahead(loop: Loop) -> None:
         loop.train()
     loop.stop(iterator)
     loop.train()
-    rows = [row for row in loop.finish() if row.kind == "train"]
-    assert len(rows) == 4
-    assert walls(rows)[:3] == [10] * 3
+    rows = loop.finish()
+    assert [(row.kind, row.fetches, row.samples) for row in rows] == [("train", 1, 8)] * 4
+    assert walls(rows) == [12, 10, 10, 8]
 
 
 def test_a_silent_optimizer_falls_back_to_the_fetches(loop: Loop) -> None:
@@ -300,7 +301,7 @@ def test_listeners_hear_of_every_step_of_a_plain_loop_and_of_its_start(loop: Loo
 def test_listeners_hear_of_steps_without_a_loader(loop: Loop) -> None:
     for _ in range(10):
         loop.train()
-    assert [row.step for row in loop.live if row is not None][-3:] == [6, 7, 8]
+    assert [row.step for row in loop.live if row is not None][-3:] == [7, 8, 9]
 
 
 def test_the_last_step_ends_at_its_last_signal(loop: Loop) -> None:

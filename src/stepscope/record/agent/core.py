@@ -21,6 +21,7 @@ from stepscope.record.agent.device import DeviceTimer
 from stepscope.record.agent.guard import Guard, HookList
 from stepscope.record.agent.journal import EventLog, Journal, append_line, masked_command, rank_identity
 from stepscope.record.agent.probes import ProbeSet
+from stepscope.record.agent.probes.autograd import AutogradProbe
 from stepscope.record.agent.probes.compiles import CompilesProbe
 from stepscope.record.agent.probes.module_forward import ModuleForwardProbe
 from stepscope.record.agent.probes.ptracer import allow_tracing
@@ -181,6 +182,9 @@ class Agent:
         probe = self.probes.get("module_forward")
         if isinstance(probe, ModuleForwardProbe):
             probe.remove()
+        autograd = self.probes.get("autograd")
+        if isinstance(autograd, AutogradProbe):
+            autograd.without_functional()
 
     def note_compiled(self) -> None:
         """torch.compile has returned: Dynamo is loaded now, and the first compilation is still to come."""
@@ -220,6 +224,10 @@ class Agent:
         self.steps.interrupt(self.clock.now())
         self._owner = self.training_thread = thread
         return True
+
+    def observes(self) -> bool:
+        """Whether the calling thread is the one whose steps are cut, or may become it; claims nothing."""
+        return self._owner is None or threading.get_ident() == self._owner
 
     def fault(self, probe: str) -> str | None:
         """What `probe` failed with; None when it has not."""

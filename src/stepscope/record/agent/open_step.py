@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Callable, Optional
 
-from stepscope.record.agent.phases import BACKWARD, Iterator, Segment, Snapshot, StepRow, build_row
+from stepscope.record.agent.phases import BACKWARD, UNUSED, Iterator, Segment, Snapshot, StepRow, build_row, merge
 
 Emit = Callable[[Optional[StepRow], bool, int], None]
 
@@ -30,6 +30,7 @@ class OpenStep:
         self._most_fetches = 0
         self._window = False
         self._written_ns = 0  # the end of the last row: no step begins before it, whatever the clock does
+        self._iterators: dict[int, Iterator] = {}
 
     @property
     def in_backward(self) -> bool:
@@ -108,12 +109,48 @@ class OpenStep:
         row: StepRow | None = None
         if not segments[0].partial:
             row = build_row(segments, self._number, signal)
+            iterator = self._iterators.get(segments[0].leader or 0)
+            if iterator is not None:
+                row = self._used(iterator, segments, row)
             self._written_ns = end
             self._number += 1
             self._most_fetches = max(self._most_fetches, row.fetches)
         if row is not None or live:
             self._emit(row, live, end)
         return max(end, self._clock()) if live else end
+
+    @staticmethod
+    def _used(iterator: Iterator, segments: list[Segment], row: StepRow) -> StepRow:
+        """The row with the batches that were used in the step: one that a loader fetched ahead is the next step's."""
+        if row.kind == "train":
+            iterator.trained, iterator.evaluates = True, False
+        else:
+            iterator.busy_ns = row.forward_ns or 0
+        if iterator.ahead is False:
+            return row
+        uses = sum(segment.backward for segment in segments)
+        if row.kind == "eval":
+            uses = sum(segment.use != UNUSED for segment in segments)
+        beyond = row.fetches == uses + 1 and segments[0].fetches > 0 and not segments[0].trained
+        if iterator.ahead is None:
+            iterator.ahead = beyond and (len(segments) > 1 or segments[0].fetches > 1)
+            if not iterator.ahead:
+                return row
+        held = iterator.held
+        last = iterator.exhausted and not segments[-1].fetches  # the call that found the loader empty
+        if held and beyond and not last:  # it does so in every step: what it fetches is one step's
+            iterator.ahead = False
+            iterator.held = []
+        elif row.fetches and not last:
+            merged = segments[0] if len(segments) == 1 else merge(segments)
+            iterator.held = [merged.last_samples]
+        else:
+            iterator.held = []
+        samples = [row.samples, *held, *(None if late is None else -late for late in iterator.held)]
+        known = [count for count in samples if count is not None]
+        return row._replace(
+            fetches=row.fetches + len(held) - len(iterator.held), samples=sum(known) if known else row.samples
+        )
 
     def _enter(self, phase: int, token: int, now: int, gap: int) -> None:
         if self._segments:

@@ -11,6 +11,9 @@ from typing import List, NamedTuple, Sequence, Tuple
 
 DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(5)
 
+# What became of a batch, as far as the one-time module hook could tell; None where it was not asked.
+UNUSED, WITH_GRADIENTS, WITHOUT_GRADIENTS = range(3)
+
 Snapshot = Tuple[int, List[int]]  # (time, the five phases up to it)
 
 
@@ -45,12 +48,15 @@ class Segment:
     epoch: int | None = None
     fetches = 0
     samples: int | None = None
+    last_samples: int | None = None  # of the batch fetched last
     first_batch = False
-    backward = False
+    backward = 0  # passes, nested ones counted once
+    use: int | None = None  # UNUSED, WITH_GRADIENTS, WITHOUT_GRADIENTS
     stepped = False  # an optimizer stepped, or was skipped by the scaler
     optimizers: frozenset[int] = frozenset()
     signal: Snapshot | None = None  # at the end of the last completing event
-    knows_forward = False  # where data wait ends is known: a fetch, or the first module forward
+    knows_forward = False  # where forward begins is known: at the end of a fetch, or the first module call
+    knows_wait = True  # what came before that was waiting, and no update by hand
     partial = False  # began before anything of it was seen
     carried = False  # its predecessor, on the same batch, was complete
     by_other_loader = False  # began at a fetch of a second loader
@@ -66,7 +72,7 @@ class Segment:
     @property
     def trained(self) -> bool:
         """Whether a backward pass or an optimizer step happened in it."""
-        return self.backward or self.stepped
+        return self.backward > 0 or self.stepped
 
     @property
     def empty(self) -> bool:
@@ -94,9 +100,28 @@ class Segment:
 
 
 class Iterator:
-    """An iterator over a loader, as the step cutter knows it. It may be asked for batches of several steps."""
+    """An iterator over a loader, as the step cutter knows it. It may be asked for batches of several steps.
 
-    __slots__ = ("before", "created_ns", "epoch", "fetched", "number", "step_fetches", "step_start")
+    One that looks ahead keeps the batch it fetched last for the next step: `held` is a list of that batch's samples.
+    """
+
+    __slots__ = (
+        "ahead",
+        "before",
+        "busy_ns",
+        "count",
+        "created_ns",
+        "epoch",
+        "evaluates",
+        "exhausted",
+        "fetched",
+        "held",
+        "length",
+        "number",
+        "step_fetches",
+        "step_start",
+        "trained",
+    )
 
     def __init__(self, number: int, epoch: int | None, created_ns: int, before: Snapshot | None) -> None:
         self.number = number
@@ -106,6 +131,22 @@ class Iterator:
         self.fetched = False
         self.step_start = -1  # of the step `step_fetches` counts in
         self.step_fetches = 0
+        self.count = 0  # batches of this epoch
+        self.length: int | None = None  # of an epoch, where one iterator may go on to the next
+        self.trained = False  # its batches are trained on
+        self.evaluates = False  # its batches are used, and not trained on
+        self.busy_ns = 0  # what the last evaluation step did beside the fetch
+        self.ahead: bool | None = None  # whether it fetches one batch ahead; None until the first step tells
+        self.held: list[int | None] = []
+        self.exhausted = False  # there is no further batch; what was fetched may still be used
+
+    def batch(self) -> None:
+        """A batch was fetched; one that goes on by itself is in the next epoch."""
+        self.count += 1
+        if self.length is not None and self.count > self.length:
+            self.count = 1
+            if self.epoch is not None:
+                self.epoch += 1
 
 
 def merge(segments: Sequence[Segment]) -> Segment:
@@ -124,9 +165,12 @@ def merge(segments: Sequence[Segment]) -> Segment:
         merged.leader, merged.epoch = fed[0].leader, fed[0].epoch
         merged.fetches = sum(segment.fetches for segment in counted)
         merged.samples = sum(samples) if samples else None
+        merged.last_samples = next((segment.last_samples for segment in reversed(counted) if segment.fetches), None)
     merged.first_batch = any(segment.first_batch for segment in segments)
-    merged.backward = any(segment.trained for segment in segments)
+    merged.backward = sum(segment.backward for segment in segments)
+    merged.stepped = any(segment.stepped for segment in segments)
     merged.knows_forward = first.knows_forward
+    merged.knows_wait = first.knows_wait
     return merged
 
 
@@ -134,15 +178,18 @@ def build_row(segments: Sequence[Segment], number: int, signal: str) -> StepRow:
     """The row of consecutive segments merged into one step.
 
     Where data wait cannot be told from forward (no loader, and no module was called under the one-time hook) both are
-    None and their time is in other. In an evaluation step everything after the fetch is forward.
+    None and their time is in other; where it cannot be told from an update by hand, it is None and in other as well.
+    In an evaluation step everything after the fetch is forward.
     """
     step = segments[0] if len(segments) == 1 else merge(segments)
     wait, ahead, backward, optimizer, other = step.phases
-    train = step.backward or step.stepped
+    train = step.trained
     data_wait: int | None = wait
     forward: int | None = ahead
     if not step.knows_forward and step.leader is None:
         data_wait, forward, other = None, None, other + wait + ahead
+    elif not step.knows_wait:
+        data_wait, other = None, other + wait
     elif not train:
         forward, other = ahead + other, 0
     return StepRow(

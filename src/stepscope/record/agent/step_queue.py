@@ -16,7 +16,7 @@ from stepscope.record.agent.open_step import Emit
 from stepscope.record.agent.phases import BACKWARD, DATA_WAIT, OPTIMIZER, Iterator, StepRow
 from stepscope.record.agent.steps import StepCutter
 
-BACKWARD_START, BACKWARD_END, OPTIMIZER_START, OPTIMIZER_END = range(4)
+BACKWARD_START, BACKWARD_END, OPTIMIZER_START, OPTIMIZER_END, CLOSURE_START, CLOSURE_END = range(6)
 # An event is three entries of the queue: which, the optimizer, the time.
 USUAL_LENGTH = 4 * 3
 # Four rounds of backward and optimizer on one batch; a loop that goes on without a fetch is settled as it goes.
@@ -57,6 +57,8 @@ class QueuedCutter(StepCutter):
             lambda _, now: StepCutter.backward_end(self, now),
             partial(StepCutter.optimizer_start, self),
             partial(StepCutter.optimizer_end, self),
+            lambda _, now: StepCutter.closure_start(self, now),
+            lambda _, now: StepCutter.closure_end(self, now),
         )
 
     @property
@@ -93,13 +95,13 @@ class QueuedCutter(StepCutter):
 
     # The four events that may wait
 
-    def backward_start(self, now: int) -> None:
+    def backward_start(self, now: int, root: int = 0, cleared: bool | None = None) -> None:
         """As in `StepCutter`, now or at a fetch to come."""
         if self._state == INSIDE and len(self._queue) < QUEUE_LIMIT:
             self._queue += (BACKWARD_START, 0, now)
         else:
             self.settle()
-            super().backward_start(now)
+            super().backward_start(now, root, cleared)
 
     def backward_end(self, now: int) -> None:
         """As in `StepCutter`, now or at a fetch to come."""
@@ -125,12 +127,28 @@ class QueuedCutter(StepCutter):
             self.settle()
             super().optimizer_end(optimizer_id, now)
 
+    def closure_start(self, now: int) -> None:
+        """As in `StepCutter`, now or at a fetch to come."""
+        if self._state == INSIDE and len(self._queue) < QUEUE_LIMIT:
+            self._queue += (CLOSURE_START, 0, now)
+        else:
+            self.settle()
+            super().closure_start(now)
+
+    def closure_end(self, now: int) -> None:
+        """As in `StepCutter`, now or at a fetch to come."""
+        if self._state == INSIDE and len(self._queue) < QUEUE_LIMIT:
+            self._queue += (CLOSURE_END, 0, now)
+        else:
+            self.settle()
+            super().closure_end(now)
+
     # The fetch, which ends the usual step
 
     def fetch_start(self, iterator_id: int, now: int) -> None:
         """As in `StepCutter`; a usual step ends here, and is cut here or waits."""
         if iterator_id == self._usual:
-            queue = self._queue
+            queue, iterator = self._queue, self._iterators[iterator_id]
             times: tuple[int | None, ...]
             if len(queue) == USUAL_LENGTH:
                 first, _, start, second, _, end, third, stepped, step_start, fourth, same, step_end = queue
@@ -145,8 +163,12 @@ class QueuedCutter(StepCutter):
                 )
             else:
                 times = None, None, None, None, now
-                usual = not queue and self._state == INSIDE and now >= self._fetched_ns
+                usual = iterator.evaluates and not queue and self._state == INSIDE and now >= self._fetched_ns
             if usual:
+                if queue:
+                    iterator.trained, iterator.evaluates = True, False
+                    self._optimizers_exist = self._optimizer_signalled = True
+                    self._cut_by_fetch = False
                 waiting = self._waiting
                 waiting += times
                 queue.clear()
@@ -177,7 +199,7 @@ class QueuedCutter(StepCutter):
                 alone = segment.fetches == 1 and segment.leader == iterator_id == self._anchor
                 waited_only = not segment.phases[BACKWARD] and not segment.phases[OPTIMIZER]  # no training in the fetch
                 iterator = self._iterators.get(iterator_id)
-                known = iterator is not None and iterator.fetched
+                known = iterator is not None and iterator.fetched and (iterator.ahead is not True or iterator.held)
                 if alone and known and waited_only and not segment.partial and self._cycle is None:
                     self._usual = iterator_id
                     self._fetched_ns = segment.end_ns
@@ -190,30 +212,48 @@ class QueuedCutter(StepCutter):
         self.settle()
         super().fetch_stop(iterator_id, now)
 
-    def loader_created(self, loader_id: int, iterator_id: int, now: int) -> None:
+    def loader_created(self, loader_id: int, iterator_id: int, now: int, fetches_ahead: bool = False) -> None:
         """As in `StepCutter`."""
         self.settle()
-        super().loader_created(loader_id, iterator_id, now)
+        super().loader_created(loader_id, iterator_id, now, fetches_ahead)
+
+    def loader_length(self, iterator_id: int, batches: int) -> None:
+        """As in `StepCutter`."""
+        self.settle()
+        super().loader_length(iterator_id, batches)
+
+    def evaluation_start(self, now: int) -> None:
+        """As in `StepCutter`."""
+        self.settle()
+        super().evaluation_start(now)
+
+    def evaluation_end(self, now: int) -> None:
+        """As in `StepCutter`."""
+        self.settle()
+        super().evaluation_end(now)
 
     def iterator_dead(self, iterator_id: int, now: int) -> None:
         """As in `StepCutter`."""
         self.settle()
         super().iterator_dead(iterator_id, now)
 
-    def optimizer_created(self) -> None:
+    def optimizer_created(self, now: int | None = None) -> None:
         """As in `StepCutter`."""
         self.settle()
-        super().optimizer_created()
+        super().optimizer_created(now)
 
     def optimizer_skipped(self, optimizer_id: int, now: int) -> None:
         """As in `StepCutter`."""
         self.settle()
         super().optimizer_skipped(optimizer_id, now)
 
-    def module_forward(self, now: int) -> None:
+    def module_forward(self, now: int, gradients: bool = True, module: int = 0) -> bool:
         """As in `StepCutter`."""
-        if self._state == AT_ONCE:  # else a fetch tells where data wait ends
-            super().module_forward(now)
+        # Inside a usual step it tells nothing, but what the first batches of a loop are for.
+        if self._state == AT_ONCE or not self._waiting:
+            return super().module_forward(now, gradients, module)
+        self._hear(gradients, module)
+        return False
 
     def mark(self, source: str, now: int) -> None:
         """As in `StepCutter`."""
@@ -245,6 +285,7 @@ class QueuedCutter(StepCutter):
         self._strays = 0
         self._most_fetches = self._most_fetches or 1
         iterator, epoch, in_window = self._iterators[leader], segment.epoch, 1 if segment.in_window else 0
+        ahead_of_use = iterator.ahead = iterator.ahead is True
         first_batch = 1 if segment.first_batch else 0
         wait, ahead, _, _, other = segment.phases
         begin, fetched, samples = segment.start_ns, segment.end_ns, segment.samples
@@ -254,18 +295,19 @@ class QueuedCutter(StepCutter):
             start, end, step_start, step_end, over = waiting[at : at + TIMES]
             if start is None:
                 kind, parts = "eval", (wait, ahead + other + over - fetched, 0, 0, 0)
+                iterator.busy_ns = parts[1]
             else:
-                kind = "train"
-                self._optimizers_exist = self._optimizer_signalled = True
-                self._cut_by_fetch = False
                 rest = other + step_start - end + over - step_end
-                parts = (wait, ahead + start - fetched, end - start, step_end - step_start, rest)
+                kind, parts = "train", (wait, ahead + start - fetched, end - start, step_end - step_start, rest)
+            if ahead_of_use:  # it works on the batch that the step before fetched
+                samples, iterator.held = iterator.held[0], [samples]
             ends = (None, samples, 1, first_batch, in_window, "loader")
             rows.append(_new_row(StepRow, (self._number, kind, epoch, begin, over - begin, *parts, *ends)))
             self._number += 1
-            begin, epoch, in_window = over, iterator.epoch, 1 if self._window else 0
-            first_batch = ahead = other = 0
+            begin, in_window, first_batch, ahead, other = over, 1 if self._window else 0, 0, 0, 0
             if at < last:
+                iterator.batch()
+                epoch = iterator.epoch
                 fetched, samples = waiting[at + TIMES : at + STRIDE]
                 wait = fetched - begin
         self._written_ns = begin

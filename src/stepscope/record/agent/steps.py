@@ -2,9 +2,11 @@
 
 It imports nothing of torch and reads no clock but the injected one, so every kind of loop is tested without training.
 A step runs from a loader's fetch (or the previous boundary) to the next boundary; a point that may or may not be one
-starts a new segment (see `phases`) and is settled when the next event tells. Without a loader, the time before the
-first module forward is data wait; where that moment was not seen, data wait and forward are None and their time is in
-other. Event methods take `now` in nanoseconds and never raise, whatever the order of events.
+starts a new segment (see `phases`) and is settled when the next event tells. A batch waits for its use: what was
+fetched and not yet trained on belongs to the next update, or is a step of evaluation once something shows that it was
+used otherwise (a module called without gradients, another loader's turn, the end of the loop). Without a loader, the
+time before the first module forward is data wait; where that moment was not seen, data wait and forward are None and
+their time is in other. Event methods take `now` in nanoseconds and never raise, whatever the order of events.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from stepscope.record.agent.phases import (
     FORWARD,
     OPTIMIZER,
     OTHER,
+    UNUSED,
+    WITH_GRADIENTS,
+    WITHOUT_GRADIENTS,
     Iterator,
     Segment,
     Snapshot,
@@ -27,10 +32,15 @@ from stepscope.record.agent.phases import StepRow as StepRow
 # Undecided boundaries held before the loader's fetches (or the optimizer's ends) are taken as the boundaries: enough
 # for any usual gradient accumulation, few enough that the journal is not far behind.
 UNDECIDED_LIMIT = 64
+# The same where it is known that no module was called on the batches: they are fetched ahead, or only looked through.
+UNUSED_LIMIT = 256
 # A script that has stopped marking is noticed after this many steps that look complete.
 UNMARKED_LIMIT = 8
 # A second loader that starts this many steps in a row, the first one never fetching, leads from then on.
 STRAY_LIMIT = 8
+
+# Trained modules that are told from a teacher's.
+MODELS_LIMIT = 16
 
 MARK_PRIORITY = {"user": 3, "profiler_step": 2, "xla_sync": 1}
 BACKWARD_AS_OPTIMIZER = -1  # stands for all optimizers that step inside backward
@@ -39,30 +49,61 @@ BACKWARD_AS_OPTIMIZER = -1  # stands for all optimizers that step inside backwar
 class StepCutter(OpenStep):
     """Cuts steps. `emit(row, live, now)` gets each row; `live` when called between two steps, where listeners may act.
 
-    With `row` None a loop starts. `clock` is read again after a live `emit`: what it took is in no step.
+    With `row` None a loop starts. `clock` is read again after a live `emit`: what it took is in no step. `ask_use` is
+    called where the next module call would tell what a batch is for; it returns whether `module_forward` will be.
     """
 
     def __init__(self, clock: Callable[[], int], emit: Emit) -> None:
         super().__init__(clock, emit)
-        self._iterators: dict[int, Iterator] = {}
+        self.ask_use: Callable[[], bool] = lambda: False
+        self._evaluating = 0
+        self._looked_through: list[Segment] = []  # batches that nothing was done with, in a script with no step yet
         self._epochs: dict[int, int] = {}
         self._before_fetch: Snapshot | None = None
         self._idle_since: int | None = None
         self._cut_by_fetch = False  # optimizers exist but never signal
         self._cycle: set[int] | None = None  # optimizers of one iteration without a loader
         self._strays = 0
+        self._root = 0  # the line the running backward pass was called from
+        self._accumulates = False  # gradients are kept from one backward pass to the next, no optimizer in sight
+        self._heard = False  # modules are called in this script
+        self._models: set[int] = set()  # those called with gradients
+        # Before the first step: when the optimizer was made, and the first module called after that.
+        self._made_ns: int | None = None
+        self._called_ns: int | None = None
+        self._opened_ns: int | None = None  # where a step was opened whose begin was not seen
 
     def epoch_of(self, iterator_id: int) -> int | None:
         """How often the loader of a living iterator had been iterated before."""
         iterator = self._iterators.get(iterator_id)
         return iterator.epoch if iterator is not None else None
 
-    def loader_created(self, loader_id: int, iterator_id: int, now: int) -> None:
-        """An iterator over a loader is about to be made; ids are never used twice."""
+    def loader_created(self, loader_id: int, iterator_id: int, now: int, fetches_ahead: bool = False) -> None:
+        """An iterator over a loader is about to be made; ids are never used twice.
+
+        `fetches_ahead`: the loader is known to fetch a batch before it hands out the one before.
+        """
         epoch = self._epochs.get(loader_id, 0)
         self._epochs[loader_id] = epoch + 1
         before = self._segments[-1].snapshot(now) if self._segments and not self._stack else None
-        self._iterators[iterator_id] = Iterator(iterator_id, epoch, now, before)
+        iterator = self._iterators[iterator_id] = Iterator(iterator_id, epoch, now, before)
+        iterator.ahead = True if fetches_ahead else None
+
+    def loader_length(self, iterator_id: int, batches: int) -> None:
+        """An epoch of the iterator has so many batches; one that yields more begins anew by itself."""
+        iterator = self._iterators.get(iterator_id)
+        if iterator is not None and batches > 0:
+            iterator.length = batches
+
+    def evaluation_start(self, now: int) -> None:
+        """The script, or its framework, says that it evaluates from here on (nested calls are welcome)."""
+        del now
+        self._evaluating += 1
+
+    def evaluation_end(self, now: int) -> None:
+        """The innermost evaluation ends."""
+        del now
+        self._evaluating = max(0, self._evaluating - 1)
 
     def fetch_start(self, iterator_id: int, now: int) -> None:
         """`__next__` of an iterator begins."""
@@ -74,6 +115,8 @@ class StepCutter(OpenStep):
         if self._stack:
             self._enter(DATA_WAIT, iterator_id, now, OTHER)
             return
+        if self._evaluating:
+            iterator.evaluates = True
         now = self._fetch_boundary(iterator, now) if self._segments else self._start_loop(now)
         if not self._segments:
             self._open(now, partial=False)
@@ -102,49 +145,87 @@ class StepCutter(OpenStep):
             segment.first_batch = True
         if segment.leader == iterator_id:
             segment.fetches += 1
+            segment.last_samples = samples
             if samples is not None:
                 segment.samples = (segment.samples or 0) + samples
+            if iterator is not None:
+                iterator.batch()
+                segment.epoch = iterator.epoch
+                # A loader that trains need not be asked, but for a second batch in a row.
+                waits = len(self._segments) > 1 and not self._segments[-2].trained
+                if (waits or not (iterator.trained or iterator.evaluates)) and not segment.trained and self.ask_use():
+                    segment.use = UNUSED
 
     def fetch_stop(self, iterator_id: int, now: int) -> None:
-        """`__next__` raised StopIteration: the step ended where that call began."""
+        """`__next__` raised StopIteration: the step ended where that call began, unless a batch still waits."""
         self._leave(DATA_WAIT, now)
-        self._iterators.pop(iterator_id, None)
-        if self._stack or not self._segments:
-            return
-        if iterator_id in (self._anchor, self._segments[0].leader):
+        iterator = self._iterators.get(iterator_id)
+        if not self._stack and self._segments and iterator_id in (self._anchor, self._segments[0].leader):
+            waits = any(segment.fetches for segment in self._segments)
+            if iterator is not None and (iterator.held or (waits and not self._trained())):
+                iterator.exhausted = True
+                self._anchor = iterator_id
+                return
             begun_here = (self._segments[-1].start_ns, [0, 0, 0, 0, 0])
             self._loop_ended(self._before_fetch or begun_here, now)
+        self._iterators.pop(iterator_id, None)
 
     def iterator_dead(self, iterator_id: int, now: int) -> None:
         """An iterator was destroyed before its end: the loop was left by break, or only peeked into it."""
-        if self._iterators.pop(iterator_id, None) is None or iterator_id != self._anchor:
-            return
-        self._anchor = None
-        if self._stack or not self._segments or self._resting is not None:
-            return
+        iterator = self._iterators.get(iterator_id)
+        if iterator is not None and iterator_id == self._anchor:
+            if iterator.exhausted and iterator.trained and not iterator.evaluates and not self._trained():
+                return  # its last batches were kept, and may still be trained on
+            self._anchor = None
+            if not self._stack and self._segments and self._resting is None:
+                self._anchor_dead(iterator, now)
+        self._iterators.pop(iterator_id, None)
+
+    def _anchor_dead(self, iterator: Iterator, now: int) -> None:
         last = self._segments[-1]
         if last.trained and self._complete(last):
             last.charge(now, OTHER)
             self._close("loader", live=False)
             self._idle_since = now
-        elif any(segment.trained for segment in self._segments):
+        elif self._trained():
             self._resting = last.snapshot(now)
         else:
-            self._segments = []
+            # A loop that is left at the top of its body has fetched a batch that it does not use.
+            if not iterator.exhausted and last.use in (None, UNUSED):
+                used = iterator.evaluates and last.fetches and now - last.end_ns >= iterator.busy_ns // 4
+                if not used:
+                    self._segments.pop()
+            if self._segments:
+                self._segments[-1].charge(now, OTHER)
+                self._write_untrained("end", live=False)
             self._idle_since = now
 
     # ------------------------------------------------------------------------------------- backward and optimizer
 
-    def backward_start(self, now: int) -> None:
-        """A backward pass begins (nested calls are welcome)."""
+    def backward_start(self, now: int, root: int = 0, cleared: bool | None = None) -> None:
+        """A backward pass begins (nested calls are welcome).
+
+        While no optimizer is known (`wants_roots`), `root` is the line that called it and `cleared` whether gradients
+        were cleared since the pass before.
+        """
         if self._resting is not None or not self._segments:
             self._continue_or_open(now)
+        self._root = 0
+        if root and self.wants_roots and not self._stack:
+            self._root = root
+            if cleared is False:
+                self._accumulates = True
+                self._rejoin()
+            else:
+                self._before_update(root)
         last = self._segments[-1]
         if not self._stack and last.stepped and last.leader is not None and self._mark is None:
             # A second update on the same batch, or the second optimizer of a GAN: undecided.
             self._divide(now, FORWARD, "optimizer", carried=True)
+            last = self._segments[-1]
+        if not self.in_backward:
+            last.backward += 1
         self._enter(BACKWARD, 0, now, FORWARD)
-        self._segments[-1].backward = True
 
     def backward_end(self, now: int) -> None:
         """A backward pass ends."""
@@ -155,10 +236,21 @@ class StepCutter(OpenStep):
             self._optimizer_done(BACKWARD_AS_OPTIMIZER, now)
         elif not self._optimizers_exist:
             last.signal = last.snapshot(now)
+            if self._root and not self._stack and self._without_loader() and self._mark is None:
+                self._update_done(self._root, now)
+                self.ask_use()
 
-    def optimizer_created(self) -> None:
+    @property
+    def wants_roots(self) -> bool:
+        """Whether backward passes are all there is to cut steps by."""
+        return not self._optimizers_exist and self._mark is None and self._without_loader()
+
+    def optimizer_created(self, now: int | None = None) -> None:
         """An Optimizer object exists in the process: backward alone does not complete a step any more."""
         self._optimizers_exist = True
+        if self._number == 0 and not self._segments and self._idle_since is None:
+            self._made_ns, self._called_ns = now, None
+            self.ask_use()
 
     def optimizer_start(self, optimizer_id: int, now: int) -> None:
         """`step` of an optimizer begins (nested calls are welcome)."""
@@ -181,6 +273,20 @@ class StepCutter(OpenStep):
         if self._leave(OPTIMIZER, now, optimizer_id) and not self._stack:
             self._optimizer_done(optimizer_id, now)
 
+    def closure_start(self, now: int) -> None:
+        """The optimizer calls the closure it was given: forward, and the backward pass inside."""
+        if self._opened_ns is not None and self._segments and len(self._stack) == 1:
+            # The first step of all: nothing of it came before the optimizer.
+            self._open(self._opened_ns, partial=False)
+        self._opened_ns = None
+        if self._segments and self._segments[0].leader is None and not self._segments[0].knows_forward:
+            self._segments[0].knows_forward, self._segments[0].knows_wait = True, False
+        self._enter(FORWARD, 0, now, OTHER)
+
+    def closure_end(self, now: int) -> None:
+        """The closure returned or raised."""
+        self._leave(FORWARD, now)
+
     def optimizer_skipped(self, optimizer_id: int, now: int) -> None:
         """A GradScaler found an overflow and left the update out: the iteration is complete all the same."""
         if self._stack:
@@ -190,13 +296,39 @@ class StepCutter(OpenStep):
         self._before_optimizer(optimizer_id)
         self._optimizer_done(optimizer_id, now)
 
-    def module_forward(self, now: int) -> None:
-        """The first module of the step is called; the gap before it was data wait where there is no loader."""
-        if self._segments and not self._stack and self._resting is None:
-            segment = self._segments[0]
-            if len(self._segments) == 1 and not segment.knows_forward and not segment.trained:
-                segment.charge(now, DATA_WAIT)
-                segment.knows_forward = True
+    def module_forward(self, now: int, gradients: bool = True, module: int = 0) -> bool:
+        """A module is called, with gradients or without. Returns whether the next call is of interest as well.
+
+        It tells what a batch is for. Where there is no loader, the gap before it was data wait: in the first call of a
+        step with gradients, or of a module that never had any (a teacher), not in an evaluation of the trained one.
+        """
+        self._hear(gradients, module)
+        if self._stack or self._resting is not None:
+            return False
+        if not self._segments:
+            if gradients and self._called_ns is None:
+                self._called_ns = now
+            return not gradients
+        last = self._segments[-1]
+        if last.use == UNUSED:
+            last.use = WITH_GRADIENTS if gradients else WITHOUT_GRADIENTS
+        segment = last if self._root else self._segments[0]
+        if segment.knows_forward or segment.trained or (len(self._segments) > 1 and segment is not last):
+            return False
+        if self._root:  # the parameters were changed by hand since the backward pass
+            segment.knows_wait = False
+        evaluation = not gradients and module in self._models
+        segment.charge(now, DATA_WAIT if segment.knows_wait and not evaluation else OTHER)
+        if evaluation:
+            segment.knows_wait = False
+            return True
+        segment.knows_forward = True
+        return False
+
+    def _hear(self, gradients: bool, module: int) -> None:
+        self._heard = True
+        if gradients and len(self._models) < MODELS_LIMIT:
+            self._models.add(module)
 
     def mark(self, source: str, now: int) -> None:
         """A step boundary set by `source`: "user", "profiler_step" or "xla_sync". Weaker sources are ignored."""
@@ -223,7 +355,7 @@ class StepCutter(OpenStep):
     def interrupt(self, now: int) -> None:
         """Events will be missing for a while: write what is complete, drop the rest, know nothing of what follows."""
         self.finish(now)
-        self._idle_since = None
+        self._idle_since = self._made_ns = self._called_ns = None
 
     def finish(self, now: int) -> None:
         """Write the last open step, ended at its last signal, if it was complete."""
@@ -232,14 +364,26 @@ class StepCutter(OpenStep):
             self._settle_rest(live=False)
         elif self._segments:
             last = self._segments[-1]
-            if last.signal is not None and self._complete(last):
+            if not self._trained():
+                iterator = self._iterators.get(last.leader or 0)
+                busy_ns = iterator.busy_ns if iterator is not None and iterator.evaluates else 0
+                if busy_ns and busy_ns // 4 <= now - last.end_ns <= busy_ns * 4:
+                    last.charge(now, OTHER)
+                elif last.use in (None, UNUSED):
+                    self._segments.pop()  # nobody knows whether more was to come
+                self._write_untrained("end", live=False)
+            elif last.signal is not None and self._complete(last):
                 last.rewind(last.signal)
             else:
                 self._segments.pop()
             silent = self._optimizers_exist and not self._optimizer_signalled
             if any(segment.trained and (silent or self._complete(segment)) for segment in self._segments):
                 self._close_undecided("end", live=False)
-        self._segments = []
+        self._segments, looked = [], self._looked_through
+        if looked and self._number == 0:
+            self._segments = looked
+            self._write_each("loader")
+        self._segments, self._looked_through = [], []
         self._anchor = None
         self._idle_since = now
 
@@ -282,17 +426,74 @@ class StepCutter(OpenStep):
         return now
 
     def _anchor_fetch(self, last: Segment, now: int) -> int:
-        trained = last.stepped or last.backward or any(segment.trained for segment in self._segments)
-        if self._complete(last) and not (trained and self._mark):
+        if not self._trained():
+            return self._fetch_again(last, now) if last.fetches else now
+        if self._complete(last) and last.trained and not self._mark:
             last.charge(now, OTHER)
             return self._close("loader", live=True)
-        if trained:
-            # Gradients accumulate, or the optimizer is silent, or the user's mark is late: undecided.
-            self._divide(now, OTHER, "loader")
+        # Gradients accumulate, or the optimizer is silent, or the user's mark is late: undecided.
+        self._divide(now, OTHER, "loader")
         return now
+
+    def _fetch_again(self, last: Segment, now: int) -> int:
+        """The leading loader fetches, and nothing was trained on what it fetched before."""
+        iterator = self._iterators[last.leader or 0]
+        if iterator.ahead and last.fetches == 1 == iterator.count and len(self._segments) == 1:
+            return now  # one batch ahead
+        last.charge(now, OTHER)
+        limit = UNUSED_LIMIT if last.use == UNUSED else UNDECIDED_LIMIT
+        if iterator.evaluates or last.use == WITHOUT_GRADIENTS or len(self._segments) >= limit:
+            iterator.evaluates = True
+            return self._write_untrained("loader", live=True)
+        self._segments.append(Segment(now, self._window))
+        return now
+
+    def _write_untrained(self, signal: str, live: bool) -> int:
+        """Write batches that will not be trained on as steps of evaluation, one per batch that was used.
+
+        A batch on which no module was called was fetched ahead of the next one that was. Where there is no such batch
+        at all, the loop only looked through its data: that is told where nothing else is done, or without modules.
+        """
+        segments, self._segments = self._segments, []
+        steps: list[list[Segment]] = [[]]
+        for segment in segments:
+            iterator = self._iterators.get(segment.leader or 0)
+            if not segment.fetches:  # the loader was found empty: is there a batch that it handed out late?
+                if iterator is None or not (iterator.held or iterator.ahead):
+                    continue
+                if iterator.trained and not iterator.evaluates:
+                    continue
+            steps[-1].append(segment)
+            if segment.use != UNUSED or (self._number and not self._heard):
+                steps.append([])
+        if len(steps) == 1:
+            if self._number == 0:
+                self._looked_through += steps[0]
+                if len(self._looked_through) < UNUSED_LIMIT:
+                    steps = []
+                else:
+                    steps, self._looked_through = [[segment] for segment in self._looked_through], []
+            elif live:
+                steps = [[segment] for segment in steps[0]]
+            else:
+                steps = []
+        else:
+            steps.pop()
+            self._looked_through = []
+        end = self._clock()
+        for number, step in enumerate(steps, 1):
+            end = self._write(step, signal, live and number == len(steps))
+        return end
 
     def _other_fetch(self, iterator: Iterator, last: Segment, now: int) -> int:
         """A fetch of a loader that does not lead: a loop inside or after the loop, or a second source of batches."""
+        if last.by_other_loader and not last.trained and last.use != UNUSED and self._mark is None:
+            # The second loader's batch was not trained on: the step was over before it.
+            self._split_off_last("loader")
+            self._anchor = last.leader
+            if last.leader == iterator.number:
+                return self._fetch_again(last, now)
+        anchor = self._iterators[self._anchor or 0]
         start = self._segments[0].start_ns
         inside = iterator.created_ns > start
         complete = last.trained and self._complete(last)
@@ -304,9 +505,18 @@ class StepCutter(OpenStep):
                 last.charge(now, OTHER)
             self._anchor = iterator.number
             return self._close("loader", live=True)
+        if not self._trained() and any(segment.fetches for segment in self._segments):
+            known = last.use == WITHOUT_GRADIENTS or anchor.evaluates or anchor.exhausted or len(self._segments) > 1
+            if known or (iterator.trained and not anchor.trained):
+                # The loop over the other loader was an evaluation.
+                if last.use is None and not anchor.exhausted:
+                    last.use = WITHOUT_GRADIENTS
+                last.charge(now, OTHER)
+                self._anchor = iterator.number
+                return self._write_untrained("loader", live=True)
         if inside and iterator.step_start == start and iterator.step_fetches >= 1:
             self._anchor = iterator.number
-            if any(segment.trained for segment in self._segments):
+            if self._trained():
                 return now
             last.charge(now, OTHER)
             return self._close("loader", live=True)
@@ -316,11 +526,15 @@ class StepCutter(OpenStep):
         return now
 
     def _before_optimizer(self, optimizer_id: int) -> None:
-        """An optimizer is about to step: one that has stepped already tells that an undecided boundary was one."""
+        """An optimizer is about to step."""
         self._optimizers_exist = True
+        self._before_update(optimizer_id)
+
+    def _before_update(self, identity: int) -> None:
+        """An optimizer, or a line that calls backward, acts: one that did before tells what a division was."""
         seen = self._step_optimizers(self._segments[:-1]) if len(self._segments) > 1 else set()
-        if self._mark is not None or optimizer_id not in seen:
-            if self._cycle is not None and optimizer_id not in self._cycle:
+        if self._mark is not None or identity not in seen:
+            if self._cycle is not None and identity not in self._cycle:
                 self._cycle = None
             return
         last = self._segments[-1]
@@ -330,19 +544,34 @@ class StepCutter(OpenStep):
             if self._strays > STRAY_LIMIT:
                 self._anchor = last.leader
         elif self._without_loader():
-            self._cycle = seen
+            self._cycle = None if self._accumulates else seen
             self._split_off_last("optimizer")
 
+    def _rejoin(self) -> None:
+        """The last division was none: gradients are added to those of the pass before it."""
+        if len(self._segments) > 1 and not self._segments[-1].trained:
+            last = self._segments.pop()
+            before = self._segments[-1]
+            before.end_ns = last.end_ns
+            before.phases = [sum(pair) for pair in zip(before.phases, last.phases)]
+        self._segments[-1].stepped = False
+
+    def _trained(self) -> bool:
+        return any(segment.trained for segment in self._segments)
+
     def _optimizer_done(self, optimizer_id: int, now: int) -> None:
-        last = self._segments[-1]
         self._optimizer_signalled = True
         self._cut_by_fetch = False
+        self._update_done(optimizer_id, now)
+
+    def _update_done(self, identity: int, now: int) -> None:
+        last = self._segments[-1]
         last.stepped = True
-        last.optimizers |= {optimizer_id}
+        last.optimizers |= {identity}
         last.signal = last.snapshot(now)
         if self._mark is not None or not self._without_loader():
             return
-        if self._cycle is not None and self._step_optimizers(self._segments) >= self._cycle:
+        if self._cycle and self._step_optimizers(self._segments) >= self._cycle:
             now = self._close("optimizer", live=True)
             self._open(now, partial=False)
         else:
@@ -359,7 +588,7 @@ class StepCutter(OpenStep):
     def _loop_ended(self, end: Snapshot, now: int) -> None:
         self._anchor = None
         self._idle_since = now
-        if not any(segment.trained for segment in self._segments):
+        if not self._trained():
             self._segments = []  # cut at this very fetch, or batches nothing was done with
             return
         last = self._segments[-1]
@@ -372,8 +601,13 @@ class StepCutter(OpenStep):
         """Training activity: it continues a step whose loop had ended, or starts one where none is open."""
         self._resting = None
         if not self._segments:
-            since = self._idle_since
-            self._open(now if since is None else min(since, now), partial=since is None)
+            called = self._called_ns if self._idle_since is None else None
+            since = self._idle_since if called is None else called
+            if since is None:
+                since, self._opened_ns = self._made_ns, now
+            segment = self._open(now if since is None else min(since, now), partial=since is None)
+            if called is not None:
+                segment.knows_forward, segment.knows_wait = True, False
 
     def _divide(self, now: int, gap: int, signal: str, carried: bool = False) -> None:
         """Begin a new segment at a point that may be a boundary; too many of them are boundaries."""

@@ -166,7 +166,9 @@ class LoaderProbe:
         now = agent.clock.now()
         self._tell_deaths(now)
         serial = next(self._serials)
-        agent.steps.loader_created(self._loader_serial(loader), serial, now)
+        # Accelerate's loaders hand a batch out once the next one is there.
+        ahead = type(loader).__module__.startswith("accelerate.")
+        agent.steps.loader_created(self._loader_serial(loader), serial, now, ahead)
         return serial, now, loader
 
     def _after_make(self, token: tuple[int, int, Any] | None, iterator: Any, error: BaseException | None) -> None:
@@ -180,6 +182,8 @@ class LoaderProbe:
             iterator.__dict__[_SERIAL] = serial
             self._watch(iterator, serial)
         self._lengths[serial] = length = _length(loader)
+        if length is not None:
+            self._agent.steps.loader_length(serial, length)
         self._agent.events.write(
             "loader",
             start,
@@ -248,6 +252,8 @@ def _length(loader: Any) -> int | None:
     sampler = getattr(loader, "batch_sampler", None)
     if sampler is None:
         sampler = getattr(loader, "sampler", None)
+    if not type(sampler).__module__.startswith("torch."):
+        sampler = getattr(sampler, "sampler", None)  # one that repeats torch's for ever
     if not type(sampler).__module__.startswith("torch."):
         return None
     try:

@@ -9,6 +9,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from stepscope.record.agent.compiling import is_dynamo_compiling_check
+from stepscope.record.agent.probes.patch import PatchSet
+from stepscope.record.agent.probes.wrapper_importlib_bootstrap import make_wrapper
 
 if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent
@@ -21,6 +23,7 @@ class OptimizerProbe:
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
+        self._closures = PatchSet()  # nothing in torch is replaced: it switches the wrappers of closures
 
     def install(self, agent: Agent) -> None:
         """Register the global pre and post hooks."""
@@ -40,13 +43,17 @@ class OptimizerProbe:
 
         pair = agent.guard.pair(self.name, start, end)
         switch, before, after = pair.switch, pair.before, pair.after
+        self._time_closures(agent)
 
-        def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            if not is_compiling() and not switch.off:
-                try:
-                    before(optimizer)
-                except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
-                    pair.trip(defect)
+        def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+            if is_compiling() or switch.off:
+                return None
+            try:
+                before(optimizer)
+                return self._with_closure(args, kwargs) if kwargs or len(args) > 1 else None
+            except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
+                pair.trip(defect)
+            return None
 
         def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             if not is_compiling() and not switch.off:
@@ -60,8 +67,31 @@ class OptimizerProbe:
             module.register_optimizer_step_post_hook(after_step),
         ]
 
+    def _time_closures(self, agent: Agent) -> None:
+        steps, clock = agent.steps, agent.clock
+
+        def start(*_args: Any, **_kwargs: Any) -> None:
+            if agent.accepts(strong=True):
+                steps.closure_start(clock.now())
+
+        def end(_token: None, _result: Any, _error: BaseException | None) -> None:
+            if agent.accepts(strong=True):
+                steps.closure_end(clock.now())
+
+        self._in_closure = agent.guard.pair(self.name, start, end)
+        self._closures.enabled = True
+
+    def _with_closure(self, args: Any, kwargs: Any) -> Any:
+        """The arguments with the closure timed: forward and backward inside it are none of the optimizer's time."""
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], make_wrapper(self._closures, args[1], self._in_closure), *args[2:]), kwargs
+        if callable(kwargs.get("closure")):
+            return args, dict(kwargs, closure=make_wrapper(self._closures, kwargs["closure"], self._in_closure))
+        return None
+
     def uninstall(self) -> None:
         """Remove both hooks."""
+        self._closures.enabled = False
         for handle in self._handles:
             handle.remove()
         self._handles = []

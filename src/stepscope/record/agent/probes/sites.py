@@ -112,7 +112,8 @@ class SitesProbe:
         self._patches.around(owner, name, self._agent.guard.pair(self.name, before, after if told_after else None))
 
     def _optimizer_made(self) -> None:
-        self._agent.steps.optimizer_created()
+        if self._agent.observes():
+            self._agent.steps.optimizer_created(self._agent.clock.now())
 
     def _write(self, what: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_method: bool) -> None:
         place = user_place()
