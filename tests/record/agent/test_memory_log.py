@@ -165,7 +165,7 @@ def test_a_recorded_process_tells_what_it_holds_and_the_fraction_it_was_given(tm
     outcome = run_script(tmp_path, script)
     assert outcome.status == 0, outcome.stderr
     first = outcome.events("memory")[0]
-    assert first["step"] == 0
+    assert first["step"] == 1
     assert first["private_bytes"] > 10 << 20
     assert "device" not in first
     (site,) = [event for event in outcome.events("site") if event["what"] == "set_per_process_memory_fraction"]
