@@ -35,7 +35,7 @@ class Framework(Loop):
         for _ in batches:
             self.forward(20, gradients=False)
 
-    def sharded(self, loader: int, count: int, known: bool = True) -> Iterator[int]:
+    def sharded(self, loader: int, count: int, known: bool = True, dies: bool = True) -> Iterator[int]:
         """Accelerate's loader: a batch is handed out once the next one is there."""
         iterator = next(self._ids)
         self.cutter.loader_created(loader, iterator, self.now, known)
@@ -45,7 +45,8 @@ class Framework(Loop):
             yield number - 1
         self.stop(iterator)
         yield count - 1
-        self.dead(iterator)
+        if dies:
+            self.dead(iterator)
 
     def ahead(self, batches: Iterator[int], count: int) -> Iterator[int]:
         """HF's Trainer: as many batches as an update takes are fetched first."""
@@ -94,13 +95,14 @@ def test_trainer_fetches_the_batches_of_an_update_first(loop: Framework, known: 
     assert [row.data_wait_ns for row in rows[:3]] == [50_000_000, 40_000_000, 0]
 
 
-def test_trainer_with_evaluation_between_updates(loop: Framework) -> None:
+@pytest.mark.parametrize("dies", [True, False])
+def test_trainer_with_evaluation_between_updates(loop: Framework, dies: bool) -> None:
     for number, count in enumerate(loop.ahead(loop.sharded(1, 24), 4)):
         for _ in range(count):
             loop.micro()
         loop.update()
         if number % 2 == 1:
-            loop.evaluate(loop.sharded(2, 3))
+            loop.evaluate(loop.sharded(2, 3, dies=dies))
     loop.finish()
     assert kinds(loop) == ([("train", 4)] * 2 + [("eval", 1)] * 3) * 3
 

@@ -505,7 +505,7 @@ class StepCutter(OpenStep):
                 last.charge(now, OTHER)
             self._anchor = iterator.number
             return self._close("loader", live=True)
-        if not self._trained() and any(segment.fetches for segment in self._segments):
+        if not self._trained() and (anchor.exhausted or any(segment.fetches for segment in self._segments)):
             known = last.use == WITHOUT_GRADIENTS or anchor.evaluates or anchor.exhausted or len(self._segments) > 1
             if known or (iterator.trained and not anchor.trained):
                 # The loop over the other loader was an evaluation.
