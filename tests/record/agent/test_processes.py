@@ -19,7 +19,7 @@ def test_a_whole_training_script(tmp_path: Path) -> None:
     assert (outcome.status, outcome.stderr) == (0, "")
     assert outcome.stdout.splitlines()[0] == "child 7"
     assert outcome.stdout.split()[-1] == str(PACKAGE)  # the script's `import stepscope` is the agent's copy
-    assert outcome.ranks == ["rank-3"]
+    assert outcome.ranks == ["rank-3", "rank-3.2"]  # the forked child trained
     steps = outcome.steps("rank-3")
     loops = [step for step in steps if step["fetches"]]
     assert [step["kind"] for step in loops] == ["train"] * 3 + ["eval"] * 2 + ["train"] + ["train"] * 3 + [
@@ -51,6 +51,16 @@ def test_a_whole_training_script(tmp_path: Path) -> None:
     assert sorted(roles) == ["fork", "torch"] + ["worker"] * 4
     rank = json.loads((outcome.run / "rank-3" / "rank.json").read_text())
     assert (rank["rank"], rank["world_size"], Path(rank["main_file"]).name) == (3, 4, "loops.py")
+
+
+def test_forked_children_that_train_are_recorded(tmp_path: Path) -> None:
+    outcome = run_script(tmp_path, "forked.py")
+    assert (outcome.status, outcome.stderr) == (0, "")
+    assert outcome.stdout.splitlines() == ["status 3", "status 5", "status 0"]
+    assert outcome.ranks == ["rank-0", "rank-0.2", "rank-0.3"]  # neither the parent nor the child that did nothing
+    assert [len(outcome.steps(rank)) for rank in outcome.ranks] == [3, 5, 7]
+    assert all(outcome.events("exit", rank) for rank in outcome.ranks)
+    assert not any(outcome.events("probe_error", rank) for rank in outcome.ranks)
 
 
 def test_os_exit_loses_no_step(tmp_path: Path) -> None:

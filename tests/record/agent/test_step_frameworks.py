@@ -104,7 +104,10 @@ def test_trainer_with_evaluation_between_updates(loop: Framework, dies: bool) ->
         if number % 2 == 1:
             loop.evaluate(loop.sharded(2, 3, dies=dies))
     loop.finish()
-    assert kinds(loop) == ([("train", 4)] * 2 + [("eval", 1)] * 3) * 3
+    expected = ([("train", 4)] * 2 + [("eval", 1)] * 3) * 3
+    if loop.compiled and not dies:
+        expected.pop()  # nobody told that the last batch was used
+    assert kinds(loop) == expected
 
 
 def test_batches_fetched_together_are_trained_on_one_after_the_other(loop: Framework) -> None:

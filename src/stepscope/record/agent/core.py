@@ -115,9 +115,13 @@ class Agent:
 
     # ------------------------------------------------------------------------------------------------ life cycle
 
-    def begin(self) -> None:
-        """Announce this process, install the probes, be told of forks and of the exit."""
-        self._announce(_role())
+    def begin(self, forked: bool = False) -> None:
+        """Announce this process, install the probes, be told of forks and of the exit.
+
+        A forked child opens no window: the profiler's threads are the parent's, and waiting for them would hang it. The
+        sampler follows a fork by itself.
+        """
+        self._announce("fork" if forked else _role())
         atexit.register(self.guard.wrap("exit", self.finish, inject=False))
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self.guard.wrap("fork", self._after_fork, inject=False))
@@ -125,7 +129,9 @@ class Agent:
         # Before the probes, which then stand outermost and can be taken out while the user's profiler runs.
         self.knobs = self.guard.wrap("knobs", lambda: knobs.attach(self), inject=False)()
         self.probes.install_all()
-        self.guard.wrap("attachments", self._start_attachments, inject=False)()
+        attachments = ("memory_log", "losses") if forked else ("seed", "window", "sampler", "memory_log", "losses")
+        for module in attachments:  # each in a file of its own, and adds itself
+            self.guard.wrap(module, lambda module=module: _attach(module, self), inject=False)()
         self.guard.wrap("compiling", skip_own_code, inject=False)()
 
     def finish(self, reason: str = "atexit") -> None:
@@ -313,22 +319,39 @@ class Agent:
         append_line(os.path.join(self.config.host_dir, "agents.jsonl"), record)
 
     def _after_fork(self) -> None:
-        """In a forked child: everything off, no file of the parent's touched."""
+        """In a forked child: everything off, no file of the parent's touched. One that may train is recorded anew."""
         global _agent
         _agent = None
+        if self._finished:
+            return
         self._finished = True
         marks.deactivate()
         self.journal.abandon()
-        self._announce("worker" if self.making_loader else "fork")
         allow_tracing()
-        if self.making_loader and self.knobs is not None:
-            self.knobs.in_loader_worker()
+        if self.making_loader:
+            self._announce("worker")
+            if self.knobs is not None:
+                self.knobs.in_loader_worker()
+            self.guard.stop()
+            return
+        self.probes.uninstall_all()
+        if self.knobs is not None:
+            self.guard.wrap("knobs.uninstall", self.knobs.uninstall_all, inject=False)()
         self.guard.stop()
+        agent = _agent = Agent(self.config)
+        if not self.steps.wants_roots:
+            agent.steps.optimizer_created()
+        agent.begin(forked=True)
+        agent.guard.wrap("fork", lambda: _at_end_of_process(agent), inject=False)()
 
-    def _start_attachments(self) -> None:
-        """Windows, the fallback sampler, memory, seed and losses live in files of their own; each adds itself."""
-        for module in ("seed", "window", "sampler", "memory_log", "losses"):
-            self.guard.wrap(module, lambda module=module: _attach(module, self), inject=False)()
+
+def _at_end_of_process(agent: Agent) -> None:
+    """A child of `multiprocessing` ends without `atexit`, after finalizers that its start has not cleared."""
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None:
+        multiprocessing.register_after_fork(
+            agent, lambda agent: multiprocessing.Finalize(None, agent.finish, args=("atexit",), exitpriority=-100)
+        )
 
 
 def _attach(module: str, agent: Agent) -> None:
