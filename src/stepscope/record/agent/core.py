@@ -339,7 +339,7 @@ class Agent:
             self.guard.wrap("knobs.uninstall", self.knobs.uninstall_all, inject=False)()
         self.guard.stop()
         agent = _agent = Agent(self.config)
-        if not self.steps.wants_roots:
+        if self.steps.optimizers_exist:
             agent.steps.optimizer_created()
         agent.begin(forked=True)
         agent.guard.wrap("fork", lambda: _at_end_of_process(agent), inject=False)()

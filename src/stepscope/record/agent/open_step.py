@@ -37,6 +37,11 @@ class OpenStep:
         """Whether a backward pass is running."""
         return any(phase == BACKWARD for phase, _ in self._stack)
 
+    @property
+    def optimizers_exist(self) -> bool:
+        """Whether the script has made an optimizer: what else it differentiates is no step."""
+        return self._optimizers_exist
+
     def current_step(self) -> int | None:
         """Number of the open step, None between loops."""
         return self._number if self._segments and self._resting is None else None

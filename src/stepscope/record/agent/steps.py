@@ -526,8 +526,8 @@ class StepCutter(OpenStep):
         return now
 
     def _before_optimizer(self, optimizer_id: int) -> None:
-        """An optimizer is about to step."""
-        self._optimizers_exist = True
+        """An optimizer is about to step: whatever was said before, this is no evaluation."""
+        self._optimizers_exist, self._evaluating = True, 0
         self._before_update(optimizer_id)
 
     def _before_update(self, identity: int) -> None:

@@ -95,8 +95,9 @@ class AutogradProbe:
         def before(*args: Any, **kwargs: Any) -> bool:
             if get_ident() != agent.training_thread and not agent.accepts(strong=True):
                 return False
-            if steps.wants_roots:
+            if self._functional.enabled:
                 self.without_functional()
+            if steps.wants_roots:
                 root = hash(user_place(2)) or 1
                 cleared = gradients.before(root, args[0] if args else kwargs.get("tensors"))
                 steps.backward_start(source() + offset_ns, root, cleared)
@@ -118,17 +119,17 @@ class AutogradProbe:
             self._patches.around(torch.autograd, "backward", pair)
 
         self._patches.install(make)
-        if not agent.compile_used and steps.wants_roots:
+        if not agent.compile_used and not steps.optimizers_exist:
             self._install_functional(agent, after)
 
     def _install_functional(self, agent: Agent, after: After) -> None:
         def before(*_args: Any, **_kwargs: Any) -> bool:
-            if not agent.steps.wants_roots:
+            if agent.steps.optimizers_exist:
                 self.without_functional()
                 return False
             if get_ident() != agent.training_thread and not agent.accepts(strong=True):
                 return False
-            agent.steps.backward_start(agent.clock.now(), hash(user_place(2)) or 1)
+            agent.steps.backward_start(agent.clock.now(), (hash(user_place(2)) or 1) if agent.steps.wants_roots else 0)
             return True
 
         def make() -> None:
@@ -140,8 +141,7 @@ class AutogradProbe:
 
     def without_functional(self) -> None:
         """Leave `torch.autograd.grad` alone: the script trains otherwise, or compiles what Dynamo knows by identity."""
-        if self._functional.enabled:
-            self._functional.remove()
+        self._functional.remove()
 
     def uninstall(self) -> None:
         """Restore the originals."""
