@@ -8,7 +8,7 @@ Where a framework counts a step when it begins, what was read last before the en
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -29,7 +29,7 @@ class FrameworkSteps:
         self._filled_guarded = guard.wrap("framework_steps", self._filled)
         self._read: Callable[[], int | None] | None = None
         self._begun = False
-        # One entry per value: when it was read first and last, the value, and which training it belongs to.
+        # One entry per value: when it was read first and last, the value, and the training it is of (0: of none).
         self._firsts = [0]
         self._lasts = [NEVER]
         self._values: list[int | None] = [None]
@@ -40,14 +40,14 @@ class FrameworkSteps:
     def begin(self, read: Callable[[], int | None], begun: bool, now: int) -> None:
         """A training begins, whose number `read` returns; `begun`: its counter counts steps when they begin."""
         self._training += 1
-        self._append(now, now, None)
+        self._append(now, now, None, self._training)
         self._read, self._begun = read, begun
 
     def end(self, now: int) -> None:
         """The training is over."""
         self.sample(now)
         self._read = None
-        self._append(now + 1, NEVER, None)
+        self._append(now + 1, NEVER, None, 0)
 
     def filled(self, row: StepRow, now: int) -> StepRow:
         """`row` with its number. Steps of evaluation before the first training step of a training have none."""
@@ -62,7 +62,7 @@ class FrameworkSteps:
         if value == self._values[-1]:
             self._lasts[-1] = now
         else:
-            self._append(now, now, value)
+            self._append(now, now, value, self._training)
 
     def _filled(self, row: StepRow, now: int) -> StepRow:
         end = row.start_ns + row.wall_ns
@@ -71,18 +71,22 @@ class FrameworkSteps:
                 return row  # cut where its optimizer ended: the framework has not counted it yet
             self._sample(max(now, end))
         index = bisect_left(self._firsts, end) - 1 if self._begun else bisect_left(self._lasts, end)
+        started = self._trainings[bisect_right(self._firsts, row.start_ns) - 1]
+        if started:  # a training's last step may end only where the next loop begins: it is the one it began in
+            while self._trainings[index] != started:
+                index -= 1
         if row.kind == "train":
             self._trained = max(self._trained, self._trainings[index])
         value = self._values[index] if self._trained == self._trainings[index] else None
         return row if value is None else row._replace(framework_step=value)
 
-    def _append(self, first: int, last: int, value: int | None) -> None:
+    def _append(self, first: int, last: int, value: int | None, training: int) -> None:
         if self._lasts[-1] >= first:
             self._lasts[-1] = max(first - 1, self._firsts[-1])
         self._firsts.append(first)
         self._lasts.append(last)
         self._values.append(value)
-        self._trainings.append(self._training)
+        self._trainings.append(training)
         if len(self._values) > KEPT:
             for column in (self._firsts, self._lasts, self._values, self._trainings):
                 del column[: KEPT // 2]
