@@ -200,12 +200,6 @@ class StepCutter(OpenStep):
                 self._write_untrained("end", live=False)
             self._idle_since = now
 
-    def evaluation_start(self, now: int) -> None:
-        """The framework's evaluation begins: fetches inside are evaluation."""
-
-    def evaluation_end(self, now: int) -> None:
-        """The framework's evaluation is over."""
-
     # ------------------------------------------------------------------------------------- backward and optimizer
 
     def backward_start(self, now: int, root: int = 0, cleared: bool | None = None) -> None:
