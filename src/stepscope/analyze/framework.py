@@ -49,16 +49,13 @@ def facts(tables: Tables, train: StepFacts | None) -> FrameworkFacts | None:
 
 def notes(found: FrameworkFacts | None) -> tuple[Note, ...]:
     """What the reader has to know: the framework's count is another than ours."""
-    if found is None or found.steps_counted is None or found.steps_counted == found.steps_cut:
+    if found is None or found.steps_counted is None or found.parted_at is None:
         return ()
     ours = f"{found.steps_cut:,} {'batches of train steps' if found.counts == BATCHES else 'train steps'}"
     text = f"{found.name} counted {found.steps_counted:,} {found.counts} ({found.counter}), we saw {ours}"
-    whole = found.counts == OPTIMIZER_STEPS and found.steps_cut and found.steps_counted % found.steps_cut == 0
-    if whole:
-        text += ": each step takes a step of several optimizers"
-    elif found.parted_at is not None:
-        text += f"; they part at step {found.parted_at}"
-    return (Note("info" if whole else "warning", text, "steps.jsonl"),)
+    if found.counts == OPTIMIZER_STEPS and found.steps_counted > (found.steps_cut or 0):
+        return (Note("info", f"{text}: some of them take steps of several optimizers", "steps.jsonl"),)
+    return (Note("warning", f"{text}; they part at step {found.parted_at}", "steps.jsonl"),)
 
 
 def _counts(tables: Tables, counts: str | None) -> tuple[int | None, int | None, int | None]:
