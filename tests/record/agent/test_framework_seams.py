@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from stepscope.record.agent import core, marks
 from stepscope.record.agent.config import Config
 from stepscope.record.agent.imports import FRAMEWORK_MODULES
 from stepscope.record.agent.probes.framework_seams import FrameworkSeamsProbe
-from stepscope.record.agent.probes.frameworks import FRAMEWORKS
+from stepscope.record.agent.probes.frameworks import CALL, FRAMEWORKS
 from tests.record.agent import fake_frameworks
 from tests.record.agent.fake_frameworks import FAKE
 
@@ -106,6 +107,26 @@ def test_a_training_is_written_once_with_its_parts(record: Any) -> None:
     assert "callback:Callback" not in recorded.regions()  # the framework's base does nothing at an event
     assert recorded.evaluating == ["start", "end"] * 2
     assert [row.framework_step for row in recorded.rows] == [1, 2, 3, 4, 1, 2]
+
+
+def test_what_trains_is_not_kept_alive(record: Any) -> None:
+    """An accelerator holds models: who drops it wants the memory back."""
+    recorded = record()
+
+    class Accelerator:
+        model = None
+        callbacks: tuple[Any, ...] = ()
+        state = type("State", (), {"step": 3})()
+
+    recorded.probe._training_begins(FAKE, FAKE.seams[0]._replace(meaning=CALL), owner := Accelerator())
+    recorded.step(0)
+    recorded.step(1)
+    gone = weakref.ref(owner)
+    del owner
+    assert gone() is None
+    recorded.step(2)
+    recorded.finish()
+    assert [row.framework_step for row in recorded.rows] == [3, None, None]
 
 
 def test_importing_is_not_training(record: Any) -> None:

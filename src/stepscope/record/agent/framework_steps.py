@@ -8,6 +8,7 @@ Where a framework counts a step when it begins, what was read last before the en
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_left, bisect_right
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Callable
@@ -93,16 +94,16 @@ class FrameworkSteps:
 
 
 def reader(owner: Any, path: str) -> Callable[[], int | None]:
-    """Reads the whole number at `path` from `owner`: None where there is none yet, or it lies on a device.
+    """Reads the whole number at `path` from `owner`, which is not kept alive: None where there is none, as on a device.
 
     A number in a tensor on the CPU is read through the memory it shares with NumPy: no operator of torch runs.
     """
-    get = attrgetter(path)
+    get, living = attrgetter(path), weakref.ref(owner)
     views: dict[int, tuple[Any, Any]] = {}
 
     def read() -> int | None:
         try:
-            value = get(owner)
+            value = get(living())
         except AttributeError:
             return None
         return value if value.__class__ is int else _in_tensor(value, views)

@@ -8,6 +8,7 @@ when its first training step is, not because it was imported. Its parts never cu
 from __future__ import annotations
 
 import sys
+import weakref
 from importlib.machinery import PathFinder
 from operator import attrgetter
 from threading import get_ident
@@ -42,13 +43,17 @@ BASES = ("Callback", "TrainerCallback")
 
 
 class _Training:
-    """A framework at work: `owner` is its object that trains. One of a loop of the user's own ends with the run."""
+    """A framework at work. `owner`: a weak reference to its object that trains, which may hold models.
 
-    __slots__ = ("endless", "framework", "optimizer_events", "owner", "written")
+    `endless`: in a loop of the user's own, whose end nobody tells.
+    """
+
+    __slots__ = ("cls", "endless", "framework", "optimizer_events", "owner", "written")
 
     def __init__(self, framework: Framework, owner: Any, endless: bool, optimizer_events: int) -> None:
         self.framework = framework
-        self.owner = owner
+        self.owner = weakref.ref(owner)
+        self.cls = type(owner)
         self.endless = endless
         self.optimizer_events = optimizer_events  # as many as there were before
         self.written = False
@@ -129,7 +134,7 @@ class FrameworkSeamsProbe:
             return None
         if training is not None and not (training.endless and seam.meaning != CALL):
             # Whoever trains inside another framework's training is a part of it, an engine inside an engine evaluates.
-            inside = seam.meaning == ENGINE and training.owner is not owner
+            inside = seam.meaning == ENGINE and training.owner() is not owner
             return self._region_begins(EVALUATION) if inside else None
         training = self._training = _Training(framework, owner, seam.meaning == CALL, agent.optimizer_events)
         if framework.counter:
@@ -166,7 +171,7 @@ class FrameworkSeamsProbe:
 
     def _write_framework(self, training: _Training) -> None:
         assert self._agent is not None
-        framework, cls = training.framework, type(training.owner)
+        framework, cls = training.framework, training.cls
         if training.written or (framework.package, cls) in self._written:
             training.written = True
             return
@@ -176,7 +181,7 @@ class FrameworkSeamsProbe:
         patched = {seam for package, seam in self._patches if package == framework.package}
         found = [seam for seam in framework.seams if seam in patched]
         meanings = {seam.meaning for seam in found}
-        model = getattr(training.owner, "__dict__", {}).get("model")  # no property, which may do anything
+        model = getattr(training.owner(), "__dict__", {}).get("model")  # no property, which may do anything
         packages = {part.__module__.partition(".")[0] for known in (cls, type(model)) for part in known.__mro__}
         self._agent.events.write(
             "framework",
