@@ -18,6 +18,7 @@ from stepscope.record.agent.probes.framework_seams import FrameworkSeamsProbe
 from stepscope.record.agent.probes.frameworks import CALL, FRAMEWORKS
 from tests.record.agent import fake_frameworks
 from tests.record.agent.fake_frameworks import FAKE
+from tests.record.agent.processes import SCRIPTS, run_script
 
 SLOW_S = 0.001  # longer than what is summed up
 
@@ -236,3 +237,17 @@ def test_the_table_is_documented() -> None:
         assert row[3] == (framework.counts if framework.counter else "–")
         for seam in framework.seams:
             assert f"`{seam.place}`" in row[4]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("order", [["skorch.net"], ["torch"]])
+def test_a_framework_is_found_whenever_it_is_imported(tmp_path: Path, order: list[str]) -> None:
+    pytest.importorskip("torch")
+    outcome = run_script(tmp_path, "framework_order.py", *order, path=(SCRIPTS / "fake_skorch",))
+    assert (outcome.status, outcome.stdout) == (0, "NeuralNet.fit_loop\n"), outcome.stderr
+    (event,) = outcome.events("framework")
+    assert (event["name"], event["version"], event["supported"]) == ("skorch", "0.0.1", False)
+    assert event["seams"] == ["train: NeuralNet.fit_loop", "evaluation: NeuralNet.run_single_epoch"]
+    assert event["missing"] == ["checkpoint: NeuralNet.save_params"]
+    assert [row["kind"] for row in outcome.steps()] == [*["train"] * 6, *["eval"] * 6] * 2
+    assert outcome.events("probe_error") == []
