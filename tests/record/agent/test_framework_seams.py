@@ -209,6 +209,28 @@ def test_everything_is_left_as_found(record: Any) -> None:
     assert len(recorded.of("framework")) == 1
 
 
+def test_out_while_the_users_profiler_runs(record: Any) -> None:
+    """Taken out and put back in the middle of a training, whose end and callbacks are seen all the same."""
+    trainer_class, callback_class, _ = fake_frameworks.install()
+    recorded = record()
+
+    class Slow(callback_class):  # type: ignore[misc, valid-type]
+        def on_step(self, _trainer: Any) -> None:
+            time.sleep(SLOW_S)
+
+    def step(number: int) -> None:
+        if number == 1:
+            recorded.probe.uninstall()
+        if number == 2:
+            recorded.probe.install(recorded.agent)
+        recorded.step(number)
+
+    trainer_class(step, [Slow()]).train(4)
+    recorded.finish()
+    assert recorded.regions() == ["callback:Slow"] * 3
+    assert [row.framework_step for row in recorded.rows] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("faults", ["framework_seams", "framework_steps", "*"])
 def test_a_seam_that_raises_is_switched_off(record: Any, faults: str) -> None:
     trainer_class, _, logger_class = fake_frameworks.install()

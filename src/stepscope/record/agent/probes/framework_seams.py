@@ -83,6 +83,8 @@ class FrameworkSeamsProbe:
         for module in {seam.module for framework in self._table for seam in framework.seams}:
             if not getattr(getattr(sys.modules.get(module), "__spec__", None), "_initializing", False):
                 self.module_imported(module)
+        for (cls, name), patches in self._callbacks.items():  # a training went on while the probes were out
+            _around(patches, cls, name, self._guarded(self._callback_begins, self._region_ends))
 
     def uninstall(self) -> None:
         """Restore all originals. A training under way is still known."""
