@@ -77,6 +77,7 @@ def full_steps(rows: Iterable[Row]) -> list[dict[str, Any]]:
             "first_batch": number == 0,
             "in_window": False,
             "signal": "optimizer",
+            "framework_step": None,
             **row,
         }
         clock = full["start_ns"] + full["wall_ns"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from stepscope.model import Abstention, Diagnosis, Evidence, Note, Place, Quality, Report, Try
-from stepscope.report import build, terminal
+from stepscope.model import Abstention, Diagnosis, Evidence, FrameworkFacts, Note, Place, Quality, Report, Try
+from stepscope.report import build, html, terminal
+from stepscope.report.escape import markup
 from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts, write_script
 
 HOSTILE = "<script>x</script>\x1b[2J\x1b]0;t\x07[bold red]b[/]\u202eevil\u2066\x9b31m\r\nfake: 0 ms"
@@ -219,3 +222,47 @@ def test_hot_lines_of_a_hostile_file_are_harmless(folder: Path) -> None:
 
     assert "\x1b" not in text
     assert "\u202e" not in text
+
+
+def framework(**changes: Any) -> FrameworkFacts:
+    facts = FrameworkFacts(
+        name="HF Trainer",
+        package="transformers",
+        version="5.23.0",
+        supported=True,
+        checked=("5.23",),
+        seams=("train: Trainer.train",),
+        missing=(),
+        counter="state.global_step",
+        counts="updates",
+        trainer="transformers.trainer.Trainer",
+        cut_by="loader",
+    )
+    return dataclasses.replace(facts, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "HF Trainer 5.23.0; steps cut by: the loader's next fetch\n"),
+        (
+            {"on_top": ("trl 1.16.0", "peft 0.21.2"), "steps_counted": 512, "steps_cut": 512},
+            "HF Trainer 5.23.0 with trl 1.16.0 and peft 0.21.2; steps cut by: the loader's next fetch, as many as "
+            "state.global_step counts\n",
+        ),
+        (
+            {"version": "6.0", "supported": False, "missing": ("logging: Trainer.log",)},
+            "HF Trainer 6.0; steps cut by: the loader's next fetch; not found in this version: logging: Trainer.log\n",
+        ),
+        ({"version": None, "supported": False}, "all its seams were found, though they were read in 5.23\n"),
+    ],
+)
+def test_the_framework_is_named_in_one_line(folder: Path, changes: dict[str, Any], said: str) -> None:
+    facts = analysis(folder)
+    facts = dataclasses.replace(facts, run=dataclasses.replace(facts.run, framework=framework(**changes)))
+    report = build(facts, diagnosis(folder))
+    assert report.run["framework"]["checked"] == ["5.23"]
+    flat = words_of(shown(report))
+    assert said.strip() in flat
+    assert markup(said.strip()) in html.render(report)
+    assert "HF Trainer" not in shown(build(analysis(folder), diagnosis(folder)))

@@ -13,6 +13,7 @@ from stepscope.analyze import (
     device_lines,
     device_losses,
     fixed,
+    framework,
     host,
     io,
     loader,
@@ -107,9 +108,11 @@ def _facts(context: Context) -> Analysis:
     trace_facts = device.traces(tables, slices)
     machine_facts = machine.facts(context, labelled, train, loader_facts, io_facts, python_facts)
     roots = (*tables.run.user_roots, *context.options.source_roots)
+    trained_by = framework.facts(tables, train)
+    notes = (*tables.quality.notes, *framework.notes(trained_by))
     return Analysis(
-        run=dataclasses.replace(tables.run, user_roots=tuple(dict.fromkeys(roots))),
-        quality=tables.quality,
+        run=dataclasses.replace(tables.run, user_roots=tuple(dict.fromkeys(roots)), framework=trained_by),
+        quality=dataclasses.replace(tables.quality, notes=notes),
         steps=step_facts,
         fixed=fixed.facts(tables, labelled),
         stacks=hot_lines.facts(tables, sampled, train),

@@ -33,7 +33,9 @@ def _journal(tables: Tables, labelled: LabelledSteps) -> list[dict[str, Any]]:
     rows = rows.with_columns(
         pl.Series("name", [str(n.get("name", "?")) if isinstance(n, dict) else "?" for n in names], dtype=pl.String)
     )
-    grouped = rows.group_by("name").agg(calls=pl.len(), total=pl.col("duration_ns").sum())
+    counts = [n.get("count", 1) if isinstance(n, dict) else 1 for n in names]
+    rows = rows.with_columns(pl.Series("calls", [n if isinstance(n, int) else 1 for n in counts], dtype=pl.Int64))
+    grouped = rows.group_by("name").agg(calls=pl.col("calls").sum(), total=pl.col("duration_ns").sum())
     return [_region(name, calls, total, steady.height, "events.jsonl") for name, calls, total in grouped.rows()]
 
 

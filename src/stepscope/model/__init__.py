@@ -10,6 +10,7 @@ from __future__ import annotations
 from stepscope.model.analysis import Analysis, Report
 from stepscope.model.facts import (
     FixedCosts,
+    FrameworkFacts,
     HotLine,
     IoFacts,
     LoaderFacts,
@@ -69,6 +70,7 @@ __all__ = [
     "Evidence",
     "Finding",
     "FixedCosts",
+    "FrameworkFacts",
     "HotLine",
     "Ignored",
     "Interval",

@@ -9,6 +9,28 @@ from stepscope.model.findings import Place
 
 
 @dataclass(frozen=True)
+class FrameworkFacts:
+    """The training framework whose loop ran, recognised by its own modules' names (`docs/frameworks.md`)."""
+
+    name: str
+    package: str
+    version: str | None
+    supported: bool  # the seams were read in this version
+    checked: tuple[str, ...]  # versions they were read in
+    seams: tuple[str, ...]  # "meaning: Class.method", those that were found
+    missing: tuple[str, ...]
+    counter: str | None  # where the framework keeps its number of steps; None: it keeps none
+    counts: str | None  # "updates", "batches" or "optimizer steps"
+    trainer: str  # the class that trains
+    on_top: tuple[str, ...] = ()  # "trl 1.16.0"
+    also: tuple[str, ...] = ()  # further frameworks that trained in the run
+    cut_by: str | None = None  # what cut the training steps: `StepFacts.signal`
+    steps_counted: int | None = None  # by the framework, over the training steps that have its number; None without any
+    steps_cut: int | None = None  # of the same kind, by us
+    parted_at: int | None = None  # the first step where the two differ
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """What ran, where, and how it ended. `exit_status` is the shell's (128 + n for a signal)."""
 
@@ -28,6 +50,7 @@ class RunFacts:
     noise: dict[str, Any]
     git: dict[str, Any] | None
     user_roots: tuple[str, ...]  # folders whose files are the user's own code
+    framework: FrameworkFacts | None = None  # None: a loop of the script's own
 
 
 @dataclass(frozen=True)

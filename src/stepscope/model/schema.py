@@ -42,4 +42,5 @@ STEP_COLUMNS = (
     "first_batch",  # 1 when the step holds the first fetch of an epoch
     "in_window",  # 1 when torch.profiler (ours or the user's) was on during the step
     "signal",  # what cut the step: "user" | "optimizer" | "loader" | "profiler_step" | "xla_sync" | "end"
+    "framework_step",  # steps the training framework has completed, by its own count, when this one ended; null without
 )

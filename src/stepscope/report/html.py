@@ -111,7 +111,7 @@ def _header(report: Report, title: str) -> str:
         f"cut by {words.signal(steps.get('signal', ''))}."
     )
     compiling = compiler_words.kind_note(report, steps["kind"])
-    others = f"<p>{markup(compiling)}</p>" if compiling else ""
+    others = "".join(f"<p>{markup(text)}</p>" for text in (sentences.framework(report), compiling) if text)
     for other in (report.views.get("steps_by_kind") or [])[1:]:
         text = markup(sentences.step_kind(report, other))
         others += (

@@ -30,6 +30,27 @@ def warnings(report: Report) -> list[str]:
     return [text for text in texts if text]
 
 
+def framework(report: Report) -> str | None:
+    """Which training framework ran, what was not found of it, and what cut its steps; None for a loop of the user's."""
+    facts = report.run.get("framework")
+    if not facts:
+        return None
+    text = f"{facts['name']} {facts['version'] or '(version unknown)'}"
+    if facts["on_top"]:
+        text += f" with {' and '.join(facts['on_top'])}"
+    if facts["also"]:
+        text += f" (also {', '.join(facts['also'])})"
+    if facts["cut_by"]:
+        text += f"; steps cut by: {words.signal(facts['cut_by'])}"
+    if facts["steps_counted"] is not None and facts["steps_counted"] == facts["steps_cut"]:
+        text += f", as many as {facts['counter']} counts"
+    if facts["missing"]:
+        text += f"; not found in this version: {', '.join(facts['missing'])}"
+    elif not facts["supported"]:
+        text += f"; all its seams were found, though they were read in {' and '.join(facts['checked'])}"
+    return text
+
+
 def reading(report: Report) -> str | None:
     """What was read of traces and what was lost, None where no trace was read."""
     facts = report.quality.get("reading")

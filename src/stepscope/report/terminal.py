@@ -102,6 +102,9 @@ def _headline(report: Report) -> Iterator[RenderableType]:
         f" (median {words.number(steps['median_ms'])}, p95 {words.number(steps['p95_ms'])}), {', '.join(rates)}; ",
         f"cut by {words.signal(steps.get('signal', ''))}",
     )
+    trained_by = sentences.framework(report)
+    if trained_by:
+        yield Text(one_line(trained_by, 300))
     compiling = compiler_words.kind_note(report, steps["kind"])
     if compiling:
         yield Text(compiling)

@@ -36,6 +36,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "first_batch": pl.Boolean,
         "in_window": pl.Boolean,
         "signal": pl.String,
+        "framework_step": pl.Int64,
     },
     # a line of rank-N/events.jsonl; `data` holds the kind's own fields as JSON text
     "journal": {

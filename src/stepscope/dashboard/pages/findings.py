@@ -101,6 +101,9 @@ def _head(report: Report) -> Iterator[Block]:
             )
         yield blocks.figures(items)
         yield blocks.text(_said(report, steps))
+        trained_by = sentences.framework(report)
+        if trained_by:
+            yield blocks.text(blocks.sentence(trained_by))
     else:
         seen = compiler_words.without_steps(report)
         if seen:

@@ -18,11 +18,13 @@ from stepscope.record.agent.clock import Clock
 from stepscope.record.agent.compiling import skip_own_code
 from stepscope.record.agent.config import Config, from_environment
 from stepscope.record.agent.device import DeviceTimer
+from stepscope.record.agent.framework_steps import FrameworkSteps
 from stepscope.record.agent.guard import Guard, HookList
 from stepscope.record.agent.journal import EventLog, Journal, append_line, masked_command, rank_identity
 from stepscope.record.agent.probes import ProbeSet
 from stepscope.record.agent.probes.autograd import AutogradProbe
 from stepscope.record.agent.probes.compiles import CompilesProbe
+from stepscope.record.agent.probes.framework_seams import FrameworkSeamsProbe
 from stepscope.record.agent.probes.module_forward import ModuleForwardProbe
 from stepscope.record.agent.probes.ptracer import allow_tracing
 from stepscope.record.agent.step_queue import QueuedCutter
@@ -56,11 +58,13 @@ def start(config: Config | None = None) -> Agent | None:
 
 
 def imported(name: str) -> None:
-    """Told by the import hook that `name` (torch or torch_xla) has just been imported."""
+    """Told by the import hook that `name` (torch, torch_xla or a framework's module) has just been imported."""
     if name == "torch":
         start()
-    elif _agent is not None:
+    elif _agent is not None and name == "torch_xla":
         _agent.guard.wrap(name, _agent.note_xla, inject=False)()
+    elif _agent is not None:
+        _agent.note_framework(name)
 
 
 def stop(reason: str) -> None:
@@ -96,6 +100,7 @@ class Agent:
         self.optimizer_events = 0  # optimizer steps seen, nested ones included
         self.started_ns = self.clock.now()
         self.regions_written = False  # since the last step was cut
+        self.framework_steps: FrameworkSteps | None = None  # once a framework trains that counts its steps
         self._at_row = HookList(self.guard)
         self._at_row.add("journal", self._write_row)
         self._at_rows = HookList(self.guard)
@@ -204,6 +209,12 @@ class Agent:
         if probe is not None and not self.probes.suspended:
             probe.install(self)
 
+    def note_framework(self, module: str) -> None:
+        """A module with seams of a training framework has been imported after torch."""
+        probe = self.probes.get("framework_seams")
+        if isinstance(probe, FrameworkSeamsProbe) and not self.probes.suspended:
+            self.guard.wrap(probe.name, probe.module_imported)(module)
+
     # ------------------------------------------------------------------------------------------- who may report
 
     def accepts(self, strong: bool = False) -> bool:
@@ -248,6 +259,8 @@ class Agent:
 
     def _on_row(self, row: StepRow | None, live: bool, now_ns: int) -> None:
         if row is not None:
+            if self.framework_steps is not None:
+                row = self.framework_steps.filled(row, now_ns)
             self._at_row.call(row)
         if live:
             if row is not None and row.fetches == 0:
@@ -257,6 +270,8 @@ class Agent:
 
     def _on_rows(self, rows: list[StepRow]) -> None:
         """Rows of steps cut late, all but the last of which something happens after; see `_is_patient`."""
+        if self.framework_steps is not None:
+            rows = [self.framework_steps.filled(row, row.start_ns + row.wall_ns) for row in rows]
         self._at_rows.call(rows)
 
     def _is_patient(self) -> bool:

@@ -15,14 +15,52 @@ from types import ModuleType
 from typing import Any, Callable
 
 HOOKED = ("torch", "torch_xla")
+# Where training frameworks have their seams, as in the table `probes/frameworks.py`, which a test compares. Known from
+# the start: such a module may import torch in the middle of its own import, which is over only later.
+FRAMEWORK_MODULES = frozenset(
+    [
+        "accelerate.accelerator",
+        "composer.callbacks.checkpoint_saver",
+        "composer.loggers.logger",
+        "composer.trainer.trainer",
+        "deepspeed.monitor.monitor",
+        "deepspeed.runtime.engine",
+        "deepspeed.runtime.pipe.engine",
+        "fastai.learner",
+        "ignite.engine.engine",
+        "ignite.handlers.checkpoint",
+        "keras.src.backend.torch.trainer",
+        "keras.src.callbacks.callback_list",
+        "keras.src.models.model",
+        "lightning.fabric.fabric",
+        "lightning.pytorch.loops.evaluation_loop",
+        "lightning.pytorch.loops.fit_loop",
+        "lightning.pytorch.trainer.connectors.logger_connector.logger_connector",
+        "lightning.pytorch.trainer.trainer",
+        "lightning_fabric.fabric",
+        "pytorch_lightning.loops.evaluation_loop",
+        "pytorch_lightning.loops.fit_loop",
+        "pytorch_lightning.trainer.connectors.logger_connector.logger_connector",
+        "pytorch_lightning.trainer.trainer",
+        "skorch.net",
+        "torchtitan.components.checkpoint",
+        "torchtitan.components.checkpointer.base",
+        "torchtitan.components.metrics",
+        "torchtitan.components.validate",
+        "torchtitan.train",
+        "torchtitan.trainer",
+        "transformers.trainer",
+        "ultralytics.engine.trainer",
+    ]
+)
 
 
 class Finder:
-    """A meta path finder that finds only `stepscope`, and wraps the loader of the modules in `HOOKED`."""
+    """A meta path finder that finds only `stepscope`, and wraps the loader of modules that are waited for."""
 
     def __init__(self, package: str) -> None:
         self._package = package
-        self._waiting = set(HOOKED)
+        self._waiting = {*HOOKED, *FRAMEWORK_MODULES}
         self._hooks: dict[str, Callable[[], Any]] = {}
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -39,7 +77,7 @@ class Finder:
         return spec
 
     def when_imported(self, name: str, hook: Callable[[], Any]) -> None:
-        """Call `hook`, which must not raise, once the top-level module `name` has been imported."""
+        """Call `hook`, which must not raise, once the module `name` has been imported."""
         self._hooks[name] = hook
         self._waiting.add(name)
 
@@ -92,6 +130,8 @@ def when_imported(name: str, hook: Callable[[], Any]) -> bool:
 
 
 def _imported(name: str) -> None:
+    if name in FRAMEWORK_MODULES and "stepscope.record.agent.core" not in sys.modules:
+        return  # torch, and with it the agent, is still to come
     try:
         from stepscope.record.agent import core
 

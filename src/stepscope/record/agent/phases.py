@@ -36,6 +36,7 @@ class StepRow(NamedTuple):
     first_batch: int
     in_window: int
     signal: str
+    framework_step: int | None = None
 
 
 class Segment:

@@ -20,6 +20,19 @@ SECTIONS = (
         ),
     ),
     Section(
+        "FrameworkFacts",
+        "The training framework",
+        "run.framework",
+        metrics(
+            steps_counted=(
+                "count",
+                "What the framework's own counter grew by over the training steps that have it; missing without any.",
+            ),
+            steps_cut=("count", "The same by the recorder: training steps, or their batches where it counts batches."),
+            parted_at=("count", "The first step in which the two differ."),
+        ),
+    ),
+    Section(
         "StepFacts",
         "Steps",
         "steps, views.steps_by_kind",

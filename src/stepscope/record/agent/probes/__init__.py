@@ -41,6 +41,7 @@ PROBES: tuple[tuple[str, str], ...] = (
     ("saves", "SavesProbe"),
     ("compiles", "CompilesProbe"),
     ("nvtx", "NvtxProbe"),
+    ("framework_seams", "FrameworkSeamsProbe"),
     ("user_profiler", "UserProfilerProbe"),
 )
 

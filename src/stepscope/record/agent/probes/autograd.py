@@ -95,6 +95,9 @@ class AutogradProbe:
         def before(*args: Any, **kwargs: Any) -> bool:
             if get_ident() != agent.training_thread and not agent.accepts(strong=True):
                 return False
+            now = source() + offset_ns
+            if agent.framework_steps is not None:
+                agent.framework_steps.sample(now)
             if self._functional.enabled:
                 self.without_functional()
             if steps.wants_roots:
@@ -102,7 +105,7 @@ class AutogradProbe:
                 cleared = gradients.before(root, args[0] if args else kwargs.get("tensors"))
                 steps.backward_start(source() + offset_ns, root, cleared)
             else:
-                steps.backward_start(source() + offset_ns)
+                steps.backward_start(now)
             return True
 
         def after(begun: bool | None, _result: Any, _error: BaseException | None) -> None:

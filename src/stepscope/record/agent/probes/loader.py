@@ -126,6 +126,8 @@ class LoaderProbe:
         now = self._source() + self._offset_ns
         if self._deaths:
             self._tell_deaths(now)
+        if agent.framework_steps is not None:
+            agent.framework_steps.sample(now)
         self._steps.fetch_start(serial, now)
         return serial
 
