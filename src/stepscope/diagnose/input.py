@@ -18,10 +18,11 @@ from stepscope.diagnose.common import (
     steps_source,
     train_steps,
 )
+from stepscope.diagnose.in_script import of_loader
 from stepscope.diagnose.input_trace import idle_share, loader_gain, traced_loader_bound
 from stepscope.diagnose.storage import storage_advice, storage_evidence
 from stepscope.diagnose.thresholds import LOADER, WAVES
-from stepscope.model import Analysis, Evidence, Finding, HotLine, Interval, LoaderFacts, Place, StepFacts, Try
+from stepscope.model import Analysis, Evidence, Finding, HotLine, Interval, LoaderFacts, Place, Settings, StepFacts, Try
 
 RULE = "input.loader_bound"
 LEARN = "https://pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading"
@@ -53,7 +54,7 @@ def waiting(analysis: Analysis) -> list[Finding]:
         return []
     where = _where(loader)
     share = clip_share(cost, train.mean_ms)
-    title, fix = _words(loader, where, share)
+    title, fix = _words(loader, analysis.settings, where, share)
     fix += _packing(loader) + storage_advice(analysis)
     levels = [steps_confidence(train)]
     if loader.samples:
@@ -134,30 +135,34 @@ def _place(line: HotLine) -> Place:
     return Place(line.file, line.line, line.function, line.share)
 
 
-def _words(loader: LoaderFacts, where: tuple[Place, ...], share: float) -> tuple[str, str]:
+def _words(loader: LoaderFacts, settings: Settings | None, where: tuple[Place, ...], share: float) -> tuple[str, str]:
     """(title, fix)."""
     waits = f"{share:.0%} of the step"
     hot = next((place for place in where if place.share is not None), None)
     named = _named(loader, hot)
     shorter = f"; then shorten the work at {shown(hot)}" if hot else ""
-    at = f" at {shown(loader.site)}" if loader.site else ""
     wanted, count = loader.suggested_workers, loader.num_workers or 0
     if loader.in_main_process:
         return (
             f"The training process loads every batch itself, {waits}{named}",
-            f"Load in worker processes: num_workers={wanted}, persistent_workers=True in the DataLoader{at}{shorter}",
+            "Load in worker processes: "
+            + of_loader(loader.site, settings, num_workers=wanted, persistent_workers=True)
+            + shorter,
         )
     many = f"{count} loader workers" if count != 1 else "1 loader worker"
     if _parked(loader):
         return (
             f"The step waits for batches, {waits}, while {many} sat parked",
             "The workers are not the bottleneck. Make what crosses the process border smaller (tensors, not lists "
-            f"of objects; fewer, larger ones), and keep more in reserve: prefetch_factor=4 in the DataLoader{at}",
+            "of objects; fewer, larger ones), and keep more in reserve: "
+            + of_loader(loader.site, settings, prefetch_factor=4),
         )
     if wanted > count:
         return (
             f"{many} cannot keep up: the step waits, {waits}{named}",
-            f"Raise num_workers from {count} to {wanted} in the DataLoader{at}{shorter}",
+            f"Raise the number of workers from {count}: "
+            + of_loader(loader.site, settings, num_workers=wanted)
+            + shorter,
         )
     place = f"at {shown(hot)}" if hot else "per item"
     return (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from stepscope.model.analysis import Analysis, Report
 from stepscope.model.facts import (
+    BatchContent,
     FixedCosts,
     HotLine,
     IoFacts,
@@ -21,6 +22,7 @@ from stepscope.model.facts import (
     PythonFacts,
     Quality,
     RunFacts,
+    Settings,
     Site,
     StackFacts,
     StepFacts,
@@ -61,6 +63,7 @@ __all__ = [
     "STEP_COLUMNS",
     "Abstention",
     "Analysis",
+    "BatchContent",
     "DeviceLine",
     "DeviceLines",
     "DeviceTime",
@@ -86,6 +89,7 @@ __all__ = [
     "Report",
     "Risk",
     "RunFacts",
+    "Settings",
     "Site",
     "StackFacts",
     "StepFacts",
