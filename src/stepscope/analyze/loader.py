@@ -86,9 +86,7 @@ def facts(
         cores_used=cores,
         library_function=library,
         samples=count,
-        batch=_content(batches(tables, labelled.frame.filter(pl.col("kind") == "train")), event.get("id"))
-        if event is not None
-        else None,
+        batch=_content(tables, labelled, event),
         threads=threads,
         ranks_on_host=ranks,
         files=None if rows is None else loader_files.facts(rows, lines_of, opened if in_main else None, batch),
@@ -216,17 +214,22 @@ def _followed(events: list[dict[str, Any]], train: pl.DataFrame) -> dict[Any, in
     return votes
 
 
-def _content(looked: list[dict[str, Any]], loader: object) -> BatchContent | None:
+def _content(tables: Tables, labelled: LabelledSteps, event: dict[str, Any] | None) -> BatchContent | None:
+    if event is None:
+        return None
+    train = labelled.frame.filter(pl.col("kind") == "train")
+    names = ("tensors", "bytes", "objects")
     own = [
-        [float(data[name]) for name in ("tensors", "bytes", "objects")]
-        for data in looked
-        if data.get("id") == loader
-        and all(isinstance(data.get(name), (int, float)) for name in ("tensors", "bytes", "objects"))
+        [float(data[name]) for name in names]
+        for data in batches(tables, train)
+        if data.get("id") == event.get("id") and all(isinstance(data.get(name), int) for name in names)
     ]
     if not own:
         return None
     tensors, size, objects = (statistics.median(column) for column in zip(*own, strict=True))
-    return BatchContent(tensors, size, objects, batches=len(own))
+    fetches = train["fetches"].drop_nulls().mean()
+    per_step = float(fetches) if isinstance(fetches, float) and fetches > 0 else 1.0
+    return BatchContent(tensors, size, objects, batches=len(own), per_step=per_step)
 
 
 def _loading(samples: Samples | None, in_main: bool) -> tuple[pl.DataFrame | None, str, float | None, float | None]:
@@ -247,8 +250,11 @@ def _sampled(rows: pl.DataFrame | None, role: str) -> tuple[list[HotLine], list[
     """(lines, entries, hottest library function, samples) of the loading work."""
     if rows is None:
         return [], [], None, 0
-    below = rows.filter(pl.col("entry_file").is_not_null())
-    inner = "inner" if below.height else "user"
+    inner = "inner"
+    if rows["entry_file"].null_count() == rows.height:
+        # A line that merely iterates a loader of library code does no work; without a loader it may.
+        inner = "user"
+        rows = rows.with_columns(pl.when(~pl.col("in_loader")).then(pl.col("user_file")).alias("user_file"))
     library = (
         rows.filter(pl.col("in_loader") & pl.col("entry_file").is_null())
         .group_by("leaf_function")

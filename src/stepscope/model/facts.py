@@ -140,6 +140,7 @@ class BatchContent:
     bytes: float
     objects: float  # numbers, texts, containers
     batches: int
+    per_step: float = 1.0  # batches that a training step fetches
 
 
 @dataclass(frozen=True)
