@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,3 +143,33 @@ def test_what_holds_itself_ends() -> None:
     batch.append(batch)
     tensors, _, objects = batch_content(batch)
     assert (tensors, objects) == (5, 6)
+
+
+STRANGE = """import torch
+from torch.utils.data import DataLoader
+
+class Batch:
+    shape = (4, 1)
+    def __init__(self, items):
+        self.rows = torch.stack(items)
+    @property
+    def nbytes(self):
+        raise RuntimeError("not now")
+
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in DataLoader([torch.ones(1)] * 40, batch_size=4, collate_fn=Batch):
+    optimizer.zero_grad()
+    model(batch.rows).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_batch_that_cannot_be_counted_costs_its_count_alone(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STRANGE)
+    outcome = run_script(tmp_path, script)
+    assert outcome.status == 0, outcome.stderr
+    assert [event["probe"] for event in outcome.events("probe_error")] == ["batch"]
+    assert outcome.events("batch") == []
+    assert [(step["kind"], step["samples"]) for step in outcome.steps()] == [("train", 4)] * 10
