@@ -60,21 +60,19 @@ def test_the_training_process_loads_itself() -> None:
     assert "num_workers=3" in finding.fix
     assert "train.py:75" in finding.fix
     assert (finding.try_[0].knob, finding.try_[0].value) == ("loader.num_workers", "3")
-    assert finding.expected_gain is not None
-    assert 0 <= finding.expected_gain.low <= finding.expected_gain.high <= finding.gain_ceiling
+    assert finding.expected_gain is None  # on four cores that the computation may keep busy nothing is sure
 
 
 def test_the_quota_limits_the_advice_and_the_promise() -> None:
     finding = only(loader_tables(affinity=64, quota=1.0), "input.loader_bound")
     assert "num_workers=1" in finding.fix
-    assert finding.expected_gain is not None
-    assert finding.expected_gain.low == 0
+    assert finding.expected_gain is None
 
 
 def test_busy_workers_need_help() -> None:
     finding = only(loader_tables(workers=1, busy=95, affinity=8), "input.loader_bound")
     assert finding.title.startswith("1 loader worker cannot keep up")
-    assert "from 1 to" in finding.fix
+    assert "from 1: num_workers=" in finding.fix
 
 
 def test_busy_workers_without_a_core_left_need_less_work() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.experiment.changes_in_script import EDITS, changes, command_line
+from stepscope.diagnose.in_script import EDITS
+from stepscope.experiment.changes_in_script import changes, command_line
 from stepscope.model.comparison import AppliedKnob, Knob
 from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX, KNOBS
 

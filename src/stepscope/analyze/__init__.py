@@ -136,5 +136,6 @@ def _facts(context: Context) -> Analysis:
         ranks=ranks.facts(context, labelled, site_facts),
         pipeline=pipeline.facts(labelled, train, loader_facts, machine_facts),
         machine=machine_facts,
+        settings=sites.settings(tables, loader.feeding_loader(tables, labelled)),
         trial=trial.facts(tables),
     )

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.loader import feeding_loader, place_of, site_of
+from stepscope.analyze.loader import feeding_loader
+from stepscope.analyze.sites import place_of, site_of
 from stepscope.analyze.steps import LabelledSteps
 from stepscope.analyze.windows import event_data
 from stepscope.model import LoaderFacts
@@ -82,6 +83,7 @@ def _loader_events(tables: Tables) -> Iterator[_Event]:
     for row, data in event_data(tables, "loader"):
         if row["time_ns"] is not None:
             own = {"process": row["process"], "time_ns": row["time_ns"], "ns": row["duration_ns"]}
+            own.update(_process=row["process"], _time=row["time_ns"])
             yield {**data, **own, "id": data.get("id") if isinstance(data.get("id"), int) else None}
 
 

@@ -9,18 +9,20 @@ loading is two thirds of all CPU work, workers on more than two thirds of the co
 from __future__ import annotations
 
 import math
-import re
+import statistics
 from typing import Any
 
 import polars as pl
 
 from stepscope.analyze import loader_files
 from stepscope.analyze.lines import Lines
+from stepscope.analyze.places import parse_json
 from stepscope.analyze.sampled.hot_lines import hot_lines
 from stepscope.analyze.sampled.samples import Samples
+from stepscope.analyze.sites import first_int, place_of, site_of
 from stepscope.analyze.steps import LabelledSteps
 from stepscope.analyze.windows import event_data
-from stepscope.model import HotLine, LoaderFacts, Place, StepFacts
+from stepscope.model import BatchContent, HotLine, LoaderFacts, StepFacts
 from stepscope.tables.schema import Tables
 
 MAX_LINES = 20
@@ -51,11 +53,11 @@ def facts(
     event = feeding_loader(tables, labelled)
     site = site_of(tables, event)
     arguments: dict[str, Any] = dict(site.get("arguments") or {}) if site else {}
-    workers = _first_int(event.get("num_workers") if event else None, arguments.get("num_workers"))
+    workers = first_int(event.get("num_workers") if event else None, arguments.get("num_workers"))
     in_main = not workers
     rows, role, busy, idle = _loading(samples, in_main)
     lines, entries, library, count = _sampled(rows, role)
-    batch = _first_int(event.get("batch_size") if event else None, arguments.get("batch_size"))
+    batch = first_int(event.get("batch_size") if event else None, arguments.get("batch_size"))
     compute_ms = max(0.0, train.mean_ms - wait.ms)
     load_ms = wait.ms if in_main else _worker_load_ms(workers, busy, train.mean_ms)
     limit, ranks, threads = cpu_limit(tables), ranks_on_host(tables), _threads(tables)
@@ -84,6 +86,7 @@ def facts(
         cores_used=cores,
         library_function=library,
         samples=count,
+        batch=_content(tables, labelled, event),
         threads=threads,
         ranks_on_host=ranks,
         files=None if rows is None else loader_files.facts(rows, lines_of, opened if in_main else None, batch),
@@ -146,7 +149,7 @@ def _threads(tables: Tables) -> int | None:
     threads = None
     for _, data in event_data(tables, "site"):
         if data.get("what") == "set_num_threads":
-            values = [_first_int(value) for value in (data.get("arguments") or {}).values()]
+            values = [first_int(value) for value in (data.get("arguments") or {}).values()]
             threads = next((value for value in values if value), threads)
     return threads
 
@@ -160,13 +163,41 @@ def ranks_on_host(tables: Tables) -> int:
 
 
 def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | None:
-    """The loader whose iterations the most training steps follow."""
+    """The loader that training steps wait for: the longest by the fetches that were looked at in them.
+
+    In recordings without any the one whose iterations the most training steps follow.
+    """
     events = [
         {**data, "_process": row["process"], "_time": row["time_ns"]} for row, data in event_data(tables, "loader")
     ]
     if not events:
         return None
     train = labelled.frame.filter(pl.col("kind") == "train")
+    votes = _waited_ns(batches(tables, train)) or _followed(events, train)
+    best = max(votes, key=lambda key: votes[key])
+    return next((event for event in events if event.get("id") == best), None)
+
+
+def batches(tables: Tables, train: pl.DataFrame) -> list[dict[str, Any]]:
+    """The `batch` events whose fetch began in one of these steps."""
+    rows = tables.journal.filter((pl.col("kind") == "batch") & pl.col("time_ns").is_not_null()).sort("time_ns")
+    steps = train.select("process", "start_ns", "wall_ns").drop_nulls().sort("start_ns")
+    if rows.is_empty() or steps.is_empty():
+        return []
+    inside = rows.join_asof(steps, left_on="time_ns", right_on="start_ns", by="process", check_sortedness=False)
+    inside = inside.filter(pl.col("time_ns") < pl.col("start_ns") + pl.col("wall_ns"))
+    found = ((row, parse_json(row["data"])) for row in inside.iter_rows(named=True))
+    return [{**data, "_ns": row["duration_ns"]} for row, data in found if isinstance(data, dict)]
+
+
+def _waited_ns(looked: list[dict[str, Any]]) -> dict[Any, int]:
+    votes: dict[Any, int] = {}
+    for data in looked:
+        votes[data.get("id")] = votes.get(data.get("id"), 0) + (data["_ns"] or 0)
+    return votes
+
+
+def _followed(events: list[dict[str, Any]], train: pl.DataFrame) -> dict[Any, int]:
     votes: dict[Any, int] = {}
     for process in {event["_process"] for event in events}:
         own = [event for event in events if event["_process"] == process]
@@ -180,45 +211,25 @@ def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | 
                 else moments.filter((moments >= event["_time"]) & (moments < after))
             )
             votes[event.get("id")] = votes.get(event.get("id"), 0) + len(steps)
-    best = max(votes, key=lambda key: votes[key])
-    return next(event for event in events if event.get("id") == best)
+    return votes
 
 
-def site_of(tables: Tables, event: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The construction of that loader: same id, else same arguments, else the only or first one."""
-    sites = [data for _, data in event_data(tables, "site") if data.get("what") == "DataLoader"]
-    if not sites or event is None:
-        return sites[0] if sites else None
-    for data in sites:
-        if data.get("id") is not None and data.get("id") == event.get("id"):
-            return data
-
-    def likeness(data: dict[str, Any]) -> int:
-        arguments = data.get("arguments") or {}
-        same = 0
-        for name in ("num_workers", "batch_size"):
-            default = 0 if name == "num_workers" else 1
-            same += _first_int(arguments.get(name), default) == _first_int(event.get(name), default)
-        return same
-
-    return max(sites, key=likeness)
-
-
-def place_of(site: dict[str, Any] | None) -> Place | None:
-    """The line of the user's that a `site` event names."""
-    if not site or not isinstance(site.get("file"), str):
+def _content(tables: Tables, labelled: LabelledSteps, event: dict[str, Any] | None) -> BatchContent | None:
+    if event is None:
         return None
-    line = site.get("line")
-    return Place(site["file"], line if isinstance(line, int) else None, site.get("function"))
-
-
-def _first_int(*values: object) -> int | None:
-    for value in values:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if isinstance(value, str) and re.fullmatch(r"\d+", value):
-            return int(value)
-    return None
+    train = labelled.frame.filter(pl.col("kind") == "train")
+    names = ("tensors", "bytes", "objects")
+    own = [
+        [float(data[name]) for name in names]
+        for data in batches(tables, train)
+        if data.get("id") == event.get("id") and all(isinstance(data.get(name), int) for name in names)
+    ]
+    if not own:
+        return None
+    tensors, size, objects = (statistics.median(column) for column in zip(*own, strict=True))
+    fetches = train["fetches"].drop_nulls().mean()
+    per_step = float(fetches) if isinstance(fetches, float) and fetches > 0 else 1.0
+    return BatchContent(tensors, size, objects, batches=len(own), per_step=per_step)
 
 
 def _loading(samples: Samples | None, in_main: bool) -> tuple[pl.DataFrame | None, str, float | None, float | None]:
@@ -239,8 +250,11 @@ def _sampled(rows: pl.DataFrame | None, role: str) -> tuple[list[HotLine], list[
     """(lines, entries, hottest library function, samples) of the loading work."""
     if rows is None:
         return [], [], None, 0
-    below = rows.filter(pl.col("entry_file").is_not_null())
-    inner = "inner" if below.height else "user"
+    inner = "inner"
+    if rows["entry_file"].null_count() == rows.height:
+        # A line that merely iterates a loader of library code does no work; without a loader it may.
+        inner = "user"
+        rows = rows.with_columns(pl.when(~pl.col("in_loader")).then(pl.col("user_file")).alias("user_file"))
     library = (
         rows.filter(pl.col("in_loader") & pl.col("entry_file").is_null())
         .group_by("leaf_function")

@@ -65,6 +65,7 @@ def measure(
         warmup_s=steps.warmup_s,
         signal=_signal(steps.rows),
         conditions=conditions.conditions(tables, steps),
+        settings=analysis.settings,
     )
 
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from stepscope.diagnose.agreement import weighed
 from stepscope.diagnose.causes import explained
+from stepscope.diagnose.in_script import in_framework
 from stepscope.diagnose.learn import linked
 from stepscope.diagnose.quality import tempered
 from stepscope.diagnose.risks import RISKS, assess
@@ -47,7 +48,8 @@ def diagnose(analysis: Analysis, *, ignored: Mapping[str, str] = _NOTHING) -> Di
         if not missing:
             found = rule.judge(analysis)
             for finding in found:
-                findings.setdefault(finding.id, linked(tempered(finding, rule, analysis)))
+                worded = in_framework(linked(tempered(finding, rule, analysis)), analysis)
+                findings.setdefault(finding.id, worded)
             missing = [] if found else _missing(rule.helps, analysis)
         if missing:
             needs = " and ".join(need.name for need in missing)
@@ -55,6 +57,7 @@ def diagnose(analysis: Analysis, *, ignored: Mapping[str, str] = _NOTHING) -> Di
     ordered = sorted(findings.values(), key=lambda finding: (-finding.cost_ms_per_step, finding.id))
     ordered = list(explained(weighed(ordered, analysis), analysis))
     risks, without_inputs = assess(analysis, ordered, ignored)
+    risks = tuple(in_framework(risk, analysis) for risk in risks)
     switched_off = tuple(Ignored(name, ignored[name]) for name in known if name in ignored)
     return Diagnosis(tuple(ordered), (*abstained, *without_inputs), switched_off, risks)
 

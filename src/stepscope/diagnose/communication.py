@@ -322,9 +322,10 @@ def _transfer_ms(analysis: Analysis, rank: int) -> float | None:
 
 
 def _loaders(analysis: Analysis) -> tuple[Place, ...]:
-    return _distinct([site.place for site in analysis.sites if site.what == "DataLoader" and site.place is not None])[
-        : RANKS.lines_shown
-    ]
+    """The user's own constructions, else the line that the framework makes its loader by."""
+    own = [site.place for site in analysis.sites if site.what == "DataLoader" and site.via is None]
+    known = [place for place in own or [analysis.loader.site if analysis.loader is not None else None] if place]
+    return _distinct(known)[: RANKS.lines_shown]
 
 
 def _distinct(places: list[Place]) -> tuple[Place, ...]:

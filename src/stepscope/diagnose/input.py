@@ -18,12 +18,14 @@ from stepscope.diagnose.common import (
     steps_source,
     train_steps,
 )
+from stepscope.diagnose.in_script import of_loader
 from stepscope.diagnose.input_trace import idle_share, loader_gain, traced_loader_bound
 from stepscope.diagnose.storage import storage_advice, storage_evidence
 from stepscope.diagnose.thresholds import LOADER, WAVES
-from stepscope.model import Analysis, Evidence, Finding, HotLine, Interval, LoaderFacts, Place, StepFacts, Try
+from stepscope.model import Analysis, Evidence, Finding, HotLine, Interval, LoaderFacts, Place, Settings, StepFacts, Try
 
 RULE = "input.loader_bound"
+_SAME_BATCH = "With the same batch handed out again and again instead of loaded, the mean step does not get shorter"
 LEARN = "https://pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading"
 
 
@@ -53,7 +55,10 @@ def waiting(analysis: Analysis) -> list[Finding]:
         return []
     where = _where(loader)
     share = clip_share(cost, train.mean_ms)
-    title, fix = _words(loader, where, share)
+    gains = _gains(analysis, train, loader, share)
+    if gains is not None and loader.batch is not None and gains.high < LOADER.floor:
+        return _without_workers(analysis, train, loader, cost, where)
+    title, fix = _words(loader, analysis.settings, where, share)
     fix += _packing(loader) + storage_advice(analysis)
     levels = [steps_confidence(train)]
     if loader.samples:
@@ -72,8 +77,8 @@ def waiting(analysis: Analysis) -> list[Finding]:
             confidence=lowest(levels),
             cost_ms_per_step=cost,
             share=share,
-            gain_ceiling=_ceiling(analysis, train, cost),
-            expected_gain=_expected(analysis, train, loader, share),
+            gain_ceiling=_ceiling(analysis, train, cost) - _handed_over_share(train, loader, where),
+            expected_gain=gains if gains is not None and gains.low > 0 else None,
             where=where,
             ranks=train.ranks,
             evidence=(*_evidence(analysis, train, loader), *_replayed(analysis), *storage_evidence(analysis)),
@@ -84,6 +89,67 @@ def waiting(analysis: Analysis) -> list[Finding]:
             falsified_by=_falsified(loader),
         )
     ]
+
+
+def _without_workers(
+    analysis: Analysis, train: StepFacts, loader: LoaderFacts, cost: float, where: tuple[Place, ...]
+) -> list[Finding]:
+    """What else can be done where handing batches over costs what workers would gain; nothing where that is unknown."""
+    hot = next((place for place in where if place.share is not None), None)
+    if hot is not None:
+        fix = f"Shorten the work at {shown(hot)}{_packing(loader)}"
+    elif loader.arguments.get("dataset") == "TensorDataset" and (loader.batch_size or 1) > 1 and loader.site:
+        order = "RandomSampler" if loader.arguments.get("shuffle") == "True" else "SequentialSampler"
+        fix = (
+            "Take whole batches out of the tensors, not items that are put together again: DataLoader(data, "
+            f"sampler=BatchSampler({order}(data), {loader.batch_size}, drop_last=False), batch_size=None) at "
+            f"{shown(loader.site)}"
+        )
+    else:
+        return []
+    share = clip_share(cost, train.mean_ms)
+    levels = [steps_confidence(train), sampled_confidence(loader.samples) if loader.samples else "medium"]
+    return [
+        Finding(
+            id=finding_id(RULE, loader.site or hot),
+            rule=RULE,
+            category="input",
+            title=f"The training process makes every batch itself, {share:.0%} of the step{_named(loader, hot)}",
+            severity=severity(share),
+            confidence=lowest(levels),
+            cost_ms_per_step=cost,
+            share=share,
+            gain_ceiling=_ceiling(analysis, train, cost),
+            where=where,
+            ranks=train.ranks,
+            evidence=_evidence(analysis, train, loader),
+            fix=fix,
+            caveat="Worker processes would not help: to hand a batch over takes as long as they would save.",
+            learn=LEARN,
+            falsified_by=_SAME_BATCH,
+        )
+    ]
+
+
+def _handover_ms(loader: LoaderFacts) -> float:
+    """What the training process works at least to take a step's batches from workers; 0 where they were not looked at.
+
+    A worker works as long to hand them over.
+    """
+    batch = loader.batch
+    if batch is None:
+        return 0.0
+    one = (
+        LOADER.handover_batch_ms + LOADER.handover_tensor_ms * batch.tensors + LOADER.handover_mb_ms * batch.bytes / 1e6
+    )
+    return one * batch.per_step
+
+
+def _handed_over_share(train: StepFacts, loader: LoaderFacts, where: tuple[Place, ...]) -> float:
+    """Of the step, what workers leave of the wait where nothing but workers is proposed."""
+    if not loader.in_main_process or any(place.share is not None for place in where):
+        return 0.0
+    return min(loader.data_wait_share, clip_share(_handover_ms(loader), train.mean_ms))
 
 
 def _cost(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> tuple[float, str]:
@@ -134,30 +200,34 @@ def _place(line: HotLine) -> Place:
     return Place(line.file, line.line, line.function, line.share)
 
 
-def _words(loader: LoaderFacts, where: tuple[Place, ...], share: float) -> tuple[str, str]:
+def _words(loader: LoaderFacts, settings: Settings | None, where: tuple[Place, ...], share: float) -> tuple[str, str]:
     """(title, fix)."""
     waits = f"{share:.0%} of the step"
     hot = next((place for place in where if place.share is not None), None)
     named = _named(loader, hot)
     shorter = f"; then shorten the work at {shown(hot)}" if hot else ""
-    at = f" at {shown(loader.site)}" if loader.site else ""
     wanted, count = loader.suggested_workers, loader.num_workers or 0
     if loader.in_main_process:
         return (
             f"The training process loads every batch itself, {waits}{named}",
-            f"Load in worker processes: num_workers={wanted}, persistent_workers=True in the DataLoader{at}{shorter}",
+            "Load in worker processes: "
+            + of_loader(loader.site, settings, num_workers=wanted, persistent_workers=True)
+            + shorter,
         )
     many = f"{count} loader workers" if count != 1 else "1 loader worker"
     if _parked(loader):
         return (
             f"The step waits for batches, {waits}, while {many} sat parked",
             "The workers are not the bottleneck. Make what crosses the process border smaller (tensors, not lists "
-            f"of objects; fewer, larger ones), and keep more in reserve: prefetch_factor=4 in the DataLoader{at}",
+            "of objects; fewer, larger ones), and keep more in reserve: "
+            + of_loader(loader.site, settings, prefetch_factor=4),
         )
     if wanted > count:
         return (
             f"{many} cannot keep up: the step waits, {waits}{named}",
-            f"Raise num_workers from {count} to {wanted} in the DataLoader{at}{shorter}",
+            f"Raise the number of workers from {count}: "
+            + of_loader(loader.site, settings, num_workers=wanted)
+            + shorter,
         )
     place = f"at {shown(hot)}" if hot else "per item"
     return (
@@ -232,6 +302,18 @@ def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> tupl
         found.append(Evidence("num_workers", loader.num_workers, "processes", "events.jsonl, the loader's own setting"))
     if loader.batch_size is not None:
         found.append(Evidence("batch_size", loader.batch_size, "samples", "events.jsonl, the loader's own setting"))
+    if loader.batch is not None and loader.in_main_process:
+        looked = f"events.jsonl, median of {loader.batch.batches} batches that were looked at"
+        found += [
+            Evidence("tensors of a batch", round(loader.batch.tensors, 1), "tensors", looked),
+            Evidence("bytes of a batch", round(loader.batch.bytes), "bytes", looked),
+            Evidence(
+                "handing a step's batches over, at least",
+                round(_handover_ms(loader), 3),
+                "ms",
+                f"{looked}, times what one takes",
+            ),
+        ]
     if loader.files is not None and loader.files.samples >= LOADER.file_samples and loader.files.share > 0:
         source = f"{stacks_source(analysis)}, {loader.files.samples} samples of loading"
         found.append(
@@ -264,25 +346,25 @@ def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> tupl
     return tuple(found)
 
 
-def _expected(analysis: Analysis, train: StepFacts, loader: LoaderFacts, most: float) -> Interval | None:
+def _gains(analysis: Analysis, train: StepFacts, loader: LoaderFacts, most: float) -> Interval | None:
     """What the suggested workers gain, when loading moves out of this process.
 
-    At best loading and computing overlap fully and only the CPU time measured now has to fit into the cores. At worst
-    two of the cores are one that runs two threads in turn, on a CPU the computation keeps all its threads busy all the
-    time, and handing a batch over takes a while; where the main thread waits for cores now, workers may get none.
-    None where the times are not known.
+    At best loading and computing overlap fully, only the CPU time measured now has to fit into the cores, and handing
+    over costs what it does at least. At worst two of the cores are one that runs two threads in turn, on a CPU the
+    computation keeps all its threads busy all the time, and handing a batch over takes a while; where the main thread
+    waits for cores now, workers may get none. None where the times are not known.
     """
     if not loader.in_main_process or loader.compute_ms is None or loader.load_ms is None:
         return None
     step, cores = train.mean_ms, max(1.0, loader.cpu_limit / loader.ranks_on_host)
-    real = max(1.0, cores / LOADER.threads_of_a_core)
-    best = max(loader.compute_ms, loader.load_ms / loader.suggested_workers)
+    real, handed = max(1.0, cores / LOADER.threads_of_a_core), _handover_ms(loader)
+    best = max(loader.compute_ms + handed, (loader.load_ms + handed) / loader.suggested_workers)
     worst = max(loader.compute_ms, loader.load_ms / min(loader.suggested_workers, real))
     if not any(device != "cpu" for device in analysis.devices):
         threads = min(cores, loader.threads or cores)
-        best = max(best, (loader.cores_used or 0.0) * step / cores)
+        best = max(best, ((loader.cores_used or 0.0) * step + 2 * handed) / cores)
         worst = max(worst, (loader.compute_ms * threads + loader.load_ms) / real)
-    worst += LOADER.handover * loader.load_ms + LOADER.handover_ms
+    worst += LOADER.handover * loader.load_ms + max(LOADER.handover_ms, handed)
     cpu = analysis.machine.cpu if analysis.machine is not None else None
     if cpu is not None and cpu.run_delay_share >= LOADER.crowded:
         worst = step
@@ -313,4 +395,4 @@ def _tries(loader: LoaderFacts) -> tuple[Try, ...]:
 def _falsified(loader: LoaderFacts) -> str:
     if loader.in_main_process:
         return f"With num_workers={loader.suggested_workers} the mean step does not get shorter"
-    return "With the same batch handed out again and again instead of loaded, the mean step does not get shorter"
+    return _SAME_BATCH

@@ -9,11 +9,11 @@ from stepscope.diagnose.common import (
     finding_id,
     lowest,
     severity,
-    shown,
     steps_confidence,
     steps_source,
     train_steps,
 )
+from stepscope.diagnose.in_script import of_loader
 from stepscope.diagnose.input import LEARN, in_waves, waiting
 from stepscope.diagnose.system import device_doubt
 from stepscope.diagnose.thresholds import EPOCHS
@@ -69,7 +69,6 @@ def _wave_evidence(train: StepFacts, waves: WaveFacts) -> tuple[Evidence, ...]:
 
 def _epoch_finding(analysis: Analysis, train: StepFacts, fact: EpochFacts) -> Finding:
     share = clip_share(fact.lost_ms_per_step, fact.total_ms_per_step)
-    at = f" at {shown(fact.site)}" if fact.site is not None else ""
     workers = f"{fact.num_workers} workers" if fact.num_workers != 1 else "its worker"
     doubt, words = device_doubt(analysis)
     return Finding(
@@ -86,7 +85,7 @@ def _epoch_finding(analysis: Analysis, train: StepFacts, fact: EpochFacts) -> Fi
         where=(fact.site,) if fact.site is not None else (),
         ranks=train.ranks,
         evidence=_epoch_evidence(train, fact),
-        fix=f"Keep the workers between epochs: persistent_workers=True in the DataLoader{at}",
+        fix="Keep the workers between epochs: " + of_loader(fact.site, analysis.settings, persistent_workers=True),
         caveat=f"Workers that stay keep their memory between epochs, and their copy of the data set: what the script "
         f"changes in it later does not reach them. Longer epochs make the loss smaller.{words}",
         learn=LEARN,

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepscope.diagnose.in_script import FALSE, TRUE
 from stepscope.model import Analysis, Diagnosis, Finding, Risk
 from stepscope.model.comparison import Knob
 
-TRUE = ("true", "1", "yes", "on")
-FALSE = ("false", "0", "no", "off", "none")
 # argument of the DataLoader -> knob
 LOADER_ARGUMENTS = {name: f"loader.{name}" for name in ("pin_memory", "persistent_workers", "prefetch_factor")}
 

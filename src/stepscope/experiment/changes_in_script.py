@@ -1,18 +1,19 @@
 """What to write into the script for each knob, as text, at the user's line where one is known.
 
 A knob is applied from outside; what wins has to be written down by someone. Knobs of one place make one sentence:
-`train.py:77: DataLoader(..., num_workers=2, persistent_workers=True)`. Nothing here edits a file.
+`train.py:77: DataLoader(..., num_workers=2, persistent_workers=True)`, or `TrainingArguments(...)` where a framework
+takes the setting. The words are those of the findings, `diagnose/in_script.py`. Nothing here edits a file.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stepscope.experiment.baseline import FALSE, TRUE
+from stepscope.diagnose.in_script import edit_of
+from stepscope.model import Settings
 from stepscope.model.comparison import AppliedKnob, Knob
 from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX
 from stepscope.record.host.command import first_argument
@@ -23,98 +24,6 @@ MAX_PLACES = 3  # named of one knob
 Place = tuple[str, "int | None"]
 
 
-@dataclass(frozen=True)
-class Edit:
-    """What one knob comes to. `call` is written with `argument` where knobs share a call, else `text` says all."""
-
-    text: Callable[[str], str]
-    call: str | None = None
-    argument: str | None = None
-
-
-def literal(value: str) -> str:
-    """`value` as Python writes it."""
-    text = value.strip()
-    if text.lower() in TRUE[:1]:
-        return "True"
-    if text.lower() in FALSE[:1]:
-        return "False"
-    try:
-        return str(int(text))
-    except ValueError:
-        return repr(text)
-
-
-def _of_call(call: str, argument: str) -> Edit:
-    return Edit(lambda value: f"{call}(..., {argument}={literal(value)})", call, argument)
-
-
-def _statement(template: str) -> Edit:
-    return Edit(lambda value: template.format(literal(value)))
-
-
-def _autocast(value: str) -> str:
-    kind = {"bf16": "bfloat16", "fp16": "float16"}.get(value)
-    if kind is None:
-        return "no torch.autocast around the forward pass and the loss"
-    text = f"with torch.autocast(DEVICE, dtype=torch.{kind}): around the forward pass and the loss, not around backward"
-    return text + ("; scale the loss with torch.amp.GradScaler" if kind == "float16" else "")
-
-
-def _compile(value: str) -> str:
-    if value.lower() in FALSE:
-        return "no torch.compile"
-    mode = "" if value.lower() in TRUE or value == "default" else f", mode={value!r}"
-    return f"model = torch.compile(model{mode}), once the model is on its device"
-
-
-def _collector(value: str) -> str:
-    if value == "freeze":
-        return "gc.collect(); gc.freeze() after the first steps"
-    if value == "off":
-        return "gc.disable() before the loop, and gc.collect() at the end of each epoch"
-    return f"gc.set_threshold({value})"
-
-
-def _taskset(value: str) -> str:
-    return f"start the command with: taskset -c {shlex.quote(value)} ..."
-
-
-def _workers_affinity(value: str) -> str:
-    return f"DataLoader(..., worker_init_fn=...) that calls os.sched_setaffinity(0, ...) with processors {value}"
-
-
-def _allocator(value: str) -> str:
-    return f"start the command with PYTORCH_CUDA_ALLOC_CONF={shlex.quote(value)} in its environment"
-
-
-EDITS: Mapping[str, Edit] = {
-    **{
-        f"loader.{name}": _of_call("DataLoader", name)
-        for name in ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
-    },
-    **{f"optimizer.{name}": _of_call("torch.optim....", name) for name in ("fused", "foreach")},
-    "zero_grad.set_to_none": _of_call("optimizer.zero_grad", "set_to_none"),
-    "torch.num_threads": _statement("torch.set_num_threads({}), before the training loop"),
-    "torch.num_interop_threads": _statement("torch.set_num_interop_threads({}), before any operator runs"),
-    "cpu.affinity": Edit(_taskset),
-    "cpu.worker_affinity": Edit(_workers_affinity),
-    "amp.dtype": Edit(_autocast),
-    "matmul_precision": _statement("torch.set_float32_matmul_precision({}), before the model is made"),
-    "memory_format": Edit(
-        lambda value: f"model = model.to(memory_format=torch.{value}), and the same for every batch of images"
-    ),
-    "compile": Edit(_compile),
-    "compile.mode": _of_call("torch.compile", "mode"),
-    "compile.dynamic": _of_call("torch.compile", "dynamic"),
-    "cudnn.benchmark": _statement("torch.backends.cudnn.benchmark = {}"),
-    "cudnn.allow_tf32": _statement("torch.backends.cudnn.allow_tf32 = {}"),
-    "cuda.linalg_library": _statement("torch.backends.cuda.preferred_linalg_library({})"),
-    "gc": Edit(_collector),
-    "allocator.conf": Edit(_allocator),
-}
-
-
 def changes(
     knobs: Sequence[Knob],
     applied: Sequence[AppliedKnob] = (),
@@ -123,6 +32,7 @@ def changes(
     cwd: str | None = None,
     places: Mapping[str, Place] | None = None,
     device: str | None = None,
+    settings: Settings | None = None,
 ) -> tuple[str, ...]:
     """One sentence for each change, those of one call in one place together, the command line last.
 
@@ -133,18 +43,28 @@ def changes(
         cwd: files below it are shown relative to it.
         places: (file, line) by knob or its family ("loader."), for knobs whose runs did not tell.
         device: kind of device the run trained on, where it is known.
+        settings: of the framework that runs the loop, where one does.
     """
     told: dict[tuple[str, str], list[str]] = {}
     alone: list[str] = []
     for knob in knobs:
         if knob.knob.startswith((ENVIRONMENT_PREFIX, ARGUMENT_PREFIX)):
             continue
-        where = _where(knob, applied, places or {}, cwd)
-        edit = EDITS.get(knob.knob)
+        edit, own = edit_of(knob.knob, settings)
+        if own and settings is not None:
+            # The line that made the loader or called torch is the framework's, or merely runs it.
+            told_at = settings.place
+            where = _shown(told_at.file, told_at.line, cwd) if told_at is not None else ""
+        else:
+            where = _where(knob, applied, places or {}, cwd)
         if edit is not None and edit.call is not None and edit.argument is not None:
-            told.setdefault((where, edit.call), []).append(f"{edit.argument}={literal(knob.value)}")
+            told.setdefault((where, edit.call), []).append(edit.argument(knob.value))
             continue
-        text = edit.text(knob.value) if edit is not None else f"set {knob.knob} to {knob.value}"
+        if edit is None:
+            text = f"{settings.framework} has no setting for {knob.knob}" if own and settings is not None else ""
+        else:
+            text = edit.text(knob.value)
+        text = text or f"set {knob.knob} to {knob.value}"
         alone.append(_at(where, text.replace("DEVICE", repr(device) if device is not None else "device_type")))
     merged = [_at(where, f"{call}(..., {', '.join(arguments)})") for (where, call), arguments in told.items()]
     line = command_line(knobs, command, cwd)

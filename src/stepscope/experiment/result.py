@@ -93,7 +93,13 @@ def _tried(frame: Frame, plan: Plan, candidate: Candidate, found: Outcome, runs:
         candidate=candidate,
         outcome=found,
         applied=tuple(each for each in applied if each.knob in own),
-        change=changes(candidate.knobs, applied, command=plan.protocol.command, cwd=frame.request.cwd),
+        change=changes(
+            candidate.knobs,
+            applied,
+            command=plan.protocol.command,
+            cwd=frame.request.cwd,
+            settings=next((run.settings for run in runs if run.settings is not None), None),
+        ),
     )
 
 

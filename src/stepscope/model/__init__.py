@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from stepscope.model.analysis import Analysis, Report
 from stepscope.model.facts import (
+    BatchContent,
     FixedCosts,
     FrameworkFacts,
     HotLine,
@@ -22,6 +23,7 @@ from stepscope.model.facts import (
     PythonFacts,
     Quality,
     RunFacts,
+    Settings,
     Site,
     StackFacts,
     StepFacts,
@@ -62,6 +64,7 @@ __all__ = [
     "STEP_COLUMNS",
     "Abstention",
     "Analysis",
+    "BatchContent",
     "DeviceLine",
     "DeviceLines",
     "DeviceTime",
@@ -88,6 +91,7 @@ __all__ = [
     "Report",
     "Risk",
     "RunFacts",
+    "Settings",
     "Site",
     "StackFacts",
     "StepFacts",

@@ -15,6 +15,7 @@ from stepscope.model.facts import (
     PythonFacts,
     Quality,
     RunFacts,
+    Settings,
     Site,
     StackFacts,
     StepFacts,
@@ -71,6 +72,7 @@ class Analysis:
     passes: PassesFacts | None = None  # work of training steps that is not needed; None without traces and stacks
     pipeline: Pipeline | None = None  # what the steps wait for and share; None without training steps
     machine: MachineFacts | None = None  # pauses, cores, drift, profilers, the loader's rhythm
+    settings: Settings | None = None  # of the training framework; None where none was seen to be told any
     trial: TrialFacts | None = None  # knobs, seed and losses; None of a run without any of them
 
 

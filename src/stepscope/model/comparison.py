@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepscope.model.facts import Settings
+
 FASTER = "faster"
 SLOWER = "slower"
 NO_DIFFERENCE = "no_difference"
@@ -92,6 +94,7 @@ class Measure:
     warmup_s: float | None = None  # how much longer the dropped steps took than as many measured ones
     signal: str | None = None  # what cut most of the steps
     conditions: dict[str, float] = field(default_factory=dict)  # of the machine meanwhile, by `compare.conditions`
+    settings: Settings | None = None  # of the framework that runs the loop
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,17 @@ class FileReads:
 
 
 @dataclass(frozen=True)
+class BatchContent:
+    """What one batch of the loader holds, median of `batches` that were looked at while training."""
+
+    tensors: float
+    bytes: float
+    objects: float  # numbers, texts, containers
+    batches: int
+    per_step: float = 1.0  # batches that a training step fetches
+
+
+@dataclass(frozen=True)
 class LoaderFacts:
     """What is known of the DataLoader that feeds the training loop.
 
@@ -181,6 +192,7 @@ class LoaderFacts:
     cores_used: float | None = None  # mean CPU use of the training process, in cores
     library_function: str | None = None  # hottest function below the loader that is not the user's
     samples: int = 0  # sampled stacks the lines stand on
+    batch: BatchContent | None = None  # what a worker would hand over
     threads: int | None = None  # of torch on the CPU, where the script set them
     ranks_on_host: int = 1  # they share `cpu_limit`
     files: FileReads | None = None
@@ -287,12 +299,29 @@ class WindowFacts:
 
 @dataclass(frozen=True)
 class Site:
-    """Where the user constructed something a finding may speak of (a loader, an optimizer, DDP …)."""
+    """Where the user constructed something a finding may speak of (a loader, an optimizer, DDP …).
+
+    `via` is the file of the installed package that the user's line called and that constructed it, where one did.
+    """
 
     what: str
     place: Place | None
     arguments: dict[str, Any]
     rank: int
+    via: str | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The line that tells a training framework its settings: `TrainingArguments(...)`, Lightning's `Trainer(...)`.
+
+    `framework` is one of `analyze.settings.FRAMEWORKS`. With `loaders` it also builds the DataLoader that feeds
+    training from them; otherwise that is the user's own.
+    """
+
+    framework: str
+    place: Place | None
+    loaders: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,12 @@ class Loader:
     files_per_item: float = 0.5  # below it items share files already; chosen, untuned
     handover: float = 0.1  # of the load time: handing batches over, seen at 5 to 10 % for images of a few MB
     handover_ms: float = 1.0  # of a small batch: a queue, a descriptor and two processes that wake; chosen, untuned
+    # Processor time at least, of each of the two processes, to hand over a batch: measured with one worker that has
+    # them ready (torch 2.13, two virtual cores, other load beside): 0.10 to 0.15 for a batch, 0.13 to 0.25 for each
+    # tensor (a file descriptor over a socket, a mapping), 0.38 to 1.1 for a MB (pages of shared memory touched anew).
+    handover_batch_ms: float = 0.1
+    handover_tensor_ms: float = 0.1
+    handover_mb_ms: float = 0.25
     threads_of_a_core: float = 2.0  # logical cores; two ranks on such a pair were seen to compute no faster than one
     crowded: float = 0.05  # of the time without a core: then nothing can be promised of more processes
 

@@ -10,6 +10,7 @@ from typing import Any, Tuple
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _MARKERS = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+_TORCH = "torch" + os.sep
 _FRAME_LIMIT = 200
 
 Place = Tuple[str, int, str]
@@ -43,15 +44,33 @@ def is_user_file(path: str) -> bool:
 
 def user_place(skip: int = 1) -> Place | None:
     """(file, line, function) of the innermost user frame, `skip` frames up at least; None when there is none."""
+    return caller(skip + 1)[0]
+
+
+def caller(skip: int = 1) -> tuple[Place | None, str | None]:
+    """`user_place`, and the file of the installed package that its line called into, from its folder on.
+
+    The second is None where the line calls torch itself: `DataLoader(...)` in the user's file, not in a framework's.
+    """
     frame: FrameType | None = sys._getframe(skip)
+    via: str | None = None
     for _ in range(_FRAME_LIMIT):
         if frame is None:
-            return None
+            return None, via
         code = frame.f_code
         if is_user_file(code.co_filename):
             file = code.co_filename if code.co_filename.startswith("<") else os.path.abspath(code.co_filename)
-            return file, frame.f_lineno, getattr(code, "co_qualname", code.co_name)
+            return (file, frame.f_lineno, getattr(code, "co_qualname", code.co_name)), via
+        via = _of_package(code.co_filename) or via
         frame = frame.f_back
+    return None, via
+
+
+def _of_package(path: str) -> str | None:
+    for marker in _MARKERS:
+        _, found, name = path.rpartition(marker)
+        if found and not name.startswith(_TORCH) and not path.startswith(_PACKAGE):
+            return name
     return None
 
 

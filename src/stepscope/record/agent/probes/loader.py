@@ -1,7 +1,8 @@
 """DataLoader iterators: when one is made, how long each `__next__` waits, how many rows a batch has.
 
 Wrapped are torch's own methods, so any DataLoader subclass and any framework on top is covered. The batch is looked at
-from outside (a tensor's `shape`), never read; nothing of torch is called.
+from outside (a tensor's `shape`), never read; nothing of torch is called. Of some batches what a worker process would
+have to hand over is counted: tensors, bytes, other objects.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ _CRITICAL = frozenset(
 )
 _PLAIN = (list, tuple)
 _NO_LENGTH = (TypeError, NotImplementedError, AttributeError)
+
+FIRST_LOOKS = 3  # batches of an iterator that are counted, behind its first, which starts workers
+LOOKS_AT_ONCE = 60  # of one loader that may be such; a script may iterate short loaders often
+LOOK_EVERY = 64  # afterwards
+CONTENT_DEPTH, CONTENT_WIDTH = 5, 64  # of a longer sequence the first are counted for all
 
 
 def batch_rows(batch: Any, batch_size: int | None = None, depth: int = 3) -> int | None:
@@ -56,6 +62,34 @@ def batch_rows(batch: Any, batch_size: int | None = None, depth: int = 3) -> int
     return None
 
 
+def batch_content(batch: Any, depth: int = CONTENT_DEPTH) -> tuple[float, float, float]:
+    """(tensors, bytes of them, other objects) that crossing a process border would move; what lies deeper is left out.
+
+    Arrays count as tensors, texts and bytes as objects with their length as bytes.
+    """
+    if hasattr(batch, "shape"):
+        size = getattr(batch, "nbytes", None)
+        return (1.0, float(size), 0.0) if isinstance(size, int) else (0.0, 0.0, 1.0)
+    if batch is None or isinstance(batch, (bool, int, float, complex)):
+        return 0.0, 0.0, 1.0
+    if isinstance(batch, (str, bytes, bytearray)):
+        return 0.0, float(len(batch)), 1.0
+    if depth == 0:
+        return 0.0, 0.0, 1.0
+    if isinstance(batch, (dict, list, tuple)):
+        parts, count = batch.values() if isinstance(batch, dict) else batch, len(batch)
+    else:
+        parts = getattr(batch, "__dict__", {}).values()
+        count = len(parts)
+    found = [batch_content(part, depth - 1) for part in itertools.islice(parts, CONTENT_WIDTH)]
+    scale = count / len(found) if found else 0.0
+    return (
+        scale * sum(part[0] for part in found),
+        scale * sum(part[1] for part in found),
+        scale * sum(part[2] for part in found) + 1.0,
+    )
+
+
 def _parts(batch: Any) -> list[Any]:
     if isinstance(batch, dict):
         return list(itertools.islice(batch.values(), 8))
@@ -65,14 +99,18 @@ def _parts(batch: Any) -> list[Any]:
 
 
 class LoaderProbe:
-    """Feeds the step cutter with fetches and writes a `loader` event per iterator."""
+    """Feeds the step cutter with fetches, writes a `loader` event per iterator and a `batch` event now and then."""
 
     name = "loader"
 
     def __init__(self) -> None:
         self._patches = PatchSet()
         self._serials = itertools.count(1)
-        self._loaders: dict[int, tuple[int, Any]] = {}  # id -> (serial, weak reference)
+        self._known: dict[int, tuple[int, Any]] = {}  # id of a loader or a data set -> (serial, weak reference)
+        self._loaders: dict[int, int] = {}  # serial of an iterator -> that of its loader
+        self._looks: dict[int, int] = {}  # serial of a loader -> its batches that were counted
+        self._look = False  # at the batch that is being fetched
+        self._began = 0  # when that fetch did
         self._watched: dict[int, Any] = {}  # serial -> weak reference to the iterator
         self._sizes: dict[int, int] = {}  # serial -> batch size of its loader
         self._deaths: list[int] = []  # told while one of our own functions was running
@@ -89,6 +127,7 @@ class LoaderProbe:
         reset = pair(self._before_reset, self._after_make)
         deleted = pair(self._before_delete)
         self._dead = agent.guard.wrap(self.name, self._iterator_dead)
+        self._count = agent.guard.wrap("batch", self._count_content)  # a strange batch costs the looks alone
 
         def make() -> None:
             from torch.utils.data import dataloader
@@ -123,7 +162,9 @@ class LoaderProbe:
         if serial is None:
             serial = self._adopt(iterator)
         self._fetching = serial
-        now = self._source() + self._offset_ns
+        number = iterator.__dict__.get("_num_yielded", 0)
+        self._look = number > 0 and (number % LOOK_EVERY == 0 or (number <= FIRST_LOOKS and self._early_look(serial)))
+        self._began = now = self._source() + self._offset_ns
         if self._deaths:
             self._tell_deaths(now)
         if agent.framework_steps is not None:
@@ -142,10 +183,25 @@ class LoaderProbe:
                 if shape and shape[0].__class__ is int:
                     rows = shape[0]
             steps.fetch_end(token, batch_rows(batch, self._sizes.get(token)) if rows is None else rows, now)
+            if self._look:
+                self._count(token, batch, now - self._began)
         elif isinstance(error, StopIteration):
             steps.fetch_stop(token, now)
         else:
             steps.fetch_end(token, None, now)
+
+    def _early_look(self, serial: int) -> bool:
+        return self._looks.get(self._loaders.get(serial, 0), 0) < LOOKS_AT_ONCE
+
+    def _count_content(self, serial: int, batch: Any, waited_ns: int) -> None:
+        loader = self._loaders.get(serial)
+        if loader is None:
+            return
+        self._looks[loader] = self._looks.get(loader, 0) + 1
+        tensors, size, objects = (round(count) for count in batch_content(batch))
+        self._agent.events.write(
+            "batch", self._began, waited_ns, step=None, id=loader, tensors=tensors, bytes=size, objects=objects
+        )
 
     # Called around the making of an iterator -----------------------------------------------------------------
 
@@ -170,7 +226,7 @@ class LoaderProbe:
         serial = next(self._serials)
         # Accelerate's loaders hand a batch out once the next one is there.
         ahead = type(loader).__module__.startswith("accelerate.")
-        agent.steps.loader_created(self._loader_serial(loader), serial, now, ahead)
+        agent.steps.loader_created(self.serial_of(loader) or 0, serial, now, ahead)
         return serial, now, loader
 
     def _after_make(self, token: tuple[int, int, Any] | None, iterator: Any, error: BaseException | None) -> None:
@@ -178,8 +234,12 @@ class LoaderProbe:
         if token is None or error is not None:
             return
         serial, start, loader = token
-        if isinstance(getattr(loader, "batch_size", None), int):
-            self._sizes[serial] = loader.batch_size
+        size = getattr(loader, "batch_size", None)
+        if size is None:  # a framework's loader is given the sampler of batches of the user's
+            size = getattr(getattr(loader, "batch_sampler", None), "__dict__", {}).get("batch_size")
+        if isinstance(size, int):
+            self._sizes[serial] = size
+        self._loaders[serial] = loader_serial = self.serial_of(loader) or 0
         if iterator is not None:  # None after a reset, where the iterator is known already
             iterator.__dict__[_SERIAL] = serial
             self._watch(iterator, serial)
@@ -191,11 +251,12 @@ class LoaderProbe:
             start,
             self._agent.clock.now() - start,
             step=None,
-            id=self._loader_serial(loader),
+            id=loader_serial,
+            dataset=self.serial_of(getattr(loader, "dataset", None)),
             epoch=self._agent.steps.epoch_of(serial),
             length=length,
             num_workers=getattr(loader, "num_workers", None),
-            batch_size=getattr(loader, "batch_size", None),
+            batch_size=size,
         )
 
     def _before_delete(self, iterator: Any) -> None:
@@ -208,6 +269,7 @@ class LoaderProbe:
         self._watched.pop(serial, None)
         self._lengths.pop(serial, None)
         self._sizes.pop(serial, None)
+        self._loaders.pop(serial, None)
         if _struck_own_code():
             self._deaths.append(serial)
         elif self._agent.accepts():
@@ -228,12 +290,21 @@ class LoaderProbe:
         dead = self._dead
         self._watched[serial] = weakref.ref(iterator, lambda _: dead(serial))
 
-    def _loader_serial(self, loader: Any) -> int:
-        known = self._loaders.get(id(loader))
-        if known is not None and known[1]() is loader:
+    def serial_of(self, thing: Any) -> int | None:
+        """A number for a loader or a data set, the same for the same object; None where it cannot be told from others.
+
+        A framework that builds a loader of its own from the user's hands on the data set.
+        """
+        key = id(thing)
+        known = self._known.get(key)
+        if known is not None and known[1]() is thing:
             return known[0]
+        try:
+            reference = weakref.ref(thing, lambda _: self._known.pop(key, None))
+        except TypeError:  # a list or a dict
+            return None
         serial = next(self._serials)
-        self._loaders[id(loader)] = (serial, weakref.ref(loader))
+        self._known[key] = (serial, reference)
         return serial
 
 

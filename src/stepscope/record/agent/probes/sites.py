@@ -1,15 +1,18 @@
 """Where the user builds what findings speak of: loaders, optimizers, DDP, torch.compile, thread counts, scalers.
 
-Each construction is written once with its line and its arguments in short: numbers, flags, short strings and class
-names, secrets masked; never the content of a tensor, a data set or a module.
+Of a framework, what it is told its settings by. Each construction is written once with its line and its arguments in
+short: numbers, flags, short strings and class names, secrets masked; never the content of a tensor, a data set or a
+module.
 """
 
 from __future__ import annotations
 
+import sys
 from inspect import unwrap
 from typing import TYPE_CHECKING, Any, Callable
 
-from stepscope.record.agent.frames import place_fields, user_place
+from stepscope.record.agent.frames import caller, place_fields
+from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.masking import MASK, is_secret_name, mask_text
 from stepscope.record.agent.probes.patch import PatchSet
 
@@ -19,6 +22,24 @@ if TYPE_CHECKING:
 EVENTS_PER_SITE = 5  # a constructor inside a loop is written a few times, then no more
 SITES_LIMIT = 500
 ARGUMENTS_LIMIT = 30
+
+# Whose arguments or methods a framework takes its settings from: (module, class, method that every one of them runs,
+# the name in the event). A data class of settings may be inherited by another that has an `__init__` of its own.
+SETTINGS: tuple[tuple[str, str, str, str], ...] = (
+    ("transformers.training_args", "TrainingArguments", "__post_init__", "transformers.TrainingArguments"),
+    ("accelerate.accelerator", "Accelerator", "__init__", "accelerate.Accelerator"),
+    ("lightning.pytorch.trainer.trainer", "Trainer", "__init__", "lightning.Trainer"),
+    ("pytorch_lightning.trainer.trainer", "Trainer", "__init__", "lightning.Trainer"),
+    ("lightning.fabric.fabric", "Fabric", "__init__", "lightning.Fabric"),
+    ("lightning_fabric.fabric", "Fabric", "__init__", "lightning.Fabric"),
+    ("fastai.learner", "Learner", "__init__", "fastai.Learner"),
+    ("skorch.net", "NeuralNet", "__init__", "skorch.NeuralNet"),
+    ("ignite.engine.engine", "Engine", "__init__", "ignite.Engine"),
+    ("composer.trainer.trainer", "Trainer", "__init__", "composer.Trainer"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", "__init__", "deepspeed.initialize"),
+    ("ultralytics.engine.trainer", "BaseTrainer", "__init__", "ultralytics.train"),
+    ("keras.src.trainers.trainer", "Trainer", "compile", "keras.compile"),
+)
 
 
 def short_repr(value: Any) -> str:
@@ -83,6 +104,21 @@ class SitesProbe:
         self._wrap(torch, "compile", "torch.compile", self._agent.note_compile, self._agent.note_compiled)
         self._wrap(torch, "set_num_threads", "set_num_threads")
         self._wrap(torch.cuda, "set_per_process_memory_fraction", "set_per_process_memory_fraction")
+        for setting in SETTINGS:
+            self._wrap_setting(*setting)
+
+    def _wrap_setting(self, module: str, name: str, method: str, what: str) -> None:
+        """Now, or once the framework has been imported."""
+
+        def wrap() -> None:
+            owner = getattr(sys.modules.get(module), name, None)
+            if owner is not None and self._patches.enabled:
+                self._wrap(owner, method, what)
+
+        if module in sys.modules:
+            wrap()
+        else:
+            when_imported(module, self._agent.guard.wrap(f"{self.name}.{module}", wrap, inject=False))
 
     def _wrap(
         self,
@@ -103,7 +139,7 @@ class SitesProbe:
             kind = what if what is not None else type(args[0]).__name__
             if owner is self._optimizer:
                 args, kwargs = args[:1], _optimizer_arguments(*args[1:], **kwargs)
-            self._write(kind, function, args[1:] if is_method else args, kwargs, is_method)
+            self._write(kind, function, args, kwargs, is_method)
 
         def after(_token: Any, _result: Any, _error: BaseException | None) -> None:
             if told_after is not None:
@@ -116,16 +152,23 @@ class SitesProbe:
             self._agent.steps.optimizer_created(self._agent.clock.now())
 
     def _write(self, what: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_method: bool) -> None:
-        place = user_place()
+        place, via = caller()
         key = (what, place)
         count = self._written.get(key, 0)
         if count >= EVENTS_PER_SITE or (count == 0 and len(self._written) >= SITES_LIMIT):
             return
         self._written[key] = count + 1
-        shown = short_arguments(function, ((None, *args)) if is_method else args, kwargs)
+        shown = short_arguments(function, args, kwargs)
         if is_method:
             shown.pop("self", None)
-        self._agent.events.write("site", what=what, arguments=shown, **place_fields(place))
+        fields = place_fields(place)
+        if via is not None:
+            fields["via"] = via
+        probe: Any = self._agent.probes.get("loader")
+        if what == "DataLoader" and probe is not None:
+            fields["id"] = probe.serial_of(args[0])
+            fields["dataset"] = probe.serial_of(kwargs.get("dataset", args[1] if len(args) > 1 else None))
+        self._agent.events.write("site", what=what, arguments=shown, **fields)
 
 
 def _optimizer_arguments(_params: Any = None, defaults: Any = None, **_other: Any) -> dict[str, Any]:

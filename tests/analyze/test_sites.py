@@ -1,0 +1,127 @@
+"""Which line a finding about the loader may name: by identity, the user's own, or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepscope.analyze import analyze
+from stepscope.model import Analysis, Place, Settings
+from tests.builders import MS, T0, make_tables, step_rows
+
+SCRIPT = "/home/me/train.py"
+ARGUMENTS = "transformers.TrainingArguments"
+
+
+def site(line: int, *, what: str = "DataLoader", via: str | None = None, **fields: Any) -> dict[str, Any]:
+    found = {"kind": "site", "what": what, "file": SCRIPT, "line": line, "function": "main", "time_ns": T0 - 9 * MS}
+    return {**found, **({"via": via} if via is not None else {}), **fields}
+
+
+def iterated(loader: int, data: int, *, at: int = T0 - MS) -> dict[str, Any]:
+    return {"kind": "loader", "id": loader, "dataset": data, "num_workers": 0, "batch_size": 8, "time_ns": at}
+
+
+def looked(loader: int, step: int, wait_ms: float = 20, **content: Any) -> dict[str, Any]:
+    """A look at the batch of a step, of those that `analyzed` makes."""
+    told = {"tensors": 2, "bytes": 4096, "objects": 1, **content}
+    return {"kind": "batch", "id": loader, "time_ns": T0 + step * 100 * MS, "duration_ns": round(wait_ms * MS), **told}
+
+
+def analyzed(*journal: dict[str, Any]) -> Analysis:
+    """40 steps of 100 ms."""
+    steps = step_rows(40, data_wait_ms=60, forward_ms=40, backward_ms=0, optimizer_ms=0, other_ms=0)
+    return analyze(make_tables(steps=steps, journal=journal))
+
+
+def line(found: Analysis) -> int | None:
+    assert found.loader is not None
+    return found.loader.site.line if found.loader.site is not None else None
+
+
+def test_the_loader_is_told_by_its_number_and_not_by_its_arguments() -> None:
+    alike = {"arguments": {"batch_size": "8"}}
+    held_out, own = site(10, id=1, dataset=2, **alike), site(20, id=3, dataset=4, **alike)
+    assert line(analyzed(held_out, own, iterated(3, 4))) == 20
+
+
+def test_the_users_own_construction_stands_for_the_one_that_a_framework_made_of_it() -> None:
+    own, others = site(20, id=1, dataset=2), site(21, id=3, dataset=4)
+    shard = site(30, id=5, dataset=2, via="accelerate/accelerator.py")
+    assert line(analyzed(own, others, shard, iterated(5, 2))) == 20
+
+
+def test_two_of_the_users_over_one_data_set_are_not_chosen_between() -> None:
+    shard = site(30, id=5, dataset=2, via="accelerate/accelerator.py")
+    assert line(analyzed(site(20, id=1, dataset=2), site(21, id=3, dataset=2), shard, iterated(5, 2))) is None
+
+
+def test_a_line_that_runs_the_trainer_is_not_named_but_that_of_its_settings() -> None:
+    made = site(50, id=1, dataset=2, via="transformers/trainer.py")
+    arguments = site(40, what=ARGUMENTS)
+    found = analyzed(arguments, made, iterated(1, 2))
+    assert line(found) == 40
+    assert found.settings == Settings("transformers", Place(SCRIPT, 40, "main"), loaders=True)
+    without = analyzed(made, iterated(1, 2))
+    assert line(without) is None
+    assert without.settings == Settings("transformers", None, loaders=True)
+
+
+def test_a_loader_that_a_library_makes_at_the_users_line_is_named_there() -> None:
+    assert line(analyzed(site(50, id=1, dataset=2, via="webdataset/compat.py"), iterated(1, 2))) == 50
+
+
+def test_a_loader_that_was_made_unseen_has_no_line_of_another() -> None:
+    assert line(analyzed(site(10, id=1, dataset=2), site(20, id=3, dataset=4), iterated(5, 6))) is None
+
+
+def test_recordings_without_numbers_go_by_likeness() -> None:
+    small, large = site(10, arguments={"batch_size": "2"}), site(20, arguments={"batch_size": "8"})
+    made = {"kind": "loader", "id": 3, "num_workers": 0, "batch_size": 8, "time_ns": T0 - MS}
+    assert line(analyzed(small, large, made)) == 20
+
+
+def test_the_loader_whose_fetches_steps_wait_for_is_meant_though_evaluation_comes_between() -> None:
+    own, held_out = site(10, id=1, dataset=2), site(20, id=3, dataset=4)
+    # evaluation begins after the fifth step, and its end within the epoch is told by nothing
+    evaluated = iterated(3, 4, at=T0 + 500 * MS)
+    found = analyzed(own, held_out, iterated(1, 2), evaluated, looked(1, 2), looked(1, 20), looked(1, 30))
+    assert line(found) == 10
+
+
+def test_of_two_loaders_of_a_step_the_slower_is_meant() -> None:
+    both = [site(10, id=1, dataset=2), site(20, id=3, dataset=4), iterated(1, 2), iterated(3, 4)]
+    looks = [looked(loader, step, wait) for step in (1, 2) for loader, wait in ((1, 40), (3, 2))]
+    found = analyzed(*both, *looks)
+    assert line(found) == 10
+    assert found.loader is not None
+    assert found.loader.batch is not None
+    assert (found.loader.batch.tensors, found.loader.batch.bytes, found.loader.batch.batches) == (2, 4096, 2)
+
+
+@pytest.mark.parametrize(
+    ("told", "framework"),
+    [
+        ([("lightning.Trainer", None)], "lightning"),
+        ([("lightning.Fabric", None)], "fabric"),
+        ([(ARGUMENTS, None), ("accelerate.Accelerator", "transformers/trainer.py")], "transformers"),
+        ([("accelerate.Accelerator", None)], "accelerate"),
+        ([("accelerate.Accelerator", "transformers/trainer.py")], None),
+        ([("skorch.NeuralNet", "skorch/classifier.py")], "skorch"),
+        ([(ARGUMENTS, "trl/trainer/sft_config.py")], "transformers"),
+        ([("AdamW", None), ("GradScaler", None)], None),
+    ],
+)
+def test_the_framework_is_the_one_that_the_user_told_its_settings(
+    told: list[tuple[str, str | None]], framework: str | None
+) -> None:
+    found = analyzed(*(site(5, what=what, via=via) for what, via in told)).settings
+    assert (found.framework if found is not None else None) == framework
+
+
+def test_of_several_settings_the_last_before_the_loader_counts() -> None:
+    first, second = (site(at, what=ARGUMENTS, time_ns=T0 - at * MS) for at in (8, 4))
+    later = site(90, what=ARGUMENTS, time_ns=T0 + MS)
+    made = site(50, id=1, dataset=2, via="transformers/trainer.py")
+    assert line(analyzed(first, second, made, iterated(1, 2, at=T0 - MS), later)) == 4

@@ -1,0 +1,162 @@
+"""Fixes and changes are written in the words of the framework that runs the loop."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from stepscope.analyze import analyze
+from stepscope.analyze.sites import FRAMEWORKS
+from stepscope.diagnose import diagnose
+from stepscope.diagnose.in_script import IN_FRAMEWORK, TITLES, edit_of
+from stepscope.experiment.changes_in_script import changes
+from stepscope.model import Finding, Place, Settings
+from stepscope.model.comparison import AppliedKnob, Knob
+from tests.analyze.device_scenes import A100
+from tests.analyze.scenes import TRAIN, loader_tables
+from tests.diagnose.test_device_rules import scene
+
+HERE = Place(TRAIN, 12, "main")
+
+
+def loader_finding(settings: Settings | None, **scene: Any) -> Finding:
+    analysis = analyze(loader_tables(**scene))
+    assert analysis.loader is not None
+    site = settings.place if settings is not None and settings.loaders else analysis.loader.site
+    analysis = replace(analysis, settings=settings, loader=replace(analysis.loader, site=site))
+    return next(each for each in diagnose(analysis).findings if each.rule == "input.loader_bound")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (None, "num_workers=3, persistent_workers=True in the DataLoader at train.py:75"),
+        (
+            Settings("transformers", HERE, loaders=True),
+            "dataloader_num_workers=3, dataloader_persistent_workers=True in TrainingArguments(...) at train.py:12",
+        ),
+        (
+            Settings("transformers", None, loaders=True),
+            "dataloader_num_workers=3, dataloader_persistent_workers=True in TrainingArguments(...);",
+        ),
+        (
+            Settings("skorch", HERE, loaders=True),
+            "iterator_train__num_workers=3, iterator_train__persistent_workers=True in NeuralNet(...) at train.py:12",
+        ),
+        (Settings("ultralytics", HERE, loaders=True), "processes: workers=3 in model.train(...) at train.py:12"),
+        (Settings("fastai", HERE, loaders=True), "num_workers=3, persistent_workers=True in DataLoaders(...)"),
+        # a framework that takes the user's loader, also one that would have made its own
+        (Settings("lightning", HERE), "num_workers=3, persistent_workers=True in the DataLoader at train.py:75"),
+        (Settings("transformers", HERE), "num_workers=3, persistent_workers=True in the DataLoader at train.py:75"),
+    ],
+)
+def test_the_loaders_arguments_are_those_of_who_makes_it(settings: Settings | None, words: str) -> None:
+    assert words in loader_finding(settings).fix
+
+
+def test_more_workers_are_asked_for_in_the_same_words() -> None:
+    fix = loader_finding(Settings("transformers", HERE, loaders=True), workers=1, affinity=8).fix
+    assert "Raise the number of workers from 1: dataloader_num_workers=" in fix
+    assert "DataLoader at" not in fix
+
+
+@pytest.mark.parametrize(
+    ("framework", "knob", "value", "text"),
+    [
+        ("transformers", "amp.dtype", "bf16", "TrainingArguments(..., bf16=True)"),
+        ("transformers", "matmul_precision", "high", "TrainingArguments(..., tf32=True)"),
+        ("transformers", "compile", "true", "TrainingArguments(..., torch_compile=True)"),
+        (
+            "transformers",
+            "compile",
+            "reduce-overhead",
+            "TrainingArguments(..., torch_compile=True, torch_compile_mode='reduce-overhead')",
+        ),
+        ("transformers", "optimizer.fused", "true", "TrainingArguments(..., optim='adamw_torch_fused')"),
+        ("lightning", "amp.dtype", "bf16", "Trainer(..., precision='bf16-mixed')"),
+        ("lightning", "cudnn.benchmark", "true", "Trainer(..., benchmark=True)"),
+        ("fabric", "amp.dtype", "fp16", "Fabric(..., precision='16-mixed')"),
+        ("accelerate", "amp.dtype", "bf16", "Accelerator(..., mixed_precision='bf16')"),
+        ("fastai", "amp.dtype", "fp16", "learn.to_fp16()"),
+        ("skorch", "compile", "true", "NeuralNet(..., compile=True)"),
+        ("keras", "compile", "true", "model.compile(..., jit_compile=True)"),
+        ("composer", "amp.dtype", "bf16", "Trainer(..., precision='amp_bf16')"),
+        ("deepspeed", "amp.dtype", "bf16", '"bf16": {"enabled": true}'),
+    ],
+)
+def test_a_knob_that_won_is_written_where_the_framework_takes_it(
+    framework: str, knob: str, value: str, text: str
+) -> None:
+    (found,) = changes([Knob(knob, value)], settings=Settings(framework, HERE), cwd="/")
+    assert found.startswith(TRAIN.lstrip("/") + ":12: ")
+    assert text in found
+
+
+def test_the_line_that_runs_the_trainer_is_not_where_a_knob_is_written() -> None:
+    ran = [AppliedKnob("loader.num_workers", "2", True, file="/p/train.py", line=99)]
+    knobs = [Knob("loader.num_workers", "2"), Knob("loader.persistent_workers", "true")]
+    own = changes(knobs, ran, cwd="/p", settings=Settings("transformers", None, loaders=True))
+    assert own == ("TrainingArguments(..., dataloader_num_workers=2, dataloader_persistent_workers=True)",)
+    users = changes(knobs[:1], ran, cwd="/p", settings=Settings("transformers", Place("/p/train.py", 5)))
+    assert users == ("train.py:99: DataLoader(..., num_workers=2)",)
+
+
+def test_what_a_framework_cannot_be_told_is_said() -> None:
+    (found,) = changes([Knob("loader.prefetch_factor", "4")], settings=Settings("ultralytics", None, loaders=True))
+    assert "no setting" in found
+
+
+def test_a_finding_says_the_frameworks_setting_before_the_plain_one() -> None:
+    analysis = analyze(scene("compute.no_tensor_cores").tables(A100))
+    told = {}
+    for settings in (None, Settings("transformers", HERE), Settings("lightning", HERE), Settings("ignite", HERE)):
+        found = diagnose(replace(analysis, settings=settings)).findings
+        name = settings.framework if settings is not None else "plain"
+        told[name] = next(each.fix for each in found if each.rule == "compute.no_tensor_cores")
+    words = "With Hugging Face Trainer: TrainingArguments(..., tf32=True, bf16=True) at train.py:12. In plain PyTorch: "
+    assert told["transformers"] == words + told["plain"]
+    assert told["lightning"].startswith("With Lightning: Trainer(..., precision='bf16-mixed') at train.py:12. In plain")
+    assert told["ignite"] == told["plain"]  # it has no such setting, and none is made up
+
+
+def test_every_framework_has_a_title_and_words_that_every_value_of_a_knob_takes() -> None:
+    assert set(IN_FRAMEWORK) <= set(FRAMEWORKS) == set(TITLES)
+    values = {"amp.dtype": ("bf16", "fp16", "off"), "compile": ("true", "false", "reduce-overhead")}
+    for framework, words in IN_FRAMEWORK.items():
+        for change in words:
+            for value in values.get(change, ("true", "false")):
+                edit, own = edit_of(change, Settings(framework, None, loaders=True))
+                assert own
+                assert edit is not None
+                assert edit.text(value)
+
+
+# Where each framework takes the arguments: what is to be called, and whether it passes others on.
+TAKEN = {
+    ("transformers", "TrainingArguments"): "transformers.training_args:TrainingArguments",
+    ("accelerate", "Accelerator"): "accelerate:Accelerator",
+    ("lightning", "Trainer"): "lightning:Trainer",
+    ("lightning", "ModelCheckpoint"): "lightning.pytorch.callbacks:ModelCheckpoint",
+    ("fabric", "Fabric"): "lightning:Fabric",
+    ("ignite", "create_supervised_trainer"): "ignite.engine:create_supervised_trainer",
+    ("keras", "model.compile"): "keras:Model.compile",
+    ("keras", "model.fit"): "keras:Model.fit",
+}
+
+
+@pytest.mark.parametrize(("framework", "call"), TAKEN)
+def test_an_installed_framework_takes_the_arguments(framework: str, call: str) -> None:
+    module, _, path = TAKEN[framework, call].partition(":")
+    taker: Any = pytest.importorskip(module.partition(".")[0]) and import_module(module)
+    for name in path.split("."):
+        taker = getattr(taker, name)
+    known = set(inspect.signature(taker).parameters)
+    values = {"amp.dtype": "bf16", "memory_format": "channels_last"}
+    for change, edit in IN_FRAMEWORK[framework].items():
+        if edit.call == call and edit.argument is not None:
+            names = {part.partition("=")[0] for part in edit.argument(values.get(change, "1")).split(", ")}
+            assert names <= known, change

@@ -1,0 +1,175 @@
+"""Constructions lead to the loader that is fetched from, through a framework that makes one of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.record.agent.processes import Outcome, run_script
+
+torch = pytest.importorskip("torch")
+
+from stepscope.record.agent.probes.loader import batch_content  # noqa: E402 - after the check for torch
+
+pytestmark = pytest.mark.torch
+
+SCRIPT = """import torch
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate.data_loader import prepare
+from transformers import training_args
+
+class Arguments(training_args.TrainingArguments):
+    def __init__(self):
+        self.__post_init__()
+
+settings = Arguments()
+images = TensorDataset(torch.ones(64, 3), torch.ones(64))
+held_out = DataLoader(TensorDataset(torch.ones(64, 3), torch.ones(64)), batch_size=4)
+loader = DataLoader(images, batch_size=4)
+loader = prepare(loader)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        (model(x).squeeze(1) - y).square().mean().backward()
+        optimizer.step()
+    with torch.no_grad():
+        for x, y in held_out:
+            model(x)
+"""
+PREPARE = """from torch.utils.data import DataLoader
+
+class Shard(DataLoader):
+    pass
+
+def prepare(loader):
+    return Shard(loader.dataset, batch_sampler=loader.batch_sampler)
+"""
+ARGUMENTS = """class TrainingArguments:
+    def __post_init__(self):
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A script with loaders for training and evaluation, the first made anew by a library called as a framework."""
+    folder = tmp_path_factory.mktemp("sites")
+    installed = folder / "site-packages"
+    for package, file, text in (("accelerate", "data_loader", PREPARE), ("transformers", "training_args", ARGUMENTS)):
+        (installed / package).mkdir(parents=True)
+        (installed / package / "__init__.py").write_text("")
+        (installed / package / f"{file}.py").write_text(text)
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    found = run_script(folder, script, path=(installed,))
+    assert found.status == 0, found.stderr
+    assert found.events("probe_error") == []
+    return found
+
+
+def loaders(outcome: Outcome) -> dict[int, dict[str, Any]]:
+    return {event["line"]: event for event in outcome.events("site") if event["what"] == "DataLoader"}
+
+
+def test_a_loader_that_is_iterated_leads_to_its_construction(outcome: Outcome) -> None:
+    sites = loaders(outcome)
+    iterated = [event["id"] for event in outcome.events("loader")]
+    assert iterated == [sites[14]["id"], sites[12]["id"]] * 2
+    assert len({site["id"] for site in sites.values()}) == 3
+
+
+def test_the_loader_of_a_framework_keeps_the_data_set_of_the_users(outcome: Outcome) -> None:
+    sites = loaders(outcome)
+    assert sites[14]["via"] == "accelerate/data_loader.py"
+    assert "via" not in sites[13]
+    assert sites[13]["dataset"] == sites[14]["dataset"] != sites[12]["dataset"]
+
+
+def test_the_size_of_a_batch_comes_from_its_sampler_where_the_loader_has_none(outcome: Outcome) -> None:
+    assert {event["batch_size"] for event in outcome.events("loader")} == {4}
+
+
+def test_a_framework_that_is_imported_later_tells_its_settings(outcome: Outcome) -> None:
+    (told,) = [event for event in outcome.events("site") if event["what"] == "transformers.TrainingArguments"]
+    assert told["line"] == 8  # where its own `__init__` is left for the framework's code: a class of the user's
+
+
+def test_some_batches_say_what_a_worker_would_hand_over(outcome: Outcome) -> None:
+    looked = outcome.events("batch")
+    sites = loaders(outcome)
+    assert {event["id"] for event in looked} == {sites[14]["id"], sites[12]["id"]}
+    assert {(event["tensors"], event["bytes"]) for event in looked} == {(2, 4 * (3 + 1) * 4)}
+    assert len(looked) <= 3 * 4  # a few of each iterator, of 16 batches
+    assert all(event["duration_ns"] > 0 for event in looked)
+
+
+class Unread:
+    """A tensor's shape and size, and nothing else."""
+
+    shape = (8, 2)
+    nbytes = 64
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked for")
+
+
+@pytest.mark.parametrize(
+    ("batch", "content"),
+    [
+        (torch.ones(8, 2), (1, 64, 0)),
+        ([torch.ones(8), torch.ones(8)], (2, 64, 1)),
+        ({"x": torch.ones(8), "name": ["ab", "cd"]}, (1, 36, 4)),
+        ([[1] * 1000], (0, 0, 1002)),  # of many alike the first stand for all
+        (None, (0, 0, 1)),
+        (7, (0, 0, 1)),
+        ("text", (0, 4, 1)),
+        ([], (0, 0, 1)),
+    ],
+)
+def test_tensors_bytes_and_objects_are_counted_without_reading(batch: Any, content: tuple[float, ...]) -> None:
+    assert batch_content(batch) == content
+
+
+def test_a_tensor_is_asked_for_its_size_alone() -> None:
+    assert batch_content([Unread()]) == (1, 64, 1)
+
+
+def test_what_holds_itself_ends() -> None:
+    batch: list[Any] = [torch.ones(2)]
+    batch.append(batch)
+    tensors, _, objects = batch_content(batch)
+    assert (tensors, objects) == (5, 6)
+
+
+STRANGE = """import torch
+from torch.utils.data import DataLoader
+
+class Batch:
+    shape = (4, 1)
+    def __init__(self, items):
+        self.rows = torch.stack(items)
+    @property
+    def nbytes(self):
+        raise RuntimeError("not now")
+
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in DataLoader([torch.ones(1)] * 40, batch_size=4, collate_fn=Batch):
+    optimizer.zero_grad()
+    model(batch.rows).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_batch_that_cannot_be_counted_costs_its_count_alone(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STRANGE)
+    outcome = run_script(tmp_path, script)
+    assert outcome.status == 0, outcome.stderr
+    assert [event["probe"] for event in outcome.events("probe_error")] == ["batch"]
+    assert outcome.events("batch") == []
+    assert [(step["kind"], step["samples"]) for step in outcome.steps()] == [("train", 4)] * 10
