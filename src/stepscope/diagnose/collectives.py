@@ -18,7 +18,7 @@ from stepscope.diagnose.replayed import BY_SUBTRACTION, replayed
 from stepscope.diagnose.thresholds import COLLECTIVES
 from stepscope.model import Analysis, Evidence, Finding, Place
 from stepscope.model.views.communication import CollectiveRow, WorkerShare
-from stepscope.model.views.overview import DEVICE, Overview
+from stepscope.model.views.overview import DEVICE, HOST, Overview
 from stepscope.model.views.replay import COLLECTIVES as ALL_COLLECTIVES
 from stepscope.model.views.spans import SpanRef
 
@@ -27,7 +27,7 @@ EXPOSED_RULE = "communication.exposed"
 GLOO_RULE = "communication.gloo_on_gpu"
 LEARN_DDP = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 LEARN_BACKENDS = "https://docs.pytorch.org/docs/stable/distributed.html#backends"
-_EXPOSED = "exposed_communication"
+_EXPOSED = {DEVICE: "exposed_communication", HOST: "host_communication"}
 _OPERATOR = "c10d::"
 
 
@@ -146,7 +146,8 @@ def _small_of(ref: SpanRef, rows: list[CollectiveRow], overview: Overview) -> _S
 
 
 def _line(analysis: Analysis, name: str) -> tuple[tuple[Place, ...], float | None]:
-    """The user's line that calls most collectives of this kind, and its sampled ms in a steady step, where known."""
+    """The user's line that calls most collectives of this kind ("" for any), and its sampled ms in a steady step, where
+    known."""
     letters = "".join(filter(str.isalpha, name))
     operators = [
         operator
@@ -191,18 +192,24 @@ def _small_evidence(
     return tuple(found)
 
 
-# -------------------------------------------------------------------------------------------- exposed on a device
+# ---------------------------------------------------------------------------------------- exposed, on any backend
 
 
 def exposed(analysis: Analysis) -> list[Finding]:
-    """One finding per run whose devices do nothing but communicate in more than a tenth of the step."""
+    """One finding per run that does nothing but communicate in more than a tenth of the step.
+
+    On devices that is what their kernels tell; of ranks that train on processors, collectives of gloo or MPI beside
+    which no operator computes.
+    """
     views = analysis.views
     if views is None:
         return []
     runs: dict[str, list[Overview]] = defaultdict(list)
+    called = {row.span for row in views.communication}
     for span in views.spans:
-        if span.overview is not None and span.overview.basis == DEVICE and _EXPOSED in span.overview.parts:
-            runs[span.span.run].append(span.overview)
+        one = span.overview
+        if one is not None and _EXPOSED[one.basis] in one.parts and (one.basis == DEVICE or one.span in called):
+            runs[span.span.run].append(one)
     findings = []
     for run in data_parallel_runs(analysis):
         runs.pop(run, None)
@@ -214,7 +221,7 @@ def exposed(analysis: Analysis) -> list[Finding]:
 
 
 def _exposed(analysis: Analysis, run: str, overviews: list[Overview]) -> Finding | None:
-    exposed_ns = sum(one.parts[_EXPOSED].mean_ns for one in overviews) / len(overviews)
+    exposed_ns = sum(one.parts[_EXPOSED[one.basis]].mean_ns for one in overviews) / len(overviews)
     step_ns = sum(one.wall.mean_ns for one in overviews) / len(overviews)
     share = clip_share(exposed_ns, step_ns)
     if share < COLLECTIVES.exposed:
@@ -254,6 +261,10 @@ def _exposed(analysis: Analysis, run: str, overviews: list[Overview]) -> Finding
     evidence += gain.evidence if gain is not None else ()
     known = gain.caveat(share) if gain is not None else BY_SUBTRACTION
     step_ms = _step_ms(analysis, step_ns)
+    on_host = all(one.basis == HOST for one in overviews)
+    where = _line(analysis, kinds[0])[0] or _line(analysis, "")[0] if on_host and kinds else ()
+    # a window slows Python and operators down, and hardly what crosses between processes
+    most = clip_share(exposed_ns / 1e6, step_ms) if on_host else share
     title = f"Nothing hides {exposed_ns / 1e6:.1f} ms of communication per step{f' ({kinds[0]})' if kinds else ''}"
     return Finding(
         id=finding_id(EXPOSED_RULE, Place(run, None) if run else None),
@@ -261,11 +272,11 @@ def _exposed(analysis: Analysis, run: str, overviews: list[Overview]) -> Finding
         category="communication",
         title=title + (f" of {run}" if run else ""),
         severity=severity(share),
-        confidence=lowest([_trace_confidence(steps, True), "high" if waiting is not None else "medium"]),
+        confidence=lowest([_trace_confidence(steps, not on_host), "high" if waiting is not None else "medium"]),
         cost_ms_per_step=share * step_ms,
         share=share,
-        gain_ceiling=max(share, gain.share) if gain is not None else share,
-        where=(),
+        gain_ceiling=max(share, most, gain.share if gain is not None else 0.0),
+        where=where,
         ranks=tuple(sorted({span.rank for span in spans})),
         evidence=tuple(evidence),
         fix=exposed_fix(waiting, layers),

@@ -92,6 +92,33 @@ class CpuFacts:
 
 
 @dataclass(frozen=True)
+class Child:
+    """Processes of the run that neither train nor load batches, alike in command and in the line that started them."""
+
+    command: str
+    how: str | None  # "subprocess.Popen", "multiprocessing.Process", "os.fork" …; None where nobody saw it start
+    place: Place | None
+    processes: int
+    cores: float  # processor time by wall time of the steady steps
+
+
+@dataclass(frozen=True)
+class ChildrenFacts:
+    """What the processes that the script started take from the main thread; those that use most first.
+
+    `ms_per_step` is their part of what the main thread waited for a core: by the processor time of all that ran beside
+    it. `at_most_ms_per_step` is all that can be gained without them: the wait, and computing that only looked for work
+    while other threads of the process had no core; or the distance to the run's quickest steps. Both are None where
+    no telemetry of the main thread exists.
+    """
+
+    groups: tuple[Child, ...]
+    cores: float
+    ms_per_step: float | None
+    at_most_ms_per_step: float | None
+
+
+@dataclass(frozen=True)
 class MemoryPressureFacts:
     """Page faults that read a disk, and the time something stood still for want of memory (PSI)."""
 
@@ -205,3 +232,4 @@ class MachineFacts:
     gpus: tuple[GpuClocks, ...] = ()  # that the run computes on
     storage: StorageFacts | None = None
     numa: NumaFacts | None = None  # of a machine with several nodes of memory
+    children: ChildrenFacts | None = None  # None without telemetry of the training time
