@@ -7,7 +7,7 @@ In a recorded run the share is carried over to the steady step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from stepscope.diagnose.collectives_words import exposed_caveat, exposed_fix
@@ -201,15 +201,9 @@ def exposed(analysis: Analysis) -> list[Finding]:
     On devices that is what their kernels tell; of ranks that train on processors, collectives of gloo or MPI beside
     which no operator computes.
     """
-    views = analysis.views
-    if views is None:
-        return []
     runs: dict[str, list[Overview]] = defaultdict(list)
-    called = {row.span for row in views.communication}
-    for span in views.spans:
-        one = span.overview
-        if one is not None and _EXPOSED[one.basis] in one.parts and (one.basis == DEVICE or one.span in called):
-            runs[span.span.run].append(one)
+    for one in _communicating(analysis):
+        runs[one.span.run].append(one)
     findings = []
     for run in data_parallel_runs(analysis):
         runs.pop(run, None)
@@ -218,6 +212,22 @@ def exposed(analysis: Analysis) -> list[Finding]:
         if finding is not None:
             findings.append(finding)
     return findings
+
+
+def exposed_share(analysis: Analysis) -> float:
+    """The part of profiled steps in which nothing but communication happens, mean over ranks; 0 without collectives."""
+    shares = [one.parts[_EXPOSED[one.basis]].share for one in _communicating(analysis)]
+    return sum(shares) / len(shares) if shares else 0.0
+
+
+def _communicating(analysis: Analysis) -> Iterator[Overview]:
+    """Of each trace with collectives where its steps go."""
+    views = analysis.views
+    called = {row.span for row in views.communication} if views is not None else set()
+    for span in views.spans if views is not None else ():
+        one = span.overview
+        if one is not None and _EXPOSED[one.basis] in one.parts and (one.basis == DEVICE or one.span in called):
+            yield one
 
 
 def _exposed(analysis: Analysis, run: str, overviews: list[Overview]) -> Finding | None:

@@ -37,6 +37,8 @@ from stepscope.model.findings import (
     Place,
     Risk,
     Try,
+    Unexplained,
+    UnexplainedPart,
 )
 from stepscope.model.schema import (
     CATEGORIES,
@@ -91,5 +93,7 @@ __all__ = [
     "StepFacts",
     "TraceFacts",
     "Try",
+    "Unexplained",
+    "UnexplainedPart",
     "WindowFacts",
 ]

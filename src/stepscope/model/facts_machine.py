@@ -88,7 +88,9 @@ class CpuFacts:
     voluntary_switches_per_s: float | None = None
     migrations_per_s: float | None = None  # of the main thread, from core to core
     stolen_cores: float | None = None  # a hypervisor gave to others
-    pool: PoolFacts | None = None  # None in recordings without the counts of all threads
+    pool: PoolFacts | None = None  # None in recordings without the counts of all threads, and of processes with one
+    main_cpu_share: float | None = None  # of the wall time, in which the main thread had a core
+    waits_ms_per_step: float = 0.0  # in which it is known to wait for data or files, or to sleep by its own will
 
 
 @dataclass(frozen=True)

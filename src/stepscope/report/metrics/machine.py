@@ -82,6 +82,11 @@ SECTIONS = (
                 "Of the wait without throttling, what others cannot have caused: they have only the cores they use, or "
                 "where that is not read those the run leaves.",
             ),
+            main_cpu_share=("share", "Of the wall time, in which the main thread had a core, mean over ranks."),
+            waits_ms_per_step=(
+                "ms",
+                "Of the mean steady step, what the main thread waits for loader workers and files, or sleeps at a line.",
+            ),
             others_ms_per_step=(
                 "ms",
                 "Of the wait without throttling, what the run's other threads cannot have caused, at most what others had.",
