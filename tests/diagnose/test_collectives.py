@@ -186,10 +186,21 @@ def test_exposed_communication_of_ranks_on_processors() -> None:
     analysis = on_processors(0.3, distributed=shares(5, 25))
     operator = OperatorFacts("c10d::_allgather_base_", 6.0, 1.0, 1.0, Place(TRAIN, 14, "train"))
     finding = only(replace(analysis, operators=(operator,)), "communication.exposed")
-    assert finding.share == pytest.approx(0.3)
-    assert finding.gain_ceiling >= finding.share
+    assert finding.share == pytest.approx(0.3 * 50 / 60)  # without what is waiting for the other rank
+    assert finding.gain_ceiling == pytest.approx(0.3)
     assert [place.line for place in finding.where] == [14]
     assert finding.fix.startswith("Overlap")
+    assert "not in the cost" in finding.caveat
+
+
+def test_ranks_that_wait_for_each_other_by_turns_communicate_little() -> None:
+    assert of_category(diagnose(on_processors(0.3, distributed=shares(25, 5)))) == []
+
+
+def test_what_a_slow_rank_keeps_the_others_waiting_is_no_communication() -> None:
+    slow = two((0, 30, 60, 5, 5), (0, 10, 80, 5, 5))
+    analysis = replace(slow, views=on_processors(0.25).views)
+    assert {one.rule for one in of_category(diagnose(analysis))} == {"communication.straggler"}
 
 
 def test_hidden_communication_of_ranks_on_processors_is_free() -> None:

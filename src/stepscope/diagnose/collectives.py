@@ -29,6 +29,7 @@ LEARN_DDP = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 LEARN_BACKENDS = "https://docs.pytorch.org/docs/stable/distributed.html#backends"
 _EXPOSED = {DEVICE: "exposed_communication", HOST: "host_communication"}
 _OPERATOR = "c10d::"
+_WITHOUT_WAITING = "Waiting for other ranks is in the ceiling, not in the cost."
 
 
 # ------------------------------------------------------------------------------------------------ small messages
@@ -215,9 +216,15 @@ def exposed(analysis: Analysis) -> list[Finding]:
 
 
 def exposed_share(analysis: Analysis) -> float:
-    """The part of profiled steps in which nothing but communication happens, mean over ranks; 0 without collectives."""
-    shares = [one.parts[_EXPOSED[one.basis]].share for one in _communicating(analysis)]
-    return sum(shares) / len(shares) if shares else 0.0
+    """The part of profiled steps in which nothing but communication happens, mean over ranks; 0 without collectives.
+
+    Waiting for other ranks, where it is known, is left out: that somebody waits explains nothing.
+    """
+    found = list(_communicating(analysis))
+    if not found:
+        return 0.0
+    waiting = _waiting(_workers(analysis, {one.span for one in found})) or 0.0
+    return (1.0 - waiting) * sum(one.parts[_EXPOSED[one.basis]].share for one in found) / len(found)
 
 
 def _communicating(analysis: Analysis) -> Iterator[Overview]:
@@ -233,17 +240,25 @@ def _communicating(analysis: Analysis) -> Iterator[Overview]:
 def _exposed(analysis: Analysis, run: str, overviews: list[Overview]) -> Finding | None:
     exposed_ns = sum(one.parts[_EXPOSED[one.basis]].mean_ns for one in overviews) / len(overviews)
     step_ns = sum(one.wall.mean_ns for one in overviews) / len(overviews)
-    share = clip_share(exposed_ns, step_ns)
+    spans = {one.span for one in overviews}
+    shares = _workers(analysis, spans)
+    waiting = _waiting(shares)
+    on_host = all(one.basis == HOST for one in overviews)
+    step_ms = _step_ms(analysis, step_ns)
+    most = share = clip_share(exposed_ns, step_ns)
+    if on_host:
+        # Ranks that share a machine's cores wait for each other by turns, whatever they send. A window slows Python and
+        # operators down, and hardly what crosses between processes.
+        told = straggler_ms(analysis) if waiting is None else waiting * share * step_ms
+        share = clip_share(share * step_ms - told, step_ms)
+        most = clip_share(exposed_ns / 1e6, step_ms)
     if share < COLLECTIVES.exposed:
         return None
-    spans = {one.span for one in overviews}
     rows = [row for row in analysis.views.communication if row.span in spans] if analysis.views is not None else []
     times: dict[str, int] = defaultdict(int)
     for row in rows:
         times[row.name] += row.exposed_ns
     kinds = sorted((name for name in times if times[name] > 0), key=lambda name: (-times[name], name))
-    shares = _workers(analysis, spans)
-    waiting = _waiting(shares)
     steps = min(len(one.steps) if one.has_steps else 0 for one in overviews)
     source = _spans_source(spans)
     evidence = [
@@ -270,11 +285,7 @@ def _exposed(analysis: Analysis, run: str, overviews: list[Overview]) -> Finding
     gain = replayed(analysis, overviews[0].span.run, ALL_COLLECTIVES)
     evidence += gain.evidence if gain is not None else ()
     known = gain.caveat(share) if gain is not None else BY_SUBTRACTION
-    step_ms = _step_ms(analysis, step_ns)
-    on_host = all(one.basis == HOST for one in overviews)
     where = _line(analysis, kinds[0])[0] or _line(analysis, "")[0] if on_host and kinds else ()
-    # a window slows Python and operators down, and hardly what crosses between processes
-    most = clip_share(exposed_ns / 1e6, step_ms) if on_host else share
     title = f"Nothing hides {exposed_ns / 1e6:.1f} ms of communication per step{f' ({kinds[0]})' if kinds else ''}"
     return Finding(
         id=finding_id(EXPOSED_RULE, Place(run, None) if run else None),
@@ -290,7 +301,7 @@ def _exposed(analysis: Analysis, run: str, overviews: list[Overview]) -> Finding
         ranks=tuple(sorted({span.rank for span in spans})),
         evidence=tuple(evidence),
         fix=exposed_fix(waiting, layers),
-        caveat=f"{exposed_caveat(analysis, waiting)} {known}".strip(),
+        caveat=f"{exposed_caveat(analysis, waiting)} {_WITHOUT_WAITING if on_host and waiting else ''} {known}".strip(),
         learn=LEARN_DDP,
         falsified_by="With the collectives left out (DistributedDataParallel.no_sync(), or one rank alone on the same "
         "batch), the mean step does not get shorter",

@@ -20,7 +20,8 @@ from stepscope.model.facts_machine import CpuFacts
 _CORES = (THREADS_RULE, THROTTLED_RULE, OTHERS_RULE, CHILDREN_RULE)
 _UNKNOWN = ("idle_unknown", "host_unknown")  # of a trace: what no slice tells
 NO_CORE = "ready to run, without a core"
-ASLEEP = "asleep, neither for data nor for files, other ranks or other threads"
+ASLEEP = "asleep, not for data or files, for communication or for threads that computed"
+WAITING = "asleep, most of it perhaps for other ranks"
 NO_SOURCE = "outside the passes and the optimizer, without sampled stacks or a profiler window"
 NO_SLICE = "in no operator, kernel, call or function of the trace"
 
@@ -52,8 +53,9 @@ def _parts(analysis: Analysis, train: StepFacts, findings: Sequence[Finding]) ->
             asleep = max(0.0, 1.0 - cpu.main_cpu_share - cpu.run_delay_share) * train.mean_ms
             # a compiler sleeps for the programs it calls
             told_asleep = sum(one.cost_ms_per_step for one in findings if one.category == "compile")
-            told_asleep += max(0.0, told - waited) + _known(analysis, cpu, train)
-            yield part(ASLEEP, max(0.0, asleep - told_asleep), source)
+            told_asleep += max(0.0, told - waited) + _known(analysis, cpu, train, findings)
+            ranks = len(analysis.run.ranks)
+            yield part(ASLEEP if ranks == 1 else WAITING, max(0.0, asleep - told_asleep), source)
     if analysis.stacks is None and not analysis.traces:
         outside = [one.ms for one in train.partition if one.category in ("other", "unattributed")]
         yield part(NO_SOURCE, sum(outside), "steps.jsonl")
@@ -67,10 +69,11 @@ def _users(cpu: CpuFacts) -> str:
     return "" if others is None else f" (others on the machine used {others:.1f} of {cpu.cores:g})"
 
 
-def _known(analysis: Analysis, cpu: CpuFacts, train: StepFacts) -> float:
+def _known(analysis: Analysis, cpu: CpuFacts, train: StepFacts, findings: Sequence[Finding]) -> float:
     """What the main thread is known to sleep for, ms a step: other threads that compute are counted in full."""
     computing = (cpu.pool.used_cores if cpu.pool is not None else 0.0) * train.mean_ms
-    return cpu.waits_ms_per_step + exposed_share(analysis) * train.mean_ms + computing
+    told = [one.gain_ceiling * train.mean_ms for one in findings if one.category == "communication"]
+    return cpu.waits_ms_per_step + max([exposed_share(analysis) * train.mean_ms, *told]) + computing
 
 
 def _in_no_slice(analysis: Analysis) -> float:
