@@ -72,8 +72,17 @@ def test_sleep_that_nobody_explains() -> None:
     assert found.parts[0].share == pytest.approx(0.6 - 0.1)  # for a tenth another thread computed
 
 
-def test_sleep_for_other_threads_of_the_process_is_explained() -> None:
-    assert not of(busy(main=0.4, delay=0.0, pool=0.9)).large
+def test_sleep_for_the_other_threads_of_an_operator_is_explained() -> None:
+    assert not of(busy(main=0.5, delay=0.0, pool=0.5)).large
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_of_the_script_that_keep_the_main_thread_waiting_are_not_taken_for_torchs(threads: int) -> None:
+    """A thread that holds the interpreter's lock: the main thread sleeps, and torch has no work for it in another."""
+    found = of(busy(main=0.3, delay=0.0, pool=0.7, threads=threads))
+    assert found.large
+    assert found.parts[0].share == pytest.approx(0.7 - 0.3 * (threads - 1))
+    assert "other threads of the process used 0.7" in found.parts[0].what
 
 
 def test_sleep_of_a_process_with_one_thread_is_seen_as_well() -> None:

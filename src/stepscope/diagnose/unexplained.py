@@ -55,7 +55,7 @@ def _parts(analysis: Analysis, train: StepFacts, findings: Sequence[Finding]) ->
             told_asleep = sum(one.cost_ms_per_step for one in findings if one.category == "compile")
             told_asleep += max(0.0, told - waited) + _known(analysis, cpu, train, findings)
             ranks = len(analysis.run.ranks)
-            yield part(ASLEEP if ranks == 1 else WAITING, max(0.0, asleep - told_asleep), source)
+            yield part((ASLEEP if ranks == 1 else WAITING) + _users(cpu), max(0.0, asleep - told_asleep), source)
     if analysis.stacks is None and not analysis.traces:
         outside = [one.ms for one in train.partition if one.category in ("other", "unattributed")]
         yield part(NO_SOURCE, sum(outside), "steps.jsonl")
@@ -64,16 +64,30 @@ def _parts(analysis: Analysis, train: StepFacts, findings: Sequence[Finding]) ->
 
 
 def _users(cpu: CpuFacts) -> str:
-    """Who used the cores besides, where that is known: no finding is made of a short time."""
-    others = cpu.pool.others_cores if cpu.pool is not None else None
-    return "" if others is None else f" (others on the machine used {others:.1f} of {cpu.cores:g})"
+    """Who used the cores besides, where that is known: no rule may have had reason to name them."""
+    if cpu.pool is None:
+        return ""
+    others = "" if cpu.pool.others_cores is None else f", others on the machine {cpu.pool.others_cores:.1f}"
+    return f" (other threads of the process used {cpu.pool.used_cores:.1f}{others} of {cpu.cores:g} cores)"
 
 
 def _known(analysis: Analysis, cpu: CpuFacts, train: StepFacts, findings: Sequence[Finding]) -> float:
-    """What the main thread is known to sleep for, ms a step: other threads that compute are counted in full."""
-    computing = (cpu.pool.used_cores if cpu.pool is not None else 0.0) * train.mean_ms
+    """What the main thread is known to sleep for, ms a step."""
     told = [one.gain_ceiling * train.mean_ms for one in findings if one.category == "communication"]
-    return cpu.waits_ms_per_step + max([exposed_share(analysis) * train.mean_ms, *told]) + computing
+    communication = max([exposed_share(analysis) * train.mean_ms, *told])
+    return cpu.waits_ms_per_step + communication + _computing(cpu) * train.mean_ms
+
+
+def _computing(cpu: CpuFacts) -> float:
+    """The part of the step in which torch's other threads may have computed while the main one waited for them.
+
+    They get parts of an operator as large as the main thread's. What threads use beyond that is the script's own, and
+    the main thread may be kept waiting by it (for the interpreter's lock, for one).
+    """
+    used = cpu.pool.used_cores if cpu.pool is not None else 0.0
+    if cpu.threads is None or cpu.main_cpu_share is None:
+        return used
+    return min(used, (cpu.threads - 1) * cpu.main_cpu_share)
 
 
 def _in_no_slice(analysis: Analysis) -> float:
