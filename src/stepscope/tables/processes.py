@@ -186,7 +186,7 @@ def _settle_roles(found: HostProcesses) -> None:
     for process in found.all:
         if process.claimed:
             process.role = RANK
-        elif process.by_script and process.role == WORKER:
+        elif process.by_script and process.role in (WORKER, HELPER):  # of a fork server it has the server's command
             process.role = OTHER
     parents_of_torch = {
         ancestor.pid
