@@ -59,6 +59,7 @@ ENTRIES = (
     Entry("growing_shapes", ("compile",), "a function compiled again for each length"),
     Entry("collect_garbage", ("system",), "garbage collected every fourth step"),
     Entry("many_threads", ("system",), "more threads than cores, for small operators"),
+    Entry("processes_beside", ("system",), "three processes of the script that fill the cores"),
     Entry("double_precision", ("compute",), "a layer computed in float64"),
     Entry("distributed_shards", ("communication", "input"), "one rank's input takes longer", ranks=2),
     Entry("distributed_spectrum", ("communication", "compute"), "one rank computes more", ranks=2),

@@ -123,6 +123,16 @@ def test_a_healthy_run_says_so(fabricated: Report, nothing: api.Run) -> None:
     assert block["healthy"].startswith("Nothing worth fixing above")
 
 
+def test_a_run_that_nobody_explained_is_not_called_healthy(fabricated: Report, nothing: api.Run) -> None:
+    part = {"what": "asleep", "ms": 30.0, "share": 0.3, "source": "system.jsonl"}
+    row = {"ms": 30.0, "share": 0.3, "parts": [part], "unseen": [], "large": True}
+    found = page(nothing.showing(replace(fabricated, findings=(), abstained=(), unexplained=row)), "findings")
+    block = next(block for block in found["blocks"] if block["kind"] == "findings")
+    assert block["healthy"] is None
+    warnings = [block["text"] for block in found["blocks"] if block["kind"] == "text" and block["tone"] == "warning"]
+    assert "Nobody explained 30 % of the step (30.0 ms): asleep 30 %." in warnings
+
+
 def test_findings_lead_to_pages_that_hold_something(small: api.Run) -> None:
     found = page(small, "findings")
     cards = next(block for block in found["blocks"] if block["kind"] == "findings")["findings"]

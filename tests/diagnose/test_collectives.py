@@ -176,6 +176,42 @@ def test_exposed_communication() -> None:
     assert "does not tell a transfer from waiting" in finding.caveat
 
 
+def on_processors(share: float, **more: Any) -> Analysis:
+    rows = [row(rank, 25 << 20, 3, 30 * MS) for rank in (0, 1)]
+    return replace(healthy(), views=views(rows, parts={"host_communication": round(share * 100 * MS)}, **more))
+
+
+def test_exposed_communication_of_ranks_on_processors() -> None:
+    """Gloo runs beside the training thread: where nothing computes meanwhile it costs what it takes on any device."""
+    analysis = on_processors(0.3, distributed=shares(5, 25))
+    operator = OperatorFacts("c10d::_allgather_base_", 6.0, 1.0, 1.0, Place(TRAIN, 14, "train"))
+    finding = only(replace(analysis, operators=(operator,)), "communication.exposed")
+    assert finding.share == pytest.approx(0.3 * 50 / 60)  # without what is waiting for the other rank
+    assert finding.gain_ceiling == pytest.approx(0.3)
+    assert [place.line for place in finding.where] == [14]
+    assert finding.fix.startswith("Overlap")
+    assert "not in the cost" in finding.caveat
+
+
+def test_ranks_that_wait_for_each_other_by_turns_communicate_little() -> None:
+    assert of_category(diagnose(on_processors(0.3, distributed=shares(25, 5)))) == []
+
+
+def test_what_a_slow_rank_keeps_the_others_waiting_is_no_communication() -> None:
+    slow = two((0, 30, 60, 5, 5), (0, 10, 80, 5, 5))
+    analysis = replace(slow, views=on_processors(0.25).views)
+    assert {one.rule for one in of_category(diagnose(analysis))} == {"communication.straggler"}
+
+
+def test_hidden_communication_of_ranks_on_processors_is_free() -> None:
+    assert of_category(diagnose(on_processors(0.09))) == []
+
+
+def test_without_a_window_the_rule_on_exposed_communication_says_so() -> None:
+    missing = {one.rule: one for one in diagnose(healthy()).abstained if not one.quiet}
+    assert missing["communication.exposed"].needs == "a profiler window or trace with collectives"
+
+
 def test_waiting_and_transfer_ask_for_different_fixes() -> None:
     (waiting,) = judged(replace(healthy(), views=exposed_views(0.3, shares(20, 10))), "communication.exposed")
     (moving,) = judged(replace(healthy(), views=exposed_views(0.3, shares(5, 25))), "communication.exposed")

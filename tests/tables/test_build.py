@@ -183,6 +183,25 @@ def test_two_hosts_and_exit_of_the_failed_one(tmp_path: Path):
     assert result.processes.select("host", "pid", "process").rows() == [("a", 100, "rank-0"), ("b", 100, "rank-1")]
 
 
+def test_a_process_of_the_script_is_no_loader_worker_though_it_looks_like_one(tmp_path: Path):
+    """Forked or spawned by multiprocessing it has the same look; the journal and the fork itself know better."""
+    process = {"time_ns": T0, "python": True, "start_ns": T0, "torch": True, "ppid": 100, "command": "train.py"}
+    processes = [
+        {**process, "pid": 100, "ppid": 1, "role": "rank"},
+        *({**process, "pid": pid, "role": "loader_worker"} for pid in (201, 202, 203)),
+        *({**process, "pid": pid, "role": "helper", "torch": False} for pid in (204, 205)),  # forked by a fork server
+    ]
+    agents = [
+        {"time_ns": T0, "pid": 100, "folder": "rank-0"},
+        *({"time_ns": T0, "pid": pid, "role": role} for pid, role in ((201, "worker"), (202, "fork"), (203, "worker"))),
+    ]
+    child = {"kind": "child", "how": "multiprocessing.Process", "command": "work"}
+    result = build(tmp_path, processes=processes, agents=agents, events=[{**child, "pid": 203}, {**child, "pid": 205}])
+    assert dict(result.processes.select("pid", "role").rows()) == {
+        100: "rank", 201: "loader_worker", 202: "other", 203: "other", 204: "helper", 205: "other",
+    }  # fmt: skip
+
+
 def test_launcher_workers_and_helpers(tmp_path: Path):
     process = {"time_ns": T0, "python": True, "start_ns": T0, "torch": True}
     processes = [

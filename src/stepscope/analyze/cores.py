@@ -70,6 +70,8 @@ def facts(tables: Tables, labelled: LabelledSteps, mean_ms: float | None, waits_
         migrations_per_s=average(growths(readings, "migrations", pids)),
         stolen_cores=level(readings, "stolen_cores")[0],
         pool=pool.facts(readings, pids, shared, threads, mean_ms),
+        main_cpu_share=_share(average(growths(readings, "main_cpu_ns", pids))),
+        waits_ms_per_step=min(waits_ms, mean_ms),
     )
 
 
@@ -91,6 +93,10 @@ def memory(tables: Tables, labelled: LabelledSteps, mean_ms: float | None) -> Me
         stalled_of=of,
         rss_bytes=int(max(resident.to_list())) if len(resident) else None,
     )
+
+
+def _share(ns_per_s: float | None) -> float | None:
+    return None if ns_per_s is None else min(1.0, ns_per_s / 1e9)
 
 
 def _mean_cores(readings: pl.DataFrame, pids: list[int]) -> dict[int, float]:

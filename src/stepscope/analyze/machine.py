@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stepscope.analyze import cores, drift, epochs, gpu_clocks, numa, pauses, profiled, readings, storage, trace_loader
+from stepscope.analyze import (
+    children,
+    cores,
+    drift,
+    epochs,
+    gpu_clocks,
+    numa,
+    pauses,
+    profiled,
+    readings,
+    storage,
+    trace_loader,
+)
 from stepscope.analyze.context import Context
 from stepscope.analyze.steps import LabelledSteps
 from stepscope.model import IoFacts, LoaderFacts, PythonFacts, StepFacts
@@ -24,10 +36,11 @@ def facts(
     mean_ms = train.mean_ms if train is not None else None
     journaled = tables.journal.height > 0
     training = readings.training(tables, labelled)
+    cpu = cores.facts(tables, labelled, mean_ms, waits_ms(loader, io or (), python or ()))
     return MachineFacts(
         journaled=journaled,
         pauses=pauses.facts(tables, labelled) if journaled else None,
-        cpu=cores.facts(tables, labelled, mean_ms, waits_ms(loader, io or (), python or ())),
+        cpu=cpu,
         memory=cores.memory(tables, labelled, mean_ms),
         drift=drift.facts(labelled, context.sampled),
         profiler=profiled.facts(tables, labelled),
@@ -37,6 +50,7 @@ def facts(
         gpus=gpu_clocks.facts(tables, training),
         storage=storage.facts(tables, training),
         numa=numa.facts(tables, training),
+        children=children.facts(tables, labelled, training, cpu, mean_ms),
     )
 
 

@@ -17,6 +17,7 @@ from stepscope.diagnose.quality import tempered
 from stepscope.diagnose.risks import RISKS, assess
 from stepscope.diagnose.rules import RULES, Need
 from stepscope.diagnose.thresholds import REPORT_FLOOR
+from stepscope.diagnose.unexplained import unexplained
 from stepscope.errors import UsageError
 from stepscope.model import Abstention, Analysis, Diagnosis, Finding, Ignored
 
@@ -59,7 +60,7 @@ def diagnose(analysis: Analysis, *, ignored: Mapping[str, str] = _NOTHING) -> Di
     risks, without_inputs = assess(analysis, ordered, ignored)
     risks = tuple(in_framework(risk, analysis) for risk in risks)
     switched_off = tuple(Ignored(name, ignored[name]) for name in known if name in ignored)
-    return Diagnosis(tuple(ordered), (*abstained, *without_inputs), switched_off, risks)
+    return Diagnosis(tuple(ordered), (*abstained, *without_inputs), switched_off, risks, unexplained(analysis, ordered))
 
 
 def _missing(needs: Iterable[Need], analysis: Analysis) -> list[Need]:

@@ -7,7 +7,7 @@ In a recorded run the share is carried over to the steady step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from stepscope.diagnose.collectives_words import exposed_caveat, exposed_fix
@@ -18,7 +18,7 @@ from stepscope.diagnose.replayed import BY_SUBTRACTION, replayed
 from stepscope.diagnose.thresholds import COLLECTIVES
 from stepscope.model import Analysis, Evidence, Finding, Place
 from stepscope.model.views.communication import CollectiveRow, WorkerShare
-from stepscope.model.views.overview import DEVICE, Overview
+from stepscope.model.views.overview import DEVICE, HOST, Overview
 from stepscope.model.views.replay import COLLECTIVES as ALL_COLLECTIVES
 from stepscope.model.views.spans import SpanRef
 
@@ -27,8 +27,9 @@ EXPOSED_RULE = "communication.exposed"
 GLOO_RULE = "communication.gloo_on_gpu"
 LEARN_DDP = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 LEARN_BACKENDS = "https://docs.pytorch.org/docs/stable/distributed.html#backends"
-_EXPOSED = "exposed_communication"
+_EXPOSED = {DEVICE: "exposed_communication", HOST: "host_communication"}
 _OPERATOR = "c10d::"
+_WITHOUT_WAITING = "Waiting for other ranks is in the ceiling, not in the cost."
 
 
 # ------------------------------------------------------------------------------------------------ small messages
@@ -146,7 +147,8 @@ def _small_of(ref: SpanRef, rows: list[CollectiveRow], overview: Overview) -> _S
 
 
 def _line(analysis: Analysis, name: str) -> tuple[tuple[Place, ...], float | None]:
-    """The user's line that calls most collectives of this kind, and its sampled ms in a steady step, where known."""
+    """The user's line that calls most collectives of this kind ("" for any), and its sampled ms in a steady step, where
+    known."""
     letters = "".join(filter(str.isalpha, name))
     operators = [
         operator
@@ -191,18 +193,18 @@ def _small_evidence(
     return tuple(found)
 
 
-# -------------------------------------------------------------------------------------------- exposed on a device
+# ---------------------------------------------------------------------------------------- exposed, on any backend
 
 
 def exposed(analysis: Analysis) -> list[Finding]:
-    """One finding per run whose devices do nothing but communicate in more than a tenth of the step."""
-    views = analysis.views
-    if views is None:
-        return []
+    """One finding per run that does nothing but communicate in more than a tenth of the step.
+
+    On devices that is what their kernels tell; of ranks that train on processors, collectives of gloo or MPI beside
+    which no operator computes.
+    """
     runs: dict[str, list[Overview]] = defaultdict(list)
-    for span in views.spans:
-        if span.overview is not None and span.overview.basis == DEVICE and _EXPOSED in span.overview.parts:
-            runs[span.span.run].append(span.overview)
+    for one in _communicating(analysis):
+        runs[one.span.run].append(one)
     findings = []
     for run in data_parallel_runs(analysis):
         runs.pop(run, None)
@@ -213,20 +215,50 @@ def exposed(analysis: Analysis) -> list[Finding]:
     return findings
 
 
+def exposed_share(analysis: Analysis) -> float:
+    """The part of profiled steps in which nothing but communication happens, mean over ranks; 0 without collectives.
+
+    Waiting for other ranks, where it is known, is left out: that somebody waits explains nothing.
+    """
+    found = list(_communicating(analysis))
+    if not found:
+        return 0.0
+    waiting = _waiting(_workers(analysis, {one.span for one in found})) or 0.0
+    return (1.0 - waiting) * sum(one.parts[_EXPOSED[one.basis]].share for one in found) / len(found)
+
+
+def _communicating(analysis: Analysis) -> Iterator[Overview]:
+    """Of each trace with collectives where its steps go."""
+    views = analysis.views
+    called = {row.span for row in views.communication} if views is not None else set()
+    for span in views.spans if views is not None else ():
+        one = span.overview
+        if one is not None and _EXPOSED[one.basis] in one.parts and (one.basis == DEVICE or one.span in called):
+            yield one
+
+
 def _exposed(analysis: Analysis, run: str, overviews: list[Overview]) -> Finding | None:
-    exposed_ns = sum(one.parts[_EXPOSED].mean_ns for one in overviews) / len(overviews)
+    exposed_ns = sum(one.parts[_EXPOSED[one.basis]].mean_ns for one in overviews) / len(overviews)
     step_ns = sum(one.wall.mean_ns for one in overviews) / len(overviews)
-    share = clip_share(exposed_ns, step_ns)
+    spans = {one.span for one in overviews}
+    shares = _workers(analysis, spans)
+    waiting = _waiting(shares)
+    on_host = all(one.basis == HOST for one in overviews)
+    step_ms = _step_ms(analysis, step_ns)
+    most = share = clip_share(exposed_ns, step_ns)
+    if on_host:
+        # Ranks that share a machine's cores wait for each other by turns, whatever they send. A window slows Python and
+        # operators down, and hardly what crosses between processes.
+        told = straggler_ms(analysis) if waiting is None else waiting * share * step_ms
+        share = clip_share(share * step_ms - told, step_ms)
+        most = clip_share(exposed_ns / 1e6, step_ms)
     if share < COLLECTIVES.exposed:
         return None
-    spans = {one.span for one in overviews}
     rows = [row for row in analysis.views.communication if row.span in spans] if analysis.views is not None else []
     times: dict[str, int] = defaultdict(int)
     for row in rows:
         times[row.name] += row.exposed_ns
     kinds = sorted((name for name in times if times[name] > 0), key=lambda name: (-times[name], name))
-    shares = _workers(analysis, spans)
-    waiting = _waiting(shares)
     steps = min(len(one.steps) if one.has_steps else 0 for one in overviews)
     source = _spans_source(spans)
     evidence = [
@@ -253,7 +285,7 @@ def _exposed(analysis: Analysis, run: str, overviews: list[Overview]) -> Finding
     gain = replayed(analysis, overviews[0].span.run, ALL_COLLECTIVES)
     evidence += gain.evidence if gain is not None else ()
     known = gain.caveat(share) if gain is not None else BY_SUBTRACTION
-    step_ms = _step_ms(analysis, step_ns)
+    where = _line(analysis, kinds[0])[0] or _line(analysis, "")[0] if on_host and kinds else ()
     title = f"Nothing hides {exposed_ns / 1e6:.1f} ms of communication per step{f' ({kinds[0]})' if kinds else ''}"
     return Finding(
         id=finding_id(EXPOSED_RULE, Place(run, None) if run else None),
@@ -261,15 +293,15 @@ def _exposed(analysis: Analysis, run: str, overviews: list[Overview]) -> Finding
         category="communication",
         title=title + (f" of {run}" if run else ""),
         severity=severity(share),
-        confidence=lowest([_trace_confidence(steps, True), "high" if waiting is not None else "medium"]),
+        confidence=lowest([_trace_confidence(steps, not on_host), "high" if waiting is not None else "medium"]),
         cost_ms_per_step=share * step_ms,
         share=share,
-        gain_ceiling=max(share, gain.share) if gain is not None else share,
-        where=(),
+        gain_ceiling=max(share, most, gain.share if gain is not None else 0.0),
+        where=where,
         ranks=tuple(sorted({span.rank for span in spans})),
         evidence=tuple(evidence),
         fix=exposed_fix(waiting, layers),
-        caveat=f"{exposed_caveat(analysis, waiting)} {known}".strip(),
+        caveat=f"{exposed_caveat(analysis, waiting)} {_WITHOUT_WAITING if on_host and waiting else ''} {known}".strip(),
         learn=LEARN_DDP,
         falsified_by="With the collectives left out (DistributedDataParallel.no_sync(), or one rank alone on the same "
         "batch), the mean step does not get shorter",

@@ -1,10 +1,12 @@
-"""What the main thread waits for cores: too many threads, a quota, other processes.
+"""What the main thread waits for cores: too many threads, a quota, processes of the script, other processes.
 
 Moves of the main thread from core to core, and memory on another node, are evidence here: their cost cannot be told
 from outside.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from stepscope.diagnose.common import (
     clip_share,
@@ -15,10 +17,10 @@ from stepscope.diagnose.common import (
     steps_confidence,
     train_steps,
 )
-from stepscope.diagnose.system import OTHERS_RULE, THREADS_RULE, THROTTLED_RULE, device_doubt
+from stepscope.diagnose.system import CHILDREN_RULE, OTHERS_RULE, THREADS_RULE, THROTTLED_RULE, device_doubt
 from stepscope.diagnose.thresholds import CORES
 from stepscope.model import Analysis, Evidence, Finding, Place, StepFacts, Try
-from stepscope.model.facts_machine import CpuFacts, PoolFacts
+from stepscope.model.facts_machine import Child, CpuFacts, PoolFacts
 
 LEARN_THREADS = (
     "https://pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html#tuning-the-number-of-threads"
@@ -160,6 +162,73 @@ def other_processes(analysis: Analysis) -> list[Finding]:
     ]
 
 
+def children_hold_cores(analysis: Analysis) -> list[Finding]:
+    """One finding when processes that the script started had the cores that the main thread waited for."""
+    train, machine = train_steps(analysis), analysis.machine
+    cpu, children = (machine.cpu, machine.children) if machine is not None else (None, None)
+    if train is None or cpu is None or children is None or children.ms_per_step is None or not children.groups:
+        return []
+    if children.ms_per_step < CORES.floor * train.mean_ms:
+        return []
+    first, *more = (child for child in children.groups if child.cores >= CORES.child_cores * children.cores)
+    also = f" and {sum(child.processes for child in more)} more" if more else ""
+    places = [
+        replace(child.place, share=min(1.0, child.cores / children.cores))
+        for child in (first, *more)
+        if child.place is not None
+    ]
+    source = f"system.jsonl, {cpu.readings} readings; processes.jsonl"
+    return [
+        _of_cores(
+            analysis,
+            train,
+            cpu,
+            rule=CHILDREN_RULE,
+            cost=children.ms_per_step,
+            most_cost=children.at_most_ms_per_step,
+            title=_escaped(
+                f"{_told(first)}{also} hold {children.cores:.1f} of {cpu.cores:g} cores: the main thread waits "
+            )
+            + "for one, {share} of the step",
+            where=places[0] if places else None,
+            also=tuple(places[1:]),
+            more=tuple(
+                Evidence(f"CPU use of {_command(child)} ({_count(child)})", round(child.cores, 2), "cores", source)
+                for child in (first, *more)
+            ),
+            fix="Do their work before or after the training or on another machine, start fewer of them, give each one "
+            "thread (OMP_NUM_THREADS=1 in its environment), or let the training go first (os.nice(19) in them, or "
+            "taskset to cores that training leaves free)",
+            caveat="The wait is divided by the processor time of all that ran beside the main thread.",
+            learn=LEARN_DELAY,
+            try_=(),
+            falsified_by="With these processes left out the mean step does not get shorter",
+            most="medium",
+        )
+    ]
+
+
+def _told(child: Child) -> str:
+    """`3 processes that the script started (python prepare.py, train.py:7)`."""
+    at = f", {shown(child.place)}" if child.place is not None else ""
+    started = "that the script started" if child.how is not None else "of the run that neither train nor load"
+    return f"{_count(child)} {started} ({_command(child)}{at})"
+
+
+def _count(child: Child) -> str:
+    return f"{child.processes} processes" if child.processes != 1 else "1 process"
+
+
+def _command(child: Child) -> str:
+    text = " ".join(child.command.split())
+    return text if len(text) <= CORES.command_shown else f"{text[: CORES.command_shown - 1]}…"
+
+
+def _escaped(text: str) -> str:
+    """For a title, which is a format."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
 def _confidence(cpu: CpuFacts) -> str:
     """By the telemetry it stands on."""
     return "high" if cpu.readings >= CORES.readings_for_high else "medium"
@@ -228,6 +297,7 @@ def _of_cores(
     learn: str,
     try_: tuple[Try, ...],
     falsified_by: str,
+    also: tuple[Place, ...] = (),
     most: str = "high",
     most_cost: float | None = None,
 ) -> Finding:
@@ -245,7 +315,7 @@ def _of_cores(
         cost_ms_per_step=cost,
         share=share,
         gain_ceiling=max(share, clip_share(most_cost or 0.0, train.mean_ms)),
-        where=(where,) if where is not None else (),
+        where=(where, *also) if where is not None else (),
         ranks=train.ranks,
         evidence=(*more, *_evidence(analysis, cpu)),
         fix=fix,

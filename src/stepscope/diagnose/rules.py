@@ -119,6 +119,11 @@ EPOCHS = Need(
     "a DataLoader with workers, iterated again while training", _machine(lambda f: f.epochs is not None), quiet=True
 )
 CORES = Need("telemetry of the main thread's wait for a core", _machine(lambda facts: facts.cpu is not None))
+CHILDREN = Need(
+    "processes that the script started",
+    _machine(lambda f: f.children is not None and bool(f.children.groups)),
+    quiet=True,
+)
 THREADS = Need("the number of torch's threads", _machine(lambda f: f.cpu is not None and f.cpu.threads is not None))
 QUOTA = Need(
     "the throttled time of the cgroup", _machine(lambda f: f.cpu is not None and f.cpu.throttled_share is not None)
@@ -180,6 +185,9 @@ RANK_SAMPLES = Need(
 COLLECTIVES = Need(
     "a profiler window or trace with collectives", lambda a: a.views is not None and bool(a.views.communication)
 )
+EXPOSURE = Need(  # what hides communication: work of devices, or operators where ranks train on processors
+    "a profiler trace with device work", lambda a: DEVICE_WORK.present(a) or not ON_DEVICE.present(a)
+)
 COMPILED = Need("compilation events of torch.compile or torch_xla", lambda a: a.compilers is not None, quiet=True)
 TORCH_COMPILE = Need("compilation events of torch.compile", _backend(TORCH), quiet=True)
 TORCH_XLA = Need("events or a report of torch_xla", _backend(XLA), quiet=True)
@@ -230,6 +238,7 @@ RULES: tuple[Rule, ...] = (
     Rule(system.GC_RULE, "system", (STEPS, JOURNAL), system.garbage_collection),
     Rule(system.THREADS_RULE, "system", (STEPS, CORES, THREADS), cores.threads_beyond_cores),
     Rule(system.THROTTLED_RULE, "system", (STEPS, CORES, QUOTA), cores.cpu_throttled),
+    Rule(system.CHILDREN_RULE, "system", (STEPS, CORES, CHILDREN), cores.children_hold_cores),
     Rule(system.OTHERS_RULE, "system", (STEPS, CORES), cores.other_processes),
     Rule(system.MEMORY_RULE, "system", (STEPS, MEMORY), system.swapping_or_faults),
     Rule(system.PROFILER_RULE, "system", (STEPS, OWN_PROFILER), system.profiler_overhead),
@@ -266,7 +275,7 @@ RULES: tuple[Rule, ...] = (
     Rule(communication.STRAGGLER_RULE, "communication", _RANKS, communication.straggler),
     Rule(communication.UNBALANCED_RULE, "communication", (*_RANKS, RANK_SAMPLES), communication.unbalanced_work),
     Rule(collectives.SMALL_RULE, "communication", (COMMUNICATES, COLLECTIVES), collectives.many_small_collectives),
-    Rule(collectives.EXPOSED_RULE, "communication", (COMMUNICATES, *_TRACED, COLLECTIVES), collectives.exposed),
+    Rule(collectives.EXPOSED_RULE, "communication", (COMMUNICATES, EXPOSURE, COLLECTIVES), collectives.exposed),
     Rule(collectives.GLOO_RULE, "communication", (COMMUNICATES, *_TRACED, COLLECTIVES), collectives.gloo_on_gpu),
     Rule(memory.RETRIES_RULE, "memory", (STEPS, ON_DEVICE, MEMORY_READINGS), memory.allocator_retries),
     Rule(transfer_device.DEVICE_RULE, "transfer", _TRACED, transfer_device.device_to_device),

@@ -40,6 +40,8 @@ from stepscope.model.findings import (
     Place,
     Risk,
     Try,
+    Unexplained,
+    UnexplainedPart,
 )
 from stepscope.model.schema import (
     CATEGORIES,
@@ -97,5 +99,7 @@ __all__ = [
     "StepFacts",
     "TraceFacts",
     "Try",
+    "Unexplained",
+    "UnexplainedPart",
     "WindowFacts",
 ]

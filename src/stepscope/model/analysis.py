@@ -89,3 +89,4 @@ class Report:
     views: dict[str, Any]
     schema: str = REPORT_SCHEMA
     risks: tuple[dict[str, Any], ...] = ()  # without a measured cost, so not among the findings
+    unexplained: dict[str, Any] | None = None  # what of the step nobody explained; None without training steps

@@ -88,7 +88,36 @@ class CpuFacts:
     voluntary_switches_per_s: float | None = None
     migrations_per_s: float | None = None  # of the main thread, from core to core
     stolen_cores: float | None = None  # a hypervisor gave to others
-    pool: PoolFacts | None = None  # None in recordings without the counts of all threads
+    pool: PoolFacts | None = None  # None in recordings without the counts of all threads, and of processes with one
+    main_cpu_share: float | None = None  # of the wall time, in which the main thread had a core
+    waits_ms_per_step: float = 0.0  # in which it is known to wait for data or files, or to sleep by its own will
+
+
+@dataclass(frozen=True)
+class Child:
+    """Processes of the run that neither train nor load batches, alike in command and in the line that started them."""
+
+    command: str
+    how: str | None  # "subprocess.Popen", "multiprocessing.Process", "os.fork" …; None where nobody saw it start
+    place: Place | None
+    processes: int
+    cores: float  # processor time by wall time of the steady steps
+
+
+@dataclass(frozen=True)
+class ChildrenFacts:
+    """What the processes that the script started take from the main thread; those that use most first.
+
+    `ms_per_step` is their part of what the main thread waited for a core: by the processor time of all that ran beside
+    it. `at_most_ms_per_step` is all that can be gained without them: the wait, and computing that only looked for work
+    while other threads of the process had no core; or the distance to the run's quickest steps. Both are None where
+    no telemetry of the main thread exists.
+    """
+
+    groups: tuple[Child, ...]
+    cores: float
+    ms_per_step: float | None
+    at_most_ms_per_step: float | None
 
 
 @dataclass(frozen=True)
@@ -205,3 +234,4 @@ class MachineFacts:
     gpus: tuple[GpuClocks, ...] = ()  # that the run computes on
     storage: StorageFacts | None = None
     numa: NumaFacts | None = None  # of a machine with several nodes of memory
+    children: ChildrenFacts | None = None  # None without telemetry of the training time

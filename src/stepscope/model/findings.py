@@ -129,6 +129,31 @@ class Ignored:
 
 
 @dataclass(frozen=True)
+class UnexplainedPart:
+    """A part of the mean training step that neither a finding nor known work accounts for."""
+
+    what: str
+    ms: float
+    share: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Unexplained:
+    """What of the mean training step nobody explained. Its parts exclude each other and sum to it.
+
+    `unseen` is what was not recorded at all, so that nothing can be said of it. "Nothing worth fixing" is only said
+    where neither is: `large` is False and `unseen` empty.
+    """
+
+    ms: float
+    share: float
+    parts: tuple[UnexplainedPart, ...]  # the largest first
+    unseen: tuple[str, ...]
+    large: bool
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """What the rules said of a run, findings in order of cost."""
 
@@ -136,3 +161,4 @@ class Diagnosis:
     abstained: tuple[Abstention, ...]
     ignored: tuple[Ignored, ...] = ()
     risks: tuple[Risk, ...] = ()  # the most urgent first
+    unexplained: Unexplained | None = None  # None without training steps

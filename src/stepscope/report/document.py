@@ -64,6 +64,7 @@ def build(
         abstained=tuple(_abstained(diagnosis)),
         ignored=tuple(plain_rows(diagnosis.ignored, MAX_ROWS)),
         views=views,
+        unexplained=plain_mapping(diagnosis.unexplained) if diagnosis.unexplained is not None else None,
     )
 
 

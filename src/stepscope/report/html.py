@@ -183,6 +183,8 @@ def findings(report: Report, shorten: Shortener) -> str:
     healthy = sentences.healthy(report) if not report.findings and sentences.is_judged(report) else None
     if healthy:
         parts.append(f"<p class='healthy'>{markup(healthy)}</p>")
+    if unexplained := sentences.unexplained(report):
+        parts.append(f"<p class='unexplained'>{markup(unexplained, SENTENCE)}</p>")
     for rows, label, key in (
         (report.abstained, "Not judged", "needs"),
         (report.ignored, "Ignored by configuration", "reason"),

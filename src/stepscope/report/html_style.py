@@ -52,6 +52,7 @@ h3 { margin: .25rem 0 .5rem; }
 .warning .severity { color: var(--warning); }
 .info .severity { color: var(--info); }
 .healthy { color: var(--good); font-weight: 600; }
+.unexplained { color: var(--warning); font-weight: 600; }
 pre { background: var(--box); border-radius: 5px; padding: .5rem 0; margin: .4rem 0; overflow-x: auto; }
 pre span { display: block; padding: 0 .8rem; white-space: pre; }
 pre .hit { background: color-mix(in srgb, var(--warning) 18%, transparent); font-weight: 600; }

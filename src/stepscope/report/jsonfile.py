@@ -13,7 +13,10 @@ import msgspec
 from stepscope.errors import UnreadableInputError
 from stepscope.model import REPORT_SCHEMA, Report
 
-KEY_ORDER = ("schema", "run", "quality", "steps", "findings", "risks", "abstained", "ignored", "views")
+KEY_ORDER = (
+    *("schema", "run", "quality", "steps", "findings", "risks", "unexplained"),
+    *("abstained", "ignored", "views"),
+)
 
 
 def dumps(report: Report) -> bytes:

@@ -140,9 +140,12 @@ def _card(finding: dict[str, Any], shorten: Shortener, *, explained: bool) -> st
 def _outlook(report: Report) -> str:
     """What to say without a finding, which risks there are, and what could not be judged."""
     said = []
-    if not report.findings:
+    unexplained = sentences.unexplained(report)
+    if not report.findings and unexplained is None:
         healthy = sentences.healthy(report) if sentences.is_judged(report) else None
         said.append(f"<p>{markup(healthy or 'No finding.')}</p>")
+    if unexplained is not None:
+        said.append(f"<p>{markup(unexplained, SENTENCE)}</p>")
     for risk in report.risks:
         said.append(f"<p><b>Risk:</b> {markup(one_line(risk['title']), SENTENCE)}</p>")
     if report.abstained:

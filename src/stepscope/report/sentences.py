@@ -170,8 +170,11 @@ def fixed_costs(costs: Mapping[str, Any]) -> str | None:
 
 
 def healthy(report: Report) -> str | None:
-    """What to say where no rule found a loss; None where no rule could be judged, or a compiler's own rule warns."""
-    if compiler_words.warns(report):
+    """What to say where no rule found a loss.
+
+    None where no rule could be judged, a compiler's own rule warns, or `unexplained` has something to say.
+    """
+    if compiler_words.warns(report) or unexplained(report) is not None:
         return None
     floor_share = report.views.get("floor_share")  # the smallest loss that would have been named
     limit = f" above {words.percent(floor_share)} of the step" if floor_share is not None else ""
@@ -179,6 +182,25 @@ def healthy(report: Report) -> str | None:
         return f"Nothing worth fixing{limit}."
     judged = report.views.get("rules_judged")
     return f"Nothing worth fixing{limit}, by the rules that could be judged." if judged else None
+
+
+def unexplained(report: Report) -> str | None:
+    """What of the step nobody explained, where that is much; without a finding also what was not seen at all."""
+    row = report.unexplained
+    if row is None:
+        return None
+    said = []
+    if row["large"]:
+        parts = ", ".join(f"{part['what']} {words.percent(part['share'])}" for part in row["parts"])
+        said.append(
+            f"Nobody explained {words.percent(row['share'])} of the step ({words.milliseconds(row['ms'])}): {parts}."
+        )
+    if row["unseen"] and not report.findings:
+        floor_share = report.views.get("floor_share")
+        limit = f" above {words.percent(floor_share)} of the step" if floor_share is not None else ""
+        lead = "" if said else f"No loss{limit} was found, but not all could be seen. "
+        said.append(f"{lead}Not recorded: {'; '.join(row['unseen'])}.")
+    return " ".join(said) or None
 
 
 def is_judged(report: Report) -> bool:

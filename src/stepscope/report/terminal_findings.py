@@ -46,6 +46,8 @@ def findings_block(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterat
     healthy = sentences.healthy(report) if not report.findings and sentences.is_judged(report) else None
     if healthy:
         tail.append(Text(healthy, style="bold green"))
+    if unexplained := sentences.unexplained(report):
+        tail.append(Text(unexplained, style="yellow"))
     if report.abstained:
         tail.append(_abstained(report))
     if report.ignored:

@@ -1,7 +1,8 @@
 """Who is who among the processes of a run: roles, claimed rank folders, and whether the agent inside ever spoke.
 
 Two sources are merged by pid: processes.jsonl (seen from outside) and agents.jsonl (said from inside). A Python process
-with torch that claimed no folder and in whose tree nobody did is still a rank: it is analysed from stacks alone.
+with torch that claimed no folder and in whose tree nobody did is still a rank: it is analysed from stacks alone. What a
+rank's journal names as started by the script loads nothing, however much it looks like a loader's worker from outside.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Process:
     torch: bool | None = None
     reported: bool = False
     claimed: str | None = None  # rank folder
+    by_script: bool = False  # started by the script, and not by a DataLoader
     start_ns: int | None = None
     end_ns: int | None = None
 
@@ -92,6 +94,11 @@ def host_processes(host: RawHost, ranks: Iterable[RawRank], only_host: bool) -> 
             process = _get(found, pid)
             process.claimed, process.reported = rank.name, True
             process.command = process.command or _joined(info.get("argv"))
+        if here or rank.name in claimed:
+            for row in rank.journal:
+                pid = integer(row.get("pid")) if row["kind"] == "child" else None
+                if pid is not None and pid in found.by_pid:
+                    found.by_pid[pid].by_script = True
     _settle_roles(found)
     return found
 
@@ -168,6 +175,7 @@ def _from_inside(found: HostProcesses, row: Row) -> None:
     process.command = process.command or _joined(row.get("argv"))
     if row.get("role") == "worker" and process.role in (None, _ROOT, OTHER):
         process.role = WORKER
+    process.by_script = process.by_script or row.get("role") == "fork"
 
 
 def _joined(argv: Any) -> str | None:
@@ -178,6 +186,8 @@ def _settle_roles(found: HostProcesses) -> None:
     for process in found.all:
         if process.claimed:
             process.role = RANK
+        elif process.by_script and process.role in (WORKER, HELPER):  # of a fork server it has the server's command
+            process.role = OTHER
     parents_of_torch = {
         ancestor.pid
         for process in found.all

@@ -168,3 +168,16 @@ def test_a_trace_without_a_device_is_split_by_what_the_host_did() -> None:
         "host_python": 10,
         "host_unknown": 10,
     }
+
+
+def test_an_operator_that_only_holds_a_collective_communicates() -> None:
+    """So do FSDP's hooks in the backward pass: what computes beside the collective hides it, waiting in it does not."""
+    trace = Slices()
+    hook = trace.add("cpu_op", "FSDP::post_backward_reduce", 10, 60)
+    trace.add("cpu_op", "c10d::reduce_scatter_", 15, 50, parent=hook)
+    trace.add("user_annotation", "gloo:reduce_scatter", 20, 45, track="1/9")
+    node = trace.add("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 29, 12, track=ENGINE)
+    trace.add("cpu_op", "aten::mm", 30, 10, track=ENGINE, parent=node)
+    (only,) = overview_of(trace, step(1, 0, 100)).steps
+    parts = used(only.parts_ns)
+    assert (parts["host_communication"], parts["host_matmul"], parts["host_operators"]) == (38, 10, 12)

@@ -10,6 +10,7 @@ from stepscope.analyze import intervals
 from stepscope.analyze.intervals import Int64, Intervals
 from stepscope.analyze.views.base import Span
 from stepscope.analyze.views.collectives import is_collective_call
+from stepscope.analyze.views.communication import computation
 from stepscope.analyze.views.host_activity import HostActivity, host_activity
 from stepscope.analyze.views.step_windows import StepWindows
 from stepscope.analyze.views.work import COMMUNICATION, COPY, FILL, KERNEL, Work
@@ -22,7 +23,7 @@ def own_lengths(span: Span, found: Work, windows: StepWindows) -> tuple[str, tup
     host = host_activity(span, found)
     if len(found):
         return DEVICE, *_lengths(windows, _device_sets(found, host), (*DEVICE_PARTS, *IDLE_PARTS))
-    return HOST, *_lengths(windows, _host_sets(span, host), HOST_PARTS)
+    return HOST, *_lengths(windows, _host_sets(span, found, host), HOST_PARTS)
 
 
 def _lengths(windows: StepWindows, sets: dict[str, Intervals], parts: tuple[str, ...]) -> tuple[tuple[str, ...], Int64]:
@@ -50,7 +51,9 @@ def _device_sets(found: Work, host: HostActivity) -> dict[str, Intervals]:
     }
 
 
-def _host_sets(span: Span, host: HostActivity) -> dict[str, Intervals]:
+def _host_sets(span: Span, found: Work, host: HostActivity) -> dict[str, Intervals]:
+    """In the order of precedence: an operator that holds a collective and computes nothing meanwhile communicates."""
+    alone = intervals.subtract(_collectives(span), computation(span, found))
     return {
         "host_data": host.data,
         "host_compile": host.compiling,
@@ -60,8 +63,8 @@ def _host_sets(span: Span, host: HostActivity) -> dict[str, Intervals]:
         "host_matmul": host.kind("matmul"),
         "host_normalization": host.kind("normalization"),
         "host_copies": host.kind("copies"),
+        "host_communication": alone,
         "host_operators": host.computing,
-        "host_communication": _collectives(span),
         "host_io": host.io,
         "host_python": host.python,
     }

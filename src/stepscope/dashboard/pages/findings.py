@@ -61,6 +61,8 @@ def build(context: PageContext) -> list[Block]:
     risks = [_card(row, report, context, risk=True) for row in report.risks]
     judged = sentences.is_judged(report)
     healthy = sentences.healthy(report) if not cards and judged else None
+    if unexplained := sentences.unexplained(report):
+        made.append(blocks.text(unexplained, "warning"))
     if not cards and not risks and not judged:
         made.append(blocks.empty("No finding", _why_none(report), RECORD, traced.again(context)))
     made.append(

@@ -26,6 +26,8 @@ class Cores:
     others_floor: float = 0.10
     others_readings: int = 30  # half a minute: a shorter burst of others says nothing of the next run
     readings_for_high: int = 30
+    child_cores: float = 0.1  # of what all children use: those below are not named
+    command_shown: int = 60  # characters of a child's command in a title
     away: float = 0.5  # of the readings on another node than the GPU: then binding is worth a try
 
 

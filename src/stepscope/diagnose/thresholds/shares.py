@@ -17,6 +17,9 @@ class Severity:
     critical: float = 0.25  # a quarter of the training time: worth stopping a running job for
 
 
+SEVERITY = Severity()
+
+
 @dataclass(frozen=True)
 class Confidence:
     """How much evidence a sampled share needs. n samples give a share of 10 % a standard error of 0.3 / sqrt(n)."""
@@ -41,6 +44,15 @@ class Causes:
 
 
 @dataclass(frozen=True)
+class Silence:
+    """When "nothing worth fixing" may be said."""
+
+    # of the step that nobody explained: from there on a finding of the same size would have been a warning. Healthy
+    # runs left 0 to 4 %: our own sampling, the scheduler, readings that begin and end within a step
+    unexplained: float = SEVERITY.warning
+
+
+@dataclass(frozen=True)
 class Agreement:
     """When two sources that tell the same quantity disagree."""
 
@@ -50,8 +62,8 @@ class Agreement:
     utilization: float = 0.20  # NVML counts a sixth of a second to a second as busy where any kernel ran in it
 
 
-SEVERITY = Severity()
 CONFIDENCE = Confidence()
 TRACE = Trace()
 CAUSES = Causes()
 AGREEMENT = Agreement()
+SILENCE = Silence()

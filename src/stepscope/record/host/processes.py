@@ -1,7 +1,8 @@
 """The process tree of the command, read from /proc, with a role for every process.
 
-A process once seen below the root stays in the tree when its parent dies. Discovery reads the names in /proc and only
-the entries that are new, so it can run several times a second.
+A process once seen below the root stays in the tree when its parent dies. One whose parent died before anybody looked
+is known by its environment. Discovery reads the names in /proc and only the entries that are new, so it can run
+several times a second.
 """
 
 from __future__ import annotations
@@ -134,8 +135,10 @@ class Process:
 class ProcessTree:
     """The root, everything started below it, and what the agents inside said about themselves."""
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: int, mark: bytes | None = None) -> None:
+        """`mark` stands in the environment of every process of the run, and of no other."""
         self.root = root
+        self._mark = mark
         self.members: dict[int, Process] = {}
         self._strangers: dict[int, int] = {}  # pid outside the tree -> its parent, so it is read once
         self._claims: dict[int, str] = {}
@@ -169,7 +172,8 @@ class ProcessTree:
             grown = False
             for pid in sorted(fresh):
                 stat = fresh[pid]
-                if pid == self.root or stat.ppid in self.members or pid in self._agent_roles:
+                known = pid == self.root or stat.ppid in self.members or pid in self._agent_roles
+                if known or (stat.ppid not in fresh and self._is_marked(pid)):
                     member = Process(pid, stat.ppid, stat.start_ticks, now_ns, comm=stat.comm)
                     self.members[pid] = member
                     added.append(member)
@@ -177,6 +181,16 @@ class ProcessTree:
                     grown = True
         self._strangers.update({pid: stat.ppid for pid, stat in fresh.items()})
         return added
+
+    def _is_marked(self, pid: int) -> bool:
+        """Whether the environment it was started with is the run's."""
+        if self._mark is None:
+            return False
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                return self._mark in file.read()
+        except OSError:  # another user's, or gone
+            return False
 
     def _is_unknown(self, pid: int) -> bool:
         if pid in self._strangers:

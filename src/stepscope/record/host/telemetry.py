@@ -92,7 +92,7 @@ class Telemetry:
         self._system = JsonLines(folder / "system.jsonl")
         self._stacks = JsonLines(folder / "stacks.jsonl")
         self._agents = JsonLinesTail(folder / "agents.jsonl")
-        self._tree = ProcessTree(config.root_pid)
+        self._tree = ProcessTree(config.root_pid, b'"host_dir": ' + json.dumps(config.host_dir).encode())
         self._meters: dict[int, ProcessMeter] = {}
         self._cgroups, self._cpus = find_cgroups(), affinity()
         self._cores, self._storage = CoresMeter(self._cpus), StorageLooks(str(folder.parent))

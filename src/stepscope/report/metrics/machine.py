@@ -29,6 +29,32 @@ SECTIONS = (
         ),
     ),
     Section(
+        "ChildrenFacts",
+        "Processes of the script",
+        "findings of system.children_hold_cores",
+        metrics(
+            cores=("cores", "CPU use of processes that neither train nor load batches, mean over readings."),
+            ms_per_step=(
+                "ms",
+                "Of what the main thread waited for a core, their part by the CPU use of all that ran beside it.",
+            ),
+            at_most_ms_per_step=(
+                "ms",
+                "That wait, with what the main thread may have spun meanwhile; or the distance to the quickest hundredth "
+                "of the steady steps, whichever is more.",
+            ),
+        ),
+    ),
+    Section(
+        "Child",
+        "Processes of the script: alike in command and line",
+        "findings of system.children_hold_cores",
+        metrics(
+            processes=("count", "Processes that used a core in the steady time."),
+            cores=("cores", "Their CPU use, mean over readings."),
+        ),
+    ),
+    Section(
         "CpuFacts",
         "Cores",
         "findings of system.threads_beyond_cores and its neighbours",
@@ -55,6 +81,11 @@ SECTIONS = (
                 "ms",
                 "Of the wait without throttling, what others cannot have caused: they have only the cores they use, or "
                 "where that is not read those the run leaves.",
+            ),
+            main_cpu_share=("share", "Of the wall time, in which the main thread had a core, mean over ranks."),
+            waits_ms_per_step=(
+                "ms",
+                "Of the mean steady step, what the main thread waits for loader workers and files, or sleeps at a line.",
             ),
             others_ms_per_step=(
                 "ms",

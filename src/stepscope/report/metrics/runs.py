@@ -83,6 +83,24 @@ SECTIONS = (
         ),
     ),
     Section(
+        "Unexplained",
+        "What nobody explained",
+        "unexplained",
+        metrics(
+            ms=("ms", "Of the mean steady step: what no finding and no known work accounts for. The sum of its parts."),
+            share=("share", "The same by the mean step."),
+        ),
+    ),
+    Section(
+        "UnexplainedPart",
+        "What nobody explained: a part",
+        "unexplained.parts",
+        metrics(
+            ms=("ms", "Of the mean steady step; the parts exclude each other."),
+            share=("share", "The same by the mean step."),
+        ),
+    ),
+    Section(
         "Finding",
         "Findings",
         "findings",

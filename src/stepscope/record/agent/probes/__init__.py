@@ -39,6 +39,7 @@ PROBES: tuple[tuple[str, str], ...] = (
     ("xla", "XlaProbe"),
     ("collector", "CollectorProbe"),
     ("saves", "SavesProbe"),
+    ("children", "ChildrenProbe"),
     ("compiles", "CompilesProbe"),
     ("nvtx", "NvtxProbe"),
     ("framework_seams", "FrameworkSeamsProbe"),

@@ -1,0 +1,149 @@
+"""Silence is earned: "nothing worth fixing" is said where little was left unexplained, and on every surface alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from stepscope.analyze import analyze
+from stepscope.diagnose import diagnose
+from stepscope.diagnose.thresholds import SILENCE
+from stepscope.model import Report, Unexplained
+from stepscope.report import html, notebook, sentences, terminal
+from stepscope.report.document import build
+from stepscope.report.jsonfile import dumps, loads
+from stepscope.tables.schema import Tables
+from tests.analyze.scenes import TORCH, TRAIN, stack
+from tests.analyze.test_pool import pool_tables
+from tests.builders import MS, T0, make_tables, rank_info, step_rows
+from tests.diagnose.test_children import process, started
+from tests.diagnose.test_children import tables as with_children
+
+EVENT = {"kind": "exit", "reason": "atexit"}  # of a run that the agent recorded
+
+
+def busy(**more: Any) -> Tables:
+    """A healthy run: the main thread has a core nearly all the time, and its samples stand in operators."""
+    values: dict[str, Any] = {"main": 0.97, "delay": 0.02, "pool": 0.9, "pool_delay": 0.0, "threads": 2, **more}
+    times = {"start_ns": T0, "end_ns": T0 + 40_000 * MS}
+    stacks = [stack([f"<module> ({TRAIN}:9)", f"relu ({TORCH}/nn/functional.py:1)"], 800, **times)]
+    return pool_tables(**{"journal": [EVENT], "stacks": stacks, **values})
+
+
+def of(tables: Tables) -> Unexplained:
+    found = diagnose(analyze(tables)).unexplained
+    assert found is not None
+    assert found.share == pytest.approx(min(1.0, sum(part.share for part in found.parts)))
+    assert found.large == (found.share >= SILENCE.unexplained)
+    return found
+
+
+def report(tables: Tables) -> Report:
+    analysis = analyze(tables)
+    return build(analysis, replace(diagnose(analysis), findings=(), abstained=()))
+
+
+def test_a_healthy_run_may_be_called_so() -> None:
+    assert (of(busy()).large, of(busy()).unseen) == (False, ())
+    assert (sentences.healthy(report(busy())) or "").startswith("Nothing worth fixing above 5")
+
+
+def test_ready_without_a_core_is_said_where_no_finding_tells_who_had_it() -> None:
+    found = of(busy(main=0.35, delay=0.6, pool=0.3))
+    assert found.parts[0].what.startswith("ready to run, without a core")
+    assert found.parts[0].share == pytest.approx(0.6)
+    assert sentences.healthy(report(busy(main=0.35, delay=0.6, pool=0.3))) is None
+
+
+def test_what_a_finding_tells_is_explained() -> None:
+    waiting = {"main": 0.25, "delay": 0.6, "pool": 0.25}
+    with_finding = with_children([process(51)], 1.5, [EVENT, started(51, 7)])
+    left = next(part.share for part in of(with_finding).parts if part.what.startswith("ready"))
+    assert left == pytest.approx(of(busy(**waiting)).parts[0].share - 0.6 * 1.5 / 1.75)
+
+
+def test_sleep_that_nobody_explains() -> None:
+    found = of(busy(main=0.4, delay=0.0, pool=0.1))
+    assert found.parts[0].what.startswith("asleep")
+    assert found.parts[0].share == pytest.approx(0.6 - 0.1)  # for a tenth another thread computed
+
+
+def test_sleep_for_the_other_threads_of_an_operator_is_explained() -> None:
+    assert not of(busy(main=0.5, delay=0.0, pool=0.5)).large
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_of_the_script_that_keep_the_main_thread_waiting_are_not_taken_for_torchs(threads: int) -> None:
+    """A thread that holds the interpreter's lock: the main thread sleeps, and torch has no work for it in another."""
+    found = of(busy(main=0.3, delay=0.0, pool=0.7, threads=threads))
+    assert found.large
+    assert found.parts[0].share == pytest.approx(0.7 - 0.3 * (threads - 1))
+    assert "other threads of the process used 0.7" in found.parts[0].what
+
+
+def test_sleep_of_a_process_with_one_thread_is_seen_as_well() -> None:
+    tables = busy(main=0.4, delay=0.0)
+    alone = replace(tables, system=tables.system.filter(~tables.system["metric"].str.starts_with("pool_")))
+    assert of(alone).parts[0].share == pytest.approx(0.6)
+
+
+def test_a_main_thread_that_waits_for_a_device_is_not_asleep_for_nothing() -> None:
+    found = of(busy(main=0.4, delay=0.0, pool=0.1, ranks=[rank_info(device="cuda", threads=2)]))
+    assert found.parts == ()
+    assert "what the devices did" in found.unseen[0]
+
+
+def test_without_telemetry_silence_is_no_verdict() -> None:
+    tables = make_tables(steps=step_rows(60, other_ms=0.1), journal=[EVENT])
+    assert not of(tables).large
+    assert "whether the main thread had a core" in of(tables).unseen[0]
+    said = sentences.unexplained(report(tables)) or ""
+    assert said.startswith("No loss above 5")
+    assert "not all could be seen" in said
+    assert sentences.healthy(report(tables)) is None
+
+
+def test_several_ranks_without_a_window_have_unseen_communication() -> None:
+    rows = [row for rank in (0, 1) for row in step_rows(60, rank=rank, process=f"rank-{rank}")]
+    ranks = [rank_info(0), rank_info(1)]
+    unseen = of(make_tables(steps=rows, journal=[EVENT], ranks=ranks)).unseen
+    assert any("what the ranks exchanged" in text for text in unseen)
+
+
+def test_without_stacks_and_windows_what_lies_outside_the_passes_is_unexplained() -> None:
+    rows = step_rows(60, forward_ms=1, other_ms=20)
+    found = of(make_tables(steps=rows, journal=[EVENT]))
+    assert found.large
+    assert "outside the passes" in found.parts[0].what
+
+
+def test_nothing_is_said_without_training_steps() -> None:
+    assert diagnose(analyze(make_tables(steps=step_rows(20, kind="eval")))).unexplained is None
+
+
+def test_every_surface_says_the_same() -> None:
+    shown = report(busy(main=0.35, delay=0.6, pool=0.3))
+    said = sentences.unexplained(shown)
+    assert said is not None
+    assert said.startswith("Nobody explained 60 % of the step")
+    text = StringIO()
+    terminal.render(shown, Console(file=text, width=200, color_system=None))
+    surfaces = [text.getvalue(), html.render(shown), notebook.fragment(shown)]
+    for surface in surfaces:
+        assert " ".join(said.split()) in " ".join(surface.split())
+        assert "Nothing worth fixing" not in surface
+    assert loads(dumps(shown)).unexplained == shown.unexplained
+    assert shown.unexplained is not None
+    assert shown.unexplained["parts"][0]["ms"] == pytest.approx(60)
+
+
+def test_beside_findings_a_large_share_is_said_and_what_was_not_seen_is_left_to_not_judged() -> None:
+    rows = ({"cost_ms_per_step": 1.0},)
+    large = replace(report(busy(main=0.35, delay=0.6, pool=0.3)), findings=rows)
+    assert (sentences.unexplained(large) or "").startswith("Nobody explained")
+    unseen = replace(report(make_tables(steps=step_rows(60, other_ms=0.1), journal=[EVENT])), findings=rows)
+    assert sentences.unexplained(unseen) is None
