@@ -141,6 +141,25 @@ def test_our_own_thread_is_left_out(tmp_path: Path):
     assert result.quality.counts["own_stack_samples"] == 5
 
 
+def test_what_we_call_in_the_standard_library_is_nobodys_line(tmp_path: Path):
+    journal = "write (/opt/x/stepscope/record/agent/journal.py:90)"
+    encode = "JSONEncoder.iterencode (/usr/lib/python3.11/json/encoder.py:257)"
+    join = "Thread.join (/usr/lib/python3.11/threading.py:1119)"
+    raw = record(ROOT, journal, encode, count=5) + record(ROOT, journal, join, count=3) + record(ROOT, encode)
+    result = build(tmp_path, raw + record(ROOT, journal))
+    assert result.stacks["samples"].to_list() == [1]
+    assert path(result)[-1]["function"] == "JSONEncoder.iterencode"  # the user's own
+    assert result.quality.counts["own_stack_samples"] == 9
+
+
+def test_what_our_wrappers_hand_over_to_is_the_runs_own(tmp_path: Path):
+    wrapper = "stepscope_wrapper (/opt/x/stepscope/record/agent/probes/wrapper_importlib_bootstrap.py:38)"
+    dumps = "dumps (/usr/lib/python3.11/json/__init__.py:231)"
+    result = build(tmp_path, record(ROOT, wrapper, dumps) + record(ROOT, AGENT, BACKWARD))
+    ends = {path(result, row)[-1]["function"] for row in range(result.stacks.height)}
+    assert ends == {"dumps", "backward"}
+
+
 def test_exporting_a_window_is_nobodys_line(tmp_path: Path):
     window = "_end (/opt/x/stepscope/record/agent/window.py:256)"
     raw = record(ROOT, window, "profile.export_chrome_trace (/v/torch/autograd/profiler.py:545)", count=9) + record(

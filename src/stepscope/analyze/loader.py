@@ -239,8 +239,6 @@ def _sampled(rows: pl.DataFrame | None, role: str) -> tuple[list[HotLine], list[
     """(lines, entries, hottest library function, samples) of the loading work."""
     if rows is None:
         return [], [], None, 0
-    below = rows.filter(pl.col("entry_file").is_not_null())
-    inner = "inner" if below.height else "user"
     library = (
         rows.filter(pl.col("in_loader") & pl.col("entry_file").is_null())
         .group_by("leaf_function")
@@ -249,7 +247,7 @@ def _sampled(rows: pl.DataFrame | None, role: str) -> tuple[list[HotLine], list[
         .sort("samples", "leaf_function", descending=[True, False])
     )
     return (
-        hot_lines(rows, role, None, inner),
+        hot_lines(rows, role, None, "inner"),
         hot_lines(rows, role, None, "entry"),
         str(library[0, 0]) if library.height else None,
         int(rows["samples"].sum()),

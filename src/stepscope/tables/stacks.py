@@ -240,7 +240,7 @@ class _Joined:
         table = table.with_columns(
             node=pl.Series(columns["node"]).cast(pl.Int32),
             samples=pl.Series(columns["samples"]),
-            waiting=pl.Series(waits) & ~has(call_paths.LEAF_OWN),
+            waiting=pl.Series(waits),
             marked=_lookup(bits, call_paths.phase_of),
             stage=_lookup(bits, _stage),
             importing=has(call_paths.IMPORT),
@@ -248,7 +248,7 @@ class _Joined:
             role=pl.when(~pl.col("is_claimed") & (pl.col("role") != WORKER) & has(call_paths.HELPER))
             .then(pl.lit(HELPER))
             .otherwise("role"),
-            own_work=has(call_paths.OWN_WORK),
+            own_work=has(call_paths.OWN_WORK | call_paths.LEAF_OWN),
             own_thread=_lookup(bits, lambda value: "own" if call_paths.is_own_thread(value) else None).is_not_null(),
             torn=has(call_paths.TORN),
         )

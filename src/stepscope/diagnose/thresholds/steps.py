@@ -68,6 +68,8 @@ class Python:
     waiting: float = 0.5  # mostly parked: it sleeps or waits rather than computes
     lines_shown: int = 3
     of_call: float = 0.2  # of all that runs in the call: with less the call is not about Python; chosen, untuned
+    unknown: float = 0.5  # of the cost: with more of it not told from operators nobody knows that it is Python
+    doubtful: float = 0.2  # of the cost: with less the answer is the same either way; chosen, untuned
 
 
 @dataclass(frozen=True)
