@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -95,6 +96,47 @@ def test_before_the_first_step_everything_is_startup(tmp_path: Path):
     late = step_rows(5, start_ns=T0 + 5000 * MS)
     table = build(tmp_path, [record(ROOT, CALL), record(ROOT, CALL)], steps=late).stacks
     assert table.sort("segment")["phase"].to_list() == ["startup", "forward"]
+
+
+CLOSURE = "Closure.__call__ (/v/site-packages/lightning/pytorch/loops/automatic.py:139)"
+SGD = "SGD.step (/v/torch/optim/sgd.py:120)"
+
+
+@pytest.mark.parametrize(
+    ("frames", "phase"),
+    [
+        ([STEP, SGD, CLOSURE, "M.training_step (/home/u/train.py:8)"], "forward"),
+        ([STEP, SGD, "closure (/home/u/train.py:12)", CALL], "forward"),
+        ([STEP, SGD, CLOSURE, BACKWARD], "backward"),
+        ([STEP, SGD, "sgd (/v/torch/optim/sgd.py:340)"], "optimizer"),
+        ([STEP, "Lion.step (/home/u/lion.py:30)", "update (/home/u/lion.py:9)"], "optimizer"),  # the user's own
+    ],
+)
+def test_a_closure_is_the_forward_pass_as_in_the_journal(tmp_path: Path, frames: list[str], phase: str):
+    assert one(tmp_path, ROOT, *frames)["phase"] == phase
+
+
+def timed_lines(tmp_path: Path, **step: Any) -> dict[str, str]:
+    """function -> phase of two functions, 4 ms and 9 ms into each step of 10 ms."""
+    steps = step_rows(40, **step)
+    loss, log = "loss (/home/u/train.py:20)", "log (/home/u/train.py:30)"
+    folder = make_run_folder(tmp_path, stacks_raw=record(ROOT, loss) + record(ROOT, log), steps=steps)
+    at = [(record, (row["start_ns"] - T0) // 1000 + us) for row in steps for record, us in ((0, 3_500), (1, 9_500))]
+    stretches = {"record": [n for n, _ in at], "start_us": [us for _, us in at], "end_us": [us + 400 for _, us in at]}
+    times = {"schema": "stepscope.times/1", "start_ns": T0, "stretches": stretches}
+    (folder / "host-a" / "stacks-0.times.json").write_text(json.dumps(times))
+    built = tables.build(read_run(folder))
+    return {path(built, row)[-1]["function"]: built.stacks[row, "phase"] for row in range(built.stacks.height)}
+
+
+def test_a_line_before_the_backward_pass_is_the_journals_forward(tmp_path: Path):
+    """No module runs: only the time of the samples tells the loss from what follows the update."""
+    steps = {"data_wait_ms": 1, "forward_ms": 4, "backward_ms": 3, "optimizer_ms": 1, "other_ms": 1, "fetches": 1}
+    assert timed_lines(tmp_path, **steps) == {"loss": "forward", "log": "other"}
+
+
+def test_where_the_journal_knows_no_forward_a_line_stays_other(tmp_path: Path):
+    assert timed_lines(tmp_path, forward_ns=None, fetches=0) == {"loss": "other", "log": "other"}
 
 
 def test_other_threads_have_no_phase(tmp_path: Path):

@@ -5,7 +5,8 @@ each, and a path that was met before costs one lookup per frame. Frames of this 
 them what they call in the standard library; only its wrappers hand over to the code they stand around. A forked
 child's stack starts with its parent's: a loader worker's path begins at its worker loop, any other child's at the last
 `Process.run`. A loader's `__next__` wins over everything inside it (transforms are modules too); of backward and
-optimizer the inner one wins, and both win over a forward inside them, as in the journal.
+optimizer the inner one wins, and both win over a forward inside them, as in the journal; but the closure that an
+optimizer of torch's calls is the forward pass.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, IMPORT, COMPILE = 32, 64, 128, 256, 512
 _RUN = 2048  # `Process.run` of multiprocessing
 TORN, LEAF_OWN, FROM_THREAD, FROM_MODULE, LEFT_OUT = 4096, 8192, 16384, 32768, 65536
 STANDARD, HANDS_OVER = 262144, 524288  # the standard library; a frame of ours that calls the run's own code
+IN_TORCH, UPDATE = 1048576, 2097152  # torch itself; the `step` of one of its optimizers, which calls a closure
 IMPORTING = 131072  # no phase begins below the import: a script that trains while it is imported does not import
 _MARKED = DATA_WAIT | FORWARD | BACKWARD | OPTIMIZER
 _BELOW_FORK = _MARKED | IMPORT | COMPILE | IMPORTING  # what the parent of a forked child did says nothing of the child
@@ -44,6 +46,7 @@ _OWN_PARTS = ("/stepscope/record/agent/",)  # the recorder may live in another e
 # Windows open and export on the training thread, between steps: none of the user's lines is to blame for that.
 _OWN_WORK = "/stepscope/record/agent/window"
 _HANDS_OVER = ("/stepscope/record/agent/probes/wrapper_importlib_bootstrap.py", "/stepscope/record/agent/imports.py")
+_IN_TORCH = re.compile(r"(^|/)torch/")
 _STANDARD_LIBRARY = re.compile(r"/lib(64)?/python\d+(\.\d+)?t?/(?!site-packages/|dist-packages/)")
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 _PROCESS_FILE = "multiprocessing/process.py"
@@ -75,7 +78,7 @@ class CallPaths:
             return NONE, 0
         self._look_at_new_frames()
         of_frame, known = self._bits, self._known
-        node, bits, ours = NONE, self._first[frames[0]], False
+        node, bits, ours, updates = NONE, self._first[frames[0]], False, False
         for frame in frames:
             own = of_frame[frame]
             if own & _SPECIAL:
@@ -89,6 +92,9 @@ class CallPaths:
                     node, bits = NONE, bits & ~_BELOW_FORK
                 if own & _MARKED:
                     bits &= ~(IMPORTING | BACKWARD | OPTIMIZER) if own & (BACKWARD | OPTIMIZER) else ~IMPORTING
+                    updates = bool(own & UPDATE)
+            elif updates and not own & IN_TORCH:
+                bits, updates = bits & ~OPTIMIZER | FORWARD, False
             bits |= own
             ours = False
             below = known.get((node + 1) << 32 | frame)
@@ -193,6 +199,10 @@ def _bits_of(frame: Frame) -> int:
         bits |= ELSEWHERE
     if _STANDARD_LIBRARY.search(frame.file):
         bits |= STANDARD
+    if _IN_TORCH.search(frame.file):
+        bits |= IN_TORCH
+        if bits & OPTIMIZER and not phases.in_file(frame.file, "torch/optim/optimizer.py"):
+            bits |= UPDATE
     if any(phases.in_file(frame.file, file) for file in _HELPER_FILES):
         bits |= HELPER
     if name == "_worker_loop" and phases.in_file(frame.file, _WORKER_LOOP):

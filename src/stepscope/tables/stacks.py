@@ -19,6 +19,7 @@ import polars as pl
 from stepscope.read.raw import FrameNames, Losses, RawHost, RawRank, RawSegment, RawStack
 from stepscope.tables import call_paths, phases
 from stepscope.tables.call_paths import CallPaths
+from stepscope.tables.forward_by_time import mostly_forward
 from stepscope.tables.processes import HELPER, OTHER, RANK, WORKER, HostProcesses, Process
 from stepscope.tables.schema import SCHEMAS
 
@@ -259,7 +260,11 @@ class _Joined:
             is_own=is_own,
             is_torn=~is_own & is_main & pl.col("torn") & ~pl.col("blocking").fill_null(True),
         )
-        phased: pl.DataFrame = table.with_columns(phase=_phase("end_ns"))
+        forward = mostly_forward(table, self._rows._stretches, [*self._by_name.values()])
+        marked = pl.when(pl.col("marked").is_null() & ~pl.col("importing") & forward).then(pl.lit(phases.FORWARD))
+        phased: pl.DataFrame = table.with_columns(marked.otherwise("marked").alias("marked")).with_columns(
+            phase=_phase("end_ns")
+        )
         return phased
 
     def _stretch_table(self, table: pl.DataFrame) -> pl.DataFrame:
