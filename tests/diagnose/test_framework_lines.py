@@ -175,3 +175,26 @@ def test_collections_below_the_floor_are_not_pythons_either() -> None:
     ]
     assert len(findings(make_tables(steps=steps, stacks=stacks))) == 1
     assert findings(make_tables(steps=steps, stacks=stacks, journal=struck)) == []
+
+
+def saves(at: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = steps_with_window()
+    return [{"kind": "save", "time_ns": row["start_ns"], "duration_ns": 20 * MS, "path": "c.pt", **at} for row in rows]
+
+
+def test_a_checkpoint_of_the_frameworks_is_told_at_its_line_and_once() -> None:
+    """The recorder times the save and knows the user's line alone; the samples know whose function it is."""
+    save = [f"_save_checkpoint ({SITE}/transformers/trainer.py:2300)", f"save ({TORCH}/serialization.py:980)"]
+    journal = saves({"file": TRAIN, "line": 16, "function": "<module>"})
+    (finding,) = findings(tables([stack([*BASE, *save], 50)], journal=journal), "io.blocking_in_step")
+    assert [(place.file, place.line) for place in finding.where] == [("transformers/trainer.py", 2300), (TRAIN, 16)]
+    assert finding.share == 0.2
+    assert "reached from train.py:16" in finding.title
+    assert "at train.py:16" not in finding.fix
+
+
+def test_a_save_in_a_callback_is_the_users_line() -> None:
+    save = [f"Mine.on_step_end ({TRAIN}:8)", f"save ({TORCH}/serialization.py:980)"]
+    journal = saves({"file": TRAIN, "line": 8, "function": "Mine.on_step_end"})
+    (finding,) = findings(tables([stack([*BASE, *save], 50)], journal=journal), "io.blocking_in_step")
+    assert [(place.file, place.line) for place in finding.where] == [(TRAIN, 8)]

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from stepscope.analyze.sampled.call_tree import NONE, Bools, CallTree, Floats, Int32, Int64
 from stepscope.analyze.sampled.loop import is_fetch
-from stepscope.analyze.sampled.samples import Samples, bare
+from stepscope.analyze.sampled.samples import Samples, bare, short
 from stepscope.analyze.sampled.user_paths import UserPaths, rows_of
 from stepscope.analyze.sampled_time import SampledTime, Share
 from stepscope.model import Place
@@ -31,6 +32,8 @@ FEW = 10  # samples of training work; with fewer it is not told apart
 _MACHINERY = (FORWARD, OPTIMIZER)  # what calls a user's module or optimizer
 _AUTOGRAD = "torch/autograd/function.py"
 Name = tuple[str, str]  # file and bare name of a function
+_PLACE = ("file", "line", "function")
+PLACE_COLUMNS = [f"{whose}_{part}" for whose in ("user", "library") for part in _PLACE]  # of `Calls.located`
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,16 @@ class Calls:
     own: tuple[bool, ...]
     lines: Mapping[tuple[str, str, int | None], int]  # the user's innermost frame -> its call
     functions: Mapping[Name, int]
+
+    def located(self) -> pl.DataFrame:
+        """`time.rows` with the columns of `of_row`."""
+        return self.time.rows.join(self.of_row, on="row", how="left", maintain_order="left")
+
+    def entries(self) -> pl.DataFrame:
+        """(file, function, callee): the user's functions that enter a library's training, and by what; bare names."""
+        led = self.located().filter(pl.col("library_file").is_not_null())
+        names = {"function": short(pl.col("user_function")), "callee": short(pl.col("below_function"))}
+        return led.select(pl.col("user_file").alias("file"), **names).unique()
 
     def number(self, place: Place) -> int | None:
         """The call a place belongs to, by its line, else by its function; None where no sample saw it."""
@@ -83,6 +96,17 @@ class Calls:
             )
             rows = rows.join(mostly, on=line, how="semi", nulls_equal=True)
         return self.time.share(rows)
+
+
+def place_of(row: Mapping[str, Any]) -> Place:
+    """Where a row of `PLACE_COLUMNS` stands: at a line of the user's, or of the library that works on its own."""
+    whose = "user" if row["library_file"] is None else "library"
+    return Place(*(row[f"{whose}_{part}"] for part in _PLACE))
+
+
+def entry_of(row: Mapping[str, Any]) -> Place | None:
+    """The user's line that only leads to such a library; None where the place is the user's."""
+    return None if row["library_file"] is None else Place(*(row[f"user_{part}"] for part in _PLACE))
 
 
 def prepare(samples: Samples | None, time: SampledTime | None) -> Calls | None:

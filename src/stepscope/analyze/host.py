@@ -15,14 +15,14 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analyze.calls import Calls
+from stepscope.analyze.calls import PLACE_COLUMNS, Calls, entry_of, place_of
 from stepscope.analyze.io import sampled_io
 from stepscope.analyze.lines import Lines
 from stepscope.analyze.loops import stacks_in
 from stepscope.analyze.places import UserCode, is_torch, knows_no_tensors
 from stepscope.analyze.sampled.samples import Samples, short
 from stepscope.analyze.trace import BUILTIN, LIBRARY, OPERATOR, USER, Window
-from stepscope.model import LoopFacts, Place, PythonFacts
+from stepscope.model import LoopFacts, PythonFacts
 from stepscope.tables.phases import OPTIMIZER
 
 MAX_FACTS = 60
@@ -38,14 +38,13 @@ def facts(
     """None without stacks in steady steps; costliest first."""
     if samples is None or calls is None:
         return None
-    everything, mean_ms = calls.time.with_ms(calls.time.rows), calls.time.mean_ms
+    everything, mean_ms = calls.time.with_ms(calls.located()), calls.time.mean_ms
     rows = everything.filter((pl.col("phase") != "data_wait") & pl.col("user_file").is_not_null())
     rows = rows.join(sampled_io(everything, lines).select("row"), on="row", how="anti")
-    rows = _weigh(rows.join(calls.of_row, on="row", how="left"), window, samples.code, calls.own)
+    rows = _weigh(rows, window, samples.code, calls.own)
     rows = rows.filter(pl.col("weight") > 0)
     rows = rows.join(_in_loops(samples, loops or ()), on="row", how="left")
-    key = ["user_file", "user_line", "user_function", "library_file", "library_line", "library_function"]
-    key += ["phase", "loop", "call"]
+    key = [*PLACE_COLUMNS, "phase", "loop", "call"]
     of_call = _of_calls(rows, calls)
     grouped = (
         rows.group_by(key, maintain_order=True)
@@ -63,8 +62,8 @@ def facts(
     source = "sampled stacks" if window is None else f"sampled stacks and {window.source}"
     return tuple(
         PythonFacts(
-            place=_place(row, "user" if row["library_file"] is None else "library"),
-            entry=None if row["library_file"] is None else _place(row, "user"),
+            place=place_of(row),
+            entry=entry_of(row),
             phase=row["phase"],
             ms_per_step=row["ms"],
             share=row["ms"] / mean_ms,
@@ -93,10 +92,6 @@ def _of_calls(rows: pl.DataFrame, calls: Calls) -> dict[int, dict[str, Any]]:
             "sampling": blamed.at_most_ms / blamed.ms if blamed.ms > 0 else 1.0,
         }
     return found
-
-
-def _place(row: dict[str, Any], whose: str) -> Place:
-    return Place(row[f"{whose}_file"], row[f"{whose}_line"], row[f"{whose}_function"])
 
 
 def _weigh(rows: pl.DataFrame, window: Window | None, code: UserCode, own: tuple[bool, ...]) -> pl.DataFrame:

@@ -207,7 +207,10 @@ class LoopFacts:
 
 @dataclass(frozen=True)
 class IoFacts:
-    """Blocking file I/O of the main thread inside steady steps."""
+    """Blocking file I/O of the main thread inside steady steps.
+
+    The place is a library's where the user's line, `entry`, only leads to the training that the library does.
+    """
 
     operation: str
     place: Place
@@ -217,6 +220,7 @@ class IoFacts:
     measured: bool = True  # False: estimated from sampled stacks
     count: int = 0  # events or samples it stands on
     detail: str | None = None  # a path or the function on top
+    entry: Place | None = None
     call: Place | None = None  # the call in the loop that holds it and trains nothing
     call_ms_per_step: float | None = None  # of that call, all that runs in it
     call_at_most_ms_per_step: float | None = None  # the same, as far as chance moves samples

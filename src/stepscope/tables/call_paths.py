@@ -35,7 +35,8 @@ DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, IMPORT, COMPILE = 32, 64, 128, 256, 512
 _RUN = 2048  # `Process.run` of multiprocessing
 TORN, LEAF_OWN, FROM_THREAD, FROM_MODULE, LEFT_OUT = 4096, 8192, 16384, 32768, 65536
 STANDARD, HANDS_OVER = 262144, 524288  # the standard library; a frame of ours that calls the run's own code
-IN_TORCH, UPDATE = 1048576, 2097152  # torch itself; the `step` of one of its optimizers, which calls a closure
+IN_TORCH, UPDATE = 1048576, 2097152  # torch itself; the `step` of one of its optimizers
+CLOSURE = 4194304  # below a closure that an optimizer calls
 IMPORTING = 131072  # no phase begins below the import: a script that trains while it is imported does not import
 _MARKED = DATA_WAIT | FORWARD | BACKWARD | OPTIMIZER
 _BELOW_FORK = _MARKED | IMPORT | COMPILE | IMPORTING  # what the parent of a forked child did says nothing of the child
@@ -85,6 +86,8 @@ class CallPaths:
                 if own & (OWN | OWN_WORK):
                     bits |= own
                     ours = not own & HANDS_OVER
+                    if not ours and bits & OPTIMIZER:  # around the closure that any optimizer was given
+                        bits = bits & ~OPTIMIZER | FORWARD | CLOSURE
                     continue
                 if ours and own & STANDARD:
                     continue
@@ -94,7 +97,7 @@ class CallPaths:
                     bits &= ~(IMPORTING | BACKWARD | OPTIMIZER) if own & (BACKWARD | OPTIMIZER) else ~IMPORTING
                     updates = bool(own & UPDATE)
             elif updates and not own & IN_TORCH:
-                bits, updates = bits & ~OPTIMIZER | FORWARD, False
+                bits, updates = bits & ~OPTIMIZER | FORWARD | CLOSURE, False
             bits |= own
             ours = False
             below = known.get((node + 1) << 32 | frame)

@@ -252,6 +252,7 @@ class _Joined:
             own_work=has(call_paths.OWN_WORK | call_paths.LEAF_OWN),
             own_thread=_lookup(bits, lambda value: "own" if call_paths.is_own_thread(value) else None).is_not_null(),
             torn=has(call_paths.TORN),
+            in_closure=has(call_paths.CLOSURE),
         )
         is_main = pl.col("main_thread").fill_null(False)
         is_own = pl.col("own_work") | (pl.col("own_thread") & ~is_main)
