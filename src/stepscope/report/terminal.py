@@ -146,9 +146,8 @@ def _hot_lines(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterator[R
     if not stacks or not stacks["hot_lines"]:
         return
     if report.findings:
-        yield Text.assemble(
-            ("Most sampled", "bold"), _hot_line(stacks["hot_lines"][0], shorten), no_wrap=True, overflow="ellipsis"
-        )
+        top = _hot_line(stacks["hot_lines"][0], shorten)
+        yield Group(Text.assemble(("Most sampled", "bold"), top, no_wrap=True, overflow="ellipsis"))
         return
     rows: list[RenderableType] = [Text("Most sampled lines", style="bold")]
     for row in stacks["hot_lines"][:HOT_LINES]:
