@@ -116,8 +116,8 @@ class UserCode:
             if path.endswith("/" + file):
                 return path
         first = file.split("/", 1)[0].removesuffix(".py")
-        if first in LIBRARY_PARTS or _INSTALLED.search("/" + file):
-            return None
+        if first in LIBRARY_PARTS or _INSTALLED.search("/" + file) or "." not in posixpath.basename(file):
+            return None  # samplers name some frames of C by a type or a function
         # A guess: the folder of the started script comes first on `sys.path`.
         folder = self._main_folder or (self._roots[0].rstrip("/") if self._roots else None)
         return posixpath.join(folder, file) if folder else file
