@@ -3,14 +3,15 @@
     python benchmarks/cold_caches.py [--blocks 20]
 
 The call fills caches and the heap with its own data, so that leaving it out saves more than its own time. A ceiling has
-to allow for that (`PIPELINE.cold_tensors` in stepscope/diagnose/thresholds/steps.py). In one process, blocks of
-training steps with and without the call take turns; the training part is timed by itself. The result goes into
-RESULTS.md.
+to allow for that (`PIPELINE.cold_tensors` and, behind a copy of the model, which also leaves the allocator other
+blocks, `PIPELINE.cold_copies` in stepscope/diagnose/thresholds/steps.py). In one process, blocks of training steps with
+and without the call take turns; the training part is timed by itself. The result goes into RESULTS.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from torch import nn
 from torch.nn import functional as F
 
 BATCH, CLASSES = 32, 10
-TIMES = (1, 4, 8)  # the call's batch, in training batches
+COPY = 0  # in place of a call: a copy of the model that replaces the one before
+TIMES = (1, 4, 8, COPY)  # the call's batch, in training batches
 STEPS, DROPPED = 30, 5  # of a block; the first ones still find the caches of the block before
 WARMUP = 30
 
@@ -89,6 +91,7 @@ def blocks(name: str, times: int, count: int) -> list[Block]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     inputs, labels = torch.randn(BATCH, *shape), torch.randint(CLASSES, (BATCH,))
     others, answers = torch.randn(BATCH * times, *shape), torch.randint(CLASSES, (BATCH * times,))
+    kept = [model]
 
     def train() -> None:
         loss = F.cross_entropy(model(inputs), labels)
@@ -97,6 +100,9 @@ def blocks(name: str, times: int, count: int) -> list[Block]:
         optimizer.step()
 
     def call() -> None:
+        if times == COPY:
+            kept[0] = copy.deepcopy(model)
+            return
         with torch.no_grad():
             (model(others).argmax(1) == answers).float().mean().item()
 
@@ -128,7 +134,7 @@ def row(name: str, times: int, found: list[Block]) -> str:
     slower = statistics.quantiles([block.slower for block in found], n=4)
     saved = statistics.quantiles([block.saved for block in found], n=4)
     shares = [" | ".join([f"{each[1]:+.0%}", f"{each[0]:+.0%} to {each[2]:+.0%}"]) for each in (slower, saved)]
-    return f"| {name} | {times} | " + " | ".join(f"{ms:.2f}" for ms in middle) + f" | {' | '.join(shares)} |"
+    return f"| {name} | {times or 'copy'} | " + " | ".join(f"{ms:.2f}" for ms in middle) + f" | {' | '.join(shares)} |"
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ RECORDER = f"{ROOT}/src/stepscope/record/agent/steps.py"  # the run was recorded
         (RECORDER, None),
         ("stepscope/record/agent/steps.py", None),
         ("steps.py", f"{ROOT}/steps.py"),
+        ("int", None),  # `int (int)`, as py-spy shows a call of C now and then
     ],
 )
 def test_whose_file_it_is(file: str, found: str | None) -> None:

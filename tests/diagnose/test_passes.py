@@ -10,7 +10,7 @@ import pytest
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.diagnose.evaluation import told_places
-from stepscope.diagnose.thresholds import DOUBLES, PASSES, RECOMPUTE
+from stepscope.diagnose.thresholds import DOUBLES, PASSES, PIPELINE, RECOMPUTE
 from stepscope.model import CATEGORIES, Analysis, Finding, LoopFacts, Place
 from stepscope.model.views.passes import (
     Doubles,
@@ -186,6 +186,13 @@ def test_the_places_told_are_those_of_the_findings() -> None:
     assert set(told_places(given)) == {CALL.place, Place(TRAIN, None, "accuracy"), COPY.place}
     assert told_places(analysis()) == ()
     assert told_places(replace(given, passes=None)) == ()
+
+
+def test_behind_a_copy_the_rest_of_the_step_is_slower_than_without() -> None:
+    """A copy of half the step: what it costs afterwards goes with it, as far as the rest has it."""
+    given = analysis(copies=(replace(COPY, ms_per_step=5.0, at_most_ms_per_step=5.5),))
+    (finding,) = [one for one in diagnose(given).findings if one.rule == "host.model_copied_in_step"]
+    assert finding.gain_ceiling == pytest.approx(0.55 + PIPELINE.cold_copies * 0.45)
 
 
 def test_copies_on_a_device_are_those_of_the_trace() -> None:

@@ -51,11 +51,11 @@ def test_caches_are_only_filled_again_where_the_loss_shares_them() -> None:
 
 def test_behind_work_on_tensors_the_rest_loads_its_own_again() -> None:
     """A part of the shorter of both: a short call displaces little, and a short rest has little to load."""
-    analysis = one_rank()
-    assert pipeline.without_main(analysis, 60.0, on_tensors=True) == pytest.approx(60 + PIPELINE.cold_tensors * 40)
-    assert pipeline.without_main(analysis, 10.0, on_tensors=True) == pytest.approx(10 + PIPELINE.cold_tensors * 10)
-    assert pipeline.without_main(analysis, 0.1, on_tensors=True) == pytest.approx(0.1 + PIPELINE.cold_ms)
-    assert pipeline.without_main(replace(analysis, devices=("cuda",)), 60.0, on_tensors=True) == pytest.approx(60)
+    analysis, cold = one_rank(), PIPELINE.cold_tensors
+    assert pipeline.without_main(analysis, 60.0, behind=cold) == pytest.approx(60 + cold * 40)
+    assert pipeline.without_main(analysis, 10.0, behind=cold) == pytest.approx(10 + cold * 10)
+    assert pipeline.without_main(analysis, 0.1, behind=cold) == pytest.approx(0.1 + PIPELINE.cold_ms)
+    assert pipeline.without_main(replace(analysis, devices=("cuda",)), 60.0, behind=cold) == pytest.approx(60)
 
 
 @pytest.mark.parametrize("more", [{"cores": 2.0}, {"contended_ms": None}, {"contended_ms": 5.0}])

@@ -45,7 +45,7 @@ def test_the_report_fits_a_screen_and_says_it_all(folder: Path) -> None:
     text = shown(build(analysis(folder), diagnosis(folder)))
     lines, flat = text.splitlines(), words_of(text)
 
-    assert len(lines) <= 45
+    assert len(lines) <= 46
     assert max(map(len, lines[: lines.index("", len(lines) - 5)])) <= 80  # paths and commands at the end stay whole
     assert flat.startswith(
         "pictures: 512 train steps, 61.3 ms a step (median 60.1, p95 88.0), 16.3 steps/s, 522 samples/s; "
@@ -58,6 +58,7 @@ def test_the_report_fits_a_screen_and_says_it_all(folder: Path) -> None:
     assert "1 critical Waiting for the loader 41.2 ms a step, 67 %" in flat
     assert "  train.py:7  Pictures.__getitem__  91 % of it" in lines
     assert '      7 │ image = Image.open(self.paths[index]).convert("RGB")' in lines
+    assert any(line.startswith("Most sampled ") and "train.py:7" in line for line in lines)
     assert "Fix Load in 4 worker processes" in flat
     assert "Note Each worker holds a copy" in flat
     assert "Try loader.workers=4" in flat

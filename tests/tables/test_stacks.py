@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -97,6 +98,64 @@ def test_before_the_first_step_everything_is_startup(tmp_path: Path):
     assert table.sort("segment")["phase"].to_list() == ["startup", "forward"]
 
 
+CLOSURE = "Closure.__call__ (/v/site-packages/lightning/pytorch/loops/automatic.py:139)"
+WRAPPER = "stepscope_wrapper (/opt/x/stepscope/record/agent/probes/wrapper_importlib_bootstrap.py:38)"
+SGD = "SGD.step (/v/torch/optim/sgd.py:120)"
+
+
+@pytest.mark.parametrize(
+    ("frames", "phase"),
+    [
+        ([STEP, SGD, CLOSURE, "M.training_step (/home/u/train.py:8)"], "forward"),
+        ([STEP, SGD, "closure (/home/u/train.py:12)", CALL], "forward"),
+        ([STEP, SGD, CLOSURE, BACKWARD], "backward"),
+        ([STEP, SGD, "sgd (/v/torch/optim/sgd.py:340)"], "optimizer"),
+        ([STEP, "Lion.step (/home/u/lion.py:30)", WRAPPER, "closure (/home/u/train.py:12)"], "forward"),
+        ([STEP, "Lion.step (/home/u/lion.py:30)", "update (/home/u/lion.py:9)"], "optimizer"),  # the user's own
+    ],
+)
+def test_a_closure_is_the_forward_pass_as_in_the_journal(tmp_path: Path, frames: list[str], phase: str):
+    assert one(tmp_path, ROOT, *frames)["phase"] == phase
+
+
+def timed_lines(tmp_path: Path, *more: str, rate_hz: float = 20.0, **step: Any) -> dict[str, str]:
+    """function -> phase of two functions, 350 ms and 950 ms into each step of a second."""
+    steps = step_rows(4, **{"data_wait_ms": 100, "forward_ms": 400, "backward_ms": 300, "fetches": 1, **step})
+    raw = "".join(
+        record(ROOT, *frames) for frames in (["loss (/home/u/train.py:20)"], ["log (/home/u/train.py:30)"], more)
+    )
+    folder = make_run_folder(tmp_path, stacks_raw=raw, steps=steps, stacks_index=[{"rate_hz": rate_hz}])
+    at = [(n, (row["start_ns"] - T0) // 1000 + us) for row in steps for n, us in ((0, 350_000), (1, 950_000))]
+    stretches = {
+        "record": [n for n, _ in at],
+        "start_us": [us for _, us in at],
+        "end_us": [us + 40_000 for _, us in at],
+    }
+    times = {"schema": "stepscope.times/1", "start_ns": T0, "stretches": stretches}
+    (folder / "host-a" / "stacks-0.times.json").write_text(json.dumps(times))
+    built = tables.build(read_run(folder))
+    return {path(built, row)[-1]["function"]: built.stacks[row, "phase"] for row in range(built.stacks.height)}
+
+
+AFTER = {"optimizer_ms": 100, "other_ms": 100}
+
+
+def test_a_line_before_the_backward_pass_is_the_journals_forward(tmp_path: Path):
+    """No module runs: only the time of the samples tells the loss from what follows the update."""
+    assert timed_lines(tmp_path, **AFTER) == {"loss": "forward", "log": "other", "main": "other"}
+
+
+@pytest.mark.parametrize("known", [{"forward_ns": None, "fetches": 0}, {"rate_hz": 2.0}])
+def test_where_no_time_tells_a_line_stays_other(tmp_path: Path, known: dict[str, Any]):
+    assert set(timed_lines(tmp_path, **{**AFTER, **known}).values()) == {"other"}
+
+
+def test_around_a_closure_a_line_stays_other(tmp_path: Path):
+    """An optimizer's step then begins before the forward pass."""
+    found = timed_lines(tmp_path, STEP, SGD, CLOSURE, **AFTER)
+    assert found == {"loss": "other", "log": "other", "Closure.__call__": "forward"}
+
+
 def test_other_threads_have_no_phase(tmp_path: Path):
     table = build(tmp_path, record(ROOT, CALL, tid=105, name="Thread-1")).stacks
     assert (table[0, "phase"], table[0, "main_thread"], table[0, "role"]) == (None, False, "rank")
@@ -139,6 +198,24 @@ def test_our_own_thread_is_left_out(tmp_path: Path):
     result = build(tmp_path, raw)
     assert result.stacks["samples"].to_list() == [2]
     assert result.quality.counts["own_stack_samples"] == 5
+
+
+def test_what_we_call_in_the_standard_library_is_nobodys_line(tmp_path: Path):
+    journal = "write (/opt/x/stepscope/record/agent/journal.py:90)"
+    encode = "JSONEncoder.iterencode (/usr/lib/python3.11/json/encoder.py:257)"
+    join = "Thread.join (/usr/lib/python3.11/threading.py:1119)"
+    raw = record(ROOT, journal, encode, count=5) + record(ROOT, journal, join, count=3) + record(ROOT, encode)
+    result = build(tmp_path, raw + record(ROOT, journal))
+    assert result.stacks["samples"].to_list() == [1]
+    assert path(result)[-1]["function"] == "JSONEncoder.iterencode"  # the user's own
+    assert result.quality.counts["own_stack_samples"] == 9
+
+
+def test_what_our_wrappers_hand_over_to_is_the_runs_own(tmp_path: Path):
+    dumps = "dumps (/usr/lib/python3.11/json/__init__.py:231)"
+    result = build(tmp_path, record(ROOT, WRAPPER, dumps) + record(ROOT, AGENT, BACKWARD))
+    ends = {path(result, row)[-1]["function"] for row in range(result.stacks.height)}
+    assert ends == {"dumps", "backward"}
 
 
 def test_exporting_a_window_is_nobodys_line(tmp_path: Path):

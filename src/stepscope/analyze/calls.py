@@ -3,18 +3,23 @@
 `describe(outputs)` in a training loop calls no module, no backward pass and no optimizer, so leaving the call out saves
 all that is sampled below it: list work, JSON, operators and collections. A call that leads to training work is
 the loop or the model itself, and is never spared; neither is a module's own `forward`, but what it calls may be.
+
+Where the user's innermost line only leads to training, as `trainer.train()` does, what a library does there on its own
+is the library's: the outermost function of it that trains nothing is its place, and the line is where it was entered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.sampled.call_tree import Bools, CallTree, Floats, Int32, Int64
-from stepscope.analyze.sampled.samples import Samples, bare
+from stepscope.analyze.sampled.call_tree import NONE, Bools, CallTree, Floats, Int32, Int64
+from stepscope.analyze.sampled.loop import is_fetch
+from stepscope.analyze.sampled.samples import Samples, bare, short
 from stepscope.analyze.sampled.user_paths import UserPaths, rows_of
 from stepscope.analyze.sampled_time import SampledTime, Share
 from stepscope.model import Place
@@ -27,6 +32,8 @@ FEW = 10  # samples of training work; with fewer it is not told apart
 _MACHINERY = (FORWARD, OPTIMIZER)  # what calls a user's module or optimizer
 _AUTOGRAD = "torch/autograd/function.py"
 Name = tuple[str, str]  # file and bare name of a function
+_PLACE = ("file", "line", "function")
+PLACE_COLUMNS = [f"{whose}_{part}" for whose in ("user", "library") for part in _PLACE]  # of `Calls.located`
 
 
 @dataclass(frozen=True)
@@ -39,11 +46,21 @@ class Calls:
     """
 
     time: SampledTime
-    of_row: pl.DataFrame  # row, call
+    of_row: pl.DataFrame  # row, call, in_module; library_file, _line, _function where a library works on its own
     names: tuple[Name, ...]
     own: tuple[bool, ...]
     lines: Mapping[tuple[str, str, int | None], int]  # the user's innermost frame -> its call
     functions: Mapping[Name, int]
+
+    def located(self) -> pl.DataFrame:
+        """`time.rows` with the columns of `of_row`."""
+        return self.time.rows.join(self.of_row, on="row", how="left", maintain_order="left")
+
+    def entries(self) -> pl.DataFrame:
+        """(file, function, callee): the user's functions that enter a library's training, and by what; bare names."""
+        led = self.located().filter(pl.col("library_file").is_not_null())
+        names = {"function": short(pl.col("user_function")), "callee": short(pl.col("below_function"))}
+        return led.select(pl.col("user_file").alias("file"), **names).unique()
 
     def number(self, place: Place) -> int | None:
         """The call a place belongs to, by its line, else by its function; None where no sample saw it."""
@@ -81,6 +98,17 @@ class Calls:
         return self.time.share(rows)
 
 
+def place_of(row: Mapping[str, Any]) -> Place:
+    """Where a row of `PLACE_COLUMNS` stands: at a line of the user's, or of the library that works on its own."""
+    whose = "user" if row["library_file"] is None else "library"
+    return Place(*(row[f"{whose}_{part}"] for part in _PLACE))
+
+
+def entry_of(row: Mapping[str, Any]) -> Place | None:
+    """The user's line that only leads to such a library; None where the place is the user's."""
+    return None if row["library_file"] is None else Place(*(row[f"user_{part}"] for part in _PLACE))
+
+
 def prepare(samples: Samples | None, time: SampledTime | None) -> Calls | None:
     """None without stacks in steady steps."""
     if samples is None or time is None or not len(samples.calls):
@@ -90,13 +118,17 @@ def prepare(samples: Samples | None, time: SampledTime | None) -> Calls | None:
     known = nodes >= 0
     count = np.zeros(len(samples.calls), np.float64)
     np.add.at(count, nodes[known], time.rows["samples"].to_numpy()[known])
-    site = _sites(users, count)
+    essential = _essential(users, count)
+    site = _sites(users, essential)
     below = _next_function(users, site)
     name_of = _dominant(users, site, below, nodes, time.rows["samples"].to_numpy())
     names: dict[tuple[Name, bool], int] = {}
     of_site = {key: names.setdefault(name, len(names)) for key, name in name_of.items()}
     numbers = [of_site.get(_key(users, int(site[node]))) if node >= 0 else None for node in nodes]
-    of_row = pl.DataFrame({"row": time.rows["row"], "call": pl.Series(numbers, dtype=pl.Int64)})
+    of_row = pl.DataFrame({"row": time.rows["row"], "call": pl.Series(numbers, dtype=pl.Int64)}).hstack(
+        _of_libraries(users, essential, nodes)
+    )
+    of_row = of_row.with_columns(pl.when(pl.col("library_file").is_null()).then("call").alias("call"))
     return Calls(
         time=time,
         of_row=of_row,
@@ -107,15 +139,51 @@ def prepare(samples: Samples | None, time: SampledTime | None) -> Calls | None:
     )
 
 
-def _sites(users: UserPaths, count: Floats) -> Int32:
-    """For every node the outermost frame of the user's on its path from which on nothing trains; -1 for none."""
+def _essential(users: UserPaths, count: Floats) -> Bools:
+    """Whether a node leads to training work."""
     tree = users.tree
     trains = users.marked(_trains)
     total = tree.totals(count)
     below = _work_below(tree, trains, total)
     roots = tree.parent < 0
     work = float(np.where(trains, total, below)[roots].sum())
-    essential = below >= TRAINS * work if work >= FEW else total >= LOOP * float(total[roots].sum())
+    found: Bools = below >= TRAINS * work if work >= FEW else total >= LOOP * float(total[roots].sum())
+    return found
+
+
+def _of_libraries(users: UserPaths, essential: Bools, nodes: Int64) -> pl.DataFrame:
+    """By row, where the user's line only leads to training or to a batch: the library's function that works there.
+
+    The outermost one that never leads there itself, else the innermost; `in_module`: a module's forward pass runs below
+    the user's line.
+    """
+    tree = users.tree
+    fetches = _work_below(tree, users.marked(is_fetch), np.ones(len(tree), np.float64)) > 0
+    leads = essential | fetches
+    library = users.marked(lambda frame: users.code.library(frame.file) is not None)
+    leading = {tree.frames[frame][:2] for frame in np.unique(tree.frame[leads & library]).tolist()}
+    works = library & ~users.marked(lambda frame: frame[:2] in leading)
+    own, nearest = tree.outermost(works & ~leads), tree.innermost(library)
+    found = np.where(own >= 0, own, nearest)
+    user = users.innermost
+    entered = (user >= 0) & leads[np.maximum(user, 0)] & users.is_below(found, user)
+    module = users.is_below(users.innermost_of(lambda frame: phase_mark(frame) == FORWARD), user)
+    at = np.where(nodes >= 0, np.where(entered, found, np.int32(NONE))[np.maximum(nodes, 0)], NONE)
+    frames = [tree.frames[tree.frame[node]] if node >= 0 else None for node in at.tolist()]
+    return pl.DataFrame(
+        {
+            "in_module": pl.Series((nodes >= 0) & module[np.maximum(nodes, 0)], dtype=pl.Boolean),
+            "library_file": pl.Series([users.code.library(f.file) if f else None for f in frames], dtype=pl.String),
+            "library_line": pl.Series([f.line if f else None for f in frames], dtype=pl.Int64),
+            "library_function": pl.Series([f.function if f else None for f in frames], dtype=pl.String),
+        }
+    )
+
+
+def _sites(users: UserPaths, essential: Bools) -> Int32:
+    """For every node the outermost frame of the user's on its path from which on nothing trains; -1 for none."""
+    tree = users.tree
+    roots = tree.parent < 0
     called = np.zeros(len(tree), bool)
     called[~roots] = users.marked(_calls_users)[tree.parent[~roots]]
     model = tree.innermost(users.user & called)

@@ -1,9 +1,12 @@
-"""Python on the critical path: lines of the user's whose time on the main thread is Python, not torch.
+"""Python on the critical path: lines whose time on the main thread is Python, not torch.
 
-A sample is torch's when the user's line called into torch, and Python's when it called any other library. Where the
-line itself is on top of the stack the sampler cannot tell `x @ w` from arithmetic in Python; the window can: it knows
-which part of the function's own time passed inside torch operators, and that part is taken off. Data wait and file I/O
-have facts of their own.
+A sample is torch's when torch is below the user's line, and Python's when its innermost frame is in the standard
+library or in a library that knows no tensors. Elsewhere the sampler cannot tell `x @ w` from arithmetic in Python, as C
+calls have no frame; the window can: it knows which part of the innermost function's own time passed inside torch
+operators, and that part is taken off. What no window saw stays unknown: it counts where the whole call could be spared,
+and is said.
+Where the user's line only leads to training the place is the library's, and the line is where it was entered; what a
+library's modules do is their operators' work. Data wait and file I/O have facts of their own.
 """
 
 from __future__ import annotations
@@ -12,14 +15,15 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analyze.calls import Calls
+from stepscope.analyze.calls import PLACE_COLUMNS, Calls, entry_of, place_of
 from stepscope.analyze.io import sampled_io
 from stepscope.analyze.lines import Lines
 from stepscope.analyze.loops import stacks_in
-from stepscope.analyze.places import is_torch
+from stepscope.analyze.places import UserCode, is_torch, knows_no_tensors
 from stepscope.analyze.sampled.samples import Samples, short
-from stepscope.analyze.trace import BUILTIN, OPERATOR, USER, Window
-from stepscope.model import LoopFacts, Place, PythonFacts
+from stepscope.analyze.trace import BUILTIN, LIBRARY, OPERATOR, USER, Window
+from stepscope.model import LoopFacts, PythonFacts
+from stepscope.tables.phases import OPTIMIZER
 
 MAX_FACTS = 60
 
@@ -34,18 +38,20 @@ def facts(
     """None without stacks in steady steps; costliest first."""
     if samples is None or calls is None:
         return None
-    everything, mean_ms = calls.time.with_ms(calls.time.rows), calls.time.mean_ms
+    everything, mean_ms = calls.time.with_ms(calls.located()), calls.time.mean_ms
     rows = everything.filter((pl.col("phase") != "data_wait") & pl.col("user_file").is_not_null())
     rows = rows.join(sampled_io(everything, lines).select("row"), on="row", how="anti")
-    rows = _weigh(rows, window).filter(pl.col("weight").is_not_null() & (pl.col("weight") > 0))
-    rows = rows.join(_in_loops(samples, loops or ()), on="row", how="left").join(calls.of_row, on="row", how="left")
-    key = ["user_file", "user_line", "user_function", "phase", "loop", "call"]
+    rows = _weigh(rows, window, samples.code, calls.own)
+    rows = rows.filter(pl.col("weight") > 0)
+    rows = rows.join(_in_loops(samples, loops or ()), on="row", how="left")
+    key = [*PLACE_COLUMNS, "phase", "loop", "call"]
     of_call = _of_calls(rows, calls)
     grouped = (
         rows.group_by(key, maintain_order=True)
         .agg(
             n=pl.col("samples").sum(),
             ms=(pl.col("ms") * pl.col("weight")).sum(),
+            unknown=(pl.col("ms") * pl.col("weight")).filter(pl.col("unknown")).sum(),
             waiting=pl.col("samples").filter(pl.col("waiting")).sum(),
             fraction=pl.col("fraction").first(),
             leaf=pl.col("leaf_function").filter(pl.col("below_function").is_not_null()).mode().sort().first(),
@@ -56,7 +62,8 @@ def facts(
     source = "sampled stacks" if window is None else f"sampled stacks and {window.source}"
     return tuple(
         PythonFacts(
-            place=Place(row["user_file"], row["user_line"], row["user_function"]),
+            place=place_of(row),
+            entry=entry_of(row),
             phase=row["phase"],
             ms_per_step=row["ms"],
             share=row["ms"] / mean_ms,
@@ -65,6 +72,7 @@ def facts(
             python_fraction=row["fraction"],
             library_leaf=row["leaf"],
             source=source,
+            unknown_ms_per_step=row["unknown"],
             inside_loop=(loops or ())[row["loop"]].place if row["loop"] is not None else None,
             **of_call.get(row["call"], {}),
         )
@@ -86,55 +94,81 @@ def _of_calls(rows: pl.DataFrame, calls: Calls) -> dict[int, dict[str, Any]]:
     return found
 
 
-def _weigh(rows: pl.DataFrame, window: Window | None) -> pl.DataFrame:
-    """Adds `weight`, the part of each sample that is Python, null where nothing can tell, and `fraction`."""
-    fractions = _python_fractions(window)
-    rows = rows.with_columns(short(pl.col("user_function")).alias("name")).join(
-        fractions, on=["user_file", "name"], how="left"
-    )
-    return rows.with_columns(
-        pl.when(pl.col("below_function").is_null())
-        .then(pl.col("fraction"))
-        .when(is_torch(pl.col("below_file").fill_null("")) | is_torch(pl.col("leaf_file").fill_null("")))
-        .then(0.0)
-        .otherwise(1.0)
-        .alias("weight")
-    )
+def _weigh(rows: pl.DataFrame, window: Window | None, code: UserCode, own: tuple[bool, ...]) -> pl.DataFrame:
+    """Adds `weight`, the part of each sample that counts, null where nothing can tell; `fraction` and `unknown`.
 
-
-def _python_fractions(window: Window | None) -> pl.DataFrame:
-    """(user_file, name, fraction): the part of a function's own time in the window that no torch operator takes.
-
-    Own time is what a sampler shows with the function's line on top: the line itself and the built-in functions it
-    calls. A built-in function around an operator is torch's.
+    `own`: of calls, whether they are lines of the loop or of a module, which cannot be spared as a whole.
     """
-    schema = {"user_file": pl.String, "name": pl.String, "fraction": pl.Float64}
+    files = _named(code, rows["leaf_file"])
+    plain = [file for file in rows["leaf_file"].unique().drop_nulls().to_list() if knows_no_tensors(file)]
+    rows = rows.with_columns(
+        pl.col("leaf_file").replace_strict(files, default=None, return_dtype=pl.String).alias("file"),
+        short(pl.col("leaf_function")).alias("name"),
+        pl.col("leaf_file").is_in(plain).alias("plain"),
+        pl.col("call").replace_strict(dict(enumerate(own)), default=True, return_dtype=pl.Boolean).alias("own"),
+    ).join(_python_fractions(window, code), on=["file", "name"], how="left")
+    on_top = pl.col("below_function").is_null()
+    torch = is_torch(pl.col("below_file").fill_null("")) | is_torch(pl.col("leaf_file").fill_null(""))
+    of_model = pl.col("in_module") | (pl.col("library_file").is_not_null() & (pl.col("phase") == OPTIMIZER))
+    known = (
+        pl.when(~on_top & (torch | of_model))
+        .then(0.0)
+        .when(~on_top & pl.col("plain").fill_null(False))
+        .then(1.0)
+        .otherwise(pl.col("fraction"))
+    )
+    rows = rows.with_columns(known=known).with_columns(unknown=pl.col("known").is_null() & ~on_top & ~pl.col("own"))
+    return rows.with_columns(pl.when("unknown").then(1.0).otherwise("known").alias("weight"))
+
+
+def _named(code: UserCode, files: pl.Series) -> dict[str, str]:
+    """The files of functions as stacks and traces both name them, by their name here."""
+    names = files.unique().drop_nulls().to_list()
+    found = {file: code.resolve(file) or code.library(file) for file in names}
+    return {file: name for file, name in found.items() if name is not None}
+
+
+def _python_fractions(window: Window | None, code: UserCode) -> pl.DataFrame:
+    """(file, name, fraction): the part of a function's own time in the window that no torch operator takes.
+
+    Own time is what a sampler shows with the function on top: its lines and the built-in functions they call. A
+    built-in function around an operator is torch's.
+    """
+    schema = {"file": pl.String, "name": pl.String, "fraction": pl.Float64}
     if window is None:
         return pl.DataFrame(schema=schema)
     slices = window.all_slices.filter(~pl.col("in_loader"))
-    own = slices.filter(pl.col("what") == USER).select(pl.col("row").alias("caller"), pl.col("self_ns").alias("python"))
-    operators = slices.filter((pl.col("what") == OPERATOR) & pl.col("direct") & ~pl.col("in_operator"))
-    torch_builtins = operators["above"].unique()
-    builtins = slices.filter((pl.col("what") == BUILTIN) & pl.col("direct")).with_columns(
-        pl.col("row").is_in(torch_builtins.implode()).alias("torch")
+    functions = slices.filter(pl.col("what").is_in([USER, LIBRARY])).with_columns(
+        pl.col("name").str.extract(r"^(.*)\(\d+\): ", 1).alias("raw_file"),
+        short(pl.col("name").str.extract(r"\(\d+\): (.*)$", 1)).alias("function_name"),
     )
+    files = _named(code, functions["raw_file"])
+    operators = slices.filter((pl.col("what") == OPERATOR) & ~pl.col("in_operator"))
+    torch_builtins = operators["above"].unique()
+    builtins = slices.filter(pl.col("what") == BUILTIN)
+    torch = pl.col("row").is_in(torch_builtins.implode())
     parts = pl.concat(
         [
-            own.with_columns(pl.lit(0, pl.Int64).alias("torch")),
+            functions.select(pl.col("row").alias("function"), python="self_ns", torch=pl.lit(0, pl.Int64)),
             builtins.select(
-                "caller",
-                pl.when(~pl.col("torch")).then("self_ns").otherwise(0).alias("python"),
-                pl.when(pl.col("torch")).then("self_ns").otherwise(0).alias("torch"),
+                "function",
+                python=pl.when(~torch).then("self_ns").otherwise(0),
+                torch=pl.when(torch).then("self_ns").otherwise(0),
             ),
-            operators.select("caller", pl.lit(0, pl.Int64).alias("python"), pl.col("duration_ns").alias("torch")),
+            operators.select("function", python=pl.lit(0, pl.Int64), torch="duration_ns"),
         ]
     )
+    named = functions.select(
+        pl.col("row").alias("function"),
+        pl.col("raw_file").replace_strict(files, default=None, return_dtype=pl.String).alias("file"),
+        pl.col("function_name").alias("name"),
+    ).filter(pl.col("file").is_not_null())
     return (
-        parts.join(window.callers(), on="caller")
-        .group_by(pl.col("caller_file").alias("user_file"), short(pl.col("caller_function")).alias("name"))
+        parts.join(named, on="function")
+        .group_by("file", "name")
         .agg(pl.col("python").fill_null(0).clip(lower_bound=0).sum(), pl.col("torch").fill_null(0).sum())
         .filter(pl.col("python") + pl.col("torch") > 0)
-        .select("user_file", "name", fraction=pl.col("python") / (pl.col("python") + pl.col("torch")))
+        .select("file", "name", fraction=pl.col("python") / (pl.col("python") + pl.col("torch")))
     )
 
 

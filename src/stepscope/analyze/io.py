@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from stepscope.analyze.calls import Calls
+from stepscope.analyze.calls import PLACE_COLUMNS, Calls, entry_of, place_of
 from stepscope.analyze.lines import Lines
 from stepscope.analyze.sampled.samples import Samples, short
 from stepscope.analyze.sampled_time import Share
@@ -86,15 +86,17 @@ def facts(
     calls: Calls | None,
 ) -> tuple[IoFacts, ...] | None:
     """None when neither stacks nor a window could have seen any; costliest first."""
-    rows = sampled_io(calls.time.rows, lines) if calls is not None else None
+    rows = sampled_io(calls.located(), lines) if calls is not None else None
     found = _saves(tables, labelled)
     traced = window is not None and window.has_functions
     if mean_ms is None or (samples is None and not traced and not found):
         return None
-    for fact in [*_from_window(window, lines), *_from_samples(rows, calls)]:
+    for fact in [*_from_window(window, lines, calls), *_from_samples(rows, calls)]:
         known = next((i for i, other in enumerate(found) if _same(fact, other)), None)
         if known is None:
             found.append(fact)
+        elif fact.entry is not None and found[known].entry is None:  # a save, of which the recorder knew the entry
+            found[known] = replace(found[known], place=fact.place, entry=fact.entry)
     found.sort(key=lambda fact: -fact.ms_per_step)
     found = found[:MAX_FACTS]
     return tuple(found if calls is None or rows is None else _with_calls(found, rows, calls))
@@ -143,14 +145,21 @@ def _bounded(
 
 
 def sampled_io(rows: pl.DataFrame, lines: Lines) -> pl.DataFrame:
-    """The rows of `rank_steps` whose main thread stands in file I/O outside the loader, with `operation`."""
+    """The rows of `Calls.located` whose main thread stands in file I/O outside the loader, with `operation`.
+
+    Below a line that only leads to training it is the library's own function that does it.
+    """
     rows = rows.filter((pl.col("phase") != "data_wait") & pl.col("user_file").is_not_null())
     below = short(pl.col("below_function"))
     library = pl.col("leaf_file").fill_null("").str.contains(_IO_FILES) | pl.col("below_file").fill_null(
         ""
     ).str.contains(_IO_FILES)
+    own = pl.col("library_file").is_not_null()
+    on_disk = pl.col("leaf_file").fill_null("").str.contains(_IO_FILES)
     rows = rows.with_columns(
-        pl.when(below.is_in([*_WRAPPERS, "print"]))
+        pl.when(own)
+        .then(pl.when(on_disk).then(short(pl.col("library_function"))))
+        .when(below.is_in([*_WRAPPERS, "print"]))
         .then(below)
         .when(library & pl.col("below_function").is_not_null())
         .then(below)
@@ -179,6 +188,8 @@ def _operation_in(text: str | None) -> str | None:
 
 def _same(fact: IoFacts, other: IoFacts) -> bool:
     """Whether two sources speak of the same I/O: the same line, or the same call of the same function."""
+    if fact.entry is not None and other.operation == "torch.save":
+        return "save" in fact.operation and other.place == fact.entry
     if fact.place.file != other.place.file:
         return False
     if fact.place.line == other.place.line:
@@ -223,8 +234,11 @@ def _saves(tables: Tables, labelled: LabelledSteps) -> list[IoFacts]:
     ]
 
 
-def _from_window(window: Window | None, lines: Lines) -> list[IoFacts]:
-    """Built-in I/O functions the window timed, by the user's function and the call that leads to them."""
+def _from_window(window: Window | None, lines: Lines, calls: Calls | None) -> list[IoFacts]:
+    """Built-in I/O functions the window timed, by the user's function and the call that leads to them.
+
+    What a library does below a line that only leads to training is left to the samples, which know its place.
+    """
     if window is None or not window.step_times_known:
         return []
     slices = window.slices
@@ -242,8 +256,13 @@ def _from_window(window: Window | None, lines: Lines) -> list[IoFacts]:
         pl.col("duration_ns").alias("via_ns"),
     )
     joined = builtin.join(via, on="via").join(window.callers(), on="caller")
+    if calls is not None:
+        led = calls.entries()
+        joined = joined.with_columns(name=short(pl.col("caller_function"))).join(
+            led, left_on=["caller_file", "name", "via_label"], right_on=led.columns, how="anti"
+        )
     wrapped = pl.col("via_label").is_in(_WRAPPERS)
-    calls = (
+    timed = (
         joined.with_columns(
             pl.when(wrapped).then(pl.col("via")).otherwise(pl.col("row")).alias("call"),
             pl.when(wrapped).then(pl.col("via_ns")).otherwise(pl.col("duration_ns")).alias("call_ns"),
@@ -254,7 +273,7 @@ def _from_window(window: Window | None, lines: Lines) -> list[IoFacts]:
         .sort(["total", "caller_file", "caller_line"], descending=[True, False, False])
     )
     found = []
-    for row in calls.head(MAX_FACTS).iter_rows(named=True):
+    for row in timed.head(MAX_FACTS).iter_rows(named=True):
         site = lines.call_site(
             row["caller_file"], row["caller_function"], row["caller_line"], row["via_label"], loop=False
         )
@@ -279,7 +298,7 @@ def _from_samples(rows: pl.DataFrame | None, calls: Calls | None) -> list[IoFact
     total = calls.time.samples
     grouped = (
         calls.time.with_ms(rows)
-        .group_by("user_file", "user_line", "user_function", "operation", maintain_order=True)
+        .group_by(*PLACE_COLUMNS, "operation", maintain_order=True)
         .agg(ms=pl.col("ms").sum(), n=pl.col("samples").sum(), leaf=pl.col("leaf_function").first())
         .sort(["ms", "user_file", "user_line"], descending=[True, False, False])
         .head(MAX_FACTS)
@@ -287,7 +306,8 @@ def _from_samples(rows: pl.DataFrame | None, calls: Calls | None) -> list[IoFact
     return [
         IoFacts(
             operation=row["operation"],
-            place=Place(row["user_file"], row["user_line"], row["user_function"]),
+            place=place_of(row),
+            entry=entry_of(row),
             calls_per_step=None,
             ms_per_step=row["ms"],
             source=f"sampled stacks, {row['n']} of {total} samples in steps",

@@ -30,9 +30,16 @@ _CHECKOUTS = """
     aiter apex deepspeed flash_attn flashinfer megatron sglang torch torchvision transformer_engine transformers triton
     vllm xformers
 """
+# Whose functions call no operator of torch, also not in C, where a sampler would not see it.
+_WITHOUT_TENSORS = """
+    absl boto3 click cv2 dask fsspec h5py jinja2 joblib librosa lmdb loguru matplotlib mlflow msgpack networkx nltk
+    numpy omegaconf orjson pandas PIL polars psutil pyarrow requests rich scipy sentencepiece skimage sklearn soundfile
+    sympy tensorboard tensorboardX tokenizers tqdm urllib3 wandb yaml zarr
+"""
 _FORMER = "asynchat asyncore distutils imp sre_compile sre_constants sre_parse"  # of the standard library, once
 
 FRAMEWORKS = frozenset(_FRAMEWORKS.split())
 CHECKOUTS = frozenset(_CHECKOUTS.split())
 STANDARD = frozenset(sys.stdlib_module_names) | frozenset(_FORMER.split())
+WITHOUT_TENSORS = frozenset(_WITHOUT_TENSORS.split())
 LIBRARY_PARTS = FRAMEWORKS | frozenset(_DISTRIBUTIONS.split()) | STANDARD

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from stepscope.analyze.libraries import CHECKOUTS, FRAMEWORKS, LIBRARY_PARTS, STANDARD
+from stepscope.analyze.libraries import CHECKOUTS, FRAMEWORKS, LIBRARY_PARTS, STANDARD, WITHOUT_TENSORS
 
 if TYPE_CHECKING:
     from stepscope.tables.schema import Tables
@@ -116,8 +116,8 @@ class UserCode:
             if path.endswith("/" + file):
                 return path
         first = file.split("/", 1)[0].removesuffix(".py")
-        if first in LIBRARY_PARTS or _INSTALLED.search("/" + file):
-            return None
+        if first in LIBRARY_PARTS or _INSTALLED.search("/" + file) or "." not in posixpath.basename(file):
+            return None  # samplers name some frames of C by a type or a function
         # A guess: the folder of the started script comes first on `sys.path`.
         folder = self._main_folder or (self._roots[0].rstrip("/") if self._roots else None)
         return posixpath.join(folder, file) if folder else file
@@ -149,6 +149,15 @@ def _checkout(path: str) -> str | None:
 def is_torch(file: pl.Expr) -> pl.Expr:
     """Whether a column of file names, full or shortened, points into torch itself."""
     return file.str.contains(r"(^|/)(torch|torch_xla|functorch|triton)/")
+
+
+def knows_no_tensors(file: str) -> bool:
+    """Whether a file, full or shortened, is the standard library's, or of a library that calls no operator of torch."""
+    parts = _PACKAGES.sub("", file).removeprefix("./").split("/")
+    installed = _INSTALLED.search(file) is not None
+    if (installed and not _PACKAGES.match(file)) or file.startswith("<frozen "):
+        return True
+    return parts[0].removesuffix(".py") in (WITHOUT_TENSORS if installed else WITHOUT_TENSORS | STANDARD)
 
 
 def user_code(tables: Tables, sources: Mapping[str, str], options: CodeOptions = NO_OPTIONS) -> UserCode:

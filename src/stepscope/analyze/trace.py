@@ -41,9 +41,10 @@ ANNOTATIONS = r"^(ProfilerStep#|enumerate\(DataLoader\)#|Optimizer\.)"
 @dataclass(frozen=True)
 class Window:
     """`all_slices`: host slices with `row`, `what`, `label` (a name for people), `above`, `caller`, `via`, `direct`,
-    `in_loader`, `in_operator`, where `above`, `caller` and `via` are rows: the enclosing slice, the user's function
-    around it, and what that function called; `inside` marks those of complete window steps. `functions` gives `name`,
-    `file`, `line` and `function` of the user's functions. `steps`: how many complete steps, all processes together.
+    `function`, `in_loader`, `in_operator`, where `above`, `caller`, `via` and `function` are rows: the enclosing slice,
+    the user's function around it, what that function called, and whatever Python function made the call; `inside`
+    marks those of complete window steps. `functions` gives `name`, `file`, `line` and `function` of the user's
+    functions. `steps`: how many complete steps, all processes together.
 
     `ratio` scales a figure of the window to the steady run, by phase and for the whole step ("wall"); `phase_ms` are
     the two means it comes from, (window, steady).
@@ -273,6 +274,7 @@ def _linked(host: pl.DataFrame) -> pl.DataFrame:
     what = host["what"].to_numpy()
     caller = np.full(count, -1, np.int32)
     via = np.full(count, -1, np.int32)
+    function = np.full(count, -1, np.int32)
     direct = np.zeros(count, bool)
     in_loader = host["name"].fill_null("").str.contains(_LOADER_NEXT).to_numpy().copy()
     in_operator = np.zeros(count, bool)
@@ -283,6 +285,7 @@ def _linked(host: pl.DataFrame) -> pl.DataFrame:
         passes = (what[above] == TRANSPARENT) | (what[above] == BUILTIN)
         caller[level] = np.where(user, above, caller[above])
         direct[level] = user | (passes & direct[above])
+        function[level] = np.where(passes, function[above], np.where(what[above] == OPERATOR, -1, above))
         via[level] = np.where(user, level, via[above])
         in_loader[level] |= in_loader[above]
         in_operator[level] = (what[above] == OPERATOR) | in_operator[above]
@@ -290,6 +293,7 @@ def _linked(host: pl.DataFrame) -> pl.DataFrame:
     linked = host.drop("id", "parent").with_columns(
         pl.Series("caller", caller).replace(-1, None),
         pl.Series("via", via).replace(-1, None),
+        pl.Series("function", function).replace(-1, None),
         pl.Series("above", parent).replace(-1, None),
         pl.Series("direct", direct),
         pl.Series("in_loader", in_loader),

@@ -7,6 +7,7 @@ which finding explains which. `thresholds.REPORT_FLOOR` is the share of the step
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from stepscope.diagnose.agreement import weighed
@@ -56,11 +57,17 @@ def diagnose(analysis: Analysis, *, ignored: Mapping[str, str] = _NOTHING) -> Di
             needs = " and ".join(need.name for need in missing)
             abstained.append(Abstention(rule.name, needs, quiet=any(need.quiet for need in missing)))
     ordered = sorted(findings.values(), key=lambda finding: (-finding.cost_ms_per_step, finding.id))
-    ordered = list(explained(weighed(ordered, analysis), analysis))
+    ordered = [_no_louder_than_sure(finding) for finding in explained(weighed(ordered, analysis), analysis)]
     risks, without_inputs = assess(analysis, ordered, ignored)
     risks = tuple(in_framework(risk, analysis) for risk in risks)
     switched_off = tuple(Ignored(name, ignored[name]) for name in known if name in ignored)
     return Diagnosis(tuple(ordered), (*abstained, *without_inputs), switched_off, risks, unexplained(analysis, ordered))
+
+
+def _no_louder_than_sure(finding: Finding) -> Finding:
+    """A finding of low confidence is never critical: nobody should change a script first for what may not be so."""
+    quiet = finding.confidence == "low" and finding.severity == "critical"
+    return replace(finding, severity="warning") if quiet else finding
 
 
 def _missing(needs: Iterable[Need], analysis: Analysis) -> list[Need]:

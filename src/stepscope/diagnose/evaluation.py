@@ -23,7 +23,7 @@ from stepscope.diagnose.common import (
 )
 from stepscope.diagnose.pass_basis import Claim, Words
 from stepscope.diagnose.system import device_doubt
-from stepscope.diagnose.thresholds import PASSES
+from stepscope.diagnose.thresholds import PASSES, PIPELINE
 from stepscope.model import Analysis, Evidence, Finding, Place, StepFacts
 from stepscope.model.views.passes import ExtraCall, ModelCopy, PassFacts
 
@@ -149,7 +149,7 @@ def _ceiling_ms(analysis: Analysis, run: PassFacts, call: ExtraCall) -> float:
     """The step without it; of a recorded run on the CPU with what depends on the main thread."""
     if run.on_device or not analysis.windows:
         return call.at_most_ms_per_step
-    return pipeline.without_main(analysis, call.at_most_ms_per_step, on_tensors=True)
+    return pipeline.without_main(analysis, call.at_most_ms_per_step, behind=PIPELINE.cold_tensors)
 
 
 def _copy_words(copy: ModelCopy, share: float, doubt: str = "") -> Words:
@@ -171,12 +171,14 @@ def _traced_copy(analysis: Analysis, run: PassFacts, copy: ModelCopy) -> Finding
     )
     words = _copy_words(copy, clip_share(copy.ms_per_step, run.step_ms))
     where = (replace(copy.place, share=1.0),)
-    claim = Claim(COPY_RULE, "host", copy.ms_per_step, copy.ms_per_step, where, evidence, words)
+    recorded = bool(analysis.windows) and not run.on_device
+    ceiling_ms = max(copy.ms_per_step, _copy_ceiling_ms(analysis, copy)) if recorded else copy.ms_per_step
+    claim = Claim(COPY_RULE, "host", copy.ms_per_step, ceiling_ms, where, evidence, words)
     return basis.finding(analysis, run, claim)
 
 
 def _copy_ceiling_ms(analysis: Analysis, copy: ModelCopy) -> float:
-    return pipeline.without_main(analysis, copy.at_most_ms_per_step)
+    return pipeline.without_main(analysis, copy.at_most_ms_per_step, behind=PIPELINE.cold_copies)
 
 
 def _sampled_copy(analysis: Analysis, train: StepFacts, copy: ModelCopy) -> Finding:

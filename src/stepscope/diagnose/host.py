@@ -24,8 +24,8 @@ from stepscope.diagnose.common import (
     train_steps,
 )
 from stepscope.diagnose.evaluation import told_places
-from stepscope.diagnose.system import asked_for, device_doubt, reported_pauses
-from stepscope.diagnose.thresholds import CONFIDENCE, DRIFT, LOOP, PYTHON
+from stepscope.diagnose.system import asked_for, device_doubt
+from stepscope.diagnose.thresholds import CAUSES, CONFIDENCE, DRIFT, LOOP, PYTHON
 from stepscope.model import Analysis, Evidence, Finding, Interval, LoopFacts, Place, PythonFacts, StepFacts
 from stepscope.model.facts_machine import DriftFacts
 
@@ -99,20 +99,22 @@ def python_on_critical_path(analysis: Analysis) -> list[Finding]:
     train = train_steps(analysis)
     if train is None:
         return []
-    explained = {(loop.place.file, loop.place.line) for loop in reported_loops(analysis)}
+    explained = _holding_loops(analysis)
     told = told_places(analysis)
-    pauses = reported_pauses(analysis)
-    collected = {(line.place.file, line.place.line): line.ms_per_step for line in pauses.lines} if pauses else {}
+    collected = _collected(analysis)
     functions: dict[tuple[str, str], list[PythonFacts]] = {}
     for fact in analysis.python or ():
         loop = fact.inside_loop
         if _told(told, fact.place, fact.call):
             continue
         if loop is None or (loop.file, loop.line) not in explained:
-            own_ms = max(0.0, fact.ms_per_step - collected.get((fact.place.file, fact.place.line), 0.0))
+            line = (fact.place.file, fact.place.line)
+            struck_ms = min(fact.ms_per_step, collected.get(line, 0.0))
+            if struck_ms:  # the garbage collector's time at this line is the collector's
+                collected[line] -= struck_ms
             blamed = fact.call or fact.place
             functions.setdefault((blamed.file, bare(blamed.function)), []).append(
-                replace(fact, ms_per_step=own_ms)  # without the garbage collector's time at this line
+                replace(fact, ms_per_step=fact.ms_per_step - struck_ms)
             )
     found = []
     for facts in functions.values():
@@ -120,6 +122,23 @@ def python_on_critical_path(analysis: Analysis) -> list[Finding]:
         if cost >= PYTHON.floor * train.mean_ms and samples >= PYTHON.samples:
             found.append(_python_finding(analysis, train, facts, cost, samples))
     return found
+
+
+def _holding_loops(analysis: Analysis) -> set[tuple[str, int | None]]:
+    """The lines of reported loops whose cost holds the Python in their iterations, so that it is told with them."""
+    inside: dict[tuple[str, int | None], float] = {}
+    for fact in analysis.python or ():
+        if fact.inside_loop is not None:
+            line = (fact.inside_loop.file, fact.inside_loop.line)
+            inside[line] = inside.get(line, 0.0) + fact.ms_per_step
+    costs = {(loop.place.file, loop.place.line): _cost(loop) for loop in reported_loops(analysis)}
+    return {line for line, ms in costs.items() if ms >= inside.get(line, 0.0) * CAUSES.part}
+
+
+def _collected(analysis: Analysis) -> dict[tuple[str, int | None], float]:
+    """ms per step of garbage collections that struck at each of the user's lines."""
+    pauses = analysis.machine.pauses if analysis.machine is not None else None
+    return {(line.place.file, line.place.line): line.ms_per_step for line in pauses.lines} if pauses else {}
 
 
 def step_drift(analysis: Analysis) -> list[Finding]:
@@ -292,24 +311,25 @@ def _python_finding(
     name = bare((top.call or top.place).function)
     waits = (top.waiting_share or 0.0) >= PYTHON.waiting
     known = all(fact.python_fraction is not None or fact.library_leaf is not None for fact in facts)
-    levels = [steps_confidence(train), sampled_confidence(samples), "high" if known else "medium"]
+    unknown = sum(fact.unknown_ms_per_step for fact in facts) / cost
+    told = "low" if unknown >= PYTHON.unknown else "high" if known and unknown < PYTHON.doubtful else "medium"
+    levels = [steps_confidence(train), sampled_confidence(samples), told]
     accelerator = [device for device in analysis.devices if device != "cpu"]
     caveat = "Moving the work off the step changes when it happens, not whether; check that nothing reads it earlier."
     if accelerator:
         levels.append("low")
         caveat += f" The {accelerator[0]} may be working meanwhile: then the gain is smaller, down to nothing."
-    verb = "The main thread sleeps or waits in" if waits else "Python work on the critical path:"
     return Finding(
         id=finding_id(PYTHON_RULE, top.call or Place(top.place.file, None, top.place.function)),
         rule=PYTHON_RULE,
         category="host",
-        title=f"{verb} {name} ({shown(top.place)}) takes {share:.0%} of the step",
+        title=_python_title(top, f"{name} ({shown(top.place)})", share, waits),
         severity=severity(share),
         confidence=lowest(levels),
         cost_ms_per_step=cost,
         share=share,
         gain_ceiling=clip_share(max(cost, _python_ceiling(analysis, facts, cost)), train.mean_ms),
-        where=_python_places(facts, cost),
+        where=(*_python_places(facts, cost), *([top.entry] if top.entry is not None else [])),
         ranks=train.ranks,
         evidence=_python_evidence(analysis, train, facts),
         fix=_python_fix(top, waits),
@@ -319,17 +339,30 @@ def _python_finding(
     )
 
 
+def _python_title(top: PythonFacts, place: str, share: float, waits: bool) -> str:
+    reached = f", reached from {shown(top.entry)}" if top.entry is not None else ""
+    if waits:
+        return f"The main thread sleeps or waits in {place} for {share:.0%} of the step{reached}"
+    if top.entry is not None:
+        return f"A library's own Python on the critical path: {place} takes {share:.0%} of the step{reached}"
+    return f"Python work on the critical path: {place} takes {share:.0%} of the step"
+
+
 def _python_ceiling(analysis: Analysis, facts: list[PythonFacts], cost: float) -> float:
     """ms: the whole call where Python is a notable part of it, else the Python in it; and collections it may cause."""
     top = facts[0]
-    most = cost * top.sampling
+    pauses = analysis.machine.pauses if analysis.machine is not None else None
+    own_ms = others_ms = 0.0
+    if pauses is not None:
+        # what allocates calls for collections, and automatic ones strike anywhere
+        here = {(fact.place.file, fact.place.line) for fact in facts}
+        own_ms = sum(line.ms_per_step for line in pauses.lines if (line.place.file, line.place.line) in here)
+        if asked_for(analysis, pauses) is None:
+            others_ms = sum(line.ms_per_step for line in pauses.lines) - own_ms
+    most = cost * top.sampling + own_ms
     if top.call_ms_per_step and cost >= PYTHON.of_call * top.call_ms_per_step:
         most = max(most, top.call_at_most_ms_per_step or 0.0)
-    pauses = analysis.machine.pauses if analysis.machine is not None else None
-    if pauses is not None and asked_for(pauses) is None:
-        # automatic collections strike anywhere, but what allocates calls for them
-        here = {(fact.place.file, fact.place.line) for fact in facts}
-        most += sum(line.ms_per_step for line in pauses.lines if (line.place.file, line.place.line) not in here)
+    most += others_ms
     return pipeline.without_main(analysis, most)
 
 
@@ -344,6 +377,12 @@ def _python_places(facts: list[PythonFacts], cost: float) -> tuple[Place, ...]:
 
 def _python_fix(top: PythonFacts, waits: bool) -> str:
     place = shown(top.place)
+    if top.entry is not None:
+        return (
+            f"{shown(top.entry)} only leads there. Switch off or make rarer what asks for {bare(top.place.function)} "
+            "(logging, callbacks, progress, checks) in the library's own options, or give a step more work: a larger "
+            "batch pays it less often"
+        )
     if waits:
         return f"Take the wait at {place} out of the step, or do it in another thread while the step computes"
     below = f" (most of it in {bare(top.library_leaf)})" if top.library_leaf else ""
@@ -356,6 +395,10 @@ def _python_fix(top: PythonFacts, waits: bool) -> str:
 def _python_evidence(analysis: Analysis, train: StepFacts, facts: Iterable[PythonFacts]) -> tuple[Evidence, ...]:
     found = [Evidence("mean steady step", round(train.mean_ms, 3), "ms", steps_source(train))]
     facts = list(facts)
+    unknown = sum(fact.unknown_ms_per_step for fact in facts)
+    if unknown > 0:
+        source = f"{stacks_source(analysis)}, in functions that no profiler window saw"
+        found.append(Evidence("of it not told from torch operators", round(unknown, 3), "ms", source))
     call, whole = facts[0].call, facts[0].call_ms_per_step
     if call is not None and whole:
         source = f"{stacks_source(analysis)}, with torch operators and libraries in it"
@@ -366,7 +409,7 @@ def _python_evidence(analysis: Analysis, train: StepFacts, facts: Iterable[Pytho
         if fact.python_fraction is not None:
             found.append(
                 Evidence(
-                    f"time of {bare(fact.place.function)} outside torch operators",
+                    f"time of {bare(fact.library_leaf or fact.place.function)} outside torch operators",
                     round(fact.python_fraction, 4),
                     "fraction",
                     fact.source,

@@ -58,13 +58,17 @@ def _finding(analysis: Analysis, train: StepFacts, facts: list[IoFacts], cost: f
         id=finding_id(RULE, top.place),
         rule=RULE,
         category="io",
-        title=f"Every step waits for file I/O: {top.operation} ({shown(top.place)}) takes {share:.0%} of the step",
+        title=f"Every step waits for file I/O: {top.operation} ({shown(top.place)}) takes {share:.0%} of the step"
+        + (f", reached from {shown(top.entry)}" if top.entry is not None else ""),
         severity=severity(share),
         confidence=lowest([steps_confidence(train), measured]),
         cost_ms_per_step=cost,
         share=share,
         gain_ceiling=clip_share(max(cost, _ceiling(analysis, facts, cost)), train.mean_ms),
-        where=tuple(replace(fact.place, share=fact.ms_per_step / cost if cost else None) for fact in facts),
+        where=(
+            *(replace(fact.place, share=fact.ms_per_step / cost if cost else None) for fact in facts),
+            *([top.entry] if top.entry is not None else []),
+        ),
         ranks=train.ranks,
         evidence=_evidence(analysis, facts),
         fix=_fix(top),
@@ -85,6 +89,11 @@ def _ceiling(analysis: Analysis, facts: list[IoFacts], cost: float) -> float:
 
 def _fix(top: IoFacts) -> str:
     place = shown(top.place)
+    if top.entry is not None:
+        return (
+            f"{shown(top.entry)} only leads there. Let the library do {top.operation} every N steps only: its options "
+            "for checkpoints, loggers and progress say how often"
+        )
     if top.operation in _SAVES:
         return (
             f"Save less often at {place} (every N steps or minutes), or copy the tensors and write them in a "

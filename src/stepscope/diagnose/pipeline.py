@@ -19,16 +19,17 @@ from stepscope.model.views.pipeline import Pipeline
 from stepscope.model.views.ranks import RanksFacts
 
 
-def without_main(analysis: Analysis, loss_ms: float, *, on_tensors: bool = False) -> float:
+def without_main(analysis: Analysis, loss_ms: float, *, behind: float = 0.0) -> float:
     """ms by which the mean step gets shorter at most, were `loss_ms` of the main thread's work left out.
 
-    `on_tensors`: of work that goes through much memory, as calls of models do.
+    `behind`: of the shorter of the work and the rest of the step, what the rest takes longer behind such work, which
+    is more than is allowed for anyway where it goes through much memory (`PIPELINE.cold_tensors`, `cold_copies`).
     """
     pipeline = analysis.pipeline
     if pipeline is None:
         return loss_ms
     mean_ms = pipeline.mean_ms
-    gain = _warm(analysis, pipeline, min(loss_ms, mean_ms), on_tensors=on_tensors)
+    gain = _warm(analysis, pipeline, min(loss_ms, mean_ms), behind=behind)
     if not _contended(pipeline):
         gain = min(gain, mean_ms - _beside_ms(analysis, pipeline))
     return min(mean_ms, max(0.0, gain) + _freed_ms(pipeline, gain))
@@ -74,13 +75,13 @@ def lead_ms(ranks: RanksFacts) -> float:
     return max(0.0, longest - max(others, default=0.0))
 
 
-def _warm(analysis: Analysis, pipeline: Pipeline, gain: float, *, on_tensors: bool = False) -> float:
+def _warm(analysis: Analysis, pipeline: Pipeline, gain: float, *, behind: float = 0.0) -> float:
     """With what the rest of the step may gain on caches that the loss no longer empties; a device has its own."""
     if gain <= 0 or any(device != "cpu" for device in analysis.devices):
         return gain
     rest = max(0.0, pipeline.mean_ms - gain)
     warmer = min(PIPELINE.cold_ms, PIPELINE.cold * rest)
-    return gain + (max(warmer, PIPELINE.cold_tensors * min(gain, rest)) if on_tensors else warmer)
+    return gain + max(warmer, behind * min(gain, rest))
 
 
 def _contended(pipeline: Pipeline) -> bool:

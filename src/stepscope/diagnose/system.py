@@ -40,7 +40,7 @@ def device_doubt(analysis: Analysis) -> tuple[list[str], str]:
 
 
 def reported_pauses(analysis: Analysis) -> PauseFacts | None:
-    """The collections, where they are worth a finding; Python at the lines that ask for them is theirs."""
+    """The collections, where they are worth a finding."""
     train, machine = train_steps(analysis), analysis.machine
     pauses = machine.pauses if machine is not None else None
     if train is None or pauses is None or pauses.count < PAUSES.count:
@@ -48,11 +48,15 @@ def reported_pauses(analysis: Analysis) -> PauseFacts | None:
     return pauses if pauses.ms_per_step >= PAUSES.floor * train.mean_ms else None
 
 
-def asked_for(pauses: PauseFacts) -> Place | None:
-    """The line at which nearly all of the time struck: automatic collections strike anywhere."""
+def asked_for(analysis: Analysis, pauses: PauseFacts) -> Place | None:
+    """The line at which nearly all of the time struck: automatic collections strike anywhere.
+
+    A line that only leads to the training that a library does is none: below it anything may have struck.
+    """
+    entries = {fact.entry for fact in analysis.python or () if fact.entry is not None}
     top = pauses.lines[0] if pauses.lines else None
     one = top is not None and top.ms_per_step >= PAUSES.one_line * pauses.ms_per_step
-    return top.place if one and top is not None else None
+    return top.place if one and top is not None and replace(top.place, share=None) not in entries else None
 
 
 def garbage_collection(analysis: Analysis) -> list[Finding]:
@@ -61,7 +65,7 @@ def garbage_collection(analysis: Analysis) -> list[Finding]:
     if train is None or pauses is None:
         return []
     share = clip_share(pauses.ms_per_step, train.mean_ms)
-    line = asked_for(pauses)
+    line = asked_for(analysis, pauses)
     at = f", at {shown(line)}" if line is not None else ""
     doubt, words = device_doubt(analysis)
     if line is not None:

@@ -242,7 +242,10 @@ class LoopFacts:
 
 @dataclass(frozen=True)
 class IoFacts:
-    """Blocking file I/O of the main thread inside steady steps."""
+    """Blocking file I/O of the main thread inside steady steps.
+
+    The place is a library's where the user's line, `entry`, only leads to the training that the library does.
+    """
 
     operation: str
     place: Place
@@ -252,6 +255,7 @@ class IoFacts:
     measured: bool = True  # False: estimated from sampled stacks
     count: int = 0  # events or samples it stands on
     detail: str | None = None  # a path or the function on top
+    entry: Place | None = None
     call: Place | None = None  # the call in the loop that holds it and trains nothing
     call_ms_per_step: float | None = None  # of that call, all that runs in it
     call_at_most_ms_per_step: float | None = None  # the same, as far as chance moves samples
@@ -259,9 +263,10 @@ class IoFacts:
 
 @dataclass(frozen=True)
 class PythonFacts:
-    """A line of the user's on the main thread whose time is Python (or C code of other libraries), not torch.
+    """A line on the main thread whose time is Python (or C code of other libraries), not torch.
 
-    `python_fraction` is the part of the line's function that ran outside torch operators in the window; None where no
+    The user's; a library's where the user's line, `entry`, only leads to the training that the library does.
+    `python_fraction` is the part of the sampled function that ran outside torch operators in the window; None where no
     window saw it and the sampled leaf alone decided.
     """
 
@@ -274,6 +279,8 @@ class PythonFacts:
     python_fraction: float | None
     library_leaf: str | None
     source: str
+    unknown_ms_per_step: float = 0.0  # of it, what nothing could tell from torch operators
+    entry: Place | None = None
     inside_loop: Place | None = None  # the user's per-item loop whose iterations run this line
     call: Place | None = None  # the call in the loop or the model that holds it and trains nothing
     call_ms_per_step: float | None = None  # of that call, all that runs in it

@@ -7,8 +7,10 @@ say, so a log file or a colour-blind reader loses nothing. Every text of the run
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -142,20 +144,30 @@ def _partition(report: Report, width: int, glyphs: Glyphs) -> Iterator[Renderabl
 
 
 def _hot_lines(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterator[RenderableType]:
-    """The most sampled lines, where no finding has said them already."""
+    """The most sampled lines; beside findings the first alone, on one line: they need not speak of it."""
     stacks = report.views.get("stacks")
-    if report.findings or not stacks or not stacks["hot_lines"]:
+    if not stacks or not stacks["hot_lines"]:
+        return
+    if report.findings:
+        top = _hot_line(stacks["hot_lines"][0], shorten)
+        yield Group(Text.assemble(("Most sampled", "bold"), top, no_wrap=True, overflow="ellipsis"))
         return
     rows: list[RenderableType] = [Text("Most sampled lines", style="bold")]
     for row in stacks["hot_lines"][:HOT_LINES]:
-        place = f"{shorten(row['file'], row['line'])}  {plain(row['function'], 60)}"
-        where = f"{words.percent(row['share']):>7}  {place}, {words.term(row['phase'])}"
-        rows.append(Text(where, no_wrap=True, overflow="ellipsis"))
+        rows.append(Text(_hot_line(row, shorten), no_wrap=True, overflow="ellipsis"))
         if row.get("code"):
             rows.append(
                 Text(f"{'':9}{glyphs.quote} {plain(row['code'])}", style="dim", no_wrap=True, overflow="ellipsis")
             )
     yield Group(*rows)
+
+
+def _hot_line(row: dict[str, Any], shorten: Shortener) -> str:
+    """Its share, place and phase, and the library's function that is mostly on top of it."""
+    place = f"{shorten(row['file'], row['line'])}  {plain(row['function'], 60)}"
+    file, _, leaf = (row.get("library_leaf") or "").rpartition(":")
+    inside = f", in {plain(leaf, 40)} ({plain(posixpath.basename(file), 40)})" if leaf else ""
+    return f"{words.percent(row['share']):>7}  {place}, {words.term(row['phase'])}{inside}"
 
 
 def _next(report: Report, page: str | None, again: str | None) -> Iterator[Text]:

@@ -1,14 +1,17 @@
 """Sampled stacks become paths of one tree, and what a stack's frames say together becomes a few bits.
 
 A file of a gigabyte holds hundreds of thousands of stacks of the same few thousand frames, so frames are looked at once
-each, and a path that was met before costs one lookup per frame. Frames of this package are left out of paths. A forked
+each, and a path that was met before costs one lookup per frame. Frames of this package are left out of paths, and with
+them what they call in the standard library; only its wrappers hand over to the code they stand around. A forked
 child's stack starts with its parent's: a loader worker's path begins at its worker loop, any other child's at the last
 `Process.run`. A loader's `__next__` wins over everything inside it (transforms are modules too); of backward and
-optimizer the inner one wins, and both win over a forward inside them, as in the journal.
+optimizer the inner one wins, and both win over a forward inside them, as in the journal; but the closure that an
+optimizer of torch's calls is the forward pass.
 """
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,15 +34,21 @@ OWN, OWN_WORK, ELSEWHERE, HELPER, WORKER = 1, 2, 4, 8, 16
 DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, IMPORT, COMPILE = 32, 64, 128, 256, 512, 1024
 _RUN = 2048  # `Process.run` of multiprocessing
 TORN, LEAF_OWN, FROM_THREAD, FROM_MODULE, LEFT_OUT = 4096, 8192, 16384, 32768, 65536
+STANDARD, HANDS_OVER = 262144, 524288  # the standard library; a frame of ours that calls the run's own code
+IN_TORCH, UPDATE = 1048576, 2097152  # torch itself; the `step` of one of its optimizers
+CLOSURE = 4194304  # below a closure that an optimizer calls
 IMPORTING = 131072  # no phase begins below the import: a script that trains while it is imported does not import
 _MARKED = DATA_WAIT | FORWARD | BACKWARD | OPTIMIZER
 _BELOW_FORK = _MARKED | IMPORT | COMPILE | IMPORTING  # what the parent of a forked child did says nothing of the child
-_SPECIAL = OWN | OWN_WORK | WORKER | _RUN | _MARKED  # more than a bit to add
+_SPECIAL = STANDARD | OWN | OWN_WORK | WORKER | _RUN | _MARKED  # more than a bit to add
 
 _OWN_PACKAGE = f"{Path(__file__).parents[1]}/"
 _OWN_PARTS = ("/stepscope/record/agent/",)  # the recorder may live in another environment than this reader
 # Windows open and export on the training thread, between steps: none of the user's lines is to blame for that.
 _OWN_WORK = "/stepscope/record/agent/window"
+_HANDS_OVER = ("/stepscope/record/agent/probes/wrapper_importlib_bootstrap.py", "/stepscope/record/agent/imports.py")
+_IN_TORCH = re.compile(r"(^|/)torch/")
+_STANDARD_LIBRARY = re.compile(r"/lib(64)?/python\d+(\.\d+)?t?/(?!site-packages/|dist-packages/)")
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 _PROCESS_FILE = "multiprocessing/process.py"
 _HELPER_FILES = ("multiprocessing/resource_tracker.py", "multiprocessing/forkserver.py")
@@ -70,23 +79,32 @@ class CallPaths:
             return NONE, 0
         self._look_at_new_frames()
         of_frame, known = self._bits, self._known
-        node, bits = NONE, self._first[frames[0]]
+        node, bits, ours, updates = NONE, self._first[frames[0]], False, False
         for frame in frames:
             own = of_frame[frame]
             if own & _SPECIAL:
                 if own & (OWN | OWN_WORK):
                     bits |= own
+                    ours = not own & HANDS_OVER
+                    if not ours and bits & OPTIMIZER:  # around the closure that any optimizer was given
+                        bits = bits & ~OPTIMIZER | FORWARD | CLOSURE
+                    continue
+                if ours and own & STANDARD:
                     continue
                 if (own & WORKER and not bits & WORKER) or (own & _RUN and not bits & WORKER and node >= 0):
                     node, bits = NONE, bits & ~_BELOW_FORK
                 if own & _MARKED:
                     bits &= ~(IMPORTING | BACKWARD | OPTIMIZER) if own & (BACKWARD | OPTIMIZER) else ~IMPORTING
+                    updates = bool(own & UPDATE)
+            elif updates and not own & IN_TORCH:
+                bits, updates = bits & ~OPTIMIZER | FORWARD | CLOSURE, False
             bits |= own
+            ours = False
             below = known.get((node + 1) << 32 | frame)
             node = self._new(node, frame) if below is None else below
             if node == NONE:
                 return self._left_out(), bits | LEFT_OUT
-        if of_frame[frames[-1]] & OWN:
+        if ours:
             bits |= LEAF_OWN
         return node, bits
 
@@ -175,12 +193,19 @@ def is_own_thread(bits: int) -> bool:
 
 def _bits_of(frame: Frame) -> int:
     if frame.file.startswith(_OWN_PACKAGE) or any(part in frame.file for part in _OWN_PARTS):
-        return OWN | (OWN_WORK if _OWN_WORK in frame.file else 0)
+        hands_over = HANDS_OVER if frame.file.endswith(_HANDS_OVER) else 0
+        return OWN | hands_over | (OWN_WORK if _OWN_WORK in frame.file else 0)
     name = phases.last_part(frame.function)
     mark = phases.phase_mark(frame)
     bits = _MARK_BITS[mark] if mark is not None else 0
     if not phases.in_file(frame.file, "threading.py"):
         bits |= ELSEWHERE
+    if _STANDARD_LIBRARY.search(frame.file):
+        bits |= STANDARD
+    if _IN_TORCH.search(frame.file):
+        bits |= IN_TORCH
+        if bits & OPTIMIZER and not phases.in_file(frame.file, "torch/optim/optimizer.py"):
+            bits |= UPDATE
     if any(phases.in_file(frame.file, file) for file in _HELPER_FILES):
         bits |= HELPER
     if name == "_worker_loop" and phases.in_file(frame.file, _WORKER_LOOP):

@@ -19,6 +19,7 @@ import polars as pl
 from stepscope.read.raw import FrameNames, Losses, RawHost, RawRank, RawSegment, RawStack
 from stepscope.tables import call_paths, phases
 from stepscope.tables.call_paths import CallPaths
+from stepscope.tables.forward_by_time import mostly_forward
 from stepscope.tables.processes import HELPER, OTHER, RANK, WORKER, HostProcesses, Process
 from stepscope.tables.schema import SCHEMAS
 
@@ -240,7 +241,7 @@ class _Joined:
         table = table.with_columns(
             node=pl.Series(columns["node"]).cast(pl.Int32),
             samples=pl.Series(columns["samples"]),
-            waiting=pl.Series(waits) & ~has(call_paths.LEAF_OWN),
+            waiting=pl.Series(waits),
             marked=_lookup(bits, call_paths.phase_of),
             stage=_lookup(bits, _stage),
             importing=has(call_paths.IMPORT),
@@ -248,9 +249,10 @@ class _Joined:
             role=pl.when(~pl.col("is_claimed") & (pl.col("role") != WORKER) & has(call_paths.HELPER))
             .then(pl.lit(HELPER))
             .otherwise("role"),
-            own_work=has(call_paths.OWN_WORK),
+            own_work=has(call_paths.OWN_WORK | call_paths.LEAF_OWN),
             own_thread=_lookup(bits, lambda value: "own" if call_paths.is_own_thread(value) else None).is_not_null(),
             torn=has(call_paths.TORN),
+            in_closure=has(call_paths.CLOSURE),
         )
         is_main = pl.col("main_thread").fill_null(False)
         is_own = pl.col("own_work") | (pl.col("own_thread") & ~is_main)
@@ -259,7 +261,11 @@ class _Joined:
             is_own=is_own,
             is_torn=~is_own & is_main & pl.col("torn") & ~pl.col("blocking").fill_null(True),
         )
-        phased: pl.DataFrame = table.with_columns(phase=_phase("end_ns"))
+        forward = mostly_forward(table, self._rows._stretches, [*self._by_name.values()])
+        marked = pl.when(pl.col("marked").is_null() & ~pl.col("importing") & forward).then(pl.lit(phases.FORWARD))
+        phased: pl.DataFrame = table.with_columns(marked.otherwise("marked").alias("marked")).with_columns(
+            phase=_phase("end_ns")
+        )
         return phased
 
     def _stretch_table(self, table: pl.DataFrame) -> pl.DataFrame:

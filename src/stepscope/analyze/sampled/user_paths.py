@@ -28,6 +28,7 @@ class UserPaths:
 
     def __init__(self, tree: CallTree, code: UserCode) -> None:
         self.tree = tree
+        self.code = code
         self._frames = [Frame(*frame) for frame in tree.frames]
         self._files = [code.resolve(frame.file) for frame in self._frames]
 

@@ -74,6 +74,8 @@ class Python:
     waiting: float = 0.5  # mostly parked: it sleeps or waits rather than computes
     lines_shown: int = 3
     of_call: float = 0.2  # of all that runs in the call: with less the call is not about Python; chosen, untuned
+    unknown: float = 0.5  # of the cost: with more of it not told from operators nobody knows that it is Python
+    doubtful: float = 0.2  # of the cost: with less the answer is the same either way; chosen, untuned
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,10 @@ class Pipeline:
     # The same behind a call of the model on other data, of the shorter of call and rest: medians of up to 24 % in
     # five models (benchmarks/cold_caches.py); 24 % where the model and a batch alone fit a core's own cache.
     cold_tensors: float = 0.25
+    # The same behind a copy of the model, which also leaves the allocator other blocks, and the next step pages to map:
+    # medians of up to 50 % and upper quartiles of up to 67 % of the shorter of both in eight models, by the CPU time of
+    # one thread (benchmarks/cold_caches.py measures it as the rows "copy").
+    cold_copies: float = 0.75
     contended: float = 0.02  # of the step without a core because of the run itself: more slows what runs beside, too
 
 
