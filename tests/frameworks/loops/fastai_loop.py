@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import fastai.callback.progress  # noqa: F401  # gives Learner its `no_bar`
 import torch
 from control import Control, Vectors, network
 from fastai.basics import CrossEntropyLossFlat, DataLoader, DataLoaders, Learner, set_seed

@@ -11,7 +11,7 @@ from control import Control
 from torch import nn
 from torch.nn import functional as F
 
-VOCABULARY, BLOCK, WIDTH, BATCH = 128, 64, 192, 8
+VOCABULARY, BLOCK, WIDTH, BATCH = 128, 64, 192, 4
 MAX_ITERATIONS, EVAL_INTERVAL, EVAL_BATCHES, ACCUMULATION = 40, 20, 3, 2
 
 
