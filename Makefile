@@ -9,6 +9,7 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_PIP := $(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 DEMO := examples/cifar_png
@@ -74,7 +75,8 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) install --quiet $(INDEX) -c constraints.txt -e . --group test --group check
 	touch $@
 
-$(FRAMEWORKS)/installed: tests/frameworks/requirements.txt constraints.txt
+$(FRAMEWORKS)/installed: $(wildcard tests/frameworks/requirements*.txt) constraints.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
-	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet $(INDEX) -c constraints.txt -r tests/frameworks/requirements.txt
+	$(FRAMEWORKS_PIP) $(INDEX) -c constraints.txt -r tests/frameworks/requirements.txt
+	$(FRAMEWORKS_PIP) --no-deps -r tests/frameworks/requirements-alone.txt
 	touch $@
