@@ -30,12 +30,11 @@ class Loader(DataLoader):
 
     def __iter__(self):  # type: ignore[no-untyped-def]
         batches = super().__iter__()
-        while True:
+        for _ in range(len(self)):
             with control.phase("data"):
-                batch = next(batches, None)
-            if batch is None:
-                return
+                batch = next(batches)
             yield batch
+        next(batches, None)  # the end, at which workers are stopped, is of no step
 
 
 class Meter:
