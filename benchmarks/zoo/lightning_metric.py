@@ -33,18 +33,15 @@ class EditDistance:
         self.total, self.pairs = 0, 0
 
     def update(self, predicted: torch.Tensor, wanted: torch.Tensor) -> None:
-        for ours, theirs in zip(predicted.tolist(), wanted.tolist(), strict=True):
-            self.total += distance(ours, theirs)
+        for ours, theirs in zip(predicted.tolist(), wanted.tolist(), strict=True):  # planted
+            row = list(range(LENGTH + 1))
+            for at, symbol in enumerate(ours, 1):
+                corner, row[0] = row[0], at
+                for column, other in enumerate(theirs, 1):
+                    kept = corner + (symbol != other)
+                    corner, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, kept)
+            self.total += row[-1]
             self.pairs += 1
-
-
-def distance(ours: list[int], theirs: list[int]) -> int:
-    row = list(range(len(theirs) + 1))
-    for at, symbol in enumerate(ours, 1):  # planted
-        corner, row[0] = row[0], at
-        for column, other in enumerate(theirs, 1):
-            corner, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, corner + (symbol != other))
-    return row[-1]
 
 
 class Module(lightning.LightningModule):
