@@ -32,7 +32,7 @@ class Control:
     """One process's counts. Without a loader nobody can count samples, nor evaluation steps: those are None then."""
 
     def __init__(self, *, loader: bool = True, evaluation_seen: bool = True) -> None:
-        self.seconds = dict.fromkeys(("data", "forward", "backward", "optimizer"), 0.0)
+        self.seconds = dict.fromkeys(("data", "forward", "backward", "optimizer", "other"), 0.0)
         self._samples: list[int] | None = [] if loader else None
         self._evaluated: list[int] | None = [] if evaluation_seen else None
         self._steps: list[float] = []
@@ -105,12 +105,15 @@ class Control:
         return around
 
     def optimizer(self, optimizer: torch.optim.Optimizer, *, cuts: bool = True) -> torch.optim.Optimizer:
-        """`optimizer` with its `step` in phase "optimizer"; with `cuts` each call ends a trained step."""
+        """`optimizer` with its `step` in phase "optimizer"; with `cuts` each call ends a trained step.
+
+        What a closure does beside its forward and backward pass (gradients zeroed, hooks of a framework) is "other".
+        """
         own = optimizer.step
 
-        def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        def step(_: torch.optim.Optimizer, closure: Callable[..., Any] | None = None) -> Any:
             with self.phase("optimizer"):
-                result = own(*args, **kwargs)
+                result = own() if closure is None else own(self.timed(closure, "other"))
             if cuts:
                 self.step()
             return result

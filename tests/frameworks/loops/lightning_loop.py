@@ -25,7 +25,7 @@ class Module(lightning.LightningModule):
         self.control.batch(len(batch[1]))
         with self.control.phase("forward"):
             loss = F.cross_entropy(self.network(batch[0]), batch[1])
-        self.log("loss", loss)
+            self.log("loss", loss)
         return loss
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
