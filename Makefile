@@ -8,6 +8,8 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_PIP := $(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 DEMO := examples/cifar_png
@@ -15,7 +17,7 @@ DEMO := examples/cifar_png
 WEB := hatch_build.py $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fix test test-all check bench zoo clean
+.PHONY: help demo demo-fix test test-all frameworks check bench zoo clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1	/' | expand -t 16
@@ -32,7 +34,10 @@ test: $(VENV)/installed-dev ## run all tests; of those that start processes of t
 	$(BIN)/python -m pytest -n auto --dist loadgroup $(PYTEST_ARGS)
 
 test-all: $(VENV)/installed-dev ## with the variants that `test` leaves out for time
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m "" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not frameworks" $(PYTEST_ARGS)
+
+frameworks: $(VENV)/installed-dev $(FRAMEWORKS)/installed ## record real loops of Trainer, Lightning, Accelerate, ... and compare with what they count (about 15 minutes)
+	$(BIN)/python -m pytest -n 0 -m frameworks tests/frameworks $(PYTEST_ARGS)
 
 check: $(VENV)/installed-dev ## lint, formatting, strict types (the front end's where npm is), layer contracts
 	$(BIN)/ruff check .
@@ -55,7 +60,7 @@ zoo: $(VENV)/installed ## score the diagnosis on scripts with a known cost, besi
 	$(BIN)/python benchmarks/zoo/run.py
 
 clean: ## delete the environment, caches, example data and recorded runs
-	rm -rf $(VENV) web/node_modules src/stepscope/dashboard/static .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache benchmarks/.peers stepscope-runs benchmarks/zoo/stepscope-runs examples/*/data
+	rm -rf $(VENV) $(FRAMEWORKS) web/node_modules src/stepscope/dashboard/static .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache benchmarks/.peers stepscope-runs benchmarks/zoo/stepscope-runs examples/*/data
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps say which installation is complete; an interrupted one is done again.
@@ -68,4 +73,10 @@ $(VENV)/installed: pyproject.toml constraints.txt $(WEB)
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) install --quiet $(INDEX) -c constraints.txt -e . --group test --group check
+	touch $@
+
+$(FRAMEWORKS)/installed: $(wildcard tests/frameworks/requirements*.txt) constraints.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS_PIP) $(INDEX) -c constraints.txt -r tests/frameworks/requirements.txt
+	$(FRAMEWORKS_PIP) --no-deps -r tests/frameworks/requirements-alone.txt
 	touch $@

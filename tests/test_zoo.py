@@ -55,6 +55,15 @@ def test_there_are_enough_scripts_of_each_kind(load: Any) -> None:
     assert len(entries) >= 24
     assert sum(entry.clean for entry in entries) >= 5
     assert sum(entry.ranks > 1 and not entry.clean for entry in entries) >= 4
+    assert sum(entry.needs is not None and entry.clean for entry in entries) >= 6
+    assert sum(entry.needs is not None and not entry.clean for entry in entries) >= 6
+
+
+def test_a_script_says_which_framework_it_needs(load: Any) -> None:
+    frameworks = {name for loop in load("tests.frameworks.catalogue").ALL for name in loop.needs}
+    for entry in load("table").ENTRIES:
+        imported = set(re.findall(r"^(?:from|import) (\w+)", entry.script.read_text(), re.MULTILINE))
+        assert imported & frameworks == ({entry.needs} if entry.needs else set()), entry.name
 
 
 def test_every_planted_line_is_there_and_no_clean_script_has_one(load: Any) -> None:

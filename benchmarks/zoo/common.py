@@ -55,6 +55,10 @@ class Watch:
             yield
         self._ends.append(time.perf_counter())
 
+    def after(self, optimizer: Any) -> None:
+        """For a loop that a framework runs: every update of `optimizer` (of torch) ends a step."""
+        optimizer.register_step_post_hook(lambda *_: self._ends.append(time.perf_counter()))
+
     def report(self) -> None:
         """Say the mean of the steady steps; the first rank speaks for all."""
         if os.environ.get("RANK", "0") != "0":

@@ -18,6 +18,7 @@ from typing import Any
 import traceml_peer
 from common import RESULT, TRACEML
 from table import Entry
+from tests.frameworks.catalogue import interpreter
 
 TIMEOUT_S = 180
 TERM_S = 10  # from asking a session to end to killing it
@@ -67,7 +68,8 @@ def under_traceml(entry: Entry, folder: Path, part: float, launcher: Path) -> tr
 
 def _training(entry: Entry, part: float, *, fixed: bool) -> list[str]:
     ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={entry.ranks}"]
-    start = [sys.executable, *(ranks if entry.ranks > 1 else [])]
+    python = str(interpreter()) if entry.needs else sys.executable
+    start = [python, *(ranks if entry.ranks > 1 else [])]
     return [*start, str(entry.script), *_steps(entry, part), *entry.arguments, *(entry.fixed if fixed else ())]
 
 

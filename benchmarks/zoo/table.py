@@ -22,6 +22,7 @@ class Entry:
     """One script. `arguments` make the planted form, `fixed` are added for its twin; `ranks` above 1 use torchrun.
 
     `plain_part`: of the steps that the recorded run has, in one without us; all of them where the cost depends on it.
+    `needs`: the framework that it takes, which `make frameworks` installs; without it the script is not run.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Entry:
     fixed: tuple[str, ...] = ("--fixed",)
     ranks: int = 1
     plain_part: float = PLAIN_PART
+    needs: str | None = None
 
     @property
     def script(self) -> Path:
@@ -65,9 +67,21 @@ ENTRIES = (
     Entry("distributed_spectrum", ("communication", "compute"), "one rank computes more", ranks=2),
     Entry("distributed_split", ("communication", "compute"), "unequal batches", ranks=2),
     Entry("distributed_gradients", ("communication",), "a collective for each small gradient", ranks=2),
+    Entry("hf_callback", ("host",), "weights kept as text in a callback of Trainer", needs="transformers"),
+    Entry("hf_collator", ("input",), "a collator of Trainer that goes through tokens", needs="transformers"),
+    Entry("lightning_metric", ("host",), "a metric of Lightning in Python", needs="lightning"),
+    Entry("lightning_callback", ("io",), "a callback of Lightning that forces files to disk", needs="lightning"),
+    Entry("accelerate_module", ("host",), "a loop over channels in a module under Accelerate", needs="accelerate"),
+    Entry("ignite_dataset", ("input",), "text read in a data set under ignite", needs="ignite"),
     Entry("clean_cnn", None, "a convolutional network"),
     Entry("clean_transformer", None, "a transformer"),
     Entry("clean_loader", None, "an MLP with a healthy loader"),
     Entry("clean_compiled", None, "a compiled model"),
     Entry("clean_ranks", None, "two healthy ranks", ranks=2),
+    Entry("clean_hf_trainer", None, "Hugging Face's Trainer", needs="transformers"),
+    Entry("clean_lightning", None, "Lightning", needs="lightning"),
+    Entry("clean_accelerate", None, "Accelerate", needs="accelerate"),
+    Entry("clean_fabric", None, "Lightning Fabric", needs="lightning"),
+    Entry("clean_ignite", None, "ignite", needs="ignite"),
+    Entry("clean_skorch", None, "skorch", needs="skorch"),
 )

@@ -1,0 +1,50 @@
+"""ignite's supervised trainer with a running average of the loss, data in memory."""
+
+from __future__ import annotations
+
+import torch
+from common import Watch, parse
+from ignite.engine import create_supervised_trainer
+from ignite.metrics import RunningAverage
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+BATCH, FEATURES, CLASSES = 128, 512, 10
+
+
+class Vectors(Dataset):
+    """Vectors in memory, handed out by the batch."""
+
+    def __init__(self, items: int) -> None:
+        self.stored, self.items = torch.randn(1024, FEATURES), items
+
+    def __len__(self) -> int:
+        return self.items
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.stored[index % 1024], index % CLASSES
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Linear(FEATURES, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU()),
+        *(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, CLASSES)),
+    )
+
+
+def main() -> None:
+    options, watch = parse(steps=150), Watch()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watch.after(optimizer)
+    trainer = create_supervised_trainer(model, optimizer, F.cross_entropy)
+    RunningAverage(output_transform=float).attach(trainer, "loss")
+    trainer.run(DataLoader(Vectors(options.steps * BATCH), batch_size=BATCH, shuffle=True), max_epochs=1)
+    watch.report()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Hugging Face's Trainer with a small GPT-2, evaluation every ten updates: `[--accumulation N] [--item-ms MS]`."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from typing import Any
+
+import torch
+from control import Control
+from torch.utils.data import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+
+LENGTH, BATCH, UPDATES = 32, 8, 30
+
+
+class Tokens(Dataset):
+    """Rows of tokens; `control` times what making a batch takes."""
+
+    def __init__(self, items: int, control: Control | None = None, *, item_s: float = 0.0) -> None:
+        self.rows = torch.randint(0, 256, (items, LENGTH), generator=torch.Generator().manual_seed(items))
+        self.control, self.item_s = control, item_s
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
+        if self.control is None:
+            return self._items(indices)
+        with self.control.phase("data"):
+            return self._items(indices)
+
+    def _items(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
+        if self.item_s:
+            time.sleep(self.item_s * len(indices))
+        return [{"input_ids": self.rows[index], "labels": self.rows[index]} for index in indices]
+
+
+class Timed(Trainer):
+    """Counts and times what it does."""
+
+    control: Control
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        return self.control.optimizer(super().create_optimizer(*args, **kwargs))
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if model.training:
+            self.control.batch(len(inputs["input_ids"]))
+        with self.control.phase("forward"):
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.control.evaluated(len(inputs["input_ids"]))
+        return super().prediction_step(model, inputs, *args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        with self.control.evaluation():
+            return super().evaluation_loop(*args, **kwargs)
+
+
+def model() -> GPT2LMHeadModel:
+    """About 2.5 million parameters."""
+    set_seed(0)
+    size = {"n_positions": 64, "n_embd": 256, "n_layer": 3, "n_head": 4}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=256, bos_token_id=0, eos_token_id=0, **size))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--item-ms", type=float, default=0.0)
+    options = parser.parse_args()
+    control = Control()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            per_device_train_batch_size=BATCH,
+            per_device_eval_batch_size=16,
+            gradient_accumulation_steps=options.accumulation,
+            max_steps=UPDATES,
+            logging_steps=10,
+            eval_strategy="steps",
+            eval_steps=10,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        # Two epochs and a bit: the last update of an epoch has fewer micro-batches where they do not divide.
+        items = BATCH * options.accumulation * (UPDATES // 2 - 1) + BATCH
+        train = Tokens(items, control, item_s=options.item_ms / 1e3)
+        trainer = Timed(model(), arguments, train_dataset=train, eval_dataset=Tokens(80))
+        trainer.control = control
+        trainer.accelerator.backward = control.timed(trainer.accelerator.backward, "backward")
+        result = trainer.train()
+    control.tell(loss=result.training_loss, framework_step=trainer.state.global_step)
+
+
+if __name__ == "__main__":
+    main()
