@@ -15,7 +15,7 @@ from stepscope.record.agent import core, marks
 from stepscope.record.agent.config import Config
 from stepscope.record.agent.imports import FRAMEWORK_MODULES
 from stepscope.record.agent.probes.framework_seams import FrameworkSeamsProbe
-from stepscope.record.agent.probes.frameworks import CALL, FRAMEWORKS
+from stepscope.record.agent.probes.frameworks import CALL, FRAMEWORKS, OPTIMIZER, Framework, Seam
 from tests.record.agent import fake_frameworks
 from tests.record.agent.fake_frameworks import FAKE
 from tests.record.agent.processes import SCRIPTS, run_script
@@ -26,7 +26,7 @@ SLOW_S = 0.001  # longer than what is summed up
 class Recorded:
     """An agent with the probe of the fake framework alone, and a training step as the probes of torch tell it."""
 
-    def __init__(self, folder: Path, faults: str | None = None) -> None:
+    def __init__(self, folder: Path, faults: str | None = None, table: tuple[Framework, ...] = (FAKE,)) -> None:
         self.agent = core.Agent(Config(run=str(folder), host_dir=str(folder), faults=faults))
         self.events: list[dict[str, Any]] = []
         self.agent.journal.write_event = lambda record: bool(self.events.append(record))  # type: ignore[method-assign]
@@ -36,7 +36,7 @@ class Recorded:
         self.evaluating: list[str] = []
         self.agent.steps.evaluation_start = lambda _now: self.evaluating.append("start")  # type: ignore[method-assign]
         self.agent.steps.evaluation_end = lambda _now: self.evaluating.append("end")  # type: ignore[method-assign]
-        self.probe = FrameworkSeamsProbe((FAKE,))
+        self.probe = FrameworkSeamsProbe(table)
         self.agent.probes.add(self.probe)
         marks.activate(self.agent)
         self.agent.guard.wrap(self.probe.name, self.probe.install)(self.agent)
@@ -108,6 +108,28 @@ def test_a_training_is_written_once_with_its_parts(record: Any) -> None:
     assert "callback:Callback" not in recorded.regions()  # the framework's base does nothing at an event
     assert recorded.evaluating == ["start", "end"] * 2
     assert [row.framework_step for row in recorded.rows] == [1, 2, 3, 4, 1, 2]
+
+
+def test_an_optimizer_of_the_framework_s_own_is_the_optimizer_of_the_step(record: Any) -> None:
+    trainer_class, _, _ = fake_frameworks.install()
+    updater = type("Updater", (), {"apply": lambda _self: time.sleep(SLOW_S)})
+    sys.modules["fakeframe.trainer"].Updater = updater  # type: ignore[attr-defined]
+    own = Seam(OPTIMIZER, "fakeframe.trainer", "Updater", "apply")
+    recorded = record(table=(FAKE._replace(seams=(*FAKE.seams, own)),))
+    steps, now = recorded.agent.steps, recorded.agent.clock.now
+
+    def step(_number: int) -> None:
+        steps.fetch_start(1, now())
+        steps.fetch_end(1, 4, now())
+        steps.backward_start(now())
+        steps.backward_end(now())
+        updater().apply()
+
+    updater().apply()  # before the training it is nobody's step
+    trainer_class(step, []).train(3)
+    recorded.finish()
+    assert [row.kind for row in recorded.rows] == ["train"] * 3
+    assert all(row.optimizer_ns >= SLOW_S * 1e9 for row in recorded.rows)
 
 
 def test_what_trains_is_not_kept_alive(record: Any) -> None:

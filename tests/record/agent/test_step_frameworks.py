@@ -250,6 +250,17 @@ def test_a_script_that_only_looks_through_its_loader_has_steps(count: int) -> No
     assert [row.kind for row in loop.finish()] == ["eval"] * count
 
 
+def test_a_model_that_is_tried_on_one_batch_first_is_no_step() -> None:
+    loop = Framework()
+    peek = loop.iterate(1)
+    loop.fetch(peek)
+    loop.forward(20)
+    loop.dead(peek)
+    for _ in loop.batches(1, 3):
+        loop.train()
+    assert [row.kind for row in loop.finish()] == ["train"] * 3
+
+
 def test_a_batch_fetched_and_not_used_before_the_loop_is_left_is_no_step() -> None:
     loop = Framework()
     iterator = loop.iterate(2)

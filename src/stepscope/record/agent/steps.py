@@ -195,6 +195,8 @@ class StepCutter(OpenStep):
                 used = iterator.evaluates and last.fetches and now - last.end_ns >= iterator.busy_ns // 4
                 if not used:
                     self._segments.pop()
+            elif iterator.count == 1 and self._number == 0 and not iterator.exhausted:
+                self._segments = []  # a model built, or tried, on one batch before the training
             if self._segments:
                 self._segments[-1].charge(now, OTHER)
                 self._write_untrained("end", live=False)

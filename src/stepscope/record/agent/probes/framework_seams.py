@@ -25,6 +25,7 @@ from stepscope.record.agent.probes.frameworks import (
     EVENT,
     FRAMEWORKS,
     ON_TOP,
+    OPTIMIZER,
     TRAIN,
     Framework,
     Seam,
@@ -117,6 +118,8 @@ class FrameworkSeamsProbe:
             )
         if seam.meaning == CALLBACKS:
             return lambda owner, *_args, **_kwargs: self._watch_callbacks(framework, owner, seam.path), _nothing
+        if seam.meaning == OPTIMIZER:
+            return self._update_begins, self._update_ends
         if seam.meaning == EVENT:
             handlers = attrgetter(seam.path)
             return lambda owner, event, *_args, **_kwargs: self._event(handlers(owner), event), self._region_ends
@@ -240,6 +243,18 @@ class FrameworkSeamsProbe:
         total[1] += now - start
         if total[1] >= SUM_NS:
             self._write_sum(name, *self._sums.pop(name))
+
+    def _update_begins(self, optimizer: Any, *_args: Any, **_kwargs: Any) -> int | None:
+        agent = self._agent
+        if agent is None or self._training is None or not agent.accepts(strong=True):
+            return None
+        agent.optimizer_events += 1
+        agent.steps.optimizer_start(id(optimizer), agent.clock.now())
+        return id(optimizer)
+
+    def _update_ends(self, optimizer_id: int | None, _result: Any, _error: BaseException | None) -> None:
+        if optimizer_id is not None and self._agent is not None:
+            self._agent.steps.optimizer_end(optimizer_id, self._agent.clock.now())
 
     def _event(self, handlers: Any, event: Any) -> tuple[str, int] | None:
         if not handlers or not handlers.get(event):

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 # What a seam means. A call of TRAIN lasts as long as the training; one of CALL happens in each step of a loop that is
 # the user's own; a call of ENGINE is training, and evaluation where it runs inside another one. At CALLBACKS the
-# callbacks are known; EVENT calls handlers of the event that is its first argument. The others are regions, by name.
-TRAIN, CALL, ENGINE, CALLBACKS, EVENT = "train", "call", "engine", "callbacks", "event"
+# callbacks are known; EVENT calls handlers of the event that is its first argument. OPTIMIZER updates the parameters
+# where that is none of torch's optimizers, whose hooks tell. The others are regions, by name.
+TRAIN, CALL, ENGINE, CALLBACKS, EVENT, OPTIMIZER = "train", "call", "engine", "callbacks", "event", "optimizer"
 EVALUATION, CHECKPOINT, LOGGING = "evaluation", "checkpoint", "logging"
 
 
@@ -108,6 +109,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         (
             Seam(TRAIN, "fastai.learner", "Learner", "_do_fit", "cbs"),
             Seam(EVALUATION, "fastai.learner", "Learner", "_do_epoch_validate"),
+            Seam(OPTIMIZER, "fastai.optimizer", "Optimizer", "step"),
             Seam(CHECKPOINT, "fastai.learner", "Learner", "save"),
         ),
         counter="train_iter",
@@ -135,6 +137,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
             Seam(EVALUATION, "keras.src.backend.torch.trainer", "TorchTrainer", "evaluate"),
             Seam(EVALUATION, "keras.src.backend.torch.trainer", "TorchTrainer", "predict"),
             Seam(CALLBACKS, "keras.src.callbacks.callback_list", "CallbackList", "on_train_begin", "callbacks"),
+            Seam(OPTIMIZER, "keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),
             Seam(CHECKPOINT, "keras.src.models.model", "Model", "save"),
             Seam(CHECKPOINT, "keras.src.models.model", "Model", "save_weights"),
         ),
