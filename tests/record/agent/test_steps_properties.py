@@ -36,6 +36,14 @@ EVENTS: list[Callable[[Loop, int], object]] = [
     lambda loop, _: loop.cutter.module_forward(loop.now),
     lambda loop, i: loop.cutter.mark(("user", "profiler_step", "xla_sync", "unknown")[i], loop.now),
     lambda loop, i: loop.cutter.window(bool(i % 2)),
+    lambda loop, _: loop.cutter.evaluation_start(loop.now),
+    lambda loop, _: loop.cutter.evaluation_end(loop.now),
+    lambda loop, _: loop.cutter.closure_start(loop.now),
+    lambda loop, _: loop.cutter.closure_end(loop.now),
+    lambda loop, i: loop.cutter.backward_start(loop.now, i + 1, (None, True, False, True)[i]),
+    lambda loop, i: loop.cutter.loader_length(i + 1, i),
+    lambda loop, i: loop.cutter.loader_created(i % 2, i + 1, loop.now, fetches_ahead=True),
+    lambda loop, i: loop.forward(1, bool(i % 2), i),
     lambda loop, _: loop.cutter.interrupt(loop.now),
     lambda loop, _: setattr(loop, "now", loop.now - 1000),  # a clock should not, and yet
 ]
@@ -66,7 +74,8 @@ def check(rows: list[StepRow]) -> None:
     st.integers(0, 1),
 )
 @example([(1, 1, 0), (7, 0, 0), (2, 0, 0), (3, 1, 1)], 0)  # training inside the fetch that begins the step
-@example([(17, 0, 0), (17, 0, 0), (20, 0, 0), (1, 0, 0), (9, 0, 0)], 0)  # the clock is set back between two steps
+@example([(17, 0, 0), (17, 0, 0), (28, 0, 0), (1, 0, 0), (9, 0, 0)], 0)  # the clock is set back between two steps
+@example([(1, 0, 3), (11, 2, 2), (5, 2, 2), (14, 0, 4), (9, 3, 0), (3, 0, 4)], 0)  # a fetch that told of its end late
 def test_any_order_of_events(events: list[tuple[int, int, int]], listener_ms: int) -> None:
     loop = Loop(optimizers=False)
     loop.listener_ms = listener_ms

@@ -168,7 +168,7 @@ class QueuedCutter(StepCutter):
                 if queue:
                     iterator.trained, iterator.evaluates = True, False
                     self._optimizers_exist = self._optimizer_signalled = True
-                    self._cut_by_fetch = False
+                    self._cut_by_fetch, self._evaluating = False, 0
                 waiting = self._waiting
                 waiting += times
                 queue.clear()

@@ -166,8 +166,9 @@ class StepCutter(OpenStep):
                 iterator.exhausted = True
                 self._anchor = iterator_id
                 return
-            begun_here = (self._segments[-1].start_ns, [0, 0, 0, 0, 0])
-            self._loop_ended(self._before_fetch or begun_here, now)
+            before, start = self._before_fetch, self._segments[-1].start_ns
+            begun_here = before is None or before[0] < start
+            self._loop_ended((start, [0, 0, 0, 0, 0]) if begun_here or before is None else before, now)
         self._iterators.pop(iterator_id, None)
 
     def iterator_dead(self, iterator_id: int, now: int) -> None:
@@ -305,6 +306,8 @@ class StepCutter(OpenStep):
         step with gradients, or of a module that never had any (a teacher), not in an evaluation of the trained one.
         """
         self._hear(gradients, module)
+        if self._segments and self._segments[-1].use == UNUSED:
+            self._segments[-1].use = WITH_GRADIENTS if gradients else WITHOUT_GRADIENTS
         if self._stack or self._resting is not None:
             return False
         if not self._segments:
@@ -312,8 +315,6 @@ class StepCutter(OpenStep):
                 self._called_ns = now
             return not gradients
         last = self._segments[-1]
-        if last.use == UNUSED:
-            last.use = WITH_GRADIENTS if gradients else WITHOUT_GRADIENTS
         segment = last if self._root else self._segments[0]
         if segment.knows_forward or segment.trained or (len(self._segments) > 1 and segment is not last):
             return False
@@ -411,7 +412,7 @@ class StepCutter(OpenStep):
             return self._loader_after_none(last, now)
         if iterator is anchor:
             self._strays = 0
-            return self._anchor_fetch(last, now)
+            return self._anchor_fetch(iterator, last, now)
         return self._other_fetch(iterator, last, now)
 
     def _loader_after_none(self, last: Segment, now: int) -> int:
@@ -427,9 +428,9 @@ class StepCutter(OpenStep):
             return self._close("loader", live=True)
         return now
 
-    def _anchor_fetch(self, last: Segment, now: int) -> int:
+    def _anchor_fetch(self, iterator: Iterator, last: Segment, now: int) -> int:
         if not self._trained():
-            return self._fetch_again(last, now) if last.fetches else now
+            return self._fetch_again(iterator, last, now) if last.fetches else now
         if self._complete(last) and last.trained and not self._mark:
             last.charge(now, OTHER)
             return self._close("loader", live=True)
@@ -437,12 +438,11 @@ class StepCutter(OpenStep):
         self._divide(now, OTHER, "loader")
         return now
 
-    def _fetch_again(self, last: Segment, now: int) -> int:
+    def _fetch_again(self, iterator: Iterator, last: Segment, now: int) -> int:
         """The leading loader fetches, and nothing was trained on what it fetched before."""
-        iterator = self._iterators[last.leader or 0]
-        if iterator.ahead and last.fetches == 1 == iterator.count and len(self._segments) == 1:
+        if iterator.ahead and not iterator.held and last.fetches == 1 == len(self._segments):
             return now  # one batch ahead
-        last.charge(now, OTHER)
+        now = last.charge(now, OTHER)
         limit = UNUSED_LIMIT if last.use == UNUSED else UNDECIDED_LIMIT
         if iterator.evaluates or last.use == WITHOUT_GRADIENTS or len(self._segments) >= limit:
             iterator.evaluates = True
@@ -489,13 +489,14 @@ class StepCutter(OpenStep):
 
     def _other_fetch(self, iterator: Iterator, last: Segment, now: int) -> int:
         """A fetch of a loader that does not lead: a loop inside or after the loop, or a second source of batches."""
-        if last.by_other_loader and not last.trained and last.use != UNUSED and self._mark is None:
+        unused = len(self._segments) > 1 and not last.trained
+        if unused and last.by_other_loader and last.use != UNUSED and self._mark is None:
             # The second loader's batch was not trained on: the step was over before it.
             self._split_off_last("loader")
             self._anchor = last.leader
             if last.leader == iterator.number:
-                return self._fetch_again(last, now)
-        anchor = self._iterators[self._anchor or 0]
+                return self._fetch_again(iterator, last, now)
+        anchor = self._iterators.get(self._anchor or 0, iterator)  # itself where the other one is gone
         start = self._segments[0].start_ns
         inside = iterator.created_ns > start
         complete = last.trained and self._complete(last)
