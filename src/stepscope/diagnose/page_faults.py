@@ -10,8 +10,8 @@ from stepscope.model.facts_machine import PageFaultFacts
 
 RULE = "memory.page_faults"
 LEARN = "https://man7.org/linux/man-pages/man3/mallopt.3.html"
-KNOB = "host.allocator"
-KEEP, KEEP_ALL, HUGE = Try(KNOB, "keep"), Try(KNOB, "keep_all"), Try(KNOB, "huge_pages")
+KEEP, KEEP_ALL = Try("host.allocator", "keep"), Try("host.allocator", "keep_all")
+HUGE = Try("host.allocator", "huge_pages")
 LARGEST_THRESHOLD_BYTES = 33_554_432  # that glibc takes; see docs/knobs.md
 _TRIM = "MALLOC_TRIM_THRESHOLD_=4294967296"
 _BELOW, _WHATEVER = f"MALLOC_MMAP_THRESHOLD_={LARGEST_THRESHOLD_BYTES} {_TRIM}", f"MALLOC_MMAP_MAX_=0 {_TRIM}"
@@ -58,7 +58,7 @@ def page_faults(analysis: Analysis) -> list[Finding]:
 def _fix(facts: PageFaultFacts) -> tuple[str, tuple[Try, ...]]:
     """What to set, and the knobs that test it: of the allocator in use, as far as it is not set already."""
     other = next((name for name in _OTHERS if name in (facts.preloaded or "")), None)
-    tries = [Try(KNOB, name) for name in facts.installed]
+    tries = [Try("host.allocator", library) for library in facts.installed]
     huge = [HUGE] if facts.huge_pages in ("madvise", "always") and "THP_MEM_ALLOC_ENABLE" not in facts.settings else []
     if other is not None:
         decay = {"jemalloc": "MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1", "tcmalloc": "TCMALLOC_RELEASE_RATE=0"}
