@@ -398,13 +398,24 @@ def test_hostile_values_everywhere(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("after", "steps", "told"), [(6_000, 30, True), (14_700, 30, False), (6_000, 14, False), (None, 30, False)]
+    ("before", "after", "steps", "told"),
+    [
+        ((15_000,), 6_000, 30, True),
+        ((15_000,), 14_700, 30, False),
+        ((15_000,), 6_000, 14, False),
+        ((15_000,), None, 30, False),
+        ((15_000, 0), 6_000, 30, False),  # up and down as it was
+    ],
 )
 def test_page_faults_that_changed_at_a_window_are_told(
-    tmp_path: Path, after: int | None, steps: int, told: bool
+    tmp_path: Path, before: tuple[int, ...], after: int | None, steps: int, told: bool
 ) -> None:
     rows = [
-        {**row, "minor_faults": 15_000 if row["step"] < 10 else after, "in_window": 10 <= row["step"] < 13}
+        {
+            **row,
+            "minor_faults": before[row["step"] % len(before)] if row["step"] < 10 else after,
+            "in_window": 10 <= row["step"] < 13,
+        }
         for row in step_rows(steps)
     ]
     window = {"kind": "window", "status": "dropped", "first_step": 10, "steps": 3, "reason": "a test"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from stepscope.model import Note, Quality
@@ -24,7 +24,7 @@ REMEDY = (
 # fifth failed, and its share was seen as 47 % where steps measured 61 %; a few percent shift no figure that matters.
 _MANY_FAILED = 0.05
 # Faults per step before and after a window: medians over steps, the first of a process left out.
-_SETTLED, _FEW_FAULT_STEPS, _FAULT_STEPS = 2, 3, 40
+_SETTLED, _FEW_FAULT_STEPS, _FAULT_STEPS = 2, 6, 40
 _FAULTS_CHANGED, _FAULTS_CHANGED_SHARE = 1000, 0.1
 _MAX_NAMED = 3  # files or processes named in one note
 _MAX_QUOTED = 300  # characters of a recorded message in a note
@@ -257,7 +257,9 @@ def _faults_at_window(rank: RawRank) -> list[Note]:
     if len(before) < _FEW_FAULT_STEPS or len(after) < _FEW_FAULT_STEPS:
         return []
     usual, later = median(before), median(after)
-    if abs(later - usual) < max(_FAULTS_CHANGED, _FAULTS_CHANGED_SHARE * max(usual, later)):
+    lower, higher = sorted((quantiles(before, method="inclusive"), quantiles(after, method="inclusive")))
+    # They go up and down from step to step of themselves: half of the steps on either side must lie apart.
+    if abs(later - usual) < max(_FAULTS_CHANGED, _FAULTS_CHANGED_SHARE * max(usual, later)) or higher[0] <= lower[2]:
         return []
     text = (
         f"steps of {rank.name} had {usual:,.0f} page faults before the profiler window and {later:,.0f} after it: "
