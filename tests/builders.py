@@ -78,6 +78,8 @@ def full_steps(rows: Iterable[Row]) -> list[dict[str, Any]]:
             "in_window": False,
             "signal": "optimizer",
             "framework_step": None,
+            "minor_faults": None,
+            "major_faults": None,
             **row,
         }
         clock = full["start_ns"] + full["wall_ns"]

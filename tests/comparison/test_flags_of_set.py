@@ -67,6 +67,17 @@ def test_page_faults_of_a_cold_cache() -> None:
     assert of_set([warm, cold], [warm]) == [[{}, {"cold_cache": True}], [{}]]
 
 
+def test_more_pages_mapped_in_longer_steps() -> None:
+    many, few = figures(minor_faults_per_step=16_000), figures(minor_faults_per_step=9_000)
+    slow = dataclasses.replace(many, mean_ms=110)
+
+    assert of_set([slow], [few]) == [[{"page_faults_differ": False}], [{}]]
+    (((flag,),), _) = flags_of_set([slow], [few])
+    assert "16,000 page faults a step, in the other runs 9,000" in flag.text
+    assert of_set([many], [few]) == [[{}], [{}]]  # no longer for it
+    assert of_set([dataclasses.replace(few, mean_ms=110)], [many]) == [[{}], [{}]]  # longer for another reason
+
+
 def test_a_run_that_shared_its_machine_more_than_the_others() -> None:
     busy, quiet = figures(others_cores=1.2), figures(others_cores=0.3)
 

@@ -16,6 +16,7 @@ FOLDER = Path(stepscope.diagnose.__file__).parent
 # What stands for a part that is computed: all it can be, or numbers at both ends.
 COMPUTED = {
     "knob": ("fused", "foreach"),
+    "library": ("jemalloc", "tcmalloc"),
     "str(fits)": ("1", "64"),
     "str(wanted)": ("1", "16"),
     "str(loader.suggested_workers)": ("1", "64"),

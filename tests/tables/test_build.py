@@ -395,3 +395,30 @@ def test_hostile_values_everywhere(tmp_path: Path):
         assert result.steps.height == 10
         store.write(result, tmp_path / str(number))
         store.read(tmp_path / str(number))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "steps", "told"),
+    [
+        ((15_000,), 6_000, 30, True),
+        ((15_000,), 14_700, 30, False),
+        ((15_000,), 6_000, 14, False),
+        ((15_000,), None, 30, False),
+        ((15_000, 0), 6_000, 30, False),  # up and down as it was
+    ],
+)
+def test_page_faults_that_changed_at_a_window_are_told(
+    tmp_path: Path, before: tuple[int, ...], after: int | None, steps: int, told: bool
+) -> None:
+    rows = [
+        {
+            **row,
+            "minor_faults": before[row["step"] % len(before)] if row["step"] < 10 else after,
+            "in_window": 10 <= row["step"] < 13,
+        }
+        for row in step_rows(steps)
+    ]
+    window = {"kind": "window", "status": "dropped", "first_step": 10, "steps": 3, "reason": "a test"}
+    result = build(tmp_path, steps=rows, events=[window])
+    notes = [note.text for note in result.quality.notes if "page faults" in note.text]
+    assert [("15,000" in text, "6,000" in text) for text in notes] == [(True, True)] * told

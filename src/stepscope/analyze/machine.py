@@ -11,6 +11,7 @@ from stepscope.analyze import (
     epochs,
     gpu_clocks,
     numa,
+    page_faults,
     pauses,
     profiled,
     readings,
@@ -51,6 +52,7 @@ def facts(
         storage=storage.facts(tables, training),
         numa=numa.facts(tables, training),
         children=children.facts(tables, labelled, training, cpu, mean_ms),
+        page_faults=page_faults.facts(tables, labelled, training),
     )
 
 

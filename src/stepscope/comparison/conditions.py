@@ -10,6 +10,7 @@ import polars as pl
 from stepscope.analyze import gpu_clocks, pool
 from stepscope.analyze.loader import known_cores
 from stepscope.analyze.readings import average, growths, level
+from stepscope.analyze.steps import mean
 from stepscope.analyze.windows import event_data
 from stepscope.comparison.measured import MeasuredSteps
 from stepscope.comparison.thresholds import LEAST_READINGS
@@ -19,6 +20,7 @@ from stepscope.tables.schema import Tables
 NEW_ITERATORS = 2  # in the measured part: the first may be of workers that then stay
 CORES, OTHERS, DELAY = "cores", "others_cores", "run_delay_share"
 READ, FAULTS = "read_bytes_per_step", "major_faults_per_step"
+MAPPED = "minor_faults_per_step"
 CPU_CLOCK, GPU_CLOCK = "cpu_frequency_mhz", "gpu_clock_mhz"
 
 
@@ -34,9 +36,11 @@ def readings(tables: Tables, measured: MeasuredSteps) -> pl.DataFrame | None:
 
 def conditions(tables: Tables, measured: MeasuredSteps) -> dict[str, float]:
     """Figures by name, those that were read; docs/metrics.md defines each."""
+    mapped = measured.rows["minor_faults"].drop_nulls()
+    by_step = {MAPPED: mean(mapped)} if len(mapped) else {}
     found = readings(tables, measured)
     if found is None:
-        return {}
+        return by_step
     ranks = [rank.pid for rank in tables.ranks]
     workers = tables.processes.filter(pl.col("role") == "loader_worker")["pid"].drop_nulls().unique().to_list()
     delay = average(growths(found, "run_delay_ns", ranks))
@@ -50,7 +54,7 @@ def conditions(tables: Tables, measured: MeasuredSteps) -> dict[str, float]:
         CPU_CLOCK: level(found, "cpu_frequency_mhz")[0],
         GPU_CLOCK: sum(clocks) / len(clocks) if clocks else None,
     }
-    return {name: float(value) for name, value in figures.items() if value is not None}
+    return by_step | {name: float(value) for name, value in figures.items() if value is not None}
 
 
 def gpus(tables: Tables, found: pl.DataFrame | None) -> tuple[GpuClocks, ...]:

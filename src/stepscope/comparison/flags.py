@@ -254,6 +254,7 @@ def _beside(one: Measure, same: Sequence[Measure], beside: Sequence[Measure]) ->
     others = (*same, *beside)
     yield from _cold(one, others)
     yield from _crowded(one, others)
+    yield from _mapped(one, others)
     yield from _slow_clock(one, same)
     yield from _cut(one, others)
 
@@ -288,6 +289,20 @@ def _cold(one: Measure, others: Sequence[Measure]) -> Iterator[Flag]:
 
 def _colder(own: float, usual: float, least: float) -> bool:
     return own >= thresholds.COLD_RATIO * usual and own - usual >= least
+
+
+def _mapped(one: Measure, others: Sequence[Measure]) -> Iterator[Flag]:
+    """More pages mapped anew in longer steps: how memory happened to lie differs from run to run of one program."""
+    own, usual = _against(one, others, conditions.MAPPED)
+    if own is None or usual is None or own - usual < thresholds.MAPPED_FAULTS or own < thresholds.MAPPED_RATIO * usual:
+        return
+    usual_ms = median(other.mean_ms for other in others)
+    if one.mean_ms >= thresholds.MAPPED_LONGER * usual_ms:
+        text = (
+            f"{own:,.0f} page faults a step, in the other runs {usual:,.0f}: they are part of what makes its step "
+            f"{one.mean_ms:.3g} ms long, not {usual_ms:.3g}"
+        )
+        yield Flag("page_faults_differ", text, "steps.jsonl", withholds=False)
 
 
 def _crowded(one: Measure, others: Sequence[Measure]) -> Iterator[Flag]:

@@ -114,6 +114,16 @@ def _allocator(value: str) -> str:
     return f"start the command with PYTORCH_CUDA_ALLOC_CONF={shlex.quote(value)} in its environment"
 
 
+def _host_allocator(value: str) -> str:
+    trim = "MALLOC_TRIM_THRESHOLD_=4294967296"
+    variables = {
+        "keep": f"MALLOC_MMAP_THRESHOLD_=33554432 {trim}",
+        "keep_all": f"MALLOC_MMAP_MAX_=0 {trim}",
+        "huge_pages": "THP_MEM_ALLOC_ENABLE=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1",
+    }.get(value, f"LD_PRELOAD=PATH/lib{value}.so")
+    return f"start the command with {variables} in its environment"
+
+
 # Of plain PyTorch: every knob of the table, and no other change.
 EDITS: Mapping[str, Edit] = {
     **{
@@ -139,6 +149,7 @@ EDITS: Mapping[str, Edit] = {
     "cuda.linalg_library": _statement("torch.backends.cuda.preferred_linalg_library({})"),
     "gc": Edit(_collector),
     "allocator.conf": Edit(_allocator),
+    "host.allocator": Edit(_host_allocator),
 }
 
 _HF, _LIT, _NET = "TrainingArguments", "Trainer", "NeuralNet"

@@ -27,6 +27,7 @@ from stepscope.diagnose import (
     linalg,
     memory,
     optimizer,
+    page_faults,
     precision,
     sync,
     system,
@@ -131,6 +132,11 @@ QUOTA = Need(
 MEMORY = Need(
     "telemetry of page faults and memory pressure",
     _machine(lambda facts: facts.memory is not None and facts.memory.stalled_pct is not None),
+)
+PAGE_FAULTS = Need("page faults of steady steps", _machine(lambda facts: facts.page_faults is not None))
+FAULT_COST = Need(
+    "what a page fault costs on the machine, measured when the run ended",
+    _machine(lambda f: f.page_faults is not None and f.page_faults.cost_ms_per_step is not None),
 )
 GPU_READINGS = Need("telemetry of the GPU's clocks", _machine(lambda facts: bool(facts.gpus)))
 MANY_STEPS = Need("60 steady training steps", _machine(lambda facts: facts.drift is not None))
@@ -278,6 +284,7 @@ RULES: tuple[Rule, ...] = (
     Rule(collectives.EXPOSED_RULE, "communication", (COMMUNICATES, EXPOSURE, COLLECTIVES), collectives.exposed),
     Rule(collectives.GLOO_RULE, "communication", (COMMUNICATES, *_TRACED, COLLECTIVES), collectives.gloo_on_gpu),
     Rule(memory.RETRIES_RULE, "memory", (STEPS, ON_DEVICE, MEMORY_READINGS), memory.allocator_retries),
+    Rule(page_faults.RULE, "memory", (STEPS, PAGE_FAULTS, FAULT_COST), page_faults.page_faults),
     Rule(transfer_device.DEVICE_RULE, "transfer", _TRACED, transfer_device.device_to_device),
     Rule(optimizer.OPTIMIZER_RULE, "launch", _TRACED, optimizer.unfused_optimizer),
     Rule(optimizer.ZERO_RULE, "launch", _TRACED, optimizer.zeroing_gradients),

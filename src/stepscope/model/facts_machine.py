@@ -132,6 +132,34 @@ class MemoryPressureFacts:
 
 
 @dataclass(frozen=True)
+class PageFaultFacts:
+    """Pages that steady training steps had the system map, and what that took; means over steps and ranks.
+
+    A fault costs the thread that has it. Telemetry tells which part `main_share` of them the training thread had
+    itself: what it has alone is paid one after another, what threads of an operator have at once is paid together.
+    Giving a page back is the training thread's work in any case. The cost is never more than the step's own work.
+    """
+
+    steps: int
+    minor_per_step: float
+    main_share: float | None  # None without telemetry: then all are taken for shared evenly, which costs least
+    kept_share: float | None  # of them, by how much the ranks grew meanwhile: those pages were not there before
+    page_bytes: int
+    threads: int  # that the calibration let fault at once
+    ns_alone: float | None  # of a fault, of one thread alone; None where nothing was measured on the machine
+    ns_beside: float | None  # of a fault, to each of `threads` at once
+    ns_returned: float | None  # of a page that is given back
+    cost_ms_per_step: float | None
+    at_most_ms_per_step: float | None  # with all faults one after another
+    libc: str | None  # such as "glibc 2.36"
+    preloaded: str | None  # LD_PRELOAD
+    settings: dict[str, str]  # MALLOC_*, GLIBC_TUNABLES and THP_MEM_ALLOC_ENABLE as the command was given them
+    huge_pages: str | None  # "always" | "madvise" | "never"
+    installed: tuple[str, ...]  # allocators that can be loaded instead
+    largest_bytes: int | None  # of a tensor that an operator of the training thread put out, in a window
+
+
+@dataclass(frozen=True)
 class DriftLine:
     """A line of the user's whose sampled time per step grew between the first and the last part of the run."""
 
@@ -235,3 +263,4 @@ class MachineFacts:
     storage: StorageFacts | None = None
     numa: NumaFacts | None = None  # of a machine with several nodes of memory
     children: ChildrenFacts | None = None  # None without telemetry of the training time
+    page_faults: PageFaultFacts | None = None  # None in recordings without them

@@ -43,4 +43,6 @@ STEP_COLUMNS = (
     "in_window",  # 1 when torch.profiler (ours or the user's) was on during the step
     "signal",  # what cut the step: "user" | "optimizer" | "loader" | "profiler_step" | "xla_sync" | "end"
     "framework_step",  # steps the training framework has completed, by its own count, when this one ended; null without
+    "minor_faults",  # pages mapped in the step by all threads of the process; null where an edge was not read
+    "major_faults",  # pages among them that were read from a disk
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import median, quantiles
 from typing import Any
 
 from stepscope.model import Note, Quality
@@ -22,6 +23,9 @@ REMEDY = (
 # Without stopping the process a sampler cannot read a stack that changes under its eyes. In a loop of Python code a
 # fifth failed, and its share was seen as 47 % where steps measured 61 %; a few percent shift no figure that matters.
 _MANY_FAILED = 0.05
+# Faults per step before and after a window: medians over steps, the first of a process left out.
+_SETTLED, _FEW_FAULT_STEPS, _FAULT_STEPS = 2, 6, 40
+_FAULTS_CHANGED, _FAULTS_CHANGED_SHARE = 1000, 0.1
 _MAX_NAMED = 3  # files or processes named in one note
 _MAX_QUOTED = 300  # characters of a recorded message in a note
 
@@ -91,7 +95,7 @@ def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable
     notes = [*_loss_notes(raw), *_host_notes(raw.hosts), *_process_notes(processes), *_stack_notes(counts)]
     notes += _foreign_notes(raw.hosts, raw.ranks)
     for rank in raw.ranks:
-        notes += _rank_notes(rank, events)
+        notes += [*_rank_notes(rank, events), *_faults_at_window(rank)]
     notes += trace_notes(events)
     notes += _drift_notes(raw.ranks)
     if not counts["steps_read"]:
@@ -227,6 +231,41 @@ def _rank_notes(rank: RawRank, events: EventsTable) -> list[Note]:
         reasons = dict.fromkeys(_quoted(event.get("reason")) for event in _events(rank, kind))
         notes += [Note(INFO, f"{text} {rank.name}: {reason}", source) for reason in reasons]
     return notes
+
+
+def _faults_at_window(rank: RawRank) -> list[Note]:
+    """Whether training steps fault more or less often since our first window: a heap that lies otherwise since."""
+    edges = [
+        (first, first + steps)
+        for event in _events(rank, "window")
+        if event.get("owner") != "user"
+        and isinstance(first := event.get("first_step"), int)
+        and isinstance(steps := event.get("steps"), int)
+    ]
+    counted = [
+        (row["step"], row["minor_faults"])
+        for row in rank.steps
+        if row["kind"] == "train"
+        and not row["in_window"]
+        and row["minor_faults"] is not None
+        and not row["first_batch"]
+    ]
+    if not edges:
+        return []
+    before = [faults for step, faults in counted if _SETTLED <= step < edges[0][0]]
+    after = [faults for step, faults in counted if step > edges[0][1]][:_FAULT_STEPS]
+    if len(before) < _FEW_FAULT_STEPS or len(after) < _FEW_FAULT_STEPS:
+        return []
+    usual, later = median(before), median(after)
+    lower, higher = sorted((quantiles(before, method="inclusive"), quantiles(after, method="inclusive")))
+    # They go up and down from step to step of themselves: half of the steps on either side must lie apart.
+    if abs(later - usual) < max(_FAULTS_CHANGED, _FAULTS_CHANGED_SHARE * max(usual, later)) or higher[0] <= lower[2]:
+        return []
+    text = (
+        f"steps of {rank.name} had {usual:,.0f} page faults before the profiler window and {later:,.0f} after it: "
+        "memory lies otherwise since, by itself or for the window; compare with a run without one (--no-window)"
+    )
+    return [Note(WARNING, text, f"{rank.name}/steps.jsonl")]
 
 
 def _drift_notes(ranks: Iterable[RawRank]) -> list[Note]:

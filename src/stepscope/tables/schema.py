@@ -37,6 +37,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "in_window": pl.Boolean,
         "signal": pl.String,
         "framework_step": pl.Int64,
+        "minor_faults": pl.Int64,
+        "major_faults": pl.Int64,
     },
     # a line of rank-N/events.jsonl; `data` holds the kind's own fields as JSON text
     "journal": {

@@ -94,7 +94,7 @@ def test_only_training_processes_tell_of_their_threads() -> None:
     def names(role: str) -> set[str]:
         return {name for name, *_ in ProcessMeter(os.getpid()).metrics(stat, 0, role)}
 
-    pool = {"main_cpu_ns", "main_timeslices", "voluntary_switches", "processor"}
+    pool = {"main_cpu_ns", "main_timeslices", "main_minor_faults", "voluntary_switches", "processor"}
     assert pool <= names("rank")
     assert not pool & names("loader_worker")
     assert "requested_bytes" in names("loader_worker")

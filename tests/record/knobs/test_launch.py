@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.model.comparison import Knob
+from stepscope.record.agent.knobs import host_allocator
 from stepscope.record.agent.knobs.arguments import argument_of
 from stepscope.record.host.knobs import changed_by_knobs, with_argument
 from stepscope.record.host.options import RecordOptions
@@ -104,6 +105,50 @@ def test_variables_and_the_hash_seed() -> None:
     assert given_environment == {"OLD": "1", "KEPT": "2"}
     _, kept = changed_by_knobs(options, {"PYTHONHASHSEED": "0"}, Path("/"))
     assert kept["PYTHONHASHSEED"] == "0"
+
+
+def test_the_allocator_of_the_host_is_set_before_the_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "libjemalloc.so.2"
+    library.write_bytes(b"")
+    monkeypatch.setattr(host_allocator, "_FOLDERS", (str(tmp_path),))
+
+    def environment(value: str) -> dict[str, str]:
+        options = RecordOptions(command=("x",), knobs=(Knob("host.allocator", value),))
+        return changed_by_knobs(options, {"LD_PRELOAD": "/a.so"}, Path("/"))[1]
+
+    keep = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
+    assert environment("keep") == {"LD_PRELOAD": "/a.so", **keep}
+    assert environment("keep_all")["MALLOC_MMAP_MAX_"] == "0"
+    assert environment("huge_pages")["THP_MEM_ALLOC_ENABLE"] == "1"
+    assert environment("jemalloc") == {"LD_PRELOAD": f"{library} /a.so"}
+    assert environment("tcmalloc") == {"LD_PRELOAD": "/a.so"}  # not installed
+
+
+@pytest.mark.parametrize(
+    ("value", "variables", "applied", "words"),
+    [
+        ("keep", True, True, "MALLOC_MMAP_THRESHOLD_=33554432"),
+        ("keep", False, False, "does not see"),
+        ("jemalloc", False, False, "libjemalloc.so is not installed"),
+    ],
+)
+def test_the_training_process_says_what_became_of_the_allocator(
+    value: str, variables: bool, applied: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_allocator, "_FOLDERS", ())
+    for name, text in host_allocator.variables("keep").items():
+        monkeypatch.setenv(name, text) if variables else monkeypatch.delenv(name, raising=False)
+    told: list[tuple[bool, str]] = []
+
+    def report(done: bool, observed: str = "", reason: str = "") -> None:
+        told.append((done, observed or reason))
+
+    host_allocator.HostAllocator().install(None, value, report)  # type: ignore[arg-type]
+    ((done, text),) = told
+    assert done is applied
+    assert words in text
 
 
 SCRIPT = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepscope.diagnose.thresholds.compilers import COMPILE, EXECUTION, TRANSFERS, UNLOWERED
 from stepscope.diagnose.thresholds.devices import COLLECTIVES, DEVICE, LAUNCH, LAYOUT, REPLAY, TENSOR_CORES
-from stepscope.diagnose.thresholds.machine import CLOCKS, CORES, MEMORY, MEMORY_PRESSURE, PAUSES, STORAGE
+from stepscope.diagnose.thresholds.machine import CLOCKS, CORES, MEMORY, MEMORY_PRESSURE, PAGE_FAULTS, PAUSES, STORAGE
 from stepscope.diagnose.thresholds.shares import AGREEMENT, CAUSES, CONFIDENCE, REPORT_FLOOR, SEVERITY, SILENCE, TRACE
 from stepscope.diagnose.thresholds.steps import (
     DOUBLES,
@@ -43,6 +43,7 @@ __all__ = [
     "LOOP",
     "MEMORY",
     "MEMORY_PRESSURE",
+    "PAGE_FAULTS",
     "PASSES",
     "PAUSES",
     "PIPELINE",

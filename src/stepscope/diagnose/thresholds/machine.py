@@ -78,7 +78,16 @@ class Memory:
     lines_shown: int = 3
 
 
+@dataclass(frozen=True)
+class PageFaults:
+    """When pages mapped anew in every step count."""
+
+    floor: float = REPORT_FLOOR
+    faults_per_step: float = 256.0  # 1 MiB of pages: fewer are Python's and torch's own small change; chosen, untuned
+
+
 PAUSES = Pauses()
+PAGE_FAULTS = PageFaults()
 CORES = Cores()
 CLOCKS = Clocks()
 STORAGE = Storage()

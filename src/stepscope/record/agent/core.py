@@ -21,6 +21,7 @@ from stepscope.record.agent.device import DeviceTimer
 from stepscope.record.agent.framework_steps import FrameworkSteps
 from stepscope.record.agent.guard import Guard, HookList
 from stepscope.record.agent.journal import EventLog, Journal, append_line, masked_command, rank_identity
+from stepscope.record.agent.page_faults import PageFaults
 from stepscope.record.agent.probes import ProbeSet
 from stepscope.record.agent.probes.autograd import AutogradProbe
 from stepscope.record.agent.probes.compiles import CompilesProbe
@@ -86,7 +87,8 @@ class Agent:
         self.clock = clock or Clock(config.epoch_offset_ns)
         self.guard = Guard(self._report_fault, config.faults)
         self.journal = Journal(config.run, config.host_dir, self.clock, self._describe)
-        self.steps = QueuedCutter(self.clock.now, self._on_row, self._on_rows)
+        self.page_faults = PageFaults(self.clock.now)
+        self.steps = QueuedCutter(self.page_faults.now, self._on_row, self._on_rows)
         self.events = EventLog(self.journal, self.clock, self.steps.current_step)
         self.device = DeviceTimer(self)
         self.probes = ProbeSet(self)
@@ -261,6 +263,7 @@ class Agent:
         if row is not None:
             if self.framework_steps is not None:
                 row = self.framework_steps.filled(row, now_ns)
+            (row,) = self.page_faults.fill([row])
             self._at_row.call(row)
         if live:
             if row is not None and row.fetches == 0:
@@ -272,7 +275,7 @@ class Agent:
         """Rows of steps cut late, all but the last of which something happens after; see `_is_patient`."""
         if self.framework_steps is not None:
             rows = [self.framework_steps.filled(row, row.start_ns + row.wall_ns) for row in rows]
-        self._at_rows.call(rows)
+        self._at_rows.call(self.page_faults.fill(rows))
 
     def _is_patient(self) -> bool:
         """Whether steps may be cut late: nothing must happen right where one ends."""

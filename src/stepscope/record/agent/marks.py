@@ -43,7 +43,7 @@ class _Recorder:
 
     def _step(self) -> None:
         if self._agent.accepts():
-            self._agent.steps.mark("user", self._agent.clock.now())
+            self._agent.steps.mark("user", self._agent.page_faults.now())
 
     def _region(self, name: str, start_ns: int, end_ns: int, kind: str) -> None:
         self._agent.regions_written = True

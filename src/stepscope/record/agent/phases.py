@@ -37,6 +37,8 @@ class StepRow(NamedTuple):
     in_window: int
     signal: str
     framework_step: int | None = None
+    minor_faults: int | None = None
+    major_faults: int | None = None
 
 
 class Segment:

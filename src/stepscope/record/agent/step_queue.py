@@ -301,7 +301,7 @@ class QueuedCutter(StepCutter):
                 kind, parts = "train", (wait, ahead + start - fetched, end - start, step_end - step_start, rest)
             if ahead_of_use:  # it works on the batch that the step before fetched
                 samples, iterator.held = iterator.held[0], [samples]
-            ends = (None, samples, 1, first_batch, in_window, "loader", None)
+            ends = (None, samples, 1, first_batch, in_window, "loader", None, None, None)
             rows.append(_new_row(StepRow, (self._number, kind, epoch, begin, over - begin, *parts, *ends)))
             self._number += 1
             begin, in_window, first_batch, ahead, other = over, 1 if self._window else 0, 0, 0, 0

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepscope.model.comparison import Knob
-from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX, allocator
+from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX, allocator, host_allocator
 from stepscope.record.agent.knobs.arguments import POSITIONAL_FROM_HERE, is_short_with_number, looks_like_flag
 from stepscope.record.host.command import first_argument
 from stepscope.record.host.options import RecordOptions
 
-ALLOCATOR = "allocator.conf"
+ALLOCATOR, HOST_ALLOCATOR = "allocator.conf", "host.allocator"
 
 
 def changed_by_knobs(
@@ -26,12 +26,12 @@ def changed_by_knobs(
     if options.seed is not None:
         environment.setdefault("PYTHONHASHSEED", str(options.seed))  # read when Python starts, too early for the agent
     for knob in options.knobs:
-        if knob.knob == ALLOCATOR:
-            environment.update(allocator.variables(knob.value))
+        if knob.knob == HOST_ALLOCATOR:
+            environment.update(host_allocator.variables(knob.value, environment.get("LD_PRELOAD")))
     for knob in _with_prefix(options.knobs, ENVIRONMENT_PREFIX):
         environment[knob.knob] = knob.value
     for knob in options.knobs:
-        if knob.knob == "allocator.conf":
+        if knob.knob == ALLOCATOR:
             environment.update(allocator.variables(knob.value))
     arguments = _with_prefix(options.knobs, ARGUMENT_PREFIX)
     if not arguments:

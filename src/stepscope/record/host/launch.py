@@ -23,6 +23,7 @@ from typing import Any
 
 import stepscope
 from stepscope.errors import EnvironmentRefusal
+from stepscope.record.host import page_cost
 from stepscope.record.host.clock import measure_epoch_offset_ns, now_ns
 from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
 from stepscope.record.host.folder import RunFolder, claim_folder
@@ -122,7 +123,9 @@ class _Launch:
             hurried = signals.hurried()
             self._stop_telemetry(telemetry, _QUICK_STOP_SECONDS if hurried else _STOP_SECONDS)
             if not hurried:
-                compress_traces(own_rank_folders(self._folder.run, self._folder.host))
+                ranks = own_rank_folders(self._folder.run, self._folder.host)
+                compress_traces(ranks)
+                self._manifest.values["page_faults"] = page_cost.facts(_threads(ranks))
             describe.join(0.2 if hurried else 5.0)
             self._manifest.ended(ended_ns, child.returncode, self._sampler())
             _remove_if_empty(self._folder.host / RECORDER_LOG)
@@ -298,6 +301,18 @@ def _tell(telemetry: subprocess.Popen[bytes] | None, command: str) -> None:
         telemetry.stdin.flush()
     except OSError:
         return  # it has died; its log says why
+
+
+def _threads(ranks: list[Path]) -> int | None:
+    """Of torch's operators, as the ranks say; None where nothing trained, and without the system's counts of faults."""
+    found = []
+    for folder in ranks:
+        try:
+            threads = json.loads((folder / "rank.json").read_text(encoding="utf-8")).get("threads")
+        except (OSError, ValueError, AttributeError):
+            continue
+        found += [threads] if isinstance(threads, int) else []
+    return max(found, default=None)
 
 
 def _mark_fallback(host_dir: Path, time_ns: int, reason: str) -> None:

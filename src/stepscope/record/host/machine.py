@@ -14,7 +14,7 @@ from stepscope.record.host.cgroups import Cgroups, read_pressure_some
 from stepscope.record.host.cores import PoolMeter, read_times
 from stepscope.record.host.gpu import Metric
 from stepscope.record.host.hardware import frequency_mhz
-from stepscope.record.host.processes import Stat
+from stepscope.record.host.processes import Stat, read_stat
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PRESSURES = ("cpu", "io", "memory")
@@ -62,6 +62,7 @@ class ProcessMeter:
         values: list[tuple[str, str, float | None]] = [
             ("cpu_pct", "%", self._cpu_pct(stat, monotonic_ns)),
             ("threads", "count", stat.threads),
+            ("minor_faults", "count", stat.minor_faults),
             ("major_faults", "count", stat.major_faults),
             ("migrations", "count", self._migrations(stat)),
         ]
@@ -90,6 +91,9 @@ class ProcessMeter:
         if main is not None:
             found += [("run_delay_ns", "ns", main.delay_ns), ("main_cpu_ns", "ns", main.cpu_ns)]
             found.append(("main_timeslices", "count", main.timeslices))
+        alone = read_stat(self._pid, thread=self._pid)
+        if alone is not None:
+            found.append(("main_minor_faults", "count", alone.minor_faults))
         pool = self._pool.read(stat.threads)
         if pool is not None:
             found += [("pool_cpu_ns", "ns", pool.cpu_ns), ("pool_delay_ns", "ns", pool.delay_ns)]

@@ -23,7 +23,8 @@ from stepscope.record.host.scheduler import Scheduler
 # environment is full of tokens.
 ENVIRONMENT = (
     "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
-    "KMP_AFFINITY", "KMP_BLOCKTIME", "GOMP_CPU_AFFINITY", "MALLOC_ARENA_MAX", "LD_PRELOAD",
+    "KMP_AFFINITY", "KMP_BLOCKTIME", "GOMP_CPU_AFFINITY", "LD_PRELOAD", "GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE",
+    "MALLOC_ARENA_MAX", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_",
     "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "HIP_VISIBLE_DEVICES",
     "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "TORCH_CUDNN_BENCHMARK", "NVIDIA_TF32_OVERRIDE",
     "TORCH_LOGS", "TORCHDYNAMO_DISABLE", "TORCHINDUCTOR_CACHE_DIR", "TORCH_COMPILE_DISABLE", "PT_XLA_DEBUG",
@@ -118,6 +119,7 @@ def first_manifest(
         "python": script.python,
         "hardware": hardware_facts(),
         "noise": noise_facts(),
+        "page_faults": None,
         "sampler": dict(sampler),
     }
     return Manifest(path, values)

@@ -35,6 +35,7 @@ class Stat:
     state: str
     ppid: int
     pgrp: int
+    minor_faults: int
     major_faults: int
     cpu_ticks: int
     threads: int
@@ -43,10 +44,10 @@ class Stat:
     block_io_ticks: int = 0  # waiting for a disk; the kernel counts it only where it was told to
 
 
-def read_stat(pid: int) -> Stat | None:
-    """None when the process is gone or the line cannot be understood."""
+def read_stat(pid: int, thread: int | None = None) -> Stat | None:
+    """Of a process, or of one of its threads alone. None when it is gone or the line cannot be understood."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat", "rb") as file:
             text = file.read().decode("utf-8", "replace")
         head, _, tail = text.rpartition(")")
         comm = head.partition("(")[2]
@@ -56,6 +57,7 @@ def read_stat(pid: int) -> Stat | None:
             state=part[0],
             ppid=int(part[1]),
             pgrp=int(part[2]),
+            minor_faults=int(part[7]),
             major_faults=int(part[9]),
             cpu_ticks=int(part[11]) + int(part[12]),
             threads=int(part[17]),

@@ -89,6 +89,7 @@ SECTIONS = (
             run_delay_share=("share", "Of the time, in which a rank's main thread could run and had no core."),
             read_bytes_per_step=("bytes", "What training processes and loader workers brought from storage, by steps."),
             major_faults_per_step=("count", "Their page faults that read a disk, by steps."),
+            minor_faults_per_step=("count", "Pages that the measured steps had the system map; mean, by the journal."),
             cpu_frequency_mhz=("MHz", "Mean clock of the CPU."),
             gpu_clock_mhz=("MHz", "Mean clock of the run's GPUs while they were not idle."),
         ),

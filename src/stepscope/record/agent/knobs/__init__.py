@@ -121,6 +121,11 @@ KNOBS: dict[str, KnobEntry] = {
         "allocator", "AllocatorConf", "settings such as expandable_segments:True",
         "PYTORCH_CUDA_ALLOC_CONF of the command", values.allocator_conf, LAUNCH,
     ),
+    "host.allocator": KnobEntry(
+        "host_allocator", "HostAllocator", "keep, keep_all, huge_pages, jemalloc or tcmalloc",
+        "how the process gets memory of the host, and whether it gives it back",
+        values.one_of("keep", "keep_all", "huge_pages", "jemalloc", "tcmalloc"), LAUNCH,
+    ),
     "env:NAME": KnobEntry(
         "environment", "Environment", "any text", "an environment variable of the command", values.anything, LAUNCH
     ),

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _SERIAL = "_stepscope_serial"
 _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CRITICAL = frozenset(
-    os.path.join(_FOLDER, name + ".py") for name in ("steps", "step_queue", "open_step", "phases", "core")
+    os.path.join(_FOLDER, name + ".py")
+    for name in ("steps", "step_queue", "open_step", "phases", "page_faults", "core")
 )
 _PLAIN = (list, tuple)
 _NO_LENGTH = (TypeError, NotImplementedError, AttributeError)
@@ -119,7 +120,7 @@ class LoaderProbe:
 
     def install(self, agent: Agent) -> None:
         """Wrap `_BaseDataLoaderIter.__next__` and the places where an iterator is made or started anew."""
-        self._agent, self._steps = agent, agent.steps
+        self._agent, self._steps, self._faults = agent, agent.steps, agent.page_faults
         self._source, self._offset_ns = agent.clock.source, agent.clock.epoch_offset_ns
         pair = partial(agent.guard.pair, self.name)
         fetch = pair(self._before_next, self._after_next)
@@ -169,6 +170,8 @@ class LoaderProbe:
             self._tell_deaths(now)
         if agent.framework_steps is not None:
             agent.framework_steps.sample(now)
+        self._faults.fed = True
+        self._faults.note(now)
         self._steps.fetch_start(serial, now)
         return serial
 

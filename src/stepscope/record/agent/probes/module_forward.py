@@ -83,6 +83,6 @@ class ModuleForwardProbe:
         self._calls += 1
         if self._calls > 1 and not gradients and self._calls < CALLS_LIMIT:
             return  # an evaluation goes on
-        again = agent.steps.module_forward(agent.clock.now(), gradients, id(module))
+        again = agent.steps.module_forward(agent.page_faults.now(), gradients, id(module))
         if not again or self._calls >= CALLS_LIMIT:
             self.remove()

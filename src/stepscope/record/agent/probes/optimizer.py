@@ -30,6 +30,7 @@ class OptimizerProbe:
         from torch.optim import optimizer as module
 
         steps, source, offset_ns = agent.steps, agent.clock.source, agent.clock.epoch_offset_ns
+        faults = agent.page_faults
         is_compiling = is_dynamo_compiling_check()
 
         def start(optimizer: Any) -> None:
@@ -39,7 +40,9 @@ class OptimizerProbe:
 
         def end(optimizer: Any, _result: Any, _error: BaseException | None) -> None:
             if get_ident() == agent.training_thread or agent.accepts(strong=True):
-                steps.optimizer_end(id(optimizer), source() + offset_ns)
+                now = source() + offset_ns
+                faults.optimizer_ended(now)
+                steps.optimizer_end(id(optimizer), now)
 
         pair = agent.guard.pair(self.name, start, end)
         switch, before, after = pair.switch, pair.before, pair.after

@@ -76,7 +76,7 @@ class ProfilerStepProbe:
     def _asked(self) -> None:
         agent = self._agent
         if agent.accepts():
-            agent.steps.mark("profiler_step", agent.clock.now())
+            agent.steps.mark("profiler_step", agent.page_faults.now())
 
 
 def _first_argument(profiler: Any, *_args: Any, **_kwargs: Any) -> Any:

@@ -66,4 +66,4 @@ class XlaProbe:
         self._depth -= 1
         agent = self._agent
         if self._depth == 0 and agent.accepts():
-            agent.steps.mark("xla_sync", agent.clock.now())
+            agent.steps.mark("xla_sync", agent.page_faults.now())
