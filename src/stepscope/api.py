@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stepscope.analyze.context import Context
     from stepscope.analyze.flame.graph import FlameOptions
     from stepscope.analyze.hotspots.table import HotspotOptions
+    from stepscope.analyze.steps import LabelledSteps
     from stepscope.analyze.timeline.index import Timeline
     from stepscope.analyze.views.diff import DiffSide
     from stepscope.analyze.views.select import Rows, Selection
@@ -174,6 +175,11 @@ class Run:
         from stepscope.analyze import facts
 
         return facts(self._context, self.recordings)
+
+    @property
+    def labelled(self) -> LabelledSteps:
+        """Every step with the reason why it counts or not: what all figures of a step stand on."""
+        return self._context.labelled
 
     def table(self, name: str, selection: Selection | None = None) -> Rows:
         """The rows of one view in full; names of tables are the keys of `stepscope.analyze.views.select.TABLES`.

@@ -1,8 +1,13 @@
 """What a step costs: steady statistics per kind, the exclusive partition of its wall time, the series.
 
-Steady means: after warm-up, not the first batch of an epoch, outside profiler windows, not compiling. Steps left out
-are counted by reason. With several ranks all their steady steps are pooled, so the mean is weighted by steps;
-samples per second is summed over ranks, because they run beside each other.
+This is the one place that says which steps a figure of a step stands on, and on which clock. Steady means: after
+warm-up, not the first batch of an epoch, outside profiler windows, not compiling. Steps left out are counted by reason.
+With several ranks all their steady steps are pooled, so the mean is weighted by steps; samples per second is summed
+over ranks, because they run beside each other.
+
+The clock is that of the journal. Traces that others recorded have none: their steps are those that `views.step_windows`
+cuts, with the work of devices that a step launched, so that the headline, the overview and a comparison of the same
+trace tell one step time. A last step whose device work was not recorded whole is left out of all of them.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ SERIES_POINTS = 500  # as many as a chart of that width can draw
 COMPILING = ("compile", "recompile", "limit_hit", "failure")  # kinds of `compiles` that take time of their step
 
 STEADY = "steady"  # the value of `reason` for a step that counts
+INCOMPLETE = "incomplete"  # of a step at the end of a trace: its device work was not recorded whole
 
 
 @dataclass(frozen=True)
@@ -35,15 +41,22 @@ class LabelledSteps:
         return self.frame.filter((pl.col("kind") == kind) & (pl.col("reason") == STEADY))
 
 
-def label(tables: Tables) -> LabelledSteps:
-    """Gives every step its reason. A kind without any steady step falls back to all outside windows, then to all."""
+def label(tables: Tables, cut: pl.DataFrame | None = None) -> LabelledSteps:
+    """Gives every step its reason. A kind without any steady step falls back to all outside windows, then to all.
+
+    Args:
+        cut: the steps of traces that others recorded, as `views.step_windows.cut` takes them.
+    """
     steps = tables.steps.filter(pl.col("wall_ns").is_not_null() & (pl.col("wall_ns") > 0))
     if steps.is_empty():
         return LabelledSteps(steps.with_columns(pl.lit(STEADY).alias("reason")), {})
+    steps = steps.with_columns(incomplete=pl.lit(False)) if cut is None else _with_device_work(steps, cut)
     steps = steps.sort("process", "step").join(_compiling(tables), on=["process", "step"], how="left")
     parts = [_warmup(part) for part in steps.partition_by("process", "kind", maintain_order=True)]
     steps = pl.concat(parts).with_columns(
-        pl.when(pl.col("in_window").fill_null(False))
+        pl.when("incomplete")
+        .then(pl.lit(INCOMPLETE))
+        .when(pl.col("in_window").fill_null(False))
         .then(pl.lit("window"))
         .when(pl.col("compiling").fill_null(False))
         .then(pl.lit("compile"))
@@ -56,15 +69,31 @@ def label(tables: Tables) -> LabelledSteps:
     )
     fallback: dict[str, str] = {}
     for kind in steps["kind"].unique().drop_nulls().to_list():
-        own = steps.filter(pl.col("kind") == kind)
-        if (own["reason"] == STEADY).any():
+        own = steps.filter((pl.col("kind") == kind) & (pl.col("reason") != INCOMPLETE))
+        if own.is_empty() or (own["reason"] == STEADY).any():
             continue
         relaxed = pl.col("reason") != "window" if (own["reason"] != "window").any() else pl.lit(True)
         fallback[kind] = "all steps outside windows" if (own["reason"] != "window").any() else "all steps"
+        relaxed = relaxed & (pl.col("reason") != INCOMPLETE)
         steps = steps.with_columns(
             pl.when((pl.col("kind") == kind) & relaxed).then(pl.lit(STEADY)).otherwise(pl.col("reason")).alias("reason")
         )
-    return LabelledSteps(steps.drop("compiling", "warmup"), fallback)
+    return LabelledSteps(steps.drop("compiling", "warmup", "incomplete"), fallback)
+
+
+def _with_device_work(steps: pl.DataFrame, cut: pl.DataFrame) -> pl.DataFrame:
+    """Steps begin and end as they are cut; `incomplete` marks those that are cut away."""
+    marked = cut.with_columns(incomplete=pl.col("cut_ns").is_null())
+    wall = pl.col("end_ns") - pl.col("cut_ns")
+    return (
+        steps.join(marked, on=["process", "start_ns"], how="left", maintain_order="left")
+        .with_columns(
+            pl.when(wall > 0).then("cut_ns").otherwise("start_ns").alias("start_ns"),
+            pl.when(wall > 0).then(wall).otherwise("wall_ns").alias("wall_ns"),
+            pl.col("incomplete").fill_null(False),
+        )
+        .drop("cut_ns", "end_ns")
+    )
 
 
 def facts(labelled: LabelledSteps) -> tuple[StepFacts, ...]:

@@ -210,9 +210,14 @@ class Base:
     lines: Lines
 
 
-def prepare(tables: Tables, origins: Origins, lines: Lines) -> Base:
+def prepare(tables: Tables, origins: Origins, lines: Lines, known: tuple[Span, ...] | None = None) -> Base:
+    """All of the traces; `known` are their spans, where they were made before."""
+    return Base(tables, spans(tables) if known is None else known, origins, lines)
+
+
+def spans(tables: Tables) -> tuple[Span, ...]:
     """The spans of all traces, by worker and time."""
-    return Base(tables, tuple(_spans(tables)), origins, lines)
+    return tuple(_spans(tables))
 
 
 def texts(column: pl.Series) -> Texts:
