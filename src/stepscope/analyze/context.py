@@ -38,7 +38,7 @@ class Context:
     def labelled(self) -> LabelledSteps:
         """The steps with what makes each of them unusual."""
         recorded = bool(self.tables.manifests) or self.tables.journal.height > 0
-        return steps.label(self.tables, None if recorded else step_windows.cut(self.spans))
+        return steps.label(self.tables, step_windows.cut(self.spans, recorded=recorded))
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:

@@ -26,12 +26,16 @@ SERIES_POINTS = 500  # as many as a chart of that width can draw
 COMPILING = ("compile", "recompile", "limit_hit", "failure")  # kinds of `compiles` that take time of their step
 
 STEADY = "steady"  # the value of `reason` for a step that counts
+EDGE = "profiler"  # the script's own profiler starts, or stops and exports, in the step
 INCOMPLETE = "incomplete"  # of a step at the end of a trace: its device work was not recorded whole
 
 
 @dataclass(frozen=True)
 class LabelledSteps:
-    """The steps with `reason`: "steady", or why one is left out. `fallback`: kind -> what stands in for steady ones."""
+    """The steps with `reason`: "steady", or why one is left out. `fallback`: kind -> what stands in for steady ones.
+
+    `warmup` marks the first steps that are slower than the run becomes, whatever their reason.
+    """
 
     frame: pl.DataFrame
     fallback: dict[str, str]
@@ -45,17 +49,23 @@ def label(tables: Tables, cut: pl.DataFrame | None = None) -> LabelledSteps:
     """Gives every step its reason. A kind without any steady step falls back to all outside windows, then to all.
 
     Args:
-        cut: the steps of traces that others recorded, as `views.step_windows.cut` takes them.
+        cut: the steps of traces that others recorded, and of the script's own profiler, as `views.step_windows.cut`
+            takes them.
     """
     steps = tables.steps.filter(pl.col("wall_ns").is_not_null() & (pl.col("wall_ns") > 0))
     if steps.is_empty():
         return LabelledSteps(steps.with_columns(pl.lit(STEADY).alias("reason")), {})
-    steps = steps.with_columns(incomplete=pl.lit(False)) if cut is None else _with_device_work(steps, cut)
+    if cut is None or cut.is_empty():
+        steps = steps.with_columns(incomplete=pl.lit(False), edge=pl.lit(False))
+    else:
+        steps = _as_cut(steps, cut)
     steps = steps.sort("process", "step").join(_compiling(tables), on=["process", "step"], how="left")
     parts = [_warmup(part) for part in steps.partition_by("process", "kind", maintain_order=True)]
     steps = pl.concat(parts).with_columns(
         pl.when("incomplete")
         .then(pl.lit(INCOMPLETE))
+        .when("edge")
+        .then(pl.lit(EDGE))
         .when(pl.col("in_window").fill_null(False))
         .then(pl.lit("window"))
         .when(pl.col("compiling").fill_null(False))
@@ -72,26 +82,35 @@ def label(tables: Tables, cut: pl.DataFrame | None = None) -> LabelledSteps:
         own = steps.filter((pl.col("kind") == kind) & (pl.col("reason") != INCOMPLETE))
         if own.is_empty() or (own["reason"] == STEADY).any():
             continue
-        relaxed = pl.col("reason") != "window" if (own["reason"] != "window").any() else pl.lit(True)
-        fallback[kind] = "all steps outside windows" if (own["reason"] != "window").any() else "all steps"
-        relaxed = relaxed & (pl.col("reason") != INCOMPLETE)
+        outside = pl.col("reason").is_in(["window", EDGE]).not_()
+        some = own.filter(outside).height > 0
+        fallback[kind] = "all steps outside windows" if some else "all steps"
+        relaxed = (outside if some else pl.lit(True)) & (pl.col("reason") != INCOMPLETE)
         steps = steps.with_columns(
             pl.when((pl.col("kind") == kind) & relaxed).then(pl.lit(STEADY)).otherwise(pl.col("reason")).alias("reason")
         )
-    return LabelledSteps(steps.drop("compiling", "warmup", "incomplete"), fallback)
+    return LabelledSteps(steps.drop("compiling", "edge", "incomplete"), fallback)
 
 
-def _with_device_work(steps: pl.DataFrame, cut: pl.DataFrame) -> pl.DataFrame:
-    """Steps begin and end as they are cut; `incomplete` marks those that are cut away."""
+def _as_cut(steps: pl.DataFrame, cut: pl.DataFrame) -> pl.DataFrame:
+    """Steps begin and end as they are cut; `incomplete` marks those that are cut away.
+
+    A step that the script's own profiler touched and did not record whole is in no window any more: none of a window's
+    figures may be divided by it. It is `edge`: the profiler started, or stopped and exported, in it.
+    """
     marked = cut.with_columns(incomplete=pl.col("cut_ns").is_null())
     wall = pl.col("end_ns") - pl.col("cut_ns")
+    told = pl.col("process").is_in(cut["process"].unique().implode())
+    inside = pl.col("in_window").fill_null(False)
     return (
         steps.join(marked, on=["process", "start_ns"], how="left", maintain_order="left")
         .with_columns(
             pl.when(wall > 0).then("cut_ns").otherwise("start_ns").alias("start_ns"),
             pl.when(wall > 0).then(wall).otherwise("wall_ns").alias("wall_ns"),
             pl.col("incomplete").fill_null(False),
+            edge=inside & told & pl.col("incomplete").is_null(),
         )
+        .with_columns(in_window=inside & ~pl.col("edge"))
         .drop("cut_ns", "end_ns")
     )
 

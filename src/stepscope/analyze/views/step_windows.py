@@ -59,10 +59,18 @@ def step_windows(span: Span, found: Work) -> StepWindows:
     return StepWindows(names[:kept], cut_starts[:kept], cut_ends[:kept], count - kept, has_steps)
 
 
-def cut(spans: Iterable[Span]) -> pl.DataFrame:
-    """(process, start_ns on the host, cut_ns, end_ns) of every step that traces name; nulls for one that is dropped."""
+def cut(spans: Iterable[Span], *, recorded: bool) -> pl.DataFrame:
+    """(process, start_ns in table `steps`, cut_ns, end_ns) of every step that traces name; no start of one dropped.
+
+    Args:
+        recorded: there is a journal, which knows its steps better than any trace: only those of the script's own
+            profiler are taken, to tell which of its steps it recorded whole.
+    """
     found: list[tuple[str, int, int | None, int | None]] = []
     for span in spans:
+        if recorded:
+            found += [(span.ref.process, begin, begin, None) for begin in span.marked["begin"].drop_nulls().to_list()]
+            continue
         on_host = span.steps["start_ns"].to_list()
         if not on_host:
             continue

@@ -30,6 +30,7 @@ REASONS = {
     "first_batch": "first batch of an epoch",
     "window": "under the profiler",
     "compile": "compiling",
+    "profiler": "the script's profiler starts or stops in it",
     "incomplete": "at the end of the trace, its device work not recorded whole",
 }
 EVENTS = {"gc": "garbage collection", "save": "torch.save", "loader": "new loader iterator", "region": "region"}
@@ -178,7 +179,9 @@ def _chart(parts: StepPhases, context: PageContext, *, several: bool) -> Block:
         notes.append(f"{len(parts.steps):,} of {parts.total:,} steps: of each stretch the shortest and the longest.")
     if several and context.scope.worker is None:
         notes.append(f"Steps of {parts.process}; choose a worker to see another's.")
-    usual = [at for at, reason in enumerate(parts.reasons) if reason != "warmup"] or list(range(len(parts.steps)))
+    usual = [at for at, reason in enumerate(parts.reasons) if reason not in ("warmup", "profiler")] or list(
+        range(len(parts.steps))
+    )
     longest = max(usual, key=lambda at: parts.wall_ms[at])
     sentence = (
         f"{words.term(parts.kind).capitalize()} steps {parts.steps[0]} to {parts.steps[-1]} of {parts.process}; the "
