@@ -16,6 +16,7 @@ from stepscope.analyze.steps import LabelledSteps
 from stepscope.analyze.views import base as views_base
 from stepscope.analyze.views import step_windows
 from stepscope.analyze.views.base import Base, Span
+from stepscope.model import ProfiledFacts
 from stepscope.tables.schema import Tables
 
 
@@ -44,6 +45,16 @@ class Context:
     def spans(self) -> tuple[Span, ...]:
         """The traces one by one."""
         return views_base.spans(self.tables)
+
+    @cached_property
+    def profiled(self) -> ProfiledFacts | None:
+        """The steps that the views of traces are of, beside the steady ones of a recorded run."""
+        walls = step_windows.walls_ns(self.spans)
+        if not len(walls):
+            return None
+        outside = None if "train" in self.labelled.fallback else self.labelled.steady()["wall_ns"].mean()
+        steady_ms = outside / 1e6 if isinstance(outside, float) else None
+        return ProfiledFacts(len(walls), float(walls.mean()) / 1e6, steady_ms)
 
     @cached_property
     def calls(self) -> CallTree:

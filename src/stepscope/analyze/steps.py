@@ -54,7 +54,7 @@ def label(tables: Tables, cut: pl.DataFrame | None = None) -> LabelledSteps:
     """
     steps = tables.steps.filter(pl.col("wall_ns").is_not_null() & (pl.col("wall_ns") > 0))
     if steps.is_empty():
-        return LabelledSteps(steps.with_columns(pl.lit(STEADY).alias("reason")), {})
+        return LabelledSteps(steps.with_columns(warmup=pl.lit(False), reason=pl.lit(STEADY)), {})
     if cut is None or cut.is_empty():
         steps = steps.with_columns(incomplete=pl.lit(False), edge=pl.lit(False))
     else:
@@ -204,6 +204,7 @@ def _facts(labelled: LabelledSteps, kind: str) -> StepFacts:
         first_batch_ms=mean(first["wall_ns"]) / 1e6 if first.height else None,
         low_confidence=steady.height < FEW_STEPS or kind in labelled.fallback,
         series=thin([(int(step), float(ms)) for step, ms in series]),
+        by_rank=tuple(n for _, n in steady.drop_nulls("rank").group_by("rank").len().sort("rank").rows()),
     )
 
 

@@ -58,6 +58,7 @@ def finding(analysis: Analysis, run: PassFacts, claim: Claim) -> Finding:
         confidence=lowest([_confidence(run), *steps, *claim.levels]),
         cost_ms_per_step=share * run.step_ms,
         share=share,
+        step_ms=run.step_ms,
         gain_ceiling=max(share, clip_share(claim.ceiling_ms, run.step_ms)),
         where=claim.where,
         ranks=run.ranks,

@@ -81,6 +81,12 @@ def cut(spans: Iterable[Span], *, recorded: bool) -> pl.DataFrame:
     return pl.DataFrame(found, schema=schema, orient="row").unique(["process", "start_ns"], keep="first")
 
 
+def walls_ns(spans: Iterable[Span]) -> Int64:
+    """How long each step that traces name takes, as the views cut them."""
+    windows = (step_windows(span, work(span)) for span in spans)
+    return np.concatenate([np.empty(0, np.int64), *(one.end_ns - one.start_ns for one in windows if one.has_steps)])
+
+
 def host_steps(span: Span, found: Work) -> tuple[tuple[str, ...], Int64, Int64]:
     """Names, starts and ends of the steps on the host."""
     steps = span.steps
