@@ -1,4 +1,4 @@
-"""The same step has the same figures wherever it is told: terminal, JSON, pages, plain page, notebook and comparison."""
+"""The same step has the same figures wherever it is told: terminal, JSON, pages, notebook and comparison."""
 
 from __future__ import annotations
 

@@ -101,7 +101,11 @@ def at(where: tuple[Place, ...]) -> str:
 def source(run: PassFacts) -> str:
     """Which traces the figures come from."""
     named = run.traces[0] if len(run.traces) == 1 else f"{len(run.traces)} traces"
-    return f"trace {named}, {run.steps} training steps" if run.has_steps else f"trace {named}, its whole length"
+    return (
+        f"trace {named}, {run.steps} training step{'s' * (run.steps != 1)}"
+        if run.has_steps
+        else f"trace {named}, its whole length"
+    )
 
 
 def ms(metric: str, value: float, where: str) -> Evidence:
