@@ -139,6 +139,15 @@ def partition(steady: pl.DataFrame) -> tuple[PartitionPart, ...]:
     return tuple(PartitionPart(phase, ms, ms / mean_ms) for phase, ms in parts.items())
 
 
+def with_all_phases(steps: pl.DataFrame) -> pl.DataFrame:
+    """`steps` with 0 for the one of `data_wait` and `before_forward` that a step lacks while it has the other."""
+    wait, before = pl.col("data_wait_ns"), pl.col("before_forward_ns")
+    return steps.with_columns(
+        pl.when(before.is_not_null()).then(wait.fill_null(0)).otherwise(wait).alias("data_wait_ns"),
+        pl.when(wait.is_not_null()).then(before.fill_null(0)).otherwise(before).alias("before_forward_ns"),
+    )
+
+
 def thin(points: list[tuple[int, float]], limit: int = SERIES_POINTS) -> tuple[tuple[int, float], ...]:
     """At most `limit` points: the lowest and highest of each bucket, so that no stall is lost."""
     if len(points) <= limit:

@@ -134,7 +134,7 @@ def unattributed(view: Mapping[str, Any]) -> list[tuple[str, float]]:
 def step_kind(report: Report, steps: Mapping[str, Any]) -> str:
     """Statistics of a kind of step that is not the headline's, and whether it is the slower one."""
     text = (
-        f"{words.term(steps['kind'])}: {counted(steps)}, "
+        f"{words.term(steps['kind'])}: {counted(steps, named=False)}, "
         f"{words.milliseconds(steps['mean_ms'])} a step "
         f"(median {words.number(steps['median_ms'])}, p95 {words.number(steps['p95_ms'])})"
     )
@@ -154,19 +154,22 @@ def is_slower(report: Report, steps: Mapping[str, Any]) -> bool:
     return report.steps is not None and steps["mean_ms"] > report.steps["mean_ms"]
 
 
-def counted(steps: Mapping[str, Any]) -> str:
-    """Which steps the figures stand on, and how many of how many: 178 of 192 train steps are steady."""
+def counted(steps: Mapping[str, Any], *, named: bool = True) -> str:
+    """Which steps the figures stand on, and how many of how many: 178 of 192 train steps are steady.
+
+    `named` False leaves out the kind, for where it has been said.
+    """
     ranks, count = len(steps.get("ranks") or ()), steps["count"]
     every = count + sum((steps.get("excluded") or {}).values())
     by_rank = set(steps.get("by_rank") or ())
-    kind, of = words.term(steps["kind"]), ""
+    noun, of = f"{words.term(steps['kind'])} step" if named else "step", ""
     if ranks > 1:
         of = f" of {ranks} ranks together"
         if len(by_rank) == 1 and every % ranks == 0:
             count, every, of = by_rank.pop(), every // ranks, f" on each of {ranks} ranks"
     if count == every:
-        return f"{words.things(count, f'{kind} step')}{of}"
-    return f"{words.count(count)} of {words.things(every, f'{kind} step')}{of} {'is' if count == 1 else 'are'} steady"
+        return f"{words.things(count, noun)}{of}"
+    return f"{words.count(count)} of {words.things(every, noun)}{of} {'is' if count == 1 else 'are'} steady"
 
 
 def profiled(facts: ProfiledFacts | None) -> str | None:
