@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.model import Analysis, Diagnosis, Report
+from stepscope.model import Analysis, Diagnosis, ProfiledFacts, Report
 
 if TYPE_CHECKING:
     from stepscope.analyze import CodeOptions
     from stepscope.analyze.context import Context
     from stepscope.analyze.flame.graph import FlameOptions
     from stepscope.analyze.hotspots.table import HotspotOptions
+    from stepscope.analyze.steps import LabelledSteps
     from stepscope.analyze.timeline.index import Timeline
     from stepscope.analyze.views.diff import DiffSide
     from stepscope.analyze.views.select import Rows, Selection
@@ -174,6 +175,16 @@ class Run:
         from stepscope.analyze import facts
 
         return facts(self._context, self.recordings)
+
+    @property
+    def labelled(self) -> LabelledSteps:
+        """Every step with the reason why it counts or not: what all figures of a step stand on."""
+        return self._context.labelled
+
+    @property
+    def profiled(self) -> ProfiledFacts | None:
+        """The steps that all views of traces are of, and how long steady ones take; None where a trace names none."""
+        return self._context.profiled
 
     def table(self, name: str, selection: Selection | None = None) -> Rows:
         """The rows of one view in full; names of tables are the keys of `stepscope.analyze.views.select.TABLES`.

@@ -111,11 +111,7 @@ phase_ns = st.one_of(st.none(), st.integers(0, 10**10))
 
 
 @settings(deadline=None)  # a busy machine is no failure
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 10**10), phase_ns, phase_ns, phase_ns, phase_ns, phase_ns), min_size=1, max_size=8
-    )
-)
+@given(st.lists(st.tuples(st.integers(1, 10**10), *(phase_ns for _ in PHASES)), min_size=1, max_size=8))
 def test_the_partition_sums_to_the_mean_step(steps: list[tuple[int | None, ...]]) -> None:
     rows = [
         {"wall_ns": wall, **dict(zip((f"{phase}_ns" for phase in PHASES), phases, strict=True))}

@@ -87,7 +87,8 @@ def test_a_slow_evaluation_beside_fast_training_is_seen_at_once(file: str) -> No
     report = report_of(file, view(file), steps=slow)
     text = shown(report, width=100)
     head, page = words_of(text.split("\nCompilers")[0]), words_of(Page(html.render(report)).text)
-    said = "eval: 3 steps, 212 ms a step (median 210, p95 230), slower than train; compiling was 94 % of the time of"
+    said = "eval: 3 of 12 steps are steady, 212 ms a step (median 210, p95 230), slower than train; "
+    said += "compiling was 94 % of the time of"
 
     assert said in head
     assert said in page
@@ -96,14 +97,14 @@ def test_a_slow_evaluation_beside_fast_training_is_seen_at_once(file: str) -> No
     assert rows[0] == ["train", "512", "1", "1,800", "ms", "5.4", "%", "1,860", "ms", "61.3", "ms"]
     assert rows[1][:8] == ["eval", "15", "12", "2,330", "ms", "94", "%", "201"]
     bold = shown(report, width=200, terminal_like=True)
-    assert "\x1b[1meval: 3 steps" in bold
+    assert "\x1b[1meval: 3 of 12 steps" in bold
 
 
 def test_a_fast_evaluation_that_compiles_little_stays_quiet(file: str) -> None:
     calm = replace(view(file), steps=(steps("eval", share=0.002),))
     text = shown(report_of(file, calm), width=200, terminal_like=True)
 
-    assert "\x1b[2meval: 40 steps, 20.1 ms a step (median 20.0, p95 22.0)\x1b" in text
+    assert "\x1b[2meval: 40 of 49 steps are steady, 20.1 ms a step (median 20.0, p95 22.0)\x1b" in text
 
 
 def test_a_report_of_torch_xla_has_a_headline_that_makes_sense(file: str) -> None:

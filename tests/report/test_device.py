@@ -154,7 +154,7 @@ def test_quality_comes_before_any_figure(report: Report) -> None:
     assert flat.startswith(
         "Read 2 traces, 149,021 events: 3 lost, 12 salvaged, 66 overlaps cut, 1 durations repaired "
         "Device time linked to operators: 99 % (correlation 99 %, flow 0.4 %, no link 0.6 %); "
-        "30 % of all was launched before the recording pictures: 512 train steps"
+        "30 % of all was launched before the recording pictures: 512 of 521 train steps are steady"
     )
 
 

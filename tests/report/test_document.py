@@ -21,7 +21,7 @@ STEP_KEYS = (
 FINDING_KEYS = (
     *("id", "rule", "category", "title", "severity", "confidence", "cost_ms_per_step", "share", "gain_ceiling"),
     *("expected_gain", "where", "ranks", "evidence", "fix", "caveat", "learn", "try", "falsified_by", "explains"),
-    "disagreements",
+    *("disagreements", "basis", "step_ms"),
 )
 VIEWS = {
     *("steps_by_kind", "stacks", "loader", "operators", "loops", "io", "windows", "sites", "processes", "system"),

@@ -138,4 +138,5 @@ def _facts(context: Context) -> Analysis:
         machine=machine_facts,
         settings=sites.settings(tables, loader.feeding_loader(tables, labelled)),
         trial=trial.facts(tables),
+        profiled=context.profiled,
     )

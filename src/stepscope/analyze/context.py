@@ -14,7 +14,9 @@ from stepscope.analyze.sampled.call_tree import CallTree, call_tree
 from stepscope.analyze.sampled.samples import Samples
 from stepscope.analyze.steps import LabelledSteps
 from stepscope.analyze.views import base as views_base
-from stepscope.analyze.views.base import Base
+from stepscope.analyze.views import step_windows
+from stepscope.analyze.views.base import Base, Span
+from stepscope.model import ProfiledFacts
 from stepscope.tables.schema import Tables
 
 
@@ -36,7 +38,23 @@ class Context:
     @cached_property
     def labelled(self) -> LabelledSteps:
         """The steps with what makes each of them unusual."""
-        return steps.label(self.tables)
+        recorded = bool(self.tables.manifests) or self.tables.journal.height > 0
+        return steps.label(self.tables, step_windows.cut(self.spans, recorded=recorded))
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """The traces one by one."""
+        return views_base.spans(self.tables)
+
+    @cached_property
+    def profiled(self) -> ProfiledFacts | None:
+        """The steps that the views of traces are of, beside the steady ones of a recorded run."""
+        walls = step_windows.walls_ns(self.spans)
+        if not len(walls):
+            return None
+        outside = None if "train" in self.labelled.fallback else self.labelled.steady()["wall_ns"].mean()
+        steady_ms = outside / 1e6 if isinstance(outside, float) else None
+        return ProfiledFacts(len(walls), float(walls.mean()) / 1e6, steady_ms)
 
     @cached_property
     def calls(self) -> CallTree:
@@ -61,4 +79,4 @@ class Context:
     @cached_property
     def base(self) -> Base:
         """The traces as the views start from them."""
-        return views_base.prepare(self.tables, self.origins, self.lines)
+        return views_base.prepare(self.tables, self.origins, self.lines, self.spans)

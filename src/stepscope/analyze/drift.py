@@ -13,7 +13,7 @@ import polars as pl
 
 from stepscope.analyze.intervals import Int64
 from stepscope.analyze.sampled.samples import Samples
-from stepscope.analyze.steps import LabelledSteps
+from stepscope.analyze.steps import LabelledSteps, with_all_phases
 from stepscope.model import PHASES, Place
 from stepscope.model.facts_machine import DriftFacts, DriftLine
 
@@ -80,8 +80,9 @@ def _rises(own: pl.DataFrame, medians: list[float]) -> bool:
 def _phases(ranks: list[pl.DataFrame]) -> dict[str, float]:
     """By how much the median of each phase grew from the first part to the last one, mean over ranks."""
     grown: dict[str, float] = {}
-    for phase in PHASES:
-        columns = [own[f"{phase}_ns"] for own in ranks]
+    told = [phase for phase in PHASES if any(own[f"{phase}_ns"].null_count() < own.height for own in ranks)]
+    for phase in told:
+        columns = [with_all_phases(own)[f"{phase}_ns"] for own in ranks]
         if any(column.null_count() for column in columns):
             continue
         changes = []

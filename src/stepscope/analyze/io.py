@@ -284,7 +284,7 @@ def _from_window(window: Window | None, lines: Lines, calls: Calls | None) -> li
                 place=Place(row["caller_file"], line, row["caller_function"]),
                 calls_per_step=row["n"] / window.steps,
                 ms_per_step=row["total"] / window.steps / 1e6,
-                source=f"{window.source}, {_WINDOW} in {window.steps} window steps",
+                source=f"{window.source}, {_WINDOW} in {window.steps} window step{'s' * (window.steps != 1)}",
                 measured=True,
                 count=row["n"],
             )

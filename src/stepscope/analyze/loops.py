@@ -198,7 +198,8 @@ def _describe(window: Window, lines: Lines, loop: _Loop, mean_ms: float | None) 
         operators_per_call=operators.height / max(1.0, loop.total_calls),
         place=_place(loop, site),
         dimension=explain(loop.per_invocation, operators["shapes"]),
-        source=f"{window.source}, {window.steps} window steps; line: {site.method if site else 'the definition'}",
+        source=f"{window.source}, {window.steps} window step{'s' * (window.steps != 1)}; "
+        f"line: {site.method if site else 'the definition'}",
         loop_line=site.loop_line if site else None,
         loop_end=site.loop_end if site else None,
         backward_ms_per_step=back_ms,

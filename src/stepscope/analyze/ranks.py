@@ -13,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.steps import STEADY, LabelledSteps
+from stepscope.analyze.steps import STEADY, LabelledSteps, with_all_phases
 from stepscope.model import PHASES, Site
 from stepscope.model.views.ranks import RanksFacts, RankWork
 from stepscope.tables.phases import DATA_WAIT
@@ -102,6 +102,7 @@ def _together(labelled: LabelledSteps) -> tuple[pl.DataFrame | None, list[int]]:
     train = train.join(longest.select("process"), on="process", how="semi").sort("rank", "step")
     train = train.with_columns(n=pl.int_range(pl.len()).over("rank"))
     ranks: list[int] = train["rank"].unique().sort().to_list()
+    train = with_all_phases(train)
     usable = (pl.col("reason") == STEADY) & pl.all_horizontal(pl.col(column).is_not_null() for column in _COLUMNS)
     steady = train.filter(usable)
     everywhere = steady.group_by("n").len().filter(pl.col("len") == len(ranks)).select("n")

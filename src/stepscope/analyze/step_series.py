@@ -70,8 +70,9 @@ def distribution(labelled: LabelledSteps, kind: str, chosen: Collection[str] | N
         return None
     wall = own["wall_ns"].to_numpy() / 1e6
     steady = (own["reason"] == STEADY).to_numpy()
+    usual = wall[steady] if steady.any() else wall  # one step that compiles or holds an export would hide all others
     low, high = float(wall.min()), float(wall.max())
-    most = max(WIDE * float(np.median(wall)), float(np.quantile(wall, 0.99)))
+    most = max(WIDE * float(np.median(usual)), float(np.quantile(usual, 0.99)))
     top = min(high, most)
     if top <= low:
         low, top = 0.9 * low, 1.1 * low

@@ -1,8 +1,13 @@
 """What a step costs: steady statistics per kind, the exclusive partition of its wall time, the series.
 
-Steady means: after warm-up, not the first batch of an epoch, outside profiler windows, not compiling. Steps left out
-are counted by reason. With several ranks all their steady steps are pooled, so the mean is weighted by steps;
-samples per second is summed over ranks, because they run beside each other.
+This is the one place that says which steps a figure of a step stands on, and on which clock. Steady means: after
+warm-up, not the first batch of an epoch, outside profiler windows, not compiling. Steps left out are counted by reason.
+With several ranks all their steady steps are pooled, so the mean is weighted by steps; samples per second is summed
+over ranks, because they run beside each other.
+
+The clock is that of the journal. Traces that others recorded have none: their steps are those that `views.step_windows`
+cuts, with the work of devices that a step launched, so that the headline, the overview and a comparison of the same
+trace tell one step time. A last step whose device work was not recorded whole is left out of all of them.
 """
 
 from __future__ import annotations
@@ -21,11 +26,16 @@ SERIES_POINTS = 500  # as many as a chart of that width can draw
 COMPILING = ("compile", "recompile", "limit_hit", "failure")  # kinds of `compiles` that take time of their step
 
 STEADY = "steady"  # the value of `reason` for a step that counts
+EDGE = "profiler"  # the script's own profiler starts, or stops and exports, in the step
+INCOMPLETE = "incomplete"  # of a step at the end of a trace: its device work was not recorded whole
 
 
 @dataclass(frozen=True)
 class LabelledSteps:
-    """The steps with `reason`: "steady", or why one is left out. `fallback`: kind -> what stands in for steady ones."""
+    """The steps with `reason`: "steady", or why one is left out. `fallback`: kind -> what stands in for steady ones.
+
+    `warmup` marks the first steps that are slower than the run becomes, whatever their reason.
+    """
 
     frame: pl.DataFrame
     fallback: dict[str, str]
@@ -35,15 +45,28 @@ class LabelledSteps:
         return self.frame.filter((pl.col("kind") == kind) & (pl.col("reason") == STEADY))
 
 
-def label(tables: Tables) -> LabelledSteps:
-    """Gives every step its reason. A kind without any steady step falls back to all outside windows, then to all."""
+def label(tables: Tables, cut: pl.DataFrame | None = None) -> LabelledSteps:
+    """Gives every step its reason. A kind without any steady step falls back to all outside windows, then to all.
+
+    Args:
+        cut: the steps of traces that others recorded, and of the script's own profiler, as `views.step_windows.cut`
+            takes them.
+    """
     steps = tables.steps.filter(pl.col("wall_ns").is_not_null() & (pl.col("wall_ns") > 0))
     if steps.is_empty():
-        return LabelledSteps(steps.with_columns(pl.lit(STEADY).alias("reason")), {})
+        return LabelledSteps(steps.with_columns(warmup=pl.lit(False), reason=pl.lit(STEADY)), {})
+    if cut is None or cut.is_empty():
+        steps = steps.with_columns(incomplete=pl.lit(False), edge=pl.lit(False))
+    else:
+        steps = _as_cut(steps, cut)
     steps = steps.sort("process", "step").join(_compiling(tables), on=["process", "step"], how="left")
     parts = [_warmup(part) for part in steps.partition_by("process", "kind", maintain_order=True)]
     steps = pl.concat(parts).with_columns(
-        pl.when(pl.col("in_window").fill_null(False))
+        pl.when("incomplete")
+        .then(pl.lit(INCOMPLETE))
+        .when("edge")
+        .then(pl.lit(EDGE))
+        .when(pl.col("in_window").fill_null(False))
         .then(pl.lit("window"))
         .when(pl.col("compiling").fill_null(False))
         .then(pl.lit("compile"))
@@ -56,15 +79,40 @@ def label(tables: Tables) -> LabelledSteps:
     )
     fallback: dict[str, str] = {}
     for kind in steps["kind"].unique().drop_nulls().to_list():
-        own = steps.filter(pl.col("kind") == kind)
-        if (own["reason"] == STEADY).any():
+        own = steps.filter((pl.col("kind") == kind) & (pl.col("reason") != INCOMPLETE))
+        if own.is_empty() or (own["reason"] == STEADY).any():
             continue
-        relaxed = pl.col("reason") != "window" if (own["reason"] != "window").any() else pl.lit(True)
-        fallback[kind] = "all steps outside windows" if (own["reason"] != "window").any() else "all steps"
+        outside = pl.col("reason").is_in(["window", EDGE]).not_()
+        some = own.filter(outside).height > 0
+        fallback[kind] = "all steps outside windows" if some else "all steps"
+        relaxed = (outside if some else pl.lit(True)) & (pl.col("reason") != INCOMPLETE)
         steps = steps.with_columns(
             pl.when((pl.col("kind") == kind) & relaxed).then(pl.lit(STEADY)).otherwise(pl.col("reason")).alias("reason")
         )
-    return LabelledSteps(steps.drop("compiling", "warmup"), fallback)
+    return LabelledSteps(steps.drop("compiling", "edge", "incomplete"), fallback)
+
+
+def _as_cut(steps: pl.DataFrame, cut: pl.DataFrame) -> pl.DataFrame:
+    """Steps begin and end as they are cut; `incomplete` marks those that are cut away.
+
+    A step that the script's own profiler touched and did not record whole is in no window any more: none of a window's
+    figures may be divided by it. It is `edge`: the profiler started, or stopped and exported, in it.
+    """
+    marked = cut.with_columns(incomplete=pl.col("cut_ns").is_null())
+    wall = pl.col("end_ns") - pl.col("cut_ns")
+    told = pl.col("process").is_in(cut["process"].unique().implode())
+    inside = pl.col("in_window").fill_null(False)
+    return (
+        steps.join(marked, on=["process", "start_ns"], how="left", maintain_order="left")
+        .with_columns(
+            pl.when(wall > 0).then("cut_ns").otherwise("start_ns").alias("start_ns"),
+            pl.when(wall > 0).then(wall).otherwise("wall_ns").alias("wall_ns"),
+            pl.col("incomplete").fill_null(False),
+            edge=inside & told & pl.col("incomplete").is_null(),
+        )
+        .with_columns(in_window=inside & ~pl.col("edge"))
+        .drop("cut_ns", "end_ns")
+    )
 
 
 def facts(labelled: LabelledSteps) -> tuple[StepFacts, ...]:
@@ -89,6 +137,15 @@ def partition(steady: pl.DataFrame) -> tuple[PartitionPart, ...]:
     elif mean_ms - known > 1e-6 * mean_ms:
         parts["unattributed"] = mean_ms - known
     return tuple(PartitionPart(phase, ms, ms / mean_ms) for phase, ms in parts.items())
+
+
+def with_all_phases(steps: pl.DataFrame) -> pl.DataFrame:
+    """`steps` with 0 for the one of `data_wait` and `before_forward` that a step lacks while it has the other."""
+    wait, before = pl.col("data_wait_ns"), pl.col("before_forward_ns")
+    return steps.with_columns(
+        pl.when(before.is_not_null()).then(wait.fill_null(0)).otherwise(wait).alias("data_wait_ns"),
+        pl.when(wait.is_not_null()).then(before.fill_null(0)).otherwise(before).alias("before_forward_ns"),
+    )
 
 
 def thin(points: list[tuple[int, float]], limit: int = SERIES_POINTS) -> tuple[tuple[int, float], ...]:
@@ -156,6 +213,7 @@ def _facts(labelled: LabelledSteps, kind: str) -> StepFacts:
         first_batch_ms=mean(first["wall_ns"]) / 1e6 if first.height else None,
         low_confidence=steady.height < FEW_STEPS or kind in labelled.fallback,
         series=thin([(int(step), float(ms)) for step, ms in series]),
+        by_rank=tuple(n for _, n in steady.drop_nulls("rank").group_by("rank").len().sort("rank").rows()),
     )
 
 

@@ -16,6 +16,7 @@ import polars as pl
 
 from stepscope.analyze.places import UserCode, is_torch
 from stepscope.analyze.steps import LabelledSteps
+from stepscope.model import PHASES
 from stepscope.tables.schema import Tables
 
 # What a slice is to the question "who called?".
@@ -340,7 +341,7 @@ def _phase_ms(labelled: LabelledSteps, seen: pl.DataFrame) -> dict[str, tuple[fl
     inside = train.join(seen, on=["process", "step"], how="semi")
     outside = train.filter((pl.col("reason") == "steady") & ~pl.col("in_window").fill_null(False))
     means: dict[str, tuple[float, float]] = {}
-    for name in ("wall", "data_wait", "forward", "backward", "optimizer", "other"):
+    for name in ("wall", *PHASES):
         window, steady = inside[f"{name}_ns"].mean(), outside[f"{name}_ns"].mean()
         if isinstance(window, float) and isinstance(steady, float) and window > 0:
             means[name] = (window / 1e6, steady / 1e6)

@@ -10,6 +10,8 @@ import polars as pl
 from stepscope.analyze.places import parse_json
 from stepscope.analyze.steps import LabelledSteps, mean
 from stepscope.model import WindowFacts
+from stepscope.tables.categories import ANNOTATION
+from stepscope.tables.marks import STEP as MARK
 from stepscope.tables.schema import Tables
 
 
@@ -54,7 +56,10 @@ def _ours(row: dict[str, Any], data: dict[str, Any], labelled: LabelledSteps) ->
 def _users(tables: Tables, row: dict[str, Any], name: str, labelled: LabelledSteps) -> WindowFacts:
     stem = name.rsplit("/", 1)[-1]
     own = tables.events.filter((pl.col("process") == row["process"]) & pl.col("trace").str.ends_with(stem))
-    count = own["step"].drop_nulls().n_unique() if own.height else 0
+    marks = own.filter(
+        pl.col("name").str.starts_with(MARK) & (pl.col("category") == ANNOTATION) & (pl.col("duration_ns") > 0)
+    ).filter(pl.col("stream").is_null())
+    count = marks.height or (own["step"].drop_nulls().n_unique() if own.height else 0)
     return WindowFacts(
         rank=row["rank"] if row["rank"] is not None else 0,
         trace=name,
@@ -65,7 +70,9 @@ def _users(tables: Tables, row: dict[str, Any], name: str, labelled: LabelledSte
         stop_ms=None,
         export_ms=None,
         bytes=None,
-        overhead_ratio=_overhead(labelled, row["process"], None, None),
+        overhead_ratio=_ratio(labelled, row["process"], marks["duration_ns"])
+        if marks.height
+        else _overhead(labelled, row["process"], None, None),
     )
 
 
@@ -75,10 +82,16 @@ def _overhead(labelled: LabelledSteps, process: str, first: int | None, count: i
     inside = own.filter(pl.col("in_window").fill_null(False))
     if first is not None and count:
         inside = inside.filter(pl.col("step").is_between(first, first + count - 1))
-    outside = own.filter((pl.col("reason") == "steady") & ~pl.col("in_window").fill_null(False))
-    if inside.is_empty() or outside.is_empty():
+    return _ratio(labelled, process, inside["wall_ns"])
+
+
+def _ratio(labelled: LabelledSteps, process: str, inside_ns: pl.Series) -> float | None:
+    """Their mean over that of the steady train steps of the process; None without either."""
+    own = (pl.col("process") == process) & (pl.col("kind") == "train") & (pl.col("reason") == "steady")
+    outside = labelled.frame.filter(own & ~pl.col("in_window").fill_null(False))
+    if inside_ns.is_empty() or outside.is_empty():
         return None
-    return mean(inside["wall_ns"]) / mean(outside["wall_ns"])
+    return mean(inside_ns) / mean(outside["wall_ns"])
 
 
 def _int(value: object) -> int | None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stepscope.report.table import TableDocument
 
 DIFF_TABLES = ("overview", "tensorboard", "operators", "kernels", "modules", "tree")
+OF_PROFILED = ("operators", "kernels", "modules", "stacks")  # whose times are of profiled steps alone
 DIFF_SHOWN = ("overview", "operators", "kernels", "modules")  # when none is named
 DIFF_ROWS = 8  # of each table when none is named
 DEFAULT_ROWS = 30  # of a table on a terminal; files get all
@@ -108,10 +109,13 @@ def show_table(run: Run, options: TableOptions) -> None:
     )
     found = run.table(table, selection)
     pattern = None if table == "stacks" else options.pattern
+    from stepscope.report import sentences
     from stepscope.report.table import Choice, document
 
+    slowed = sentences.profiled(run.profiled) if table in OF_PROFILED else None
+    notes = (*found.notes, slowed) if slowed else found.notes
     choice = Choice(options.sort, options.rows, pattern)
-    _put([document(table, found.rows, choice, notes=found.notes, absent=found.absent)], run, options)
+    _put([document(table, found.rows, choice, notes=notes, absent=found.absent)], run, options)
 
 
 def show_diff(run: Run, other: Run, options: TableOptions) -> None:

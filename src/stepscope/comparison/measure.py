@@ -13,7 +13,7 @@ import polars as pl
 
 from stepscope.comparison import conditions, flags, measured
 from stepscope.model import PHASES, Analysis
-from stepscope.model.comparison import Flag, Measure, PhaseTime
+from stepscope.model.comparison import Flag, Measure, PhaseTime, SteadyStep
 from stepscope.model.views.overview import Overview
 from stepscope.tables.schema import Tables
 
@@ -66,6 +66,7 @@ def measure(
         signal=_signal(steps.rows),
         conditions=conditions.conditions(tables, steps),
         settings=analysis.settings,
+        steady=_steady(analysis, steps.kind),
     )
 
 
@@ -135,6 +136,14 @@ def of_overviews(overviews: Sequence[Overview], *, label: str, path: str) -> Mea
         phases=_fitted({name: ms for name, ms in parts.items() if ms > 0}, mean_ms),
         flags=_trace_flags(overviews),
     )
+
+
+def _steady(analysis: Analysis, kind: str) -> SteadyStep | None:
+    facts = next((one for one in analysis.steps if one.kind == kind), None)
+    if facts is None:
+        return None
+    every = facts.count + sum(facts.excluded.values())
+    return SteadyStep(facts.count, every, facts.mean_ms, facts.median_ms, facts.p95_ms)
 
 
 def _trace_flags(overviews: Sequence[Overview]) -> tuple[Flag, ...]:

@@ -22,6 +22,7 @@ NOISE_UNKNOWN = (
 )
 PROFILED = "step times are of steps under the profiler, which slows them and may slow one side more than the other"
 FEW_PROFILED = 10  # a mean over fewer steps moves by several percent between windows
+STEADY = "steady_ms"  # the figure that `analyze` gives of each run
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,12 @@ def _facts(
     side: Side, profiles: Sequence[Profile], measures: Sequence[Measure], spreads: Sequence[Mapping[str, float]]
 ) -> SideFacts:
     of_runs = [{name: getattr(measure, name) for name in outcomes.FIGURES} for measure in measures]
-    figures = {**_means(outcomes.FIGURES, of_runs), **_means(distribution.QUANTILES, spreads)}
+    steady = [{STEADY: measure.steady.mean_ms if measure.steady is not None else None} for measure in measures]
+    figures = {
+        **_means(outcomes.FIGURES, of_runs),
+        **_means([STEADY], steady),
+        **_means(distribution.QUANTILES, spreads),
+    }
     return SideFacts(
         label=side.label,
         measures=tuple(measures),

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from stepscope.diagnose.agreement import weighed
 from stepscope.diagnose.causes import explained
+from stepscope.diagnose.common import ALL, based
 from stepscope.diagnose.in_script import in_framework
 from stepscope.diagnose.learn import linked
 from stepscope.diagnose.quality import tempered
@@ -57,11 +58,16 @@ def diagnose(analysis: Analysis, *, ignored: Mapping[str, str] = _NOTHING) -> Di
             needs = " and ".join(need.name for need in missing)
             abstained.append(Abstention(rule.name, needs, quiet=any(need.quiet for need in missing)))
     ordered = sorted(findings.values(), key=lambda finding: (-finding.cost_ms_per_step, finding.id))
-    ordered = [_no_louder_than_sure(finding) for finding in explained(weighed(ordered, analysis), analysis)]
+    known_causes = explained(weighed(ordered, analysis), analysis)
+    ordered = [based(_no_louder_than_sure(finding), analysis) for finding in known_causes]
     risks, without_inputs = assess(analysis, ordered, ignored)
     risks = tuple(in_framework(risk, analysis) for risk in risks)
     switched_off = tuple(Ignored(name, ignored[name]) for name in known if name in ignored)
-    return Diagnosis(tuple(ordered), (*abstained, *without_inputs), switched_off, risks, unexplained(analysis, ordered))
+    below = {name for finding in ordered for name in finding.explains}
+    counted = sum(finding.share for finding in ordered if finding.id not in below and finding.basis != ALL)
+    return Diagnosis(
+        tuple(ordered), (*abstained, *without_inputs), switched_off, risks, unexplained(analysis, ordered), counted
+    )
 
 
 def _no_louder_than_sure(finding: Finding) -> Finding:

@@ -104,7 +104,7 @@ def _gradients(analysis: Analysis, run: PassFacts, parts: list[WideGradients]) -
         size = f"{'x'.join(map(str, one.shape))} {one.dtype}"
         evidence += [
             basis.ms(f"{one.node} and the sums of its results, per step", one.ms_per_step, source),
-            Evidence(f"{one.node} per step", round(one.calls_per_step, 1), "calls", source),
+            Evidence(f"{one.node} over {size}, per step", round(one.calls_per_step, 1), "calls", source),
             Evidence(
                 f"zeros per call for {size}", round(one.bytes_per_call / MIB, 3), "MiB", f"{source}; recorded shapes"
             ),

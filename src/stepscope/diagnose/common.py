@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import posixpath
 from collections.abc import Iterable
+from dataclasses import replace
 
 from stepscope.diagnose.thresholds import CONFIDENCE, SEVERITY
-from stepscope.model import Analysis, Place, StepFacts
+from stepscope.model import Analysis, Finding, Interval, Place, StepFacts
 
+STEADY, PROFILED, ALL = "steady", "profiled", "all"  # which steps a share is of
+_SAME_STEP = 1e-3  # two means that differ by less, as rounding does, are of one step
 _LEVELS = ("low", "medium", "high")
 
 
 def train_steps(analysis: Analysis) -> StepFacts | None:
     """The statistics of the training steps."""
     return next((fact for fact in analysis.steps if fact.kind == "train" and fact.count and fact.mean_ms > 0), None)
+
+
+def based(finding: Finding, analysis: Analysis) -> Finding:
+    """With the step that its share is of, and an expectation within what can be gained at most."""
+    train = train_steps(analysis)
+    step_ms = finding.step_ms
+    if step_ms is None and 0.0 < finding.share < 1.0:
+        step_ms = finding.cost_ms_per_step / finding.share
+    elif step_ms is None:
+        step_ms = train.mean_ms if train is not None else None
+    same = train is not None and step_ms is not None and math.isclose(step_ms, train.mean_ms, rel_tol=_SAME_STEP)
+    basis = finding.basis or (STEADY if same else PROFILED)
+    if finding.basis == ALL and same:
+        basis = STEADY
+    expected = finding.expected_gain
+    if expected is not None and expected.high > finding.gain_ceiling:
+        expected = Interval(min(expected.low, finding.gain_ceiling), finding.gain_ceiling)
+    return replace(finding, basis=basis, step_ms=step_ms, expected_gain=expected)
 
 
 def finding_id(rule: str, place: Place | None) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from stepscope.diagnose.common import lowest, severity, shown
+from stepscope.diagnose.common import ALL, lowest, severity, shown
 from stepscope.diagnose.thresholds import COMPILE
 from stepscope.model import SEVERITIES, Evidence, Finding, Place
 from stepscope.model.views.compilers import CompilerCause, CompilerFacts, CompilersView
@@ -197,6 +197,12 @@ def settle(claims: Iterable[tuple[Basis, Claim]]) -> tuple[Finding, ...]:
                 cost_ms_per_step=share * base.mean_ms,
                 share=share,
                 gain_ceiling=share,
+                basis=ALL,
+                step_ms=base.mean_ms,
+                evidence=(
+                    ms(f"mean of all {base.steps} {base.kind} steps", base.mean_ms, base.source),
+                    *claim.finding.evidence,
+                ),
             )
         )
     return tuple(found)

@@ -215,7 +215,8 @@ def cpu_only(analysis: Analysis) -> list[Finding]:
     train, found = train_steps(analysis), gpu_names(analysis)
     if train is None or not found or any(device != "cpu" for device in analysis.devices):
         return []
-    wait = next((part.ms for part in train.partition if part.category == "data_wait"), 0.0)
+    before = ("data_wait", "before_forward")  # what feeds the step, which no GPU does
+    wait = sum(part.ms for part in train.partition if part.category in before)
     share = max(0.0, 1.0 - wait / train.mean_ms)
     return [_cpu_finding(train, found, share)]
 

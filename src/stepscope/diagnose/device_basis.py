@@ -93,6 +93,7 @@ def finding(analysis: Analysis, losses: DeviceLosses, claim: Claim) -> Finding:
         confidence=lowest([_confidence(losses), claim.most]),
         cost_ms_per_step=share * step_ms,
         share=share,
+        step_ms=step_ms,
         gain_ceiling=_ceiling(losses, claim, gain, share),
         where=where,
         ranks=losses.ranks,

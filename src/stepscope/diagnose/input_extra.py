@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stepscope.diagnose.common import (
+    ALL,
     clip_share,
     finding_id,
     lowest,
@@ -81,6 +82,8 @@ def _epoch_finding(analysis: Analysis, train: StepFacts, fact: EpochFacts) -> Fi
         confidence=lowest(["high" if fact.restarts >= 3 else "medium", steps_confidence(train), *doubt]),
         cost_ms_per_step=fact.lost_ms_per_step,
         share=share,
+        basis=ALL,
+        step_ms=fact.total_ms_per_step,
         gain_ceiling=max(share, clip_share(fact.at_most_ms_per_step, fact.total_ms_per_step)),
         where=(fact.site,) if fact.site is not None else (),
         ranks=train.ranks,

@@ -148,8 +148,8 @@ def _evidence(wait: _Wait, loader: TraceLoader) -> tuple[Evidence, ...]:
     what = "device idle while the host loads" if wait.device else "loading on the training thread"
     part = "idle_data" if wait.device else "host_data"
     found = [
-        Evidence(f"{what}, per step", round(wait.lost_ms, 3), "ms", f"{part} of {wait.steps} profiled steps"),
-        Evidence("mean profiled step", round(wait.mean_ms, 3), "ms", f"{wait.steps} profiled steps"),
+        Evidence(f"{what}, per step", round(wait.lost_ms, 3), "ms", f"{part} of {_profiled(wait.steps)}"),
+        Evidence("mean profiled step", round(wait.mean_ms, 3), "ms", _profiled(wait.steps)),
         Evidence("one fetch of the loader", round(loader.fetch_ms, 3), "ms", f"{loader.fetches} ranges of the loader"),
     ]
     if len(wait.overviews) > 1:
@@ -170,3 +170,7 @@ def _caveat(wait: _Wait, gain: Gain | None) -> str:
         )
         text += BY_SUBTRACTION if gain is None else ""
     return text.strip()
+
+
+def _profiled(steps: int) -> str:
+    return f"{steps} profiled step{'s' * (steps != 1)}"

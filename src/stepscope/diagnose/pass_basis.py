@@ -58,6 +58,7 @@ def finding(analysis: Analysis, run: PassFacts, claim: Claim) -> Finding:
         confidence=lowest([_confidence(run), *steps, *claim.levels]),
         cost_ms_per_step=share * run.step_ms,
         share=share,
+        step_ms=run.step_ms,
         gain_ceiling=max(share, clip_share(claim.ceiling_ms, run.step_ms)),
         where=claim.where,
         ranks=run.ranks,
@@ -100,7 +101,11 @@ def at(where: tuple[Place, ...]) -> str:
 def source(run: PassFacts) -> str:
     """Which traces the figures come from."""
     named = run.traces[0] if len(run.traces) == 1 else f"{len(run.traces)} traces"
-    return f"trace {named}, {run.steps} training steps" if run.has_steps else f"trace {named}, its whole length"
+    return (
+        f"trace {named}, {run.steps} training step{'s' * (run.steps != 1)}"
+        if run.has_steps
+        else f"trace {named}, its whole length"
+    )
 
 
 def ms(metric: str, value: float, where: str) -> Evidence:

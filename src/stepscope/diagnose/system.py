@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from stepscope.diagnose import pipeline
 from stepscope.diagnose.common import (
+    ALL,
     clip_share,
     finding_id,
     lowest,
@@ -188,6 +189,8 @@ def profiler_overhead(analysis: Analysis) -> list[Finding]:
             cost_ms_per_step=facts.lost_ms_per_step,
             share=share,
             gain_ceiling=share,
+            basis=ALL,
+            step_ms=facts.total_ms_per_step,
             where=(),
             ranks=train.ranks,
             evidence=_profiler_evidence(facts),

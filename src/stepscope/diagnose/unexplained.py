@@ -57,7 +57,7 @@ def _parts(analysis: Analysis, train: StepFacts, findings: Sequence[Finding]) ->
             ranks = len(analysis.run.ranks)
             yield part((ASLEEP if ranks == 1 else WAITING) + _users(cpu), max(0.0, asleep - told_asleep), source)
     if analysis.stacks is None and not analysis.traces:
-        outside = [one.ms for one in train.partition if one.category in ("other", "unattributed")]
+        outside = [one.ms for one in train.partition if one.category in ("before_forward", "other", "unattributed")]
         yield part(NO_SOURCE, sum(outside), "steps.jsonl")
     elif cpu is None and analysis.stacks is None:
         yield part(NO_SLICE, _in_no_slice(analysis) * train.mean_ms, "traces")

@@ -46,8 +46,8 @@ def _threads(base: Baseline, root: Path) -> Iterator[tuple[Candidate, str | None
     """One thread, one for each core, one for each processor, as far as they differ from what is set."""
     processors = affinity()
     counts = sorted({1, len(sibling_groups(processors, root)), len(processors)})
-    wait = base.phases.get("data_wait")
-    computing = None if wait is None else max(0.0, 1.0 - wait)
+    waits = [base.phases[name] for name in ("data_wait", "before_forward") if name in base.phases]
+    computing = max(0.0, 1.0 - sum(waits)) if waits else None
     current = base.settings.get(THREADS, "")
     for count in counts:
         ceiling = computing

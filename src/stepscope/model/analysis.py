@@ -12,6 +12,7 @@ from stepscope.model.facts import (
     LoopFacts,
     OperatorFacts,
     ProcessFacts,
+    ProfiledFacts,
     PythonFacts,
     Quality,
     RunFacts,
@@ -62,6 +63,7 @@ class Analysis:
     reading: ReadingFacts | None = None  # of all traces; None without any
     device_time: tuple[DeviceTime, ...] = ()  # two per trace with device slices, one per scope
     device_lines: DeviceLines | None = None  # operator time of the host where no trace holds device slices
+    profiled: ProfiledFacts | None = None  # the steps that the views of traces are of; None where a trace names none
     views: Views | None = None  # of traces and recordings of memory
     sampled: SampledViews | None = None  # what sampled stacks say beyond hot lines; None without any
     device_losses: tuple[DeviceLosses, ...] = ()  # of profiled steps with device work, one for each run

@@ -68,6 +68,20 @@ class PhaseTime:
 
 
 @dataclass(frozen=True)
+class SteadyStep:
+    """The step as `analyze` tells it of the same run: of `steps` steady steps out of `of`.
+
+    A measure is of more steps: a user also pays for stalls, first batches and restarts of the loader.
+    """
+
+    steps: int
+    of: int
+    mean_ms: float
+    median_ms: float
+    p95_ms: float
+
+
+@dataclass(frozen=True)
 class Measure:
     """One run, reduced to what a comparison needs.
 
@@ -95,6 +109,7 @@ class Measure:
     signal: str | None = None  # what cut most of the steps
     conditions: dict[str, float] = field(default_factory=dict)  # of the machine meanwhile, by `compare.conditions`
     settings: Settings | None = None  # of the framework that runs the loop
+    steady: SteadyStep | None = None
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,19 @@ class StepFacts:
     first_batch_ms: float | None  # mean wall of the first step of an epoch
     low_confidence: bool
     series: tuple[tuple[int, float], ...]  # (step, wall ms), thinned, stalls kept
+    by_rank: tuple[int, ...] = ()  # steady steps of each of `ranks`; `count` is their sum
+
+
+@dataclass(frozen=True)
+class ProfiledFacts:
+    """The training steps that traces hold, as the views of traces count and time them.
+
+    `steady_ms` is the mean steady step outside of them, None where there is none: every step was profiled.
+    """
+
+    steps: int
+    mean_ms: float
+    steady_ms: float | None
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,9 @@ class Interval:
 class Finding:
     """One ranked statement of a loss. Without evidence and cost there is no finding.
 
+    `share` is the cost by `step_ms`, the mean step of `basis`: "steady" steps, which the headline tells, "profiled"
+    ones, or "all" of the run, those that compile included. `diagnose` fills both in where a rule does not.
+
     `explains` are ids of findings of the same run whose cost is mostly this one's, told where it shows: no loss in
     addition. `disagreements` have lowered `confidence`.
     """
@@ -82,6 +85,8 @@ class Finding:
     try_: tuple[Try, ...] = ()
     explains: tuple[str, ...] = ()
     disagreements: tuple[Disagreement, ...] = ()
+    basis: str = ""
+    step_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -155,10 +160,15 @@ class Unexplained:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the rules said of a run, findings in order of cost."""
+    """What the rules said of a run, findings in order of cost.
+
+    `counted_share` is the sum of the shares of findings of steady or profiled steps that no other explains: above 1
+    they overlap, without that it is known which of them holds the time of which.
+    """
 
     findings: tuple[Finding, ...]
     abstained: tuple[Abstention, ...]
     ignored: tuple[Ignored, ...] = ()
     risks: tuple[Risk, ...] = ()  # the most urgent first
     unexplained: Unexplained | None = None  # None without training steps
+    counted_share: float = 0.0

@@ -7,7 +7,9 @@ RANK_SCHEMA = "stepscope.rank/1"
 STEPS_SCHEMA = "stepscope.steps/1"
 REPORT_SCHEMA = "stepscope.report/1"
 
-PHASES = ("data_wait", "forward", "backward", "optimizer", "other")
+# Of a step in which no loader was asked nothing is known to wait for data: what lies before its first forward pass is
+# "before_forward" then. The journal has it in its column of the data wait, with no fetches (`read.steps`).
+PHASES = ("data_wait", "before_forward", "forward", "backward", "optimizer", "other")
 CATEGORIES = (
     "input",
     "host",
@@ -31,7 +33,7 @@ STEP_COLUMNS = (
     "epoch",  # 0-based: how often the loader that feeds the step was started again; null without a loader
     "start_ns",
     "wall_ns",
-    "data_wait_ns",
+    "data_wait_ns",  # up to the first forward pass; a wait for data only where `fetches` is not 0
     "forward_ns",
     "backward_ns",
     "optimizer_ns",

@@ -39,7 +39,7 @@ _REQUIRED = ("step", "kind", "start_ns", "wall_ns")
 
 
 def read_steps(path: Path, losses: Losses, label: str) -> list[Row]:
-    """The steps of a journal in order of time; every row has all of `STEP_COLUMNS`."""
+    """The steps of a journal in order of time; every row has all of `STEP_COLUMNS` and `before_forward_ns`."""
     columns: tuple[str, ...] | None = None
     rows: dict[int, Row] = {}
     last_start = -1
@@ -79,4 +79,7 @@ def _row(value: Any, columns: tuple[str, ...]) -> Row | None:
         if checked is None and (raw is not None or name in _REQUIRED):
             return None
         row[name] = checked
+    row["before_forward_ns"] = None
+    if row["fetches"] == 0:  # no loader was asked: nothing says that this was a wait for data
+        row["before_forward_ns"], row["data_wait_ns"] = row["data_wait_ns"], None
     return row

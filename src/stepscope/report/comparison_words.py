@@ -15,6 +15,7 @@ Row = dict[str, Any]
 SPREAD = ("p5_ms", "p25_ms", "p75_ms", "p99_ms")
 FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("mean_ms", "mean step", words.milliseconds),
+    ("steady_ms", "steady step, as analyze has it", words.milliseconds),
     ("p5_ms", "5th percentile", words.milliseconds),
     ("p25_ms", "25th percentile", words.milliseconds),
     ("median_ms", "median step", words.milliseconds),
@@ -93,7 +94,8 @@ def figures(document: Row) -> list[Figure]:
     rows = []
     for key, label, show in FIGURES:
         effect = found["effects"].get(key)
-        if key in before and key in after and (key not in SPREAD or found["pairs"] <= 1):
+        same = key == "steady_ms" and all(show(side.get(key)) == show(side.get("mean_ms")) for side in (before, after))
+        if key in before and key in after and not same and (key not in SPREAD or found["pairs"] <= 1):
             change = signed_percent(effect["ratio"]) if effect is not None else ""
             rows.append(Figure(label, show(before[key]), show(after[key]), change, _interval(effect)))
     return rows

@@ -46,6 +46,7 @@ def build(
     views["trial"] = trial_document(analysis.trial)
     not_judged = [*(each.rule for each in diagnosis.abstained), *(each.rule for each in diagnosis.ignored)]
     views["rules_judged"] = len(RULES) - sum(rule not in _RISK_RULES for rule in not_judged)
+    views["findings_share"] = diagnosis.counted_share
     if reader is not None:
         _quote_rows(views, reader)
     if experiment is not None:

@@ -106,10 +106,7 @@ def _header(report: Report, title: str) -> str:
     if steps.get("samples_per_second") is not None:
         figures.append(("samples per second", words.number(steps["samples_per_second"])))
     boxes = "".join(f"<div><dt>{markup(label)}</dt><dd>{markup(text)}</dd></div>" for label, text in figures)
-    said = (
-        f"{words.count(steps['count'])} steady {words.term(steps['kind'])} steps{sentences.of_ranks(steps)}, "
-        f"cut by {words.signal(steps.get('signal', ''))}."
-    )
+    said = f"{sentences.counted(steps)}, cut by {words.signal(steps.get('signal', ''))}."
     compiling = compiler_words.kind_note(report, steps["kind"])
     others = "".join(f"<p>{markup(text)}</p>" for text in (sentences.framework(report), compiling) if text)
     for other in (report.views.get("steps_by_kind") or [])[1:]:
@@ -176,6 +173,8 @@ def _device(report: Report, shorten: Shortener, rows: int) -> str:
 def findings(report: Report, shorten: Shortener) -> str:
     """The findings, each cause with what it explains, what was not judged and what is ignored."""
     parts = ["<section><h2>Findings</h2>"]
+    overlap = sentences.overlap(report)
+    parts += [f"<p class='soft'>{markup(overlap)}</p>"] if overlap else []
     for index, group in enumerate(groups(report), start=1):
         parts.append(_finding(f"{index}.", group.finding, shorten, below=group.explained))
         for number, finding in enumerate(group.explained, start=1):

@@ -82,7 +82,7 @@ def _headline(report: Report) -> str:
         return f"<p class='head'>{markup(f'{name}: {seen}')}</p>"
     said = (
         f"{name}: {words.milliseconds(steps['mean_ms'])} a step, {words.number(steps['per_second'])} steps per second "
-        f"({words.count(steps['count'])} steady {words.term(steps['kind'])} steps{sentences.of_ranks(steps)})"
+        f"({sentences.counted(steps)})"
     )
     fixed = sentences.fixed_costs(report.views.get("fixed_costs") or {})
     below = f"<p class='soft'>{markup(fixed)}</p>" if fixed else ""
@@ -110,6 +110,9 @@ def _cards(report: Report, shorten: Shortener) -> list[str]:
         for finding, explained in ((group.finding, False), *((row, True) for row in group.explained))
     ]
     shown = [_card(finding, shorten, explained=explained) for finding, explained in rows[:SHOWN]]
+    overlap = sentences.overlap(report)
+    if overlap:
+        shown.append(f"<p class='soft'>{markup(overlap)}</p>")
     if len(rows) > SHOWN:
         shown.append(f"<p class='soft'>and {len(rows) - SHOWN} smaller ones in the report</p>")
     return shown

@@ -6,8 +6,11 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.model import Report
+from stepscope.model import ProfiledFacts, Report
 from stepscope.report import compiler_words, words
+
+_SLOWED = 1.05  # from here on profiled steps are called slower: below it a mean of few steps moves by itself
+_NOTHING = 0.005  # of the step: shown as a whole percentage it is none
 
 
 def ended(status: int | None) -> str | None:
@@ -131,7 +134,7 @@ def unattributed(view: Mapping[str, Any]) -> list[tuple[str, float]]:
 def step_kind(report: Report, steps: Mapping[str, Any]) -> str:
     """Statistics of a kind of step that is not the headline's, and whether it is the slower one."""
     text = (
-        f"{words.term(steps['kind'])}: {words.count(steps['count'])} steps, "
+        f"{words.term(steps['kind'])}: {counted(steps, named=False)}, "
         f"{words.milliseconds(steps['mean_ms'])} a step "
         f"(median {words.number(steps['median_ms'])}, p95 {words.number(steps['p95_ms'])})"
     )
@@ -151,10 +154,35 @@ def is_slower(report: Report, steps: Mapping[str, Any]) -> bool:
     return report.steps is not None and steps["mean_ms"] > report.steps["mean_ms"]
 
 
-def of_ranks(steps: Mapping[str, Any]) -> str:
-    """How many ranks the figures are means of, where they are several."""
-    ranks = steps.get("ranks") or ()
-    return f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
+def counted(steps: Mapping[str, Any], *, named: bool = True) -> str:
+    """Which steps the figures stand on, and how many of how many: 178 of 192 train steps are steady.
+
+    `named` False leaves out the kind, for where it has been said.
+    """
+    ranks, count = len(steps.get("ranks") or ()), steps["count"]
+    every = count + sum((steps.get("excluded") or {}).values())
+    by_rank = set(steps.get("by_rank") or ())
+    noun, of = f"{words.term(steps['kind'])} step" if named else "step", ""
+    if ranks > 1:
+        of = f" of {ranks} ranks together"
+        if len(by_rank) == 1 and every % ranks == 0:
+            count, every, of = by_rank.pop(), every // ranks, f" on each of {ranks} ranks"
+    if count == every:
+        return f"{words.things(count, noun)}{of}"
+    return f"{words.count(count)} of {words.things(every, noun)}{of} {'is' if count == 1 else 'are'} steady"
+
+
+def profiled(facts: ProfiledFacts | None) -> str | None:
+    """What to know of every total of operators, kernels and modules; None where no step was profiled."""
+    if facts is None:
+        return None
+    text = f"Of {words.things(facts.steps, 'profiled step')}, {words.milliseconds(facts.mean_ms)} each"
+    if facts.steady_ms is None:
+        return f"{text}: a profiler makes steps longer, by how much is not known here"
+    ratio, steady = facts.mean_ms / facts.steady_ms, words.milliseconds(facts.steady_ms)
+    if ratio < _SLOWED:
+        return f"{text}, as long as the steady step's {steady}"
+    return f"{text}, {ratio:.1f} times the steady step's {steady}: times below are longer than in steady steps"
 
 
 def fixed_costs(costs: Mapping[str, Any]) -> str | None:
@@ -209,17 +237,42 @@ def is_judged(report: Report) -> bool:
 
 
 def cost(finding: Mapping[str, Any]) -> str:
-    """What a finding costs."""
-    return f"{words.milliseconds(finding['cost_ms_per_step'])} a step, {words.percent(finding['share'])}"
+    """What a finding costs, and of which step where that is not the headline's."""
+    lost, step = words.milliseconds(finding["cost_ms_per_step"]), finding.get("step_ms")
+    if finding.get("basis") == "all" and step:
+        lost = f"{lost} of {words.milliseconds(step)}"
+    return f"{lost} a step, {words.percent(finding['share'])}"
+
+
+def basis(finding: Mapping[str, Any]) -> str | None:
+    """Which steps a finding's share is of, where these are not the steady ones."""
+    step = finding.get("step_ms")
+    if finding.get("basis") != "all" or not step:
+        return None
+    return f"of {words.milliseconds(step)}, the mean of all steps: those that compile, warm up or are profiled too"
+
+
+def overlap(report: Report) -> str | None:
+    """A word on findings that together are more than the step."""
+    counted = report.views.get("findings_share") or 0.0
+    if counted <= 1.0:
+        return None
+    return (
+        f"These findings overlap: together they are {words.percent(counted)} of the step, so what fixing one gains may "
+        "not be left for another."
+    )
 
 
 def gain(finding: Mapping[str, Any]) -> str:
-    """The prediction where there is one, and the ceiling."""
+    """The prediction where there is one, and the ceiling; why it is above the cost, where it is."""
     ceiling, expected = words.percent(finding["gain_ceiling"]), finding["expected_gain"]
-    if not expected:
-        return f"{ceiling} of the step at most"
-    low, high = words.percent(expected["low"]), words.percent(expected["high"])
-    return f"{low} to {high} of the step expected, {ceiling} at most"
+    said = f"{ceiling} of the step at most"
+    if expected:
+        low, high = words.percent(expected["low"]), words.percent(expected["high"])
+        likely = high if low == high else f"up to {high}" if expected["low"] < _NOTHING else f"{low} to {high}"
+        said = f"{likely} of the step expected, {ceiling} at most"
+    above = finding["gain_ceiling"] - finding["share"] >= _NOTHING and ceiling != words.percent(finding["share"])
+    return f"{said}, an upper bound; the cost is an estimate" if above else said
 
 
 def explained(finding: Mapping[str, Any]) -> str:

@@ -99,7 +99,7 @@ def _headline(report: Report) -> Iterator[RenderableType]:
         rates.append(f"{words.number(steps['samples_per_second'])} samples/s")
     yield Text.assemble(
         name,
-        f": {words.count(steps['count'])} {plain(steps['kind'])} steps{sentences.of_ranks(steps)}, ",
+        f": {plain(sentences.counted(steps))}, ",
         (f"{words.number(steps['mean_ms'])} ms a step", "bold"),
         f" (median {words.number(steps['median_ms'])}, p95 {words.number(steps['p95_ms'])}), {', '.join(rates)}; ",
         f"cut by {words.signal(steps.get('signal', ''))}",

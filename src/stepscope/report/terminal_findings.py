@@ -43,6 +43,9 @@ def findings_block(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterat
             tail.append(Padding(line, (0, 0, 0, 2)))
     if len(causes) > LISTED:
         tail.append(Text(f"and {len(causes) - LISTED} smaller findings", style="dim"))
+    overlap = sentences.overlap(report)
+    if overlap:
+        tail.append(Text(overlap, style="yellow"))
     healthy = sentences.healthy(report) if not report.findings and sentences.is_judged(report) else None
     if healthy:
         tail.append(Text(healthy, style="bold green"))
@@ -131,8 +134,7 @@ def _details(finding: dict[str, Any], glyphs: Glyphs, everywhere: list[int]) -> 
     table.add_row("Fix", Text(one_line(finding["fix"], 400)))
     if finding["caveat"]:
         table.add_row("Note", Text(one_line(finding["caveat"], 200), style="dim"))
-    if finding["expected_gain"] or words.percent(finding["gain_ceiling"]) != words.percent(finding["share"]):
-        table.add_row("Gain", Text(sentences.gain(finding)))
+    table.add_row("Gain", Text(sentences.gain(finding)))
     if finding["try"]:
         table.add_row(
             "Try", Text(glyphs.separator.join(plain(f"{row['knob']}={row['value']}") for row in finding["try"]))

@@ -88,7 +88,7 @@ def _partitioned(report: Report) -> bool:
 
 def _overview(item: dict[str, Any], width: int, glyphs: Glyphs, *, several: bool) -> Iterator[RenderableType]:
     count = len(item["steps"])
-    steps = f"mean of {words.count(count)} steps" if item["has_steps"] else "no step is marked: the whole trace"
+    steps = f"mean of {words.things(count, 'step')}" if item["has_steps"] else "no step is marked: the whole trace"
     of = f" in {plain(item['span']['worker'], 60)}, span {item['span']['span']}" if several else ""
     late = f", {item['dropped_steps']} without their device work left out" if item["dropped_steps"] else ""
     yield Text.assemble(

@@ -11,6 +11,7 @@ from stepscope.report.escape import plain
 
 MISSING = "–"
 
+SMALLEST = 0.001  # of any unit: less is the end of a float, no measurement
 WHOLE = 0.995  # a share from which "of it" says nothing
 
 SIGNALS = {
@@ -59,8 +60,8 @@ def number(value: float | None, digits: int = 3) -> str:
     size = abs(float(f"{value:.{digits}g}"))  # rounded first: 9.996 has two digits before the point
     if size == 0:
         return "0"
-    if size < 10**-6:
-        return f"{value:.{digits - 1}e}"
+    if size < SMALLEST:  # no clock, counter or rate of ours tells so little
+        return f"< {SMALLEST}"
     decimals = digits - 1
     while size >= 10 and decimals > 0:
         size /= 10
@@ -125,6 +126,11 @@ def count(value: int | float | None) -> str:
     if float(value).is_integer() or abs(value) >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 0.95 else number(value, 2)
+
+
+def things(number: int, noun: str) -> str:
+    """A number of things with their noun, which takes an s unless there is one: 1 step, 1,234 steps."""
+    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
 
 
 def term(name: Any) -> str:

@@ -13,7 +13,7 @@ import polars as pl
 
 from stepscope.model import Quality, RunFacts
 
-TABLES_SCHEMA = "stepscope.tables/4"
+TABLES_SCHEMA = "stepscope.tables/5"
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     # a step of a training process; `process` is the folder ("rank-0", "rank-0.2"), the unit step numbers count in
@@ -25,7 +25,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "epoch": pl.Int64,
         "start_ns": pl.Int64,
         "wall_ns": pl.Int64,
-        "data_wait_ns": pl.Int64,
+        "data_wait_ns": pl.Int64,  # null, as `before_forward_ns` otherwise, where the step asked no loader
+        "before_forward_ns": pl.Int64,
         "forward_ns": pl.Int64,
         "backward_ns": pl.Int64,
         "optimizer_ns": pl.Int64,

@@ -54,7 +54,7 @@ const ROLES: Record<Hue, string> = {
   rose: 'compile compiling autograd_detail import write',
   brown: 'io files memset disk',
   slate: 'system baseline base reserved median native process annotation',
-  grey: 'other unknown unattributed none rest remaining idle overhead',
+  grey: 'other unknown unattributed none rest remaining idle overhead before_forward',
 };
 const BY_ROLE = new Map(
   Object.entries(ROLES).flatMap(([hue, names]) => names.split(' ').map((name) => [name, hue as Hue] as const)),

@@ -69,6 +69,8 @@ export interface FindingCard {
   id: string; rule: string; category: string; title: string; severity: 'critical' | 'warning' | 'info';
   confidence: 'high' | 'medium' | 'low'; cost_ms_per_step: number | null; share: number | null; gain_ceiling: number | null;
   expected_gain: { low: number; high: number } | null;
+  /** What can be gained, in words; which steps cost and share are of, where these are not the steady ones. */
+  gain: string | null; of: string | null;
   where: (Place & { share: number | null; source: SourceLine[] | null })[];
   ranks: number[]; evidence: { metric: string; text: string; source: string }[];
   fix: string; caveat: string; learn: string; falsified_by: string;

@@ -31,6 +31,7 @@ const KINDS: Readonly<Record<string, readonly [string, string]>> = {
   step: ['step', '#c9d8ea'],
   eval_step: ['evaluation step', '#d9d3c0'],
   data_wait: ['data wait', 'data_wait'],
+  before_forward: ['before forward', 'before_forward'],
   forward: ['forward', 'forward'],
   backward: ['backward', 'backward'],
   optimizer: ['optimizer', 'optimizer'],

@@ -114,7 +114,7 @@ class TraceWindows:
             key=key,
             label=label,
             unit="ms per step" if steps else "us",
-            source=f"{source}; {f'mean of {steps:.3g} steps' if steps else 'no steps are marked'}",
+            source=f"{source}; {f'mean of {steps:.3g} step' + 's' * (steps != 1) if steps else 'no steps are marked'}",
             limits=limits,
             root=replace(ROOT, name=label),
         )

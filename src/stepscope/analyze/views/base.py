@@ -22,12 +22,14 @@ from stepscope.analyze.lines import Lines
 from stepscope.analyze.origins import NONE, Origins
 from stepscope.model.views.spans import GpuProperties, SpanRef
 from stepscope.tables import categories
+from stepscope.tables.marks import STEP as MARK
 from stepscope.tables.schema import Tables
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 
+_STEPS = {"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
 _TIME_IN_NAME = re.compile(r"\.(\d{6,})\.")
 _WORKER_END = re.compile(r"(?:\.\d{6,})?(?:\.pt\.trace)?\.json$")
 
@@ -161,9 +163,11 @@ class Span:
     @cached_property
     def steps(self) -> pl.DataFrame:
         """(step, start_ns, end_ns) of the train and eval steps that lie in the trace, in order of time."""
+        if not self.marked.is_empty():
+            return self.marked.drop("begin")
         steps = self.tables.steps
         if not len(self) or steps.is_empty():
-            return pl.DataFrame(schema={"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64})
+            return pl.DataFrame(schema={**_STEPS, "begin": pl.Int64})
         host = self.series("stream").is_null().to_numpy()
         starts = self.start_ns[host] if host.any() else self.start_ns
         ends = self.end_ns[host] if host.any() else self.end_ns
@@ -177,6 +181,54 @@ class Span:
             .select("step", "start_ns", end_ns=pl.col("start_ns") + pl.col("wall_ns"))
             .sort("start_ns")
         )
+
+    @cached_property
+    def marked(self) -> pl.DataFrame:
+        """`steps` as the trace of the script's own profiler marks them, of a recorded run; empty of other traces.
+
+        Such a profiler starts and stops inside a step of the journal: one that it touches it did not record whole, and
+        the last one holds what stopping and exporting took. While it records stacks nothing is journaled at all. A step
+        has the number of the journal's that holds its middle, where there is one, else the mark's. `begin` is where
+        that one begins.
+        """
+        ref, steps = self.ref, self.tables.steps
+        own = self.tables.traces.filter((pl.col("process") == ref.process) & (pl.col("trace") == ref.trace))
+        known = steps.filter((pl.col("process") == ref.process) & pl.col("start_ns").is_not_null())
+        if not own.height or own["owner"][0] != "user" or known.is_empty():
+            return pl.DataFrame(schema={**_STEPS, "begin": pl.Int64})
+        host = pl.col("name").str.starts_with(MARK) & pl.col("stream").is_null() & (pl.col("duration_ns") > 0)
+        marks = (
+            self.events.lazy()
+            .filter(host & (pl.col("category") == categories.ANNOTATION))
+            .select(
+                "start_ns",
+                (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns"),
+                (pl.col("start_ns") + pl.col("duration_ns") // 2).alias("middle"),
+                pl.col("name").str.extract(r"#(\d{1,18})$").cast(pl.Int64).alias("mark"),
+            )
+        )
+        journal = known.lazy().select("step", "wall_ns", begin="start_ns").sort("begin")
+        inside = pl.col("middle") < pl.col("begin") + pl.col("wall_ns")
+        found = (
+            marks.drop_nulls()
+            .sort("middle")
+            .join_asof(journal, left_on="middle", right_on="begin")
+            .with_columns(step=pl.when(inside).then("step"))
+            .collect()
+        )
+        number = "mark" if found["step"].null_count() else "step"
+        begin = pl.col("begin") if number == "step" else pl.lit(None, pl.Int64).alias("begin")
+        return found.select(pl.col(number).alias("step"), "start_ns", "end_ns", begin).sort("start_ns")
+
+    @cached_property
+    def step_numbers(self) -> Int64:
+        """Of each row the number of the step it lies in, as in `steps`; `NONE` outside."""
+        if self.marked.is_empty():
+            return self.column("step")
+        starts, ends = (self.marked[name].to_numpy() for name in ("start_ns", "end_ns"))
+        at = np.searchsorted(starts, self.start_ns, side="right") - 1
+        inside = (at >= 0) & (self.start_ns < ends[at])
+        return np.where(inside, self.marked["step"].to_numpy()[at], NONE)
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
@@ -210,9 +262,14 @@ class Base:
     lines: Lines
 
 
-def prepare(tables: Tables, origins: Origins, lines: Lines) -> Base:
+def prepare(tables: Tables, origins: Origins, lines: Lines, known: tuple[Span, ...] | None = None) -> Base:
+    """All of the traces; `known` are their spans, where they were made before."""
+    return Base(tables, spans(tables) if known is None else known, origins, lines)
+
+
+def spans(tables: Tables) -> tuple[Span, ...]:
     """The spans of all traces, by worker and time."""
-    return Base(tables, tuple(_spans(tables)), origins, lines)
+    return tuple(_spans(tables))
 
 
 def texts(column: pl.Series) -> Texts:
@@ -299,7 +356,7 @@ def _time_of(trace: str) -> int:
 
 
 def _is_annotation(name: str) -> bool:
-    return name.startswith(("ProfilerStep#", "enumerate(DataLoader)#", "enumerate(DataPipe)#", "Optimizer."))
+    return name.startswith((MARK, "enumerate(DataLoader)#", "enumerate(DataPipe)#", "Optimizer."))
 
 
 def _gpu(item: dict[str, Any]) -> GpuProperties:

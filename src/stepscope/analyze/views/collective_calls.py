@@ -102,7 +102,7 @@ def calls(span: Span, work: Work) -> Calls:
         message=message,
         messages=messages,
         sequence=sequence,
-        step=span.series("step").gather(rows).cast(pl.Int64).fill_null(NONE).to_numpy(),
+        step=span.step_numbers[rows],
     )
 
 

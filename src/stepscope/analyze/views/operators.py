@@ -13,7 +13,6 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze import intervals
-from stepscope.analyze.origins import NONE
 from stepscope.analyze.views import attribution
 from stepscope.analyze.views.base import Base, Bools, Int64, Span, texts
 from stepscope.analyze.views.call_stacks import stacks
@@ -146,7 +145,7 @@ def _part(base: Base, span: Span, by: str, step: int | None) -> _Part:
 
 def _computed(base: Base, span: Span, by: str, step: int | None) -> _Part:
     calls = Calls(span)
-    steps = span.series("step")[calls.rows].fill_null(NONE).to_numpy()
+    steps = span.step_numbers[calls.rows]
     chosen = np.ones(len(calls), bool) if step is None else steps == step
     groups, keys = _groups(calls, by)
     grouped = _Grouped(calls, groups, keys.height, chosen)

@@ -7,13 +7,15 @@ not recorded, or a good part of it, are dropped. A trace that names no step coun
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 
 from stepscope.analyze.intervals import Int64
 from stepscope.analyze.views.base import Bools, Span
-from stepscope.analyze.views.work import Work
+from stepscope.analyze.views.work import Work, work
 from stepscope.tables import categories
 
 MIN_SHARE_OF_LAST = 0.8  # a last step with fewer device slices than this share of the one before is incomplete
@@ -55,6 +57,34 @@ def step_windows(span: Span, found: Work) -> StepWindows:
         cut_ends[number] = previous
     kept = _complete(np.bincount(step[step >= 0], minlength=count))
     return StepWindows(names[:kept], cut_starts[:kept], cut_ends[:kept], count - kept, has_steps)
+
+
+def cut(spans: Iterable[Span], *, recorded: bool) -> pl.DataFrame:
+    """(process, start_ns in table `steps`, cut_ns, end_ns) of every step that traces name; no start of one dropped.
+
+    Args:
+        recorded: there is a journal, which knows its steps better than any trace: only those of the script's own
+            profiler are taken, to tell which of its steps it recorded whole.
+    """
+    found: list[tuple[str, int, int | None, int | None]] = []
+    for span in spans:
+        if recorded:
+            found += [(span.ref.process, begin, begin, None) for begin in span.marked["begin"].drop_nulls().to_list()]
+            continue
+        on_host = span.steps["start_ns"].to_list()
+        if not on_host:
+            continue
+        windows = step_windows(span, work(span))
+        kept = dict(zip(on_host, zip(windows.start_ns.tolist(), windows.end_ns.tolist(), strict=True), strict=False))
+        found += [(span.ref.process, start, *kept.get(start, (None, None))) for start in on_host]
+    schema = {"process": pl.String, "start_ns": pl.Int64, "cut_ns": pl.Int64, "end_ns": pl.Int64}
+    return pl.DataFrame(found, schema=schema, orient="row").unique(["process", "start_ns"], keep="first")
+
+
+def walls_ns(spans: Iterable[Span]) -> Int64:
+    """How long each step that traces name takes, as the views cut them."""
+    windows = (step_windows(span, work(span)) for span in spans)
+    return np.concatenate([np.empty(0, np.int64), *(one.end_ns - one.start_ns for one in windows if one.has_steps)])
 
 
 def host_steps(span: Span, found: Work) -> tuple[tuple[str, ...], Int64, Int64]:

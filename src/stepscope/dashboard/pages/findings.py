@@ -59,6 +59,9 @@ def build(context: PageContext) -> list[Block]:
     made: list[Block] = [*_head(report), *_warnings(report)]
     cards = [_card(row, report, context) for row in _in_order(report)]
     risks = [_card(row, report, context, risk=True) for row in report.risks]
+    overlap = sentences.overlap(report)
+    if overlap:
+        made.append(blocks.text(overlap, "note"))
     judged = sentences.is_judged(report)
     healthy = sentences.healthy(report) if not cards and judged else None
     if unexplained := sentences.unexplained(report):
@@ -117,9 +120,7 @@ def _head(report: Report) -> Iterator[Block]:
 
 
 def _said(report: Report, steps: Row) -> str:
-    count = words.count(steps["count"])
-    text = f"{count} steady {words.term(steps['kind'])} steps{sentences.of_ranks(steps)}, cut by "
-    text += f"{words.signal(steps.get('signal', ''))}."
+    text = f"{sentences.counted(steps)}, cut by {words.signal(steps.get('signal', ''))}."
     compiling = compiler_words.kind_note(report, steps["kind"])
     return f"{text} {blocks.sentence(compiling)}" if compiling else text
 
@@ -166,6 +167,8 @@ def _card(row: Row, report: Report, context: PageContext, *, risk: bool = False)
         "share": None if risk else row["share"],
         "gain_ceiling": None if risk else row["gain_ceiling"],
         "expected_gain": None if risk or not row["expected_gain"] else dict(row["expected_gain"]),
+        "gain": None if risk else sentences.gain(row),
+        "of": None if risk else sentences.basis(row),
         "where": [_where(place, context) for place in row["where"]],
         "ranks": list(row["ranks"]),
         "evidence": [_evidence(each) for each in row["evidence"]],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from stepscope.dashboard import blocks, selectors
 from stepscope.dashboard.blocks import Block
@@ -17,7 +16,6 @@ from stepscope.report import words
 
 if TYPE_CHECKING:
     from stepscope.analyze.steps import LabelledSteps
-    from stepscope.api import Run
     from stepscope.model import StepFacts
     from stepscope.model.views.step_series import LongStep, StepDistribution, StepPhases
 
@@ -32,6 +30,8 @@ REASONS = {
     "first_batch": "first batch of an epoch",
     "window": "under the profiler",
     "compile": "compiling",
+    "profiler": "the script's profiler starts or stops in it",
+    "incomplete": "at the end of the trace, its device work not recorded whole",
 }
 EVENTS = {"gc": "garbage collection", "save": "torch.save", "loader": "new loader iterator", "region": "region"}
 FACTS = (
@@ -51,8 +51,6 @@ FIXED = (
     ("Profiler windows", "windows_s"),
 )
 RECORD = "Record the training with stepscope, or mark its steps with stepscope.step() or torch.profiler's step()."
-
-_labelled: WeakKeyDictionary[Run, LabelledSteps] = WeakKeyDictionary()
 
 
 def build(context: PageContext) -> list[Block]:
@@ -83,10 +81,7 @@ def labelled(context: PageContext) -> LabelledSteps:
 
     from stepscope.analyze import steps
 
-    run, chosen = context.base, context.scope.steps
-    if run not in _labelled:
-        _labelled[run] = steps.label(run.tables)
-    whole = _labelled[run]
+    whole, chosen = context.base.labelled, context.scope.steps
     if chosen is None:
         return whole
     return steps.LabelledSteps(whole.frame.filter(pl.col("step").is_between(*chosen)), whole.fallback)
@@ -184,7 +179,9 @@ def _chart(parts: StepPhases, context: PageContext, *, several: bool) -> Block:
         notes.append(f"{len(parts.steps):,} of {parts.total:,} steps: of each stretch the shortest and the longest.")
     if several and context.scope.worker is None:
         notes.append(f"Steps of {parts.process}; choose a worker to see another's.")
-    usual = [at for at, reason in enumerate(parts.reasons) if reason != "warmup"] or list(range(len(parts.steps)))
+    usual = [at for at, reason in enumerate(parts.reasons) if reason not in ("warmup", "profiler")] or list(
+        range(len(parts.steps))
+    )
     longest = max(usual, key=lambda at: parts.wall_ms[at])
     sentence = (
         f"{words.term(parts.kind).capitalize()} steps {parts.steps[0]} to {parts.steps[-1]} of {parts.process}; the "

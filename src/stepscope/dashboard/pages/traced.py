@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
+from stepscope.report import sentences
 from stepscope.report.escape import plain
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Chosen:
     spans: tuple[SpanViews, ...]
     whole: bool
     absent: Block | None = None
+    slowed: str | None = None
 
     @property
     def single(self) -> SpanViews | None:
@@ -71,12 +73,13 @@ class Chosen:
         return self.spans[0]
 
     def notes(self) -> list[Block]:
-        """That a worker has more spans than the one shown."""
+        """How much slower the steps were that all figures are of; that a worker has more spans than the one shown."""
+        made = [blocks.text(blocks.sentence(self.slowed), "note")] if self.slowed else []
         if self.whole or len(self.spans) < 2:
-            return []
+            return made
         ref = self.spans[0].span
         words = f"{ref.worker} has {len(self.spans)} traces; this is span {ref.span}. Choose another above."
-        return [blocks.text(words, "note")]
+        return [*made, blocks.text(words, "note")]
 
     def selection(self, **more: Any) -> Selection:
         """The same for `Run.table`; `more` are its other fields."""
@@ -102,7 +105,8 @@ def chosen(context: PageContext, view: str, title: str) -> Chosen:
         reason = f"no trace of {worker} was recorded: choose another worker, or all"
         return Chosen((), whole=False, absent=absent(context, view, title, reason))
     why = views.absent.get(view)
-    return Chosen(found, whole, absent(context, view, title, why) if why else None)
+    slowed = sentences.profiled(context.run.profiled)
+    return Chosen(found, whole, absent(context, view, title, why) if why else None, slowed)
 
 
 def of_scope(context: PageContext, views: Views) -> tuple[SpanViews, ...]:

@@ -49,7 +49,8 @@ def _chart(item: Overview, context: PageContext, *, several: bool) -> Block:
     if len(steps) < len(item.steps):
         notes.append(f"{len(steps)} of {len(item.steps)} steps: of each stretch the shortest and the longest.")
     if item.dropped_steps:
-        notes.append(f"{item.dropped_steps} steps were recorded without the end of their device work and are left out.")
+        dropped = words.things(item.dropped_steps, "last step")
+        notes.append(f"Left out, because the end of its device work was not recorded: {dropped}.")
     if not item.has_steps:
         notes.append("No step is marked in this trace: its whole length counts as one.")
     share = words.percent(item.parts[most].share)

@@ -18,7 +18,7 @@ TrackKind = Literal["steps", "phases", "thread", "stream", "worker"]
 KINDS = (
     *("user_function", "library_function", "operator", "runtime", "sync", "annotation"),
     *("kernel", "communication", "copy", "fill", "sampled", "waiting"),
-    *("step", "eval_step", "data_wait", "forward", "backward", "optimizer", "other"),
+    *("step", "eval_step", "data_wait", "before_forward", "forward", "backward", "optimizer", "other"),
 )
 
 

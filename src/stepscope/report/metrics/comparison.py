@@ -59,9 +59,25 @@ SECTIONS = (
             started_ns=("ns", "Start of the recording, since the epoch."),
             warmup_s=("s", "How much longer the dropped steps took than as many measured ones."),
             conditions=("mixed", "Figures of the machine during the measured steps, see below."),
+            steady=("mixed", "The steady step of the same run as `analyze` tells it, see below."),
         ),
         about="With traces of others the steps are those of `ProfilerStep`, none is dropped, and figures without a "
         "source are missing.",
+    ),
+    Section(
+        "SteadyStep",
+        "The steady step of a measured run",
+        _BOTH,
+        metrics(
+            steps=("count", "Steady steps: what `steps.count` of the run's report is."),
+            of=("count", "All steps of the kind, those left out included."),
+            mean_ms=(
+                "ms",
+                "Mean of the steady steps, as in the report; `mean_ms` of the measure has stalls in it too.",
+            ),
+            median_ms=("ms", "Their median, as in the report."),
+            p95_ms=("ms", "Their 95th percentile, as in the report."),
+        ),
     ),
     Section(
         "PhaseTime",

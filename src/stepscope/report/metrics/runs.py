@@ -50,6 +50,17 @@ SECTIONS = (
             ),
             ranks=("count", "Ranks the figures are of."),
             series=("ms", "(step, wall time) of the first rank, thinned so that stalls stay."),
+            by_rank=("count", "Steady steps of each of `ranks`; `count` is their sum."),
+        ),
+    ),
+    Section(
+        "ProfiledFacts",
+        "Profiled steps",
+        "views.profiled; said beside every table and page of operators, kernels and modules",
+        metrics(
+            steps=("count", "Steps that the traces name and hold whole: what their totals are divided by."),
+            mean_ms=("ms", "Their mean, as the overview cuts them: with the device work that they launched."),
+            steady_ms=("ms", "The mean steady step outside of them; missing where every step was profiled."),
         ),
     ),
     Section(
@@ -59,7 +70,7 @@ SECTIONS = (
         metrics(
             ms=(
                 "ms",
-                "Mean time of the part in a steady step, on the host's clock. The parts exclude each other and sum to the mean step.",
+                "Mean time of the part in a steady step, on the host's clock. The parts exclude each other and sum to the mean step. data_wait is time in the loader's `__next__`; of steps that ask no loader, before_forward is what lies before the first forward pass.",
             ),
             share=("share", "The same by the mean step; the shares sum to 1."),
         ),
@@ -77,9 +88,12 @@ SECTIONS = (
             first_step_s=("s", "The whole first step: allocation, compilation, autotuning."),
             warmup_s=(
                 "s",
-                "What the warm-up steps, the first one included, took beyond as many steady ones; mean over processes.",
+                "What the warm-up steps, the first one and what it compiles included, took beyond as many steady ones; mean over processes.",
             ),
-            windows_s=("s", "Stopping profiler windows and writing their traces; of the process that spent most."),
+            windows_s=(
+                "s",
+                "Stopping profiler windows and writing their traces, and what the steps in which the script's own profiler starts or stops took beyond steady ones; of the process that spent most.",
+            ),
         ),
     ),
     Section(
@@ -107,14 +121,29 @@ SECTIONS = (
         metrics(
             cost_ms_per_step=(
                 "ms",
-                "What the loss costs in a mean steady step, measured as the rule says (docs/findings.md).",
+                "What the loss costs in a mean step of its basis, measured as the rule says (docs/findings.md).",
             ),
-            share=("share", "The same by the mean step."),
+            share=("share", "The same by `step_ms`."),
+            step_ms=(
+                "ms",
+                "The mean step of `basis`: of steady steps as the headline has it, of profiled ones, or of all of the run.",
+            ),
             gain_ceiling=(
                 "share",
                 "Upper bound of what the run could gain if this one loss vanished. Ceilings do not add up.",
             ),
             ranks=("count", "Ranks it was seen on."),
+        ),
+    ),
+    Section(
+        "Diagnosis",
+        "All findings together",
+        "views.findings_share",
+        metrics(
+            counted_share=(
+                "share",
+                "Sum of the shares of findings of steady or profiled steps that no other explains. Above 1 they overlap.",
+            ),
         ),
     ),
     Section(
