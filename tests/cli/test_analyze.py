@@ -36,7 +36,7 @@ def test_it_shows_the_report_and_keeps_it_in_the_run_folder(run: Path, capsys: p
     assert main("run") == 0
 
     shown = capsys.readouterr()
-    assert shown.out.startswith("pictures: 512 train steps, 61.3 ms a step")
+    assert shown.out.startswith("pictures: 512 of 521 train steps are steady, 61.3 ms a step")
     assert "Image.open" in shown.out
     assert "run/report.html" in shown.out
     assert shown.err == ""

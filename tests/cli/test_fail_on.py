@@ -102,7 +102,7 @@ def test_status_and_line(
     lines = shown.err.splitlines()
     assert len(lines) == len(said)
     assert all(line.startswith(f"stepscope: {words}") for line, words in zip(lines, said, strict=True)), lines
-    assert shown.out.startswith("pictures: 512 train steps")  # the report is shown all the same
+    assert shown.out.startswith("pictures: 512 of 521 train steps")  # the report is shown all the same
 
 
 @pytest.mark.usefixtures("held")
@@ -242,7 +242,7 @@ def test_the_commands_own_status_comes_first(tmp_path: Path, holds: str, command
     assert done.returncode == status, done.stderr
     assert done.stdout == ""
     assert said in checks_of(done)[0]
-    assert "pictures: 512 train steps" in done.stderr  # after the report
+    assert "pictures: 512 of 521 train steps" in done.stderr  # after the report
 
 
 # as the recorder in a training process does it after the last step it was allowed

@@ -42,6 +42,8 @@ def card(id: str, **changes: Any) -> dict[str, Any]:
         "share": 0.25,
         "gain_ceiling": 0.3,
         "expected_gain": {"low": 0.2, "high": 0.28},
+        "gain": "20 % to 28 % of the step expected, 30 % at most",
+        "of": None,
         "where": [place(42, source=SOURCE), *(place(line) for line in range(50, 54))],
         "ranks": [0, 3],
         "evidence": [{"metric": "data wait", "text": "12.5 ms", "source": "steps.jsonl"}],
@@ -98,8 +100,7 @@ def test_cards_are_complete_and_accessible(dark: bool, show: Callable[..., View]
             "ranks 0, 3",
             "12.5\u202fms",
             "25\u202f%",
-            "20\u202f% to 28\u202f% expected",
-            "30\u202f% of the step at most",
+            "20 % to 28 % of the step expected, 30 % at most",
         ),
         *(
             "data.py:42",

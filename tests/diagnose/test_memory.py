@@ -204,7 +204,7 @@ def test_a_risk_is_shown_everywhere_and_ranked_nowhere() -> None:
     assert not {"cost_ms_per_step", "share", "gain_ceiling"} & set(row)
     assert jsonfile.loads(jsonfile.dumps(report)) == report
     text = shown(report)
-    assert text.index("Nothing worth fixing") < text.index("Risks, without a measured cost") < text.index(row["title"])
+    assert text.index("Nobody explained 10") < text.index("Risks, without a measured cost") < text.index(row["title"])
     assert f"<strong>{row['title']}</strong>" in html.render(report)
 
 

@@ -190,7 +190,7 @@ def _configuration(application: Any) -> uvicorn.Config:
     import uvicorn
 
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # errors get a line of ours
-    return uvicorn.Config(
+    configuration = uvicorn.Config(
         application,
         loop="asyncio",
         http="h11",
@@ -204,3 +204,5 @@ def _configuration(application: Any) -> uvicorn.Config:
         timeout_graceful_shutdown=STOP_S,
         limit_concurrency=200,
     )
+    configuration.get_loop_factory()  # what it imports would be a long moment in which Ctrl-C finds no server
+    return configuration

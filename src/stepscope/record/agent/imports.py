@@ -63,7 +63,7 @@ class Finder:
     def __init__(self, package: str) -> None:
         self._package = package
         self._waiting = {*HOOKED, *FRAMEWORK_MODULES}
-        self._hooks: dict[str, Callable[[], Any]] = {}
+        self._hooks: dict[str, list[Callable[[], Any]]] = {}
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The spec of stepscope, or of a hooked module with its loader prepared; None for everything else."""
@@ -80,7 +80,7 @@ class Finder:
 
     def when_imported(self, name: str, hook: Callable[[], Any]) -> None:
         """Call `hook`, which must not raise, once the module `name` has been imported."""
-        self._hooks[name] = hook
+        self._hooks.setdefault(name, []).append(hook)
         self._waiting.add(name)
 
     def start_now(self) -> None:
@@ -115,7 +115,10 @@ class Finder:
             original(module)
             if name in self._waiting:
                 self._waiting.discard(name)
-                self._hooks.pop(name, lambda: _imported(name))()
+                if name in HOOKED or name in FRAMEWORK_MODULES:
+                    _imported(name)
+                for hook in self._hooks.pop(name, ()):
+                    hook()
 
         return exec_module
 

@@ -43,8 +43,17 @@ class OpenStep:
         return self._optimizers_exist
 
     def current_step(self) -> int | None:
-        """Number of the open step, None between loops."""
-        return self._number if self._segments and self._resting is None else None
+        """Number of the open step, None between loops.
+
+        Batches of a loader that has never trained are taken for steps of evaluation, until it is known what they are.
+        """
+        if not self._segments or self._resting is not None:
+            return None
+        before = self._segments[:-1]
+        iterator = self._iterators.get(self._segments[0].leader or 0) if before else None
+        if iterator is None or iterator.trained or any(segment.trained for segment in self._segments):
+            return self._number
+        return self._number + sum(segment.use != UNUSED for segment in before)
 
     def window(self, active: bool) -> None:
         """torch.profiler is on from now on, or off; the open step counts as inside when it was on at any time."""

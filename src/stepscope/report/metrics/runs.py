@@ -264,6 +264,18 @@ SECTIONS = (
         ),
     ),
     Section(
+        "BatchContent",
+        "What a batch of the loader holds",
+        "views.loader.batch",
+        metrics(
+            tensors=("count", "Tensors in a batch, median of the batches that were looked at."),
+            bytes=("bytes", "Their bytes; what a worker hands over."),
+            objects=("count", "Numbers, texts and containers in it."),
+            batches=("count", "Batches of the training loader that were looked at."),
+            per_step=("count", "Batches that a training step fetches."),
+        ),
+    ),
+    Section(
         "OperatorFacts",
         "Operators called in the window that loops are looked for in",
         "views.operator_calls",

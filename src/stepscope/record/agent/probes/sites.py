@@ -115,7 +115,8 @@ class SitesProbe:
             if owner is not None and self._patches.enabled:
                 self._wrap(owner, method, what)
 
-        if module in sys.modules:
+        loaded = sys.modules.get(module)
+        if loaded is not None and not getattr(getattr(loaded, "__spec__", None), "_initializing", False):
             wrap()
         else:
             when_imported(module, self._agent.guard.wrap(f"{self.name}.{module}", wrap, inject=False))
