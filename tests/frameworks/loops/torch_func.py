@@ -28,6 +28,7 @@ def main() -> None:
         with control.phase("forward"):
             return F.cross_entropy(functional_call(model, values, (inputs,)), labels)
 
+    torch.func.vmap(torch.sin)(torch.ones(2))  # what torch.func imports when it is first used is no phase of a step
     for _ in range(EPOCHS):
         batches: Iterable[tuple[torch.Tensor, torch.Tensor]] = DataLoader(data, batch_size=BATCH, shuffle=True)
         if not options.loader:

@@ -1,0 +1,54 @@
+"""Events of real frameworks, as `scripts/record_events.py` wrote them, are cut into the steps that really were."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from stepscope.record.agent.step_queue import QueuedCutter
+from stepscope.record.agent.steps import StepCutter, StepRow
+
+LOOPS = Path(__file__).parents[2] / "data" / "loops"
+# loop -> how many (kind, samples, fetches) it has; counted by the script that was recorded
+STEPS: dict[str, dict[tuple[str, int | None, int], int]] = {}
+
+
+def cut(name: str, cutter_class: type[StepCutter]) -> list[StepRow]:
+    rows: list[StepRow] = []
+    now = 0
+
+    def emit(row: StepRow | None, _live: bool, _now_ns: int) -> None:
+        if row is not None:
+            rows.append(row)
+
+    cutter = cutter_class(lambda: now, emit)
+    cutter.ask_use = lambda: True
+    for event, *arguments in json.loads((LOOPS / f"{name}.json").read_text()):
+        at = TIMES.get(event, len(arguments) - 1)
+        if at is not None:
+            now = arguments[at] = arguments[at] * 1_000
+        getattr(cutter, event)(*arguments)
+    return rows
+
+
+# where an event's time stands, if not last
+TIMES: dict[str, int | None] = {
+    "loader_created": 2,
+    "loader_length": None,
+    "backward_start": 0,
+    "module_forward": 0,
+}
+
+
+@pytest.mark.parametrize("cutter_class", [StepCutter, QueuedCutter])
+@pytest.mark.parametrize("name", sorted(STEPS))
+def test_a_real_loop_is_cut_into_its_steps(name: str, cutter_class: type[StepCutter]) -> None:
+    rows = cut(name, cutter_class)
+    assert Counter((row.kind, row.samples, row.fetches) for row in rows) == STEPS[name]
+
+
+def test_every_recorded_loop_is_tested() -> None:
+    assert {path.stem for path in LOOPS.glob("*.json")} == set(STEPS)
