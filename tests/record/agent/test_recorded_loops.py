@@ -13,7 +13,15 @@ from stepscope.record.agent.steps import StepCutter, StepRow
 
 LOOPS = Path(__file__).parents[2] / "data" / "loops"
 # loop -> how many (kind, samples, fetches) it has; counted by the script that was recorded
-STEPS: dict[str, dict[tuple[str, int | None, int], int]] = {}
+STEPS: dict[str, dict[tuple[str, int | None, int], int]] = {
+    "accelerate": {("train", 256, 4): 20, ("train", 128, 2): 2, ("eval", 64, 1): 20},
+    "endless_loader": {("train", 64, 1): 40, ("eval", 64, 1): 24},
+    "hf_accumulation": {("train", 32, 4): 28, ("train", 8, 1): 2, ("eval", 16, 1): 15},
+    "ignite": {("train", 64, 1): 60, ("eval", 64, 1): 20},
+    "keras": {("train", 64, 1): 60, ("eval", 64, 1): 20},
+    "lightning_accumulation": {("train", 256, 4): 40, ("train", 128, 2): 2, ("eval", 64, 1): 22},
+    "word_language_model": {("train", None, 0): 60},
+}
 
 
 def cut(name: str, cutter_class: type[StepCutter]) -> list[StepRow]:
