@@ -82,6 +82,17 @@ def test_accelerate_hands_a_batch_out_once_the_next_is_there(loop: Framework) ->
     assert phases(rows[4]) == (0, 20, 40, 5, 1)
 
 
+def test_a_loader_that_was_thought_to_look_ahead_and_does_not(loop: Framework) -> None:
+    iterator = next(loop._ids)
+    loop.cutter.loader_created(1, iterator, loop.now, True)
+    for _ in range(4):
+        loop.fetch(iterator, 10)
+        loop.micro()
+        loop.update()
+    loop.stop(iterator)
+    assert [(row.kind, row.fetches, row.samples) for row in loop.finish()] == [("train", 1, 8)] * 4
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_trainer_fetches_the_batches_of_an_update_first(loop: Framework, known: bool) -> None:
     for _epoch in range(2):

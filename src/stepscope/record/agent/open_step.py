@@ -152,7 +152,8 @@ class OpenStep:
                 return row
         held = iterator.held
         last = iterator.exhausted and not segments[-1].fetches  # the call that found the loader empty
-        if held and beyond and not last:  # it does so in every step: what it fetches is one step's
+        # In every step, or in none: what it fetches is one step's.
+        if (held and beyond and not last) or (not held and row.fetches == 1 and not last):
             iterator.ahead = False
             iterator.held = []
         elif row.fetches and not last:
