@@ -18,7 +18,11 @@ def test_a_healthy_run_says_so(tmp_path: Path) -> None:
     recorded = record(tmp_path / "run", [PYTHON, str(SCRIPTS / "healthy.py")])
     assert recorded.status == 0, recorded.text
     assert [finding["rule"] for finding in recorded.findings if finding["severity"] != "info"] == []
-    assert "nothing worth fixing above" in recorded.text.lower()
+    text, rest = " ".join(recorded.text.lower().split()), recorded.report["unexplained"]
+    if rest["large"] or rest["unseen"]:  # other tests have the cores meanwhile, and that is said instead
+        assert "nobody explained" in text or "not all could be seen" in text
+    else:
+        assert "nothing worth fixing above" in text
 
 
 @pytest.mark.parametrize("script", ["no_torch.py", pytest.param("never_steps.py", marks=pytest.mark.torch)])
