@@ -125,3 +125,18 @@ def test_of_several_settings_the_last_before_the_loader_counts() -> None:
     later = site(90, what=ARGUMENTS, time_ns=T0 + MS)
     made = site(50, id=1, dataset=2, via="transformers/trainer.py")
     assert line(analyzed(first, second, made, iterated(1, 2, at=T0 - MS), later)) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "framework", "line"),
+    [("Accelerate", "accelerate", "accelerate", None), ("HF Trainer", "transformers", "transformers", 12)],
+)
+def test_the_framework_that_was_seen_training_is_spoken_of(
+    name: str, package: str, framework: str, line: int | None
+) -> None:
+    told = site(12, what=ARGUMENTS)  # made in any case, and perhaps read by a loop of the user's own
+    seen = {"kind": "framework", "name": name, "package": package, "version": "1.0", "time_ns": T0}
+    found = analyzed(told, site(20, id=1, dataset=2), iterated(1, 2), seen).settings
+    assert found is not None
+    assert found.framework == framework
+    assert (found.place.line if found.place is not None else None) == line

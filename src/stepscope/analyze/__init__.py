@@ -136,7 +136,7 @@ def _facts(context: Context) -> Analysis:
         ranks=ranks.facts(context, labelled, site_facts),
         pipeline=pipeline.facts(labelled, train, loader_facts, machine_facts),
         machine=machine_facts,
-        settings=sites.settings(tables, loader.feeding_loader(tables, labelled)),
+        settings=sites.settings(tables, loader.feeding_loader(tables, labelled), trained_by),
         trial=trial.facts(tables),
         profiled=context.profiled,
     )

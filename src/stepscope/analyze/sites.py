@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from stepscope.analyze.windows import event_data
-from stepscope.model import Place, Settings, Site
+from stepscope.model import FrameworkFacts, Place, Settings, Site
 from stepscope.tables.schema import Tables
 
 # First folder of an installed package -> the framework whose words an advice takes.
@@ -54,10 +54,11 @@ def facts(tables: Tables) -> tuple[Site, ...]:
     )
 
 
-def settings(tables: Tables, event: _Data | None) -> Settings | None:
-    """Of the framework that runs the loop, by what it was told its settings by and by who made the loader of `event`.
+def settings(tables: Tables, event: _Data | None, trained_by: FrameworkFacts | None = None) -> Settings | None:
+    """Of the framework that runs the loop: the one that was seen training.
 
-    Of several lines the last before the loader was made; None where no framework was seen.
+    In recordings that know none, it is told by who made the loader of `event`, else by who was told its settings. Of
+    several such lines the last before the loader was made; None where no framework was seen.
     """
     built, unseen = _framework(_made(tables, event)), event is None
     before = event.get("_time") if event is not None else None
@@ -66,7 +67,11 @@ def settings(tables: Tables, event: _Data | None) -> Settings | None:
         own = _told(data)
         if own is not None and not (own in told and before is not None and row["time_ns"] > before):
             told.setdefault(own, []).append(data)
-    name = built if built in BUILDERS else next((name for name in FRAMEWORKS if name in told), None)
+    seen = None
+    if trained_by is not None:
+        seen = "fabric" if trained_by.name == "Fabric" else PACKAGES.get(trained_by.package)
+    guessed = built if built in BUILDERS else next((name for name in FRAMEWORKS if name in told), None)
+    name = guessed if seen is None else seen
     if name is None:
         return None
     place = place_of(told[name][-1]) if name in told else None

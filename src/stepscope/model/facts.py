@@ -335,7 +335,7 @@ class Site:
 class Settings:
     """The line that tells a training framework its settings: `TrainingArguments(...)`, Lightning's `Trainer(...)`.
 
-    `framework` is one of `analyze.settings.FRAMEWORKS`. With `loaders` it also builds the DataLoader that feeds
+    `framework` is one of `analyze.sites.FRAMEWORKS`. With `loaders` it also builds the DataLoader that feeds
     training from them; otherwise that is the user's own.
     """
 
