@@ -171,7 +171,8 @@ def test_a_cancelled_step_ends_as_it_would_without_us(tmp_path: Path) -> None:
 
 
 def test_a_requeued_step_starts_although_its_folder_is_taken(tmp_path: Path) -> None:
-    line = [*RUN, "--quiet", "--out", str(tmp_path / "run"), "--", PYTHON, "-c", "print('trained')"]
+    program = "import sys; sys.stdout.write('trained\\n')"  # in one piece, whoever writes beside it
+    line = [*RUN, "--quiet", "--out", str(tmp_path / "run"), "--", PYTHON, "-c", program]
     first = job(tmp_path, [*SRUN, "--nodes", "2", *line])
     again = job(tmp_path, [*SRUN, "--nodes", "2", "--restart", "1", *line])
     assert (first.returncode, again.returncode) == (0, 0), again.stderr.decode()

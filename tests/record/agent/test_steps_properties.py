@@ -132,6 +132,7 @@ def test_events_that_wait_change_nothing(parts: list[list[tuple[int, int, int]]]
 @example([[(1, 0, 0)], PLAIN_STEP * 9, [(3, 0, 0)]], 1, 60, 4)
 @example([[(1, 1, 0), (13, 0, 0), (2, 0, 0)], EVALUATION * 2], 0, 1, 1)
 @example([[(18, 1, 0), (1, 1, 0), (18, 0, 0), (2, 1, 0), *PLAIN_STEP[1:]], PLAIN_STEP * 2], 0, 60, 4)
+@example([[(0, 1, 0), (24, 1, 0)], PLAIN_STEP * 2], 0, 25, 2)  # epochs of one batch each, counted once
 def test_steps_that_wait_are_cut_as_they_would_have_been(
     parts: list[list[tuple[int, int, int]]], listener_ms: int, wait_ms: int, limit: int
 ) -> None:

@@ -305,7 +305,7 @@ class QueuedCutter(StepCutter):
             rows.append(_new_row(StepRow, (self._number, kind, epoch, begin, over - begin, *parts, *ends)))
             self._number += 1
             begin, in_window, first_batch, ahead, other = over, 1 if self._window else 0, 0, 0, 0
-            if at < last:
+            if at + STRIDE <= last:  # the fetch of the step that runs is told below
                 iterator.batch()
                 epoch = iterator.epoch
                 fetched, samples = waiting[at + TIMES : at + STRIDE]
