@@ -124,3 +124,28 @@ def test_texts_of_kernels_reach_the_sums(parts: list[tuple[int, int]]) -> None:
         assert list(row.top) == tops
         assert row.ns == sum(expected[row.place.line].values())
     assert np.sum([row.events for row in found.lines]) == len(parts)
+
+
+@pytest.mark.parametrize("steps_below, file", [(3, "trainers/loop.py"), (1, "train.py")])
+def test_a_line_that_leads_to_a_librarys_training_is_no_place(steps_below: int, file: str) -> None:
+    """`fit()` runs for several steps below the user's line: the place of its work is the library's.
+
+    Where the user's own loop calls a library's module in every step, the place is the user's.
+    """
+    trace = Slices()
+    main = trace.add("python_function", "train.py(9): main", 0, 100, step=None)
+    starts = [10, 40, 70]
+    for number, start in enumerate(starts):
+        trace.add("cpu_op", "aten::zeros", start, step=number, parent=main)
+    for start in starts[: len(starts) if steps_below == 1 else 1]:
+        duration = 20 if steps_below == 1 else 90
+        lib = trace.add(
+            "python_function",
+            "/usr/lib/python3/site-packages/trainers/loop.py(5): fit",
+            start - 5,
+            duration,
+            parent=main,
+        )
+        trace.kernel(start, 4, below=trace.add("cpu_op", "aten::mm", start + 2, parent=lib, step=starts.index(start)))
+    found = reasons_of(trace)
+    assert [line.place.file for line in found.lines] == [file]

@@ -24,6 +24,7 @@ from stepscope.analyze.places import UserCode
 from stepscope.tables.categories import FUNCTION, OPERATORS
 from stepscope.tables.schema import Tables
 
+STEPS_OF_LOOP = 2  # that begin while a function runs: it is the training loop, or calls it
 MAX_DEPTH = 100_000  # a broken (cyclic) tree ends here
 NONE = -1
 STRETCH = 500_000  # rows whose names are looked at together
@@ -120,6 +121,7 @@ def prepare(tables: Tables, code: UserCode) -> Origins:
         user, library = (np.full(events.height, NONE, np.int32) for _ in range(2))
         _mark(events, pl.when(_IS_FUNCTION).then("name"), _named, code, places, user, library)
         _mark(events, pl.col("call_stack"), _innermost, code, places, user, library)
+        user[_leading(events, user, library)] = NONE
     return Origins(
         events=events,
         user=user,
@@ -127,6 +129,35 @@ def prepare(tables: Tables, code: UserCode) -> Origins:
         places=tuple(places),
         any_frames=any_frames,
     )
+
+
+def _leading(events: pl.DataFrame, user: Int32, library: Int32) -> Int64:
+    """Rows of the user's that only lead to a library's training, as the caller of `trainer.train()` does.
+
+    A function of the library that runs for several steps lies below them: their line would stand for all that it does.
+    """
+    trace = ["process", "trace"]
+    rows = events.lazy().select(*trace, "step", "start_ns", "duration_ns").with_row_index("row")
+    foreign = pl.Series(library >= 0)
+    if not foreign.any() or not (user >= 0).any():
+        return np.empty(0, np.int64)
+    calls = rows.filter(foreign, pl.col("duration_ns") > 0).sort("start_ns").collect()
+    begins = rows.filter(pl.col("step").is_not_null()).group_by(*trace, "step").agg(pl.col("start_ns").min()).collect()
+    loops = [np.empty(0, np.int64)]
+    for key, own in calls.group_by(trace):
+        begin = begins.filter(process=key[0], trace=key[1])["start_ns"].sort().to_numpy()
+        start = own["start_ns"].to_numpy()
+        inside = np.searchsorted(begin, start + own["duration_ns"].to_numpy()) - np.searchsorted(begin, start, "right")
+        loops.append(own["row"].to_numpy()[inside >= STEPS_OF_LOOP].astype(np.int64))
+    parent = positions(events["id"], events["parent"])
+    above, met = np.concatenate(loops), np.zeros(events.height, bool)
+    for _ in range(MAX_DEPTH):
+        above = np.unique(parent[above])
+        above = above[(above >= 0) & ~met[above]]
+        if not len(above):
+            break
+        met[above] = True
+    return np.flatnonzero(met & (user >= 0))
 
 
 def in_engine(events: pl.DataFrame, rows: Rows) -> Bools:

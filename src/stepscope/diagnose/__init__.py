@@ -51,7 +51,7 @@ def diagnose(analysis: Analysis, *, ignored: Mapping[str, str] = _NOTHING) -> Di
         if not missing:
             found = rule.judge(analysis)
             for finding in found:
-                worded = in_framework(linked(tempered(finding, rule, analysis)), analysis)
+                worded = in_framework(_entered(linked(tempered(finding, rule, analysis)), analysis), analysis)
                 findings.setdefault(finding.id, worded)
             missing = [] if found else _missing(rule.helps, analysis)
         if missing:
@@ -68,6 +68,15 @@ def diagnose(analysis: Analysis, *, ignored: Mapping[str, str] = _NOTHING) -> Di
     return Diagnosis(
         tuple(ordered), (*abstained, *without_inputs), switched_off, risks, unexplained(analysis, ordered), counted
     )
+
+
+def _entered(finding: Finding, analysis: Analysis) -> Finding:
+    """The finding with the user's line that leads to the library's where its loss is, as samples saw it."""
+    if not finding.where or any(place.file.startswith("/") for place in finding.where):
+        return finding
+    lines = sorted(analysis.python or (), key=lambda line: -line.ms_per_step)
+    entry = next((line.entry for line in lines if line.entry is not None), None)
+    return finding if entry is None else replace(finding, where=(*finding.where, entry))
 
 
 def _no_louder_than_sure(finding: Finding) -> Finding:

@@ -279,13 +279,14 @@ TITLES = {
     "ultralytics": "Ultralytics",
 }
 # Changes that findings of these rules propose and that no knob turns.
-_MORE: Mapping[str, tuple[str, ...]] = {
-    "compute.small_batch": ("batch_size",),
-    "memory.allocator_retries": ("batch_size", "accumulation", "checkpointing"),
-    "memory.near_limit": ("batch_size", "accumulation", "checkpointing"),
+_LESS_MEMORY = (("batch_size", FREE), ("accumulation", FREE), ("checkpointing", "true"))
+_MORE: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "compute.small_batch": (("batch_size", FREE),),
+    "compute.recompute": (("checkpointing", "false"),),
+    "memory.allocator_retries": _LESS_MEMORY,
+    "memory.near_limit": _LESS_MEMORY,
 }
 _SAVES = "io.blocking_in_step"
-_VALUES = {"checkpointing": "true"}
 
 
 def edit_of(change: str, settings: Settings | None) -> tuple[Edit | None, bool]:
@@ -337,8 +338,8 @@ def in_framework(finding: Told, analysis: Analysis) -> Told:
 def _proposed(finding: Finding | Risk) -> list[tuple[str, str]]:
     """(change, value) of its knobs, and of what no knob turns."""
     saves = finding.rule == _SAVES and "save" in finding.title
-    more = ("saving.every",) if saves else _MORE.get(finding.rule, ())
-    return [(each.knob, each.value) for each in finding.try_] + [(name, _VALUES.get(name, FREE)) for name in more]
+    more = (("saving.every", FREE),) if saves else _MORE.get(finding.rule, ())
+    return [*((each.knob, each.value) for each in finding.try_), *more]
 
 
 def _at(place: Place | None) -> str:
