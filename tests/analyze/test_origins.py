@@ -126,7 +126,7 @@ def test_texts_of_kernels_reach_the_sums(parts: list[tuple[int, int]]) -> None:
     assert np.sum([row.events for row in found.lines]) == len(parts)
 
 
-@pytest.mark.parametrize("steps_below, file", [(3, "trainers/loop.py"), (1, "train.py")])
+@pytest.mark.parametrize(("steps_below", "file"), [(3, "trainers/loop.py"), (1, "train.py")])
 def test_a_line_that_leads_to_a_librarys_training_is_no_place(steps_below: int, file: str) -> None:
     """`fit()` runs for several steps below the user's line: the place of its work is the library's.
 
