@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepscope.record.agent.window_session import apart
 from tests.record.agent.window_harness import CYCLES, read_events, read_steps, read_trace, recorded, train
 
 pytestmark = pytest.mark.torch
@@ -31,6 +34,37 @@ def test_a_window_is_a_readable_trace_with_stacks_and_shapes(tmp_path: Path) -> 
     assert len(linear) == 4
     assert [4, 8] in linear[0]["args"]["Input Dims"]
     assert not list((run / "rank-0").glob("*.tmp"))
+
+
+def test_what_a_window_leaves_behind_is_not_in_the_heap_of_the_training_thread(tmp_path: Path) -> None:
+    """torch is called on another thread, which has a heap of its own."""
+    run = tmp_path / "run"
+    with recorded(run, **CYCLES):
+        train(8)
+    (window,) = windows(run)
+    events = read_trace(run / "rank-0" / window["trace"])
+    training = {e["tid"] for e in events if e.get("cat") == "cpu_op"}
+    starting = {e["tid"] for e in events if e.get("cat") == "python_function" and "_start_trace" in e["name"]}
+    assert len(training) == len(starting) == 1
+    assert training != starting
+
+
+@pytest.mark.parametrize("of_main_thread", [True, False])
+def test_work_apart_raises_what_it_raised_and_is_over_before_a_signal_is(of_main_thread: bool) -> None:
+    done: list[int] = []
+
+    def work() -> None:  # the handler runs on the main thread, which waits or has just ended to wait
+        thread = threading.main_thread().ident if of_main_thread else threading.get_ident()
+        assert thread is not None
+        signal.pthread_kill(thread, signal.SIGINT)
+        time.sleep(0.05)
+        done.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        apart(work)
+    assert done == [1]
+    with pytest.raises(ZeroDivisionError):
+        apart(lambda: done.append(1 // 0))
 
 
 def test_regions_are_carried_into_the_trace(tmp_path: Path) -> None:

@@ -50,3 +50,12 @@ def test_compilation_drops_a_window_and_the_next_is_kept(tmp_path: Path) -> None
     compiled = [event["step"] for event in read_events(run, "compile")]
     assert compiled == [4]
     assert windows[1]["first_step"] > 6
+
+
+def test_a_forked_child_ends_as_it_would_without_us(tmp_path: Path) -> None:
+    """What torch's profiler keeps for good would have its destructor wait for a thread that the child has not got."""
+    plain = run_script("loop.py", "fork")
+    done, windows = run_loop(tmp_path / "run", "fork", CYCLES)
+    assert windows
+    assert "child ended with 4" in plain.stdout
+    assert (done.status, done.stdout, done.stderr) == (plain.status, plain.stdout, plain.stderr)

@@ -15,11 +15,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepscope.record.agent import memory
+from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.probes.loader import LoaderProbe
 from stepscope.record.agent.probes.user_profiler import UserProfilerProbe
 from stepscope.record.agent.window_budget import Budget
 from stepscope.record.agent.window_plan import HIGH, LOW, AutoPlan, Boundary, Opening, make_plan
-from stepscope.record.agent.window_session import Session, anything_enabled, device_in_use, trace_path
+from stepscope.record.agent.window_session import (
+    Session,
+    anything_enabled,
+    begin_here,
+    device_in_use,
+    in_forked_child,
+    is_cpu_build,
+    trace_path,
+)
 
 if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent
@@ -41,11 +50,15 @@ def attach(agent: Agent) -> WindowManager | None:
         agent.events.write("window_skipped", reason="the script's own profilers cannot be seen", step=None)
         return None
     manager = WindowManager(agent, probe)
+    if is_cpu_build():
+        manager.begin_here()
     agent.add_step_listener(manager, every_step=lambda: manager.is_open or not manager.plan.over)
     probe.make_room = manager.make_room
     agent.add_finish_hook(manager.finish, NAME)
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=agent.guard.wrap(NAME, manager.before_fork, inject=False))
+        # The child's handler is guarded by itself: a forked child's agent has been switched off before it runs.
+        child = Guard(lambda _probe, _error: None).wrap(NAME, in_forked_child, inject=False)
+        os.register_at_fork(before=agent.guard.wrap(NAME, manager.before_fork, inject=False), after_in_child=child)
     return manager
 
 
@@ -91,11 +104,24 @@ class WindowManager:
         self._why_not: str | None = None
         self._said: str | None = None
         self._usual_wall_ns = 0
+        self._imported_torch = threading.get_ident()  # the thread: an import hook starts the agent
+        self._is_apart: bool | None = None  # whether sessions run on threads of their own; None before the first loop
 
     @property
     def is_open(self) -> bool:
         """Whether a window is open now."""
         return self._window is not None
+
+    def begin_here(self) -> None:
+        """Decide whether sessions run apart: no device is in use, and torch's first one is had on the right thread.
+
+        As early as can be: what it leaves behind then lies below the script's tensors. Where torch knows of devices
+        that is the first loop, for to ask for one would initialise its driver before processes are forked.
+        """
+        here = self._imported_torch == threading.get_ident() and not self._config.memory and device_in_use() is None
+        self._is_apart = here and self._probe.busy() is None and not anything_enabled()
+        if self._is_apart:
+            begin_here()
 
     # ---------------------------------------------------------------------------------------------- step boundaries
 
@@ -106,6 +132,8 @@ class WindowManager:
             return
         completed = False
         try:
+            if self._is_apart is None:
+                self.begin_here()
             if window is not None:
                 self._advance(window, row)
             elif row is not None and not self.plan.over:
@@ -186,7 +214,9 @@ class WindowManager:
             self._asked = None
             self._closed.clear()
             self.budget.opened()
-            session = Session(memory=self._config.memory, device=device_in_use())
+            device = device_in_use()
+            apart = self._is_apart is True and device is None
+            session = Session(memory=self._config.memory, device=device, is_apart=apart)
             window = _Window(
                 session=session,
                 opening=opening,

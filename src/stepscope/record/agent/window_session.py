@@ -7,6 +7,7 @@ versions from 2.1 on is looked for before it is used.
 
 from __future__ import annotations
 
+import _thread
 import inspect
 import json
 import os
@@ -14,13 +15,14 @@ import sys
 import threading
 import warnings
 from contextlib import contextmanager
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 # With `verbose` the trace repeats a call stack on every operator: measured 1.5 times the bytes and 3 times the time to
 # stop, for what the nesting of python_function events says already.
 VERBOSE = False
 
 _ours = threading.local()
+_opened = False  # a session of ours, in this process or the one it was forked from
 
 
 def in_our_call() -> bool:
@@ -83,6 +85,77 @@ def device_in_use() -> str | None:
     return None
 
 
+def apart(work: Callable[[], None]) -> None:
+    """Run `work` on a thread of its own and wait for it; on the calling one where no thread can be started any more.
+
+    glibc gives a new thread a heap of its own. On the training thread's, what torch keeps after its first sessions lies
+    between the script's tensors, and decides which freed memory goes back to the system: page faults of all later
+    steps were seen to change five-fold.
+    """
+    raised: list[BaseException] = []
+    ended: list[bool] = []
+    over = _thread.allocate_lock()
+    over.acquire()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - the caller's to handle
+            raised.append(error)
+        finally:
+            ended.append(True)
+            over.release()
+
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError:  # the interpreter is ending
+        work()
+        return
+    while not ended:
+        try:
+            over.acquire()
+        except BaseException as error:  # noqa: BLE001 - a signal's handler raised: not before torch's call is over
+            raised.append(error)
+    if raised:
+        raise raised[-1]
+
+
+def _here(work: Callable[[], None]) -> None:
+    work()
+
+
+def begin_here() -> None:
+    """Open and close an empty session, a millisecond: libkineto wants its first one on the thread that imported torch,
+    and says so on the script's stderr otherwise.
+    """
+    first = Session(memory=False, device=None)
+    first.start()
+    first.stop()
+
+
+def in_forked_child() -> None:
+    """Let this process end without the destructors of the libraries that its parent loaded, if a session was opened.
+
+    libkineto then keeps a thread that a forked child has no more, and its destructor waits for it for ever. By then
+    Python has finished, and C streams are flushed here; a child of `multiprocessing` ends without destructors anyway.
+    """
+    if not _opened:
+        return
+    import ctypes
+
+    library = ctypes.CDLL(None)
+    if hasattr(library, "on_exit"):  # glibc: handlers get the exit status, the last one registered comes first
+        library.on_exit(library._exit, None)
+        library.on_exit(library.fcloseall, None)
+
+
+def is_cpu_build() -> bool:
+    """Whether this torch was built for no device at all."""
+    import torch
+
+    return all(getattr(torch.version, name, None) is None for name in ("cuda", "hip", "xpu"))
+
+
 def trace_path(folder: str) -> str:
     """A path in `folder` for the next trace, never one that exists, compressed or not."""
     taken = set(os.listdir(folder))
@@ -93,27 +166,53 @@ def trace_path(folder: str) -> str:
 
 
 class Session:
-    """prepare → start → stop → export, on one thread. After `abandon` no call reaches torch any more."""
+    """prepare → start → stop → export, asked for on one thread. After `abandon` no call reaches torch any more.
 
-    def __init__(self, *, memory: bool, device: str | None) -> None:
+    `is_apart`: torch is called on threads of our own (`apart`), which only a session over all threads can be.
+    """
+
+    def __init__(self, *, memory: bool, device: str | None, is_apart: bool = False) -> None:
         self.state = "new"  # new | prepared | recording | stopped | gone
         self.thread = threading.get_ident()
         self._visible = False
         with our_call():
-            self._profiler: Any = _build(memory=memory, device=device)
+            self._profiler: Any
+            self._profiler, all_threads = _build(memory=memory, device=device)
+        self._run: Callable[[Callable[[], None]], None] = apart if is_apart and all_threads else _here
 
     def prepare(self) -> None:
         """Device tracing warms up from here on."""
+        self._run(self._prepare)
+
+    def start(self) -> None:
+        """Recording begins."""
+        self._run(self._start)
+
+    def stop(self) -> None:
+        """Recording ends; torch assembles the trace, which takes longer than anything else here."""
+        self._run(self._stop)
+
+    def export(self, path: str) -> int:
+        """Writes plain JSON to `path` by way of a temporary name; the file's size in bytes."""
+        temporary = path + ".tmp"
+        self._run(lambda: self._export(temporary))
+        size = os.path.getsize(temporary)
+        os.replace(temporary, path)
+        self._profiler = None
+        return size
+
+    def _prepare(self) -> None:
+        global _opened
+        _opened = True
         with our_call():
             self._profiler._prepare_trace()
         self.state = "prepared"
 
-    def start(self) -> None:
-        """Recording begins."""
+    def _start(self) -> None:
         import torch
 
         if self.state == "new":
-            self.prepare()
+            self._prepare()
         with our_call():
             self._profiler._start_trace()
             # A session over all threads is not the thread's own, and torch then answers False here while it records.
@@ -121,23 +220,16 @@ class Session:
             self.state = "recording"
             _add_metadata(torch)
 
-    def stop(self) -> None:
-        """Recording ends; torch assembles the trace, which takes longer than anything else here."""
+    def _stop(self) -> None:
         if self.state == "prepared":  # torch complains on stderr when a prepared session is left behind
-            self.start()
+            self._start()
         with our_call():
             self._profiler.__exit__(None, None, None)
         self.state = "stopped"
 
-    def export(self, path: str) -> int:
-        """Writes plain JSON to `path` by way of a temporary name; the file's size in bytes."""
-        temporary = path + ".tmp"
+    def _export(self, path: str) -> None:
         with our_call():
-            self._profiler.export_chrome_trace(temporary)
-        size = os.path.getsize(temporary)
-        os.replace(temporary, path)
-        self._profiler = None
-        return size
+            self._profiler.export_chrome_trace(path)
 
     def abandon(self) -> None:
         """Another session took over: touching this one would crash the process, so it is only forgotten."""
@@ -175,7 +267,8 @@ def _distributed_info(distributed: Any) -> dict[str, Any]:
     }
 
 
-def _build(*, memory: bool, device: str | None) -> Any:
+def _build(*, memory: bool, device: str | None) -> tuple[Any, bool]:
+    """(torch's profiler, whether it records all threads)."""
     import torch
 
     arguments: dict[str, Any] = {
@@ -185,7 +278,7 @@ def _build(*, memory: bool, device: str | None) -> Any:
         "profile_memory": memory,
         "use_kineto": True,
     }
-    config = _experimental_config(torch, all_threads=not memory)
+    config, all_threads = _experimental_config(torch, all_threads=not memory)
     if config is not None:
         arguments["experimental_config"] = config
     accepted = inspect.signature(torch.autograd.profiler.profile.__init__).parameters
@@ -195,7 +288,8 @@ def _build(*, memory: bool, device: str | None) -> Any:
         if device == "cuda" and "use_cuda" in accepted and not _use_device_suffices(torch):
             arguments["use_cuda"] = True
             arguments.pop("use_device", None)
-    return torch.autograd.profiler.profile(**{k: v for k, v in arguments.items() if k in accepted})
+    made = torch.autograd.profiler.profile(**{k: v for k, v in arguments.items() if k in accepted})
+    return made, all_threads and "experimental_config" in accepted
 
 
 def _use_device_suffices(torch: Any) -> bool:
@@ -204,16 +298,16 @@ def _use_device_suffices(torch: Any) -> bool:
     return len(parts) > 1 and (int(parts[0]), int(parts[1])) >= (2, 3)
 
 
-def _experimental_config(torch: Any, *, all_threads: bool) -> Any | None:
-    """The newest set of options this torch accepts; each unknown keyword is a TypeError."""
+def _experimental_config(torch: Any, *, all_threads: bool) -> tuple[Any | None, bool]:
+    """(the newest set of options this torch accepts, whether all threads are in it). Unknown ones are TypeErrors."""
     make = getattr(torch._C._profiler, "_ExperimentalConfig", None)
     if make is None:
-        return None
+        return None, False
     # A session over all threads is not told of allocations: torch hands them to the session of the thread alone.
     everywhere = ({"verbose": VERBOSE, "profile_all_threads": True},) if all_threads else ()
     for options in (*everywhere, {"verbose": VERBOSE}, {}):
         try:
-            return make(**options)
+            return make(**options), "profile_all_threads" in options
         except TypeError:
             continue
-    return None
+    return None, False

@@ -1,5 +1,8 @@
 """A small training loop; argv[1] says what happens in it. The agent is started as the launcher would."""
 
+import atexit
+import ctypes
+import os
 import sys
 
 import torch
@@ -21,4 +24,12 @@ for index, (x, y) in enumerate(torch.utils.data.DataLoader(data, batch_size=4)):
     optimizer.step()
     if what == "raise" and index == 5:
         raise SystemExit(3)
+if what == "fork":
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        atexit.register(print, "child's own exit handler")
+        ctypes.CDLL(None).puts(b"child's C stream")
+        sys.exit(4)
+    print("child ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 print("done")
