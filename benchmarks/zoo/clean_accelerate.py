@@ -5,35 +5,13 @@ from __future__ import annotations
 import torch
 from accelerate import Accelerator
 from common import Watch, parse
-from torch import nn
+from perceptron import BATCH, Vectors, network
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
-
-BATCH, FEATURES, CLASSES = 128, 512, 10
-
-
-class Vectors(Dataset):
-    """Vectors in memory, handed out by the batch."""
-
-    def __init__(self, items: int) -> None:
-        self.stored, self.items = torch.randn(1024, FEATURES), items
-
-    def __len__(self) -> int:
-        return self.items
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.stored[index % 1024], index % CLASSES
-
-
-def network() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Linear(FEATURES, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU()),
-        *(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, CLASSES)),
-    )
+from torch.utils.data import DataLoader
 
 
 def main() -> None:
-    options, watch = parse(steps=150), Watch()
+    options, watch = parse(steps=80), Watch()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     accelerator, model = Accelerator(cpu=True), network()

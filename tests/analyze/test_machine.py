@@ -212,6 +212,19 @@ def test_the_line_that_grows_is_named() -> None:
     assert drift.lines[0].late_ms_per_step > drift.lines[0].early_ms_per_step
 
 
+def test_growth_inside_a_librarys_training_is_not_told_of_the_line_that_called_it() -> None:
+    steps = growing()
+    stacks = growing_stacks(steps)
+    fit = "fit (/usr/lib/python3/site-packages/trainers/loop.py:9)"
+    for row in stacks:
+        logs = "log (/usr/lib/python3/site-packages/trainers/history.py:5)"
+        trains = any("linear" in frame for frame in row["frames"])
+        row["frames"] = [f"train ({TRAIN}:11)", fit, f"forward ({TORCH}/nn/modules/module.py:1)" if trains else logs]
+    drift = of(make_tables(steps=steps, stacks=stacks)).drift
+    assert drift is not None
+    assert [(line.place.file, line.place.line) for line in drift.lines] == [("trainers/history.py", 5)]
+
+
 # ---------------------------------------------------------------------------------------------- epochs, waves
 
 

@@ -106,7 +106,7 @@ def _facts(context: Context) -> Analysis:
     slices = device.slices(tables)
     site_facts = sites.facts(tables)
     trace_facts = device.traces(tables, slices)
-    machine_facts = machine.facts(context, labelled, train, loader_facts, io_facts, python_facts)
+    machine_facts = machine.facts(context, labelled, train, loader_facts, io_facts, python_facts, call_paths)
     roots = (*tables.run.user_roots, *context.options.source_roots)
     trained_by = framework.facts(tables, train)
     notes = (*tables.quality.notes, *framework.notes(trained_by))

@@ -100,7 +100,7 @@ class Calls:
 
 def place_of(row: Mapping[str, Any]) -> Place:
     """Where a row of `PLACE_COLUMNS` stands: at a line of the user's, or of the library that works on its own."""
-    whose = "user" if row["library_file"] is None else "library"
+    whose = "user" if row.get("library_file") is None else "library"
     return Place(*(row[f"{whose}_{part}"] for part in _PLACE))
 
 

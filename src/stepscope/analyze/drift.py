@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
+from stepscope.analyze.calls import PLACE_COLUMNS, Calls, place_of
 from stepscope.analyze.intervals import Int64
 from stepscope.analyze.sampled.samples import Samples
 from stepscope.analyze.steps import LabelledSteps, with_all_phases
@@ -25,7 +26,7 @@ MIN_SAMPLES = 10  # of a line in the last third
 THIRD = 3
 
 
-def facts(labelled: LabelledSteps, samples: Samples | None) -> DriftFacts | None:
+def facts(labelled: LabelledSteps, samples: Samples | None, calls: Calls | None) -> DriftFacts | None:
     """None with fewer than `MIN_STEPS` steady training steps on a rank."""
     steady = labelled.steady().filter(pl.col("start_ns").is_not_null()).sort("process", "start_ns")
     ranks = [own for own in steady.partition_by("process", maintain_order=True) if own.height >= MIN_STEPS]
@@ -44,7 +45,7 @@ def facts(labelled: LabelledSteps, samples: Samples | None) -> DriftFacts | None
         lost_ms_per_step=max(0.0, (late - early) / 2),
         medians_ms=tuple(float(value) for value in np.mean(medians, axis=0)),
         phases=_phases(ranks),
-        lines=_lines(steady, samples) if rising else (),
+        lines=_lines(steady, samples, calls) if rising else (),
     )
 
 
@@ -93,16 +94,19 @@ def _phases(ranks: list[pl.DataFrame]) -> dict[str, float]:
     return grown
 
 
-def _lines(steady: pl.DataFrame, samples: Samples | None) -> tuple[DriftLine, ...]:
+def _lines(steady: pl.DataFrame, samples: Samples | None, calls: Calls | None) -> tuple[DriftLine, ...]:
     """Lines whose sampled time per step grew from the first third of the steady time to the last, most first."""
     if samples is None:
         return ()
+    rows = samples.rank_steps()
+    if calls is not None:
+        rows = rows.join(calls.of_row, on="row", how="left", maintain_order="left")
     begin, end = steady["start_ns"].min(), (steady["start_ns"] + steady["wall_ns"]).max()
     assert isinstance(begin, int)
     assert isinstance(end, int)
     third = (end - begin) // THIRD
-    early = _of_period(steady, samples, begin, begin + third)
-    late = _of_period(steady, samples, end - third, end)
+    early = _of_period(steady, rows, begin, begin + third)
+    late = _of_period(steady, rows, end - third, end)
     found = [
         DriftLine(place, early.get(place, (0.0, 0))[0], ms, count)
         for place, (ms, count) in late.items()
@@ -112,18 +116,23 @@ def _lines(steady: pl.DataFrame, samples: Samples | None) -> tuple[DriftLine, ..
     return tuple(found[:MAX_LINES])
 
 
-def _of_period(steady: pl.DataFrame, samples: Samples, begin: int, end: int) -> dict[Place, tuple[float, int]]:
-    """(ms per step, samples) by line, of stacks whose segment has its middle in that time; {} without any."""
+def _of_period(steady: pl.DataFrame, rows: pl.DataFrame, begin: int, end: int) -> dict[Place, tuple[float, int]]:
+    """(ms per step, samples) by line, of stacks whose segment has its middle in that time; {} without any.
+
+    A line that only leads to a library's training is not told, but what of the library works below it.
+    """
     middle = (pl.col("start_ns") + pl.col("end_ns")) // 2
-    rows = samples.rank_steps().filter(middle.is_between(begin, end))
+    rows = rows.filter(middle.is_between(begin, end))
     steps = steady.filter(pl.col("start_ns").is_between(begin, end))
     total = int(rows["samples"].sum())
     if not total or steps.is_empty():
         return {}
     per_sample = float(steps["wall_ns"].sum()) / steps.height / 1e6 / total
     own = rows.filter(pl.col("user_file").is_not_null() & pl.col("user_line").is_not_null())
-    sums = own.group_by("user_file", "user_line", "user_function").agg(pl.col("samples").sum())
-    return {
-        Place(file, line, function): (count * per_sample, int(count))
-        for file, line, function, count in sums.sort("user_file", "user_line", "user_function").rows()
-    }
+    columns = [column for column in PLACE_COLUMNS if column in own.columns]
+    found: dict[Place, tuple[float, int]] = {}
+    for row in own.group_by(columns).agg(pl.col("samples").sum()).sort(columns).iter_rows(named=True):
+        place = place_of(row)
+        ms, count = found.get(place, (0.0, 0))
+        found[place] = (ms + row["samples"] * per_sample, count + int(row["samples"]))
+    return found

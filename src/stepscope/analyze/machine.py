@@ -18,6 +18,7 @@ from stepscope.analyze import (
     storage,
     trace_loader,
 )
+from stepscope.analyze.calls import Calls
 from stepscope.analyze.context import Context
 from stepscope.analyze.steps import LabelledSteps
 from stepscope.model import IoFacts, LoaderFacts, PythonFacts, StepFacts
@@ -31,6 +32,7 @@ def facts(
     loader: LoaderFacts | None,
     io: Iterable[IoFacts] | None = None,
     python: Iterable[PythonFacts] | None = None,
+    calls: Calls | None = None,
 ) -> MachineFacts:
     """A part is None where its source is missing. `io` and `python` tell what the main thread waits for besides."""
     tables = context.tables
@@ -43,7 +45,7 @@ def facts(
         pauses=pauses.facts(tables, labelled) if journaled else None,
         cpu=cpu,
         memory=cores.memory(tables, labelled, mean_ms),
-        drift=drift.facts(labelled, context.sampled),
+        drift=drift.facts(labelled, context.sampled, calls),
         profiler=profiled.facts(tables, labelled),
         epochs=epochs.facts(tables, labelled, loader),
         waves=epochs.waves(tables, labelled),
