@@ -24,6 +24,7 @@ POINTS = 240  # medians of neighbouring steps that the line goes through; its pa
 MAX_LINES = 3
 MIN_SAMPLES = 10  # of a line in the last third
 THIRD = 3
+UNKNOWN = 0.05  # of the steps may lack a phase, which is then told by the others
 
 
 def facts(labelled: LabelledSteps, samples: Samples | None, calls: Calls | None) -> DriftFacts | None:
@@ -84,12 +85,12 @@ def _phases(ranks: list[pl.DataFrame]) -> dict[str, float]:
     told = [phase for phase in PHASES if any(own[f"{phase}_ns"].null_count() < own.height for own in ranks)]
     for phase in told:
         columns = [with_all_phases(own)[f"{phase}_ns"] for own in ranks]
-        if any(column.null_count() for column in columns):
+        if any(column.null_count() > UNKNOWN * len(column) for column in columns):
             continue
         changes = []
         for column in columns:
-            values, parts = column.to_numpy(), _parts(len(column))
-            changes.append(float(np.median(values[parts[-1]]) - np.median(values[parts[0]])) / 1e6)
+            values, parts = column.cast(pl.Float64).fill_null(float("nan")).to_numpy(), _parts(len(column))
+            changes.append(float(np.nanmedian(values[parts[-1]]) - np.nanmedian(values[parts[0]])) / 1e6)
         grown[phase] = float(np.mean(changes))
     return grown
 

@@ -69,6 +69,8 @@ def render(report: Report, console: Console, *, page: str | None = None, again: 
                 console.print()
             console.print(block, width=width)
         console.print()
+        for top in _top_line(report, shorten):
+            console.print(top, width=width, no_wrap=True, overflow="ellipsis")
         for step in _next(report, page, again):
             console.print(step, soft_wrap=True)  # a path or a command broken over lines cannot be copied
     # tables pad their cells; a report pasted elsewhere should not carry that along
@@ -144,13 +146,9 @@ def _partition(report: Report, width: int, glyphs: Glyphs) -> Iterator[Renderabl
 
 
 def _hot_lines(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterator[RenderableType]:
-    """The most sampled lines; beside findings the first alone, on one line: they need not speak of it."""
+    """The most sampled lines; not beside findings, see `_top_line`."""
     stacks = report.views.get("stacks")
-    if not stacks or not stacks["hot_lines"]:
-        return
-    if report.findings:
-        top = _hot_line(stacks["hot_lines"][0], shorten)
-        yield Group(Text.assemble(("Most sampled", "bold"), top, no_wrap=True, overflow="ellipsis"))
+    if not stacks or not stacks["hot_lines"] or report.findings:
         return
     rows: list[RenderableType] = [Text("Most sampled lines", style="bold")]
     for row in stacks["hot_lines"][:HOT_LINES]:
@@ -160,6 +158,14 @@ def _hot_lines(report: Report, shorten: Shortener, glyphs: Glyphs) -> Iterator[R
                 Text(f"{'':9}{glyphs.quote} {plain(row['code'])}", style="dim", no_wrap=True, overflow="ellipsis")
             )
     yield Group(*rows)
+
+
+def _top_line(report: Report, shorten: Shortener) -> Iterator[Text]:
+    """Beside findings the first of the most sampled lines alone: they need not speak of it."""
+    stacks = report.views.get("stacks")
+    if stacks and stacks["hot_lines"] and report.findings:
+        top = _hot_line(stacks["hot_lines"][0], shorten)
+        yield Text.assemble(("Most sampled", "bold"), top)
 
 
 def _hot_line(row: dict[str, Any], shorten: Shortener) -> str:

@@ -134,12 +134,9 @@ def _details(finding: dict[str, Any], glyphs: Glyphs, everywhere: list[int]) -> 
     table.add_row("Fix", Text(one_line(finding["fix"], 400)))
     if finding["caveat"]:
         table.add_row("Note", Text(one_line(finding["caveat"], 200), style="dim"))
-    if finding["expected_gain"] or words.percent(finding["gain_ceiling"]) != words.percent(finding["share"]):
-        table.add_row("Gain", Text(sentences.gain(finding)))  # else it is the cost once more
-    if finding["try"]:
-        table.add_row(
-            "Try", Text(glyphs.separator.join(plain(f"{row['knob']}={row['value']}") for row in finding["try"]))
-        )
+    tried = [plain(f"{row['knob']}={row['value']}") for row in finding["try"]]
+    gain = sentences.gain(finding)
+    table.add_row("Try" if tried else "Gain", Text(glyphs.separator.join([*tried, gain])))
     return table
 
 
