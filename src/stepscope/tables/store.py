@@ -13,6 +13,7 @@ import polars as pl
 
 from stepscope.errors import UnreadableInputError
 from stepscope.model import Quality, RunFacts
+from stepscope.read.files import open_regular, read_small
 from stepscope.tables.schema import SCHEMAS, TABLES_SCHEMA, RankInfo, Tables
 
 FOLDER = "tables"
@@ -25,6 +26,9 @@ class _Index(msgspec.Struct):
     quality: Quality
     ranks: tuple[RankInfo, ...]
     manifests: tuple[dict[str, object], ...]
+
+
+MAX_INDEX_BYTES = 2**28
 
 
 def write(tables: Tables, folder: Path) -> Path:
@@ -47,7 +51,9 @@ def read(folder: Path) -> Tables:
     target = folder / FOLDER
     remedy = "delete it and analyze the run again"
     try:
-        index = msgspec.json.decode((target / INDEX).read_bytes(), type=_Index)
+        index = msgspec.json.decode(read_small(target / INDEX, MAX_INDEX_BYTES), type=_Index)
+        for name in SCHEMAS:
+            open_regular(target / f"{name}.parquet").close()
         frames = {name: pl.read_parquet(target / f"{name}.parquet") for name in SCHEMAS}
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, pl.exceptions.PolarsError) as error:
         raise UnreadableInputError(f"{target}: no complete set of tables; {remedy}") from error
