@@ -14,6 +14,7 @@ import polars as pl
 from stepscope.errors import UnreadableInputError
 from stepscope.model import Quality, RunFacts
 from stepscope.read.files import open_regular, read_small
+from stepscope.tables.parts import write_parquet
 from stepscope.tables.schema import SCHEMAS, TABLES_SCHEMA, RankInfo, Tables
 
 FOLDER = "tables"
@@ -37,8 +38,7 @@ def write(tables: Tables, folder: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     (target / INDEX).unlink(missing_ok=True)
     for name in SCHEMAS:
-        frame: pl.DataFrame = getattr(tables, name)
-        frame.write_parquet(target / f"{name}.parquet", compression="zstd")
+        write_parquet(getattr(tables, name), target / f"{name}.parquet")
     index = _Index(TABLES_SCHEMA, tables.run, tables.quality, tables.ranks, tables.manifests)
     part = target / f"{INDEX}.part"
     part.write_bytes(msgspec.json.encode(index))
