@@ -113,10 +113,12 @@ def test_a_folder_that_is_gone_says_so(tmp_path: Path) -> None:
     assert (how.state, how.text) == ("vanished", live.GONE)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "nul", '{"ended_ns": "x", "exit": 3}', '{"host": 1, "pid": "x"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "nul", '{"ended_ns": "x", "exit": 3}', '{"host": 1, "pid": "x"}', '{"host": "\udcff"}']
+)
 def test_a_manifest_that_cannot_be_read_is_no_error(tmp_path: Path, text: str) -> None:
     folder = make_run_folder(tmp_path)
-    next(folder.glob("host-*/manifest.json")).write_text(text)
+    next(folder.glob("host-*/manifest.json")).write_text(text, errors="surrogateescape")  # one is no UTF-8
     assert live.standing(folder).state in ("running", "vanished")
 
 

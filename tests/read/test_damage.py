@@ -15,9 +15,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from stepscope.api import open_run
 from stepscope.errors import UnreadableInputError
 from stepscope.read.events import raw_events
 from stepscope.read.formats import Limits, open_trace
+from stepscope.report import jsonfile
 from tests.read.collected import BASE, SHARED, Collected, event, kernel, read, written
 
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")
@@ -389,3 +391,63 @@ def test_any_value_anywhere(tmp_path: Path, value: Any, field: str, argument: st
     kept = len(trace.names) + len(trace.flows["id"]) + len(trace.memory["bytes"])
     assert kept >= 3
     assert trace.quality.events == 6
+
+
+def steps_of_a_device() -> dict[str, Any]:
+    """A small trace of three steps with kernels."""
+    events: list[dict[str, Any]] = []
+    for number in range(15):
+        at, args = 1000 + 1000 * number, {"External id": number + 1, "correlation": number + 1}
+        if number % 5 == 0:
+            named = {"name": f"ProfilerStep#{number // 5}", "ts": at, "dur": 5000, "tid": 1}
+            events.append({"ph": "X", "cat": "user_annotation", "pid": 1, **named})
+        host = {"ph": "X", "pid": 1, "tid": 1, "ts": at + 100, "dur": 50, "args": args}
+        events.append({**host, "cat": "cpu_op", "name": "aten::mm"})
+        events.append({**host, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 5})
+        kernel = {"pid": 0, "tid": 7, "name": "gemm", "args": {**args, "device": 0, "stream": 7}}
+        events.append({**host, "cat": "kernel", **kernel})
+    properties = [{"id": 0, "name": "A100", "numSms": 108, "totalGlobalMem": 40 * 10**9}]
+    return {"schemaVersion": 1, "deviceProperties": properties, "traceEvents": events}
+
+
+def with_step_name(name: str) -> dict[str, Any]:
+    trace = steps_of_a_device()
+    trace["traceEvents"][0]["name"] = name
+    return trace
+
+
+def with_kernels(**args: object) -> dict[str, Any]:
+    trace = steps_of_a_device()
+    for row in trace["traceEvents"]:
+        if row["cat"] == "kernel":
+            row["args"].update(args)
+    return trace
+
+
+def with_device(**properties: object) -> dict[str, Any]:
+    trace = steps_of_a_device()
+    trace["deviceProperties"][0].update(properties)
+    return trace
+
+
+def twice() -> dict[str, Any]:
+    trace = steps_of_a_device()
+    trace["traceEvents"] += steps_of_a_device()["traceEvents"]
+    return trace
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        pytest.param(twice(), id="every step twice"),
+        *(with_step_name(name) for name in ("ProfilerStep#" + "9" * 20, "ProfilerStep#-3", "ProfilerStep#")),
+        *(with_kernels(device=value, stream=value) for value in (2**63, -(2**64), 10**400, "7", None)),
+        *(with_device(**{key: 10**400}) for key in ("id", "numSms", "totalGlobalMem")),
+    ],
+    ids=lambda _trace: "",
+)
+def test_figures_that_no_column_holds_are_missing(tmp_path: Path, trace: dict[str, Any]) -> None:
+    (tmp_path / "trace.json").write_text(json.dumps(trace))
+    report = open_run(tmp_path / "trace.json").report()
+    assert report.steps
+    assert jsonfile.loads(jsonfile.dumps(report)).schema == report.schema

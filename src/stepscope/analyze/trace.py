@@ -103,7 +103,7 @@ def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps) -> Window |
     used = host.filter(pl.col("step").is_not_null() & pl.col("category").is_in(["cpu_op", "python_function"]))
     seen = used.select("process", "step").unique()
     if steps.height:  # only steps the journal calls in-window are complete in the trace
-        complete = seen.join(steps.select("process", "step"), on=["process", "step"])
+        complete = seen.join(steps.select("process", "step"), on=["process", "step"], how="semi")
         seen = complete if complete.height else seen
     if chosen is not None:
         seen = seen.join(chosen, on=["process", "step"], how="semi")
@@ -212,7 +212,7 @@ def _with_steps(host: pl.DataFrame) -> pl.DataFrame:
             "process",
             pl.col("start_ns").alias("mark_ns"),
             (pl.col("start_ns") + pl.col("duration_ns")).alias("mark_end_ns"),
-            pl.col("name").str.extract(r"#(\d+)").cast(pl.Int64).alias("mark"),
+            pl.col("name").str.extract(r"#(\d{1,18})$").cast(pl.Int64).alias("mark"),
         )
         .sort("mark_ns")
     )

@@ -42,7 +42,12 @@ def run(
     no_window: Annotated[bool, typer.Option("--no-window", help="Never open torch.profiler.")] = False,
     window_memory: Annotated[bool, typer.Option("--window-memory", help="Record memory in windows too.")] = False,
     max_steps: Annotated[
-        int | None, typer.Option("--max-steps", metavar="N", help="End the command with SIGINT after N steps.")
+        int | None,
+        typer.Option(
+            "--max-steps",
+            metavar="N",
+            help="End the command with SIGINT after N steps (SIGTERM where it ignores that).",
+        ),
     ] = None,
     knob: Annotated[
         list[str] | None,
@@ -115,10 +120,12 @@ def run(
 
 
 def _ended_by_us(outcome: Outcome) -> bool:
-    """Whether the status is that of the SIGINT of `--max-steps`, which says nothing about the command."""
+    """Whether the status is that of the signal of `--max-steps`, which says nothing about the command."""
     from stepscope.record.host.step_limit import MAX_STEPS_MARKER
 
-    return outcome.status == 128 + signal.SIGINT and (outcome.host_dir / MAX_STEPS_MARKER).exists()
+    return (
+        outcome.status in (128 + signal.SIGINT, 128 + signal.SIGTERM) and (outcome.host_dir / MAX_STEPS_MARKER).exists()
+    )
 
 
 def _report(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from stepscope.read.files import open_regular
+
 FOLDER = "notebook"
 INDEX = "cells.json"
 MOST_BYTES = 1_000_000  # of the index
@@ -21,7 +23,7 @@ def cells(run: Path) -> tuple[Path | None, tuple[tuple[str, str], ...]]:
     if not folder.is_dir():
         return None, ()
     try:
-        with open(folder / INDEX, "rb") as handle:
+        with open_regular(folder / INDEX) as handle:
             named = json.loads(handle.read(MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return folder, ()

@@ -12,6 +12,7 @@ from isal import isal_zlib
 
 from stepscope.errors import UnreadableInputError
 from stepscope.read import kineto
+from stepscope.read.files import open_regular
 from stepscope.read.inflate import Limits, Progress
 from stepscope.read.trace import TraceSource
 
@@ -44,7 +45,7 @@ def open_trace(path: Path, *, limits: Limits | None = None, progress: Progress |
 
 def read_head(path: Path, size: int = HEAD_BYTES) -> bytes:
     """The first bytes of a file after unpacking; raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path, follow=True) as file:
         packed = file.read(size)
     if not packed.startswith(b"\x1f\x8b"):
         return packed

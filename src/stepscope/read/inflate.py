@@ -13,6 +13,8 @@ from typing import BinaryIO
 
 from isal import isal_zlib
 
+from stepscope.read.files import open_regular
+
 Progress = Callable[[int, int], None]
 
 PIECE_BYTES = 2**19  # what it decodes to fits the processor's cache; with less, what is done once a piece shows
@@ -52,7 +54,7 @@ class ByteStream:
         self._size = path.stat().st_size
 
     def __iter__(self) -> Iterator[bytes]:
-        with self._path.open("rb") as file:
+        with open_regular(self._path, follow=True) as file:
             self.packed = file.read(2) == _GZIP
             file.seek(0)
             unpacked = 0

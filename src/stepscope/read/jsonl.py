@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.read.files import open_regular
 from stepscope.read.raw import Losses, Row
 from stepscope.read.text import clean_value
 
@@ -43,7 +44,7 @@ def decode(text: bytes) -> Any:
 def read_values(path: Path, losses: Losses, label: str) -> Iterator[Any]:
     """Yield the value of each line of `path`; an absent file has none. `label` names the file in `losses`."""
     try:
-        file = path.open("rb")
+        file = open_regular(path)
     except FileNotFoundError:
         return
     except OSError:
@@ -84,7 +85,7 @@ def read_rows(path: Path, losses: Losses, label: str) -> list[Row]:
 def read_object(path: Path, losses: Losses, label: str) -> Row | None:
     """The one object of a JSON file, or None when it is absent or cannot be read (counted)."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             text = file.read(MAX_LINE_BYTES)
     except FileNotFoundError:
         return None

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from stepscope.read.lenient import first_value
-from stepscope.read.text import clean, integer
+from stepscope.read.text import clean, integer, number
 
 METADATA_KEYS = (
     "schemaVersion",
@@ -82,7 +82,7 @@ def _value(key: str, raw: Any) -> Any:
         return None
     value = first_value(bytes(raw))
     if key not in _NESTED:
-        return value if isinstance(value, int | float) else clean(value)[:_MAX_TEXT_CHARS] if _is_text(value) else None
+        return clean(value)[:_MAX_TEXT_CHARS] if isinstance(value, str) else value if _is_figure(value) else None
     if key == "deviceProperties":
         devices = value if isinstance(value, list) else [value]
         return [_flat(device) for device in devices[:_MAX_DEVICES] if isinstance(device, dict)]
@@ -98,8 +98,9 @@ def _bounded(name: str, value: Any) -> bool:
     return not isinstance(value, str) or len(value) <= _MAX_GROUPS_BYTES
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def _is_figure(value: Any) -> bool:
+    """Whether it is a number that a column can hold, or a truth."""
+    return isinstance(value, bool) or number(value) is not None
 
 
 def _flat(device: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def _flat(device: dict[str, Any]) -> dict[str, Any]:
     return {
         clean(name)[:_MAX_TEXT_CHARS]: clean(value)[:_MAX_TEXT_CHARS] if isinstance(value, str) else value
         for name, value in device.items()
-        if isinstance(value, str | int | float)
+        if isinstance(value, str) or _is_figure(value)
     }
 
 

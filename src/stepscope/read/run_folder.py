@@ -1,7 +1,7 @@
 """A run folder (docs/run_folder.md) as rows: every host, every rank, whatever of it is there.
 
-Names taken from inside files never leave the run folder: a segment's file must be a plain name. The one exception is
-a trace that the user's own profiler wrote, which lies where they put it.
+Names taken from inside files never leave the run folder: a segment's file must be a plain name, and no link is
+followed. The one exception is a trace that the user's own profiler wrote, which lies where they put it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def is_run_folder(path: Path) -> bool:
 def read_run_folder(folder: Path) -> RawRun:
     """Read all of a run folder; raises UnreadableInputError when its files hold nothing at all."""
     losses = Losses()
-    children = sorted(child for child in folder.iterdir() if child.is_dir())
+    inside = folder.resolve()
+    children = sorted(child for child in folder.iterdir() if child.is_dir() and child.resolve().is_relative_to(inside))
     hosts = tuple(_host(child, losses) for child in children if _HOST.fullmatch(child.name))
     ranks = tuple(_rank(child, losses) for child in children if _RANK.fullmatch(child.name))
     ranks = tuple(sorted(ranks, key=lambda rank: (rank.rank, len(rank.name), rank.name)))
@@ -91,13 +92,13 @@ def _segments(folder: Path, index: list[Row], losses: Losses) -> list[RawSegment
     seen: set[str] = set()
     for row in index:
         file = string(row.get("file"))
-        if file is None or not _RAW_FILE.fullmatch(file) or file in seen:
+        if file is None or not _RAW_FILE.fullmatch(file) or file in seen or (folder / file).is_symlink():
             losses.add("bad_lines", f"{folder.name}/stacks.jsonl")
             continue
         seen.add(file)
         segments.append(_segment(folder, file, row, losses))
     for path in sorted(folder.glob("stacks-*.raw")):
-        if path.name not in seen and _RAW_FILE.fullmatch(path.name):
+        if path.name not in seen and _RAW_FILE.fullmatch(path.name) and not path.is_symlink():
             segments.append(_segment(folder, path.name, {}, losses))
     return segments
 
@@ -175,7 +176,7 @@ def _own_traces(folder: Path) -> list[Path]:
     """Trace files of a rank; the plain file where both exist, as the packed one is then not finished."""
     paths: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        if _TRACE.fullmatch(path.name) and path.is_file():
+        if _TRACE.fullmatch(path.name) and path.is_file() and not path.is_symlink():
             paths.setdefault(path.name.removesuffix(".gz"), path)
     return list(paths.values())
 

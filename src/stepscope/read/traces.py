@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.errors import UnreadableInputError
+from stepscope.read.files import open_regular
 from stepscope.read.formats import FORMATS, read_head
 from stepscope.read.inflate import ByteStream, Limits
 from stepscope.read.metadata import rank_and_size, read_metadata
@@ -160,7 +161,7 @@ def _tail(path: Path, head: bytes) -> bytes:
     if not head or (size > _MAX_SCANNED_BYTES and _packed(path)):
         return b""
     if not _packed(path):
-        with path.open("rb") as file:
+        with open_regular(path, follow=True) as file:
             file.seek(max(0, size - _TAIL_BYTES))
             return file.read()
     last: deque[bytes] = deque()
@@ -174,7 +175,7 @@ def _tail(path: Path, head: bytes) -> bytes:
 
 
 def _packed(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path, follow=True) as file:
         return file.read(2) == b"\x1f\x8b"
 
 

@@ -6,14 +6,13 @@ its candidate. What the keys mean is said in `stepscope.model.comparison`, field
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from typing import Any
 
 import msgspec
 
 from stepscope.model.comparison import Change, Comparison, Measure, Outcome, SideFacts
+from stepscope.report import csv_text
 from stepscope.report.source import SourceReader
 from stepscope.report.values import plain_mapping, plain_rows, plain_value
 
@@ -85,11 +84,7 @@ def dumps(document: dict[str, Any]) -> bytes:
 
 def to_csv(changes: tuple[Change, ...]) -> bytes:
     """The changes as UTF-8 CSV: a line of column names, then a line for each; a missing value is an empty field."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    writer.writerows([_cell(getattr(change, column)) for column in CSV_COLUMNS] for change in changes)
-    return out.getvalue().encode("utf-8", errors="backslashreplace")
+    return csv_text.encoded([CSV_COLUMNS, *([getattr(change, column) for column in CSV_COLUMNS] for change in changes)])
 
 
 def _quote(rows: list[dict[str, Any]], comparison: Comparison) -> None:
@@ -125,11 +120,3 @@ def _thinned(losses: list[Any]) -> list[Any]:
     if len(losses) <= MAX_LOSSES:
         return losses
     return [losses[place * len(losses) // MAX_LOSSES] for place in range(MAX_LOSSES)]
-
-
-def _cell(value: Any) -> Any:
-    if value is None:
-        return ""
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return "'" + value  # a spreadsheet must not take a name for a formula
-    return value

@@ -27,12 +27,17 @@ def _visible(match: re.Match[str]) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def visible(text: str) -> str:
+    """`text` with control and directional characters shown as escapes."""
+    return _UNSAFE.sub(_visible, text)
+
+
 def plain(text: object, limit: int = LONGEST) -> str:
     """`text` on one line, control and directional characters shown as escapes, cut to `limit` characters."""
     value = str(text)
     if len(value) > limit:
         value = value[: limit - 1] + "…"
-    return _UNSAFE.sub(_visible, value.replace("\t", "    "))
+    return visible(value.replace("\t", "    "))
 
 
 def one_line(text: object, limit: int = 2000) -> str:

@@ -26,6 +26,7 @@ from stepscope.model.comparison import (
     Verdict,
 )
 from stepscope.model.experiment import ByHand, Candidate, Experiment, MainEffect, Noise, Protocol, Skipped, Tried
+from stepscope.read.files import open_regular
 from stepscope.report.comparison_document import measure_document, outcome_document
 from stepscope.report.values import plain_mapping, plain_rows, plain_value
 
@@ -94,7 +95,7 @@ def load(path: Path) -> Experiment:
     """Read an experiment.json, or the one in a folder; raises `UnreadableInputError`."""
     file = path / NAME if path.is_dir() else path
     try:
-        with file.open("rb") as handle:
+        with open_regular(file, follow=True) as handle:
             data = handle.read(MAX_BYTES + 1)
     except OSError as error:
         raise UnreadableInputError(f"{file}: {error.strerror}; name the folder of an experiment") from None

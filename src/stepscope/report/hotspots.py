@@ -7,9 +7,7 @@ they are known.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,7 +18,7 @@ from rich.text import Text
 
 from stepscope.analyze.sampled.selection import PARKED
 from stepscope.model.views.hotspots import HotspotRow, Hotspots, SampledProcess
-from stepscope.report import words
+from stepscope.report import csv_text, words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.places import Shortener
 from stepscope.report.text_table import TextColumn, lines
@@ -58,14 +56,11 @@ def to_json(found: Hotspots, rows: int | None = None) -> bytes:
 
 def to_csv(found: Hotspots, rows: int | None = None) -> bytes:
     """UTF-8, a line of column names and one per row. The last of the shared columns reads `53.05% (7468)`."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*_SHARED, PROPORTION, *_OWN])
+    table: list[list[object]] = [[*_SHARED, PROPORTION, *_OWN]]
     for row in found.rows[:rows]:
         both = f"{100 * row.proportion:.2f}% ({row.samples})"
-        names = [_csv_cell(getattr(row, key)) for key in _SHARED]
-        writer.writerow([*names, both, *(_csv_cell(getattr(row, key)) for key in _OWN)])
-    return out.getvalue().encode("utf-8", errors="backslashreplace")
+        table.append([*(getattr(row, key) for key in _SHARED), both, *(getattr(row, key) for key in _OWN)])
+    return csv_text.encoded(table)
 
 
 def show(found: Hotspots, console: Console, shorten: Shortener, rows: int | None = None) -> None:
@@ -207,16 +202,6 @@ def _doing(row: HotspotRow) -> str:
     role = max(row.roles, key=lambda name: row.roles[name], default="rank")
     parts = [kind, phase, "" if role == "rank" else _ROLES.get(role, plain(role))]
     return ", ".join(part for part in parts if part)
-
-
-def _csv_cell(value: Any) -> Any:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@"):
-        return "'" + value  # a spreadsheet must not take a name for a formula
-    return value
 
 
 def _encodable(value: Any) -> Any:

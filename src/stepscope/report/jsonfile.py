@@ -12,6 +12,9 @@ import msgspec
 
 from stepscope.errors import UnreadableInputError
 from stepscope.model import REPORT_SCHEMA, Report
+from stepscope.read.files import read_small
+
+MAX_BYTES = 2**29  # far more than any report of ours
 
 KEY_ORDER = (
     *("schema", "run", "quality", "steps", "findings", "risks", "unexplained"),
@@ -41,6 +44,6 @@ def loads(data: bytes) -> Report:
 def load(path: Path) -> Report:
     """Read a report file; raises `UnreadableInputError`."""
     try:
-        return loads(path.read_bytes())
+        return loads(read_small(path, MAX_BYTES, follow=True))
     except OSError as error:
         raise UnreadableInputError(f"{path}: {error.strerror}; name a report.json") from None

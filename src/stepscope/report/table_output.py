@@ -6,8 +6,6 @@ column with the raw figures. CSV starts with a line of column names; a missing f
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from stepscope.report import words
+from stepscope.report import csv_text, words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.places import Shortener
 from stepscope.report.table import TableDocument, as_json
@@ -36,12 +34,8 @@ def to_json(found: TableDocument) -> bytes:
 
 def to_csv(found: TableDocument) -> bytes:
     """UTF-8, one line per row, quoted where needed."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     keys = [column.key for column in found.columns]
-    writer.writerow(keys)
-    writer.writerows([_cell(row.get(key)) for key in keys] for row in found.rows)
-    return out.getvalue().encode("utf-8", errors="backslashreplace")
+    return csv_text.encoded([keys, *([row.get(key) for key in keys] for row in found.rows)])
 
 
 def show(found: TableDocument, console: Console, shorten: Shortener, *, define: bool = False) -> None:
@@ -142,13 +136,3 @@ def _definitions(found: TableDocument) -> Iterator[str]:
         if column.key in shown and column.definition:
             unit = f" ({column.unit})" if column.unit else ""
             yield f"{column.key}{unit}: {one_line(column.definition)}"
-
-
-def _cell(value: Any) -> Any:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") and not value[1:2].isdigit():
-        return "'" + value  # a spreadsheet must not take a name for a formula
-    return value

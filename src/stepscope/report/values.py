@@ -32,7 +32,7 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, int):
-        return int(value) if abs(value) < 2**63 else float(value)
+        return int(value) if abs(value) < 2**63 else float(value) if abs(value) < 2**1023 else None
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping) or dataclasses.is_dataclass(value):

@@ -76,7 +76,10 @@ def _present(name: str, dtype: Any) -> pl.Expr:
 
 def write_parquet(frame: pl.DataFrame, path: Path | BytesIO) -> None:
     """Write a frame as the cache keeps it; raises OSError."""
-    frame.write_parquet(path, compression=COMPRESSION, compression_level=COMPRESSION_LEVEL, statistics=False)
+    try:
+        frame.write_parquet(path, compression=COMPRESSION, compression_level=COMPRESSION_LEVEL, statistics=False)
+    except pl.exceptions.PolarsError as error:  # a full disk
+        raise OSError(str(error)) from error
 
 
 def _warm_up() -> None:

@@ -13,6 +13,8 @@ import polars as pl
 
 from stepscope.errors import UnreadableInputError
 from stepscope.model import Quality, RunFacts
+from stepscope.read.files import open_regular, read_small
+from stepscope.tables.parts import write_parquet
 from stepscope.tables.schema import SCHEMAS, TABLES_SCHEMA, RankInfo, Tables
 
 FOLDER = "tables"
@@ -27,14 +29,16 @@ class _Index(msgspec.Struct):
     manifests: tuple[dict[str, object], ...]
 
 
+MAX_INDEX_BYTES = 2**28
+
+
 def write(tables: Tables, folder: Path) -> Path:
     """Write every table to `folder`/tables and return that folder; raises OSError."""
     target = folder / FOLDER
     target.mkdir(parents=True, exist_ok=True)
     (target / INDEX).unlink(missing_ok=True)
     for name in SCHEMAS:
-        frame: pl.DataFrame = getattr(tables, name)
-        frame.write_parquet(target / f"{name}.parquet", compression="zstd")
+        write_parquet(getattr(tables, name), target / f"{name}.parquet")
     index = _Index(TABLES_SCHEMA, tables.run, tables.quality, tables.ranks, tables.manifests)
     part = target / f"{INDEX}.part"
     part.write_bytes(msgspec.json.encode(index))
@@ -47,7 +51,9 @@ def read(folder: Path) -> Tables:
     target = folder / FOLDER
     remedy = "delete it and analyze the run again"
     try:
-        index = msgspec.json.decode((target / INDEX).read_bytes(), type=_Index)
+        index = msgspec.json.decode(read_small(target / INDEX, MAX_INDEX_BYTES), type=_Index)
+        for name in SCHEMAS:
+            open_regular(target / f"{name}.parquet").close()
         frames = {name: pl.read_parquet(target / f"{name}.parquet") for name in SCHEMAS}
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, pl.exceptions.PolarsError) as error:
         raise UnreadableInputError(f"{target}: no complete set of tables; {remedy}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -65,6 +66,25 @@ def test_work_apart_raises_what_it_raised_and_is_over_before_a_signal_is(of_main
     assert done == [1]
     with pytest.raises(ZeroDivisionError):
         apart(lambda: done.append(1 // 0))
+
+
+def test_a_profile_function_of_the_script_stays(tmp_path: Path) -> None:
+    """torch records Python functions in its place, and takes it out for good."""
+    run = tmp_path / "run"
+    calls: list[str] = []
+    sys.setprofile(lambda _frame, event, _argument: calls.append(event))
+    try:
+        with recorded(run, **CYCLES):
+            train(8)
+            still = sys.getprofile()
+    finally:
+        sys.setprofile(None)
+    assert still is not None
+    (window,) = windows(run)
+    assert "sys.setprofile" in window["reason"]
+    categories = {event.get("cat") for event in read_trace(run / "rank-0" / window["trace"])}
+    assert "cpu_op" in categories
+    assert "python_function" not in categories
 
 
 def test_regions_are_carried_into_the_trace(tmp_path: Path) -> None:

@@ -281,6 +281,23 @@ def test_max_steps_interrupts_the_command_and_its_children_like_a_terminal(tmp_p
     assert manifest(out)["options"]["max_steps"] == 10
 
 
+def test_max_steps_ends_a_command_that_ignores_sigint(tmp_path: Path) -> None:
+    """As the shell starts what runs in the background (`script &`)."""
+    out = tmp_path / "run"
+    script = tmp_path / "job.sh"
+    script.write_text(
+        f"trap '' INT\ntouch {tmp_path}/started\nexec {sys.executable} -c 'import time; time.sleep(60)'\n"
+    )
+    run = start(out, "bash", str(script), options=("--max-steps", "10"))
+    try:
+        wait_for((tmp_path / "started").exists, "the command")
+        (host_dir(out) / "max-steps").write_text("{}\n")
+        run.communicate(timeout=60)
+    finally:
+        end(run)
+    assert run.returncode == 128 + signal.SIGTERM
+
+
 @pytest.mark.parametrize(
     ("make", "status", "words"),
     [

@@ -18,6 +18,7 @@ from stepscope import api
 from stepscope.dashboard.server import live
 from stepscope.dashboard.server.catalog import EXPERIMENT, RUN, Place, Places
 from stepscope.dashboard.server.journals import Progress
+from stepscope.read.files import open_regular
 from stepscope.report.escape import plain
 
 LIST_SCHEMA = "stepscope.runs/1"
@@ -167,9 +168,9 @@ def _tags(row: dict[str, Any]) -> list[Any]:
 
 def _report(path: Path) -> _Report | None:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _DECODER.decode(file.read(MAX_REPORT))
-    except (OSError, msgspec.DecodeError, RecursionError):
+    except (OSError, ValueError, RecursionError):  # a msgspec error is a ValueError, and so is text that is no UTF-8
         return None
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from stepscope.read.files import open_regular
+
 NAME = "steps.jsonl"
 MAX_RANKS = 64  # whose journals are followed; more tell nothing new of how far the run is
 MAX_READ = 32 * 2**20  # of one journal at a time
@@ -44,7 +46,7 @@ class Journal:
     def read(self) -> None:
         """Take in what was written since; a line that is not finished waits, one that is no step is skipped."""
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._begin()  # written anew by another attempt
                 file.seek(self._offset)
@@ -59,7 +61,7 @@ class Journal:
     def _take(self, line: bytes) -> None:
         try:
             row = msgspec.json.decode(line)
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):  # a msgspec error is a ValueError, and so is text that is no UTF-8
             return
         if isinstance(row, dict):
             names = row.get("columns")

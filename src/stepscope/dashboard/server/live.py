@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from stepscope.dashboard.server.journals import Progress, rank_folders
+from stepscope.read.files import open_regular
 from stepscope.report import words
 
 RUNNING, FINISHED, FAILED, VANISHED = "running", "finished", "failed", "vanished"
@@ -66,7 +67,8 @@ def standing_of_experiment(folder: Path) -> Standing:
     if result.get("finished") is True:
         return Standing(FINISHED, "The experiment is finished.")
     try:
-        owner = (folder / "lock").read_bytes()[:32].strip()
+        with open_regular(folder / "lock") as file:
+            owner = file.read(32).strip()
     except OSError:
         owner = b""
     if owner.isdigit() and _process_lives(int(owner), time.time_ns()):
@@ -77,7 +79,7 @@ def standing_of_experiment(folder: Path) -> Standing:
 def manifests_of(folder: Path) -> Iterator[dict[str, Any]]:
     """The manifests of the hosts that can be read."""
     for path in sorted(folder.glob("host-*/manifest.json"))[:MAX_HOSTS]:
-        manifest = read_object(path)
+        manifest = None if path.parent.is_symlink() else read_object(path)
         if manifest is not None:
             yield manifest
 
@@ -85,9 +87,9 @@ def manifests_of(folder: Path) -> Iterator[dict[str, Any]]:
 def read_object(path: Path) -> dict[str, Any] | None:
     """A small JSON object, None where there is none."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             found = msgspec.json.decode(file.read(MAX_MANIFEST))
-    except (OSError, msgspec.DecodeError, RecursionError):
+    except (OSError, ValueError, RecursionError):  # a msgspec error is a ValueError, and so is text that is no UTF-8
         return None
     return found if isinstance(found, dict) else None
 
@@ -134,7 +136,7 @@ def _ranks_live(folder: Path) -> bool:
 def _has_exited(rank: Path) -> bool:
     """Whether a rank wrote its last word (a notebook goes on after the block that was recorded)."""
     try:
-        with (rank / "events.jsonl").open("rb") as file:
+        with open_regular(rank / "events.jsonl") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_EVENTS))
             return _EXIT.search(file.read()) is not None
     except OSError:

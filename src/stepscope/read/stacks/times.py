@@ -9,6 +9,7 @@ from typing import overload
 
 import msgspec
 
+from stepscope.read.files import read_small
 from stepscope.read.raw import Losses, RawStretch
 from stepscope.read.text import LONGEST_NS, moment_ns
 
@@ -64,7 +65,7 @@ def read_times(path: Path, losses: Losses, label: str) -> Sequence[RawStretch]:
         if path.stat().st_size > MAX_BYTES:
             losses.add("oversized_files", label)
             return ()
-        times = msgspec.json.decode(path.read_bytes(), type=_Times)
+        times = msgspec.json.decode(read_small(path, MAX_BYTES), type=_Times)
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, RecursionError):  # a msgspec error is a ValueError

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from isal import isal_zlib
 
+from stepscope.read.files import open_regular
 from stepscope.read.xla.walk import files_in
 
 LOOKED_AT = 2**18  # bytes of the beginning, and of the end: a script prints its report last
@@ -49,7 +50,7 @@ def _is_ours_quietly(file: Path) -> bool:
 
 def _parts(path: Path) -> list[bytes]:
     """The beginning and the end of a file."""
-    with path.open("rb") as file:
+    with open_regular(path, follow=True) as file:
         head = file.read(LOOKED_AT)
         if head.startswith(b"\x1f\x8b"):
             return [_unpacked(head + file.read(PACKED_LOOKED_AT - len(head)))]

@@ -10,8 +10,9 @@ forked, the process ends.
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stepscope.record.agent import memory
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from stepscope.record.agent.steps import StepRow
 
 NAME = "window"
+PROFILE_FUNCTION = "the script has a profile function of its own (sys.setprofile), which recording them would take out"
 COMPILE_DISTANCE = 2  # a recompile often follows the step after a compile (dynamic shapes)
 # Another thread's profiler waits so long for the training thread to close our window; longer would look like a hang.
 WAIT_FOR_CLOSE_S = 5.0
@@ -216,7 +218,10 @@ class WindowManager:
             self.budget.opened()
             device = device_in_use()
             apart = self._is_apart is True and device is None
-            session = Session(memory=self._config.memory, device=device, is_apart=apart)
+            stacks = sys.getprofile() is None
+            if not stacks:
+                opening = replace(opening, reason=f"{opening.reason}; without Python functions: {PROFILE_FUNCTION}")
+            session = Session(memory=self._config.memory, device=device, stacks=stacks, is_apart=apart)
             window = _Window(
                 session=session,
                 opening=opening,

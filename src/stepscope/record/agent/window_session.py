@@ -128,7 +128,7 @@ def begin_here() -> None:
     """Open and close an empty session, a millisecond: libkineto wants its first one on the thread that imported torch,
     and says so on the script's stderr otherwise.
     """
-    first = Session(memory=False, device=None)
+    first = Session(memory=False, device=None, stacks=False)
     first.start()
     first.stop()
 
@@ -168,16 +168,18 @@ def trace_path(folder: str) -> str:
 class Session:
     """prepare → start → stop → export, asked for on one thread. After `abandon` no call reaches torch any more.
 
+    `stacks`: Python functions are recorded, for which torch takes the place of `sys.setprofile` on all threads.
     `is_apart`: torch is called on threads of our own (`apart`), which only a session over all threads can be.
     """
 
-    def __init__(self, *, memory: bool, device: str | None, is_apart: bool = False) -> None:
+    def __init__(self, *, memory: bool, device: str | None, stacks: bool = True, is_apart: bool = False) -> None:
         self.state = "new"  # new | prepared | recording | stopped | gone
         self.thread = threading.get_ident()
         self._visible = False
+        self._stacks = stacks
         with our_call():
             self._profiler: Any
-            self._profiler, all_threads = _build(memory=memory, device=device)
+            self._profiler, all_threads = _build(memory=memory, device=device, stacks=stacks)
         self._run: Callable[[Callable[[], None]], None] = apart if is_apart and all_threads else _here
 
     def prepare(self) -> None:
@@ -218,7 +220,7 @@ class Session:
             # A session over all threads is not the thread's own, and torch then answers False here while it records.
             self._visible = bool(torch.autograd._profiler_enabled())
             self.state = "recording"
-            _add_metadata(torch)
+            _add_metadata(torch, stacks=self._stacks)
 
     def _stop(self) -> None:
         if self.state == "prepared":  # torch complains on stderr when a prepared session is left behind
@@ -247,12 +249,12 @@ class Session:
         return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", True))
 
 
-def _add_metadata(torch: Any) -> None:
+def _add_metadata(torch: Any, *, stacks: bool) -> None:
     """What `torch.profiler` states about itself in a trace; readers of other tools look for it."""
     add = getattr(torch.autograd, "_add_metadata_json", None)
     if add is None:
         return
-    for key in ("with_stack", "record_shapes", "with_flops"):
+    for key in ("with_stack", "record_shapes", "with_flops") if stacks else ("record_shapes", "with_flops"):
         add(key, "1")
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -267,13 +269,13 @@ def _distributed_info(distributed: Any) -> dict[str, Any]:
     }
 
 
-def _build(*, memory: bool, device: str | None) -> tuple[Any, bool]:
+def _build(*, memory: bool, device: str | None, stacks: bool) -> tuple[Any, bool]:
     """(torch's profiler, whether it records all threads)."""
     import torch
 
     arguments: dict[str, Any] = {
         "record_shapes": True,
-        "with_stack": True,
+        "with_stack": stacks,
         "with_flops": True,
         "profile_memory": memory,
         "use_kineto": True,

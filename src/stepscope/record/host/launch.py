@@ -32,7 +32,7 @@ from stepscope.record.host.hardware import gpu_facts
 from stepscope.record.host.knobs import changed_by_knobs
 from stepscope.record.host.manifest import Manifest, first_manifest, shell_status
 from stepscope.record.host.options import FALLBACK_RATE_HZ, RecordOptions
-from stepscope.record.host.processes import descendants, read_stat
+from stepscope.record.host.processes import descendants, ignores, read_stat
 from stepscope.record.host.pyspy import FALLBACK_MARKER, find_pyspy, pyspy_version
 from stepscope.record.host.scheduler import detect_scheduler
 from stepscope.record.host.signals import ENDINGS, BlockedSignals
@@ -279,7 +279,8 @@ def _prepare_child(signals: BlockedSignals) -> Callable[[], None]:
 
 
 def interrupt_as_terminal(root: int) -> None:
-    """SIGINT to the command and those of its descendants that share its process group, once each.
+    """SIGINT to the command and those of its descendants that share its process group, once each; SIGTERM to one
+    that ignores SIGINT.
 
     Never to the group itself: it is ours too, and a shell, make or a test runner may be in it.
     """
@@ -288,7 +289,7 @@ def interrupt_as_terminal(root: int) -> None:
         stat = read_stat(pid)
         if stat is not None and leader is not None and stat.pgrp == leader.pgrp:
             try:
-                os.kill(pid, signal.SIGINT)
+                os.kill(pid, signal.SIGTERM if ignores(pid, signal.SIGINT) else signal.SIGINT)
             except OSError:
                 continue
 

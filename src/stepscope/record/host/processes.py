@@ -69,6 +69,17 @@ def read_stat(pid: int, thread: int | None = None) -> Stat | None:
         return None
 
 
+def ignores(pid: int, number: int) -> bool:
+    """Whether a process ignores a signal, as what a shell has started in the background does with SIGINT."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = file.read().split(b"\n")
+        mask = next(line.split()[1] for line in lines if line.startswith(b"SigIgn:"))
+        return bool(int(mask, 16) >> (number - 1) & 1)
+    except (OSError, StopIteration, ValueError, IndexError):
+        return False
+
+
 def read_command(pid: int) -> list[str]:
     """argv as the kernel has it; empty for a process that is gone or a kernel thread."""
     try:
