@@ -169,7 +169,8 @@ class Session:
     """prepare → start → stop → export, asked for on one thread. After `abandon` no call reaches torch any more.
 
     `stacks`: Python functions are recorded, for which torch takes the place of `sys.setprofile` on all threads.
-    `is_apart`: torch is called on threads of our own (`apart`), which only a session over all threads can be.
+    `is_apart`: it is stopped and exported on threads of our own (`apart`), which only one over all threads can be.
+    It starts on the training thread: torch keeps the thread that starts one, and names it in the script's own traces.
     """
 
     def __init__(self, *, memory: bool, device: str | None, stacks: bool = True, is_apart: bool = False) -> None:
@@ -184,14 +185,29 @@ class Session:
 
     def prepare(self) -> None:
         """Device tracing warms up from here on."""
-        self._run(self._prepare)
+        global _opened
+        _opened = True
+        with our_call():
+            self._profiler._prepare_trace()
+        self.state = "prepared"
 
     def start(self) -> None:
         """Recording begins."""
-        self._run(self._start)
+        import torch
+
+        if self.state == "new":
+            self.prepare()
+        with our_call():
+            self._profiler._start_trace()
+            # A session over all threads is not the thread's own, and torch then answers False here while it records.
+            self._visible = bool(torch.autograd._profiler_enabled())
+            self.state = "recording"
+            _add_metadata(torch, stacks=self._stacks)
 
     def stop(self) -> None:
         """Recording ends; torch assembles the trace, which takes longer than anything else here."""
+        if self.state == "prepared":  # torch complains on stderr when a prepared session is left behind
+            self.start()
         self._run(self._stop)
 
     def export(self, path: str) -> int:
@@ -203,28 +219,7 @@ class Session:
         self._profiler = None
         return size
 
-    def _prepare(self) -> None:
-        global _opened
-        _opened = True
-        with our_call():
-            self._profiler._prepare_trace()
-        self.state = "prepared"
-
-    def _start(self) -> None:
-        import torch
-
-        if self.state == "new":
-            self._prepare()
-        with our_call():
-            self._profiler._start_trace()
-            # A session over all threads is not the thread's own, and torch then answers False here while it records.
-            self._visible = bool(torch.autograd._profiler_enabled())
-            self.state = "recording"
-            _add_metadata(torch, stacks=self._stacks)
-
     def _stop(self) -> None:
-        if self.state == "prepared":  # torch complains on stderr when a prepared session is left behind
-            self._start()
         with our_call():
             self._profiler.__exit__(None, None, None)
         self.state = "stopped"
