@@ -1,28 +1,18 @@
-"""skorch's classifier, whose optimizer takes a closure, on arrays in memory."""
+"""skorch's classifier, whose optimizer takes a closure, on vectors in memory."""
 
 from __future__ import annotations
 
 import torch
 from common import Watch, parse
+from perceptron import BATCH, Vectors, network
 from skorch import NeuralNetClassifier
 from torch import nn
 
-BATCH, FEATURES, CLASSES = 128, 512, 10
-
-
-def network() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Linear(FEATURES, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU()),
-        *(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, CLASSES)),
-    )
-
 
 def main() -> None:
-    options, watch = parse(steps=150), Watch()
+    options, watch = parse(steps=80), Watch()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    items = options.steps * BATCH
-    inputs, labels = torch.randn(items, FEATURES), torch.randint(0, CLASSES, (items,))
     net = NeuralNetClassifier(
         network(),
         criterion=nn.CrossEntropyLoss,
@@ -35,7 +25,7 @@ def main() -> None:
     )
     net.initialize()
     watch.after(net.optimizer_)
-    net.partial_fit(inputs.numpy(), labels.numpy())
+    net.partial_fit(Vectors(options.steps * BATCH), None)
     watch.report()
 
 
