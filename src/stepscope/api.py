@@ -162,10 +162,11 @@ class Run:
         """What the analyses share. The user's own files are read, where they are still there, to name exact lines."""
         from stepscope.analyze import user_files
         from stepscope.analyze.context import Context
+        from stepscope.model import SourceFiles
         from stepscope.report.source import SourceReader
 
         code = _code(_with_cells(self.options, self.folder) if self.recorded else self.options)
-        reader = SourceReader((*self.tables.run.user_roots, *code.source_roots))
+        reader = SourceReader(SourceFiles(code.source_roots, self.tables.run.source_hashes))
         texts = {file: reader.text(file) for file in user_files(self.tables, code)}
         return Context(self.tables, {file: text for file, text in texts.items() if text is not None}, code)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 import pytest
 
+from stepscope.model import SourceFiles
 from stepscope.report.source import MAX_FILE_BYTES, MAX_FILES, SourceReader
 
 
@@ -19,7 +21,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_lines_around_the_edges(root: Path) -> None:
-    reader = SourceReader([str(root)])
+    reader = SourceReader(SourceFiles((str(root),)))
     file = str(root / "a.py")
 
     assert reader.context(file, 1) == {"first_line": 1, "lines": ["one", "two", "  three"], "changed_since": False}
@@ -31,7 +33,7 @@ def test_lines_around_the_edges(root: Path) -> None:
 def test_lines_are_counted_as_python_counts_them(root: Path) -> None:
     (root / "b.py").write_bytes(b"x = 1\x0c\r\ny = '\xe2\x80\xa8'\rz\xff = 3\n")
 
-    assert SourceReader([str(root)]).lines(str(root / "b.py")) == ["x = 1\x0c", "y = '\u2028'", "z\ufffd = 3", ""]
+    assert SourceReader(SourceFiles((str(root),))).lines(str(root / "b.py")) == ["x = 1\x0c", "y = '\u2028'", "z\ufffd = 3", ""]
 
 
 @pytest.mark.parametrize("name", ["secret.txt", "noise", "binary.py", "huge.py", "missing.py", "folder.py", "pipe.py"])
@@ -48,7 +50,7 @@ def test_what_is_not_a_small_source_file_is_not_read(root: Path, name: str) -> N
     elif name != "missing.py":
         path.write_text("token = 1\n")
 
-    assert SourceReader([str(root)]).context(str(path), 1) is None
+    assert SourceReader(SourceFiles((str(root),))).context(str(path), 1) is None
 
 
 def test_nothing_outside_the_roots_is_read(root: Path, tmp_path: Path) -> None:
@@ -58,7 +60,7 @@ def test_nothing_outside_the_roots_is_read(root: Path, tmp_path: Path) -> None:
     twin = tmp_path / "project-two"
     twin.mkdir()
     (twin / "c.py").write_text("other project\n")
-    reader = SourceReader([str(root)])
+    reader = SourceReader(SourceFiles((str(root),)))
 
     for file in (outside, root / "link.py", root / ".." / "outside.py", twin / "c.py"):
         assert reader.lines(str(file)) is None
@@ -66,12 +68,56 @@ def test_nothing_outside_the_roots_is_read(root: Path, tmp_path: Path) -> None:
 
 
 def test_the_root_of_the_file_system_is_no_root(root: Path) -> None:
-    assert SourceReader(["/", "", "."]).lines(str(root / "a.py")) is None
+    assert SourceReader(SourceFiles(("/", "", "."))).lines(str(root / "a.py")) is None
 
 
 def test_reading_stops_at_a_number_of_files(root: Path) -> None:
-    reader = SourceReader([str(root)])
+    reader = SourceReader(SourceFiles((str(root),)))
     for index in range(MAX_FILES):
         reader.lines(str(root / f"missing{index}.py"))
 
     assert reader.lines(str(root / "a.py")) is None
+
+
+def hashed(*files: Path) -> SourceFiles:
+    return SourceFiles(hashes={str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
+
+
+def test_a_file_is_quoted_anywhere_while_it_has_the_content_that_ran(root: Path) -> None:
+    file = root / "a.py"
+    files = hashed(file)
+    os.utime(file, ns=(2 * 10**18, 2 * 10**18))  # touched, with the same content
+
+    assert SourceReader(files, recorded_ns=10**18).context(str(file), 2, around=0) == {
+        "first_line": 2,
+        "lines": ["two"],
+        "changed_since": False,
+    }
+    file.write_text("other\n")
+    assert SourceReader(files).lines(str(file)) is None
+    assert SourceReader(SourceFiles(hashes={str(file): "0" * 64})).lines(str(file)) is None
+
+
+def test_a_changed_file_of_the_reader_is_quoted_and_marked_but_no_text_of_what_ran(root: Path) -> None:
+    file = root / "a.py"
+    files = SourceFiles((str(root),), hashed(file).hashes)
+    file.write_text("one\nanother\n")
+    os.utime(file, ns=(0, 0))  # older than the run, as a checkout of another commit may be
+    reader = SourceReader(files, recorded_ns=10**18)
+
+    assert (reader.context(str(file), 2) or {})["changed_since"]
+    assert reader.text(str(file)) is None
+
+
+@pytest.mark.parametrize("inside", [".", "deeper"])
+def test_the_readers_own_folder_and_its_git_root_need_no_hash(
+    root: Path, tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / ".git").mkdir()
+    (root / "deeper").mkdir()
+    (tmp_path / "outside.py").write_text("secret\n")
+    monkeypatch.chdir(root / inside)
+    reader = SourceReader(SourceFiles())
+
+    assert reader.line(str(root / "a.py"), 1) == "one"
+    assert reader.lines(str(tmp_path / "outside.py")) is None

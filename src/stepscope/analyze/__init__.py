@@ -41,7 +41,7 @@ from stepscope.analyze.places import NO_OPTIONS, CodeOptions, user_files
 from stepscope.analyze.sampled import hot_lines
 from stepscope.analyze.sampled import views as sampled_views
 from stepscope.analyze.views.build import build
-from stepscope.model import Analysis
+from stepscope.model import Analysis, SourceFiles
 from stepscope.model.views.memory import MemoryRecording
 from stepscope.tables.schema import Tables
 
@@ -107,7 +107,8 @@ def _facts(context: Context) -> Analysis:
     site_facts = sites.facts(tables)
     trace_facts = device.traces(tables, slices)
     machine_facts = machine.facts(context, labelled, train, loader_facts, io_facts, python_facts, call_paths)
-    roots = (*tables.run.user_roots, *context.options.source_roots)
+    given = context.options.source_roots
+    roots = (*tables.run.user_roots, *given)
     trained_by = framework.facts(tables, train)
     notes = (*tables.quality.notes, *framework.notes(trained_by))
     return Analysis(
@@ -139,4 +140,5 @@ def _facts(context: Context) -> Analysis:
         settings=sites.settings(tables, loader.feeding_loader(tables, labelled), trained_by),
         trial=trial.facts(tables),
         profiled=context.profiled,
+        source_files=SourceFiles(given, tables.run.source_hashes),
     )

@@ -16,7 +16,7 @@ from stepscope.comparison import distribution, measure
 from stepscope.comparison.changes import environment, functions, lines, utilisation, windows
 from stepscope.comparison.changes.names import relative_to
 from stepscope.comparison.changes.rows import Amounts
-from stepscope.model import Analysis, Diagnosis
+from stepscope.model import Analysis, Diagnosis, SourceFiles
 from stepscope.model.comparison import Measure
 from stepscope.model.views.hotspots import Hotspots
 from stepscope.tables.schema import Tables
@@ -73,6 +73,7 @@ class Profile:
     environment: Mapping[str, str]
     windows: Mapping[str, str]
     roots: tuple[str, ...]
+    source_files: SourceFiles
     absent: Mapping[str, str]
 
 
@@ -109,6 +110,7 @@ def profile(run: Readable, label: str, selection: Selection | None = None, *, si
         environment=environment.of_devices(traced),
         windows=windows.of_trace(traced),
         roots=tuple(root for root in roots if root),
+        source_files=SourceFiles(),
         absent={**dict.fromkeys(("function", "line", "finding"), OF_A_SPAN), **_several(traced)},
     )
     return empty if not whole else _with_run(empty, run)
@@ -145,6 +147,7 @@ def _with_run(found: Profile, run: Readable) -> Profile:
         utilisation=utilisation.of_run(analysis),
         environment={**environment.of_run(analysis, tables.manifests), **found.environment},
         windows={**windows.of_run(analysis, steps), **found.windows},
+        source_files=analysis.source_files,
         absent=absent,
     )
 

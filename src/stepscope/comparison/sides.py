@@ -15,6 +15,7 @@ from stepscope.comparison import distribution, flags, kinds, outcomes
 from stepscope.comparison.profile import STEP_TIME, Profile
 from stepscope.comparison.thresholds import LOSS_BAND, THRESHOLD, WIDTH
 from stepscope.model.comparison import Comparison, Knob, Measure, Outcome, SideFacts
+from stepscope.model.facts import SourceFiles
 
 NOISE_UNKNOWN = (
     "one run each: how much two runs of the same program differ here is not known, so nothing below is a verdict; "
@@ -186,4 +187,15 @@ def _facts(
         notes=side.notes,
         figures=figures,
         roots=tuple(dict.fromkeys(root for profile in profiles for root in profile.roots)),
+        source_files=_source_files([profile.source_files for profile in profiles]),
     )
+
+
+def _source_files(of_runs: Sequence[SourceFiles]) -> SourceFiles:
+    """What may be quoted of all runs; a file that differs between runs has no hash that holds for them."""
+    found: dict[str, set[str]] = {}
+    for files in of_runs:
+        for file, hashed in files.hashes.items():
+            found.setdefault(file, set()).add(hashed)
+    hashes = {file: hashed for file, (hashed, *others) in found.items() if not others}
+    return SourceFiles(tuple(dict.fromkeys(root for files in of_runs for root in files.roots)), hashes)

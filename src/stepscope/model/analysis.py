@@ -16,6 +16,7 @@ from stepscope.model.facts import (
     PythonFacts,
     Quality,
     RunFacts,
+    SourceFiles,
     Settings,
     Site,
     StackFacts,
@@ -76,6 +77,7 @@ class Analysis:
     machine: MachineFacts | None = None  # pauses, cores, drift, profilers, the loader's rhythm
     settings: Settings | None = None  # of the training framework; None where none was seen to be told any
     trial: TrialFacts | None = None  # knobs, seed and losses; None of a run without any of them
+    source_files: SourceFiles = SourceFiles()
 
 
 @dataclass(frozen=True)

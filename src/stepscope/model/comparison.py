@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepscope.model.facts import Settings
+from stepscope.model.facts import Settings, SourceFiles
 
 FASTER = "faster"
 SLOWER = "slower"
@@ -220,6 +220,7 @@ class SideFacts:
     notes: tuple[str, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
     roots: tuple[str, ...] = ()
+    source_files: SourceFiles = SourceFiles()
 
 
 @dataclass(frozen=True)

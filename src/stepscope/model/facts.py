@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from stepscope.model.findings import Place
@@ -50,7 +51,19 @@ class RunFacts:
     noise: dict[str, Any]
     git: dict[str, Any] | None
     user_roots: tuple[str, ...]  # folders whose files are the user's own code
+    source_hashes: dict[str, str] = field(default_factory=dict)  # see `SourceFiles`
     framework: FrameworkFacts | None = None  # None: a loop of the script's own
+
+
+@dataclass(frozen=True)
+class SourceFiles:
+    """Which of the files that a run names may be quoted: those below `roots`, and those whose content has its hash.
+
+    `roots` are folders the reader named. `hashes` are SHA-256 in hexadecimal of what ran, by absolute path.
+    """
+
+    roots: tuple[str, ...] = ()
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def _quote(rows: list[dict[str, Any]], comparison: Comparison) -> None:
 
 def _reader(side: SideFacts) -> SourceReader:
     starts = [measure.started_ns for measure in side.measures if measure.started_ns is not None]
-    return SourceReader(side.roots, recorded_ns=min(starts, default=None))
+    return SourceReader(side.source_files, recorded_ns=min(starts, default=None))
 
 
 def _line(reader: SourceReader, roots: tuple[str, ...], file: str, line: int) -> str | None:
@@ -111,7 +111,7 @@ def _line(reader: SourceReader, roots: tuple[str, ...], file: str, line: int) ->
 
 
 def _side(side: SideFacts) -> dict[str, Any]:
-    row = plain_mapping(side)
+    row = {key: value for key, value in plain_mapping(side).items() if key != "source_files"}
     row["measures"] = [measure_document(measure) for measure in side.measures[:MAX_PAIRS]]
     return row
 

@@ -22,7 +22,7 @@ from stepscope.report.views_document import views_document
 # Upper bounds of the lists in a report, so that a page of it stays small. The tables in the run folder hold the rest.
 MAX_FINDINGS = 50
 MAX_ROWS = 100  # of a view: hot lines, operators, loops and so on
-NOT_VIEWS = ("run", "quality", "steps", "fixed", "traces", "reading", "views", "compilers", "trial")
+NOT_VIEWS = ("run", "quality", "steps", "fixed", "traces", "reading", "views", "compilers", "trial", "source_files")
 RENAMED = {"operators": "operator_calls"}  # of the window that loops were looked for in
 MAX_SERIES = 2_000  # points of the step series of one kind
 MAX_NOTES = 200
@@ -40,7 +40,7 @@ def build(
     the user's source text out of it. Never raises on odd content: what JSON cannot carry (non-finite numbers, lone
     surrogates) becomes null or an escape.
     """
-    reader = SourceReader(analysis.run.user_roots, recorded_ns=analysis.run.started_ns) if source else None
+    reader = SourceReader(analysis.source_files, recorded_ns=analysis.run.started_ns) if source else None
     views = _views(analysis)
     views["compilers"] = compilers_document(analysis.compilers, source=source)
     views["trial"] = trial_document(analysis.trial)
@@ -52,7 +52,7 @@ def build(
     if experiment is not None:
         views["experiment"] = dict(experiment)
     return Report(
-        run=plain_mapping(analysis.run),
+        run={key: value for key, value in plain_mapping(analysis.run).items() if key != "source_hashes"},
         quality={
             "counts": plain_mapping(analysis.quality.counts),
             "reading": plain_value(analysis.reading),

@@ -1,16 +1,21 @@
 """Quotes lines of the user's own source files, within limits.
 
-A run folder may come from elsewhere and name any path, so a file is opened only if it looks like Python source, lies
-under one of the run's user roots after links are resolved, is a regular file and is at most 1 MB. Anything else, and
-anything that cannot be read, gives None: a report without a quotation is still a report.
+A run folder may come from elsewhere and name any path, and whoever sends a report on sends what it quotes. So a file is
+opened only if it looks like Python source, is a regular file of at most 1 MB, and either still has the content that the
+recorder saw (a run cannot name the hash of a file it has not read) or lies, after links are resolved, in a folder of
+the reader's: the working directory, its git root, or one given by `--source-root`. Anything else, and anything that
+cannot be read, gives None: a report without a quotation is still a report.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-import stat
-from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+from stepscope.model import SourceFiles
+from stepscope.read.files import open_regular
 
 MAX_FILE_BYTES = 1_000_000
 MAX_FILES = 128  # of one run
@@ -19,15 +24,17 @@ SOURCE_SUFFIXES = (".py", ".pyw", ".pyi", ".pyx")
 
 
 class SourceReader:
-    """Reads and keeps source files under `roots`.
+    """Reads and keeps source files of a run.
 
-    `recorded_ns` is when the run started, on the epoch clock; a file changed later is quoted, but marked.
+    `recorded_ns` is when the run started, on the epoch clock. A file that changed since is quoted, but marked: by its
+    hash, and without one by the time of its last change.
     """
 
-    def __init__(self, roots: Iterable[str], *, recorded_ns: int | None = None) -> None:
-        resolved = (os.path.realpath(root) for root in roots if os.path.isabs(root))
+    def __init__(self, files: SourceFiles, *, recorded_ns: int | None = None) -> None:
+        resolved = (os.path.realpath(root) for root in (*_own_folders(), *files.roots) if os.path.isabs(root))
         # "/" as a root would hand every file of this machine to whoever wrote the manifest
         self._roots = tuple(root for root in resolved if root != os.sep)
+        self._hashes = files.hashes
         self._recorded_ns = recorded_ns
         self._files: dict[str, tuple[list[str], bool] | None] = {}
 
@@ -37,9 +44,12 @@ class SourceReader:
         return found[0] if found else None
 
     def text(self, file: str) -> str | None:
-        """The whole text of `file` with line feeds as line ends, or None where it may not or cannot be read."""
-        lines = self.lines(file)
-        return None if lines is None else "\n".join(lines)
+        """The whole text of `file` as it ran, with line feeds as line ends.
+
+        None where it may not or cannot be read, and where its hash says that it changed since.
+        """
+        found = self._load(file)
+        return None if found is None or (found[1] and self._hash(file)) else "\n".join(found[0])
 
     def line(self, file: str, number: int | None) -> str | None:
         """The text of one line (1-based), stripped, or None."""
@@ -58,6 +68,9 @@ class SourceReader:
         quoted = [line[:MAX_LINE_CHARACTERS] for line in lines[first - 1 : number + around]]
         return {"first_line": first, "lines": quoted, "changed_since": changed}
 
+    def _hash(self, file: str) -> str | None:
+        return self._hashes.get(os.path.normpath(file))  # a script may have been started as "../train.py"
+
     def _load(self, file: str) -> tuple[list[str], bool] | None:
         if file not in self._files:
             if len(self._files) >= MAX_FILES:
@@ -69,32 +82,35 @@ class SourceReader:
         if not os.path.isabs(file) or "\0" in file or not file.endswith(SOURCE_SUFFIXES):
             return None
         path = os.path.realpath(file)
-        if not path.endswith(SOURCE_SUFFIXES) or not any(_inside(path, root) for root in self._roots):
+        is_own = any(_inside(path, root) for root in self._roots)
+        if not path.endswith(SOURCE_SUFFIXES) or not (is_own or self._hash(file)):
             return None
         try:
-            data, changed_ns = _bytes_of(path)
+            with open_regular(path) as handle:
+                changed_ns = os.fstat(handle.fileno()).st_mtime_ns
+                data = handle.read(MAX_FILE_BYTES + 1)
         except OSError:
             return None
-        if b"\0" in data:
+        if len(data) > MAX_FILE_BYTES or b"\0" in data:
             return None
         changed = self._recorded_ns is not None and changed_ns > self._recorded_ns
+        if self._hash(file):
+            changed = hashlib.sha256(data).hexdigest() != self._hash(file)
+        if changed and not is_own:
+            return None
         # split as Python counts lines; str.splitlines would also split at form feeds and separators
         text = data.decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
         return text.split("\n"), changed
 
 
-def _bytes_of(path: str) -> tuple[bytes, int]:
-    """Content and time of change (epoch, ns) of a small regular file; raises `OSError` for anything else."""
-    # O_NONBLOCK: opening a pipe that poses as a source file must not wait for its writer
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _own_folders() -> list[str]:
+    """The working directory and its git root."""
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
-            raise OSError("not a small regular file")
-        with os.fdopen(descriptor, "rb", closefd=False) as handle:
-            return handle.read(MAX_FILE_BYTES), status.st_mtime_ns
-    finally:
-        os.close(descriptor)
+        folder = Path.cwd()
+    except OSError:  # it was removed
+        return []
+    roots = [place for place in (folder, *folder.parents) if (place / ".git").exists()]
+    return [str(folder), *(str(root) for root in roots[:1])]
 
 
 def _inside(path: str, root: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from stepscope.model import RunFacts
@@ -13,6 +14,7 @@ from stepscope.tables.processes import HostProcesses
 from stepscope.tables.schema import RankInfo
 from stepscope.tables.stored import TraceIndex
 
+MAX_SOURCES = 10_000  # files with a hash; the recorder writes at most 1,000 of a rank
 _SIGNAL_BASE = 128  # a shell's exit status of a command killed by signal n is 128 + n
 
 
@@ -43,6 +45,7 @@ def run_facts(raw: RawRun, ranks: Iterable[RankInfo]) -> RunFacts:
         noise=_mapping(first.get("noise")),
         git=_mapping(first.get("git")) or None,
         user_roots=tuple(dict.fromkeys(root for m in manifests for root in _strings(m.get("user_roots")))),
+        source_hashes=_source_hashes(raw.ranks),
     )
 
 
@@ -75,6 +78,17 @@ def rank_infos(
             )
         )
     return tuple(result)
+
+
+def _source_hashes(ranks: Iterable[RawRank]) -> dict[str, str]:
+    """Hashes of the user's files; of one that differed between ranks there is none that holds for all."""
+    found: dict[str, set[str]] = {}
+    for rank in ranks:
+        for event in rank.journal:
+            if event["kind"] == "sources":
+                for file, hashed in islice(_texts(event.get("hashes")).items(), MAX_SOURCES):
+                    found.setdefault(file, set()).add(hashed)
+    return {file: hashed for file, (hashed, *others) in islice(found.items(), MAX_SOURCES) if not others}
 
 
 def _traced(index: TraceIndex | None) -> dict[str, Any]:

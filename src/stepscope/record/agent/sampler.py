@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Tuple
 
 from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.journal import append_line, masked_command
+from stepscope.record.agent.masking import mask_text
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -317,7 +318,7 @@ _random = random.Random(os.urandom(8))  # the user's generator is not ours to ad
 
 def _thread_label(thread: threading.Thread) -> str:
     tid = getattr(thread, "native_id", None) or thread.ident
-    name = thread.name.replace("\n", " ")
+    name = mask_text(thread.name[:200]).replace("\n", " ")
     return f"thread ({tid}): {name}"
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from stepscope.record.agent.masking import mask_text
+
 MOST_BYTES = 64 * 2**20  # of one file: 50 times what a deep training loop writes in a segment at the default rate
 MOST_CHARACTERS = 64 * 2**20  # of all distinct stacks; a recursion a thousand deep makes each of them 60 KB
 _CHUNK_BYTES = 4 * 2**20
@@ -125,7 +127,8 @@ class _Lanes:
             key = (event.name, event.args.filename, event.args.line)
             text = self._frames.get(key)
             if text is None:
-                text = self._frames[key] = frame_text(*key)
+                text = frame_text(*key)
+                text = self._frames[key] = mask_text(text) if _THREAD.match(text) else text
             lane.stack.append(text)
         elif event.ph == "E" and lane.stack:
             lane.stack.pop()

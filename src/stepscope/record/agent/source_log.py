@@ -1,0 +1,86 @@
+"""What the user's source files held when they ran, as hashes: `sources` events.
+
+A report quotes a line only where the reader's file still has that content, or lies in the reader's own folders: a run
+folder that came from elsewhere names files as it likes. Written when the first loop starts and, for modules loaded
+since, when recording ends. A file that was changed after the process began may not be what ran, and gets none.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from stepscope.record.agent.frames import is_user_file
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.steps import StepRow
+
+NAME = "source_log"
+SUFFIXES = (".py", ".pyw", ".pyi", ".pyx")
+MAX_FILES = 1000
+MAX_BYTES = 1_000_000  # of one file: larger ones are not quoted either
+MAX_ALL_BYTES = 20_000_000  # 20 ms
+
+
+def attach(agent: Agent) -> None:
+    """Hash the user's files of `agent`'s process."""
+    log = SourceLog(agent)
+    agent.add_step_listener(log)
+    agent.add_finish_hook(log.write, NAME)
+
+
+class SourceLog:
+    """A step listener; every call but the first costs a comparison."""
+
+    probe_name = NAME
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._begun = False
+        self._seen: set[str] = set()
+        self._left = MAX_ALL_BYTES
+
+    def __call__(self, row: StepRow | None, now_ns: int) -> None:  # noqa: ARG002
+        if not self._begun:
+            self._begun = True
+            self.write()
+
+    def write(self) -> None:
+        """Write the hashes of files that were not seen before; without a rank folder there is nothing to quote."""
+        if self._agent.journal.folder is None:
+            return
+        hashes: dict[str, str] = {}
+        for file in _user_files():
+            if file not in self._seen and len(self._seen) < MAX_FILES:
+                self._seen.add(file)
+                found = self._hash(file)
+                if found is not None:
+                    hashes[file] = found
+        if hashes:
+            self._agent.events.write("sources", step=None, hashes=hashes)
+
+    def _hash(self, file: str) -> str | None:
+        import hashlib
+
+        try:
+            status = os.stat(file)
+            size = status.st_size
+            changed = status.st_mtime_ns > self._agent.started_ns
+            if changed or not stat.S_ISREG(status.st_mode) or size > min(MAX_BYTES, self._left):
+                return None
+            self._left -= size
+            with open(file, "rb") as source:
+                return hashlib.sha256(source.read(MAX_BYTES)).hexdigest()
+        except OSError:
+            return None
+
+
+def _user_files() -> list[str]:
+    """Source files of loaded modules that are the user's own, absolute. No attribute of a lazy module is asked for."""
+    files = (vars(module).get("__file__") for module in list(sys.modules.values()) if isinstance(module, ModuleType))
+    named = [os.path.abspath(file) for file in files if isinstance(file, str) and file.endswith(SUFFIXES)]
+    return [file for file in dict.fromkeys(named) if is_user_file(file)]
