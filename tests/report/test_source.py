@@ -33,7 +33,12 @@ def test_lines_around_the_edges(root: Path) -> None:
 def test_lines_are_counted_as_python_counts_them(root: Path) -> None:
     (root / "b.py").write_bytes(b"x = 1\x0c\r\ny = '\xe2\x80\xa8'\rz\xff = 3\n")
 
-    assert SourceReader(SourceFiles((str(root),))).lines(str(root / "b.py")) == ["x = 1\x0c", "y = '\u2028'", "z\ufffd = 3", ""]
+    assert SourceReader(SourceFiles((str(root),))).lines(str(root / "b.py")) == [
+        "x = 1\x0c",
+        "y = '\u2028'",
+        "z\ufffd = 3",
+        "",
+    ]
 
 
 @pytest.mark.parametrize("name", ["secret.txt", "noise", "binary.py", "huge.py", "missing.py", "folder.py", "pipe.py"])

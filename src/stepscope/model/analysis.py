@@ -16,9 +16,9 @@ from stepscope.model.facts import (
     PythonFacts,
     Quality,
     RunFacts,
-    SourceFiles,
     Settings,
     Site,
+    SourceFiles,
     StackFacts,
     StepFacts,
     WindowFacts,
@@ -77,7 +77,7 @@ class Analysis:
     machine: MachineFacts | None = None  # pauses, cores, drift, profilers, the loader's rhythm
     settings: Settings | None = None  # of the training framework; None where none was seen to be told any
     trial: TrialFacts | None = None  # knobs, seed and losses; None of a run without any of them
-    source_files: SourceFiles = SourceFiles()
+    source_files: SourceFiles = field(default_factory=SourceFiles)
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ class SideFacts:
     notes: tuple[str, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
     roots: tuple[str, ...] = ()
-    source_files: SourceFiles = SourceFiles()
+    source_files: SourceFiles = field(default_factory=SourceFiles)
 
 
 @dataclass(frozen=True)

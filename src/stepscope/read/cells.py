@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stepscope.read.files import open_regular
+from stepscope.files import open_regular
 
 FOLDER = "notebook"
 INDEX = "cells.json"

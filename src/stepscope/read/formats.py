@@ -11,8 +11,8 @@ from pathlib import Path
 from isal import isal_zlib
 
 from stepscope.errors import UnreadableInputError
+from stepscope.files import open_regular
 from stepscope.read import kineto
-from stepscope.read.files import open_regular
 from stepscope.read.inflate import Limits, Progress
 from stepscope.read.trace import TraceSource
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from isal import isal_zlib
 
-from stepscope.read.files import open_regular
+from stepscope.files import open_regular
 
 Progress = Callable[[int, int], None]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.read.files import open_regular
+from stepscope.files import open_regular
 from stepscope.read.raw import Losses, Row
 from stepscope.read.text import clean_value
 

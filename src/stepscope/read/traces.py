@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read.files import open_regular
+from stepscope.files import open_regular
 from stepscope.read.formats import FORMATS, read_head
 from stepscope.read.inflate import ByteStream, Limits
 from stepscope.read.metadata import rank_and_size, read_metadata

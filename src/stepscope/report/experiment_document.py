@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from stepscope.errors import UnreadableInputError
+from stepscope.files import open_regular
 from stepscope.model.comparison import (
     EXPERIMENT_SCHEMA,
     AppliedKnob,
@@ -26,7 +27,6 @@ from stepscope.model.comparison import (
     Verdict,
 )
 from stepscope.model.experiment import ByHand, Candidate, Experiment, MainEffect, Noise, Protocol, Skipped, Tried
-from stepscope.read.files import open_regular
 from stepscope.report.comparison_document import measure_document, outcome_document
 from stepscope.report.values import plain_mapping, plain_rows, plain_value
 

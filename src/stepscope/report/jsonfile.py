@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from stepscope.errors import UnreadableInputError
+from stepscope.files import read_small
 from stepscope.model import REPORT_SCHEMA, Report
-from stepscope.read.files import read_small
 
 MAX_BYTES = 2**29  # far more than any report of ours
 

@@ -14,8 +14,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from stepscope.files import open_regular
 from stepscope.model import SourceFiles
-from stepscope.read.files import open_regular
 
 MAX_FILE_BYTES = 1_000_000
 MAX_FILES = 128  # of one run

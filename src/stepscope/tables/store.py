@@ -12,8 +12,8 @@ import msgspec
 import polars as pl
 
 from stepscope.errors import UnreadableInputError
+from stepscope.files import open_regular, read_small
 from stepscope.model import Quality, RunFacts
-from stepscope.read.files import open_regular, read_small
 from stepscope.tables.parts import write_parquet
 from stepscope.tables.schema import SCHEMAS, TABLES_SCHEMA, RankInfo, Tables
 

@@ -18,7 +18,7 @@ from stepscope import api
 from stepscope.dashboard.server import live
 from stepscope.dashboard.server.catalog import EXPERIMENT, RUN, Place, Places
 from stepscope.dashboard.server.journals import Progress
-from stepscope.read.files import open_regular
+from stepscope.files import open_regular
 from stepscope.report.escape import plain
 
 LIST_SCHEMA = "stepscope.runs/1"

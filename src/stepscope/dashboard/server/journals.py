@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.read.files import open_regular
+from stepscope.files import open_regular
 
 NAME = "steps.jsonl"
 MAX_RANKS = 64  # whose journals are followed; more tell nothing new of how far the run is

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from stepscope.dashboard.server.journals import Progress, rank_folders
-from stepscope.read.files import open_regular
+from stepscope.files import open_regular
 from stepscope.report import words
 
 RUNNING, FINISHED, FAILED, VANISHED = "running", "finished", "failed", "vanished"

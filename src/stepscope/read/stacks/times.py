@@ -9,7 +9,7 @@ from typing import overload
 
 import msgspec
 
-from stepscope.read.files import read_small
+from stepscope.files import read_small
 from stepscope.read.raw import Losses, RawStretch
 from stepscope.read.text import LONGEST_NS, moment_ns
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from isal import isal_zlib
 
-from stepscope.read.files import open_regular
+from stepscope.files import open_regular
 from stepscope.read.xla.walk import files_in
 
 LOOKED_AT = 2**18  # bytes of the beginning, and of the end: a script prints its report last

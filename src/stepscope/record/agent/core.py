@@ -136,9 +136,8 @@ class Agent:
         # Before the probes, which then stand outermost and can be taken out while the user's profiler runs.
         self.knobs = self.guard.wrap("knobs", lambda: knobs.attach(self), inject=False)()
         self.probes.install_all()
-        attachments = ("memory_log", "losses", "source_log")
-        attachments = attachments if forked else ("seed", "window", "sampler", *attachments)
-        for module in attachments:  # each in a file of its own, and adds itself
+        early = () if forked else ("seed", "window", "sampler")
+        for module in (*early, "memory_log", "losses", "source_log"):  # each in a file of its own, and adds itself
             self.guard.wrap(module, lambda module=module: _attach(module, self), inject=False)()
         self.guard.wrap("compiling", skip_own_code, inject=False)()
 

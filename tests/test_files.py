@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.api import open_run
 from stepscope.dashboard.server import live
-from stepscope.read.files import open_regular, read_small
+from stepscope.files import open_regular, read_small
 from tests.builders import T0
 from tests.run_folders import make_run_folder
 
