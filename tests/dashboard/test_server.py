@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,6 +211,20 @@ def test_a_cut_trace_is_a_file_for_perfetto(dashboard: Dashboard, served: Served
     found = {event.get("name") for event in json.loads(gzip.decompress(answer.body))["traceEvents"]}
     assert {"ProfilerStep#2", "ProfilerStep#3"} <= found
     assert not {"ProfilerStep#1", "ProfilerStep#4"} & found
+
+
+@pytest.mark.parametrize("wanted", ["bytes=0-9", "bytes=99999999-", "bytes=x"])
+def test_nothing_is_left_of_a_cut_trace_whatever_part_is_asked_for(
+    dashboard: Dashboard, served: Served, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = served("gpu")
+    dashboard.json(f"api/runs/{run}/pages/timeline")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert dashboard.ask(f"api/runs/{run}/slice?steps=2:3", headers={"Range": wanted}).status in (206, 400, 416)
+    end = time.monotonic() + 10
+    while list(tmp_path.iterdir()) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not list(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------------------------------------------- front end

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -80,11 +79,20 @@ def _perfetto(desk: Desk) -> Callable[[Request], Response]:
             folder = Path(tempfile.mkdtemp(prefix="stepscope-slice-"))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             path = desk.perfetto(_part(request, "run"), _params(request), folder)
-            kept = stack.pop_all()  # until it has been sent
-        sent = BackgroundTask(kept.close)
-        return FileResponse(path, media_type="application/gzip", filename=path.name, background=sent)
+            stack.pop_all()  # the answer takes it away
+        return _Passing(path, media_type="application/gzip", filename=path.name)
 
     return endpoint
+
+
+class _Passing(FileResponse):
+    """A file that is taken away, with its folder, however sending it ends."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            shutil.rmtree(Path(self.path).parent, ignore_errors=True)
 
 
 def _names(files: Path | None) -> list[str]:

@@ -20,6 +20,7 @@ METHODS = ("GET", "HEAD")
 TOKEN = "token"  # of the query
 MAX_FIELDS = 50  # of a query
 MAX_QUERY = 8_000
+MAX_AT_ONCE = 200  # requests with the token that are being answered
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 HTTP_PORT = "80"  # what a Host without a port means
 
@@ -207,6 +208,7 @@ class Guard:
     def __init__(self, application: Any, policy: Policy) -> None:
         self._application = application
         self._policy = policy
+        self._running = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request; anything that is no HTTP is closed."""
@@ -214,9 +216,15 @@ class Guard:
             return
         verdict = self._policy.judge(scope["method"], scope["raw_path"], scope["query_string"], scope["headers"])
         protected = _with_headers(send)
+        if isinstance(verdict, Granted) and self._running >= MAX_AT_ONCE:
+            verdict = Refusal(503, "too many requests at once; wait for their answers")
         if isinstance(verdict, Granted):
             inner = {**scope, "path": verdict.path, "raw_path": verdict.path.encode(), "root_path": ""}
-            await self._application(inner, receive, protected)
+            self._running += 1
+            try:
+                await self._application(inner, receive, protected)
+            finally:
+                self._running -= 1
         elif isinstance(verdict, Elsewhere):
             extra = [(b"location", verdict.location.encode("ascii"))]
             if verdict.cookie is not None:
@@ -239,7 +247,8 @@ async def _refuse(send: Any, headers: Sequence[tuple[bytes, bytes]], refusal: Re
 
 async def _answer(send: Any, status: int, kind: str, body: bytes, extra: Iterable[tuple[bytes, bytes]]) -> None:
     length = (b"content-length", str(len(body)).encode())
-    headers = [(b"content-type", kind.encode()), length, *extra]
+    # closed after it: a connection of somebody without the token is not kept
+    headers = [(b"content-type", kind.encode()), length, (b"connection", b"close"), *extra]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -189,11 +189,13 @@ def _configuration(application: Any) -> uvicorn.Config:
     """A quiet server with nothing but HTTP."""
     import uvicorn
 
+    from stepscope.dashboard.server.waiting import protocol
+
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # errors get a line of ours
     configuration = uvicorn.Config(
         application,
         loop="asyncio",
-        http="h11",
+        http=protocol(),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -202,7 +204,6 @@ def _configuration(application: Any) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         timeout_graceful_shutdown=STOP_S,
-        limit_concurrency=200,
     )
     configuration.get_loop_factory()  # what it imports would be a long moment in which Ctrl-C finds no server
     return configuration
