@@ -166,6 +166,7 @@ class RawRank:
     steps: tuple[Row, ...]
     journal: tuple[Row, ...]
     traces: tuple[TraceRef, ...]
+    last_word: Row | None = None  # what the journal had no room for
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from stepscope.read.text import boolean, integer, length_ns, moment_ns, number, 
 MAX_USER_TRACE_BYTES = 500 * 10**6
 MAX_USER_TRACES = 20  # per rank: a script that traces every step must not make a report take hours
 
+LAST_WORD = "last-word.json"
+
 _RANK = re.compile(r"rank-(\d{1,9})(?:\.(\d{1,9}))?")
 _HOST = re.compile(r"host-(.+)", re.DOTALL)
 _RAW_FILE = re.compile(r"stacks-(?:(\d{1,18})-)?(\d{1,9})\.raw")
@@ -61,16 +63,25 @@ def _host(folder: Path, losses: Losses) -> RawHost:
     def rows(name: str) -> list[Row]:
         return jsonl.read_rows(folder / name, losses, f"{label}/{name}")
 
+    manifest = jsonl.read_object(folder / "manifest.json", losses, f"{label}/manifest.json")
+    last_word = _last_word(folder, losses)
+    if last_word is not None and (manifest or {}).get("ended_ns") is None:
+        manifest = {**(manifest or {}), **last_word}
     system = [row for row in rows("system.jsonl") if _timed(row, losses, f"{label}/system.jsonl")]
     return RawHost(
         name=label.removeprefix("host-"),
         folder=folder,
-        manifest=jsonl.read_object(folder / "manifest.json", losses, f"{label}/manifest.json"),
+        manifest=manifest,
         agents=tuple(_with_pid(rows("agents.jsonl"), losses, f"{label}/agents.jsonl")),
         processes=tuple(_with_pid(rows("processes.jsonl"), losses, f"{label}/processes.jsonl")),
         system=tuple(system),
         segments=tuple(_segments(folder, rows("stacks.jsonl"), losses)),
     )
+
+
+def _last_word(folder: Path, losses: Losses) -> Row | None:
+    """What was said in the block taken ahead of time; None where nothing was."""
+    return next(iter(jsonl.read_rows(folder / LAST_WORD, losses, f"{folder.name}/{LAST_WORD}")), None)
 
 
 def _with_pid(rows: list[Row], losses: Losses, label: str) -> list[Row]:
@@ -143,6 +154,7 @@ def _rank(folder: Path, losses: Losses) -> RawRank:
         steps=tuple(read_steps(folder / "steps.jsonl", losses, f"{folder.name}/steps.jsonl")),
         journal=tuple(journal),
         traces=tuple(_traces(folder, journal, losses)),
+        last_word=_last_word(folder, losses),
     )
 
 

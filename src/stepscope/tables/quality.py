@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from statistics import median, quantiles
 from typing import Any
 
 from stepscope.model import Note, Quality
 from stepscope.read.raw import RawHost, RawRank, RawRun, Row
-from stepscope.read.text import string
+from stepscope.read.text import integer, string
 from stepscope.tables.compiles import unknown_messages
 from stepscope.tables.events import EventsTable
 from stepscope.tables.processes import RANK, HostProcesses
@@ -137,6 +138,9 @@ def _host_notes(hosts: Iterable[RawHost]) -> list[Note]:
         if manifest.get("ended_ns") is None:
             text = f"the recording on host {host.name} never ended: stepscope was killed, or the run is still going"
             notes.append(Note(WARNING, text, source))
+        problems = manifest.get("problems")
+        for problem in problems[:_MAX_NAMED] if isinstance(problems, list) else ():
+            notes.append(Note(WARNING, f"on host {host.name}: {_quoted(problem)}", source))
         sampler = manifest.get("sampler")
         if isinstance(sampler, dict):
             notes += _sampler_notes(sampler, source)
@@ -214,6 +218,7 @@ def _rank_notes(rank: RawRank, events: EventsTable) -> list[Note]:
         probe, error = (_quoted(event.get(key)) for key in ("probe", "error"))
         text = f"probe {probe} failed in {rank.name} and was off from then on: {error}"
         notes.append(Note(WARNING, text, source))
+    notes += _missing_notes(rank)
     traces = {trace.name for trace in rank.traces if f"{rank.name}/{trace.name}" not in events.unreadable}
     for event in _events(rank, "window"):
         name = (string(event.get("trace")) or "").removesuffix(".gz")
@@ -231,6 +236,19 @@ def _rank_notes(rank: RawRank, events: EventsTable) -> list[Note]:
         reasons = dict.fromkeys(_quoted(event.get("reason")) for event in _events(rank, kind))
         notes += [Note(INFO, f"{text} {rank.name}: {reason}", source) for reason in reasons]
     return notes
+
+
+def _missing_notes(rank: RawRank) -> list[Note]:
+    """What the journal could not write, as its last word says."""
+    said = rank.last_word or {}
+    missing, reasons = said.get("missing"), said.get("reasons")
+    if not isinstance(missing, dict) or not isinstance(reasons, dict):
+        return []
+    numbers = {what: integer(missing.get(what)) or 0 for what in ("steps", "events")}
+    lost = " and ".join(f"at least {number} {what}" for what, number in numbers.items() if number > 0)
+    why = "; ".join(f"{_quoted(file)}: {_quoted(reason)}" for file, reason in islice(reasons.items(), _MAX_NAMED))
+    text = f"{lost or 'rows'} of {rank.name} could not be written ({why}); what follows is of the others"
+    return [Note(WARNING, text, f"{rank.name}/last-word.json")]
 
 
 def _faults_at_window(rank: RawRank) -> list[Note]:

@@ -155,6 +155,7 @@ class Agent:
         marks.flush()
         if self.journal.folder is not None:
             self.events.write("exit", reason=reason, step=None)
+            self.journal.close()
         elif self._faults:
             # Nobody claimed a folder, perhaps because of these very faults: say so where the process is announced.
             record = {"time_ns": self.clock.now(), "pid": os.getpid(), "probe_errors": self._faults}

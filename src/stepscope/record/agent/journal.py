@@ -2,8 +2,9 @@
 
 An event is written at once. Rows of steps are written once they span `BATCH_NS`, several in one write when steps are
 short: a `kill -9` or `os._exit` loses at most that much of the run, and no thread is needed to flush. A forked child
-drops what is pending, for it is the parent's. A file that cannot be written (disk full, folder removed) is given up
-for good; the training never hears of it.
+drops what is pending, for it is the parent's. A descriptor that the script has closed, or that is another file's by
+now, is opened anew. A file that cannot be written (disk full, folder removed) is given up for good, which a block taken
+ahead of time says (`last_word`); the training never hears of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Callable
 
 from stepscope.model import RANK_SCHEMA, STEP_COLUMNS, STEPS_SCHEMA
 from stepscope.record.agent.clock import Clock
+from stepscope.record.agent.last_word import LastWord
 from stepscope.record.agent.masking import mask_argv
 from stepscope.record.agent.phases import StepRow
 
@@ -43,13 +45,15 @@ class LineFile:
     def __init__(self, path: str, byte_limit: int) -> None:
         self.path = path
         self.full = False
+        self.error: str | None = None  # why it was lost
+        self.whole = 0  # lines of the write that failed which are there nevertheless
         self._left = byte_limit
         self._descriptor: int | None = None
-        self._lost = False
+        self._identity = (0, 0)
 
     def write(self, line: str) -> bool:
         """Append lines: `line` and its line break, in one write."""
-        if self._lost or self.full:
+        if self.error or self.full:
             return False
         data = (line + "\n").encode("utf-8", "backslashreplace")
         self._left -= len(data)
@@ -57,15 +61,28 @@ class LineFile:
             self.full = True
             return False
         try:
-            if self._descriptor is None:
-                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-                self._descriptor = os.open(self.path, flags, 0o644)
-            written = os.write(self._descriptor, data)
-        except OSError:
-            self._lost = True
-            return False
-        self._lost = written < len(data)  # a full disk can take half a line: readers expect it to be the last
-        return not self._lost
+            descriptor = self._opened()
+            written = os.write(descriptor, data)
+            if written < len(data):  # a full disk can take half a line: readers expect it to be the last
+                self.whole = data.count(b"\n", 0, written)
+                os.write(descriptor, data[written:])
+        except OSError as error:
+            self.error = error.strerror or str(error)
+        return self.error is None
+
+    def _opened(self) -> int:
+        """The file's descriptor. Scripts close all that they know nothing of, and then open files of their own."""
+        if self._descriptor is not None:
+            try:
+                status = os.fstat(self._descriptor)
+            except OSError:
+                status = None
+            if status is not None and (status.st_dev, status.st_ino) == self._identity:
+                return self._descriptor
+        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        status = os.fstat(self._descriptor)
+        self._identity = (status.st_dev, status.st_ino)
+        return self._descriptor
 
 
 def append_line(path: str, record: dict[str, Any]) -> bool:
@@ -154,6 +171,8 @@ class Journal:
         self._early: list[str] = []
         self._pending: list[StepRow] = []
         self._refused = False
+        self._last_word: LastWord | None = None
+        self._missing = {"steps": 0, "events": 0}  # rows that could not be written
         self.folder: str | None = None
 
     def claim(self) -> bool:
@@ -172,6 +191,7 @@ class Journal:
             self._early.clear()
             return False
         self.folder = folder
+        self._last_word = LastWord(folder)
         self._steps = LineFile(os.path.join(folder, "steps.jsonl"), STEPS_BYTE_LIMIT)
         self._events = LineFile(os.path.join(folder, "events.jsonl"), EVENTS_BYTE_LIMIT)
         self._write_rank(folder, identity)
@@ -203,7 +223,8 @@ class Journal:
         if not rows or (self._steps is None and not self.claim()) or self._steps is None:
             return
         was_full = self._steps.full
-        self._steps.write(_encode_rows(rows))
+        if not self._steps.write(_encode_rows(rows)):
+            self._lose("steps", len(rows) - (0 if self._missing["steps"] else self._steps.whole))
         if self._steps.full and not was_full:
             self.write_event({"kind": "budget", "time_ns": self._clock.now(), "duration_ns": None, "step": None,
                               "file": "steps.jsonl", "bytes": STEPS_BYTE_LIMIT})  # fmt: skip
@@ -219,7 +240,24 @@ class Journal:
             if not self._refused and len(self._early) < 1000:
                 self._early.append(line)
             return False
-        return self._events.write(line)
+        written = self._events.write(line)
+        if not written:
+            self._lose("events", 1)
+        return written
+
+    def close(self) -> None:
+        """Say how much is missing in all, if anything is."""
+        if self._last_word is not None and any(self._missing.values()) and os.getpid() == self._pid:
+            files = [file for file in (self._steps, self._events) if file is not None and file.error]
+            reasons = {os.path.basename(file.path): file.error for file in files}
+            if reasons:
+                self._last_word.say({"time_ns": self._clock.now(), "missing": self._missing, "reasons": reasons})
+
+    def _lose(self, what: str, number: int) -> None:
+        first = not self._missing[what]
+        self._missing[what] += number
+        if first:
+            self.close()
 
     def abandon(self) -> None:
         """Write nothing any more: this is a forked child and the files are the parent's."""

@@ -30,9 +30,10 @@ class JsonLines:
             self.dropped += 1
             return
         try:
-            os.write(self._descriptor, line)
+            written = os.write(self._descriptor, line)
         except OSError:
-            self.dropped += 1
+            written = 0
+        self.dropped += written < len(line)
 
     def close(self) -> None:
         if self._descriptor is not None:
@@ -72,5 +73,9 @@ class JsonLinesTail:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace `path` by `value` in one step: a reader sees the old file or the new one. Raises `OSError`."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=True) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(value, indent=1, ensure_ascii=True) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

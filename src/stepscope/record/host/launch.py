@@ -23,6 +23,7 @@ from typing import Any
 
 import stepscope
 from stepscope.errors import EnvironmentRefusal
+from stepscope.record.agent.last_word import LastWord
 from stepscope.record.host import page_cost
 from stepscope.record.host.clock import measure_epoch_offset_ns, now_ns
 from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
@@ -37,6 +38,7 @@ from stepscope.record.host.pyspy import FALLBACK_MARKER, find_pyspy, pyspy_versi
 from stepscope.record.host.scheduler import detect_scheduler
 from stepscope.record.host.signals import ENDINGS, BlockedSignals
 from stepscope.record.host.step_limit import StepLimit
+from stepscope.record.host.telemetry import LOST as TELEMETRY_LOST
 from stepscope.record.host.telemetry import TelemetryConfig
 from stepscope.record.host.traces import compress_traces, own_rank_folders
 from stepscope.record.host.tracing import allow_tracing
@@ -109,6 +111,7 @@ class _Launch:
         self._options, self._environ, self._executable = options, environ, executable
         self._folder, self._manifest, self._offset, self._pyspy = folder, manifest, offset, pyspy
         self._problem: str | None = None
+        self._last_word = LastWord(str(folder.host))
 
     def run(self) -> Outcome:
         with BlockedSignals() as signals:
@@ -127,7 +130,12 @@ class _Launch:
                 compress_traces(ranks)
                 self._manifest.values["page_faults"] = page_cost.facts(_threads(ranks))
             describe.join(0.2 if hurried else 5.0)
+            self._manifest.values["problems"] = [self._problem] if self._problem else []
             self._manifest.ended(ended_ns, child.returncode, self._sampler())
+            if self._manifest.problem:
+                ending = {name: self._manifest.values[name] for name in ("ended_ns", "exit")}
+                problems = [self._manifest.problem, *self._manifest.values["problems"]]
+                self._last_word.say({**ending, "problems": [problem[:500] for problem in problems]})
             _remove_if_empty(self._folder.host / RECORDER_LOG)
         return Outcome(
             run=self._folder.run,
@@ -231,7 +239,11 @@ class _Launch:
         if telemetry.stdin is not None:
             with contextlib.suppress(OSError):
                 telemetry.stdin.close()
-        if status != 0:
+        if status == TELEMETRY_LOST:
+            self._problem = "telemetry and stacks are incomplete: the disk took no more of them"
+        elif status < 0:
+            self._problem = f"telemetry and stacks are incomplete: their process was killed by signal {-status}"
+        elif status != 0:
             log = self._folder.host / RECORDER_LOG
             self._problem = f"telemetry and stacks are incomplete, their process ended early; its words are in {log}"
 

@@ -111,6 +111,7 @@ def first_manifest(
         "started_ns": None,
         "ended_ns": None,
         "exit": {"status": None, "signal": None, "shell_status": None},
+        "problems": [],
         "clock": {"epoch_offset_ns": epoch_offset_ns},
         "options": options.for_manifest(),
         "git": None,

@@ -38,6 +38,7 @@ _FIRST_READ_SECONDS = 0.2
 _ORPHAN_STOP_SECONDS = 2.0
 _MOST_METERED = 256  # processes with metrics of their own; the rest are only listed
 _COMMAND_LENGTH = 2000
+LOST = 74  # our exit status when lines could not be written: EX_IOERR of sysexits.h
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -126,6 +127,11 @@ class Telemetry:
     def living(self) -> int:
         """How many processes of the tree were there when last looked at."""
         return sum(process.alive for process in self._tree.members.values())
+
+    @property
+    def dropped(self) -> int:
+        """Lines that could not be written."""
+        return sum(log.dropped for log in (self._processes, self._system, self._stacks))
 
     def _now(self) -> int:
         return now_ns(self._config.epoch_offset_ns)
@@ -240,8 +246,9 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     config = TelemetryConfig(**json.loads(arguments[0]))
     with Gpus() as gpus:
-        Telemetry(config, gpus).run(Control(sys.stdin.fileno()))
-    return 0
+        telemetry = Telemetry(config, gpus)
+        telemetry.run(Control(sys.stdin.fileno()))
+    return LOST if telemetry.dropped else 0
 
 
 if __name__ == "__main__":
