@@ -188,8 +188,10 @@ def test_options_say_whose_code_it_is(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert "return x.mm(x)" not in json.dumps(silent)
 
 
-def test_source_text_is_quoted_below_the_roots_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A trace may name any file of this machine; none but those the user named is opened."""
+def test_source_text_is_quoted_from_the_readers_folders_only(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trace may name any file of this machine; none but those of the one who reads it is opened."""
     private = tmp_path / "build" / "app" / "train.py"
     private.parent.mkdir(parents=True)
     private.write_text("PASSWORD = 'hunter2'\n# two\ndef train(x):\n    return x.mm(x)  # hunter2\n")
@@ -197,7 +199,12 @@ def test_source_text_is_quoted_below_the_roots_only(tmp_path: Path, capfd: pytes
     data = json.loads(Path(trace).read_text())
     data["traceEvents"][0]["name"] = f"{private}(3): train"
     Path(trace).write_text(json.dumps(data))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     assert "hunter2" not in json.dumps(report_of(capfd, trace))
+    assert "hunter2" in json.dumps(report_of(capfd, trace, "--source-root", str(private.parent)))
+    monkeypatch.chdir(private.parent)
+    assert "hunter2" in json.dumps(report_of(capfd, trace))
 
 
 def test_steps_cut_what_is_read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,7 @@ def test_names_are_text_and_a_run_without_steps_has_pages(opened: Callable[[str]
 
 
 @pytest.mark.usefixtures("tiny")
-def test_without_source_no_line_of_source_is_in_it(tmp_path: Path) -> None:
+def test_without_source_no_line_of_source_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.run_folders import make_run_folder
 
     secret = "password = 'quoted nowhere'"
@@ -146,6 +146,7 @@ def test_without_source_no_line_of_source_is_in_it(tmp_path: Path) -> None:
         manifest={"user_roots": [str(tmp_path)]},
         rank_json={"main_file": str(script)},
     )
+    monkeypatch.chdir(tmp_path)
     run = open_run(folder)
     with_source = single.render(run, run.report())
     without = single.render(run, run.report(source=False), source=False)

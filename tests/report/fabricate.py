@@ -27,6 +27,7 @@ from stepscope.model import (
     Quality,
     RunFacts,
     Site,
+    SourceFiles,
     StackFacts,
     StepFacts,
     Try,
@@ -194,6 +195,7 @@ def analysis(folder: Path, **changes: Any) -> Analysis:
     line = hot_line(file)
     facts = Analysis(
         run=run_facts(folder),
+        source_files=SourceFiles((str(folder),)),
         quality=Quality(
             {"steps": 521, "torn_lines": 1},
             (

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from stepscope.model import SourceFiles
 from stepscope.model.comparison import (
     SLOWER,
     Change,
@@ -205,7 +206,9 @@ def test_a_line_is_quoted_only_where_its_file_is_as_it_was(tmp_path: Any) -> Non
     script.write_text("import torch\nloss.backward()\n")
     written_ns = script.stat().st_mtime_ns
     for started_ns, code in ((written_ns + 1, "loss.backward()"), (written_ns - 10**9, None)):
-        side = SideFacts("b", (measure("b", 1, started_ns=started_ns),), ("b",), roots=(str(tmp_path),))
+        roots = (str(tmp_path),)
+        measures = (measure("b", 1, started_ns=started_ns),)
+        side = SideFacts("b", measures, ("b",), roots=roots, source_files=SourceFiles(roots))
         found = comparison(change("line", "main", file="train.py", line=2), candidate=side)
         assert comparison_document.comparison_document(found)["changes"][0]["code"] == code
         assert "code" not in comparison_document.comparison_document(found, source=False)["changes"][0]

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.api import open_run
 from stepscope.model import SourceFiles
+from stepscope.report import jsonfile
 from stepscope.report.source import MAX_FILE_BYTES, MAX_FILES, SourceReader
+from tests.run_folders import PID, make_run_folder
 
 
 @pytest.fixture
@@ -126,3 +129,33 @@ def test_the_readers_own_folder_and_its_git_root_need_no_hash(
 
     assert reader.line(str(root / "a.py"), 1) == "one"
     assert reader.lines(str(tmp_path / "outside.py")) is None
+
+
+@pytest.mark.parametrize("still_as_it_ran", [True, False])
+def test_a_recording_is_quoted_by_what_ran_and_not_by_the_folders_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still_as_it_ran: bool
+) -> None:
+    script, private = tmp_path / "code" / "train.py", tmp_path / "private" / "settings.py"
+    for file in (script, private):
+        file.parent.mkdir()
+        file.write_text("\n".join([f"SECRET = 'of {file.name}'"] * 40))
+    hashes = {str(script): hashlib.sha256(script.read_bytes()).hexdigest()}
+    if not still_as_it_ran:
+        script.write_text(script.read_text() + "\n")
+    stack = f'process {PID}:"python train.py";thread ({PID}): MainThread;<module> ({script}:40);train ({script}:7);load ({private}:9) 400\n'
+    folder = make_run_folder(
+        tmp_path,
+        stacks_raw=stack + stack.replace(f"load ({private}:9)", f"step ({script}:8)"),
+        manifest={"user_roots": [str(tmp_path)], "cwd": str(private.parent)},
+        rank_json={"main_file": str(script)},
+        events=[{"kind": "sources", "hashes": hashes}],
+    )
+    (tmp_path / "reader").mkdir()
+    monkeypatch.chdir(tmp_path / "reader")
+    report = open_run(folder).report()
+    text = jsonfile.dumps(report).decode()
+
+    assert "settings.py" in text
+    assert "of settings.py" not in text
+    assert ("of train.py" in text) == still_as_it_ran
+    assert hashes[str(script)] not in text
