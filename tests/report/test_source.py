@@ -142,7 +142,8 @@ def test_a_recording_is_quoted_by_what_ran_and_not_by_the_folders_it_names(
     hashes = {str(script): hashlib.sha256(script.read_bytes()).hexdigest()}
     if not still_as_it_ran:
         script.write_text(script.read_text() + "\n")
-    stack = f'process {PID}:"python train.py";thread ({PID}): MainThread;<module> ({script}:40);train ({script}:7);load ({private}:9) 400\n'
+    root = f'process {PID}:"python train.py";thread ({PID}): MainThread;<module> ({script}:40);'
+    stack = f"{root}train ({script}:7);load ({private}:9) 400\n"
     folder = make_run_folder(
         tmp_path,
         stacks_raw=stack + stack.replace(f"load ({private}:9)", f"step ({script}:8)"),
