@@ -144,7 +144,15 @@ def experiment(
         budget_s=None if budget is None else budget * 60,
     )
     options = _options(
-        {"--try": tries, "--base": base, "--from": source, "--pairs": pairs, "--steps": steps, "--warmup": warmup},
+        {
+            "--out": None if out is None else str(out),
+            "--try": tries,
+            "--base": base,
+            "--from": source,
+            "--pairs": pairs,
+            "--steps": steps,
+            "--warmup": warmup,
+        },
         {"--together": together, "--self": itself, "--screen": screen, "--quiet-machine": quiet_machine},
         {"--width": (width, "2%"), "--threshold": (threshold, "1%"), "--loss-band": (loss_band, "5%")},
         {"--seed": (seed, 0), "--budget": (budget, None)},

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from stepscope.comparison import stopping
 from stepscope.comparison.outcomes import corrected, outcome
-from stepscope.experiment import noise, schedule
+from stepscope.experiment import noise, schedule, screening
 from stepscope.experiment.changes_in_script import changes
 from stepscope.experiment.journal import Made, State
 from stepscope.experiment.plan import PAIRS, PILOT, Plan, Request
@@ -35,6 +35,8 @@ def experiment(frame: Frame, plan: Plan, state: State, *, finished: bool, stoppe
         for number, (candidate, found) in enumerate(zip(candidates, outcomes, strict=True))
     )
     screened = state.screened
+    if screened is None and plan.design and stopped is not None:  # what the runs made so far tell
+        screened = replace(screening.judged(plan, state.made), candidate=None)
     return Experiment(
         protocol=plan.protocol,
         baseline=tuple(run.measure for run in paired if run.slot.candidate is None and run.measure is not None),

@@ -182,6 +182,10 @@ def conclusion(document: Row) -> list[str]:
         more = f"{len(best) - 1} more of {len(candidates)} candidates {'are' if best[2:] else 'is'} faster too."
         return [text, *([more] if best[1:] else []), *_out_of_reach(document, "which only an edit removes")]
     screened = len(document.get("main_effects") or ())
+    if not candidates and document.get("stopped") and (document.get("runs") or 0) > 1:
+        told = f"{screened} of its knobs show below what they do" if screened else "too few to tell what a knob does"
+        text = f"Nothing is confirmed: the experiment was stopped after {document['runs']} runs, {told}."
+        return [text, *_out_of_reach(document, "which no knob reaches")]
     if screened and not candidates:
         text = f"No knob is shown to help: none of {screened} in the screening, so there is no combination to confirm."
         return [text, *_out_of_reach(document, "which no knob reaches")]

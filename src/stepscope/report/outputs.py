@@ -59,9 +59,13 @@ def refresh(report: Report, folder: Path, render: Render = plain_page) -> str | 
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write `data` so that `path` holds either the old or the new content; raises `EnvironmentRefusal`."""
+    """Write `data` so that `path` holds either the old or the new content; raises `EnvironmentRefusal`.
+
+    Its folder is made where there is none.
+    """
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         # exclusive: a link that someone laid in the way is not followed
         with open(temporary, "xb") as handle:
             handle.write(data)

@@ -233,8 +233,15 @@ def _rank_notes(rank: RawRank, events: EventsTable) -> list[Note]:
         ("window_skipped", "no profiler window was opened in"),
         ("suspended", "probes were suspended, so some phases are unknown, in"),
     ):
-        reasons = dict.fromkeys(_quoted(event.get("reason")) for event in _events(rank, kind))
-        notes += [Note(INFO, f"{text} {rank.name}: {reason}", source) for reason in reasons]
+        reasons = {_quoted(event.get("reason")): event.get("asked") is True for event in _events(rank, kind)}
+        notes += [
+            Note(
+                WARNING if asked else INFO,
+                f"{text} {rank.name}{' where one was asked for' if asked else ''}: {reason}",
+                source,
+            )
+            for reason, asked in reasons.items()
+        ]
     return notes
 
 

@@ -204,7 +204,7 @@ class WindowManager:
         self._why_not = reason
         if reason != self._said:
             self._said = reason
-            self._agent.events.write("window_skipped", reason=reason)
+            self._agent.events.write("window_skipped", reason=reason, asked=self._config.mode == "schedule")
 
     # ------------------------------------------------------------------------------------------------ open, advance
 
