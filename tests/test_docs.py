@@ -221,6 +221,14 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
+def test_the_tests_that_show_what_is_promised_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (REPOSITORY / "docs" / "faults.md").read_text())
+    assert len(named) > 20
+    for file, test in named:
+        text = (REPOSITORY / file).read_text()
+        assert not test or f"def {test}(" in text, f"{file}::{test}"
+
+
 def test_source_files_named_in_the_architecture_exist() -> None:
     page = (REPOSITORY / "docs" / "architecture.md").read_text()
     names = set(re.findall(r"`([\w/]+\.py)`", page))

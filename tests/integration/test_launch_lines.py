@@ -73,11 +73,16 @@ def test_a_child_the_agent_did_not_reach_is_named_with_the_remedy(tmp_path: Path
     assert recorded.report["steps"] is None
 
 
-def test_a_users_own_sitecustomize_still_runs(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['SEEN'] = 'theirs ran'\n")
+def test_a_users_own_sitecustomize_runs_in_the_command_and_not_beside_it(tmp_path: Path) -> None:
+    ran = tmp_path / "ran.txt"
+    theirs = f"import os, sys\nos.environ['SEEN'] = 'theirs ran'\nprint(sys.orig_argv, file=open({str(ran)!r}, 'a'))\n"
+    (tmp_path / "sitecustomize.py").write_text(theirs)
     code = "import os, torch; print(os.environ.get('SEEN'))"
     recorded = record(tmp_path / "run", [PYTHON, "-c", code], options=NO_WINDOW, env={"PYTHONPATH": str(tmp_path)})
     assert recorded.stdout == b"theirs ran\n"
+    lines = ran.read_text().splitlines()
+    assert sum("import os, torch" in line and "stepscope" not in line for line in lines) == 1
+    assert not any("telemetry" in line for line in lines)
 
 
 def test_manifest_masks_secrets_and_keeps_no_environment(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,24 +91,61 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
     assert analyze(done.folder).returncode == 0  # where nothing can be kept
 
 
-def test_a_killed_recorder(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+@contextlib.contextmanager
+def training(run: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A loop of 150 steps under the recorder, its first ten steps done."""
     script = [PYTHON, str(SCRIPTS / "loop.py"), "--steps", "150", "--pause", "0.02"]
     process = subprocess.Popen(
         run_line(run, script, [*NO_WINDOW, "--no-report"]),
         env=environment(),
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
     try:
         wait_for_steps(run, 10, process)
+        yield process
+    finally:
+        end_session(process)
+
+
+def test_a_killed_recorder(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with training(run) as process:
         children = psutil.Process(process.pid).children()
         (beside,) = [child for child in children if "stepscope.record.host.telemetry" in child.cmdline()]
         beside.kill()
         _, stderr = process.communicate(timeout=120)
-    finally:
-        end_session(process)
     assert process.returncode == 0
     assert b"killed by signal 9" in stderr
     assert "killed by signal 9" in notes(run)
+
+
+def test_everything_stopped_for_a_while(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with training(run) as process:
+        everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for each in everyone:
+            each.suspend()
+        time.sleep(1.5)
+        for each in reversed(everyone):
+            each.resume()
+        stdout, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert b"result " in stdout
+    rows = step_rows(run / "rank-0")
+    assert len(rows) in {149, 150}
+    assert sum(row["wall_ns"] > 10**9 for row in rows) == 1
+    steps = report(run)["steps"]
+    assert steps["median_ms"] < 500 < max(wall for _, wall in steps["series"])
+
+
+def test_a_folder_taken_away(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with training(run) as process:
+        shutil.rmtree(run, ignore_errors=True)
+        stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert b"result " in stdout
+    assert b"cannot write" in stderr
+    assert b"Traceback" not in stderr

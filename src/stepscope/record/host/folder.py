@@ -77,8 +77,8 @@ def _host_name(scheduler: Scheduler | None, host: str | None) -> str:
 
 
 def _claim_named(out: Path, host_name: str, scheduler: Scheduler | None) -> RunFolder:
-    if not str(out).isprintable():  # it stands in lines of files, on the terminal, and in what is copied from there
-        raise UsageError(f"--out {str(out)!r}: a line break or another character that is not shown; name it without")
+    if any(character < " " for character in str(out)):  # it stands in lines of files and of the terminal
+        raise UsageError(f"--out {str(out)!r}: holds a line break or another control character; name it without")
     run = _after_restart(out, scheduler)
     if run.exists() and not run.is_dir():
         raise UsageError(f"--out {run} is a file; name a folder that does not exist yet")

@@ -202,6 +202,7 @@ class _Launch:
                     stdout=subprocess.DEVNULL,
                     stderr=log,
                     cwd=str(Path(package_folder()).parent),  # `-m` puts the working directory on the path
+                    env=without_user_code(os.environ),
                     start_new_session=True,
                 )
         except OSError as error:
@@ -268,6 +269,12 @@ def child_environment(environ: Mapping[str, str], configuration: Mapping[str, An
     environment["STEPSCOPE_RECORD"] = json.dumps(configuration)
     environment.setdefault("KINETO_LOG_LEVEL", "99")  # or torch's profiler writes to the user's stderr
     return environment
+
+
+def without_user_code(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which Python does not import the `sitecustomize` that the user has on PYTHONPATH."""
+    first = os.path.join(package_folder(), "record", "host", "without_user_code")
+    return {**environ, "PYTHONPATH": os.pathsep.join(filter(None, (first, environ.get("PYTHONPATH"))))}
 
 
 def package_folder() -> str:
