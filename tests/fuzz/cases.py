@@ -32,10 +32,10 @@ class Seeds:
     def _write(self) -> None:
         gpu_traces.write(self.folder / "gpu.json", steps=3)
         served_runs.cpu_trace(self.folder / "cpu.json")
-        for name, text in {"stacks.raw": _raw(), "stacks.txt": _collapsed(), "metrics.txt": _metrics()}.items():
+        for name, text in {"stacks.raw": raw(), "stacks.txt": collapsed(), "metrics.txt": metrics()}.items():
             (self.folder / name).write_text(text)
-        (self.folder / "profile.speedscope.json").write_text(json.dumps(_speedscope()))
-        (self.folder / "snapshot.pickle").write_bytes(pickle.dumps(_snapshot()))
+        (self.folder / "profile.speedscope.json").write_text(json.dumps(speedscope()))
+        (self.folder / "snapshot.pickle").write_bytes(pickle.dumps(snapshot()))
         served_runs.small(self.folder)
 
 
@@ -84,7 +84,7 @@ def _damaged(name: str, data: bytes, rng: random.Random) -> bytes:
 
 
 def _pickled(rng: random.Random) -> bytes:
-    return pickle.dumps(damage.of_value(_snapshot(), rng), protocol=rng.randrange(6))
+    return pickle.dumps(damage.of_value(snapshot(), rng), protocol=rng.randrange(6))
 
 
 def _folder_instead(file: Path) -> None:
@@ -111,17 +111,17 @@ _REPLACEMENTS: tuple[Callable[[Path], None], ...] = (
 )
 
 
-def _raw() -> str:
+def raw() -> str:
     frames = "<module> (/p/train.py:70);main (/p/train.py:64);step (/v/torch/nn/modules/module.py:9)"
     line = 'process 100:"python train.py";thread ({}): {};{};{} (/p/data.py:{}) {}\n'
     return "".join(line.format(100 + i % 2, "Main", frames, f"f{i}", 20 + i, i + 1) for i in range(12))
 
 
-def _collapsed() -> str:
+def collapsed() -> str:
     return "".join(f"<module> (/p/train.py:7);f{i} (/p/data.py:{i});g [gil] {i + 1}\n" for i in range(12))
 
 
-def _speedscope() -> dict[str, Any]:
+def speedscope() -> dict[str, Any]:
     frames = [{"name": f"f{i}", "file": "/p/train.py", "line": i} for i in range(6)]
     sampled = {"type": "sampled", "name": "Main", "unit": "seconds", "startValue": 0, "endValue": 6}
     sampled |= {"samples": [[0, i] for i in range(6)], "weights": [1] * 6}
@@ -132,12 +132,12 @@ def _speedscope() -> dict[str, Any]:
     return {"$schema": schema, "shared": {"frames": frames}, "profiles": [sampled, evented], "exporter": "py-spy"}
 
 
-def _metrics() -> str:
+def metrics() -> str:
     sections = [texts.section(step, texts.report(step, step, step, {"aten::nonzero": step})) for step in range(1, 5)]
     return "".join(sections) + texts.analysis("Compilation", texts.SYNC) + texts.post_analysis()
 
 
-def _snapshot() -> dict[str, Any]:
+def snapshot() -> dict[str, Any]:
     allocator = Allocator()
     kept = [allocator.allocate(1000 * i, 10 + i) for i in range(1, 5)]
     allocator.record()
