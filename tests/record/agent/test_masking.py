@@ -23,6 +23,7 @@ from stepscope.record.agent.masking import mask_argv, mask_text
         (["mysql", "-phunter"], ["mysql", "-p***"]),
         (["dump.sh", "-pHunter2"], ["dump.sh", "-p***"]),
         (["docker", "login", "-p", "hunter"], ["docker", "login", "-p", "***"]),
+        (["srun", "-p", "a100", "-N2", "python"], ["srun", "-p", "a100", "-N2", "python"]),
         (["curl", "-u", "me:hunter2"], ["curl", "-u", "me:***"]),
         (["--config", '{"lr": 0.1, "api_key": "a b", "n": 2}'], ["--config", '{"lr": 0.1, "api_key": "***", "n": 2}']),
         (['--config={"db":{"password":"x,y"}}'], ['--config={"db":{"password":"***"}}']),

@@ -50,8 +50,9 @@ _FLAG = re.compile(r"^-{1,2}(?P<name>[A-Za-z][\w.\-]*)$")
 _LOGIN = re.compile(r"^([^:\s/]+):\S+$")  # user:password, after a flag for it
 _LOGIN_FLAGS = ("-u", "--user", "--userpwd", "--proxy-user")
 _NUMBER = re.compile(r"^[-+]?[\d.,:]+([eE][-+]?\d+)?[a-zA-Z%]?$")
-# Programs that take a password as `-pPASSWORD`, or after `-p`.
+# Programs that take a password as `-pPASSWORD`, or after `-p`; and those in which that is a partition.
 _PASSWORD_PROGRAMS = re.compile(r"^(mysql\w*|mariadb[\w-]*|sshpass|7z\w?|smbclient|docker|podman)$")
+_PARTITION_PROGRAMS = re.compile(r"^(srun|sbatch|salloc)$")
 
 # How random a value is: a key changes between small letters, capitals and digits all the time, a name hardly. Of 2,000
 # keys in base 62 each these limits find 95.5 % at 20 characters and 99.9 % at 40; of 20,000 paths of files they hide 4.
@@ -91,7 +92,11 @@ def mask_argv(argv: Sequence[str]) -> list[str]:
 
 def _masked(argv: Sequence[str]) -> list[str]:
     programs = [argument.rpartition("/")[2] for argument in argv[:4]]
-    takes_password = any(map(_PASSWORD_PROGRAMS.match, programs))
+    takes_password: bool | None = None  # in -p; None: nobody knows
+    if any(map(_PARTITION_PROGRAMS.match, programs)):
+        takes_password = False
+    elif any(map(_PASSWORD_PROGRAMS.match, programs)):
+        takes_password = True
     masked: list[str] = []
     before = ""
     for argument in argv:
@@ -105,20 +110,20 @@ def _masked(argv: Sequence[str]) -> list[str]:
     return masked
 
 
-def _is_value_of_secret(flag: str, argument: str, takes_password: bool) -> bool:
+def _is_value_of_secret(flag: str, argument: str, takes_password: bool | None) -> bool:
     """Whether `argument`, which follows `flag`, is a credential's value and no flag of its own."""
     named = _FLAG.match(flag)
     if not named:
         return False
     if named.group(0) in ("-p", "-P"):
         own = "/" in argument or "." in argument or _NUMBER.match(argument)
-        return not argument.startswith("-") and not own and (takes_password or _is_mixed(argument))
+        return not argument.startswith("-") and not own and _may_be_password(argument, takes_password)
     if not is_secret_name(named.group("name")):
         return False
     return not _FLAG.match(argument) or (not argument.startswith("--") and _is_mixed(argument))
 
 
-def _mask_argument(argument: str, takes_password: bool) -> str:
+def _mask_argument(argument: str, takes_password: bool | None) -> str:
     if any(character.isspace() for character in argument):
         return _mask_words(mask_text(argument))
     names = ""
@@ -131,9 +136,14 @@ def _mask_argument(argument: str, takes_password: bool) -> str:
             return names + MASK
         argument = assignment.group("value")
     password = argument[2:] if argument[:2] in ("-p", "-P") else ""
-    if not names and len(password) > 2 and not _NUMBER.match(password) and (takes_password or _is_mixed(password)):
+    joined = not names and len(password) > 2 and not _NUMBER.match(password)
+    if joined and _may_be_password(password, takes_password):
         return argument[:2] + MASK
     return names + mask_text(argument)
+
+
+def _may_be_password(text: str, takes_password: bool | None) -> bool:
+    return _is_mixed(text) if takes_password is None else takes_password
 
 
 def _is_mixed(text: str) -> bool:
