@@ -23,18 +23,6 @@ if TYPE_CHECKING:
 
 _OFF = ("0", "off", "false", "no")
 _ON = ("1", "on", "true", "yes")
-_NOT_GIVEN: dict[str, Any] = {
-    "activities": None,
-    "schedule": None,
-    "on_trace_ready": None,
-    "record_shapes": False,
-    "profile_memory": False,
-    "with_stack": False,
-    "with_flops": False,
-    "with_modules": False,
-    "experimental_config": None,
-    "acc_events": False,
-}
 
 
 def profile(

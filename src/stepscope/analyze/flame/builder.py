@@ -68,39 +68,6 @@ class Paths:
         return len(self.parent)
 
 
-class TreeBuilder:
-    """Collects weighted paths one by one; equal frames below one parent share a node. `ROOT_NODE` is the root."""
-
-    ROOT_NODE = NONE
-
-    def __init__(self) -> None:
-        self._parent: list[int] = []
-        self._frame: list[int] = []
-        self._own: list[float] = []
-        self._nodes: dict[tuple[int, int], int] = {}
-
-    def child(self, parent: int, frame: int) -> int:
-        """The node of frame number `frame` below node `parent`, a new one where there is none yet."""
-        node = self._nodes.setdefault((parent, frame), len(self._parent))
-        if node == len(self._parent):
-            self._parent.append(parent)
-            self._frame.append(frame)
-            self._own.append(0.0)
-        return node
-
-    def add(self, node: int, value: float) -> None:
-        """Count `value` for the path that ends in `node` (not in the root)."""
-        self._own[node] += value
-
-    def paths(self) -> Paths:
-        """What was collected."""
-        return Paths(
-            np.asarray(self._parent, dtype=np.int32),
-            np.asarray(self._frame, dtype=np.int32),
-            np.asarray(self._own, dtype=np.float64),
-        )
-
-
 def flame_tree(
     paths: Paths,
     frames: FrameIndex,

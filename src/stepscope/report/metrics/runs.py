@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from stepscope.report.metrics.entry import Section, metrics
 
-_SHARE_OF_STEP = "share of the mean steady step"
-
 SECTIONS = (
     Section(
         "RunFacts",
