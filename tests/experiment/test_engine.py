@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -302,6 +303,18 @@ def test_a_screening_in_which_nothing_helps_ends_without_pairs(tmp_path: Path) -
     assert found.finished
     assert found.tried == ()
     assert len(found.effects) == 2
+
+
+def test_a_screening_that_its_budget_ends_tells_what_its_runs_told(tmp_path: Path) -> None:
+    runner = FakeRunner({}, noise=0.004)
+    runner.ms = _Combined({"gc=freeze": 0.8})
+    asked = request("gc=freeze", "torch.num_threads=1", screen=True, budget_s=6 * RUN_S + 1)
+    found = conduct(tmp_path, asked, runner).experiment
+    assert not found.finished
+    assert (found.runs, found.tried) == (6, ())
+    ratios = {effect.knob.knob: effect.ratio for effect in found.effects}
+    assert ratios["gc"] == pytest.approx(0.8, rel=0.02)
+    assert conduct(tmp_path, replace(asked, budget_s=6000.0), runner).experiment.tried
 
 
 def test_a_knob_that_is_refused_in_a_screening_is_left_out(tmp_path: Path) -> None:

@@ -163,6 +163,15 @@ def test_a_screening_without_a_combination_says_so() -> None:
     assert "No knob is shown to help: none of 2 in the screening, so there is no combination to confirm." in flat
 
 
+def test_an_experiment_that_was_stopped_before_its_pairs_shows_what_it_has() -> None:
+    stopped = replace(screening(), tried=(), finished=False, stopped="the budget of 4 minutes is spent", runs=8)
+    flat = words_of(shown(stopped))
+    assert "Nothing is confirmed: the experiment was stopped after 8 runs" in flat
+    assert "2 of its knobs show below what they do" in flat
+    assert "Main effects" in flat
+    assert "too few to tell what a knob does" in words_of(shown(replace(stopped, effects=())))
+
+
 def test_a_self_test_says_what_the_machine_can_show() -> None:
     flat = words_of(shown(self_test()))
 
