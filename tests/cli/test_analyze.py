@@ -65,11 +65,11 @@ def test_html_on_stdout_is_alone(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("run")
 def test_files_are_written_and_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("run", "--json", "a.json", "--html", "a.html") == 0
+    assert main("run", "--json", "a.json", "--html", "made/for/it/a.html") == 0
 
-    assert capsys.readouterr().err == "Wrote a.json\nWrote a.html\n"
+    assert capsys.readouterr().err == "Wrote a.json\nWrote made/for/it/a.html\n"
     assert jsonfile.load(Path("a.json")).steps is not None
-    assert Path("a.html").read_text().startswith("<!doctype html>")
+    assert Path("made/for/it/a.html").read_text().startswith("<!doctype html>")
 
 
 def test_an_existing_file_is_kept_unless_forced(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +93,12 @@ def test_the_runs_own_report_is_replaced_without_asking() -> None:
 @pytest.mark.usefixtures("run")
 @pytest.mark.parametrize(
     "arguments",
-    [("--json", "-", "--html", "-"), ("--json", "x", "--html", "x"), ("--json", "."), ("--html", "missing/folder/x")],
+    [
+        ("--json", "-", "--html", "-"),
+        ("--json", "x", "--html", "x"),
+        ("--json", "."),
+        ("--html", "run/rank-0/rank.json/x"),
+    ],
 )
 def test_outputs_that_cannot_be(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main("run", *arguments) in (2, 4)

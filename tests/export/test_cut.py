@@ -278,7 +278,9 @@ def test_a_link_is_replaced_and_not_followed(source: Path, out: Path, tmp_path: 
 
 
 def test_unwritable_places_and_missing_traces(source: Path, out: Path, tmp_path: Path) -> None:
-    assert "cannot be written" in export(source, "-o", tmp_path / "no" / "out.json", status=4).stderr
+    (tmp_path / "file").touch()
+    assert "cannot be written" in export(source, "-o", tmp_path / "file" / "out.json", status=4).stderr
+    export(source, "-o", tmp_path / "new" / "folder" / "out.json")
     assert "is a folder" in export(source, "-o", tmp_path, status=2).stderr
     assert "no-such" in export(tmp_path / "no-such.json", "-o", out, status=3).stderr
     empty = save(tmp_path / "empty.json", {"traceEvents": []})

@@ -73,9 +73,13 @@ def _same(path: Path, other: Path) -> bool:
 
 @contextlib.contextmanager
 def atomic(path: Path, *, force: bool) -> Iterator[Sink]:
-    """A sink whose content stands at `path` once the block has ended well; raises EnvironmentRefusal."""
+    """A sink whose content stands at `path` once the block has ended well; raises EnvironmentRefusal.
+
+    Its folder is made where there is none.
+    """
     temporary = path.parent / f".{path.name[:200]}.{secrets.token_hex(8)}"
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "xb") as file:  # exclusive: a link that someone laid in the way is not followed
             sink = Sink(file, packed=path.suffix.lower() == ".gz")
             yield sink
