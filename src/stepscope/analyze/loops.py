@@ -26,6 +26,9 @@ MOSTLY = 0.9  # of the calls between those of another loop: then they are its it
 MAX_BREAK = 5.0  # a distance of more than this many median distances is work beside the loop
 MAX_LOOPS = 20
 ENOUGH_SAMPLES = 50  # a share of 20 % then has a standard error of 6 points, less than the window's slowing
+FITS = 1.05  # times a part of the step by the journal, which a loop in it may be by the trace's clock
+_AHEAD = (("forward",), ("data_wait", "before_forward"), ("data_wait", "before_forward", "forward"))
+_BEHIND = ("optimizer", "other")
 _ENGINE = "autograd::engine::evaluate_function: "
 _GENERATORS = ("<genexpr>",)
 
@@ -80,7 +83,11 @@ def _with_samples(fact: LoopFacts, samples: Samples | None, time: SampledTime | 
         return fact
     inside = time.share_of(stacks_in(samples, fact))
     if inside.samples < ENOUGH_SAMPLES:
-        return replace(fact, samples=inside.samples)
+        most = fact.at_most_ms_per_step
+        if inside.samples and time.samples >= ENOUGH_SAMPLES and most is not None:
+            # too few to say how long it takes, but enough to say how long at most
+            most = max(fact.ms_per_step, min(most, inside.at_most_ms))
+        return replace(fact, samples=inside.samples, at_most_ms_per_step=most)
     backward = fact.backward_ms_per_step
     return replace(
         fact,
@@ -182,12 +189,11 @@ def _heaviest_child(window: Window, rows: pl.Series) -> str | None:
 def _describe(window: Window, lines: Lines, loop: _Loop, mean_ms: float | None) -> LoopFacts:
     inside = _slices_within(window, loop)
     operators = inside.filter(pl.col("what") == OPERATOR)
-    after_backward = _after_backward(window, loop)
-    ratio = window.ratio.get("wall", 1.0) if after_backward else _ratio(window, "forward")
-    ms = loop.span_ns / window.steps / 1e6 * ratio
+    recorded_ms = loop.span_ns / window.steps / 1e6
+    ms, most_ms = _steady_ms(window, recorded_ms, after_backward=_after_backward(window, loop))
     back_ms, back_at_most, back_calls, node = _backward(window, operators)
     if mean_ms is not None:
-        ms = min(ms, mean_ms)
+        ms, most_ms = min(ms, mean_ms), min(most_ms, mean_ms)
         back_ms = min(back_ms, mean_ms - ms) if back_ms is not None else None
         back_at_most = min(back_at_most, mean_ms - ms) if back_at_most is not None else None
     site = lines.call_site(loop.file, loop.function, loop.def_line, loop.callee, loop=True)
@@ -195,6 +201,7 @@ def _describe(window: Window, lines: Lines, loop: _Loop, mean_ms: float | None) 
         callee=loop.callee,
         calls_per_step=loop.total_calls / window.steps,
         ms_per_step=ms,
+        at_most_ms_per_step=most_ms,
         operators_per_call=operators.height / max(1.0, loop.total_calls),
         place=_place(loop, site),
         dimension=explain(loop.per_invocation, operators["shapes"]),
@@ -223,8 +230,23 @@ def _place(loop: _Loop, site: CallSite | None) -> Place:
     return Place(loop.file, site.line if site else loop.def_line, loop.function)
 
 
-def _ratio(window: Window, phase: str) -> float:
-    return window.ratio.get(phase, window.ratio.get("wall", 1.0))
+def _steady_ms(window: Window, ms: float, *, after_backward: bool) -> tuple[float, float]:
+    """Time of the window as time of a steady step, by the part of the step that has room for it, and at most.
+
+    A window slows a part that is all small operators many times, and others little; what else lies in the part may have
+    been slowed more than the loop.
+    """
+    for phases in (_BEHIND,) if after_backward else _AHEAD:
+        known = [window.phase_ms[phase] for phase in phases if phase in window.phase_ms]
+        recorded, steady = sum(each for each, _ in known), sum(each for _, each in known)
+        if 0 < ms <= recorded * FITS:
+            return min(ms * steady / recorded, steady), min(ms, steady)
+    scaled = ms * window.ratio.get("wall", 1.0)
+    return scaled, scaled
+
+
+def _backward_ratio(window: Window) -> float:
+    return window.ratio.get("backward", window.ratio.get("wall", 1.0))
 
 
 def _slices_within(window: Window, loop: _Loop) -> pl.DataFrame:
@@ -276,9 +298,9 @@ def _backward(window: Window, operators: pl.DataFrame) -> tuple[float | None, fl
     recorded_ms = float(nodes["duration_ns"].sum()) / window.steps / 1e6
     others_ms = float(every["duration_ns"].sum()) / window.steps / 1e6 - recorded_ms
     least = _least_in_steady_backward(window, recorded_ms, others_ms)
-    most = recorded_ms * _ratio(window, "backward")
+    most = recorded_ms * _backward_ratio(window)
     # between two nodes the engine adds up gradients and picks the next: work for each node
-    between_ms = in_no_node_ms * nodes.height / max(1, every.height) * _ratio(window, "backward")
+    between_ms = in_no_node_ms * nodes.height / max(1, every.height) * _backward_ratio(window)
     return (
         (min(least, most) + most) / 2,
         most + between_ms,
@@ -296,7 +318,7 @@ def _least_in_steady_backward(window: Window, recorded_ms: float, others_ms: flo
     """
     means = window.phase_ms.get("backward")
     if means is None:
-        return recorded_ms * _ratio(window, "backward")
+        return recorded_ms * _backward_ratio(window)
     window_ms, steady_ms = means
     ratio = steady_ms / window_ms
     in_no_node_ms = _in_no_node_ms(window, recorded_ms + others_ms)

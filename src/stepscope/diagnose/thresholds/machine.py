@@ -27,6 +27,8 @@ class Cores:
     others_readings: int = 30  # half a minute: a shorter burst of others says nothing of the next run
     readings_for_high: int = 30
     child_cores: float = 0.1  # of what all children use: those below are not named
+    shared_core: float = 0.4  # of its own time a thread may lose to a busy sibling on its core, and to cold caches: two
+    # hyperthreads of one core do 1.2 to 1.3 times the work of one; 15 ms of a step beside three processes were 10 alone
     command_shown: int = 60  # characters of a child's command in a title
     away: float = 0.5  # of the readings on another node than the GPU: then binding is worth a try
 
