@@ -60,6 +60,19 @@ def test_time_comes_from_samples_where_they_are_many_else_from_the_window() -> N
     assert only_loop(loop_tables(stacks=False), SOURCES).ms_per_step == pytest.approx(51.2 / 2, rel=0.01)
 
 
+def test_a_loop_is_scaled_by_the_part_of_the_step_that_has_room_for_it() -> None:
+    """51.2 ms in a window whose forward pass takes 10: before it, where a step of 66 ms was slowed from 16."""
+    steps = [
+        {**row, "data_wait_ns": 66 * MS, "forward_ns": 10 * MS, "other_ns": 4 * MS}
+        if row["in_window"]
+        else {**row, "data_wait_ns": 16 * MS, "forward_ns": 9 * MS, "other_ns": 15 * MS}
+        for row in steps_with_window()
+    ]
+    loop = only_loop(make_tables(steps=steps, events=loop_trace(steps).rows), SOURCES)
+    assert loop.ms_per_step == pytest.approx(51.2 * 16 / 66, rel=0.01)
+    assert loop.at_most_ms_per_step == pytest.approx(16)
+
+
 @pytest.mark.parametrize(
     ("stacks", "sources", "line", "exact"),
     [(True, None, CALL_LINE, True), (False, SOURCES, CALL_LINE, True), (False, None, 3, False)],
