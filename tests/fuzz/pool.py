@@ -48,6 +48,7 @@ class _Worker:
         self._folder = folder
         self.process: subprocess.Popen[str] | None = None
         self.deadline = 0.0
+        self.hung = False
 
     def start(self) -> IO[str]:
         command = [sys.executable, "-m", "tests.fuzz.worker", str(self._folder)]
@@ -60,6 +61,7 @@ class _Worker:
         self.process.stdin.write(" ".join(map(str, self.numbers)) + "\n")
         self.process.stdin.close()
         self.deadline = time.monotonic() + START_S
+        self.hung = False
         return self.process.stdout
 
     def end(self) -> None:
@@ -89,14 +91,16 @@ def run(
                     _take(json.loads(line), worker, outcome, tell)
                 else:
                     selector.unregister(key.fileobj)
-                    if worker.numbers:  # it died in the middle of a case
+                    if worker.numbers and not worker.hung:  # it died in the middle of a case
                         _fail(worker, "traceback", f"its process ended with {worker.process.wait()}", outcome)
                     worker.end()
                     if worker.numbers:
                         selector.register(worker.start(), selectors.EVENT_READ, worker)
             for worker in waiting:
-                if worker.process is not None and worker.numbers and time.monotonic() > worker.deadline:
+                late = worker.process is not None and worker.numbers and time.monotonic() > worker.deadline
+                if late and not worker.hung and worker.process is not None:
                     _fail(worker, "hang", f"nothing for {CASE_S:.0f} s", outcome)
+                    worker.hung = True  # its end, which follows, is ours
                     worker.process.kill()
     for worker in waiting:
         worker.end()

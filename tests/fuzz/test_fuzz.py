@@ -20,6 +20,7 @@ def test_damaged_inputs_are_read_or_refused(tmp_path: Path) -> None:
     assert sum(outcome.counts.values()) == CASES
 
 
+@pytest.mark.thorough
 def test_pipes_devices_holes_and_bombs_are_read_or_refused(tmp_path: Path) -> None:
     outcome = pool.run(range(-len(special.CASES), 0), tmp_path)
     assert not outcome.bad, outcome.text()

@@ -15,12 +15,15 @@ def read_whole(path: Path, limits: Limits) -> bytes:
     """The unpacked bytes of a file; raises UnreadableInputError where they cannot be had or are too many."""
     pieces: list[bytes] = []
     left = MAX_BYTES
+    too_large = f"{path}: it holds more than {MAX_BYTES >> 20} MiB; record a shorter time"
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UnreadableInputError(too_large)
         stream = ByteStream(path, limits)
         for piece in stream:
             left -= len(piece)
             if left < 0:
-                raise UnreadableInputError(f"{path}: it holds more than {MAX_BYTES >> 20} MiB; record a shorter time")
+                raise UnreadableInputError(too_large)
             pieces.append(piece)
     except OSError as error:
         raise UnreadableInputError(f"{path}: {error.strerror or error}; check the path and its permissions") from error

@@ -12,8 +12,9 @@ from stepscope.read.inflate import ByteStream, Limits
 from stepscope.read.raw import Losses
 from stepscope.read.stacks.source import Progress
 
-# Stacks repeat themselves and pack far better than traces; a bomb costs time here, but no memory.
-LIMITS = Limits(unpacked_bytes=256 * 2**30, ratio=2000.0)
+# Stacks repeat themselves, deep ones pack to a hundredth, and files may be long. What packs better than any of ours is
+# read as far as costs some seconds.
+LIMITS = Limits(unpacked_bytes=256 * 2**30, ratio_from_bytes=2**27)
 MAX_LINE_BYTES = 16 * 2**20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

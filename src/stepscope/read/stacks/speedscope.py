@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from stepscope.read.inflate import ByteStream
+from stepscope.read.inflate import ByteStream, Limits
 from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
-from stepscope.read.stacks.blocks import BYTE_ORDER_MARK, LIMITS
+from stepscope.read.stacks.blocks import BYTE_ORDER_MARK
 from stepscope.read.stacks.pieces import MAX_PIECES, MORE_FRAMES
 from stepscope.read.stacks.prefixes import Head, PrefixFrame, head_of_frames, prefix_frame
 from stepscope.read.stacks.source import BYTES, MICROSECONDS, SAMPLES, FileSource, Progress
@@ -113,7 +113,10 @@ class Speedscope(FileSource):
     def _bytes(self, losses: Losses, progress: Progress | None) -> bytearray:
         data = bytearray()
         try:
-            stream = ByteStream(self.path, LIMITS, None if progress is None else lambda done, _: progress(done))
+            if self.path.stat().st_size > MAX_BYTES:
+                losses.add("oversized_files", self.label)
+                return data
+            stream = ByteStream(self.path, Limits(), None if progress is None else lambda done, _: progress(done))
             for piece in stream:
                 data += piece
                 if len(data) > MAX_BYTES:
