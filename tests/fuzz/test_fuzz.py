@@ -27,6 +27,7 @@ def test_pipes_devices_holes_and_bombs_are_read_or_refused(tmp_path: Path) -> No
     assert sum(outcome.counts.values()) == len(special.CASES) == 111
 
 
+@pytest.mark.thorough
 def test_what_goes_wrong_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three cases one raises, one waits and one takes much: each is named, and the others are run."""
     monkeypatch.setenv("STEPSCOPE_FUZZ_FAULT", "3:raise,5:wait,7:take,9:die")

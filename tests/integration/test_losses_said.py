@@ -29,7 +29,7 @@ from tests.integration.harness import (
 )
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
-STEPS = 120
+STEPS = 60
 
 
 def lose(tmp_path: Path, how: str, folder: Path) -> Recorded:
@@ -62,8 +62,9 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     done = lose(tmp_path, "limit", tmp_path)
     missing = STEPS - len(step_rows(done.folder / "rank-0"))
     assert missing > 0
-    assert f"at least {missing} steps" in notes(done.folder)
-    assert "File too large" in notes(done.folder)
+    said = notes(done.folder)
+    assert f"at least {missing} steps" in said
+    assert "File too large" in said
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
 @contextlib.contextmanager
 def training(run: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A loop of 150 steps under the recorder, its first ten steps done."""
-    script = [PYTHON, str(SCRIPTS / "loop.py"), "--steps", "150", "--pause", "0.02"]
+    script = [PYTHON, str(SCRIPTS / "loop.py"), "--steps", "100", "--pause", "0.02"]
     process = subprocess.Popen(
         run_line(run, script, [*NO_WINDOW, "--no-report"]),
         env=environment(),
@@ -134,7 +135,7 @@ def test_everything_stopped_for_a_while(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert b"result " in stdout
     rows = step_rows(run / "rank-0")
-    assert len(rows) in {149, 150}
+    assert len(rows) in {99, 100}
     assert sum(row["wall_ns"] > 10**9 for row in rows) == 1
     steps = report(run)["steps"]
     assert steps["median_ms"] < 500 < max(wall for _, wall in steps["series"])

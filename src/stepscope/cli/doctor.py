@@ -43,7 +43,7 @@ def doctor(
         return
     render(facts, outputs.console(sys.stdout))
     if json_file is not None:
-        outputs.write_file(Path(json_file), data)
+        outputs.write_file(Path(json_file), data, make_folder=True)
 
 
 def render(facts: Doctor, console: Console) -> None:

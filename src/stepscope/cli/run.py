@@ -156,7 +156,7 @@ def _report(
         if not quiet:
             plan.write(report)
         elif plan.json_file is not None:
-            outputs.write_file(Path(plan.json_file), jsonfile.dumps(report))
+            outputs.write_file(Path(plan.json_file), jsonfile.dumps(report), make_folder=True)
     return run
 
 

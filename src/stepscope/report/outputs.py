@@ -58,14 +58,15 @@ def refresh(report: Report, folder: Path, render: Render = plain_page) -> str | 
         return None
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, *, make_folder: bool = False) -> None:
     """Write `data` so that `path` holds either the old or the new content; raises `EnvironmentRefusal`.
 
-    Its folder is made where there is none.
+    `make_folder`: the user named the place, and its folder is made where there is none.
     """
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
         # exclusive: a link that someone laid in the way is not followed
         with open(temporary, "xb") as handle:
             handle.write(data)
@@ -126,7 +127,7 @@ def emit(name: str, data: bytes) -> None:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
         return
-    write_file(Path(name), data)
+    write_file(Path(name), data, make_folder=True)
     from stepscope.report.escape import plain
 
     print(f"Wrote {plain(name)}", file=sys.stderr)

@@ -48,7 +48,9 @@ class _Connection(H11Protocol):
             return
         self._places[self] = self.loop.call_later(REQUEST_S, self.transport.abort)
         if len(self._places) > MAX_WAITING:
-            next(iter(self._places)).transport.abort()
+            oldest = next(iter(self._places))
+            oldest._leave()  # at once: several may come before its loss is told
+            oldest.transport.abort()
 
     def _leave(self) -> None:
         timer = self._places.pop(self, None)
