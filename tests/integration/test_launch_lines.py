@@ -50,7 +50,14 @@ def test_python_dash_m(tmp_path: Path) -> None:
     assert str(SCRIPTS) in " ".join(recorded.report["run"]["user_roots"])
 
 
-@pytest.mark.parametrize("way", ["isolated", "ignored environment", "overwritten PYTHONPATH"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "isolated",
+        pytest.param("ignored environment", marks=pytest.mark.thorough),
+        "overwritten PYTHONPATH",
+    ],
+)
 def test_a_child_the_agent_did_not_reach_is_named_with_the_remedy(tmp_path: Path, way: str) -> None:
     loop = [str(SCRIPTS / "loop.py"), "--pause", "0.05"]
     lines = {

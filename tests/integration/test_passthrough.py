@@ -71,7 +71,15 @@ def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("end", "status"), [("raise", 1), ("os_exit", 5), ("kill", 128 + signal.SIGKILL), ("fork", 0)])
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        pytest.param("raise", 1, marks=pytest.mark.thorough),
+        pytest.param("os_exit", 5, marks=pytest.mark.thorough),
+        ("kill", 128 + signal.SIGKILL),
+        ("fork", 0),
+    ],
+)
 def test_steps_are_there_however_the_script_ends(tmp_path: Path, loop_result: bytes, end: str, status: int) -> None:
     # the 40 steps last 2.4 s, so what an abrupt end may lose, the last second, is not all of them
     recorded = record(tmp_path / "run", [*LOOP, "--pause", "0.06", "--end", end], options=NO_WINDOW)
