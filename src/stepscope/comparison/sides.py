@@ -192,10 +192,6 @@ def _facts(
 
 
 def _source_files(of_runs: Sequence[SourceFiles]) -> SourceFiles:
-    """What may be quoted of all runs; a file that differs between runs has no hash that holds for them."""
-    found: dict[str, set[str]] = {}
-    for files in of_runs:
-        for file, hashed in files.hashes.items():
-            found.setdefault(file, set()).add(hashed)
-    hashes = {file: hashed for file, (hashed, *others) in found.items() if not others}
+    """What may be quoted of all runs."""
+    hashes = SourceFiles.agreed(pair for files in of_runs for pair in files.hashes.items())
     return SourceFiles(tuple(dict.fromkeys(root for files in of_runs for root in files.roots)), hashes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,14 @@ class SourceFiles:
 
     roots: tuple[str, ...] = ()
     hashes: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def agreed(hashes: Iterable[tuple[str, str]]) -> dict[str, str]:
+        """By path, of (path, hash) pairs of several ranks or runs; one that differs between them holds for none."""
+        found: dict[str, set[str]] = {}
+        for file, hashed in hashes:
+            found.setdefault(file, set()).add(hashed)
+        return {file: hashed for file, (hashed, *others) in found.items() if not others}
 
 
 @dataclass(frozen=True)

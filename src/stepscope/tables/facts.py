@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from stepscope.model import RunFacts
+from stepscope.model import RunFacts, SourceFiles
 from stepscope.read.raw import RawRank, RawRun
 from stepscope.read.text import integer, moment_ns, string
 from stepscope.tables.events import ReadTrace
@@ -14,7 +14,7 @@ from stepscope.tables.processes import HostProcesses
 from stepscope.tables.schema import RankInfo
 from stepscope.tables.stored import TraceIndex
 
-MAX_SOURCES = 10_000  # files with a hash; the recorder writes at most 1,000 of a rank
+MAX_SOURCES = 1_000_000  # hashes of all ranks together; the recorder writes at most 1,000 of a rank
 _SIGNAL_BASE = 128  # a shell's exit status of a command killed by signal n is 128 + n
 
 
@@ -81,14 +81,9 @@ def rank_infos(
 
 
 def _source_hashes(ranks: Iterable[RawRank]) -> dict[str, str]:
-    """Hashes of the user's files; of one that differed between ranks there is none that holds for all."""
-    found: dict[str, set[str]] = {}
-    for rank in ranks:
-        for event in rank.journal:
-            if event["kind"] == "sources":
-                for file, hashed in islice(_texts(event.get("hashes")).items(), MAX_SOURCES):
-                    found.setdefault(file, set()).add(hashed)
-    return {file: hashed for file, (hashed, *others) in islice(found.items(), MAX_SOURCES) if not others}
+    events = (event for rank in ranks for event in rank.journal if event["kind"] == "sources")
+    pairs = (pair for event in events for pair in _texts(event.get("hashes")).items())
+    return SourceFiles.agreed(islice(pairs, MAX_SOURCES))
 
 
 def _traced(index: TraceIndex | None) -> dict[str, Any]:

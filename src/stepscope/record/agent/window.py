@@ -107,7 +107,7 @@ class WindowManager:
         self._said: str | None = None
         self._usual_wall_ns = 0
         self._imported_torch = threading.get_ident()  # the thread: an import hook starts the agent
-        self._is_apart: bool | None = None  # whether sessions run on threads of their own; None before the first loop
+        self._is_apart: bool | None = None  # whether sessions end on threads of their own; None before the first loop
 
     @property
     def is_open(self) -> bool:
@@ -115,7 +115,7 @@ class WindowManager:
         return self._window is not None
 
     def begin_here(self) -> None:
-        """Decide whether sessions run apart: no device is in use, and torch's first one is had on the right thread.
+        """Decide whether sessions end apart: no device is in use, and torch's first one is had on the right thread.
 
         As early as can be: what it leaves behind then lies below the script's tensors. Where torch knows of devices
         that is the first loop, for to ask for one would initialise its driver before processes are forked.
