@@ -17,7 +17,7 @@ DEMO := examples/cifar_png
 WEB := hatch_build.py $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fix test test-all frameworks fuzz check bench zoo clean
+.PHONY: help demo demo-fix test test-all frameworks golden fuzz check bench zoo clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1	/' | expand -t 16
@@ -38,6 +38,9 @@ test-all: $(VENV)/installed-dev ## with the variants that `test` leaves out for 
 
 frameworks: $(VENV)/installed-dev $(FRAMEWORKS)/installed ## record real loops of Trainer, Lightning, Accelerate, ... and compare with what they count (about 15 minutes)
 	$(BIN)/python -m pytest -n 0 -m frameworks tests/frameworks $(PYTEST_ARGS)
+
+golden: $(VENV)/installed-dev ## keep what every surface says of known inputs, for the tests that compare with it
+	$(BIN)/python -m tests.golden
 
 fuzz: $(VENV)/installed-dev ## read 10,000 damaged inputs (about 30 minutes; FUZZ_ARGS="--cases 500")
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
