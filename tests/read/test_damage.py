@@ -21,6 +21,7 @@ from stepscope.read.events import raw_events
 from stepscope.read.formats import Limits, open_trace
 from stepscope.report import jsonfile
 from tests.read.collected import BASE, SHARED, Collected, event, kernel, read, written
+from tests.run_folders import make_run_folder
 
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")
 BOMB_SECONDS = 60  # generous: it takes about one
@@ -450,4 +451,14 @@ def test_figures_that_no_column_holds_are_missing(tmp_path: Path, trace: dict[st
     (tmp_path / "trace.json").write_text(json.dumps(trace))
     report = open_run(tmp_path / "trace.json").report()
     assert report.steps
+    assert jsonfile.loads(jsonfile.dumps(report)).schema == report.schema
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 10**400], ids=("largest", "smallest", "beyond"))
+def test_what_events_count_beyond_a_column_is_missing(tmp_path: Path, number: int) -> None:
+    window = {"kind": "window", "trace": "t", "status": "kept", "first_step": number, "steps": number, "bytes": number}
+    loader = {"kind": "loader", "num_workers": number, "batch_size": number, "id": number, "epoch": number}
+    events = [window, loader, {"kind": "gc", "generation": number}, {"kind": "save", "bytes": number}]
+    report = open_run(make_run_folder(tmp_path, events=events)).report()
+    assert report.views["windows"][0]["steps"] == 0
     assert jsonfile.loads(jsonfile.dumps(report)).schema == report.schema

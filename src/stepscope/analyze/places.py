@@ -30,6 +30,7 @@ _GENERATED = re.compile(r"(^|/)([a-z2-7]{2})/c\2[a-z2-7]{30,}\.py$")
 _NATIVE = re.compile(r"(\.(so|dylib|dll|pyd|exe)(\.\d+)*|^\?)$")  # where samplers that unwind native code find a frame
 _PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages)/")
 _RECORDER = re.compile(r"(^|/)stepscope/record/agent/")  # of whichever installation recorded the run
+MOST_DIGITS, LARGEST = 20, 2**62  # of a whole number in what a recording says
 _OWN_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"  # this package itself
 
 
@@ -213,10 +214,16 @@ def parse_json(text: str | None) -> object:
     if not text:
         return None
     try:
-        value: object = json.loads(text)
+        value: object = json.loads(text, parse_int=_fitting)
     except ValueError:
         return None
     return value
+
+
+def _fitting(digits: str) -> int | None:
+    """A whole number that a column can hold, and the sum of two; what is larger counts or measures nothing."""
+    value = int(digits) if len(digits) < MOST_DIGITS else None
+    return value if value is not None and abs(value) < LARGEST else None
 
 
 def _with_slash(root: str) -> str:

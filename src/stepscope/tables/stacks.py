@@ -83,12 +83,13 @@ class StackRows:
         per_file = -1 if self.hosts[host].name else position
         skipped_before, first = losses.counts.get("skipped_samples", 0), len(self._columns["node"])
         rows: dict[int, int] = {}
+        same: dict[tuple[int, int, int], int] = {}  # files may say one stack a million times
         size = _size(segment) if progress is not None else 0
         report = (lambda done: progress(segment.file, done, size)) if progress is not None else None
         total = 0
         for stack in segment.stacks.read(self._names, losses, report):
             total += stack.samples
-            rows[stack.record] = self._add(host, position, per_file, stack, segment)
+            rows[stack.record] = self._add(host, position, per_file, stack, segment, same)
         if not segment.stretches:
             rows.clear()
         self._note_processes(self.taken[host], per_file, first)
@@ -101,17 +102,31 @@ class StackRows:
                 self._stretches["start_ns"].append(stretch.start_ns)
                 self._stretches["end_ns"].append(stretch.end_ns)
 
-    def _add(self, host: int, position: int, per_file: int, stack: RawStack, segment: RawSegment) -> int:
+    def _add(
+        self,
+        host: int,
+        position: int,
+        per_file: int,
+        stack: RawStack,
+        segment: RawSegment,
+        same: dict[tuple[int, int, int], int],
+    ) -> int:
+        """Enter a stack, or its samples where it has a row in `same`; the number of its row."""
         node, bits = self._paths.add(stack.frames)
         pids = stack.pids or (() if segment.pid is None else (segment.pid,))
         who = Who(host, per_file, pids, stack.thread, stack.thread_name)
         columns = self._columns
+        key = (self._who.setdefault(who, len(self._who)), node, bits)
+        row = same.setdefault(key, len(columns["node"]))
+        if row < len(columns["node"]):
+            columns["samples"][row] += stack.samples
+            return row
         columns["segment"].append(position)
-        columns["who"].append(self._who.setdefault(who, len(self._who)))
+        columns["who"].append(key[0])
         columns["node"].append(node)
         columns["samples"].append(stack.samples)
         columns["bits"].append(bits)
-        return len(columns["node"]) - 1
+        return row
 
     def _note_processes(self, taken: Taken, per_file: int, first: int) -> None:
         everyone = list(self._who)
