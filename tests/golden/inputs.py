@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepscope.api import is_run_folder
 from tests import gpu_traces
 from tests.dashboard import served_runs
 from tests.fuzz import cases
@@ -69,6 +70,11 @@ def real(folder: Path) -> list[Input]:
             (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
             found.append(Input(target.name, target, whole=False))
     return [*found, *_pairs(copies, whole=False)]
+
+
+def recordings(folder: Path) -> list[Input]:
+    """The run folders in a folder."""
+    return [Input(path.name, path, whole=True) for path in sorted(folder.iterdir()) if is_run_folder(path)]
 
 
 def _pairs(folder: Path, *, whole: bool) -> list[Input]:

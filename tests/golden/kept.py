@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "kept"
-DIGESTS = FOLDER / "digests.json"
+DIGESTS = "digests.json"
 
 
-def load() -> dict[str, dict[str, str]]:
+def load(folder: Path = FOLDER) -> dict[str, dict[str, str]]:
     """Digests by input and part; nothing where nothing was kept yet."""
-    found: dict[str, dict[str, str]] = json.loads(DIGESTS.read_text()) if DIGESTS.exists() else {}
+    path = folder / DIGESTS
+    found: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
     return found
 
 
@@ -24,11 +25,13 @@ def whole(name: str) -> dict[str, str]:
     return found
 
 
-def save(digests: Mapping[str, Mapping[str, str]], wholes: Mapping[str, Mapping[str, str]]) -> None:
+def save(
+    digests: Mapping[str, Mapping[str, str]], wholes: Mapping[str, Mapping[str, str]], folder: Path = FOLDER
+) -> None:
     """Replace what is kept of these inputs; others stay."""
-    FOLDER.mkdir(exist_ok=True)
-    both = {**load(), **digests}
-    DIGESTS.write_text(json.dumps({name: both[name] for name in sorted(both)}, indent=1) + "\n")
+    folder.mkdir(exist_ok=True)
+    both = {**load(folder), **digests}
+    (folder / DIGESTS).write_text(json.dumps({name: both[name] for name in sorted(both)}, indent=1) + "\n")
     for name, parts in wholes.items():
         # without a time in its head: the same parts are the same file
-        (FOLDER / f"{name}.json.gz").write_bytes(gzip.compress(json.dumps(parts).encode(), mtime=0))
+        (folder / f"{name}.json.gz").write_bytes(gzip.compress(json.dumps(parts).encode(), mtime=0))
