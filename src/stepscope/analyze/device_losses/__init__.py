@@ -1,23 +1,22 @@
 """What devices lose time to in profiled steps: idle time by its cause, and work that could be less.
 
 `idle` takes idle time apart: `operations` own what happens in them, then come waits, `copies`, and at last `launches`.
-`busy` and `shapes` look at kernels. `pieces` holds what one trace contributes, and sums up the traces of a run.
+`busy` and `shapes` look at kernels. `pieces` holds what one trace contributes, and sums up the traces of a run; `lost`
+makes the pieces of one trace, each once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from stepscope.analyze import intervals
-from stepscope.analyze.device_losses import busy, copies, launches, shapes
+from stepscope.analyze.device_losses import copies, shapes
 from stepscope.analyze.device_losses.busy import Busy
-from stepscope.analyze.device_losses.idle import Idle
-from stepscope.analyze.device_losses.launches import Launches
+from stepscope.analyze.device_losses.lost import Lost
 from stepscope.analyze.device_losses.pieces import Piece, Scene, joined
 from stepscope.analyze.views.base import Base, Bools
-from stepscope.analyze.views.host_activity import host_activity
 from stepscope.analyze.views.step_windows import step_windows
 from stepscope.analyze.views.work import FILL, KERNEL, work
 from stepscope.model.views.device_losses import (
@@ -35,20 +34,21 @@ from stepscope.model.views.spans import GpuProperties
 __all__ = ["facts", "scenes"]
 
 
-def facts(base: Base) -> tuple[DeviceLosses, ...]:
+def facts(traces: Sequence[Lost]) -> tuple[DeviceLosses, ...]:
     """One for each run that has a step with device work, by the runs' names."""
-    runs: dict[str, list[Scene]] = {}
-    for scene in scenes(base):
-        runs.setdefault(scene.span.ref.run, []).append(scene)
+    runs: dict[str, list[Lost]] = {}
+    for one in traces:
+        runs.setdefault(one.scene.span.ref.run, []).append(one)
     return tuple(_of_run(run, runs[run]) for run in sorted(runs))
 
 
-def _of_run(run: str, scenes: list[Scene]) -> DeviceLosses:
+def _of_run(run: str, traces: list[Lost]) -> DeviceLosses:
     pieces: dict[str, list[Piece]] = {}
-    kernels = [Busy(scene) for scene in scenes]
+    scenes, kernels = [one.scene for one in traces], [one.kernels for one in traces]
     compute_ns = wall_ns = 0
-    for scene, kernels_of in zip(scenes, kernels, strict=True):
-        for kind, piece in (*_idle(scene), *busy.pieces(kernels_of).items()):
+    for one in traces:
+        scene = one.scene
+        for kind, piece in (*_idle(one), *one.working.items()):
             pieces.setdefault(kind, []).append(piece)
         pieces.setdefault(TILES, []).append(shapes.tiles(scene))
         starts, ends = scene.windows.start_ns, scene.windows.end_ns
@@ -86,16 +86,15 @@ def _launched_alone(kernels: Busy) -> Bools:
     return alone
 
 
-def _idle(scene: Scene) -> Iterator[tuple[str, Piece]]:
+def _idle(lost: Lost) -> Iterator[tuple[str, Piece]]:
     """Every loss of idle time, and the copies and operations around it."""
-    gaps = Idle(scene, host_activity(scene.span, scene.found))
-    yield SYNC, gaps.synchronizing()
-    yield COPY_IN, copies.from_host(gaps)
-    yield ALLOCATOR, gaps.allocating()
-    yield from launches.pieces(Launches(gaps))
-    yield DEVICE_COPY, copies.on_devices(gaps)
-    yield LINALG, gaps.operations.linear_algebra(gaps.before_operations)
-    yield DATA_PARALLEL, gaps.operations.data_parallel(gaps.before_operations)
+    yield SYNC, lost.idle.synchronizing()
+    yield COPY_IN, copies.from_host(lost.idle)
+    yield ALLOCATOR, lost.idle.allocating()
+    yield from lost.launching.items()
+    yield DEVICE_COPY, lost.copied
+    yield LINALG, lost.linear_algebra
+    yield DATA_PARALLEL, lost.data_parallel
 
 
 def _gpus(scenes: list[Scene]) -> Iterator[GpuProperties]:

@@ -12,10 +12,8 @@ from functools import cached_property
 import numpy as np
 
 from stepscope.analyze import intervals
-from stepscope.analyze.device_losses import busy, copies, launches
-from stepscope.analyze.device_losses.busy import Busy
 from stepscope.analyze.device_losses.idle import IN, OUT, RETURN_NS, Idle
-from stepscope.analyze.device_losses.launches import Launches
+from stepscope.analyze.device_losses.lost import Lost
 from stepscope.analyze.device_losses.pieces import Piece, Scene
 from stepscope.analyze.intervals import EMPTY, Int64, Intervals
 from stepscope.analyze.replay.graph import Graph
@@ -60,13 +58,24 @@ class Case:
 class WhatIfs:
     """The changes of one trace."""
 
-    scene: Scene
+    lost: Lost
     graph: Graph
-    host: HostActivity
 
-    def __iter__(self) -> Iterator[Case]:
-        """Each what-if of which the trace holds something."""
-        idle = Idle(self.scene, self.host)
+    @property
+    def scene(self) -> Scene:
+        return self.lost.scene
+
+    @property
+    def host(self) -> HostActivity:
+        return self.lost.host
+
+    @cached_property
+    def cases(self) -> dict[str, Case]:
+        """Each what-if of which the trace holds something, by its kind."""
+        return {case.kind: case for case in self._cases()}
+
+    def _cases(self) -> Iterator[Case]:
+        lost, idle = self.lost, self.lost.idle
         for kind, times in (
             (LOADER, self.host.data),
             (COMPILE, self.host.compiling),
@@ -76,16 +85,16 @@ class WhatIfs:
                 yield Case(kind, Change(times))
         yield from self._syncs(idle)
         yield from self._copies_in(idle)
-        for kind, piece in launches.pieces(Launches(idle)):
+        for kind, piece in lost.launching.items():
             if len(piece.times.starts):
                 yield from self._launching(kind, piece)
         for kind, piece in (
-            (LINALG, idle.operations.linear_algebra(idle.before_operations)),
-            (DATA_PARALLEL, idle.operations.data_parallel(idle.before_operations)),
+            (LINALG, lost.linear_algebra),
+            (DATA_PARALLEL, lost.data_parallel),
         ):
             if len(piece.rows):
                 yield self._owned(kind, piece)
-        yield from self._work(busy.pieces(Busy(self.scene)), copies.on_devices(idle))
+        yield from self._work(lost.working, lost.copied)
 
     @cached_property
     def never_late(self) -> Change:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from stepscope.analyze.views.base import Base
 from stepscope.analyze.views.communication import why_absent as why_no_collectives
 from stepscope.analyze.views.distributed import why_absent as why_not_distributed
@@ -23,8 +21,8 @@ NO_STACKS = "no call stack behind that operator: check its name, or record with 
 NO_COLLECTIVES = "no trace holds a collective: one process alone, or none ran while recording"
 
 
-def reasons(base: Base, views: Views) -> Views:
-    """`views` with a reason for each that is empty."""
+def reasons(base: Base, views: Views) -> dict[str, str]:
+    """A reason for each of `views` that is empty."""
     found = {
         "overview": (any(span.overview and span.overview.steps for span in views.spans), NO_TRACE),
         "gpus": (any(span.gpus for span in views.spans), NO_DEVICE),
@@ -38,4 +36,4 @@ def reasons(base: Base, views: Views) -> Views:
     absent = {name: why if base.spans else NO_TRACE for name, (there, why) in found.items() if not there}
     if views.distributed is None:
         absent["distributed"] = why_not_distributed(base) or NO_COLLECTIVES
-    return dataclasses.replace(views, absent=absent)
+    return absent

@@ -1,11 +1,14 @@
 """The views of profiler traces: what the TensorBoard plugin showed, under the names its users know, and more.
 
-`build` makes all of them as the report shows them; `select.rows` makes one table in full, in the grouping asked for.
+`LazyViews` makes each as the report shows it when it is asked for; `select.rows` makes one table in full, in the
+grouping asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
 from stepscope.analyze.places import UserCode
 from stepscope.analyze.views import (
@@ -22,48 +25,100 @@ from stepscope.analyze.views import (
 from stepscope.analyze.views.absent import reasons
 from stepscope.analyze.views.base import Base
 from stepscope.analyze.views.tensorboard import tensorboard
-from stepscope.model.views import SpanViews, Views
-from stepscope.model.views.memory import MemoryRecording
-from stepscope.model.views.overview import GpuSummary, Overview
+from stepscope.model.views import CollectiveRow, SpanViews, Views
+from stepscope.model.views.communication import Distributed
+from stepscope.model.views.memory import MemoryRecording, MemoryView
+from stepscope.model.views.modules import ModuleTree
+from stepscope.model.views.operators import KernelRow, OperatorRow
+from stepscope.model.views.overview import Counter, GpuSummary, Overview
 from stepscope.model.views.spans import SpanRef
 from stepscope.tables.freed import give_back
 
 
-def build(base: Base, recordings: Sequence[MemoryRecording], code: UserCode) -> Views | None:
-    """All views; None without a trace and without a recording of memory."""
-    if not base.spans and not recordings:
-        return None
-    allocations = memory.view(base, recordings, code)  # needs most memory for itself, so while others hold none yet
-    slices = base.tables.events.height
-    give_back(slices)
-    overviews = overview.overviews(base)
-    give_back(slices)
-    summaries = gpus.summaries(base, overviews)
-    by_span = {item.span: item for item in overviews}
-    spans = tuple(_span(base, span.ref, by_span, summaries) for span in base.spans)
-    give_back(slices)
-    alone = spans[0] if len(spans) == 1 else None
-    views = Views(
-        spans=spans,
-        operators=alone.operators if alone else operators.table(base),
-        kernels=alone.kernels if alone else kernels.table(base),
-        memory=allocations,
-        modules=modules.tree(base),
-        counters=counters.counters(base),
-        communication=communication.collectives(base),
-        distributed=distributed.view(base),
-        tensorboard=tensorboard(spans),
-    )
-    return reasons(base, views)
+class _SpanViews(SpanViews):
+    """What is shown of one span by itself."""
+
+    def __init__(self, views: LazyViews, span: SpanRef) -> None:
+        self.__dict__.update(_views=views, span=span)  # what it inherits from is frozen
+
+    _views: LazyViews
+
+    @cached_property
+    def overview(self) -> Overview | None:
+        return self._views.overviews.get(self.span)
+
+    @cached_property
+    def gpus(self) -> tuple[GpuSummary, ...]:
+        return tuple(item for item in self._views.summaries if item.span == self.span)
+
+    @cached_property
+    def operators(self) -> tuple[OperatorRow, ...]:
+        return operators.table(self._views.base, span=self.span)
+
+    @cached_property
+    def kernels(self) -> tuple[KernelRow, ...]:
+        return kernels.table(self._views.base, span=self.span)
 
 
-def _span(
-    base: Base, ref: SpanRef, overviews: Mapping[SpanRef, Overview], summaries: tuple[GpuSummary, ...]
-) -> SpanViews:
-    return SpanViews(
-        span=ref,
-        overview=overviews.get(ref),
-        gpus=tuple(item for item in summaries if item.span == ref),
-        operators=operators.table(base, span=ref),
-        kernels=kernels.table(base, span=ref),
-    )
+class LazyViews(Views):
+    """All views of traces, and of recordings of memory, of which there is one or the other."""
+
+    def __init__(self, base: Base, recordings: Sequence[MemoryRecording], code: UserCode) -> None:
+        self.__dict__.update(base=base, _recordings=recordings, _code=code)  # what it inherits from is frozen
+
+    base: Base
+    _recordings: Sequence[MemoryRecording]
+    _code: UserCode
+
+    @cached_property
+    def memory(self) -> MemoryView | None:
+        found = memory.view(self.base, self._recordings, self._code)
+        give_back(self.base.tables.events.height)
+        return found
+
+    @cached_property
+    def overviews(self) -> Mapping[SpanRef, Overview]:
+        self.memory  # noqa: B018 - needs most memory for itself, so while others hold none yet
+        return {item.span: item for item in overview.overviews(self.base)}
+
+    @cached_property
+    def summaries(self) -> tuple[GpuSummary, ...]:
+        return gpus.summaries(self.base, tuple(self.overviews.values()))
+
+    @cached_property
+    def spans(self) -> tuple[SpanViews, ...]:
+        return tuple(_SpanViews(self, span.ref) for span in self.base.spans)
+
+    @cached_property
+    def operators(self) -> tuple[OperatorRow, ...]:
+        found = self.spans[0].operators if len(self.spans) == 1 else operators.table(self.base)
+        give_back(self.base.tables.events.height)
+        return found
+
+    @cached_property
+    def kernels(self) -> tuple[KernelRow, ...]:
+        return self.spans[0].kernels if len(self.spans) == 1 else kernels.table(self.base)
+
+    @cached_property
+    def modules(self) -> ModuleTree | None:
+        return modules.tree(self.base)
+
+    @cached_property
+    def counters(self) -> tuple[Counter, ...]:
+        return counters.counters(self.base)
+
+    @cached_property
+    def communication(self) -> tuple[CollectiveRow, ...]:
+        return communication.collectives(self.base)
+
+    @cached_property
+    def distributed(self) -> Distributed | None:
+        return distributed.view(self.base)
+
+    @cached_property
+    def tensorboard(self) -> dict[str, Any]:
+        return tensorboard(self.spans)
+
+    @cached_property
+    def absent(self) -> dict[str, str]:
+        return reasons(self.base, self)

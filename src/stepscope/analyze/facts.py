@@ -1,0 +1,305 @@
+"""The facts of a run, each made when something first asks for it: a rule, a table, a page, the report.
+
+What nobody asks for costs nothing: a report on the terminal needs neither the table of operators nor the tree of
+modules. Facts that stand on the same costly preparation are made together, so that it can go as soon as they are there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from stepscope.analyze import (
+    calls,
+    compilers,
+    device,
+    device_lines,
+    device_losses,
+    fixed,
+    framework,
+    host,
+    io,
+    loader,
+    loader_files,
+    loops,
+    machine,
+    memory_losses,
+    operators,
+    passes,
+    pipeline,
+    processes,
+    ranks,
+    regions,
+    replay,
+    sampled_time,
+    sites,
+    steps,
+    system,
+    trace,
+    trial,
+    windows,
+)
+from stepscope.analyze.calls import Calls
+from stepscope.analyze.context import Context
+from stepscope.analyze.device_losses.lost import Lost
+from stepscope.analyze.sampled import hot_lines
+from stepscope.analyze.sampled import views as sampled_views
+from stepscope.analyze.sampled_time import SampledTime
+from stepscope.analyze.views.build import LazyViews
+from stepscope.model import Analysis, SourceFiles
+from stepscope.model import facts as model
+from stepscope.model.facts_machine import MachineFacts
+from stepscope.model.trace import DeviceLines, DeviceTime, ReadingFacts, TraceFacts
+from stepscope.model.views import Views
+from stepscope.model.views.compilers import CompilersView
+from stepscope.model.views.device_losses import DeviceLosses
+from stepscope.model.views.memory import MemoryRecording
+from stepscope.model.views.memory_losses import MemoryLosses
+from stepscope.model.views.passes import PassesFacts
+from stepscope.model.views.pipeline import Pipeline
+from stepscope.model.views.ranks import RanksFacts
+from stepscope.model.views.replay import Replay
+from stepscope.model.views.trial import TrialFacts
+from stepscope.model.views.waits import SampledViews
+
+
+class _OfWindow(NamedTuple):
+    """What is asked of every host slice of the profiler windows."""
+
+    loops: tuple[model.LoopFacts, ...] | None
+    operators: tuple[model.OperatorFacts, ...] | None
+    io: tuple[model.IoFacts, ...] | None
+    regions: tuple[dict[str, Any], ...]
+    python: tuple[model.PythonFacts, ...] | None
+    opened_per_step: float | None
+
+
+class _OfDevices(NamedTuple):
+    """What is asked of every device slice."""
+
+    traces: tuple[TraceFacts, ...]
+    times: tuple[DeviceTime, ...]
+    lines: DeviceLines | None
+
+
+class Facts(Analysis):
+    """All facts of the run that `context` is of; `recordings` of memory were made beside it.
+
+    `known` facts are taken as they are.
+    """
+
+    _context: Context
+    _recordings: Sequence[MemoryRecording]
+
+    def __init__(
+        self, context: Context | None = None, recordings: Sequence[MemoryRecording] = (), **known: Any
+    ) -> None:
+        self.__dict__.update(known, _context=context, _recordings=recordings)  # what it inherits from is frozen
+
+    # ------------------------------------------------------------------------------------------ the run, its steps
+
+    @cached_property
+    def _framework(self) -> model.FrameworkFacts | None:
+        return framework.facts(self._context.tables, self._train)
+
+    @cached_property
+    def run(self) -> model.RunFacts:
+        run = self._context.tables.run
+        roots = dict.fromkeys((*run.user_roots, *self._context.options.source_roots))
+        return dataclasses.replace(run, user_roots=tuple(roots), framework=self._framework)
+
+    @cached_property
+    def quality(self) -> model.Quality:
+        quality = self._context.tables.quality
+        return dataclasses.replace(quality, notes=(*quality.notes, *framework.notes(self._framework)))
+
+    @cached_property
+    def steps(self) -> tuple[model.StepFacts, ...]:
+        return steps.facts(self._context.labelled)
+
+    @cached_property
+    def _train(self) -> model.StepFacts | None:
+        return next((fact for fact in self.steps if fact.kind == "train"), None)
+
+    @cached_property
+    def fixed(self) -> model.FixedCosts:
+        return fixed.facts(self._context.tables, self._context.labelled)
+
+    @cached_property
+    def windows(self) -> tuple[model.WindowFacts, ...]:
+        return windows.facts(self._context.tables, self._context.labelled)
+
+    @cached_property
+    def sites(self) -> tuple[model.Site, ...]:
+        return sites.facts(self._context.tables)
+
+    @cached_property
+    def processes(self) -> tuple[model.ProcessFacts, ...]:
+        return processes.facts(self._context.tables)
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(sorted({rank.device for rank in self._context.tables.ranks if rank.device}))
+
+    @cached_property
+    def system(self) -> dict[str, Any]:
+        return system.summary(self._context.tables, self._context.labelled)
+
+    @cached_property
+    def settings(self) -> model.Settings | None:
+        context = self._context
+        feeding = loader.feeding_loader(context.tables, context.labelled)
+        return sites.settings(context.tables, feeding, self._framework)
+
+    @cached_property
+    def trial(self) -> TrialFacts | None:
+        return trial.facts(self._context.tables)
+
+    @cached_property
+    def source_files(self) -> SourceFiles:
+        return SourceFiles(self._context.options.source_roots, self._context.tables.run.source_hashes)
+
+    # --------------------------------------------------------------------------------------------- sampled stacks
+
+    @cached_property
+    def stacks(self) -> model.StackFacts | None:
+        return hot_lines.facts(self._context.tables, self._context.sampled, self._train)
+
+    @cached_property
+    def sampled(self) -> SampledViews | None:
+        return sampled_views.build(self._context, self._context.labelled, self._train)
+
+    @cached_property
+    def _sampled_time(self) -> SampledTime | None:
+        return sampled_time.prepare(self._context.sampled, self._train, self._context.tables.quality)
+
+    @cached_property
+    def _calls(self) -> Calls | None:
+        return calls.prepare(self._context.sampled, self._sampled_time)
+
+    # --------------------------------------------------------------------------------------- slices of the traces
+
+    @cached_property
+    def _of_window(self) -> _OfWindow:
+        """Made together: of a large trace the window and the device's slices need not be in memory at once."""
+        context = self._context
+        tables, labelled, lines, sampled = context.tables, context.labelled, context.lines, context.sampled
+        mean_ms = self._train.mean_ms if self._train else None
+        window = trace.prepare(tables, context.code, labelled)
+        found = loops.facts(window, lines, sampled, mean_ms, self._sampled_time)
+        return _OfWindow(
+            loops=found,
+            operators=operators.facts(window, lines),
+            io=io.facts(tables, labelled, sampled, window, lines, mean_ms, self._calls),
+            regions=regions.facts(tables, labelled, window),
+            python=host.facts(sampled, window, lines, found, self._calls),
+            opened_per_step=loader_files.opened_per_step(window),
+        )
+
+    @cached_property
+    def loops(self) -> tuple[model.LoopFacts, ...] | None:
+        return self._of_window.loops
+
+    @cached_property
+    def operators(self) -> tuple[model.OperatorFacts, ...] | None:
+        return self._of_window.operators
+
+    @cached_property
+    def io(self) -> tuple[model.IoFacts, ...] | None:
+        return self._of_window.io
+
+    @cached_property
+    def regions(self) -> tuple[dict[str, Any], ...]:
+        return self._of_window.regions
+
+    @cached_property
+    def python(self) -> tuple[model.PythonFacts, ...] | None:
+        return self._of_window.python
+
+    @cached_property
+    def _of_devices(self) -> _OfDevices:
+        context = self._context
+        slices = device.slices(context.tables)
+        return _OfDevices(
+            traces=device.traces(context.tables, slices),
+            times=device.times(slices),
+            lines=device_lines.facts(context.tables, slices, context.origins, context.lines),
+        )
+
+    @cached_property
+    def traces(self) -> tuple[TraceFacts, ...]:
+        return self._of_devices.traces
+
+    @cached_property
+    def reading(self) -> ReadingFacts | None:
+        return device.reading(self.traces)
+
+    @cached_property
+    def device_time(self) -> tuple[DeviceTime, ...]:
+        return self._of_devices.times
+
+    @cached_property
+    def device_lines(self) -> DeviceLines | None:
+        return self._of_devices.lines
+
+    @cached_property
+    def profiled(self) -> model.ProfiledFacts | None:
+        return self._context.profiled
+
+    @cached_property
+    def views(self) -> Views | None:
+        base = self._context.base
+        if not base.spans and not self._recordings:
+            return None
+        return LazyViews(base, self._recordings, self._context.code)
+
+    # --------------------------------------------------------------------------------------------- what is lost
+
+    @cached_property
+    def _lost(self) -> tuple[Lost, ...]:
+        return tuple(Lost(scene) for scene in device_losses.scenes(self._context.base))
+
+    @cached_property
+    def device_losses(self) -> tuple[DeviceLosses, ...]:
+        return device_losses.facts(self._lost)
+
+    @cached_property
+    def replays(self) -> tuple[Replay, ...]:
+        return replay.facts(self._lost)
+
+    @cached_property
+    def memory_losses(self) -> MemoryLosses | None:
+        return memory_losses.facts(self._context, self.views.memory if self.views is not None else None)
+
+    @cached_property
+    def passes(self) -> PassesFacts | None:
+        return passes.facts(self._context)
+
+    @cached_property
+    def loader(self) -> model.LoaderFacts | None:
+        context, cores = self._context, system.cores_used(self.system)
+        opened = self._of_window.opened_per_step
+        return loader.facts(
+            context.tables, context.labelled, self._train, context.sampled, cores, context.lines, opened
+        )
+
+    @cached_property
+    def machine(self) -> MachineFacts | None:
+        context = self._context
+        return machine.facts(
+            context, context.labelled, self._train, self.loader, self.io, self.python, self._calls
+        )
+
+    @cached_property
+    def pipeline(self) -> Pipeline | None:
+        return pipeline.facts(self._context.labelled, self._train, self.loader, self.machine)
+
+    @cached_property
+    def ranks(self) -> RanksFacts | None:
+        return ranks.facts(self._context, self._context.labelled, self.sites)
+
+    @cached_property
+    def compilers(self) -> CompilersView | None:
+        return compilers.build(self._context, self._context.labelled)
