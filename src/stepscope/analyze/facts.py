@@ -286,11 +286,9 @@ class Facts(Analysis):
         )
 
     @cached_property
-    def machine(self) -> MachineFacts | None:
+    def machine(self) -> MachineFacts:
         context = self._context
-        return machine.facts(
-            context, context.labelled, self._train, self.loader, self.io, self.python, self._calls
-        )
+        return machine.facts(context, context.labelled, self._train, self.loader, self.io, self.python, self._calls)
 
     @cached_property
     def pipeline(self) -> Pipeline | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,7 @@ class Report:
     findings: tuple[dict[str, Any], ...]
     abstained: tuple[dict[str, Any], ...]
     ignored: tuple[dict[str, Any], ...]
-    views: dict[str, Any]
+    views: Mapping[str, Any]  # those that nobody asks for need not be made
     schema: str = REPORT_SCHEMA
     risks: tuple[dict[str, Any], ...] = ()  # without a measured cost, so not among the findings
     unexplained: dict[str, Any] | None = None  # what of the step nobody explained; None without training steps

@@ -8,12 +8,14 @@ beside the places that findings name. Numbers stay raw, and none is computed. Wh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from stepscope.diagnose import REPORT_FLOOR, RISKS, RULES
 from stepscope.model import Analysis, Diagnosis, Finding, FixedCosts, Report, Risk, StepFacts
 from stepscope.report.compilers_document import compilers_document
+from stepscope.report.on_demand import OnDemand
 from stepscope.report.source import SourceReader
 from stepscope.report.trial import trial_document
 from stepscope.report.values import plain_mapping, plain_rows, plain_value
@@ -28,6 +30,7 @@ MAX_SERIES = 2_000  # points of the step series of one kind
 MAX_NOTES = 200
 MAX_PLACES = 20  # of one finding
 MAX_EVIDENCE = 40  # of one finding
+_Maker = Callable[[], Any]  # of one view
 _RISK_RULES = frozenset(rule.name for rule in RISKS)
 
 
@@ -41,16 +44,16 @@ def build(
     surrogates) becomes null or an escape.
     """
     reader = SourceReader(analysis.source_files, recorded_ns=analysis.run.started_ns) if source else None
-    views = _views(analysis)
-    views["compilers"] = compilers_document(analysis.compilers, source=source)
-    views["trial"] = trial_document(analysis.trial)
+    makers = _views(analysis)
+    makers["compilers"] = lambda: compilers_document(analysis.compilers, source=source)
+    makers["trial"] = lambda: trial_document(analysis.trial)
     not_judged = [*(each.rule for each in diagnosis.abstained), *(each.rule for each in diagnosis.ignored)]
-    views["rules_judged"] = len(RULES) - sum(rule not in _RISK_RULES for rule in not_judged)
-    views["findings_share"] = diagnosis.counted_share
+    makers["rules_judged"] = lambda: len(RULES) - sum(rule not in _RISK_RULES for rule in not_judged)
+    makers["findings_share"] = lambda: diagnosis.counted_share
     if reader is not None:
-        _quote_rows(views, reader)
+        makers = {name: partial(_quoted, make, reader) for name, make in makers.items()}
     if experiment is not None:
-        views["experiment"] = dict(experiment)
+        makers["experiment"] = lambda: dict(experiment)
     return Report(
         run={key: value for key, value in plain_mapping(analysis.run).items() if key != "source_hashes"},
         quality={
@@ -64,7 +67,7 @@ def build(
         risks=tuple(_risk(risk, reader) for risk in diagnosis.risks[:MAX_FINDINGS]),
         abstained=tuple(_abstained(diagnosis)),
         ignored=tuple(plain_rows(diagnosis.ignored, MAX_ROWS)),
-        views=views,
+        views=OnDemand(makers),
         unexplained=plain_mapping(diagnosis.unexplained) if diagnosis.unexplained is not None else None,
     )
 
@@ -116,18 +119,21 @@ def _bounded(row: dict[str, Any], reader: SourceReader | None) -> dict[str, Any]
     return row
 
 
-def _views(analysis: Analysis) -> dict[str, Any]:
-    """Every part of the analysis that is not elsewhere in the document, under its own name."""
-    views: dict[str, Any] = {
-        "floor_share": REPORT_FLOOR,  # the smallest share of the step for which a finding is made
-        "steps_by_kind": [_step_row(facts) for facts in analysis.steps],
-        "fixed_costs": plain_mapping(analysis.fixed),
+def _views(analysis: Analysis) -> dict[str, _Maker]:
+    """What makes every part of the analysis that is not elsewhere in the document, under its own name."""
+    views: dict[str, _Maker] = {
+        "floor_share": lambda: REPORT_FLOOR,  # the smallest share of the step for which a finding is made
+        "steps_by_kind": lambda: [_step_row(facts) for facts in analysis.steps],
+        "fixed_costs": lambda: plain_mapping(analysis.fixed),
     }
     for item in dataclasses.fields(analysis):
         if item.name not in NOT_VIEWS:
-            name = RENAMED.get(item.name, item.name)
-            views[name] = _shortened(plain_value(getattr(analysis, item.name)))
+            views[RENAMED.get(item.name, item.name)] = partial(_part, analysis, item.name)
     return {**views, **views_document(analysis.views)}
+
+
+def _part(analysis: Analysis, name: str) -> Any:
+    return _shortened(plain_value(getattr(analysis, name)))
 
 
 def _shortened(view: Any) -> Any:
@@ -139,13 +145,13 @@ def _shortened(view: Any) -> Any:
     return view
 
 
-def _quote_rows(views: dict[str, Any], reader: SourceReader) -> None:
-    """Give each row that names a line of the user's code the text of that line, as `code`."""
-    for view in views.values():
-        rows = view if isinstance(view, list) else [view]
-        for row in (row for row in rows if isinstance(row, dict)):
-            lines = [line for value in row.values() if isinstance(value, list) for line in value]
-            for item in (row, *lines):
-                place = item.get("place", item) if isinstance(item, dict) else None
-                if isinstance(place, dict) and {"file", "line"} <= place.keys():
-                    item["code"] = reader.line(place["file"], place["line"])
+def _quoted(make: _Maker, reader: SourceReader) -> Any:
+    """A view, each row of which that names a line of the user's code has the text of that line, as `code`."""
+    view = make()
+    for row in (row for row in (view if isinstance(view, list) else [view]) if isinstance(row, dict)):
+        lines = [line for value in row.values() if isinstance(value, list) for line in value]
+        for item in (row, *lines):
+            place = item.get("place", item) if isinstance(item, dict) else None
+            if isinstance(place, dict) and {"file", "line"} <= place.keys():
+                item["code"] = reader.line(place["file"], place["line"])
+    return view

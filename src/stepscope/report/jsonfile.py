@@ -25,6 +25,7 @@ KEY_ORDER = (
 def dumps(report: Report) -> bytes:
     """The document as indented UTF-8 JSON that ends in a line break."""
     document = {key: getattr(report, key) for key in KEY_ORDER}
+    document["views"] = dict(report.views)
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 

@@ -6,7 +6,7 @@ A list that was cut says so beside itself (`operators_total`); the whole of it c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepscope.model.views import Views
@@ -21,32 +21,34 @@ NAMES = (
 )
 
 
-def views_document(views: Views | None) -> dict[str, Any]:
-    """One entry for each of `NAMES`; None or empty, with a reason in `absent`, where the traces do not give it."""
+def views_document(views: Views | None) -> dict[str, Callable[[], Any]]:
+    """What makes each of `NAMES`; None or empty, with a reason in `absent`, where the traces do not give it."""
     if views is None:
-        return {**dict.fromkeys(NAMES), "absent": {}}
-    spans = views.spans[:MAX_SPANS]
-    overviews = [plain_mapping(span.overview) for span in spans if span.overview is not None]
-    for item in overviews:
-        item["steps"] = item["steps"][:MAX_STEPS]
-    document: dict[str, Any] = {
-        "overview": overviews,
-        "gpus": [plain_mapping(gpu) for span in spans for gpu in span.gpus],
-        **_bounded("operators", views.operators),
-        **_bounded("kernels", views.kernels),
-        "memory": _parts(views.memory),
-        "modules": _parts(views.modules),
-        "counters": [plain_mapping(counter) for counter in views.counters],
-        **_bounded("communication", views.communication),
-        "distributed": _parts(views.distributed),
-        "tensorboard": plain_value(views.tensorboard),
-        "absent": dict(views.absent),
+        return {**{name: lambda: None for name in NAMES}, "absent": dict}
+    return {
+        "overview": lambda: _overviews(views),
+        "gpus": lambda: [plain_mapping(gpu) for span in views.spans[:MAX_SPANS] for gpu in span.gpus],
+        **_bounded("operators", lambda: views.operators),
+        **_bounded("kernels", lambda: views.kernels),
+        "memory": lambda: _parts(views.memory),
+        "modules": lambda: _parts(views.modules),
+        "counters": lambda: [plain_mapping(counter) for counter in views.counters],
+        **_bounded("communication", lambda: views.communication),
+        "distributed": lambda: _parts(views.distributed),
+        "tensorboard": lambda: plain_value(views.tensorboard),
+        "absent": lambda: dict(views.absent),
     }
-    return document
 
 
-def _bounded(name: str, rows: Sequence[Any]) -> dict[str, Any]:
-    return {name: [plain_mapping(row) for row in rows[:MAX_ROWS]], f"{name}_total": len(rows)}
+def _overviews(views: Views) -> list[dict[str, Any]]:
+    found = [plain_mapping(span.overview) for span in views.spans[:MAX_SPANS] if span.overview is not None]
+    for item in found:
+        item["steps"] = item["steps"][:MAX_STEPS]
+    return found
+
+
+def _bounded(name: str, rows: Callable[[], Sequence[Any]]) -> dict[str, Callable[[], Any]]:
+    return {name: lambda: [plain_mapping(row) for row in rows()[:MAX_ROWS]], f"{name}_total": lambda: len(rows())}
 
 
 def _parts(view: Any) -> dict[str, Any] | None:

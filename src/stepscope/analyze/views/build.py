@@ -25,8 +25,8 @@ from stepscope.analyze.views import (
 from stepscope.analyze.views.absent import reasons
 from stepscope.analyze.views.base import Base
 from stepscope.analyze.views.tensorboard import tensorboard
-from stepscope.model.views import CollectiveRow, SpanViews, Views
-from stepscope.model.views.communication import Distributed
+from stepscope.model.views import SpanViews, Views
+from stepscope.model.views.communication import CollectiveRow, Distributed
 from stepscope.model.views.memory import MemoryRecording, MemoryView
 from stepscope.model.views.modules import ModuleTree
 from stepscope.model.views.operators import KernelRow, OperatorRow
