@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from stepscope.engine.arrays import Int64, Rows, positions
 from stepscope.model import DeviceTime, ReadingFacts, TraceFacts
 from stepscope.tables.schema import Tables
 
@@ -23,31 +23,6 @@ _COLLECTIVE = r"(?i)nccl|rccl|cross_device_reduce"
 _COPY = r"(?i)memcpy"
 _DMA = ("mtia_ccp_events", "dma_request")  # copies of a device that has one category for all it does
 _NO_WORK = ("mtia_ccp_events", ("event_wait", "event_record"))
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Rows = Int32 | Int64  # positions in a table, -1 for none
-Bools = npt.NDArray[np.bool_]
-
-
-def positions(ids: pl.Series, wanted: pl.Series) -> Int32:
-    """Where each of `wanted` stands in `ids` (ascending, each once), -1 where it is null or not there."""
-    count = len(ids)
-    if not count:
-        return np.full(len(wanted), -1, np.int32)
-    first = int(ids[0])
-    found: Int32
-    if int(ids[-1]) - first == count - 1:  # every number in between: the usual numbering of rows
-        inside = (wanted >= first) & (wanted < first + count)
-        if not inside.all():
-            wanted = wanted.set(~inside.fill_null(False), None)
-        found = (wanted - first).cast(pl.Int32).fill_null(-1).to_numpy()
-        return found
-    known, sought = ids.to_numpy(), wanted.fill_null(-1).to_numpy()
-    found = np.searchsorted(known, sought).astype(np.int32)
-    found[found == count] = 0
-    found[known[found] != sought] = -1
-    return found
 
 
 def slices(tables: Tables) -> pl.DataFrame:
@@ -96,13 +71,6 @@ def _rows(frame: pl.DataFrame, at: Rows) -> pl.DataFrame:
     wanted = np.zeros(frame.height, bool)
     wanted[at] = True
     return frame.filter(pl.Series(wanted))
-
-
-def covered_ns(rows: pl.DataFrame) -> int:
-    """Length of the union of the intervals from `start_ns` to `end_ns`."""
-    start = rows["start_ns"].to_numpy()
-    order = np.argsort(start, kind="stable")
-    return _union_ns(start[order], rows["end_ns"].to_numpy()[order])
 
 
 def _union_ns(start_ns: Int64, end_ns: Int64) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.views.attribution import dominant_places, place
-from stepscope.analyze.views.base import Base, Bools, Span
-from stepscope.analyze.views.host_activity import LOADER_RANGE, matches
+from stepscope.engine.arrays import Bools, Int64
+from stepscope.engine.attribution import dominant_places, place
+from stepscope.engine.host_activity import LOADER_RANGE, matches
+from stepscope.engine.spans import Base, Span
 from stepscope.model import Place
 from stepscope.model.facts_machine import TraceLoader
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
 from stepscope.analyze.compilers.constants import TIMED
-from stepscope.analyze.compilers.prepared import Int64, Prepared
-from stepscope.analyze.intervals import Intervals
+from stepscope.analyze.compilers.prepared import Prepared
+from stepscope.engine import intervals
+from stepscope.engine.arrays import Int64
+from stepscope.engine.intervals import Intervals
 
 
 def durations(rows: pl.DataFrame) -> pl.DataFrame:

@@ -24,8 +24,9 @@ from stepscope.analyze.compilers.constants import (
     WINDOW_STEPS,
 )
 from stepscope.analyze.compilers.per_step import table
-from stepscope.analyze.compilers.prepared import Int64, Prepared, counted
+from stepscope.analyze.compilers.prepared import Prepared, counted
 from stepscope.analyze.compilers.reports import Report
+from stepscope.engine.arrays import Int64
 from stepscope.model.views.compilers import CompilerSteps, CompileStorm
 
 

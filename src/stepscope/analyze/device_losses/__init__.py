@@ -11,14 +11,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stepscope.analyze import intervals
 from stepscope.analyze.device_losses import copies, shapes
 from stepscope.analyze.device_losses.busy import Busy
 from stepscope.analyze.device_losses.lost import Lost
 from stepscope.analyze.device_losses.pieces import Piece, Scene, joined
-from stepscope.analyze.views.base import Base, Bools
-from stepscope.analyze.views.step_windows import step_windows
-from stepscope.analyze.views.work import FILL, KERNEL, work
+from stepscope.engine import intervals
+from stepscope.engine.arrays import Bools
+from stepscope.engine.device_work import FILL, KERNEL, work
+from stepscope.engine.spans import Base
+from stepscope.engine.step_windows import step_windows
 from stepscope.model.views.device_losses import (
     ALLOCATOR,
     COPY_IN,

@@ -10,13 +10,11 @@ from functools import cached_property
 
 import numpy as np
 
-from stepscope.analyze import intervals
 from stepscope.analyze.device_losses.pieces import Piece, Scene, below, exclusive, host_rows, piece
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.origins import NONE
 from stepscope.analyze.views import tensor_cores
-from stepscope.analyze.views.base import Bools
-from stepscope.analyze.views.work import KERNEL
+from stepscope.engine import intervals
+from stepscope.engine.arrays import NONE, Bools, Int64
+from stepscope.engine.device_work import KERNEL
 from stepscope.model.views.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE
 
 FIRST_TENSOR_CORES = 7  # major compute capability of Volta

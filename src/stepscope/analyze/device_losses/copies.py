@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analyze import intervals
 from stepscope.analyze.device_losses.idle import IN, Idle
 from stepscope.analyze.device_losses.pieces import Piece, exclusive, piece
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.views.base import Bools
-from stepscope.analyze.views.work import COMMUNICATION, COPY, FILL, KERNEL
+from stepscope.engine import intervals
+from stepscope.engine.arrays import Bools, Int64
+from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
+from stepscope.engine.intervals import Intervals
 
 WITHIN, BETWEEN = ("DtoD", "DeviceToDevice"), ("PtoP", "PeerToPeer")
 

@@ -13,15 +13,14 @@ from functools import cached_property
 
 import numpy as np
 
-from stepscope.analyze import intervals
 from stepscope.analyze.device_losses.operations import Operations
 from stepscope.analyze.device_losses.pieces import MAX_LEVELS, Piece, Scene, host_rows, piece
-from stepscope.analyze.intervals import EMPTY, Int64, Intervals
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.base import Bools
-from stepscope.analyze.views.collectives import is_backend_range
-from stepscope.analyze.views.host_activity import HostActivity
-from stepscope.analyze.views.work import COMMUNICATION, COPY, FILL, KERNEL
+from stepscope.engine import intervals
+from stepscope.engine.arrays import NONE, Bools, Int64
+from stepscope.engine.collective_names import is_backend_range
+from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
+from stepscope.engine.host_activity import HostActivity
+from stepscope.engine.intervals import EMPTY, Intervals
 
 # A call of the host returns a little after the device is done, and two calls of one operator lie as close together.
 RETURN_NS = 10_000

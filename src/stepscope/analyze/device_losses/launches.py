@@ -11,13 +11,12 @@ from functools import cached_property
 
 import numpy as np
 
-from stepscope.analyze import intervals
 from stepscope.analyze.device_losses.idle import Idle
 from stepscope.analyze.device_losses.pieces import Piece, below, exclusive, host_rows, piece
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.base import Bools
-from stepscope.analyze.views.work import COMMUNICATION, FILL, KERNEL
+from stepscope.engine import intervals
+from stepscope.engine.arrays import NONE, Bools, Int64
+from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL
+from stepscope.engine.intervals import Intervals
 from stepscope.model.views.device_losses import COMPILED, HOST, LAUNCH, OPTIMIZER, ZERO_GRAD
 
 # Preparing one launch takes eager PyTorch 5 to 100 us, and under a profiler with stacks a few times that. A longer gap

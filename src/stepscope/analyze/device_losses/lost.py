@@ -10,7 +10,7 @@ from stepscope.analyze.device_losses.busy import Busy
 from stepscope.analyze.device_losses.idle import Idle
 from stepscope.analyze.device_losses.launches import Launches
 from stepscope.analyze.device_losses.pieces import Piece, Scene
-from stepscope.analyze.views.host_activity import HostActivity, host_activity
+from stepscope.engine.host_activity import HostActivity, host_activity
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ from math import prod
 
 import numpy as np
 
-from stepscope.analyze import intervals
 from stepscope.analyze.device_losses.pieces import Piece, Scene, exclusive, host_rows, piece
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.base import Bools
-from stepscope.analyze.views.work import KERNEL
+from stepscope.engine import intervals
+from stepscope.engine.arrays import NONE, Bools, Int64
+from stepscope.engine.device_work import KERNEL
+from stepscope.engine.intervals import Intervals
 
 # A kernel that ends before the next could be launched is over before the device did anything worth a launch.
 SHORT_NS = 10_000

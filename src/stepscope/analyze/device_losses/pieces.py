@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.views.attribution import place_of_row, place_sums
-from stepscope.analyze.views.base import Base, Bools, Span
-from stepscope.analyze.views.host_activity import matches
 from stepscope.analyze.views.kernel_names import short_names
-from stepscope.analyze.views.step_windows import StepWindows
-from stepscope.analyze.views.work import COMMUNICATION, COPY, FILL, KERNEL, Work
+from stepscope.engine import intervals
+from stepscope.engine.arrays import Bools, Int64
+from stepscope.engine.attribution import place_of_row, place_sums
+from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work
+from stepscope.engine.host_activity import matches
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.step_windows import StepWindows
 from stepscope.model.views.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE, Loss, LossLine
 
 LINES = 5  # of each loss; more than a finding names

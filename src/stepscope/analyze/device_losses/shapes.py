@@ -11,12 +11,11 @@ from math import ceil
 
 import numpy as np
 
-from stepscope.analyze import intervals
 from stepscope.analyze.device_losses.pieces import Piece, Scene, below, exclusive
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.origins import NONE
 from stepscope.analyze.views import tensor_cores
-from stepscope.analyze.views.work import KERNEL
+from stepscope.engine import intervals
+from stepscope.engine.arrays import NONE, Int64
+from stepscope.engine.device_work import KERNEL
 
 MULTIPLE = 8  # of elements in 16 bits: 16 bytes, which cuBLAS wants rows to begin at for its best kernels
 AGREE = 0.6  # of the layers whose inputs have the same first dimension; others flatten or swap dimensions

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyze.flame.builder import Bools, Floats, Int32, Int64, Paths, depths, merged, summed, totals
+from stepscope.analyze.flame.builder import Paths, depths, merged, summed, totals
 from stepscope.analyze.flame.trace_names import FUNCTION, OPERATOR, TraceFrame
 from stepscope.analyze.flame.trace_pools import Pools, Side, pools
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.places import UserCode
-from stepscope.analyze.sampled.call_tree import CallTree
+from stepscope.engine.arrays import NONE, Bools, Floats, Int32, Int64
+from stepscope.engine.call_tree import CallTree
+from stepscope.engine.user_code import UserCode
 from stepscope.model.views.flame import FlameFrame
 
 MIN_SHARE = 0.01  # of the operators of a path: what costs less counts for the operator, or function, around it

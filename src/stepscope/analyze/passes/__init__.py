@@ -13,8 +13,8 @@ from stepscope.analyze import sampled_time, steps
 from stepscope.analyze.context import Context
 from stepscope.analyze.passes import copies, doubles, extra_calls, recompute, wide_gradients
 from stepscope.analyze.passes.scene import Scene, scenes
-from stepscope.analyze.sampled.samples import Samples
 from stepscope.analyze.sampled_time import SampledTime
+from stepscope.engine.samples import Samples
 from stepscope.model.views.passes import PassesFacts, PassFacts
 
 __all__ = ["facts"]

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.intervals import EMPTY, Int64
 from stepscope.analyze.passes.scene import Scene, outermost, summed
-from stepscope.analyze.sampled.samples import Samples, short
 from stepscope.analyze.sampled_time import SampledTime
-from stepscope.analyze.views.ascent import climb, nearest
-from stepscope.analyze.views.attribution import place, trace_back
+from stepscope.engine.arrays import Int64
+from stepscope.engine.attribution import place, trace_back
+from stepscope.engine.intervals import EMPTY
+from stepscope.engine.samples import Samples, short
+from stepscope.engine.tree import climb, nearest
 from stepscope.model import Place
 from stepscope.model.views.passes import ModelCopy
 

@@ -15,10 +15,9 @@ from math import prod
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64
 from stepscope.analyze.passes.scene import Scene, lines, outermost, summed, weights_of
-from stepscope.analyze.views.base import Bools
+from stepscope.engine import intervals
+from stepscope.engine.arrays import Bools, Int64
 from stepscope.model.views.passes import Doubles
 
 MIN_ELEMENTS = 1_024  # of an input: below it an operator's time is that of its call, whatever the type

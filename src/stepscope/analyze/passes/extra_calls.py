@@ -17,15 +17,14 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.origins import NONE
 from stepscope.analyze.passes.scene import Scene, summed
-from stepscope.analyze.sampled.samples import Samples, bare, short
 from stepscope.analyze.sampled_time import SampledTime, Share
-from stepscope.analyze.views.ascent import climb, nearest
-from stepscope.analyze.views.attribution import place, trace_back
-from stepscope.analyze.views.base import Bools
+from stepscope.engine import intervals
+from stepscope.engine.arrays import NONE, Bools, Int64
+from stepscope.engine.attribution import place, trace_back
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.samples import Samples, bare, short
+from stepscope.engine.tree import climb, nearest
 from stepscope.model import Place
 from stepscope.model.views.passes import ExtraCall
 

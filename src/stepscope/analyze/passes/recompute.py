@@ -13,14 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.origins import NONE
 from stepscope.analyze.passes.scene import Scene, lines, outermost, summed, weights_of
-from stepscope.analyze.sampled.samples import Samples, short
 from stepscope.analyze.sampled_time import SampledTime
-from stepscope.analyze.views.ascent import climb
-from stepscope.analyze.views.base import Bools
+from stepscope.engine import intervals
+from stepscope.engine.arrays import NONE, Bools, Int64
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.samples import Samples, short
+from stepscope.engine.tree import climb
 from stepscope.model.views.passes import Recompute
 
 ENOUGH_SAMPLES = 50

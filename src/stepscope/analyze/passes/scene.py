@@ -16,17 +16,17 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import EMPTY, Int64, Intervals
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.steps import LabelledSteps
-from stepscope.analyze.views.ascent import nearest
-from stepscope.analyze.views.attribution import place_of_row, place_sums
-from stepscope.analyze.views.base import Base, Bools, Int32, Span
-from stepscope.analyze.views.host_activity import host_activity
-from stepscope.analyze.views.module_tree import ModuleCalls
-from stepscope.analyze.views.step_windows import step_windows
-from stepscope.analyze.views.work import COMMUNICATION, COPY, FILL, KERNEL, Work, work
+from stepscope.engine import intervals
+from stepscope.engine.arrays import NONE, Bools, Int32, Int64
+from stepscope.engine.attribution import place_of_row, place_sums
+from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work, work
+from stepscope.engine.host_activity import host_activity
+from stepscope.engine.intervals import EMPTY, Intervals
+from stepscope.engine.module_calls import ModuleCalls
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.engine.step_windows import step_windows
+from stepscope.engine.tree import nearest
 from stepscope.model.views.passes import PassLine
 
 RECURRING = 0.5  # of the mean: with a median below it few steps make the loss, and the median counts

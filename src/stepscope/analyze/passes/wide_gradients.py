@@ -16,12 +16,11 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.dimensions import explain
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.origins import NONE
 from stepscope.analyze.passes.scene import Scene, summed_backward
-from stepscope.analyze.sampled.samples import bare
-from stepscope.analyze.views.ascent import nearest
-from stepscope.analyze.views.attribution import PlaceSums
+from stepscope.engine.arrays import NONE, Int64
+from stepscope.engine.attribution import PlaceSums
+from stepscope.engine.samples import bare
+from stepscope.engine.tree import nearest
 from stepscope.model import Place
 from stepscope.model.views.passes import WideGradients
 

@@ -11,16 +11,16 @@ from functools import cached_property
 
 import numpy as np
 
-from stepscope.analyze import intervals
 from stepscope.analyze.device_losses.idle import IN, OUT, RETURN_NS, Idle
 from stepscope.analyze.device_losses.lost import Lost
 from stepscope.analyze.device_losses.pieces import Piece, Scene
-from stepscope.analyze.intervals import EMPTY, Int64, Intervals
 from stepscope.analyze.replay.graph import Graph
 from stepscope.analyze.replay.play import Change
-from stepscope.analyze.views.base import Bools
-from stepscope.analyze.views.host_activity import HostActivity
-from stepscope.analyze.views.work import COMMUNICATION, FILL, KERNEL
+from stepscope.engine import intervals
+from stepscope.engine.arrays import Bools, Int64
+from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL
+from stepscope.engine.host_activity import HostActivity
+from stepscope.engine.intervals import EMPTY, Intervals
 from stepscope.model.views.device_losses import (
     ALLOCATOR,
     ATTENTION,

@@ -10,9 +10,9 @@ from collections import defaultdict
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.sampled.call_tree import NONE
 from stepscope.analyze.sampled.loop import SampledLoop
 from stepscope.analyze.sampled.user_paths import UserPaths, at, rows_of
+from stepscope.engine.arrays import NONE
 from stepscope.model.views.waits import CallerLine
 
 SHARE = 0.5  # of the inner line's samples: with fewer the line is mostly another caller's

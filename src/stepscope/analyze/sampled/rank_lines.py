@@ -14,9 +14,9 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.sampled.call_tree import Bools, Floats, Int64
 from stepscope.analyze.sampled.loop import SampledLoop
 from stepscope.analyze.sampled.user_paths import UserPaths, at, rows_of
+from stepscope.engine.arrays import Bools, Floats, Int64
 from stepscope.model import Place
 from stepscope.model.views.waits import RankLine, RankLines
 from stepscope.read.raw import Frame

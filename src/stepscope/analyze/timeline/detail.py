@@ -6,10 +6,10 @@ from bisect import bisect_right
 
 import numpy as np
 
-from stepscope.analyze.sampled.call_tree import NONE
 from stepscope.analyze.timeline.index import Timeline
 from stepscope.analyze.timeline.run_parts import PHASES_NOTE
 from stepscope.analyze.timeline.trace_detail import TraceDetail
+from stepscope.engine.arrays import NONE
 from stepscope.errors import UsageError
 from stepscope.model import PHASES
 from stepscope.model.findings import Place

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.timeline import run_parts, trace_parts
-from stepscope.analyze.timeline.levels import Int8, Int32, Int64, Level, pyramid
+from stepscope.analyze.timeline.levels import Level, pyramid
 from stepscope.analyze.timeline.parts import Collection, Part
+from stepscope.engine.arrays import Int8, Int32, Int64
 from stepscope.model import PHASES
 from stepscope.model.views.timeline import TimelineStep, TimelineTrack
 

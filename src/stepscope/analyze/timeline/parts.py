@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stepscope.analyze.timeline.levels import Int8, Int32, Int64
+from stepscope.engine.arrays import Int8, Int32, Int64
 from stepscope.model.views.timeline import KINDS, TimelineTrack, TrackKind
 
 MAX_DEPTH = 128  # slices above each other on one track; what is deeper is not drawn

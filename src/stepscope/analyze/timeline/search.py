@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.timeline.index import Timeline
-from stepscope.analyze.timeline.levels import Bools, Int64
+from stepscope.engine.arrays import Bools, Int64
 from stepscope.model.views.timeline import SearchHit, SearchResult
 
 MAX_HITS = 2_000

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from stepscope.analyze.timeline.index import Timeline
-from stepscope.analyze.timeline.levels import Int64, Items, Level, thinned
+from stepscope.analyze.timeline.levels import Items, Level, thinned
 from stepscope.analyze.timeline.parts import KIND
+from stepscope.engine.arrays import Int64
 from stepscope.model.views.timeline import KINDS, TimelineWindow, TrackSlices
 
 MAX_SLICES = 20_000  # of one window

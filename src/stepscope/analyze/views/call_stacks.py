@@ -11,11 +11,11 @@ import re
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.places import UserCode, user_code
-from stepscope.analyze.views import attribution
-from stepscope.analyze.views.base import Base, Int64, Span
 from stepscope.analyze.views.operator_times import Calls
+from stepscope.engine import attribution
+from stepscope.engine.arrays import NONE, Int64
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.user_code import UserCode, user_code
 from stepscope.model.findings import Place
 from stepscope.model.views.operators import CallStack
 from stepscope.model.views.spans import SpanRef

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views import collectives as words
-from stepscope.analyze.views.base import Bools, Int32, Int64, Span
-from stepscope.analyze.views.work import COMMUNICATION, Work
+from stepscope.engine import collective_names as words
+from stepscope.engine.arrays import NONE, Bools, Int32, Int64
+from stepscope.engine.device_work import COMMUNICATION, Work
+from stepscope.engine.spans import Span
 from stepscope.tables import categories
 
 MAX_WAY = 12  # slices from a launch outwards in which its collective is looked for

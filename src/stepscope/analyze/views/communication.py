@@ -11,12 +11,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Intervals
-from stepscope.analyze.views import collectives as words
-from stepscope.analyze.views.base import Base, Bools, Int64, Span
 from stepscope.analyze.views.collective_calls import Calls, Message, calls, on_host
-from stepscope.analyze.views.work import FILL, KERNEL, Work, work
+from stepscope.engine import collective_names as words
+from stepscope.engine import intervals
+from stepscope.engine.arrays import Bools, Int64
+from stepscope.engine.device_work import FILL, KERNEL, Work, work
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.spans import Base, Span
 from stepscope.model.views.communication import CollectiveRow
 
 NO_COLLECTIVES = "no trace holds a collective: one process alone, or none ran while recording"

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.origins import NONE
 from stepscope.analyze.views import tensor_cores
-from stepscope.analyze.views.base import Base, Bools, Span
-from stepscope.analyze.views.device_load import Floats, Load, load
-from stepscope.analyze.views.work import Work, by_device, work
+from stepscope.analyze.views.device_load import Load, load
+from stepscope.engine import intervals
+from stepscope.engine.arrays import NONE, Bools, Floats, Int64
+from stepscope.engine.device_work import Work, by_device, work
+from stepscope.engine.spans import Base, Span
 from stepscope.model.views.overview import GpuSummary, Overview
 from stepscope.model.views.spans import GpuProperties
 

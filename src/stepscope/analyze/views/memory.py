@@ -12,12 +12,13 @@ from functools import partial
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.places import NO_OPTIONS, UserCode, user_code
-from stepscope.analyze.views.base import Base, Int64, Span
 from stepscope.analyze.views.memory_device import DeviceMemory, Pairs, pair
 from stepscope.analyze.views.memory_lines import Spots, blocks, lines, spots
 from stepscope.analyze.views.memory_operators import around, by_operator
 from stepscope.analyze.views.memory_recordings import Seen, seen
+from stepscope.engine.arrays import Int64
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.user_code import NO_OPTIONS, UserCode, user_code
 from stepscope.model.views.memory import (
     MemoryBlock,
     MemoryCurve,

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from stepscope.analyze.views.base import Bools, Int64
+from stepscope.engine.arrays import Bools, Int64
 from stepscope.model.views.memory import MemoryCurve
 
 POINTS = 1_000  # of a curve at most

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.attribution import place, trace_back
-from stepscope.analyze.views.base import Base, Bools, Int64, Span
 from stepscope.analyze.views.memory_device import DeviceMemory, sums
+from stepscope.engine.arrays import NONE, Bools, Int64
+from stepscope.engine.attribution import place, trace_back
+from stepscope.engine.spans import Base, Span
 from stepscope.model.findings import Place
 from stepscope.model.views.memory import MemoryBlock, MemoryLine
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.base import Bools, Int64, Span
 from stepscope.analyze.views.memory_device import DeviceMemory, sums
+from stepscope.engine.arrays import NONE, Bools, Int64
+from stepscope.engine.spans import Span
 from stepscope.model.views.memory import MemoryOperator
 
 Stop = Callable[[Int64, Int64], Bools]  # rows, and which of the questions they are for

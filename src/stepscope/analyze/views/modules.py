@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.ascent import climb
-from stepscope.analyze.views.base import Base, Int32, Int64, Span
-from stepscope.analyze.views.module_tree import ModuleCalls, Paths, module_class
-from stepscope.analyze.views.work import work
+from stepscope.engine.arrays import NONE, Int32, Int64
+from stepscope.engine.device_work import work
+from stepscope.engine.module_calls import ModuleCalls, Paths, module_class
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.tree import climb
 from stepscope.model.views.modules import ModuleNode, ModuleTree
 from stepscope.model.views.spans import SpanRef
 

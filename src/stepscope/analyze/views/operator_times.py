@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.ascent import nearest_around
-from stepscope.analyze.views.base import Bools, Int32, Int64, Span, Texts, texts
-from stepscope.analyze.views.work import work
+from stepscope.engine.arrays import NONE, Bools, Int32, Int64
+from stepscope.engine.device_work import work
+from stepscope.engine.spans import Span, Texts, texts
+from stepscope.engine.tree import nearest_around
 
 _LINKED = "linked"
 _DEEPEST = 10_000  # calls around each other; a broken (cyclic) tree ends here

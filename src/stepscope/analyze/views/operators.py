@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.views import attribution
-from stepscope.analyze.views.base import Base, Bools, Int64, Span, texts
 from stepscope.analyze.views.call_stacks import stacks
 from stepscope.analyze.views.operator_times import Calls
 from stepscope.analyze.views.tensor_cores import eligible, uses_tensor_cores
+from stepscope.engine import attribution, intervals
+from stepscope.engine.arrays import Bools, Int64
+from stepscope.engine.spans import Base, Span, texts
 from stepscope.model.views.operators import OperatorRow
 from stepscope.model.views.spans import SpanRef
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analyze.origins import MAX_DEPTH, NONE
-from stepscope.analyze.views.base import Bools, Int32, Int64
+from stepscope.engine.arrays import NONE, Bools, Int32, Int64
+from stepscope.engine.origins import MAX_DEPTH
 
 DOUBLINGS = 20  # a million slices around each other; a broken (cyclic) tree ends there too
 

@@ -11,10 +11,11 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.places import UserCode
-from stepscope.analyze.sampled.call_tree import NONE, CallTree, call_tree
-from stepscope.analyze.sampled.picks import picks
-from stepscope.analyze.steps import LabelledSteps
+from stepscope.engine.arrays import NONE
+from stepscope.engine.call_tree import CallTree, call_tree
+from stepscope.engine.stack_picks import picks
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.engine.user_code import UserCode
 from stepscope.model import PHASES
 from stepscope.tables.schema import Tables
 

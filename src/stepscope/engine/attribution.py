@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.origins import NONE, Origin
-from stepscope.analyze.trace import callee_name
-from stepscope.analyze.views.base import Base, Int32, Int64, Span
+from stepscope.engine.arrays import NONE, Int32, Int64
+from stepscope.engine.origins import Origin
+from stepscope.engine.slice_names import callee_name
+from stepscope.engine.spans import Base, Span
 from stepscope.model.findings import Place
 
 _PLACE = ("file", "line", "function", "exact")
@@ -55,11 +56,6 @@ def trace_back(base: Base, span: Span, rows: Int64) -> Found:
 
 def _ascending(rows: Int64) -> bool:
     return bool((rows[1:] > rows[:-1]).all())
-
-
-def places_of(base: Base, span: Span, rows: Int64) -> Int64:
-    """The index in `base.origins.places` of each row of the span, `NONE` where no code was found."""
-    return trace_back(base, span, rows).place
 
 
 def place(base: Base, index: int, callee: str | None = None) -> tuple[Place, bool]:

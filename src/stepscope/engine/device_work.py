@@ -14,11 +14,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.base import Bools, Span
-from stepscope.analyze.views.collectives import is_collective_kernel
+from stepscope.engine import intervals
+from stepscope.engine.arrays import NONE, Bools, Int64
+from stepscope.engine.collective_names import is_collective_kernel
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.spans import Span
 
 KERNEL, FILL, COMMUNICATION, COPY = range(4)
 _MTIA = "mtia_ccp_events"

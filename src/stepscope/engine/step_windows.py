@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.views.base import Bools, Span
-from stepscope.analyze.views.work import Work, work
+from stepscope.engine.arrays import Bools, Int64
+from stepscope.engine.device_work import Work, work
+from stepscope.engine.spans import Span
 from stepscope.tables import categories
 
 MIN_SHARE_OF_LAST = 0.8  # a last step with fewer device slices than this share of the one before is incomplete

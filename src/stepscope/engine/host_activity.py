@@ -15,11 +15,12 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.views.base import Bools, Int32, Span
-from stepscope.analyze.views.collectives import is_collective_call
-from stepscope.analyze.views.work import COPY, Work
+from stepscope.engine import intervals
+from stepscope.engine.arrays import Bools, Int32, Int64
+from stepscope.engine.collective_names import is_collective_call
+from stepscope.engine.device_work import COPY, Work
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.spans import Span
 from stepscope.tables import categories
 
 # Ranges and functions that fetch the next batch.

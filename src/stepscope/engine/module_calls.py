@@ -14,9 +14,9 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.ascent import climb, nearest
-from stepscope.analyze.views.base import Bools, Int32, Int64, Span
+from stepscope.engine.arrays import NONE, Bools, Int32, Int64
+from stepscope.engine.spans import Span
+from stepscope.engine.tree import climb, nearest
 
 PREFIX = "nn.Module: "
 MAX_LEVELS = 100  # of modules in each other; deeper calls (endless recursion) count for their ancestor there

@@ -19,14 +19,13 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.device import Bools, Int32, Int64, Rows, positions
-from stepscope.analyze.places import UserCode
+from stepscope.engine.arrays import NONE, Bools, Int32, Int64, Rows, positions
+from stepscope.engine.user_code import UserCode
 from stepscope.tables.categories import FUNCTION, OPERATORS
 from stepscope.tables.schema import Tables
 
 STEPS_OF_LOOP = 2  # that begin while a function runs: it is the training loop, or calls it
 MAX_DEPTH = 100_000  # a broken (cyclic) tree ends here
-NONE = -1
 STRETCH = 500_000  # rows whose names are looked at together
 _FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 MAX_FRAMES = 2_000  # of one recorded call stack

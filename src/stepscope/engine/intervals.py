@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from stepscope.engine.arrays import Bools, Int64
+
 _SAFE = 2**62  # keys and times share one number below it
 
 
@@ -177,7 +177,7 @@ def _ascending(values: Int64) -> bool:
     return bool((values[1:] >= values[:-1]).all())
 
 
-def _inside(one: Intervals, times: Int64) -> npt.NDArray[np.bool_]:
+def _inside(one: Intervals, times: Int64) -> Bools:
     at = np.searchsorted(one.starts, times, side="right") - 1
     return (at >= 0) & (times < one.ends[np.maximum(at, 0)])
 
