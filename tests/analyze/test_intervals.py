@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.engine import intervals
-from stepscope.engine.arrays import Int64
 from stepscope.engine.intervals import Intervals
+from stepscope.tables.arrays import Int64
 
 POINTS = 60
 FAR = 2**61

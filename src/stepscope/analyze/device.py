@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.engine.arrays import Int64, Rows, positions
+from stepscope.engine import intervals
 from stepscope.model import DeviceTime, ReadingFacts, TraceFacts
+from stepscope.tables.arrays import Int64, Rows, positions
 from stepscope.tables.schema import Tables
 
 COMPUTE, COMMUNICATION, MEMCPY = "compute", "communication", "memcpy"
@@ -73,15 +74,8 @@ def _rows(frame: pl.DataFrame, at: Rows) -> pl.DataFrame:
     return frame.filter(pl.Series(wanted))
 
 
-def _union_ns(start_ns: Int64, end_ns: Int64) -> int:
-    """Length of the union of intervals in order of their start."""
-    if not len(start_ns):
-        return 0
-    reached = np.maximum.accumulate(end_ns)
-    begins = start_ns.copy()
-    np.maximum(begins[1:], reached[:-1], out=begins[1:])
-    # an end before the start, or inside what is covered, adds nothing
-    return int(np.maximum(end_ns - begins, 0).sum())
+def _length(starts: Int64, ends: Int64) -> int:
+    return intervals.total(intervals.union(starts, ends))
 
 
 def times(found: pl.DataFrame) -> tuple[DeviceTime, ...]:
@@ -120,12 +114,12 @@ def _time(trace: str, scope: str, own: pl.DataFrame, wanted: pl.Series | None) -
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
     masks = {kind: (kinds == kind).to_numpy()[every][order] for kind in (COMPUTE, COMMUNICATION, MEMCPY)}
-    covered = {kind: _union_ns(start[mask], end[mask]) for kind, mask in masks.items()}
-    compute_ns, busy_ns = covered[COMPUTE], _union_ns(start, end)
+    covered = {kind: _length(start[mask], end[mask]) for kind, mask in masks.items()}
+    compute_ns, busy_ns = covered[COMPUTE], _length(start, end)
     without_copies_ns = compute_ns
     if masks[COMMUNICATION].any():
         kernels = ~masks[MEMCPY]
-        without_copies_ns = _union_ns(start[kernels], end[kernels])
+        without_copies_ns = _length(start[kernels], end[kernels])
     sums = own[["category", "duration_ns"]]
     sums = (sums if wanted is None else _kept(sums, wanted)).group_by("category").agg(pl.col("duration_ns").sum())
     sums = sums.sort(-pl.col("duration_ns"), pl.col("category").cast(pl.String))

@@ -13,10 +13,10 @@ import polars as pl
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.steps import with_all_phases
-from stepscope.engine.arrays import Floats
 from stepscope.engine.step_labels import STEADY, LabelledSteps
 from stepscope.model import PHASES, Site
 from stepscope.model.views.ranks import RanksFacts, RankWork
+from stepscope.tables.arrays import Floats
 from stepscope.tables.phases import DATA_WAIT
 
 MIN_STEPS = 8  # two for each quarter of the run; fewer tell a slow rank from a slow moment by luck

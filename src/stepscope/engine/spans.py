@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.engine.arrays import NONE, Bools, Int32, Int64
 from stepscope.engine.origins import Origins
 from stepscope.engine.slice_names import is_annotation
 from stepscope.engine.source_lines import Lines
 from stepscope.model.views.spans import GpuProperties, SpanRef
 from stepscope.tables import categories
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 from stepscope.tables.marks import STEP as MARK
 from stepscope.tables.schema import Tables
 
@@ -101,6 +101,11 @@ class Span:
     def parent(self) -> Int64:
         """Row of the innermost slice around each on its track."""
         return self.rows_of(self.series("parent"))
+
+    @property
+    def forward(self) -> Int64:
+        """Of an operator that runs an autograd node the row of its forward operator. Not kept, as `end_ns`."""
+        return self.rows_of(self.series("forward"))
 
     @cached_property
     def names(self) -> Texts:

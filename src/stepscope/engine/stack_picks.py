@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import polars as pl
 
-from stepscope.engine.arrays import NONE, Bools, Int32
 from stepscope.engine.call_tree import CallFrame, CallTree
 from stepscope.engine.user_code import UserCode
+from stepscope.tables.arrays import NONE, Bools, Int32
 
 _FORK_POINT = "_worker_loop"
 _LOADER_FILE = "torch/utils/data/"

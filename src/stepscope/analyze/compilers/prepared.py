@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.compilers.constants import COMPILATIONS, TRACE
-from stepscope.engine.arrays import Int64
 from stepscope.engine.step_labels import LabelledSteps
+from stepscope.tables.arrays import Int64
 from stepscope.tables.schema import Tables
 
 _NONE = -1

@@ -13,8 +13,8 @@ import polars as pl
 from stepscope.analyze.compilers.constants import TIMED
 from stepscope.analyze.compilers.prepared import Prepared
 from stepscope.engine import intervals
-from stepscope.engine.arrays import Int64
 from stepscope.engine.intervals import Intervals
+from stepscope.tables.arrays import Int64
 
 
 def durations(rows: pl.DataFrame) -> pl.DataFrame:

@@ -26,8 +26,8 @@ from stepscope.analyze.compilers.constants import (
 from stepscope.analyze.compilers.per_step import table
 from stepscope.analyze.compilers.prepared import Prepared, counted
 from stepscope.analyze.compilers.reports import Report
-from stepscope.engine.arrays import Int64
 from stepscope.model.views.compilers import CompilerSteps, CompileStorm
+from stepscope.tables.arrays import Int64
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from stepscope.engine.arrays import NONE, Bools, Floats, Int32, Int64
 from stepscope.model.views.flame import FlameFrame, FlameTree
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
 
 ROOT = FlameFrame("all", "", None, "root")
 MIN_SHARE = 0.0005  # of a tree's root: thinner paths would be less than a pixel wide

@@ -21,11 +21,11 @@ from stepscope.analyze.flame.trace import TraceWindows
 from stepscope.analyze.flame.trace_leaves import OperatorLeaves
 from stepscope.analyze.hotspots.idle import idle_sampled
 from stepscope.analyze.sampled.selection import PARKED, StackSelection, check
-from stepscope.engine.arrays import Bools, Floats
 from stepscope.engine.call_tree import CallTree
 from stepscope.errors import UnreadableInputError
 from stepscope.model import PHASES
 from stepscope.model.views.flame import FlameFrame, FlameGraph, FlameTree
+from stepscope.tables.arrays import Bools, Floats
 
 MAX_RANK_TREES = 64  # more trees than anyone chooses from; --rank draws any other
 KINDS = {

@@ -14,9 +14,9 @@ from stepscope.analyze.flame.builder import Paths, depths, merged, summed, total
 from stepscope.analyze.flame.names import NO_FRAME, Names
 from stepscope.analyze.flame.rows import SampleRows
 from stepscope.analyze.flame.trace_leaves import OperatorLeaves
-from stepscope.engine.arrays import NONE, Bools, Floats, Int32
 from stepscope.engine.call_tree import CallTree
 from stepscope.model.views.flame import FlameFrame
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32
 
 Leaves = Callable[[CallTree, Floats], OperatorLeaves]
 

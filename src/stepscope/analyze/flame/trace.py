@@ -21,12 +21,12 @@ from stepscope.analyze.flame.trace_forest import forest, has_stacks
 from stepscope.analyze.flame.trace_leaves import OperatorLeaves, split
 from stepscope.analyze.flame.trace_names import BUILTIN, KERNEL, TraceFrame, TraceNames
 from stepscope.analyze.views.kernel_names import short_names
-from stepscope.engine.arrays import NONE, Bools, Floats, Int32, Int64
 from stepscope.engine.call_tree import CallTree
 from stepscope.engine.device_work import work
 from stepscope.engine.spans import Span
 from stepscope.model.views.flame import FlameTree
 from stepscope.tables import categories
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
 
 GPU, OPERATORS = "gpu", "operators"
 NOT_LINKED = "(not linked)"

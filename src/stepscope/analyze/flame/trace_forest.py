@@ -17,11 +17,11 @@ import numpy as np
 
 from stepscope.analyze.flame.builder import merged
 from stepscope.analyze.flame.trace_names import CALL, MARK, OPERATOR, OURS, SKIPPED, TraceFrame, TraceNames, of_function
-from stepscope.engine.arrays import NONE, Bools, Int32, Int64
 from stepscope.engine.host_activity import matches
 from stepscope.engine.origins import MAX_FRAMES
 from stepscope.engine.spans import Span, texts
 from stepscope.engine.tree import nearest, nearest_around
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 
 _BACKWARD_CALL = (
     r"(^|/)torch/(autograd/graph\.py\(\d+\): _engine_run_backward|autograd/__init__\.py\(\d+\): (backward|grad)"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepscope.engine.arrays import NONE, Bools, Int64
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 MAX_LENGTH = 256  # frames that are compared
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from stepscope.analyze.replay.graph import Graph, Steps
 from stepscope.engine import intervals
-from stepscope.engine.arrays import Bools, Int64
 from stepscope.engine.intervals import EMPTY, Intervals
+from stepscope.tables.arrays import Bools, Int64
 
 MOSTLY = 0.5  # a wait with more than this part of it cut is gone
 

@@ -13,14 +13,14 @@ import numpy as np
 
 from stepscope.analyze.device_losses.idle import IN, OUT, RETURN_NS, Idle
 from stepscope.analyze.device_losses.lost import Lost
-from stepscope.analyze.device_losses.pieces import Piece, Scene
+from stepscope.analyze.device_losses.pieces import Piece
 from stepscope.analyze.replay.graph import Graph
 from stepscope.analyze.replay.play import Change
 from stepscope.engine import intervals
-from stepscope.engine.arrays import Bools, Int64
 from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL
 from stepscope.engine.host_activity import HostActivity
 from stepscope.engine.intervals import EMPTY, Intervals
+from stepscope.engine.scene import Scene
 from stepscope.model.views.device_losses import (
     ALLOCATOR,
     ATTENTION,
@@ -39,6 +39,7 @@ from stepscope.model.views.device_losses import (
     ZERO_GRAD,
 )
 from stepscope.model.views.replay import COLLECTIVES, COMPILE, LOADER, matrix
+from stepscope.tables.arrays import Bools, Int64
 
 # Tensor cores by ordinary cores in 32 bits: data sheets of V100 and T4, of A100 and H100.
 TENSOR_CORE_RATES = (8, 16)
@@ -67,7 +68,7 @@ class WhatIfs:
 
     @property
     def host(self) -> HostActivity:
-        return self.lost.host
+        return self.scene.host
 
     @cached_property
     def cases(self) -> dict[str, Case]:

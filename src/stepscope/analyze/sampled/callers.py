@@ -12,8 +12,8 @@ import polars as pl
 
 from stepscope.analyze.sampled.loop import SampledLoop
 from stepscope.analyze.sampled.user_paths import UserPaths, at, rows_of
-from stepscope.engine.arrays import NONE
 from stepscope.model.views.waits import CallerLine
+from stepscope.tables.arrays import NONE
 
 SHARE = 0.5  # of the inner line's samples: with fewer the line is mostly another caller's
 SAMPLES = 3  # fewer are chance

@@ -17,10 +17,10 @@ import polars as pl
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.sampled.user_paths import UserPaths, at, rows_of
-from stepscope.engine.arrays import Bools, Int32
 from stepscope.engine.intervals import EMPTY, Intervals, union
 from stepscope.read.raw import Frame
 from stepscope.tables import phases
+from stepscope.tables.arrays import Bools, Int32
 
 _SET_UP = ("__init__", "init_process_group")
 _SET_UP_FOLDERS = ("torch/nn/parallel/", "torch/distributed/", "torch/optim/")

@@ -9,11 +9,11 @@ import numpy as np
 from stepscope.analyze.timeline.index import Timeline
 from stepscope.analyze.timeline.run_parts import PHASES_NOTE
 from stepscope.analyze.timeline.trace_detail import TraceDetail
-from stepscope.engine.arrays import NONE
 from stepscope.errors import UsageError
 from stepscope.model import PHASES
 from stepscope.model.findings import Place
 from stepscope.model.views.timeline import SliceDetail, SliceFact, StackPlace
+from stepscope.tables.arrays import NONE
 
 MAX_FRAMES = 64
 _STEP_FACTS = (

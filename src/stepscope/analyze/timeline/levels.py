@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.engine.arrays import Bools, Int8, Int32, Int64
+from stepscope.tables.arrays import Bools, Int8, Int32, Int64
 
 _FINEST_NS = 4_096  # bins of the first level: most kernels and operators are this long or longer
 _FEW = 50_000  # items that are thinned quickly enough as they are

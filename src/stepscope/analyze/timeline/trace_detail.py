@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.engine import attribution
-from stepscope.engine.arrays import NONE, Int64
 from stepscope.engine.spans import Span
 from stepscope.model.findings import Place
 from stepscope.model.views.timeline import SliceDetail, SliceFact, SliceRef, StackPlace
+from stepscope.tables.arrays import NONE, Int64
 
 if TYPE_CHECKING:
     from stepscope.analyze.timeline.index import Timeline

@@ -10,10 +10,10 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.timeline.parts import KIND, MAX_DEPTH, Collection, Part
-from stepscope.engine.arrays import Bools, Int8, Int32
 from stepscope.engine.device_work import COMMUNICATION, work
 from stepscope.engine.spans import Base, Span
 from stepscope.tables import categories
+from stepscope.tables.arrays import Bools, Int8, Int32
 
 _SYNCHRONIZES = re.compile(r"^(cuda|cu|hip|xpu|mtia)?\w*Synchronize")
 # Ranges that PyTorch itself writes around parts of a step.

@@ -13,12 +13,12 @@ import polars as pl
 
 from stepscope.analyze.views.operator_times import Calls
 from stepscope.engine import attribution
-from stepscope.engine.arrays import NONE, Int64
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.user_code import UserCode, user_code
 from stepscope.model.findings import Place
 from stepscope.model.views.operators import CallStack
 from stepscope.model.views.spans import SpanRef
+from stepscope.tables.arrays import NONE, Int64
 
 MAX_FRAMES = 64
 _FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)

@@ -16,10 +16,10 @@ import numpy as np
 import polars as pl
 
 from stepscope.engine import collective_names as words
-from stepscope.engine.arrays import NONE, Bools, Int32, Int64
 from stepscope.engine.device_work import COMMUNICATION, Work
 from stepscope.engine.spans import Span
 from stepscope.tables import categories
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 
 MAX_WAY = 12  # slices from a launch outwards in which its collective is looked for
 _LISTED_CHARS = 32  # of the ranks of a group in its name

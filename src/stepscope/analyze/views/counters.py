@@ -13,11 +13,11 @@ import numpy as np
 from stepscope.analyze.views.device_load import Load, load
 from stepscope.analyze.views.gpus import sm_load
 from stepscope.engine import intervals
-from stepscope.engine.arrays import Bools, Floats, Int64
 from stepscope.engine.device_work import COPY, Work, by_device, work
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.step_windows import step_windows
 from stepscope.model.views.overview import Counter
+from stepscope.tables.arrays import Bools, Floats, Int64
 
 MAX_BUCKETS = 250
 MAX_BYTES_PER_NS = 1e7  # a copy that claims more is a damaged record

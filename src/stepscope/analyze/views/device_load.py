@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.engine.arrays import Floats, Int64
+from stepscope.tables.arrays import Floats, Int64
 
 _FIXED = 1_000_000_000  # amounts are summed as whole billionths: what was added goes away again exactly
 

@@ -17,13 +17,13 @@ from stepscope.analyze.views.communication import computation
 from stepscope.analyze.views.peers import Peers, peers
 from stepscope.engine import collective_names as words
 from stepscope.engine import intervals
-from stepscope.engine.arrays import NONE, Int64
 from stepscope.engine.device_work import work
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.step_windows import StepWindows, step_windows
 from stepscope.model.views.communication import CollectiveOverWorkers, Distributed, WorkerShare
 from stepscope.model.views.spans import SpanRef
+from stepscope.tables.arrays import NONE, Int64
 
 NO_COLLECTIVES = "no worker ran a collective while recording"
 _NAMED = 8  # ranks in a note

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from stepscope.analyze.views.communication import computation
 from stepscope.engine import intervals
-from stepscope.engine.arrays import Int64
 from stepscope.engine.collective_names import is_collective_call
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work
 from stepscope.engine.host_activity import HostActivity, host_activity
@@ -17,6 +16,7 @@ from stepscope.engine.spans import Span
 from stepscope.engine.step_windows import StepWindows
 from stepscope.model.views.overview import DEVICE, DEVICE_PARTS, HOST, HOST_PARTS, IDLE_PARTS
 from stepscope.tables import categories
+from stepscope.tables.arrays import Int64
 
 
 def own_lengths(span: Span, found: Work, windows: StepWindows) -> tuple[str, tuple[str, ...], Int64]:

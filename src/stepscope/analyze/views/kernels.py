@@ -15,11 +15,11 @@ import polars as pl
 from stepscope.analyze.views.kernel_names import short_names
 from stepscope.analyze.views.tensor_cores import uses_tensor_cores
 from stepscope.engine import attribution
-from stepscope.engine.arrays import NONE, Int64
 from stepscope.engine.device_work import work
 from stepscope.engine.spans import Base, Span
 from stepscope.model.views.operators import KernelRow
 from stepscope.model.views.spans import SpanRef
+from stepscope.tables.arrays import NONE, Int64
 
 NAME, LAUNCH = "name", "launch"
 _CONFIGURATION = {

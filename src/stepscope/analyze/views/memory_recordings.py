@@ -10,7 +10,6 @@ import numpy as np
 
 from stepscope.analyze.views.memory_device import DeviceMemory, Pairs, pair, thinned
 from stepscope.analyze.views.memory_lines import Spots, Standing, blocks, lines
-from stepscope.engine.arrays import NONE, Int64
 from stepscope.engine.user_code import UserCode
 from stepscope.model.findings import Place
 from stepscope.model.views.memory import (
@@ -29,6 +28,7 @@ from stepscope.model.views.memory import (
     MemoryState,
     OutOfMemory,
 )
+from stepscope.tables.arrays import NONE, Int64
 
 _SOURCES = (".py", ".ipynb")  # other frames are C++
 

@@ -14,9 +14,9 @@ import polars as pl
 
 from stepscope.analyze.views import step_items
 from stepscope.analyze.views.step_items import BACKWARD, LOADER, MODULE, OPERATORS, STEP, Items
-from stepscope.engine.arrays import NONE, Int64
 from stepscope.engine.module_calls import MAX_LEVELS, Paths, module_class
 from stepscope.engine.spans import Span
+from stepscope.tables.arrays import NONE, Int64
 
 TYPES = ("ProfilerStep", "DataLoader", "Module", "Backward", "Optimizer", "Operators")
 MAX_TURNS = 16  # nodes of one type and name below one parent; what comes later counts for the last
