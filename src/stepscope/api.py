@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from stepscope.analyze.context import Context
     from stepscope.analyze.flame.graph import FlameOptions
     from stepscope.analyze.hotspots.table import HotspotOptions
-    from stepscope.analyze.steps import LabelledSteps
     from stepscope.analyze.timeline.index import Timeline
     from stepscope.analyze.views.diff import DiffSide
     from stepscope.analyze.views.select import Rows, Selection
+    from stepscope.engine.step_labels import LabelledSteps
     from stepscope.model.views.diff import Diff
     from stepscope.model.views.flame import FlameGraph
     from stepscope.model.views.hotspots import Hotspots

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import random
-
-import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from stepscope.analyze import analyze, device
+from stepscope.analyze import analyze
 from stepscope.model import Analysis, DeviceTime
 from tests.analyze.traces import US, Slices, tables
 
@@ -108,15 +103,3 @@ def test_without_device_slices_there_is_no_time() -> None:
     analysis = analysis_of(trace)
     assert analysis.device_time == ()
     assert analysis.traces[0].link_rate is None
-
-
-@settings(deadline=None)  # a busy machine is no failure
-@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 40)), max_size=30))
-def test_the_union_is_the_number_of_covered_moments(intervals: list[tuple[int, int]]) -> None:
-    random.shuffle(intervals)
-    rows = pl.DataFrame(
-        {"start_ns": [start for start, _ in intervals], "end_ns": [start + length for start, length in intervals]},
-        schema={"start_ns": pl.Int64, "end_ns": pl.Int64},
-    )
-    covered = {moment for start, length in intervals for moment in range(start, start + length)}
-    assert device.covered_ns(rows) == len(covered)

@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64, Intervals
+from stepscope.engine import intervals
+from stepscope.engine.intervals import Intervals
+from stepscope.tables.arrays import Int64
 
 POINTS = 60
 FAR = 2**61

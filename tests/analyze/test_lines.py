@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analyze.lines import Lines
+from stepscope.engine.source_lines import Lines
 
 SOURCE = """\
 def helper(x):

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze import analyze, device, origins
+from stepscope.analyze import analyze, device
 from stepscope.analyze.device_lines import ENGINE, LIBRARIES
+from stepscope.engine import origins
 from stepscope.model import DeviceLines
 from tests.analyze.traces import BACK_THREAD, US, Slices, frame, tables
 

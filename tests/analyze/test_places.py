@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analyze.places import UserCode
+from stepscope.engine.user_code import UserCode
 
 ROOT = "/home/me/project"
 RECORDER = f"{ROOT}/src/stepscope/record/agent/steps.py"  # the run was recorded by a checkout below the user's root

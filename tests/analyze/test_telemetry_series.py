@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyze import steps
 from stepscope.analyze.telemetry_series import MAX_SUBJECTS, telemetry
+from stepscope.engine import step_labels
 from stepscope.model.views.telemetry_series import Telemetry
 from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows
 
@@ -21,7 +21,7 @@ def reading(at: int, metric: str, value: float | None, **columns: Any) -> dict[s
 def found(system: list[dict[str, Any]], *, limit: int = 100, **options: Any) -> Telemetry:
     between = options.pop("between", None)
     tables = make_tables(system=system, **options)
-    made = telemetry(tables, steps.label(tables), limit, between)
+    made = telemetry(tables, step_labels.label(tables), limit, between)
     assert made is not None
     return made
 
@@ -33,7 +33,7 @@ def values(made: Telemetry) -> dict[tuple[str, str], tuple[float | None, ...]]:
 def test_without_readings_there_is_nothing() -> None:
     for system in ([], [reading(0, "no_such_metric", 1.0)], [reading(0, "cpu_pct", None, pid=PID)]):
         tables = make_tables(system=system)
-        assert telemetry(tables, steps.label(tables), 100) is None
+        assert telemetry(tables, step_labels.label(tables), 100) is None
 
 
 def test_readings_of_different_moments_share_an_axis() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze import analyze
-from stepscope.comparison.measure import RESTART, UNATTRIBUTED, measure, measures_of, span_measure
+from stepscope.comparison.measure import RESTART, UNATTRIBUTED, measure, span_measure
 from stepscope.comparison.measured import select
 from stepscope.model.comparison import Measure
 from stepscope.model.views.overview import Overview, StepBreakdown, Summary
@@ -115,7 +115,6 @@ def test_no_step_no_measure() -> None:
     for rows in ([], [{**step_rows(1)[0], "wall_ns": 0}]):
         tables = make_tables(steps=rows)
         assert measure(tables, analyze(tables), label="a", path="a") is None
-        assert measures_of(tables, analyze(tables), label="a", path="a") == ()
 
 
 # ------------------------------------------------------------------------------------------------------- parts
@@ -265,19 +264,6 @@ def test_a_trace_without_steps_counts_as_one_and_says_so() -> None:
 
 def test_a_trace_in_which_nothing_takes_time_has_no_measure() -> None:
     assert span_measure(overview([]), label="t", path="t.json") is None
-
-
-@pytest.mark.skipif(not TRACES.exists(), reason="the shared traces are not here")
-def test_two_runs_of_traces_are_two_measures() -> None:
-    from stepscope.api import ReadOptions, open_run
-
-    run = open_run(TRACES, options=ReadOptions(cache=False))
-    found = measures_of(run.tables, run.analysis, label="plugin", path=str(TRACES))
-
-    assert len(found) == 2
-    assert all(one.steps > 1 and one.mean_ms > 0 and one.dropped == 0 for one in found)
-    assert all(sum(parts(one).values()) == pytest.approx(one.mean_ms) for one in found)
-    assert len({one.label for one in found}) == 2
 
 
 # --------------------------------------------------------------------------------------------------- properties

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from stepscope.errors import UnreadableInputError
 from stepscope.experiment import propose
 from stepscope.experiment.baseline import Baseline, Loss, of_document, of_run
 from stepscope.experiment.propose import Options, Proposals
@@ -253,27 +252,6 @@ def test_a_run_and_its_report_propose_the_same(folder: Path) -> None:
     assert names(first)[0] == "loader.num_workers=4 + loader.persistent_workers=true"
     assert of_run(facts, found) == of_document(document)
     assert of_run(facts, found).phases["data_wait"] == pytest.approx(step_facts().partition[0].share)
-
-
-def test_a_report_file_is_read(folder: Path) -> None:
-    report = build(analysis(folder, devices=("cpu",)), Diagnosis((loader_finding(folder),), ()))
-    (folder / "report.json").write_bytes(jsonfile.dumps(report))
-
-    assert names(propose.of_file(folder)) == names(propose.of_file(folder / "report.json"))
-    assert names(propose.of_file(folder))[0].startswith("loader.num_workers=4")
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"findings": 3}', "{", "[" * 100_000])
-def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "report.json").write_text(text)
-
-    with pytest.raises(UnreadableInputError):
-        propose.of_file(tmp_path)
-
-
-def test_a_missing_report_says_how_to_make_it(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableInputError, match="stepscope analyze"):
-        propose.of_file(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,10 @@ import polars as pl
 from stepscope.read.trace import MISSING, Flows, MemoryEvents, Slices, Text, TraceChunk, TraceQuality, TraceSummary
 from stepscope.tables.ingest import ingest
 from stepscope.tables.schema import SCHEMAS
-from stepscope.tables.stored import RUN_COLUMNS, TraceIndex
+from stepscope.tables.stored import TraceIndex
+
+# What is known of a run and not of its trace.
+RUN_COLUMNS = ("rank", "process", "trace", "step")
 
 Row = Mapping[str, Any]
 

@@ -11,8 +11,7 @@ import pytest
 from stepscope.read.trace import TraceQuality
 from stepscope.tables import parts
 from stepscope.tables.schema import SCHEMAS
-from stepscope.tables.stored import RUN_COLUMNS
-from tests.tables.fakes import FakeSource, Row, arrow, take_in
+from tests.tables.fakes import RUN_COLUMNS, FakeSource, Row, arrow, take_in
 
 FULL: Row = {
     "category": "kernel",

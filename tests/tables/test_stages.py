@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.tables.stages import stage_marks, stage_of
+from stepscope.tables.stages import stage_marks
 
 # Sampled with py-spy while torch 2.13 compiled a model (inductor and aot_eager), and while the compiled model trained.
 COMPILING = [
@@ -60,10 +60,3 @@ def test_what_compiled_code_passes_through_is_no_compilation(function: str, file
 )
 def test_the_import_system_is_told(file: str) -> None:
     assert stage_marks("_find_and_load", file) == "import"
-
-
-def test_a_compiler_that_imports_its_parts_compiles() -> None:
-    assert stage_of([None, "compile", "import", None]) == "compile"
-    assert stage_of([None, "import"]) == "import"
-    assert stage_of([None]) is None
-    assert stage_of([]) is None

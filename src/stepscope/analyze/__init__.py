@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.facts import Facts
-from stepscope.analyze.places import NO_OPTIONS, CodeOptions, user_files
+from stepscope.engine.user_code import NO_OPTIONS, CodeOptions, user_files
 from stepscope.model import Analysis
 from stepscope.model.views.memory import MemoryRecording
 from stepscope.tables.schema import Tables

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.sampled.call_tree import NONE, Bools, CallTree, Floats, Int32, Int64
 from stepscope.analyze.sampled.loop import is_fetch
-from stepscope.analyze.sampled.samples import Samples, bare, short
 from stepscope.analyze.sampled.user_paths import UserPaths, rows_of
 from stepscope.analyze.sampled_time import SampledTime, Share
+from stepscope.engine.call_tree import CallTree
+from stepscope.engine.samples import Samples, bare, short
 from stepscope.model import Place
 from stepscope.read.raw import Frame
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
 from stepscope.tables.phases import BACKWARD, FORWARD, OPTIMIZER, in_file, phase_mark
 
 TRAINS = 0.05  # of the sampled training work: a call that leads to less of it holds a metric, not the model; untuned

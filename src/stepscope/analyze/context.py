@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from stepscope.analyze import origins, steps
-from stepscope.analyze.lines import Lines
-from stepscope.analyze.origins import Origins
-from stepscope.analyze.places import NO_OPTIONS, CodeOptions, UserCode, user_code
-from stepscope.analyze.sampled import samples
-from stepscope.analyze.sampled.call_tree import CallTree, call_tree
-from stepscope.analyze.sampled.samples import Samples
-from stepscope.analyze.steps import LabelledSteps
-from stepscope.analyze.views import base as views_base
-from stepscope.analyze.views import step_windows
-from stepscope.analyze.views.base import Base, Span
+from stepscope.engine import origins, samples, spans, step_labels, step_windows
+from stepscope.engine.call_tree import CallTree, call_tree
+from stepscope.engine.origins import Origins
+from stepscope.engine.samples import Samples
+from stepscope.engine.source_lines import Lines
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.engine.user_code import NO_OPTIONS, CodeOptions, UserCode, user_code
 from stepscope.model import ProfiledFacts
 from stepscope.tables.schema import Tables
 
@@ -39,12 +36,12 @@ class Context:
     def labelled(self) -> LabelledSteps:
         """The steps with what makes each of them unusual."""
         recorded = bool(self.tables.manifests) or self.tables.journal.height > 0
-        return steps.label(self.tables, step_windows.cut(self.spans, recorded=recorded))
+        return step_labels.label(self.tables, step_windows.cut(self.spans, recorded=recorded))
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
         """The traces one by one."""
-        return views_base.spans(self.tables)
+        return spans.spans(self.tables)
 
     @cached_property
     def profiled(self) -> ProfiledFacts | None:
@@ -79,4 +76,4 @@ class Context:
     @cached_property
     def base(self) -> Base:
         """The traces as the views start from them."""
-        return views_base.prepare(self.tables, self.origins, self.lines, self.spans)
+        return spans.prepare(self.tables, self.origins, self.lines, self.spans)

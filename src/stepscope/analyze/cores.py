@@ -14,8 +14,9 @@ import polars as pl
 from stepscope.analyze import pool
 from stepscope.analyze.loader import known_cores, ranks_on_host
 from stepscope.analyze.readings import average, growths, level, seconds, training
-from stepscope.analyze.steps import LabelledSteps, mean
+from stepscope.analyze.steps import mean
 from stepscope.analyze.windows import event_data
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place
 from stepscope.model.facts_machine import CpuFacts, MemoryPressureFacts
 from stepscope.tables.schema import Tables

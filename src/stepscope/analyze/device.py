@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from stepscope.engine import intervals
 from stepscope.model import DeviceTime, ReadingFacts, TraceFacts
+from stepscope.tables.arrays import Int64, Rows, positions
 from stepscope.tables.schema import Tables
 
 COMPUTE, COMMUNICATION, MEMCPY = "compute", "communication", "memcpy"
@@ -23,31 +24,6 @@ _COLLECTIVE = r"(?i)nccl|rccl|cross_device_reduce"
 _COPY = r"(?i)memcpy"
 _DMA = ("mtia_ccp_events", "dma_request")  # copies of a device that has one category for all it does
 _NO_WORK = ("mtia_ccp_events", ("event_wait", "event_record"))
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Rows = Int32 | Int64  # positions in a table, -1 for none
-Bools = npt.NDArray[np.bool_]
-
-
-def positions(ids: pl.Series, wanted: pl.Series) -> Int32:
-    """Where each of `wanted` stands in `ids` (ascending, each once), -1 where it is null or not there."""
-    count = len(ids)
-    if not count:
-        return np.full(len(wanted), -1, np.int32)
-    first = int(ids[0])
-    found: Int32
-    if int(ids[-1]) - first == count - 1:  # every number in between: the usual numbering of rows
-        inside = (wanted >= first) & (wanted < first + count)
-        if not inside.all():
-            wanted = wanted.set(~inside.fill_null(False), None)
-        found = (wanted - first).cast(pl.Int32).fill_null(-1).to_numpy()
-        return found
-    known, sought = ids.to_numpy(), wanted.fill_null(-1).to_numpy()
-    found = np.searchsorted(known, sought).astype(np.int32)
-    found[found == count] = 0
-    found[known[found] != sought] = -1
-    return found
 
 
 def slices(tables: Tables) -> pl.DataFrame:
@@ -98,22 +74,8 @@ def _rows(frame: pl.DataFrame, at: Rows) -> pl.DataFrame:
     return frame.filter(pl.Series(wanted))
 
 
-def covered_ns(rows: pl.DataFrame) -> int:
-    """Length of the union of the intervals from `start_ns` to `end_ns`."""
-    start = rows["start_ns"].to_numpy()
-    order = np.argsort(start, kind="stable")
-    return _union_ns(start[order], rows["end_ns"].to_numpy()[order])
-
-
-def _union_ns(start_ns: Int64, end_ns: Int64) -> int:
-    """Length of the union of intervals in order of their start."""
-    if not len(start_ns):
-        return 0
-    reached = np.maximum.accumulate(end_ns)
-    begins = start_ns.copy()
-    np.maximum(begins[1:], reached[:-1], out=begins[1:])
-    # an end before the start, or inside what is covered, adds nothing
-    return int(np.maximum(end_ns - begins, 0).sum())
+def _length(starts: Int64, ends: Int64) -> int:
+    return intervals.total(intervals.union(starts, ends))
 
 
 def times(found: pl.DataFrame) -> tuple[DeviceTime, ...]:
@@ -152,12 +114,12 @@ def _time(trace: str, scope: str, own: pl.DataFrame, wanted: pl.Series | None) -
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
     masks = {kind: (kinds == kind).to_numpy()[every][order] for kind in (COMPUTE, COMMUNICATION, MEMCPY)}
-    covered = {kind: _union_ns(start[mask], end[mask]) for kind, mask in masks.items()}
-    compute_ns, busy_ns = covered[COMPUTE], _union_ns(start, end)
+    covered = {kind: _length(start[mask], end[mask]) for kind, mask in masks.items()}
+    compute_ns, busy_ns = covered[COMPUTE], _length(start, end)
     without_copies_ns = compute_ns
     if masks[COMMUNICATION].any():
         kernels = ~masks[MEMCPY]
-        without_copies_ns = _union_ns(start[kernels], end[kernels])
+        without_copies_ns = _length(start[kernels], end[kernels])
     sums = own[["category", "duration_ns"]]
     sums = (sums if wanted is None else _kept(sums, wanted)).group_by("category").agg(pl.col("duration_ns").sum())
     sums = sums.sort(-pl.col("duration_ns"), pl.col("category").cast(pl.String))

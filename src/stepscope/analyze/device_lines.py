@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import origins
-from stepscope.analyze.device import BEFORE_RECORDING, GRAPH, Bools, Int32, Int64, Rows, is_one_trace, positions
-from stepscope.analyze.lines import Lines
-from stepscope.analyze.origins import NONE, Origin, Origins
-from stepscope.analyze.trace import ANNOTATIONS, callee_name
+from stepscope.analyze.device import BEFORE_RECORDING, GRAPH, is_one_trace
+from stepscope.analyze.trace import ANNOTATIONS
+from stepscope.engine import origins
+from stepscope.engine.origins import Origin, Origins
+from stepscope.engine.slice_names import callee_name
+from stepscope.engine.source_lines import Lines
 from stepscope.model import DeviceLine, DeviceLines, Place
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Rows, positions
 from stepscope.tables.categories import OPERATORS
 from stepscope.tables.schema import Tables
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from stepscope.analyze.places import parse_json
+from stepscope.engine.user_code import parse_json
 
 MAX_SHAPES = 5_000  # distinct texts looked at; a step rarely has hundreds
 MAX_RANK = 16

@@ -12,11 +12,12 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.calls import PLACE_COLUMNS, Calls, place_of
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.sampled.samples import Samples
-from stepscope.analyze.steps import LabelledSteps, with_all_phases
+from stepscope.analyze.steps import with_all_phases
+from stepscope.engine.samples import Samples
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import PHASES, Place
 from stepscope.model.facts_machine import DriftFacts, DriftLine
+from stepscope.tables.arrays import Int64
 
 MIN_STEPS = 60  # ten in each part: their medians mean something
 PARTS = 6  # medians that rise five times in a row do so by chance once in 720 runs

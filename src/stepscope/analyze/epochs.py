@@ -16,8 +16,8 @@ import polars as pl
 
 from stepscope.analyze.loader import feeding_loader
 from stepscope.analyze.sites import place_of, site_of
-from stepscope.analyze.steps import LabelledSteps
 from stepscope.analyze.windows import event_data
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import LoaderFacts
 from stepscope.model.facts_machine import EpochFacts, WaveFacts
 from stepscope.tables.schema import Tables

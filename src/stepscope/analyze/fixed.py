@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from stepscope.analyze.steps import EDGE, STEADY, LabelledSteps, mean
+from stepscope.analyze.steps import mean
 from stepscope.analyze.windows import event_data
+from stepscope.engine.step_labels import EDGE, STEADY, LabelledSteps
 from stepscope.model import FixedCosts
 from stepscope.tables.schema import Tables
 

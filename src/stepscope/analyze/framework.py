@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analyze.places import parse_json
+from stepscope.engine.user_code import parse_json
 from stepscope.model import FrameworkFacts, Note, StepFacts
 from stepscope.tables.schema import Tables
 

@@ -17,11 +17,11 @@ import polars as pl
 
 from stepscope.analyze.calls import PLACE_COLUMNS, Calls, entry_of, place_of
 from stepscope.analyze.io import sampled_io
-from stepscope.analyze.lines import Lines
 from stepscope.analyze.loops import stacks_in
-from stepscope.analyze.places import UserCode, is_torch, knows_no_tensors
-from stepscope.analyze.sampled.samples import Samples, short
 from stepscope.analyze.trace import BUILTIN, LIBRARY, OPERATOR, USER, Window
+from stepscope.engine.samples import Samples, short
+from stepscope.engine.source_lines import Lines
+from stepscope.engine.user_code import UserCode, is_torch, knows_no_tensors
 from stepscope.model import LoopFacts, PythonFacts
 from stepscope.tables.phases import OPTIMIZER
 

@@ -13,12 +13,12 @@ from dataclasses import replace
 import polars as pl
 
 from stepscope.analyze.calls import PLACE_COLUMNS, Calls, entry_of, place_of
-from stepscope.analyze.lines import Lines
-from stepscope.analyze.sampled.samples import Samples, short
 from stepscope.analyze.sampled_time import Share
-from stepscope.analyze.steps import LabelledSteps
 from stepscope.analyze.trace import BUILTIN, Window
 from stepscope.analyze.windows import event_data
+from stepscope.engine.samples import Samples, short
+from stepscope.engine.source_lines import Lines
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import IoFacts, Place
 from stepscope.tables.schema import Tables
 

@@ -15,13 +15,13 @@ from typing import Any
 import polars as pl
 
 from stepscope.analyze import loader_files
-from stepscope.analyze.lines import Lines
-from stepscope.analyze.places import parse_json
 from stepscope.analyze.sampled.hot_lines import hot_lines
-from stepscope.analyze.sampled.samples import Samples
 from stepscope.analyze.sites import first_int, place_of, site_of
-from stepscope.analyze.steps import LabelledSteps
 from stepscope.analyze.windows import event_data
+from stepscope.engine.samples import Samples
+from stepscope.engine.source_lines import Lines
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.engine.user_code import parse_json
 from stepscope.model import BatchContent, HotLine, LoaderFacts, StepFacts
 from stepscope.tables.schema import Tables
 

@@ -10,9 +10,9 @@ import re
 
 import polars as pl
 
-from stepscope.analyze.lines import Lines
-from stepscope.analyze.sampled.samples import short
 from stepscope.analyze.trace import BUILTIN, Window
+from stepscope.engine.samples import short
+from stepscope.engine.source_lines import Lines
 from stepscope.model.facts import FileReads
 
 # Files of libraries in which everything is about bringing a file in. Decoding what was read is not: PIL opens and reads

@@ -15,10 +15,10 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.dimensions import explain
-from stepscope.analyze.lines import CallSite, Lines
-from stepscope.analyze.sampled.samples import Samples
 from stepscope.analyze.sampled_time import SampledTime
 from stepscope.analyze.trace import OPERATOR, TRANSPARENT, Window
+from stepscope.engine.samples import Samples
+from stepscope.engine.source_lines import CallSite, Lines
 from stepscope.model import LoopFacts, Place
 
 MIN_CALLS = 32  # fewer calls of one kind are layers, heads or parameter groups rather than items

@@ -20,7 +20,7 @@ from stepscope.analyze import (
 )
 from stepscope.analyze.calls import Calls
 from stepscope.analyze.context import Context
-from stepscope.analyze.steps import LabelledSteps
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import IoFacts, LoaderFacts, PythonFacts, StepFacts
 from stepscope.model.facts_machine import MachineFacts
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from stepscope.analyze.lines import Lines
 from stepscope.analyze.trace import OPERATOR, Window
+from stepscope.engine.source_lines import Lines
 from stepscope.model import OperatorFacts, Place
 
 MAX_OPERATORS = 100

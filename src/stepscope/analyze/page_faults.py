@@ -8,7 +8,8 @@ from typing import Any
 import polars as pl
 
 from stepscope.analyze.readings import growths
-from stepscope.analyze.steps import LabelledSteps, mean
+from stepscope.analyze.steps import mean
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model.facts_machine import PageFaultFacts
 from stepscope.tables.schema import Tables
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from stepscope.analyze.steps import LabelledSteps
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import LoaderFacts, StepFacts
 from stepscope.model.facts_machine import MachineFacts
 from stepscope.model.views.pipeline import Pipeline, RankWait

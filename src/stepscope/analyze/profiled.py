@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.steps import STEADY, LabelledSteps, mean
+from stepscope.analyze.steps import mean
+from stepscope.engine.step_labels import STEADY, LabelledSteps
 from stepscope.model.facts_machine import ProfilerFacts
 from stepscope.tables.categories import ANNOTATION, OPERATORS
 from stepscope.tables.schema import Tables

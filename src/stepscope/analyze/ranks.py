@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.steps import STEADY, LabelledSteps, with_all_phases
+from stepscope.analyze.steps import with_all_phases
+from stepscope.engine.step_labels import STEADY, LabelledSteps
 from stepscope.model import PHASES, Site
 from stepscope.model.views.ranks import RanksFacts, RankWork
+from stepscope.tables.arrays import Floats
 from stepscope.tables.phases import DATA_WAIT
 
 MIN_STEPS = 8  # two for each quarter of the run; fewer tell a slow rank from a slow moment by luck
@@ -24,8 +25,6 @@ ALSO_SLOW = 0.5  # of the slowest rank's excess: a rank with as much has the sam
 MIN_PHASE = 0.02  # of the loop's samples: a phase with so many inside torch.distributed is one of the exchange
 _COLUMNS = tuple(f"{phase}_ns" for phase in PHASES)
 _ASSUMED = ("backward", "optimizer", "other")
-
-Floats = npt.NDArray[np.float64]
 
 
 def facts(context: Context, labelled: LabelledSteps, sites: Sequence[Site]) -> RanksFacts | None:

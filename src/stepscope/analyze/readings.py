@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from stepscope.analyze.steps import LabelledSteps, mean
+from stepscope.analyze.steps import mean
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.tables.schema import Tables
 
 # Readings come once a second, anywhere in a step: the first and the last may each be wrong by one. Of long steps five

@@ -6,9 +6,9 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analyze.places import parse_json
-from stepscope.analyze.steps import LabelledSteps
 from stepscope.analyze.trace import Window
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.engine.user_code import parse_json
 from stepscope.tables.schema import Tables
 
 _OWN_TO_TORCH = (

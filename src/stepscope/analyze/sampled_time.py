@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from stepscope.analyze.sampled.samples import Samples
+from stepscope.engine.samples import Samples
 from stepscope.model import Quality, StepFacts
 from stepscope.tables.phases import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER
 

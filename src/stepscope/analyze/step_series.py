@@ -11,11 +11,10 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from stepscope.analyze.steps import STEADY, LabelledSteps
 from stepscope.analyze.thinning import positions
+from stepscope.engine.step_labels import STEADY, LabelledSteps
 from stepscope.model import PHASES
 from stepscope.model.views.step_series import LongStep, ProcessSteps, StepDistribution, StepEvent, StepPhases
 from stepscope.tables.schema import Tables
@@ -28,8 +27,6 @@ MAX_EVENTS = 3  # of a step
 EVENT_SHARE = 0.02  # of the step's wall time, below which an event says nothing about it
 # kinds of events whose length is no time in the step
 WITHOUT_TIME = ("memory", "counters", "loss", "device_step", "exit", "knob", "seed", "site")
-
-Floats = npt.NDArray[np.float64]
 
 
 def processes(labelled: LabelledSteps, kind: str) -> tuple[str, ...]:

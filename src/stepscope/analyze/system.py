@@ -6,7 +6,8 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analyze.steps import LabelledSteps, mean
+from stepscope.analyze.steps import mean
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.tables.schema import Tables
 
 _COUNTERS = {  # metric -> (key, divisor): reported as growth over the training time

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.steps import LabelledSteps
 from stepscope.analyze.thinning import positions
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model.views.telemetry_series import Telemetry, TelemetrySeries
 from stepscope.tables.schema import Tables
 

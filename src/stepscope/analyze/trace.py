@@ -8,22 +8,20 @@ million slices takes seconds.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.places import UserCode, is_torch
-from stepscope.analyze.steps import LabelledSteps
+from stepscope.engine.slice_names import PYTHON_NAME, callee_name
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.engine.user_code import UserCode, is_torch
 from stepscope.model import PHASES
 from stepscope.tables.schema import Tables
 
 # What a slice is to the question "who called?".
 TRANSPARENT, OPERATOR, USER, TORCH, LIBRARY, BUILTIN, OWN = range(7)
-_PYTHON_NAME = r"^(.*)\((\d+)\): (.*)$"
 _LOADER_NEXT = r"torch/utils/data/dataloader\.py\(\d+\): __next__|^enumerate\(DataLoader\)"
-_ADDRESS = re.compile(r"( of \S+( \S+)*? object)? at 0x[0-9a-fA-F]+>?$|^<|>$")
 _MAX_DEPTH = 100_000
 MAX_SLICES = 250_000  # looked at; about half a kilobyte of memory each
 MIN_STEPS = 3  # looked at even where they hold more
@@ -34,7 +32,6 @@ _COLUMNS = (
 # The recorder's own functions are no part of the run; through its wrapper around torch's functions the caller shows.
 _OWN = r"(^|/)stepscope/record/"
 _OWN_WRAPPER = r"(^|/)stepscope/record/agent/probes/wrapper_importlib_bootstrap\.py"
-_OPTIMIZER_STEP = ("wrapper", "profile_hook_step")  # torch puts them around every optimizer's step
 _OLD_OPERATORS = ("Operator", "operator")  # traces of 2021 and 2022, which called annotations so too
 ANNOTATIONS = r"^(ProfilerStep#|enumerate\(DataLoader\)#|Optimizer\.)"
 
@@ -189,19 +186,6 @@ def _in_or_around(events: pl.DataFrame, chosen: pl.DataFrame) -> pl.Series:
     return found
 
 
-def callee_name(name: str) -> str:
-    """A name for people: `torch/nn/functional.py(3472): cross_entropy` is `cross_entropy`."""
-    match = re.match(_PYTHON_NAME, name)
-    if match:
-        return "step" if match[3] in _OPTIMIZER_STEP and "torch/optim/" in match[1] else match[3]
-    if name.startswith("<built-in"):
-        words = _ADDRESS.sub("", name.removeprefix("<built-in function ").removeprefix("<built-in method "))
-        return words.split(" ")[0].rstrip(">")
-    if name.startswith("nn.Module: "):
-        return name.removeprefix("nn.Module: ").rsplit("_", 1)[0]
-    return name
-
-
 def _with_steps(host: pl.DataFrame) -> pl.DataFrame:
     """A foreign trace has no journal: its own `ProfilerStep#N` annotations then name the steps."""
     if host["step"].is_not_null().any():
@@ -231,9 +215,9 @@ def _named(host: pl.DataFrame, code: UserCode) -> tuple[pl.DataFrame, pl.DataFra
     """Adds `what` and `label`; and (name, file, line, function) of the user's functions, the line the definition's."""
     names = host.filter(pl.col("category") == "python_function").select("name").unique()
     names = names.with_columns(
-        pl.col("name").str.extract(_PYTHON_NAME, 1).alias("raw_file"),
-        pl.col("name").str.extract(_PYTHON_NAME, 2).cast(pl.Int64, strict=False).alias("line"),
-        pl.col("name").str.extract(_PYTHON_NAME, 3).alias("function"),
+        pl.col("name").str.extract(PYTHON_NAME, 1).alias("raw_file"),
+        pl.col("name").str.extract(PYTHON_NAME, 2).cast(pl.Int64, strict=False).alias("line"),
+        pl.col("name").str.extract(PYTHON_NAME, 3).alias("function"),
     )
     mapping = code.mapping(names["raw_file"])
     names = names.with_columns(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.views.attribution import dominant_places, place
-from stepscope.analyze.views.base import Base, Bools, Span
-from stepscope.analyze.views.host_activity import LOADER_RANGE, matches
+from stepscope.engine.attribution import dominant_places, place
+from stepscope.engine.host_activity import LOADER_RANGE, matches
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.tree import climb
 from stepscope.model import Place
 from stepscope.model.facts_machine import TraceLoader
+from stepscope.tables.arrays import Bools, Int64
 
 SINGLE, MULTI = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
 MAX_ENTRIES = 5
@@ -80,14 +81,8 @@ def _entries(base: Base, span: Span, ranges: Int64) -> _Weights:
     inside: Bools = np.zeros(len(span), bool)
     inside[ranges] = True
     candidates = np.flatnonzero((user >= 0) & span.is_function)
-    entered = np.zeros(len(candidates), bool)
-    active, node = np.arange(len(candidates)), span.parent[candidates]
-    while len(active := active[node >= 0]):
-        node = node[node >= 0]
-        hit = inside[node]
-        entered[active[hit]] = True
-        rest = ~hit & (user[node] < 0)  # below another function of the user's it is part of that one
-        active, node = active[rest], span.parent[node[rest]]
+    met = climb(span.parent, span.parent[candidates], inside | (user >= 0))
+    entered = (met >= 0) & inside[met]  # below another function of the user's it is part of that one
     below: _Weights = {}
     for index in np.unique(user[candidates[entered]]):
         rows = candidates[entered & (user[candidates] == index)]

@@ -7,8 +7,9 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analyze.places import parse_json
-from stepscope.analyze.steps import LabelledSteps, mean
+from stepscope.analyze.steps import mean
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.engine.user_code import parse_json
 from stepscope.model import WindowFacts
 from stepscope.tables.categories import ANNOTATION
 from stepscope.tables.marks import STEP as MARK

@@ -14,10 +14,10 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.memory_losses.readings import readings as memory_readings
-from stepscope.analyze.steps import COMPILING, label
 from stepscope.analyze.windows import event_data
 from stepscope.comparison import conditions, thresholds, workers
 from stepscope.comparison.measured import MeasuredSteps
+from stepscope.engine.step_labels import COMPILING, label
 from stepscope.model import Analysis
 from stepscope.model.comparison import AppliedKnob, Flag, Measure
 from stepscope.model.views.machine import GpuClocks

@@ -70,33 +70,6 @@ def measure(
     )
 
 
-def measures_of(
-    tables: Tables,
-    analysis: Analysis,
-    *,
-    label: str,
-    path: str,
-    warmup_limit: int | None = None,
-    asked: int | None = None,
-) -> tuple[Measure, ...]:
-    """The measure of a recorded run; of traces that others recorded one for each run among them.
-
-    Traces of one run that are of different workers are ranks side by side: their steps are taken together, as many
-    as each has. A single one is `span_measure`.
-    """
-    if analysis.run.hosts or tables.journal.height:
-        found = measure(tables, analysis, label=label, path=path, warmup_limit=warmup_limit, asked=asked)
-        return () if found is None else (found,)
-    spans = analysis.views.spans if analysis.views is not None else ()
-    runs: dict[str, list[Overview]] = {}
-    for span in spans:
-        if span.overview is not None and span.overview.steps:
-            runs.setdefault(span.span.run, []).append(span.overview)
-    return tuple(
-        of_overviews(views, label=run if len(runs) > 1 and run else label, path=path) for run, views in runs.items()
-    )
-
-
 def span_measure(overview: Overview, *, label: str, path: str) -> Measure | None:
     """The measure of one trace by its overview, with the overview's own parts as phases; None without steps.
 

@@ -7,14 +7,13 @@ says why. Losses that no knob reaches are handed on, with the line to edit.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stepscope.comparison.thresholds import THRESHOLD, WIDTH
-from stepscope.errors import UnreadableInputError, UsageError
+from stepscope.errors import UsageError
 from stepscope.experiment import baseline, general
 from stepscope.experiment.baseline import Baseline, Loss, same
 from stepscope.experiment.plan import candidate_of
@@ -30,7 +29,6 @@ NEED_WORKERS = ("loader.persistent_workers", "loader.prefetch_factor")
 NEIGHBOURS = (2.0, 0.5)
 CUDA_KNOBS = ("cuda.", "cudnn.", "allocator.", "loader.pin_memory", "env:PYTORCH_CUDA_", "env:CUDA_", "env:NCCL_")
 MAX_BY_HAND = 5
-MAX_REPORT_BYTES = 64 * 1024 * 1024  # a report is bounded to a few
 
 IF_NONE, NEVER, ALWAYS = "if_none", "never", "always"
 
@@ -66,23 +64,6 @@ def of_run(analysis: Analysis, diagnosis: Diagnosis, options: Options | None = N
 def of_document(document: Mapping[str, Any], options: Options | None = None) -> Proposals:
     """From a decoded report.json."""
     return of_baseline(baseline.of_document(document), options)
-
-
-def of_file(path: Path, options: Options | None = None) -> Proposals:
-    """From a report.json, or the one in a run folder; raises `UnreadableInputError`."""
-    file = path / "report.json" if path.is_dir() else path
-    try:
-        with file.open("rb") as handle:
-            data = handle.read(MAX_REPORT_BYTES + 1)
-        document = json.loads(data) if len(data) <= MAX_REPORT_BYTES else None
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UnreadableInputError(f"{file}: {reason}; make it with: stepscope analyze {path}") from None
-    except (ValueError, RecursionError) as error:
-        raise UnreadableInputError(f"{file}: not a report ({error}); name a report.json or a run folder") from None
-    if not isinstance(document, dict) or not isinstance(document.get("findings"), list):
-        raise UnreadableInputError(f"{file}: not a report; name a report.json or a run folder")
-    return of_document(document, options)
 
 
 def of_baseline(base: Baseline, options: Options | None = None) -> Proposals:

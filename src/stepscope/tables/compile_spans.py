@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from stepscope.tables.arrays import own_starts
 from stepscope.tables.categories import ANNOTATION
 from stepscope.tables.schema import SCHEMAS, empty
 
@@ -77,11 +78,10 @@ def _outermost(spans: pl.DataFrame) -> pl.DataFrame:
     trace = spans.select(pl.struct("process", "trace").rle_id()).to_series().to_numpy()
     starts, durations = spans["start_ns"].to_numpy(), spans["duration_ns"].to_numpy()
     ends = starts + durations
-    covered = np.empty_like(ends)
+    left = np.empty_like(ends)
     for number in range(int(trace[-1]) + 1):  # one per trace
         mine = slice(*np.searchsorted(trace, (number, number + 1)))
-        covered[mine] = np.concatenate(([starts[mine][0]], np.maximum.accumulate(ends[mine])[:-1]))
-    left = np.maximum(starts, covered)
+        left[mine] = own_starts(starts[mine], ends[mine])
     return spans.with_columns(pl.Series("start_ns", left), pl.Series("duration_ns", ends - left)).filter(
         pl.Series(ends > left)
     )

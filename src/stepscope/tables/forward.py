@@ -13,11 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.tables.links import NONE, Arrows, Moments
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-Bools = npt.NDArray[np.bool_]
+from stepscope.tables.arrays import NONE, Int32, Int64, climb
+from stepscope.tables.links import Arrows, Moments
 
 METHODS = ("sequence", "flow")
 SEQUENCE, FLOW = range(2)
@@ -93,15 +90,5 @@ def _makers(numbered: Numbered, makers: Int64, nodes: Int64) -> Int64:
 
 def nearest(parent: Int32, forward: Int32, rows: Int64) -> tuple[Int64, Int64]:
     """For each row the forward operator of the row or the nearest slice around it, and the slice that has it."""
-    result = np.full(len(rows), NONE, np.int64)
-    holder = np.full(len(rows), NONE, np.int64)
-    left = np.flatnonzero(rows >= 0)
-    at = rows[left]
-    while len(left):
-        found = forward[at] >= 0
-        result[left[found]] = forward[at[found]]
-        holder[left[found]] = at[found]
-        above = parent[at].astype(np.int64)
-        keep = ~found & (above >= 0)
-        left, at = left[keep], above[keep]
-    return result, holder
+    holder = climb(parent, rows, forward >= 0)
+    return np.where(holder >= 0, forward[holder], NONE).astype(np.int64), holder

@@ -16,6 +16,7 @@ import polars as pl
 
 from stepscope.read.trace import TraceSource, TraceSummary
 from stepscope.tables import categories, forward, links, stored
+from stepscope.tables.arrays import NONE
 from stepscope.tables.columns import Int32, Int64, decode
 from stepscope.tables.marks import marks_frame
 from stepscope.tables.nesting import Nesting, nest
@@ -111,7 +112,7 @@ def _link(
         links.Moments(operators, track[operators], start[operators], ends),
     )
     onward, holder = forward.nearest(nesting.parent, by_operator, found.operator)
-    method = np.where(holder >= 0, how[holder] if len(how) else 0, links.NONE)
+    method = np.where(holder >= 0, how[holder] if len(how) else 0, NONE)
     return (found, onward, method), by_operator
 
 

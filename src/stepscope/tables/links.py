@@ -13,13 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, climb
 from stepscope.tables.nesting import by_value
 
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-Bools = npt.NDArray[np.bool_]
-
-NONE = -1
 METHODS = ("correlation", "flow", "external_id", "containment")
 CORRELATION, FLOW, EXTERNAL_ID, CONTAINMENT = range(4)
 STATES = ("linked", "before_recording", "graph", "unlinked")
@@ -75,7 +71,7 @@ def link(slices: Slices, arrows: Arrows) -> Links:
     if len(missing) and len(arrows.to_ns):
         launch[missing] = _by_arrow(slices, arrows, device[missing])
         method[missing[launch[missing] >= 0]] = FLOW
-    operator = enclosing(slices.parent, slices.is_operator, launch)
+    operator = climb(slices.parent, np.where(launch >= 0, slices.parent[launch], NONE), slices.is_operator)
     missing = np.flatnonzero(operator < 0)
     if len(missing):
         operator[missing] = _by_external_id(slices, device[missing], launch[missing])
@@ -89,21 +85,6 @@ def link(slices: Slices, arrows: Arrows) -> Links:
     state[known & slices.is_graph_launch[launch]] = GRAPH
     at = np.where(known, launch, operator)
     return Links(device, launch, operator, np.where(at >= 0, slices.frame[at], NONE).astype(np.int64), method, state)
-
-
-def enclosing(parent: Int32, wanted: Bools, rows: Int64) -> Int64:
-    """The innermost wanted slice around each row, not the row itself; `NONE` for `NONE`."""
-    result = np.full(len(rows), NONE, np.int64)
-    left = np.flatnonzero(rows >= 0)
-    above = parent[rows[left]].astype(np.int64)
-    while True:
-        inside = above >= 0
-        left, above = left[inside], above[inside]
-        if not len(left):
-            return result
-        found = wanted[above]
-        result[left[found]] = above[found]
-        left, above = left[~found], parent[above[~found]].astype(np.int64)
 
 
 def _by_correlation(slices: Slices, device: Int64) -> Int64:

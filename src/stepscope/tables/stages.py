@@ -7,8 +7,6 @@ model's steady steps stay steady. Functions are matched by the last part of thei
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 IMPORT, COMPILE = "import", "compile"
 
 _IMPORT_FILES = ("importlib._bootstrap", "importlib/_bootstrap")
@@ -117,9 +115,3 @@ def stage_marks(function: str, file: str) -> str | None:
             if name != _MODULE and (functions is _ANY or name in functions):
                 return COMPILE
     return None
-
-
-def stage_of(marks: Iterable[str | None]) -> str | None:
-    """The stage of a stack from the marks of its frames: a compiler that imports its parts compiles."""
-    seen = set(marks)
-    return COMPILE if COMPILE in seen else IMPORT if IMPORT in seen else None

@@ -17,8 +17,6 @@ from stepscope.tables.parts import PART_COLUMNS, part_name
 
 INDEX = "trace.json"
 TREE, LINKS, MEMORY, MARKS = "tree", "links", "memory", "marks"
-# What is known of a run and not of its trace.
-RUN_COLUMNS = ("rank", "process", "trace", "step")
 # Of a slice, what is known once all of them have come; the rest is in the parts.
 TREE_COLUMNS = ("start_ns", "duration_ns", "self_ns", "depth", "parent", "frame", "forward")
 

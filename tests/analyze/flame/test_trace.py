@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from stepscope import api
 from stepscope.analyze.context import Context
 from stepscope.analyze.flame.builder import FrameIndex
-from stepscope.analyze.flame.trace import TraceWindows, operator_leaves, trace_absent, trace_trees
+from stepscope.analyze.flame.trace import TraceWindows, operator_leaves, trace_trees
 from tests.analyze import shared_traces
 from tests.analyze.flame.scenes import ALL, ENGINE, SOURCE, TRAIN, kinds, leaves_of, of, own_values, training, trees
 from tests.analyze.traces import US, Slices, tables
@@ -200,9 +200,9 @@ def test_without_stacks_there_are_no_trees(trace: list[str] | None, reason: str)
         slices.kernel(3, 4, below=slices.add("cpu_op", name))
     context = Context(tables(slices) if trace else tables())
     assert trace_trees(context, FrameIndex()) == ()
-    assert trace_absent(context) == reason
+    assert TraceWindows(context).absent == reason
     assert operator_leaves(context, context.calls, np.zeros(0)).absent == reason
-    assert trace_absent(Context(of(training()))) is None
+    assert TraceWindows(Context(of(training()))).absent is None
 
 
 SLICES = st.lists(

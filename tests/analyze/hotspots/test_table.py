@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.hotspots.table import GROUPS, NO_FRAME, HotspotOptions, hotspots, of_run
-from stepscope.analyze.places import CodeOptions
 from stepscope.analyze.sampled.selection import StackSelection
+from stepscope.engine.user_code import CodeOptions
 from stepscope.errors import UsageError
 from stepscope.model.views.hotspots import HotspotRow, Hotspots
 from stepscope.tables.schema import Tables

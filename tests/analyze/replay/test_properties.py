@@ -6,13 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze import intervals, replay
+from stepscope.analyze import replay
 from stepscope.analyze.context import Context
 from stepscope.analyze.device_losses import scenes
-from stepscope.analyze.intervals import Intervals
 from stepscope.analyze.replay.graph import Graph
 from stepscope.analyze.replay.play import Change, play
-from stepscope.analyze.views.host_activity import host_activity
+from stepscope.engine import intervals
+from stepscope.engine.host_activity import host_activity
+from stepscope.engine.intervals import Intervals
 from tests.analyze.device_scenes import ADD, SGEMM, Scene
 from tests.builders import T0
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope import api
-from stepscope.analyze import origins
-from stepscope.analyze.lines import Lines
-from stepscope.analyze.places import NO_OPTIONS, user_code
-from stepscope.analyze.sampled import samples
-from stepscope.analyze.steps import label
-from stepscope.analyze.views import base
+from stepscope.engine import origins, samples
+from stepscope.engine import spans as base
+from stepscope.engine.source_lines import Lines
+from stepscope.engine.step_labels import label
+from stepscope.engine.user_code import NO_OPTIONS, user_code
 
 BASE_NS = 1_750_000_000_000_000_000
 US = 1000

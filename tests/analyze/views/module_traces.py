@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.analyze import origins, steps
-from stepscope.analyze.lines import Lines
-from stepscope.analyze.places import NO_OPTIONS, user_code
-from stepscope.analyze.sampled import samples
-from stepscope.analyze.views import base
-from stepscope.analyze.views.base import Base
+from stepscope.engine import origins, samples, step_labels
+from stepscope.engine import spans as base
+from stepscope.engine.source_lines import Lines
+from stepscope.engine.spans import Base
+from stepscope.engine.user_code import NO_OPTIONS, user_code
 from stepscope.tables.schema import Tables
 from tests.analyze.traces import BACK_THREAD, Slices, tables
 from tests.builders import T0
@@ -69,5 +68,5 @@ class Nested(Slices):
 def base_of(made: Tables) -> Base:
     """The base of the views, as the analysis makes it."""
     code = user_code(made, {}, NO_OPTIONS)
-    lines = Lines(samples.prepare(made, code, steps.label(made)), {})
+    lines = Lines(samples.prepare(made, code, step_labels.label(made)), {})
     return base.prepare(made, origins.prepare(made, code), lines)

@@ -6,9 +6,9 @@ from posixpath import basename
 
 import numpy as np
 
-from stepscope.analyze.lines import Lines
-from stepscope.analyze.views import attribution
-from stepscope.analyze.views.base import Base
+from stepscope.engine import attribution
+from stepscope.engine.source_lines import Lines
+from stepscope.engine.spans import Base
 from tests.analyze.traces import tables
 from tests.analyze.views.module_traces import Nested, base_of
 
@@ -16,7 +16,7 @@ FILE = "/home/user/project/train.py"
 
 
 def lines_of(base: Base, rows: list[int], span: int = 0) -> list[str | None]:
-    found = attribution.places_of(base, base.spans[span], np.array(rows, np.int64))
+    found = attribution.trace_back(base, base.spans[span], np.array(rows, np.int64)).place
     places = [attribution.place(base, int(index))[0] if index >= 0 else None for index in found]
     return [f"{basename(place.file)}:{place.line}" if place else None for place in places]
 

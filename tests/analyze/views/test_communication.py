@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze import device
-from stepscope.analyze.views import base, communication
-from stepscope.analyze.views.collectives import is_collective_call, is_collective_kernel, kind_of
+from stepscope.analyze.views import communication
+from stepscope.engine import spans as base
+from stepscope.engine.collective_names import is_collective_call, is_collective_kernel, kind_of
 from stepscope.model.views.communication import CollectiveRow
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.analyze.traces import Slices, tables

@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.analyze.views import diff
 from stepscope.analyze.views.diff import DiffSide
-from stepscope.analyze.views.module_tree import MAX_LEVELS
+from stepscope.engine.module_calls import MAX_LEVELS
 from stepscope.model.views.diff import Diff, DiffRow
 from stepscope.model.views.operators import OperatorRow
 from tests.analyze import shared_traces

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze.views import base, communication, distributed
+from stepscope.analyze.views import communication, distributed
+from stepscope.engine import spans as base
 from stepscope.model.views.communication import Distributed, WorkerShare
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.analyze.traces import Slices, tables

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stepscope import api
 from stepscope.analyze.views import distributed
-from stepscope.analyze.views.base import Base
+from stepscope.engine.spans import Base
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.analyze.views.collective_traces import Rank, opened
 from tests.run_folders import make_run_folder

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.places import CodeOptions, UserCode
 from stepscope.analyze.views import memory
+from stepscope.engine.user_code import CodeOptions, UserCode
 from stepscope.errors import UnreadableInputError
 from stepscope.model.findings import Place
 from stepscope.model.views.memory import MemoryCurve, MemoryRecording, MemoryState, MemoryView

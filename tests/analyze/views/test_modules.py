@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.views import modules
-from stepscope.analyze.views.module_tree import MAX_LEVELS
+from stepscope.engine.module_calls import MAX_LEVELS
 from stepscope.model.views.modules import ModuleNode, ModuleTree
 from tests.analyze.traces import tables
 from tests.analyze.views.module_traces import US, Nested, base_of

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.views import operators
-from stepscope.analyze.views.base import Base
+from stepscope.engine.spans import Base
 from stepscope.model.views.operators import OperatorRow
 from stepscope.tables.schema import Tables
 from tests.analyze import shared_traces

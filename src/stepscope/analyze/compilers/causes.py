@@ -14,7 +14,7 @@ import numpy as np
 from stepscope.analyze.compilers import spans
 from stepscope.analyze.compilers.constants import CHANGES_SHOWN, STEPS_SHOWN, TORCH_COMPILE
 from stepscope.analyze.compilers.prepared import Prepared
-from stepscope.analyze.places import UserCode
+from stepscope.engine.user_code import UserCode
 from stepscope.model import Place
 from stepscope.model.views.compilers import Change, CompilerCause
 

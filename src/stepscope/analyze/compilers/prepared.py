@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from stepscope.analyze.compilers.constants import COMPILATIONS, TRACE
-from stepscope.analyze.steps import LabelledSteps
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.tables.arrays import Int64
 from stepscope.tables.schema import Tables
 
-Int64 = npt.NDArray[np.int64]
 _NONE = -1
 _OF_FRAME = ("function", "def_file", "def_line", "call_file", "call_line")
 _FILLED = ("file", "line", "subject", *_OF_FRAME)

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from stepscope.analyze.compilers.constants import RING
-from stepscope.analyze.places import parse_json
+from stepscope.engine.user_code import parse_json
 from stepscope.model.views.compilers import CompilerMetric
 from stepscope.tables.schema import Tables
 

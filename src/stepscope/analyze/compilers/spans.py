@@ -10,10 +10,11 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
 from stepscope.analyze.compilers.constants import TIMED
-from stepscope.analyze.compilers.prepared import Int64, Prepared
-from stepscope.analyze.intervals import Intervals
+from stepscope.analyze.compilers.prepared import Prepared
+from stepscope.engine import intervals
+from stepscope.engine.intervals import Intervals
+from stepscope.tables.arrays import Int64
 
 
 def durations(rows: pl.DataFrame) -> pl.DataFrame:

@@ -24,9 +24,10 @@ from stepscope.analyze.compilers.constants import (
     WINDOW_STEPS,
 )
 from stepscope.analyze.compilers.per_step import table
-from stepscope.analyze.compilers.prepared import Int64, Prepared, counted
+from stepscope.analyze.compilers.prepared import Prepared, counted
 from stepscope.analyze.compilers.reports import Report
 from stepscope.model.views.compilers import CompilerSteps, CompileStorm
+from stepscope.tables.arrays import Int64
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stepscope.analyze import intervals
 from stepscope.analyze.device_losses import copies, shapes
 from stepscope.analyze.device_losses.busy import Busy
 from stepscope.analyze.device_losses.lost import Lost
-from stepscope.analyze.device_losses.pieces import Piece, Scene, joined
-from stepscope.analyze.views.base import Base, Bools
-from stepscope.analyze.views.step_windows import step_windows
-from stepscope.analyze.views.work import FILL, KERNEL, work
+from stepscope.analyze.device_losses.pieces import Piece, joined
+from stepscope.engine import intervals
+from stepscope.engine.device_work import FILL, KERNEL
+from stepscope.engine.scene import Scene
+from stepscope.engine.scene import scenes as all_scenes
+from stepscope.engine.spans import Base
 from stepscope.model.views.device_losses import (
     ALLOCATOR,
     COPY_IN,
@@ -30,6 +31,7 @@ from stepscope.model.views.device_losses import (
     DeviceLosses,
 )
 from stepscope.model.views.spans import GpuProperties
+from stepscope.tables.arrays import Bools
 
 __all__ = ["facts", "scenes"]
 
@@ -51,7 +53,7 @@ def _of_run(run: str, traces: list[Lost]) -> DeviceLosses:
         for kind, piece in (*_idle(one), *one.working.items()):
             pieces.setdefault(kind, []).append(piece)
         pieces.setdefault(TILES, []).append(shapes.tiles(scene))
-        starts, ends = scene.windows.start_ns, scene.windows.end_ns
+        starts, ends = scene.starts, scene.ends
         compute_ns += int(intervals.covered(scene.found.covered(KERNEL, FILL), starts, ends).sum())
         wall_ns += int((ends - starts).sum())
     steps = sum(len(scene.windows) for scene in scenes)
@@ -110,8 +112,6 @@ def _gpus(scenes: list[Scene]) -> Iterator[GpuProperties]:
 
 def scenes(base: Base) -> Iterator[Scene]:
     """Traces whose steps hold device work."""
-    for span in base.spans:
-        found = work(span)
-        windows = step_windows(span, found)
-        if len(found) and len(windows) and (windows.end_ns > windows.start_ns).any():
-            yield Scene(base, span, found, windows)
+    for scene in all_scenes(base):
+        if len(scene.found) and len(scene) and (scene.ends > scene.starts).any():
+            yield scene

@@ -10,14 +10,14 @@ from functools import cached_property
 
 import numpy as np
 
-from stepscope.analyze import intervals
-from stepscope.analyze.device_losses.pieces import Piece, Scene, below, exclusive, host_rows, piece
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.origins import NONE
+from stepscope.analyze.device_losses.pieces import Piece, host_rows, piece
 from stepscope.analyze.views import tensor_cores
-from stepscope.analyze.views.base import Bools
-from stepscope.analyze.views.work import KERNEL
+from stepscope.engine import intervals
+from stepscope.engine.device_work import KERNEL
+from stepscope.engine.scene import Scene
+from stepscope.engine.tree import below
 from stepscope.model.views.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 FIRST_TENSOR_CORES = 7  # major compute capability of Volta
 # Kernels between the two products of an attention that is written out: scale, mask, softmax, dropout, and conversions
@@ -57,14 +57,10 @@ class Busy:
         self.rows = found.rows[self.slices]
         self.starts, self.ends = found.start_ns[self.slices], found.end_ns[self.slices]
 
-    @cached_property
+    @property
     def _operator(self) -> Int64:
         """The row of the operator that launched each kernel, -1 for none."""
-        span = self.scene.span
-        operator = np.full(len(span) + 1, NONE, np.int64)
-        links = span.links
-        operator[links["event"].to_numpy()] = links["operator"].to_numpy()
-        return operator[self.rows]
+        return self.scene.found.operator[self.slices]
 
     def _flags(self, pattern: re.Pattern[str]) -> Bools:
         names = self.scene.span.names
@@ -79,7 +75,7 @@ class Busy:
         found = self.scene.found
         mine = np.zeros(len(found), bool)
         mine[self.slices[chosen]] = True
-        own = exclusive(self.scene, mine)
+        own = self.scene.exclusive(mine)
         launch = found.launch[self.slices[chosen]]
         origin = np.where(launch >= 0, launch, self._operator[chosen])
         lengths = self.ends[chosen] - self.starts[chosen]
@@ -104,7 +100,7 @@ class Busy:
 
     def _below(self, wanted: Bools) -> Bools:
         """Kernels below one of the operators `wanted`, a flag for each row of the span."""
-        return below(self.scene.span, self._operator, wanted)
+        return below(self.scene.span.parent, self._operator, wanted)
 
     def products(self) -> Piece:
         """Products and convolutions on ordinary cores, where the device has others."""

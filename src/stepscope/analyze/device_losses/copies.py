@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analyze import intervals
 from stepscope.analyze.device_losses.idle import IN, Idle
-from stepscope.analyze.device_losses.pieces import Piece, exclusive, piece
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.views.base import Bools
-from stepscope.analyze.views.work import COMMUNICATION, COPY, FILL, KERNEL
+from stepscope.analyze.device_losses.pieces import Piece, piece
+from stepscope.engine import intervals
+from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
+from stepscope.engine.intervals import Intervals
+from stepscope.tables.arrays import Bools, Int64
 
 WITHIN, BETWEEN = ("DtoD", "DeviceToDevice"), ("PtoP", "PeerToPeer")
 
@@ -105,7 +105,7 @@ def on_devices(idle: Idle) -> Piece:
     slices = slices[(scene.step_of(found.start_ns[slices]) >= 0) & ~idle.operations.work[slices]]
     mine = np.zeros(len(found), bool)
     mine[slices] = True
-    times = exclusive(scene, mine)
+    times = scene.exclusive(mine)
     weights = intervals.covered(times, found.start_ns[slices], found.end_ns[slices])
     between = span.names.pick([any(mark in name for mark in BETWEEN) for name in span.names.values])
     peer = between[found.rows[slices]]

@@ -13,15 +13,16 @@ from functools import cached_property
 
 import numpy as np
 
-from stepscope.analyze import intervals
 from stepscope.analyze.device_losses.operations import Operations
-from stepscope.analyze.device_losses.pieces import MAX_LEVELS, Piece, Scene, host_rows, piece
-from stepscope.analyze.intervals import EMPTY, Int64, Intervals
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.base import Bools
-from stepscope.analyze.views.collectives import is_backend_range
-from stepscope.analyze.views.host_activity import HostActivity
-from stepscope.analyze.views.work import COMMUNICATION, COPY, FILL, KERNEL
+from stepscope.analyze.device_losses.pieces import Piece, host_rows, piece
+from stepscope.engine import intervals
+from stepscope.engine.collective_names import is_backend_range
+from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
+from stepscope.engine.host_activity import HostActivity
+from stepscope.engine.intervals import EMPTY, Intervals
+from stepscope.engine.scene import Scene
+from stepscope.engine.tree import climb
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 # A call of the host returns a little after the device is done, and two calls of one operator lie as close together.
 RETURN_NS = 10_000
@@ -50,7 +51,10 @@ class Idle:
     """The idle time of one trace, taken apart."""
 
     scene: Scene
-    host: HostActivity
+
+    @property
+    def host(self) -> HostActivity:
+        return self.scene.host
 
     @cached_property
     def gaps(self) -> Intervals:
@@ -261,16 +265,6 @@ class Idle:
         collective = span.names.pick([is_backend_range(name) for name in span.names.values])
         is_operator = (span.is_operator & ~is_engine) | (collective & ~span.on_device)
         named: Int64 = rows.copy()
-        current = np.where(rows >= 0, span.parent[np.maximum(rows, 0)], NONE)
-        for _ in range(MAX_LEVELS):
-            python = (current >= 0) & span.is_function[np.maximum(current, 0)]
-            if not python.any():
-                break
-            current = np.where(python, span.parent[np.maximum(current, 0)], current)
-        for _ in range(MAX_LEVELS):
-            up = (current >= 0) & is_operator[np.maximum(current, 0)]
-            if not up.any():
-                break
-            named = np.where(up, current, named)
-            current = np.where(up, span.parent[np.maximum(current, 0)], NONE)
+        called = climb(span.parent, np.where(rows >= 0, span.parent[rows], NONE), ~span.is_function)
+        climb(span.parent, called, ~is_operator, passed=named)
         return named

@@ -11,14 +11,14 @@ from functools import cached_property
 
 import numpy as np
 
-from stepscope.analyze import intervals
 from stepscope.analyze.device_losses.idle import Idle
-from stepscope.analyze.device_losses.pieces import Piece, below, exclusive, host_rows, piece
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.base import Bools
-from stepscope.analyze.views.work import COMMUNICATION, FILL, KERNEL
+from stepscope.analyze.device_losses.pieces import Piece, host_rows, piece
+from stepscope.engine import intervals
+from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.tree import below
 from stepscope.model.views.device_losses import COMPILED, HOST, LAUNCH, OPTIMIZER, ZERO_GRAD
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 # Preparing one launch takes eager PyTorch 5 to 100 us, and under a profiler with stacks a few times that. A longer gap
 # is something else that runs on the host.
@@ -149,7 +149,7 @@ class Launches:
     def _operation(self, idle: Intervals, lost: Bools, mine: Bools, details: dict[str, float]) -> Piece:
         """`lost`: slices whose time goes, of all slices `mine` of the operation."""
         scene, found = self.idle.scene, self.idle.scene.found
-        work = exclusive(scene, lost)
+        work = scene.exclusive(lost)
         idle = intervals.intersect(idle, scene.inside)
         times = intervals.merge(idle, work)
         slices = np.flatnonzero(mine)
@@ -177,7 +177,7 @@ class Launches:
         chosen = np.flatnonzero(self.idle.starved & (self._rest_ns <= LAUNCH_NS) & (self._rest_ns > 0) & inside)
         marks = np.zeros(len(span), bool)
         marks[host_rows(span, _COMPILED)] = True
-        compiled = below(span, self.idle.launch[chosen], marks)
+        compiled = below(span.parent, self.idle.launch[chosen], marks)
         for kind, own in ((COMPILED, chosen[compiled]), (LAUNCH, chosen[~compiled])):
             times = intervals.intersect(self._rest, Intervals(gaps.starts[own], gaps.ends[own]))
             rows, ended = self.idle.launch[own], self.idle.ended_by[own]
@@ -192,7 +192,7 @@ class Launches:
         """Kernels launched below `marks`, and those of them that a compiler made."""
         scene, found, names = self.idle.scene, self.idle.scene.found, self.idle.scene.span.names
         slices = np.flatnonzero((found.kind == KERNEL) & (scene.step_of(found.start_ns) >= 0))
-        slices = slices[below(scene.span, found.launch[slices], marks)]
+        slices = slices[below(scene.span.parent, found.launch[slices], marks)]
         generated = names.pick([_GENERATED.search(name) is not None for name in names.values])[found.rows[slices]]
         return {"compiled_kernels": float(len(slices)), "generated_kernels": float(generated.sum())}
 

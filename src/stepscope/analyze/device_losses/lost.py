@@ -9,8 +9,8 @@ from stepscope.analyze.device_losses import busy, copies, launches
 from stepscope.analyze.device_losses.busy import Busy
 from stepscope.analyze.device_losses.idle import Idle
 from stepscope.analyze.device_losses.launches import Launches
-from stepscope.analyze.device_losses.pieces import Piece, Scene
-from stepscope.analyze.views.host_activity import HostActivity, host_activity
+from stepscope.analyze.device_losses.pieces import Piece
+from stepscope.engine.scene import Scene
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,8 @@ class Lost:
     scene: Scene
 
     @cached_property
-    def host(self) -> HostActivity:
-        return host_activity(self.scene.span, self.scene.found)
-
-    @cached_property
     def idle(self) -> Idle:
-        return Idle(self.scene, self.host)
+        return Idle(self.scene)
 
     @cached_property
     def launching(self) -> dict[str, Piece]:

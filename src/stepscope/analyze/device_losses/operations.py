@@ -13,12 +13,12 @@ from math import prod
 
 import numpy as np
 
-from stepscope.analyze import intervals
-from stepscope.analyze.device_losses.pieces import Piece, Scene, exclusive, host_rows, piece
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.base import Bools
-from stepscope.analyze.views.work import KERNEL
+from stepscope.analyze.device_losses.pieces import Piece, host_rows, piece
+from stepscope.engine import intervals
+from stepscope.engine.device_work import KERNEL
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.scene import Scene
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 # A kernel that ends before the next could be launched is over before the device did anything worth a launch.
 SHORT_NS = 10_000
@@ -142,7 +142,7 @@ class Operations:
         scene, span = self.scene, self.scene.span
         mine = self._launched_in(rows, calls) if len(calls.starts) else np.zeros(len(scene.found), bool)
         idle = intervals.subtract(intervals.intersect(self.gaps, calls), told)
-        times = intervals.intersect(intervals.merge(idle, exclusive(scene, mine)), scene.inside)
+        times = intervals.intersect(intervals.merge(idle, scene.exclusive(mine)), scene.inside)
         ends = calls.ends.copy()
         np.maximum.at(ends, self._call_of(calls, mine), scene.found.end_ns[mine])
         ends[:-1] = np.minimum(ends[:-1], calls.starts[1:])  # what a later call began is that call's

@@ -6,42 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.views.attribution import place_of_row, place_sums
-from stepscope.analyze.views.base import Base, Bools, Span
-from stepscope.analyze.views.host_activity import matches
 from stepscope.analyze.views.kernel_names import short_names
-from stepscope.analyze.views.step_windows import StepWindows
-from stepscope.analyze.views.work import COMMUNICATION, COPY, FILL, KERNEL, Work
+from stepscope.engine import attribution, intervals
+from stepscope.engine.host_activity import matches
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.scene import Scene
+from stepscope.engine.spans import Span
 from stepscope.model.views.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE, Loss, LossLine
+from stepscope.tables.arrays import Int64
 
 LINES = 5  # of each loss; more than a finding names
 PARTS = 8
-MAX_LEVELS = 1_000  # slices around each other; a broken tree ends here
 KERNELS = (MATRIX, ATTENTION, LAYOUT, POINTWISE)  # whose parts are kernels
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A trace under analysis: its device work and its complete steps. `inside` is the time of these."""
-
-    base: Base
-    span: Span
-    found: Work
-    windows: StepWindows
-
-    @property
-    def inside(self) -> Intervals:
-        return intervals.union(self.windows.start_ns, self.windows.end_ns)
-
-    def step_of(self, times: Int64) -> Int64:
-        """The number of the step each time lies in, -1 for none."""
-        at = np.searchsorted(self.windows.start_ns, times, side="right") - 1
-        lies = (at >= 0) & (times < self.windows.end_ns[np.maximum(at, 0)])
-        return np.where(lies, at, -1)
 
 
 @dataclass(frozen=True)
@@ -71,34 +48,8 @@ def piece(
     details: dict[str, float] | None = None,
 ) -> Piece:
     """A piece whose time is the set `times`."""
-    covered = intervals.covered(times, scene.windows.start_ns, scene.windows.end_ns)
+    covered = intervals.covered(times, scene.starts, scene.ends)
     return Piece(scene, covered, rows, weights, named, details or {}, times=times)
-
-
-def exclusive(scene: Scene, mine: Bools) -> Intervals:
-    """When slices of work flagged `mine` run and no others do."""
-    found = scene.found
-    rest = ~mine & np.isin(found.kind, (KERNEL, FILL, COMMUNICATION, COPY))
-    return intervals.subtract(
-        intervals.union(found.start_ns[mine], found.end_ns[mine]),
-        intervals.union(found.start_ns[rest], found.end_ns[rest]),
-    )
-
-
-def below(span: Span, rows: Int64, wanted: Bools) -> Bools:
-    """Which rows of the span are one of `wanted`, flags by row of it, or lie below one. -1 among them is none."""
-    result = np.zeros(len(rows), bool)
-    above = rows.copy()
-    left = np.flatnonzero(above >= 0)
-    for _ in range(MAX_LEVELS):
-        if not len(left):
-            break
-        hit = wanted[above[left]]
-        result[left[hit]] = True
-        left = left[~hit]
-        above[left] = span.parent[above[left]]
-        left = left[above[left] >= 0]
-    return result
 
 
 def host_rows(span: Span, pattern: str) -> Int64:
@@ -153,23 +104,8 @@ def _by_name(one: Piece) -> Iterator[tuple[str, int]]:
 
 def _lines(pieces: Sequence[Piece], steps: int) -> tuple[LossLine, ...]:
     """The user's lines of most weight."""
-    sums = [
-        place_sums(one.scene.base, one.scene.span, np.zeros(len(one.rows), np.int64), one.rows, one.weights)
-        for one in pieces
-        if len(one.rows)
-    ]
-    if not sums:
-        return ()
-    keys = ["file", "line", "function", "exact"]
-    total = (
-        pl.concat(sums)
-        .group_by(keys)
-        .agg(pl.col("weight").sum(), pl.col("rows").sum())
-        .sort("weight", "rows", *keys, descending=[True, True, False, False, False, False])
-        .head(LINES)
+    parts = ((one.scene.base, one.scene.span, one.rows, one.weights) for one in pieces)
+    return tuple(
+        LossLine(line.place, line.weight / steps, line.rows / steps, line.exact)
+        for line in attribution.heaviest_lines(parts, LINES)
     )
-    found = []
-    for row in total.iter_rows(named=True):
-        place, exact = place_of_row(row)
-        found.append(LossLine(place, row["weight"] / steps, row["rows"] / steps, exact))
-    return tuple(found)

@@ -11,12 +11,13 @@ from math import ceil
 
 import numpy as np
 
-from stepscope.analyze import intervals
-from stepscope.analyze.device_losses.pieces import Piece, Scene, below, exclusive
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.origins import NONE
+from stepscope.analyze.device_losses.pieces import Piece
 from stepscope.analyze.views import tensor_cores
-from stepscope.analyze.views.work import KERNEL
+from stepscope.engine import intervals
+from stepscope.engine.device_work import KERNEL
+from stepscope.engine.scene import Scene
+from stepscope.engine.tree import below
+from stepscope.tables.arrays import Int64
 
 MULTIPLE = 8  # of elements in 16 bits: 16 bytes, which cuBLAS wants rows to begin at for its best kernels
 AGREE = 0.6  # of the layers whose inputs have the same first dimension; others flatten or swap dimensions
@@ -43,7 +44,7 @@ def tiles(scene: Scene) -> Piece:
     lengths = (found.end_ns - found.start_ns)[slices]
     mine = np.zeros(len(found), bool)
     mine[slices] = True
-    alone = intervals.covered(exclusive(scene, mine), found.start_ns[slices], found.end_ns[slices])
+    alone = intervals.covered(scene.exclusive(mine), found.start_ns[slices], found.end_ns[slices])
     texts = span.events.select("shapes", "types")[operators].rows() if len(operators) else []
     names = [span.names.values[code] for code in span.names.codes[found.rows[slices]].tolist()]
     sizes = [
@@ -70,12 +71,10 @@ def tiles(scene: Scene) -> Piece:
 def _product_kernels(scene: Scene) -> tuple[Int64, Int64]:
     """Kernels on tensor cores that products launched themselves, and the rows of these operators."""
     span, found = scene.span, scene.found
-    operator = np.full(len(span) + 1, NONE, np.int64)
-    operator[span.links["event"].to_numpy()] = span.links["operator"].to_numpy()
     slices = np.flatnonzero((found.kind == KERNEL) & (scene.step_of(found.start_ns) >= 0))
     used = span.names.pick(tensor_cores.uses_tensor_cores(span.names.values))
     products = span.names.where(frozenset(_PRODUCTS)) & span.is_operator
-    above = operator[found.rows[slices]]
+    above = found.operator[slices]
     chosen = (above >= 0) & used[found.rows[slices]] & products[np.maximum(above, 0)]
     return slices[chosen], above[chosen]
 
@@ -159,7 +158,7 @@ def sync_batch_norms(scene: Scene) -> int:
     rows = np.flatnonzero(span.names.where(_SYNC_BATCH_NORM) & span.is_operator)
     rows = rows[scene.step_of(span.start_ns[rows]) >= 0]
     outer = span.names.where(frozenset({"SyncBatchNorm"}))
-    return int((outer[rows] | ~below(span, span.parent[rows], outer)).sum())
+    return int((outer[rows] | ~below(span.parent, span.parent[rows], outer)).sum())
 
 
 @lru_cache(maxsize=8192)

@@ -10,16 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from stepscope.model.views.flame import FlameFrame, FlameTree
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
 
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-
-NONE = -1
 ROOT = FlameFrame("all", "", None, "root")
 MIN_SHARE = 0.0005  # of a tree's root: thinner paths would be less than a pixel wide
 MAX_NODES = 20_000  # of one tree

@@ -13,18 +13,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.flame.builder import ROOT, Bools, Floats, FrameIndex, Limits, flame_tree
+from stepscope.analyze.flame.builder import ROOT, FrameIndex, Limits, flame_tree
 from stepscope.analyze.flame.names import Names, drawn
 from stepscope.analyze.flame.paths import Boxes, Painter
 from stepscope.analyze.flame.rows import MAIN, OTHERS, THREADS, WORKERS, SampleRows, sample_rows
 from stepscope.analyze.flame.trace import TraceWindows
 from stepscope.analyze.flame.trace_leaves import OperatorLeaves
 from stepscope.analyze.hotspots.idle import idle_sampled
-from stepscope.analyze.sampled.call_tree import CallTree
 from stepscope.analyze.sampled.selection import PARKED, StackSelection, check
+from stepscope.engine.call_tree import CallTree
 from stepscope.errors import UnreadableInputError
 from stepscope.model import PHASES
 from stepscope.model.views.flame import FlameFrame, FlameGraph, FlameTree
+from stepscope.tables.arrays import Bools, Floats
 
 MAX_RANK_TREES = 64  # more trees than anyone chooses from; --rank draws any other
 KINDS = {

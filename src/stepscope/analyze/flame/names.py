@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from stepscope.analyze.flame.builder import FrameIndex, Int32
-from stepscope.analyze.places import UserCode
-from stepscope.analyze.sampled.call_tree import CallFrame
+from stepscope.analyze.flame.builder import FrameIndex
+from stepscope.engine.call_tree import CallFrame
+from stepscope.engine.user_code import UserCode
 from stepscope.model.views.flame import FlameFrame
+from stepscope.tables.arrays import Int32
 
 BY = ("function", "line")
 NO_FRAME = FlameFrame("(no Python frame)", "", None, "native")

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyze.flame.builder import Bools, Floats, Int32, Paths, depths, merged, summed, totals
+from stepscope.analyze.flame.builder import Paths, depths, merged, summed, totals
 from stepscope.analyze.flame.names import NO_FRAME, Names
 from stepscope.analyze.flame.rows import SampleRows
 from stepscope.analyze.flame.trace_leaves import OperatorLeaves
-from stepscope.analyze.sampled.call_tree import NONE, CallTree
+from stepscope.engine.call_tree import CallTree
 from stepscope.model.views.flame import FlameFrame
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32
 
 Leaves = Callable[[CallTree, Floats], OperatorLeaves]
 

@@ -13,14 +13,14 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.flame.builder import Bools, Floats, Int32
-from stepscope.analyze.sampled.call_tree import NONE, CallTree
 from stepscope.analyze.sampled.loop import sampled_loop
-from stepscope.analyze.sampled.samples import Samples
 from stepscope.analyze.sampled.selection import StackSelection, choose, main_roles
 from stepscope.analyze.sampled.user_paths import UserPaths
-from stepscope.analyze.steps import LabelledSteps
+from stepscope.engine.call_tree import CallTree
+from stepscope.engine.samples import Samples
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import PHASES
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32
 
 MAIN, WORKERS, THREADS, OTHERS = "main", "workers", "threads", "other"
 MS_PER_STEP = "ms per step"

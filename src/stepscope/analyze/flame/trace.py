@@ -16,29 +16,17 @@ import polars as pl
 from stepscope.analyze.context import Context
 from stepscope.analyze.device import BEFORE_RECORDING, GRAPH
 from stepscope.analyze.device_lines import EARLY, NO_LAUNCH, NO_STACKS, REPLAYED
-from stepscope.analyze.flame.builder import (
-    ROOT,
-    Bools,
-    Floats,
-    FrameIndex,
-    Int32,
-    Int64,
-    Limits,
-    Paths,
-    flame_tree,
-    merged,
-    summed,
-)
+from stepscope.analyze.flame.builder import ROOT, FrameIndex, Limits, Paths, flame_tree, merged, summed
 from stepscope.analyze.flame.trace_forest import forest, has_stacks
 from stepscope.analyze.flame.trace_leaves import OperatorLeaves, split
 from stepscope.analyze.flame.trace_names import BUILTIN, KERNEL, TraceFrame, TraceNames
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.sampled.call_tree import CallTree
-from stepscope.analyze.views.base import Span
 from stepscope.analyze.views.kernel_names import short_names
-from stepscope.analyze.views.work import work
+from stepscope.engine.call_tree import CallTree
+from stepscope.engine.device_work import work
+from stepscope.engine.spans import Span
 from stepscope.model.views.flame import FlameTree
 from stepscope.tables import categories
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
 
 GPU, OPERATORS = "gpu", "operators"
 NOT_LINKED = "(not linked)"
@@ -148,11 +136,6 @@ def trace_trees(
 ) -> tuple[FlameTree, ...]:
     """The trees of the run's traces, keys "gpu", "gpu:rank:N", "operators"; none where no trace holds Python stacks."""
     return TraceWindows(context).trees(frames, limits)
-
-
-def trace_absent(context: Context) -> str | None:
-    """Why `trace_trees` gives nothing, None where it gives something."""
-    return TraceWindows(context).absent
 
 
 def operator_leaves(context: Context, tree: CallTree, own: Floats) -> OperatorLeaves:

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stepscope.analyze.flame.builder import Bools, Int32, Int64, merged
+from stepscope.analyze.flame.builder import merged
 from stepscope.analyze.flame.trace_names import CALL, MARK, OPERATOR, OURS, SKIPPED, TraceFrame, TraceNames, of_function
-from stepscope.analyze.origins import MAX_FRAMES, NONE
-from stepscope.analyze.views.ascent import nearest, nearest_around
-from stepscope.analyze.views.base import Span, texts
-from stepscope.analyze.views.host_activity import matches
+from stepscope.engine.host_activity import matches
+from stepscope.engine.origins import MAX_FRAMES
+from stepscope.engine.spans import Span, texts
+from stepscope.engine.tree import nearest, nearest_around
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 
 _BACKWARD_CALL = (
     r"(^|/)torch/(autograd/graph\.py\(\d+\): _engine_run_backward|autograd/__init__\.py\(\d+\): (backward|grad)"

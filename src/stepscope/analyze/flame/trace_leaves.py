@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyze.flame.builder import Bools, Floats, Int32, Int64, Paths, depths, merged, summed, totals
+from stepscope.analyze.flame.builder import Paths, depths, merged, summed, totals
 from stepscope.analyze.flame.trace_names import FUNCTION, OPERATOR, TraceFrame
 from stepscope.analyze.flame.trace_pools import Pools, Side, pools
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.places import UserCode
-from stepscope.analyze.sampled.call_tree import CallTree
+from stepscope.engine.call_tree import CallTree
+from stepscope.engine.user_code import UserCode
 from stepscope.model.views.flame import FlameFrame
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
 
 MIN_SHARE = 0.01  # of the operators of a path: what costs less counts for the operator, or function, around it
 _EXACT_BITS = 40  # leaves are whole multiples of a 2**-40th of the largest value, so that their sums are exact

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.flame.names import drawn
-from stepscope.analyze.sampled.call_tree import CallFrame
-from stepscope.analyze.trace import callee_name
+from stepscope.engine.call_tree import CallFrame
+from stepscope.engine.slice_names import callee_name
 from stepscope.model.views.flame import FlameFrame
 from stepscope.read.raw import Frame
 from stepscope.tables import phases

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepscope.analyze.flame.builder import Bools, Int64
-from stepscope.analyze.origins import NONE
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 MAX_LENGTH = 256  # frames that are compared
 

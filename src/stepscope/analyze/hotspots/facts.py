@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from stepscope.analyze import intervals
 from stepscope.analyze.hotspots import idle
 from stepscope.analyze.hotspots.idle import IdleMode
 from stepscope.analyze.sampled.selection import Chosen
+from stepscope.engine import intervals
 from stepscope.model.views.hotspots import SampledProcess
 from stepscope.tables.schema import Tables
 

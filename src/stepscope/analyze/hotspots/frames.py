@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from stepscope.analyze.places import UserCode
-from stepscope.analyze.sampled.call_tree import CallFrame
+from stepscope.engine.call_tree import CallFrame
+from stepscope.engine.user_code import UserCode
 
 MODULE = "<module>"
 _NATIVE_FILE = re.compile(r"\.(so|dylib|dll|pyd)(\.[\d.]+)?$|\.(c|cc|cpp|cxx|cu|cuh|h|hpp|rs|f|f90)$|^\?$|^\[.*\]$")

@@ -19,11 +19,12 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.hotspots import facts as sources
 from stepscope.analyze.hotspots.frames import MODULE, is_native, library_matcher, module
 from stepscope.analyze.hotspots.worth import StepWorth, step_worth
-from stepscope.analyze.places import UserCode
-from stepscope.analyze.sampled.call_tree import NONE, CallTree
 from stepscope.analyze.sampled.selection import Chosen, StackSelection, check, choose
+from stepscope.engine.call_tree import CallTree
+from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
 from stepscope.model.views.hotspots import HotspotRow, Hotspots
+from stepscope.tables.arrays import NONE
 from stepscope.tables.schema import Tables
 
 OWN_CODE = "your own code"

@@ -7,8 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analyze.steps import LabelledSteps
 from stepscope.analyze.windows import event_data
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.tables.schema import Tables
 
 HOST = "cpu"

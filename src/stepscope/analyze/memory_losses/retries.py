@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.memory_losses.readings import Readings
-from stepscope.analyze.steps import LabelledSteps, mean
+from stepscope.analyze.steps import mean
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model.views.memory_losses import RetryFacts
 
 MIN_STRETCHES = 3  # with a retry, and as many without: fewer are chance

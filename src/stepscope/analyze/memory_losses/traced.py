@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyze.views import memory
-from stepscope.analyze.views.base import Base, Int64, Span
 from stepscope.analyze.views.memory_device import DeviceMemory
 from stepscope.analyze.views.memory_lines import Spots, spots
 from stepscope.analyze.views.memory_operators import around
+from stepscope.engine.spans import Base, Span
 from stepscope.model.views.memory_losses import GrowthLine
+from stepscope.tables.arrays import Int64
 
 MIN_STEPS = 3  # two of them tell what survives their next; fewer tell nothing
 MAX_LINES = 5

@@ -1,6 +1,6 @@
 """What training steps compute without need, one question per file.
 
-`scene` holds a trace's training steps and says how much of their wall time a piece of work takes. The questions:
+`training` holds a trace's training steps and says how much of their wall time a piece of work takes. The questions:
 `extra_calls` (models called once more), `doubles` (float64), `recompute` (forward work done twice), `wide_gradients`
 (whole tensors of zeros for small parts), `copies` (of the model).
 """
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from stepscope.analyze import sampled_time, steps
 from stepscope.analyze.context import Context
 from stepscope.analyze.passes import copies, doubles, extra_calls, recompute, wide_gradients
-from stepscope.analyze.passes.scene import Scene, scenes
-from stepscope.analyze.sampled.samples import Samples
+from stepscope.analyze.passes.training import TrainingScene, scenes
 from stepscope.analyze.sampled_time import SampledTime
+from stepscope.engine.samples import Samples
 from stepscope.model.views.passes import PassesFacts, PassFacts
 
 __all__ = ["facts"]
@@ -24,7 +24,7 @@ def facts(context: Context) -> PassesFacts | None:
     """None without a trace of training steps and without sampled stacks of steady steps."""
     train = next((fact for fact in steps.facts(context.labelled) if fact.kind == "train"), None)
     timed = sampled_time.prepare(context.sampled, train, context.tables.quality)
-    runs: dict[str, list[Scene]] = {}
+    runs: dict[str, list[TrainingScene]] = {}
     for scene in scenes(context.base, context.labelled):
         runs.setdefault(scene.span.ref.run, []).append(scene)
     found = PassesFacts(
@@ -34,7 +34,7 @@ def facts(context: Context) -> PassesFacts | None:
     return found if found.runs or found.copies is not None else None
 
 
-def _of_run(run: str, own: Sequence[Scene], samples: Samples | None, timed: SampledTime | None) -> PassFacts:
+def _of_run(run: str, own: Sequence[TrainingScene], samples: Samples | None, timed: SampledTime | None) -> PassFacts:
     steps = sum(len(scene) for scene in own)
     step_ms = sum(scene.step_ms * len(scene) for scene in own) / steps
     recorded = all(scene.recorded for scene in own)
@@ -44,7 +44,7 @@ def _of_run(run: str, own: Sequence[Scene], samples: Samples | None, timed: Samp
         traces=tuple(scene.span.ref.label for scene in own),
         ranks=tuple(sorted({scene.span.ref.rank for scene in own})),
         steps=steps,
-        has_steps=all(scene.has_steps for scene in own),
+        has_steps=all(scene.windows.has_steps for scene in own),
         step_ms=step_ms,
         on_device=any(len(scene.found) > 0 for scene in own),
         gpus=tuple(gpus),

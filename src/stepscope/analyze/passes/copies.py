@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.intervals import EMPTY, Int64
-from stepscope.analyze.passes.scene import Scene, outermost, summed
-from stepscope.analyze.sampled.samples import Samples, short
+from stepscope.analyze.passes.training import TrainingScene, outermost, summed
 from stepscope.analyze.sampled_time import SampledTime
-from stepscope.analyze.views.ascent import climb, nearest
-from stepscope.analyze.views.attribution import place, trace_back
+from stepscope.engine.attribution import place, trace_back
+from stepscope.engine.intervals import EMPTY
+from stepscope.engine.samples import Samples, short
+from stepscope.engine.tree import climb, nearest
 from stepscope.model import Place
 from stepscope.model.views.passes import ModelCopy
+from stepscope.tables.arrays import Int64
 
 MAX_FACTS = 10
 _DEEPCOPY = "copy.deepcopy"
@@ -88,9 +89,9 @@ def _sampled(timed: SampledTime, row: dict[str, Any]) -> ModelCopy:
     )
 
 
-def of_scenes(scenes: Sequence[Scene]) -> tuple[ModelCopy, ...]:
+def of_scenes(scenes: Sequence[TrainingScene]) -> tuple[ModelCopy, ...]:
     """The same by the Python functions of traces, costliest first."""
-    groups: dict[tuple[str, Place], list[tuple[Scene, Int64]]] = {}
+    groups: dict[tuple[str, Place], list[tuple[TrainingScene, Int64]]] = {}
     for scene in scenes:
         for key, rows in _of_scene(scene):
             groups.setdefault(key, []).append((scene, rows))
@@ -105,7 +106,7 @@ def of_scenes(scenes: Sequence[Scene]) -> tuple[ModelCopy, ...]:
     return tuple(found[:MAX_FACTS])
 
 
-def _of_scene(scene: Scene) -> list[tuple[tuple[str, Place], Int64]]:
+def _of_scene(scene: TrainingScene) -> list[tuple[tuple[str, Place], Int64]]:
     """(call, the user's line above it) and the outermost such calls of one trace."""
     span, names = scene.span, scene.span.names
     called = [_called(name) for name in names.values]

@@ -15,11 +15,10 @@ from math import prod
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.passes.scene import Scene, lines, outermost, summed, weights_of
-from stepscope.analyze.views.base import Bools
+from stepscope.analyze.passes.training import TrainingScene, lines, outermost, summed, weights_of
+from stepscope.engine import intervals
 from stepscope.model.views.passes import Doubles
+from stepscope.tables.arrays import Bools, Int64
 
 MIN_ELEMENTS = 1_024  # of an input: below it an operator's time is that of its call, whatever the type
 HALF = 0.5  # of an operator's time is saved by half of the bytes and twice as many numbers to an instruction
@@ -29,7 +28,7 @@ _CONVERTS = frozenset({"aten::copy_", "aten::_to_copy", "aten::to", "aten::type_
 _CONVERTS_BACK = frozenset({"ToCopyBackward0", _ENGINE + "ToCopyBackward0"})
 
 
-def facts(scenes: Sequence[Scene]) -> Doubles | None:
+def facts(scenes: Sequence[TrainingScene]) -> Doubles | None:
     """None where no operator has such an input."""
     parts = [(scene, *_rows(scene)) for scene in scenes if scene.has("types")]
     if not any(len(compute) + len(converting) for _, compute, converting in parts):
@@ -55,7 +54,7 @@ def facts(scenes: Sequence[Scene]) -> Doubles | None:
     )
 
 
-def _rows(scene: Scene) -> tuple[Int64, Int64]:
+def _rows(scene: TrainingScene) -> tuple[Int64, Int64]:
     """The outermost operators in float64 without conversions, and the outermost conversions."""
     flagged, copies = _flagged(scene)
     names = scene.span.names
@@ -73,14 +72,14 @@ def _rows(scene: Scene) -> tuple[Int64, Int64]:
     return computing[~conversion[computing]], converting
 
 
-def _computing(scene: Scene, rows: Int64, converting: Int64) -> intervals.Intervals:
+def _computing(scene: TrainingScene, rows: Int64, converting: Int64) -> intervals.Intervals:
     """When operators in float64 ran: on a device their kernels alone, since as many would be launched in float32."""
     if not len(scene.found):
         return intervals.subtract(scene.times(rows), scene.times(converting))
-    return scene.only(scene.launched_below(rows) & ~scene.launched_below(converting))
+    return scene.exclusive(scene.launched_below(rows) & ~scene.launched_below(converting))
 
 
-def _flagged(scene: Scene) -> tuple[Bools, Bools]:
+def _flagged(scene: TrainingScene) -> tuple[Bools, Bools]:
     """Rows with an input in float64 that is not small; and those of which another input has another type."""
     span = scene.span
     flagged, mixed = np.zeros(len(span), bool), np.zeros(len(span), bool)
@@ -116,7 +115,7 @@ def _kinds(types: str, shapes: str) -> set[str]:
     return found
 
 
-def _parts(parts: Sequence[tuple[Scene, Int64, Int64]], compute_ms: float) -> dict[str, float]:
+def _parts(parts: Sequence[tuple[TrainingScene, Int64, Int64]], compute_ms: float) -> dict[str, float]:
     """ms per step of the operators that take most, in proportion to their recorded time."""
     sums: dict[str, int] = {}
     for scene, rows, _ in parts:

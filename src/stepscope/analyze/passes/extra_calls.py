@@ -17,17 +17,16 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.passes.scene import Scene, summed
-from stepscope.analyze.sampled.samples import Samples, bare, short
+from stepscope.analyze.passes.training import TrainingScene, summed
 from stepscope.analyze.sampled_time import SampledTime, Share
-from stepscope.analyze.views.ascent import climb, nearest
-from stepscope.analyze.views.attribution import place, trace_back
-from stepscope.analyze.views.base import Bools
+from stepscope.engine import intervals
+from stepscope.engine.attribution import place, trace_back
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.samples import Samples, bare, short
+from stepscope.engine.tree import climb, nearest
 from stepscope.model import Place
 from stepscope.model.views.passes import ExtraCall
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 ENOUGH_SAMPLES = (
     30  # a share of one half then has a standard error of 9 points; windows on a busy machine are no better
@@ -61,7 +60,7 @@ class _Found:
     time of all calls of modules that the function makes.
     """
 
-    scene: Scene
+    scene: TrainingScene
     calls: Int64
     around: Intervals
     outer: Place | None
@@ -70,7 +69,7 @@ class _Found:
     part: float
 
 
-def facts(scenes: Sequence[Scene], samples: Samples | None, time: SampledTime | None) -> tuple[ExtraCall, ...]:
+def facts(scenes: Sequence[TrainingScene], samples: Samples | None, time: SampledTime | None) -> tuple[ExtraCall, ...]:
     """Costliest first. `samples` and `time`: of the steady steps of the scenes' run."""
     groups: dict[tuple[str, Place, bool], list[_Found]] = {}
     for scene in scenes:
@@ -81,7 +80,7 @@ def facts(scenes: Sequence[Scene], samples: Samples | None, time: SampledTime | 
 
 
 def _fact(
-    scenes: Sequence[Scene],
+    scenes: Sequence[TrainingScene],
     key: tuple[str, Place, bool],
     parts: Sequence[_Found],
     samples: Samples | None,
@@ -170,7 +169,7 @@ def _through(samples: Samples, time: SampledTime, outer: Place) -> Share:
 class _Calls:
     """The calls of modules of one trace, and which of them train nothing."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: TrainingScene) -> None:
         self.scene, self.span = scene, scene.span
 
     @cached_property

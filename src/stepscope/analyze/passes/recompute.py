@@ -13,15 +13,14 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.passes.scene import Scene, lines, outermost, summed, weights_of
-from stepscope.analyze.sampled.samples import Samples, short
+from stepscope.analyze.passes.training import TrainingScene, lines, outermost, summed, weights_of
 from stepscope.analyze.sampled_time import SampledTime
-from stepscope.analyze.views.ascent import climb
-from stepscope.analyze.views.base import Bools
+from stepscope.engine import intervals
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.samples import Samples, short
+from stepscope.engine.tree import climb
 from stepscope.model.views.passes import Recompute
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 ENOUGH_SAMPLES = 50
 _CHECKPOINT = re.compile(r"(^|/)torch/utils/checkpoint\.py\(")
@@ -33,7 +32,7 @@ _LAYERS = re.compile(
 )
 
 
-def facts(scenes: Sequence[Scene], samples: Samples | None, time: SampledTime | None) -> Recompute | None:
+def facts(scenes: Sequence[TrainingScene], samples: Samples | None, time: SampledTime | None) -> Recompute | None:
     """None where nothing is computed again. `samples` and `time`: of the steady steps of the scenes' run."""
     parts = [(scene, *_found(scene)) for scene in scenes]
     if not any(len(rows) for _, rows, _ in parts):
@@ -59,7 +58,7 @@ def facts(scenes: Sequence[Scene], samples: Samples | None, time: SampledTime | 
     )
 
 
-def _found(scene: Scene) -> tuple[Int64, Int64]:
+def _found(scene: TrainingScene) -> tuple[Int64, Int64]:
     """The outermost operators that run again, and for each the innermost operator of the backward pass around it."""
     span, calls = scene.span, scene.calls
     numbered = scene.operators & ~calls.is_backward & (span.column("sequence") >= 0)
@@ -76,7 +75,7 @@ def _found(scene: Scene) -> tuple[Int64, Int64]:
     return rows[sure], holders[sure]
 
 
-def _times(scene: Scene, rows: Int64, holders: Int64) -> Intervals:
+def _times(scene: TrainingScene, rows: Int64, holders: Int64) -> Intervals:
     """From the first to the last operator that runs again for one node, without nodes that run between."""
     distinct, number = np.unique(holders, return_inverse=True)
     starts = np.full(len(distinct), np.iinfo(np.int64).max)
@@ -92,7 +91,7 @@ def _times(scene: Scene, rows: Int64, holders: Int64) -> Intervals:
     return intervals.subtract(intervals.union(starts, ends), scene.times(inner))
 
 
-def _callers(scene: Scene, holders: Int64) -> Int64:
+def _callers(scene: TrainingScene, holders: Int64) -> Int64:
     """For each the slice of the forward pass that asked for the checkpoint, or the forward operator of its node."""
     span = scene.span
     forward = scene.calls.forward
@@ -130,7 +129,7 @@ def _sampled(samples: Samples, time: SampledTime) -> pl.DataFrame:
     return time.rows.join(below, on="row", how="semi")
 
 
-def _memory_share(scene: Scene) -> float | None:
+def _memory_share(scene: TrainingScene) -> float | None:
     """The peak that the allocator held of a GPU's memory; None where the trace does not tell."""
     memory = scene.span.memory
     shares = []

@@ -16,14 +16,13 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.dimensions import explain
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.passes.scene import Scene, summed_backward
-from stepscope.analyze.sampled.samples import bare
-from stepscope.analyze.views.ascent import nearest
-from stepscope.analyze.views.attribution import PlaceSums
+from stepscope.analyze.passes.training import TrainingScene, summed_backward
+from stepscope.engine.attribution import PlaceSums
+from stepscope.engine.samples import bare
+from stepscope.engine.tree import nearest
 from stepscope.model import Place
 from stepscope.model.views.passes import WideGradients
+from stepscope.tables.arrays import NONE, Int64
 
 MIN_CALLS = 8  # per step of one kind: fewer add up to no more than a few passes over the tensor
 MIN_RATIO = 4  # elements filled by elements of the gradient that came in
@@ -49,12 +48,12 @@ _Key = tuple[str, str | None, tuple[int, ...], tuple[int, ...], str]
 class _Nodes:
     """Nodes of one kind and shape in one trace: their rows, and those of their forward operators (-1 for none)."""
 
-    scene: Scene
+    scene: TrainingScene
     rows: Int64
     forward: Int64
 
 
-def facts(scenes: Sequence[Scene]) -> tuple[WideGradients, ...]:
+def facts(scenes: Sequence[TrainingScene]) -> tuple[WideGradients, ...]:
     """Costliest first; those with fewer than `MIN_CALLS` per step are left out."""
     steps = sum(len(scene) for scene in scenes)
     groups: dict[_Key, list[_Nodes]] = {}
@@ -71,7 +70,7 @@ def facts(scenes: Sequence[Scene]) -> tuple[WideGradients, ...]:
     return tuple(found[:MAX_FACTS])
 
 
-def _fact(scenes: Sequence[Scene], key: _Key, parts: Sequence[_Nodes], calls: float) -> WideGradients:
+def _fact(scenes: Sequence[TrainingScene], key: _Key, parts: Sequence[_Nodes], calls: float) -> WideGradients:
     node, forward, shape, part, dtype = key
     lost = [(one.scene, one.scene.lost(one.scene.times(one.rows), one.rows)) for one in parts]
     without_one = 1 - 1 / calls  # one such tensor is needed
@@ -101,14 +100,14 @@ def _fact(scenes: Sequence[Scene], key: _Key, parts: Sequence[_Nodes], calls: fl
     )
 
 
-def _in_loop(scene: Scene, where: Place, forward: str | None) -> tuple[Place, bool]:
+def _in_loop(scene: TrainingScene, where: Place, forward: str | None) -> tuple[Place, bool]:
     """The line of the loop that takes the parts, where the source has one: so many calls are made by no other."""
     function = bare(where.function)
     site = scene.base.lines.call_site(where.file, function, where.line, forward or "", loop=True)
     return (where, False) if site is None else (Place(where.file, site.line, where.function), True)
 
 
-def _of_scene(scene: Scene) -> list[tuple[_Key, _Nodes]]:
+def _of_scene(scene: TrainingScene) -> list[tuple[_Key, _Nodes]]:
     span, names = scene.span, scene.span.names
     node = names.pick([_NODE.match(name) is not None for name in names.values]) & scene.mine
     holder = nearest(span.parent, node)
@@ -139,7 +138,7 @@ def _of_scene(scene: Scene) -> list[tuple[_Key, _Nodes]]:
     return [(key, _Nodes(scene, rows[numbers], forward[numbers])) for key, numbers in groups.items()]
 
 
-def _incoming(scene: Scene, nodes: Int64) -> list[tuple[int, ...] | None]:
+def _incoming(scene: TrainingScene, nodes: Int64) -> list[tuple[int, ...] | None]:
     """The shape of the first gradient that came into each node: that of the operator of its name right below it."""
     span, names = scene.span, scene.span.names
     wanted = {_ENGINE + name: number for number, name in enumerate(names.values)}

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analyze import intervals
 from stepscope.analyze.device_losses.lost import Lost
-from stepscope.analyze.device_losses.pieces import Scene
-from stepscope.analyze.intervals import Int64
 from stepscope.analyze.replay.graph import Graph, slices_of, steps_of
 from stepscope.analyze.replay.play import Change, play, step_lengths
 from stepscope.analyze.replay.waits import waits_of
 from stepscope.analyze.replay.what_ifs import WhatIfs
-from stepscope.analyze.views.base import Span
-from stepscope.analyze.views.work import COMMUNICATION, COPY, FILL, KERNEL
+from stepscope.engine import intervals
+from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
+from stepscope.engine.scene import Scene
+from stepscope.engine.spans import Span
 from stepscope.model.views.replay import Replay, WhatIf
+from stepscope.tables.arrays import Int64
 
 __all__ = ["facts", "graph_of"]
 

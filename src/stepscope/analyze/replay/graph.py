@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyze import intervals
-from stepscope.analyze.device_losses.pieces import Scene
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.views.base import Bools
-from stepscope.analyze.views.step_windows import host_steps, launched_in
+from stepscope.engine import intervals
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.scene import Scene
+from stepscope.engine.step_windows import host_steps, launched_in
+from stepscope.tables.arrays import Bools, Int64
 
 NONE = -1
 # From launch to start an idle device takes 5 to 10 us. A slice that starts later although its stream is free was held

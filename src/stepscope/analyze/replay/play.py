@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import EMPTY, Int64, Intervals
 from stepscope.analyze.replay.graph import Graph, Steps
-from stepscope.analyze.views.base import Bools
+from stepscope.engine import intervals
+from stepscope.engine.intervals import EMPTY, Intervals
+from stepscope.tables.arrays import Bools, Int64
 
 MOSTLY = 0.5  # a wait with more than this part of it cut is gone
 

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stepscope.analyze.device_losses.pieces import Scene
-from stepscope.analyze.intervals import Int64
 from stepscope.analyze.replay.graph import NONE, Slices, Waits
-from stepscope.analyze.views.base import Bools
-from stepscope.analyze.views.work import COPY
+from stepscope.engine.device_work import COPY
+from stepscope.engine.scene import Scene
+from stepscope.tables.arrays import Bools, Int64
 
 RETURN_NS = 10_000  # a call returns about as long after the device is done; also by how much clocks may disagree
 LONG_NS = 100_000  # of a call: ten times what a launch takes

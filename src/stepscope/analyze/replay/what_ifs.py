@@ -11,16 +11,16 @@ from functools import cached_property
 
 import numpy as np
 
-from stepscope.analyze import intervals
 from stepscope.analyze.device_losses.idle import IN, OUT, RETURN_NS, Idle
 from stepscope.analyze.device_losses.lost import Lost
-from stepscope.analyze.device_losses.pieces import Piece, Scene
-from stepscope.analyze.intervals import EMPTY, Int64, Intervals
+from stepscope.analyze.device_losses.pieces import Piece
 from stepscope.analyze.replay.graph import Graph
 from stepscope.analyze.replay.play import Change
-from stepscope.analyze.views.base import Bools
-from stepscope.analyze.views.host_activity import HostActivity
-from stepscope.analyze.views.work import COMMUNICATION, FILL, KERNEL
+from stepscope.engine import intervals
+from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL
+from stepscope.engine.host_activity import HostActivity
+from stepscope.engine.intervals import EMPTY, Intervals
+from stepscope.engine.scene import Scene
 from stepscope.model.views.device_losses import (
     ALLOCATOR,
     ATTENTION,
@@ -39,6 +39,7 @@ from stepscope.model.views.device_losses import (
     ZERO_GRAD,
 )
 from stepscope.model.views.replay import COLLECTIVES, COMPILE, LOADER, matrix
+from stepscope.tables.arrays import Bools, Int64
 
 # Tensor cores by ordinary cores in 32 bits: data sheets of V100 and T4, of A100 and H100.
 TENSOR_CORE_RATES = (8, 16)
@@ -67,7 +68,7 @@ class WhatIfs:
 
     @property
     def host(self) -> HostActivity:
-        return self.lost.host
+        return self.scene.host
 
     @cached_property
     def cases(self) -> dict[str, Case]:

@@ -10,10 +10,10 @@ from collections import defaultdict
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.sampled.call_tree import NONE
 from stepscope.analyze.sampled.loop import SampledLoop
 from stepscope.analyze.sampled.user_paths import UserPaths, at, rows_of
 from stepscope.model.views.waits import CallerLine
+from stepscope.tables.arrays import NONE
 
 SHARE = 0.5  # of the inner line's samples: with fewer the line is mostly another caller's
 SAMPLES = 3  # fewer are chance

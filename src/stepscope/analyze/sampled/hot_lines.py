@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from stepscope.analyze.sampled.samples import Samples
+from stepscope.engine.samples import Samples
 from stepscope.model import HotLine, StackFacts, StepFacts
 from stepscope.tables.schema import Tables
 

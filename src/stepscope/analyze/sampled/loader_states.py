@@ -12,10 +12,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.sampled.call_tree import NONE, Bools, Int32
 from stepscope.analyze.sampled.loop import is_fetch
 from stepscope.analyze.sampled.user_paths import UserPaths, at, is_worker_loop
 from stepscope.read.raw import Frame
+from stepscope.tables.arrays import NONE, Bools, Int32
 from stepscope.tables.phases import in_file, is_wait, last_part
 
 States = npt.NDArray[np.int8]

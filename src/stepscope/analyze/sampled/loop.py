@@ -16,11 +16,11 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.intervals import EMPTY, Intervals, union
-from stepscope.analyze.sampled.call_tree import Bools, Int32
 from stepscope.analyze.sampled.user_paths import UserPaths, at, rows_of
+from stepscope.engine.intervals import EMPTY, Intervals, union
 from stepscope.read.raw import Frame
 from stepscope.tables import phases
+from stepscope.tables.arrays import Bools, Int32
 
 _SET_UP = ("__init__", "init_process_group")
 _SET_UP_FOLDERS = ("torch/nn/parallel/", "torch/distributed/", "torch/optim/")

@@ -14,12 +14,12 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.sampled.call_tree import Bools, Floats, Int64
 from stepscope.analyze.sampled.loop import SampledLoop
 from stepscope.analyze.sampled.user_paths import UserPaths, at, rows_of
 from stepscope.model import Place
 from stepscope.model.views.waits import RankLine, RankLines
 from stepscope.read.raw import Frame
+from stepscope.tables.arrays import Bools, Floats, Int64
 from stepscope.tables.phases import DATA_WAIT, in_file, is_wait, last_part
 
 MIN_SAMPLES = 50  # of a rank's loop: with fewer, chance alone moves a share of a fifth by a quarter of it

@@ -12,10 +12,10 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.sampled.call_tree import Bools, Int64
 from stepscope.analyze.sampled.user_paths import UserPaths, at, rows_of
 from stepscope.analyze.sampled.waits import sample_gap_ns
 from stepscope.model.views.waits import SlowLine, SlowSteps
+from stepscope.tables.arrays import Bools, Int64
 
 SLOW_RATIO = 1.5  # of the median: half a step more is what one sees as a hiccup in a log of step times
 SLOW_SPREADS = 5.0  # and so many spreads above it: in a run whose steps all vary that much, none of them is special

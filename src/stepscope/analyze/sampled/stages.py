@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.hotspots.idle import idle_sampled
-from stepscope.analyze.steps import STEADY as STEADY_STEP
+from stepscope.engine.step_labels import STEADY as STEADY_STEP
 from stepscope.model import PHASES
 from stepscope.model.views.waits import StageTime
 from stepscope.tables import phases
+from stepscope.tables.arrays import Floats, Int64
 from stepscope.tables.stages import COMPILE, IMPORT
 
 STARTUP, WARMUP, STEADY, OTHER = "startup", "warmup", "steady", "other"
@@ -27,10 +27,6 @@ _TIMED = (STARTUP, WARMUP, STEADY, OTHER)  # the columns of `_Clock.lengths`
 _OF_REASON = {STEADY_STEP: STEADY, "first_batch": STEADY, "warmup": WARMUP, "compile": WARMUP}
 _IN_STEPS = tuple(phase for phase in PHASES if phase != phases.OTHER)  # stacks that can only be seen inside steps
 _STACK = ("host", "file", "pid", "thread", "node")
-
-Int64 = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 
 def facts(context: Context) -> tuple[StageTime, ...]:

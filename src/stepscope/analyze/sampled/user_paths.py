@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analyze.places import UserCode
-from stepscope.analyze.sampled.call_tree import NONE, Bools, CallTree, Int32, Int64
+from stepscope.engine.call_tree import CallTree
+from stepscope.engine.user_code import UserCode
 from stepscope.model import Place
 from stepscope.read.raw import Frame
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 from stepscope.tables.phases import in_file, last_part
 
 _T = TypeVar("_T", bound=np.generic)

@@ -9,7 +9,7 @@ from stepscope.analyze.hotspots.idle import idle_sampled
 from stepscope.analyze.sampled import callers, rank_lines, slow_steps, stages, waits
 from stepscope.analyze.sampled.loop import SampledLoop, sampled_loop
 from stepscope.analyze.sampled.user_paths import UserPaths
-from stepscope.analyze.steps import LabelledSteps
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import StepFacts
 from stepscope.model.views.waits import LoaderWait, SampledViews
 

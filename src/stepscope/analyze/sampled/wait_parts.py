@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.intervals import Intervals, covered, intersect, subtract, total, union
 from stepscope.analyze.sampled import loader_states as states
-from stepscope.analyze.sampled.call_tree import Bools, Floats, Int64
 from stepscope.analyze.sampled.loader_states import LoaderStates
 from stepscope.analyze.sampled.loop import SampledLoop
 from stepscope.analyze.sampled.user_paths import at, rows_of
+from stepscope.engine.intervals import Intervals, covered, intersect, subtract, total, union
+from stepscope.tables.arrays import Bools, Floats, Int64
 from stepscope.tables.phases import DATA_WAIT
 
 SEGMENT = ["process", "host", "file"]

@@ -6,7 +6,6 @@ from bisect import bisect_right
 
 import numpy as np
 
-from stepscope.analyze.sampled.call_tree import NONE
 from stepscope.analyze.timeline.index import Timeline
 from stepscope.analyze.timeline.run_parts import PHASES_NOTE
 from stepscope.analyze.timeline.trace_detail import TraceDetail
@@ -14,6 +13,7 @@ from stepscope.errors import UsageError
 from stepscope.model import PHASES
 from stepscope.model.findings import Place
 from stepscope.model.views.timeline import SliceDetail, SliceFact, StackPlace
+from stepscope.tables.arrays import NONE
 
 MAX_FRAMES = 64
 _STEP_FACTS = (

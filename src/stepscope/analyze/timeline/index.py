@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.timeline import run_parts, trace_parts
-from stepscope.analyze.timeline.levels import Int8, Int32, Int64, Level, pyramid
+from stepscope.analyze.timeline.levels import Level, pyramid
 from stepscope.analyze.timeline.parts import Collection, Part
 from stepscope.model import PHASES
 from stepscope.model.views.timeline import TimelineStep, TimelineTrack
+from stepscope.tables.arrays import Int8, Int32, Int64
 
 _RADIX = 1 << 16  # numbers below it sort in time proportional to their count
 

@@ -10,12 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-Int8 = npt.NDArray[np.int8]
-Bools = npt.NDArray[np.bool_]
+from stepscope.tables.arrays import Bools, Int8, Int32, Int64
 
 _FINEST_NS = 4_096  # bins of the first level: most kernels and operators are this long or longer
 _FEW = 50_000  # items that are thinned quickly enough as they are

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stepscope.analyze.timeline.levels import Int8, Int32, Int64
 from stepscope.model.views.timeline import KINDS, TimelineTrack, TrackKind
+from stepscope.tables.arrays import Int8, Int32, Int64
 
 MAX_DEPTH = 128  # slices above each other on one track; what is deeper is not drawn
 KIND = {name: number for number, name in enumerate(KINDS)}

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.places import UserCode
-from stepscope.analyze.sampled.call_tree import NONE, CallTree
-from stepscope.analyze.timeline.levels import Bools, Int32, Int64
 from stepscope.analyze.timeline.parts import KIND, Collection, Part
+from stepscope.engine.call_tree import CallTree
+from stepscope.engine.user_code import UserCode
 from stepscope.model import PHASES
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 from stepscope.tables.schema import Tables
 
 PHASES_NOTE = "of phases only lengths are measured: they are drawn in their usual order within each step"

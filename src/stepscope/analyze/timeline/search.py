@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.timeline.index import Timeline
-from stepscope.analyze.timeline.levels import Bools, Int64
 from stepscope.model.views.timeline import SearchHit, SearchResult
+from stepscope.tables.arrays import Bools, Int64
 
 MAX_HITS = 2_000
 _STEP = re.compile(r"step\s*#?\s*(\d{1,18})")

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.timeline.levels import Int64
-from stepscope.analyze.views import attribution
-from stepscope.analyze.views.base import Span
+from stepscope.engine import attribution
+from stepscope.engine.spans import Span
 from stepscope.model.findings import Place
 from stepscope.model.views.timeline import SliceDetail, SliceFact, SliceRef, StackPlace
+from stepscope.tables.arrays import NONE, Int64
 
 if TYPE_CHECKING:
     from stepscope.analyze.timeline.index import Timeline

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.timeline.levels import Bools, Int8, Int32
 from stepscope.analyze.timeline.parts import KIND, MAX_DEPTH, Collection, Part
-from stepscope.analyze.views.base import Base, Span
-from stepscope.analyze.views.work import COMMUNICATION, work
+from stepscope.engine.device_work import COMMUNICATION, work
+from stepscope.engine.spans import Base, Span
 from stepscope.tables import categories
+from stepscope.tables.arrays import Bools, Int8, Int32
 
 _SYNCHRONIZES = re.compile(r"^(cuda|cu|hip|xpu|mtia)?\w*Synchronize")
 # Ranges that PyTorch itself writes around parts of a step.

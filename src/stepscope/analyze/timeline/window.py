@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from stepscope.analyze.timeline.index import Timeline
-from stepscope.analyze.timeline.levels import Int64, Items, Level, thinned
+from stepscope.analyze.timeline.levels import Items, Level, thinned
 from stepscope.analyze.timeline.parts import KIND
 from stepscope.model.views.timeline import KINDS, TimelineWindow, TrackSlices
+from stepscope.tables.arrays import Int64
 
 MAX_SLICES = 20_000  # of one window
 MAX_WIDTH = 8_000  # pixels

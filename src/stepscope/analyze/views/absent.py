@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stepscope.analyze.views.base import Base
 from stepscope.analyze.views.communication import why_absent as why_no_collectives
 from stepscope.analyze.views.distributed import why_absent as why_not_distributed
+from stepscope.engine.spans import Base
 from stepscope.model.views import Views
 
 NO_TRACE = "no trace of torch.profiler was read"

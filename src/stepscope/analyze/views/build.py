@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from stepscope.analyze.places import UserCode
 from stepscope.analyze.views import (
     communication,
     counters,
@@ -23,8 +22,9 @@ from stepscope.analyze.views import (
     overview,
 )
 from stepscope.analyze.views.absent import reasons
-from stepscope.analyze.views.base import Base
 from stepscope.analyze.views.tensorboard import tensorboard
+from stepscope.engine.spans import Base
+from stepscope.engine.user_code import UserCode
 from stepscope.model.views import SpanViews, Views
 from stepscope.model.views.communication import CollectiveRow, Distributed
 from stepscope.model.views.memory import MemoryRecording, MemoryView

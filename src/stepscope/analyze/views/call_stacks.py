@@ -11,14 +11,14 @@ import re
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.places import UserCode, user_code
-from stepscope.analyze.views import attribution
-from stepscope.analyze.views.base import Base, Int64, Span
 from stepscope.analyze.views.operator_times import Calls
+from stepscope.engine import attribution
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.user_code import UserCode, user_code
 from stepscope.model.findings import Place
 from stepscope.model.views.operators import CallStack
 from stepscope.model.views.spans import SpanRef
+from stepscope.tables.arrays import NONE, Int64
 
 MAX_FRAMES = 64
 _FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)

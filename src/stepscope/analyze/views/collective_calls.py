@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views import collectives as words
-from stepscope.analyze.views.base import Bools, Int32, Int64, Span
-from stepscope.analyze.views.work import COMMUNICATION, Work
+from stepscope.engine import collective_names as words
+from stepscope.engine.device_work import COMMUNICATION, Work
+from stepscope.engine.spans import Span
 from stepscope.tables import categories
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 
 MAX_WAY = 12  # slices from a launch outwards in which its collective is looked for
 _LISTED_CHARS = 32  # of the ranks of a group in its name

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Intervals
-from stepscope.analyze.views import collectives as words
-from stepscope.analyze.views.base import Base, Bools, Int64, Span
 from stepscope.analyze.views.collective_calls import Calls, Message, calls, on_host
-from stepscope.analyze.views.work import FILL, KERNEL, Work, work
+from stepscope.engine import collective_names as words
+from stepscope.engine import intervals, tree
+from stepscope.engine.device_work import FILL, KERNEL, Work, work
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.spans import Base, Span
 from stepscope.model.views.communication import CollectiveRow
+from stepscope.tables.arrays import Bools, Int64, own_starts
 
 NO_COLLECTIVES = "no trace holds a collective: one process alone, or none ran while recording"
 ONLY_CALLED = (
@@ -56,17 +57,8 @@ def _of_collectives(span: Span) -> Bools:
     flags = on_host(span, words.is_collective_call)
     if not flags.any():
         return flags
-    parent = span.parent
-    inner, at = flags, flags
-    while at.any():  # as often as calls are nested
-        at = (parent >= 0) & at[parent] & ~inner
-        inner = inner | at
-    rows = parent[flags]
-    while len(rows := np.unique(rows[rows >= 0])):
-        rows = rows[~inner[rows]]
-        inner[rows] = True
-        rows = parent[rows]
-    return inner
+    inside = tree.nearest(span.parent, flags) >= 0
+    return inside | tree.above(span.parent, np.flatnonzero(flags))
 
 
 def _rows(span: Span) -> Iterator[CollectiveRow]:
@@ -93,8 +85,7 @@ def exposures(found: Calls, compute: Intervals) -> Int64:
         starts, ends = found.start_ns[rows], found.end_ns[rows]
         if not len(rows):
             continue
-        begins = starts.copy()
-        np.maximum(begins[1:], np.maximum.accumulate(ends)[:-1], out=begins[1:])
+        begins = own_starts(starts, ends)
         ends = np.maximum(ends, begins)
         result[rows] = ends - begins - intervals.covered(busy, begins, ends)
         busy = intervals.merge(busy, intervals.union(starts, ends))

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.views.base import Base, Bools, Span
-from stepscope.analyze.views.device_load import Floats, Load, load
+from stepscope.analyze.views.device_load import Load, load
 from stepscope.analyze.views.gpus import sm_load
-from stepscope.analyze.views.step_windows import step_windows
-from stepscope.analyze.views.work import COPY, Work, by_device, work
+from stepscope.engine import intervals
+from stepscope.engine.device_work import COPY, Work, by_device, work
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.step_windows import step_windows
 from stepscope.model.views.overview import Counter
+from stepscope.tables.arrays import Bools, Floats, Int64
 
 MAX_BUCKETS = 250
 MAX_BYTES_PER_NS = 1e7  # a copy that claims more is a damaged record

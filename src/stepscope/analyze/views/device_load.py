@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from stepscope.analyze.intervals import Int64
+from stepscope.tables.arrays import Floats, Int64
 
-Floats = npt.NDArray[np.float64]
 _FIXED = 1_000_000_000  # amounts are summed as whole billionths: what was added goes away again exactly
 
 

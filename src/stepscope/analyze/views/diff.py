@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from stepscope.analyze.views import diff_tree, kernels, modules, operators, overview, step_tree
-from stepscope.analyze.views.base import Base, Span
 from stepscope.analyze.views.diff_tree import NOTHING, Value, row
 from stepscope.analyze.views.step_tree import StepTree
+from stepscope.engine.spans import Base, Span
 from stepscope.model.views.diff import Diff, DiffRow
 from stepscope.model.views.modules import ModuleTree
 from stepscope.model.views.operators import KernelRow, OperatorRow

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views import collectives as words
-from stepscope.analyze.views.base import Base, Span
 from stepscope.analyze.views.collective_calls import Calls, calls
 from stepscope.analyze.views.communication import computation
 from stepscope.analyze.views.peers import Peers, peers
-from stepscope.analyze.views.step_windows import StepWindows, step_windows
-from stepscope.analyze.views.work import work
+from stepscope.engine import collective_names as words
+from stepscope.engine import intervals
+from stepscope.engine.device_work import work
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.step_windows import StepWindows, step_windows
 from stepscope.model.views.communication import CollectiveOverWorkers, Distributed, WorkerShare
 from stepscope.model.views.spans import SpanRef
+from stepscope.tables.arrays import NONE, Int64
 
 NO_COLLECTIVES = "no worker ran a collective while recording"
 _NAMED = 8  # ranks in a note

@@ -13,17 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.origins import NONE
 from stepscope.analyze.views import tensor_cores
-from stepscope.analyze.views.base import Base, Bools, Span
-from stepscope.analyze.views.device_load import Floats, Load, load
-from stepscope.analyze.views.work import Work, by_device, work
+from stepscope.analyze.views.device_load import Load, load
+from stepscope.engine import intervals
+from stepscope.engine.device_work import Work, by_device, work
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.tree import below
 from stepscope.model.views.overview import GpuSummary, Overview
 from stepscope.model.views.spans import GpuProperties
-
-MAX_LEVELS = 1_000  # operators around each other; a broken tree ends here
+from stepscope.tables.arrays import Bools, Floats, Int64
 
 
 def summaries(base: Base, overviews: Sequence[Overview]) -> tuple[GpuSummary, ...]:
@@ -108,19 +106,5 @@ def _by_name(span: Span, rows: Int64, judge: Callable[[list[str]], list[bool]]) 
 
 def _eligible(span: Span, found: Work) -> tuple[Bools, Bools]:
     """Of each slice of work whether it has an operator, and whether one that it is below can use tensor cores."""
-    operator = np.full(len(span), NONE, np.int64)
-    operator[span.links["event"].to_numpy()] = span.links["operator"].to_numpy()
-    above = operator[found.rows]
-    linked = above >= 0
     able = span.names.pick(tensor_cores.eligible(span.names.values)) & span.is_operator
-    result = np.zeros(len(found), bool)
-    left = np.flatnonzero(linked)
-    for _ in range(MAX_LEVELS):
-        if not len(left):
-            break
-        hit = able[above[left]]
-        result[left[hit]] = True
-        left = left[~hit]
-        above[left] = span.parent[above[left]]
-        left = left[above[left] >= 0]
-    return linked, result
+    return found.operator >= 0, below(span.parent, found.operator, able)

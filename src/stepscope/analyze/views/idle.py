@@ -6,16 +6,17 @@ of the host alone, by other names: time of a host without a device is no idle ti
 
 from __future__ import annotations
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.views.base import Span
-from stepscope.analyze.views.collectives import is_collective_call
 from stepscope.analyze.views.communication import computation
-from stepscope.analyze.views.host_activity import HostActivity, host_activity
-from stepscope.analyze.views.step_windows import StepWindows
-from stepscope.analyze.views.work import COMMUNICATION, COPY, FILL, KERNEL, Work
+from stepscope.engine import intervals
+from stepscope.engine.collective_names import is_collective_call
+from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work
+from stepscope.engine.host_activity import HostActivity, host_activity
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.spans import Span
+from stepscope.engine.step_windows import StepWindows
 from stepscope.model.views.overview import DEVICE, DEVICE_PARTS, HOST, HOST_PARTS, IDLE_PARTS
 from stepscope.tables import categories
+from stepscope.tables.arrays import Int64
 
 
 def own_lengths(span: Span, found: Work, windows: StepWindows) -> tuple[str, tuple[str, ...], Int64]:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views import attribution
-from stepscope.analyze.views.base import Base, Int64, Span
 from stepscope.analyze.views.kernel_names import short_names
 from stepscope.analyze.views.tensor_cores import uses_tensor_cores
-from stepscope.analyze.views.work import work
+from stepscope.engine import attribution
+from stepscope.engine.device_work import work
+from stepscope.engine.spans import Base, Span
 from stepscope.model.views.operators import KernelRow
 from stepscope.model.views.spans import SpanRef
+from stepscope.tables.arrays import NONE, Int64
 
 NAME, LAUNCH = "name", "launch"
 _CONFIGURATION = {

@@ -12,12 +12,12 @@ from functools import partial
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.places import NO_OPTIONS, UserCode, user_code
-from stepscope.analyze.views.base import Base, Int64, Span
 from stepscope.analyze.views.memory_device import DeviceMemory, Pairs, pair
 from stepscope.analyze.views.memory_lines import Spots, blocks, lines, spots
 from stepscope.analyze.views.memory_operators import around, by_operator
 from stepscope.analyze.views.memory_recordings import Seen, seen
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.user_code import NO_OPTIONS, UserCode, user_code
 from stepscope.model.views.memory import (
     MemoryBlock,
     MemoryCurve,
@@ -28,6 +28,7 @@ from stepscope.model.views.memory import (
     MemoryView,
     OutOfMemory,
 )
+from stepscope.tables.arrays import Int64
 
 NO_ADDRESSES = "allocations carry no addresses (PyTorch before 1.10), so that no block can be followed"
 NO_TOTALS = "the trace does not say what was allocated when it began: its curve shows the change since then"

@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from stepscope.analyze.views.base import Bools, Int64
 from stepscope.model.views.memory import MemoryCurve
+from stepscope.tables.arrays import Bools, Int64
 
 POINTS = 1_000  # of a curve at most
 _PER_BUCKET = 4

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.attribution import place, trace_back
-from stepscope.analyze.views.base import Base, Bools, Int64, Span
 from stepscope.analyze.views.memory_device import DeviceMemory, sums
+from stepscope.engine.attribution import place, trace_back
+from stepscope.engine.spans import Base, Span
 from stepscope.model.findings import Place
 from stepscope.model.views.memory import MemoryBlock, MemoryLine
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 OperatorOf = Callable[[int], "str | None"]
 LARGEST = 50  # blocks kept of those that stood at the peak, and as many of the others

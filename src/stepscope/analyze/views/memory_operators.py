@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.base import Bools, Int64, Span
 from stepscope.analyze.views.memory_device import DeviceMemory, sums
+from stepscope.engine.spans import Span
+from stepscope.engine.tree import climb, upward
 from stepscope.model.views.memory import MemoryOperator
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 Stop = Callable[[Int64, Int64], Bools]  # rows, and which of the questions they are for
-_LEVELS = 100_000  # of slices around each other; a broken tree ends here
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def around(span: Span) -> Around:
         rows = np.flatnonzero((span.tracks.codes == code) & relevant)
         own = np.flatnonzero(tracks == code)
         innermost[own] = _innermost(span, rows, times[own])
-    operator = _up(span, innermost, span.is_operator)
+    operator = climb(span.parent, innermost, span.is_operator)
     return Around(innermost, operator)
 
 
@@ -57,27 +57,7 @@ def _innermost(span: Span, rows: Int64, times: Int64) -> Int64:
     node = np.where(place >= 0, rows[np.maximum(place, 0)], NONE)
     relevant = np.zeros(len(span), bool)
     relevant[rows] = True
-    return _climb(span, node, lambda at, which: relevant[at] & (span.ends(at) > times[which]))
-
-
-def _up(span: Span, rows: Int64, stop: Bools) -> Int64:
-    """The nearest row at or above each of `rows` where `stop` holds."""
-    return _climb(span, rows, lambda at, _: stop[at])
-
-
-def _climb(span: Span, rows: Int64, stop: Stop) -> Int64:
-    """From each of `rows` upwards to the first row where `stop` says so, `NONE` where none does."""
-    result = np.full(len(rows), NONE, np.int64)
-    which = np.flatnonzero(rows >= 0)
-    at = rows[which]
-    for _ in range(_LEVELS):
-        if not len(which):
-            break
-        hit = stop(at, which)
-        result[which[hit]] = at[hit]
-        at, which = span.parent[at[~hit]], which[~hit]
-        at, which = at[at >= 0], which[at >= 0]
-    return result
+    return climb(span.parent, node, lambda at, which: relevant[at] & (span.ends(at) > times[which]))
 
 
 def by_operator(span: Span, device: DeviceMemory, operator: Int64) -> Iterator[MemoryOperator]:
@@ -137,15 +117,10 @@ def _by_name(codes: Int64, columns: list[Int64]) -> dict[int, tuple[int, int, in
 
 def _ancestors(span: Span, rows: Int64) -> tuple[Int64, Int64]:
     """(index in `rows`, code of a name) once for every name among each row and the operators around it."""
-    which, at = np.arange(len(rows)), rows
     width = len(span.names.values) + 1
-    keys = [which[at < 0] * width]  # outside all operators: a name of its own, code NONE
-    for _ in range(_LEVELS):
-        which, at = which[at >= 0], at[at >= 0]
-        if not len(at):
-            break
+    keys = [np.flatnonzero(rows < 0) * width]  # outside all operators: a name of its own, code NONE
+    for which, at in upward(span.parent, rows):
         operators = span.is_operator[at]
         keys.append(which[operators] * width + span.names.codes[at[operators]] + 1)
-        at = span.parent[at]
     distinct = np.unique(np.concatenate(keys))
     return distinct // width, distinct % width - 1

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.places import UserCode
-from stepscope.analyze.views.base import Int64
 from stepscope.analyze.views.memory_device import DeviceMemory, Pairs, pair, thinned
 from stepscope.analyze.views.memory_lines import Spots, Standing, blocks, lines
+from stepscope.engine.user_code import UserCode
 from stepscope.model.findings import Place
 from stepscope.model.views.memory import (
     ALLOCATED,
@@ -30,6 +28,7 @@ from stepscope.model.views.memory import (
     MemoryState,
     OutOfMemory,
 )
+from stepscope.tables.arrays import NONE, Int64
 
 _SOURCES = (".py", ".ipynb")  # other frames are C++
 

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.ascent import nearest_around
-from stepscope.analyze.views.base import Bools, Int32, Int64, Span, Texts, texts
-from stepscope.analyze.views.work import work
+from stepscope.engine.device_work import work
+from stepscope.engine.spans import Span, Texts, texts
+from stepscope.engine.tree import nearest_around, upward
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 
 _LINKED = "linked"
 _DEEPEST = 10_000  # calls around each other; a broken (cyclic) tree ends here
@@ -154,15 +154,7 @@ class Calls:
 
     def up(self, calls: Int64) -> Iterator[tuple[Int64, Int64]]:
         """(positions in `calls`, calls): first each call itself, then the one around it, and so on to the outermost."""
-        left = np.flatnonzero(calls >= 0)
-        at = calls[left]
-        for _ in range(_DEEPEST):
-            if not len(left):
-                return
-            yield left, at
-            above = self.caller[at]
-            keep = above >= 0
-            left, at = left[keep], above[keep]
+        return upward(self.caller, calls)
 
     def inner(self, groups: Int64) -> Bools:
         """Calls that lie in a call of the same group (recursion). `groups` holds the group of each call."""

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.views import attribution
-from stepscope.analyze.views.base import Base, Bools, Int64, Span, texts
 from stepscope.analyze.views.call_stacks import stacks
 from stepscope.analyze.views.operator_times import Calls
 from stepscope.analyze.views.tensor_cores import eligible, uses_tensor_cores
+from stepscope.engine import attribution, intervals, tree
+from stepscope.engine.spans import Base, Span, texts
 from stepscope.model.views.operators import OperatorRow
 from stepscope.model.views.spans import SpanRef
+from stepscope.tables.arrays import Bools, Int64
 
 __all__ = ["plugin_operators", "stacks", "table"]
 
@@ -292,13 +292,7 @@ def _eligible(calls: Calls) -> Bools:
     result: Bools = flags[codes]
     device = calls.device
     result[device.call[_on_cores(calls.span, device.rows)]] = True
-    at = calls.caller[result]
-    while len(at):
-        at = np.unique(at[at >= 0])
-        at = at[~result[at]]
-        result[at] = True
-        at = calls.caller[at]
-    return result
+    return result | tree.above(calls.caller, np.flatnonzero(result))
 
 
 def _has_stack(calls: Calls) -> Bools:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.views.base import Base, Span
 from stepscope.analyze.views.idle import own_lengths
 from stepscope.analyze.views.plugin_steps import plugin_lengths
-from stepscope.analyze.views.step_windows import step_windows
-from stepscope.analyze.views.work import work
+from stepscope.engine.device_work import work
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.step_windows import step_windows
 from stepscope.model.views.overview import PLUGIN_PARTS, Overview, StepBreakdown, Summary
+from stepscope.tables.arrays import Int64
 
 
 def overviews(base: Base) -> tuple[Overview, ...]:

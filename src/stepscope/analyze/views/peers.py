@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stepscope.analyze.views.base import Base, Span
+from stepscope.engine.spans import Base, Span
 
 MAX_RANKS = 1 << 16  # a size of the world beyond this is no size but damage
 _APART_NS = 3600 * 10**9  # clocks of the hosts of one run do not differ by an hour

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.views.base import Span
-from stepscope.analyze.views.collectives import is_backend_range
-from stepscope.analyze.views.host_activity import LOADER_RANGE, matches
-from stepscope.analyze.views.step_windows import StepWindows
-from stepscope.analyze.views.work import COMMUNICATION, COPY, FILL, KERNEL, Work
+from stepscope.engine import intervals
+from stepscope.engine.collective_names import is_backend_range
+from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work
+from stepscope.engine.host_activity import LOADER_RANGE, matches
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.spans import Span
+from stepscope.engine.step_windows import StepWindows
 from stepscope.model.views.overview import PLUGIN_PARTS, Overview
 from stepscope.tables import categories
+from stepscope.tables.arrays import Int64
 
 NS_PER_US = 1000
 # Shown only where the trace has something of the kind.

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepscope.analyze.places import UserCode
 from stepscope.analyze.views import (
     call_stacks,
     communication,
@@ -32,7 +31,8 @@ from stepscope.analyze.views.absent import (
     NO_STACKS,
     NO_TRACE,
 )
-from stepscope.analyze.views.base import Base
+from stepscope.engine.spans import Base
+from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
 from stepscope.model.views.compilers import CompilersView
 from stepscope.model.views.memory import MemoryRecording, MemoryView

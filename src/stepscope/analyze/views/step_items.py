@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.ascent import climb, nearest
-from stepscope.analyze.views.base import Bools, Int64, Span
-from stepscope.analyze.views.module_tree import ModuleCalls, Paths
-from stepscope.analyze.views.work import work
+from stepscope.engine.device_work import work
+from stepscope.engine.module_calls import ModuleCalls, Paths
+from stepscope.engine.spans import Span
+from stepscope.engine.tree import climb, nearest
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 STEP, LOADER, MODULE, BACKWARD, OPTIMIZER, OPERATORS = range(6)
 _LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.origins import NONE
 from stepscope.analyze.views import step_items
-from stepscope.analyze.views.base import Int64, Span
-from stepscope.analyze.views.module_tree import MAX_LEVELS, Paths, module_class
 from stepscope.analyze.views.step_items import BACKWARD, LOADER, MODULE, OPERATORS, STEP, Items
+from stepscope.engine.module_calls import MAX_LEVELS, Paths, module_class
+from stepscope.engine.spans import Span
+from stepscope.tables.arrays import NONE, Int64
 
 TYPES = ("ProfilerStep", "DataLoader", "Module", "Backward", "Optimizer", "Operators")
 MAX_TURNS = 16  # nodes of one type and name below one parent; what comes later counts for the last

@@ -12,8 +12,8 @@ from stepscope.report import words
 from stepscope.report.sampled import KINDS, STAGES
 
 if TYPE_CHECKING:
-    from stepscope.analyze.steps import LabelledSteps
     from stepscope.dashboard.pages import PageContext
+    from stepscope.engine.step_labels import LabelledSteps
 
 Row = Mapping[str, Any]
 MAX_LOGGED = 6  # charts of values that the script logged

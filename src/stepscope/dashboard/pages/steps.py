@@ -15,7 +15,7 @@ from stepscope.dashboard.pages import PageContext, step_tables, traced, traced_s
 from stepscope.report import words
 
 if TYPE_CHECKING:
-    from stepscope.analyze.steps import LabelledSteps
+    from stepscope.engine.step_labels import LabelledSteps
     from stepscope.model import StepFacts
     from stepscope.model.views.step_series import LongStep, StepDistribution, StepPhases
 
@@ -79,12 +79,12 @@ def labelled(context: PageContext) -> LabelledSteps:
     """The steps of the scope with what makes each unusual: the first of a chosen range is no warm-up for that."""
     import polars as pl
 
-    from stepscope.analyze import steps
+    from stepscope.engine.step_labels import LabelledSteps
 
     whole, chosen = context.base.labelled, context.scope.steps
     if chosen is None:
         return whole
-    return steps.LabelledSteps(whole.frame.filter(pl.col("step").is_between(*chosen)), whole.fallback)
+    return LabelledSteps(whole.frame.filter(pl.col("step").is_between(*chosen)), whole.fallback)
 
 
 def _facts(context: PageContext) -> tuple[StepFacts, ...]:
@@ -92,13 +92,14 @@ def _facts(context: PageContext) -> tuple[StepFacts, ...]:
     import polars as pl
 
     from stepscope.analyze import steps
+    from stepscope.engine.step_labels import STEADY, LabelledSteps
 
     read = context.run.analysis.steps
     if context.scope.steps is None:
         return read
     found = labelled(context)
-    kinds = found.frame.filter(pl.col("reason") == steps.STEADY)["kind"].unique().to_list()
-    steady = steps.LabelledSteps(found.frame.filter(pl.col("kind").is_in(kinds)), found.fallback)
+    kinds = found.frame.filter(pl.col("reason") == STEADY)["kind"].unique().to_list()
+    steady = LabelledSteps(found.frame.filter(pl.col("kind").is_in(kinds)), found.fallback)
     known = {facts.kind: facts for facts in (*read, *steps.facts(steady))}
     return tuple(known[facts.kind] for facts in read)
 

@@ -14,11 +14,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.base import Bools, Span
-from stepscope.analyze.views.collectives import is_collective_kernel
+from stepscope.engine import intervals
+from stepscope.engine.collective_names import is_collective_kernel
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.spans import Span
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 KERNEL, FILL, COMMUNICATION, COPY = range(4)
 _MTIA = "mtia_ccp_events"
@@ -36,6 +36,7 @@ class Work:
     kind: npt.NDArray[np.int8]
     device: Int64
     launch: Int64  # row of the runtime or driver call, -1 where there is none
+    operator: Int64  # row of the operator it was linked to, -1 where there is none
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -70,7 +71,7 @@ def _work(span: Span) -> Work:
     kind[_collectives(span)[names.codes[rows]]] = COMMUNICATION
     kind[span.is_fill[rows]] = FILL
     kind[copies[rows]] = COPY
-    return Work(rows, span.start_ns[rows], span.ends(rows), kind, _devices(span, rows), _launches(span, rows))
+    return Work(rows, span.start_ns[rows], span.ends(rows), kind, _devices(span, rows), *_linked(span, rows))
 
 
 def _collectives(span: Span) -> Bools:
@@ -94,11 +95,14 @@ def _number(text: str) -> int:
     return int(text) if text.isdigit() and len(text) < 10 else NONE
 
 
-def _launches(span: Span, rows: Int64) -> Int64:
-    links = span.links
-    launch = np.full(len(span), NONE, np.int64)
-    launch[links["event"].to_numpy()] = links["launch"].to_numpy()
-    return launch[rows]
+def _linked(span: Span, rows: Int64) -> tuple[Int64, Int64]:
+    """Launch and operator of each."""
+    found = []
+    for name in ("launch", "operator"):
+        of_row = np.full(len(span), NONE, np.int64)
+        of_row[span.links["event"].to_numpy()] = span.links[name].to_numpy()
+        found.append(of_row[rows])
+    return found[0], found[1]
 
 
 def by_device(found: Work) -> Mapping[int, Bools]:

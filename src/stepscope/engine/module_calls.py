@@ -14,9 +14,9 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.views.ascent import climb, nearest
-from stepscope.analyze.views.base import Bools, Int32, Int64, Span
+from stepscope.engine.spans import Span
+from stepscope.engine.tree import climb, nearest
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 
 PREFIX = "nn.Module: "
 MAX_LEVELS = 100  # of modules in each other; deeper calls (endless recursion) count for their ancestor there
@@ -63,7 +63,10 @@ class ModuleCalls:
 
     def __init__(self, span: Span) -> None:
         self.span = span
-        self.rows: Int64 = np.flatnonzero(self.is_call)
+
+    @cached_property
+    def rows(self) -> Int64:
+        return np.flatnonzero(self.is_call)
 
     @cached_property
     def is_call(self) -> Bools:
@@ -72,8 +75,7 @@ class ModuleCalls:
 
     @cached_property
     def forward(self) -> Int64:
-        """Of an operator that runs an autograd node the row of its forward operator."""
-        return self.span.rows_of(self.span.series("forward"))
+        return self.span.forward
 
     @cached_property
     def is_backward(self) -> Bools:

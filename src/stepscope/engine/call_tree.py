@@ -14,13 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
 from stepscope.tables.schema import Tables
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-NONE = -1
 
 
 class CallFrame(NamedTuple):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from stepscope.analyze.libraries import CHECKOUTS, FRAMEWORKS, LIBRARY_PARTS, STANDARD, WITHOUT_TENSORS
+from stepscope.engine.libraries import CHECKOUTS, FRAMEWORKS, LIBRARY_PARTS, STANDARD, WITHOUT_TENSORS
 
 if TYPE_CHECKING:
     from stepscope.tables.schema import Tables

@@ -11,11 +11,13 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.places import UserCode
-from stepscope.analyze.sampled.call_tree import NONE, CallTree, call_tree
-from stepscope.analyze.sampled.picks import picks
-from stepscope.analyze.steps import LabelledSteps
+from stepscope.engine import intervals
+from stepscope.engine.call_tree import CallTree, call_tree
+from stepscope.engine.stack_picks import picks
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.engine.user_code import UserCode
 from stepscope.model import PHASES
+from stepscope.tables.arrays import NONE
 from stepscope.tables.schema import Tables
 
 STEADY_COVERAGE = 0.5  # a segment counts when steady steps fill at least half of it
@@ -126,17 +128,8 @@ def _coverage(segments: pl.DataFrame, steps: pl.DataFrame) -> np.ndarray:
     if steps.is_empty():
         return np.zeros(segments.height)
     starts = steps["start_ns"].to_numpy()
-    ends = starts + steps["wall_ns"].to_numpy()
-    done = np.concatenate([[0], np.cumsum(ends - starts)])
-
-    def before(moments: np.ndarray) -> np.ndarray:
-        index = np.searchsorted(starts, moments, side="right")
-        last = np.maximum(index - 1, 0)
-        overhang = np.where(index > 0, np.maximum(0, ends[last] - moments), 0)
-        covered: np.ndarray = done[index] - overhang
-        return covered
-
+    inside = intervals.union(starts, starts + steps["wall_ns"].to_numpy())
     begin = segments["start_ns"].fill_null(0).to_numpy()
     end = segments["end_ns"].fill_null(0).to_numpy()
-    share: np.ndarray = (before(end) - before(begin)) / np.maximum(1, end - begin)
+    share: np.ndarray = intervals.covered(inside, begin, end) / np.maximum(1, end - begin)
     return share

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from stepscope.tables.arrays import Bools, Int64, own_starts
+
 _SAFE = 2**62  # keys and times share one number below it
 
 
@@ -61,7 +61,7 @@ def intersect(one: Intervals, other: Intervals) -> Intervals:
         return EMPTY
     # every piece of both begins at a start of either and ends at the first end of either behind it
     begins = np.union1d(one.starts, other.starts)
-    begins = begins[_inside(one, begins) & _inside(other, begins)]
+    begins = begins[inside(one, begins) & inside(other, begins)]
     ends = np.minimum(_end_after(one, begins), _end_after(other, begins))
     return Intervals(begins, ends)
 
@@ -155,9 +155,7 @@ def union_by(keys: Int64, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
     begins = starts + stretch
     order = np.argsort(begins, kind="stable")
     begins, finishes, number = begins[order], (ends + stretch)[order], number[order]
-    reached = np.maximum.accumulate(finishes)
-    np.maximum(begins[1:], reached[:-1], out=begins[1:])
-    added = np.maximum(finishes - begins, 0)
+    added = np.maximum(finishes - own_starts(begins, finishes), 0)
     firsts = np.searchsorted(number, np.arange(len(distinct)))
     return distinct, np.add.reduceat(added, firsts)
 
@@ -177,9 +175,13 @@ def _ascending(values: Int64) -> bool:
     return bool((values[1:] >= values[:-1]).all())
 
 
-def _inside(one: Intervals, times: Int64) -> npt.NDArray[np.bool_]:
+def inside(one: Intervals, times: Int64) -> Bools:
+    """Which of `times` the set covers."""
+    if not len(one.starts):
+        return np.zeros(len(times), bool)
     at = np.searchsorted(one.starts, times, side="right") - 1
-    return (at >= 0) & (times < one.ends[np.maximum(at, 0)])
+    found: Bools = (at >= 0) & (times < one.ends[np.maximum(at, 0)])
+    return found
 
 
 def _end_after(one: Intervals, times: Int64) -> Int64:

@@ -11,23 +11,22 @@ much as it has slices. What is left of the excess is how the machine was at that
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import EMPTY, Int64, Intervals
-from stepscope.analyze.origins import NONE
-from stepscope.analyze.steps import LabelledSteps
-from stepscope.analyze.views.ascent import nearest
-from stepscope.analyze.views.attribution import place_of_row, place_sums
-from stepscope.analyze.views.base import Base, Bools, Int32, Span
-from stepscope.analyze.views.host_activity import host_activity
-from stepscope.analyze.views.module_tree import ModuleCalls
-from stepscope.analyze.views.step_windows import step_windows
-from stepscope.analyze.views.work import COMMUNICATION, COPY, FILL, KERNEL, Work, work
+from stepscope.engine import attribution, intervals
+from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.scene import Scene
+from stepscope.engine.scene import scenes as all_scenes
+from stepscope.engine.spans import Base
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.engine.tree import nearest
 from stepscope.model.views.passes import PassLine
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 RECURRING = 0.5  # of the mean: with a median below it few steps make the loss, and the median counts
 STEPS_FOR_MEDIAN = 3
@@ -35,28 +34,19 @@ SLICE_NS = 1_000  # what recording adds to a slice at least; operators with shap
 LINES = 5
 
 
-class Scene:
-    """One trace: `starts` and `ends` are its training steps."""
+@dataclass(frozen=True, eq=False)
+class TrainingScene(Scene):
+    """A trace with its training steps alone.
 
-    def __init__(
-        self, base: Base, span: Span, steady_ns: float | None, backward_ns: tuple[float, float] | None = None
-    ) -> None:
-        """`steady_ns`: the steady step; `backward_ns`: the backward pass in (profiled, steady) steps of the journal."""
-        self.base, self.span = base, span
-        self.found: Work = work(span)
-        self.calls = ModuleCalls(span)
-        windows = step_windows(span, self.found)
-        self.has_steps = windows.has_steps
-        backward = span.start_ns[np.flatnonzero(self.calls.is_backward)]
-        order = np.sort(backward)
-        trains = np.searchsorted(order, windows.end_ns) > np.searchsorted(order, windows.start_ns)
-        self.starts, self.ends = windows.start_ns[trains], windows.end_ns[trains]
-        self._steady_ns = steady_ns
-        self.backward_ns = backward_ns
-        self.recorded = steady_ns is not None
+    `steady_ns`: the steady step of the journal; `backward_ns`: the backward pass in (profiled, steady) steps of it.
+    """
 
-    def __len__(self) -> int:
-        return len(self.starts)
+    steady_ns: float | None
+    backward_ns: tuple[float, float] | None
+
+    @property
+    def recorded(self) -> bool:
+        return self.steady_ns is not None
 
     @property
     def profiled_ns(self) -> float:
@@ -66,77 +56,12 @@ class Scene:
     @property
     def step_ms(self) -> float:
         """The mean step that times are told of: the steady one where the journal has it, else the profiled one."""
-        return (self.profiled_ns if self._steady_ns is None else self._steady_ns) / 1e6
-
-    def has(self, column: str) -> bool:
-        """Whether the trace has any value of a column."""
-        return bool(self.span.series(column).is_not_null().any())
-
-    @cached_property
-    def mine(self) -> Bools:
-        """Slices of the training thread, and of those that run the backward pass for it, inside the steps."""
-        found = np.zeros(len(self.span), bool)
-        rows = host_activity(self.span, self.found).rows
-        found[rows[self.step_around(rows) >= 0]] = True
-        return found
-
-    def step_around(self, rows: Int64) -> Int64:
-        """The number of the step that the middle of each slice lies in, -1 for none.
-
-        Journal and trace agree to some hundred microseconds: what begins with a step may seem to begin before it.
-        """
-        return self.step_of(self.span.start_ns[rows] + self.span.duration_ns[rows] // 2)
-
-    @cached_property
-    def operators(self) -> Bools:
-        """The operators among `mine`."""
-        found: Bools = self.span.is_operator & self.mine
-        return found
-
-    @cached_property
-    def in_backward(self) -> Int32:
-        """For each row the innermost operator of the backward pass around it, or itself; -1 for none."""
-        return nearest(self.span.parent, self.calls.is_backward)
+        return (self.profiled_ns if self.steady_ns is None else self.steady_ns) / 1e6
 
     @cached_property
     def node_times(self) -> Intervals:
         """When the backward pass ran nodes."""
         return self.times(np.flatnonzero(self.calls.is_backward & self.mine))
-
-    def step_of(self, times: Int64) -> Int64:
-        """The number of the step each time lies in, -1 for none."""
-        if not len(self.starts):
-            return np.full(len(times), NONE, np.int64)
-        at = np.searchsorted(self.starts, times, side="right") - 1
-        lies = (at >= 0) & (times < self.ends[np.maximum(at, 0)])
-        return np.where(lies, at, NONE)
-
-    def times(self, rows: Int64) -> Intervals:
-        """When any of these slices ran."""
-        return intervals.union(self.span.start_ns[rows], self.span.ends(rows))
-
-    def launched_below(self, rows: Int64) -> Bools:
-        """Device work launched inside these host slices."""
-        if not len(self.found) or not len(rows):
-            return np.zeros(len(self.found), bool)
-        wanted = np.zeros(len(self.span) + 1, bool)
-        wanted[rows] = True
-        above = nearest(self.span.parent, wanted[:-1])
-        links = self.span.links
-        operator = np.full(len(self.span) + 1, NONE, np.int64)
-        operator[links["event"].to_numpy()] = links["operator"].to_numpy()
-        origin = np.where(self.found.launch >= 0, self.found.launch, operator[self.found.rows])
-        found: Bools = (origin >= 0) & (above[np.maximum(origin, 0)] >= 0)
-        return found
-
-    def only(self, chosen: Bools) -> Intervals:
-        """When no other device work ran than the chosen."""
-        found = self.found
-        rest = ~chosen & np.isin(found.kind, (KERNEL, FILL, COMMUNICATION, COPY))
-        return intervals.subtract(
-            intervals.union(found.start_ns[chosen], found.end_ns[chosen]),
-            intervals.union(found.start_ns[rest], found.end_ns[rest]),
-        )
 
     @cached_property
     def _idle(self) -> Intervals:
@@ -147,7 +72,7 @@ class Scene:
         """The wall time of work that the host does in `host`, and devices below `rows`."""
         if not len(self.found):
             return host
-        return intervals.merge(self.only(self.launched_below(rows)), intervals.intersect(host, self._idle))
+        return intervals.merge(self.exclusive(self.launched_below(rows)), intervals.intersect(host, self._idle))
 
     def recorded_ns(self, lost: Intervals) -> float:
         """What the mean profiled step loses, as recorded."""
@@ -156,12 +81,12 @@ class Scene:
     def per_step_ns(self, lost: Intervals) -> Int64:
         """Of each step what it loses, in ns of the step that times are told of."""
         ns = intervals.covered(lost, self.starts, self.ends)
-        if self._steady_ns is None:
+        if self.steady_ns is None:
             return ns
         if len(self.found):
-            return np.round(ns * (self._steady_ns / self.profiled_ns)).astype(np.int64)
+            return np.round(ns * (self.steady_ns / self.profiled_ns)).astype(np.int64)
         begins = self.span.start_ns[self._own_rows]
-        before = np.concatenate([[0], np.cumsum(_inside(lost, begins))])
+        before = np.concatenate([[0], np.cumsum(intervals.inside(lost, begins))])
         first, last = np.searchsorted(begins, self.starts), np.searchsorted(begins, self.ends)
         relieved = (ns - self._slice_ns * (before[last] - before[first])) * self._ratio
         per_step: Int64 = np.maximum(np.round(relieved), 0).astype(np.int64)
@@ -181,16 +106,16 @@ class Scene:
     @property
     def _slice_ns(self) -> float:
         """What recording adds to a step for each slice of it."""
-        excess = max(0.0, self.profiled_ns - (self._steady_ns or 0.0))
+        excess = max(0.0, self.profiled_ns - (self.steady_ns or 0.0))
         return min(SLICE_NS, excess / self._slices)
 
     @property
     def _ratio(self) -> float:
         """The steady step by the profiled one without what recording adds."""
-        return (self._steady_ns or 0.0) / max(1.0, self.profiled_ns - self._slice_ns * self._slices)
+        return (self.steady_ns or 0.0) / max(1.0, self.profiled_ns - self._slice_ns * self._slices)
 
 
-def scenes(base: Base, labelled: LabelledSteps) -> Iterator[Scene]:
+def scenes(base: Base, labelled: LabelledSteps) -> Iterator[TrainingScene]:
     """The traces that hold training steps."""
     recorded = bool(base.tables.manifests) or base.tables.journal.height > 0
     outside = labelled.steady().filter(~pl.col("in_window").fill_null(False))
@@ -199,13 +124,14 @@ def scenes(base: Base, labelled: LabelledSteps) -> Iterator[Scene]:
     profiled = labelled.frame.filter((pl.col("kind") == "train") & pl.col("in_window").fill_null(False))
     both = profiled["backward_ns"].mean(), outside["backward_ns"].mean()
     backward = (both[0], both[1]) if isinstance(both[0], float) and isinstance(both[1], float) else None
-    for span in base.spans:
-        scene = Scene(base, span, steady, backward if steady is not None else None)
-        if len(scene) and (scene.ends > scene.starts).all():
-            yield scene
+    for scene in all_scenes(base):
+        steps = scene.windows.only(scene.trains)
+        if len(steps) and (steps.end_ns > steps.start_ns).all():
+            passes = backward if steady is not None else None
+            yield TrainingScene(scene.base, scene.span, scene.found, steps, scene.calls, steady, passes)
 
 
-def summed(parts: Sequence[tuple[Scene, Intervals]]) -> float:
+def summed(parts: Sequence[tuple[TrainingScene, Intervals]]) -> float:
     """ms per step of a loss over the steps of all scenes: the mean, or the median where few steps make the mean."""
     per_step = np.concatenate([scene.per_step_ns(lost) for scene, lost in parts])
     if not len(per_step):
@@ -215,7 +141,7 @@ def summed(parts: Sequence[tuple[Scene, Intervals]]) -> float:
     return (median if rare else mean) / 1e6
 
 
-def summed_backward(parts: Sequence[tuple[Scene, Intervals]]) -> tuple[float, float]:
+def summed_backward(parts: Sequence[tuple[TrainingScene, Intervals]]) -> tuple[float, float]:
     """`summed` of a loss in the backward pass, and the most that it can be, from the journal's times of that pass.
 
     Recording slows many small nodes far more than few large ones, and can fragment the heap under all of them: scaling
@@ -239,26 +165,10 @@ def summed_backward(parts: Sequence[tuple[Scene, Intervals]]) -> tuple[float, fl
 def lines(parts: Sequence[tuple[Scene, Int64, Int64]], total_ms: float) -> tuple[PassLine, ...]:
     """The user's lines behind rows with weights, `total_ms` shared out among all rows by weight."""
     everything = sum(int(weights.sum()) for _, _, weights in parts)
-    sums = [
-        place_sums(scene.base, scene.span, np.zeros(len(rows), np.int64), rows, weights)
-        for scene, rows, weights in parts
-        if len(rows)
-    ]
-    if not sums or not everything:
+    if not everything:
         return ()
-    keys = ["file", "line", "function", "exact"]
-    top = (
-        pl.concat(sums)
-        .group_by(keys)
-        .agg(pl.col("weight").sum())
-        .sort("weight", *keys, descending=[True, False, False, False, False])
-        .head(LINES)
-    )
-    found = []
-    for row in top.iter_rows(named=True):
-        place, exact = place_of_row(row)
-        found.append(PassLine(place, row["weight"] / everything * total_ms, exact))
-    return tuple(found)
+    found = attribution.heaviest_lines(((one.base, one.span, rows, weights) for one, rows, weights in parts), LINES)
+    return tuple(PassLine(line.place, line.weight / everything * total_ms, line.exact) for line in found)
 
 
 def outermost(scene: Scene, wanted: Bools) -> Int64:
@@ -283,12 +193,3 @@ def weights_of(scene: Scene, rows: Int64) -> Int64:
     sums = np.zeros(len(scene.span) + 1, np.int64)
     np.add.at(sums, owner, (scene.found.end_ns - scene.found.start_ns)[known])
     return sums[rows]
-
-
-def _inside(lost: Intervals, times: Int64) -> Int64:
-    """1 for each time that lies in the set, else 0."""
-    if lost is EMPTY or not len(lost.starts):
-        return np.zeros(len(times), np.int64)
-    at = np.searchsorted(lost.starts, times, side="right") - 1
-    found: Int64 = ((at >= 0) & (times < lost.ends[np.maximum(at, 0)])).astype(np.int64)
-    return found

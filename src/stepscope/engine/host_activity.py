@@ -15,12 +15,13 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Int64, Intervals
-from stepscope.analyze.views.base import Bools, Int32, Span
-from stepscope.analyze.views.collectives import is_collective_call
-from stepscope.analyze.views.work import COPY, Work
+from stepscope.engine import intervals, tree
+from stepscope.engine.collective_names import is_collective_call
+from stepscope.engine.device_work import COPY, Work
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.spans import Span
 from stepscope.tables import categories
+from stepscope.tables.arrays import Bools, Int32, Int64
 
 # Ranges and functions that fetch the next batch.
 LOADER_RANGE = r"^enumerate\(DataLoader\)#.*\.__next__$|^enumerate\(DataPipe\)#"
@@ -136,15 +137,8 @@ class HostActivity:
         calls = self._named(_SYNC, self._calls)
         calls &= ~self._named(_ASYNC, calls)
         calls |= self._calls & self._blocking[self.rows]
-        chosen = np.zeros(len(self.span), bool)
-        chosen[self.rows[calls]] = True
-        around = self.span.names.where(_ITEM)
-        above = self.span.parent[self.rows[calls]]
-        while len(above := np.unique(above[(above >= 0)])):
-            above = above[around[above] & ~chosen[above]]
-            chosen[above] = True
-            above = self.span.parent[above]
-        return self._times(chosen[self.rows])
+        chosen = tree.above(self.span.parent, self.rows[calls], self.span.names.where(_ITEM))
+        return self._times(calls | chosen[self.rows])
 
     @cached_property
     def _blocking(self) -> Bools:

@@ -7,20 +7,21 @@ torch may stand in, as a guess.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.origins import NONE, Origin
-from stepscope.analyze.trace import callee_name
-from stepscope.analyze.views.base import Base, Int32, Int64, Span
+from stepscope.engine.origins import Origin
+from stepscope.engine.slice_names import callee_name
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.tree import climb
 from stepscope.model.findings import Place
+from stepscope.tables.arrays import NONE, Int32, Int64
 
 _PLACE = ("file", "line", "function", "exact")
-_LEVELS = 10_000  # of slices around each other; a broken tree ends here
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,6 @@ def trace_back(base: Base, span: Span, rows: Int64) -> Found:
 
 def _ascending(rows: Int64) -> bool:
     return bool((rows[1:] > rows[:-1]).all())
-
-
-def places_of(base: Base, span: Span, rows: Int64) -> Int64:
-    """The index in `base.origins.places` of each row of the span, `NONE` where no code was found."""
-    return trace_back(base, span, rows).place
 
 
 def place(base: Base, index: int, callee: str | None = None) -> tuple[Place, bool]:
@@ -146,6 +142,30 @@ def heaviest(sums: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     )
 
 
+class HeavyLine(NamedTuple):
+    """A line of the user's with the weight and the number of the rows behind it."""
+
+    place: Place
+    exact: bool
+    weight: int
+    rows: int
+
+
+def heaviest_lines(parts: Iterable[tuple[Base, Span, Int64, Int64]], count: int) -> list[HeavyLine]:
+    """At most `count` lines behind rows of spans, (base, span, rows, weights), those of most weight first."""
+    sums = [place_sums(base, span, np.zeros(len(rows), np.int64), rows, weights) for base, span, rows, weights in parts]
+    if not sums:
+        return []
+    total = (
+        pl.concat(sums)
+        .group_by(_PLACE)
+        .agg(pl.col("weight").sum(), pl.col("rows").sum())
+        .sort("weight", "rows", *_PLACE, descending=[True, True, *(False for _ in _PLACE)])
+        .head(count)
+    )
+    return [HeavyLine(*place_of_row(row), row["weight"], row["rows"]) for row in total.iter_rows(named=True)]
+
+
 def place_of_row(row: Mapping[str, Any]) -> tuple[Place, bool]:
     """The place, and whether its line is exact, of a row of `heaviest`."""
     return Place(row["file"], row["line"], row["function"]), bool(row["exact"])
@@ -169,19 +189,8 @@ def _entries(places: Int32, rows: Int64) -> Int64:
 
 def _forward_rows(span: Span, backward: Int64) -> Int64:
     """The forward operator of operators of the backward pass, or of the nearest slice around them. Rows of `events`."""
-    result = np.full(len(backward), NONE, np.int64)
-    left = np.flatnonzero(backward >= 0)
-    if not len(left):
-        return result
-    forward, parent = span.series("forward"), span.parent
-    at = backward[left] - span.first
-    for _ in range(_LEVELS):
-        ahead = span.rows_of(forward[at])
-        hit = ahead >= 0
-        result[left[hit]] = ahead[hit] + span.first
-        above = parent[at]
-        keep = ~hit & (above >= 0)
-        left, at = left[keep], above[keep]
-        if not len(left):
-            break
-    return result
+    if not (backward >= 0).any():
+        return backward
+    forward = span.forward
+    holder = climb(span.parent, np.where(backward >= 0, backward - span.first, NONE), forward >= 0)
+    return np.where(holder >= 0, forward[holder] + span.first, NONE)

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import polars as pl
 
-from stepscope.analyze.sampled.samples import Samples, short
+from stepscope.engine.samples import Samples, short
 
 MAX_SOURCE_BYTES = 4_000_000  # a larger file is generated; parsing it would take minutes
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

@@ -15,19 +15,16 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from stepscope.analyze.lines import Lines
-from stepscope.analyze.origins import NONE, Origins
+from stepscope.engine.origins import Origins
+from stepscope.engine.slice_names import is_annotation
+from stepscope.engine.source_lines import Lines
 from stepscope.model.views.spans import GpuProperties, SpanRef
 from stepscope.tables import categories
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 from stepscope.tables.marks import STEP as MARK
 from stepscope.tables.schema import Tables
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-Bools = npt.NDArray[np.bool_]
 
 _STEPS = {"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
 _TIME_IN_NAME = re.compile(r"\.(\d{6,})\.")
@@ -105,6 +102,11 @@ class Span:
         """Row of the innermost slice around each on its track."""
         return self.rows_of(self.series("parent"))
 
+    @property
+    def forward(self) -> Int64:
+        """Of an operator that runs an autograd node the row of its forward operator. Not kept, as `end_ns`."""
+        return self.rows_of(self.series("forward"))
+
     @cached_property
     def names(self) -> Texts:
         return texts(self.series("name"))
@@ -121,7 +123,7 @@ class Span:
     def is_operator(self) -> Bools:
         """Operators, without the annotations that traces of 2021 called so (ProfilerStep#, enumerate(DataLoader)#,
         Optimizer.)."""
-        annotations = self.names.pick([_is_annotation(name) for name in self.names.values])
+        annotations = self.names.pick([is_annotation(name) for name in self.names.values])
         modern = self.categories.where(["cpu_op"])
         return self.categories.where(categories.OPERATORS) & (modern | ~annotations) & ~self.on_device
 
@@ -353,10 +355,6 @@ def _base_name(trace: str) -> str:
 def _time_of(trace: str) -> int:
     match = _TIME_IN_NAME.search(trace)
     return int(match[1]) if match else 0
-
-
-def _is_annotation(name: str) -> bool:
-    return name.startswith((MARK, "enumerate(DataLoader)#", "enumerate(DataPipe)#", "Optimizer."))
 
 
 def _gpu(item: dict[str, Any]) -> GpuProperties:

@@ -12,8 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.places import UserCode
-from stepscope.analyze.sampled.call_tree import NONE, Bools, CallFrame, CallTree, Int32
+from stepscope.engine.call_tree import CallFrame, CallTree
+from stepscope.engine.user_code import UserCode
+from stepscope.tables.arrays import NONE, Bools, Int32
 
 _FORK_POINT = "_worker_loop"
 _LOADER_FILE = "torch/utils/data/"

@@ -8,15 +8,15 @@ not recorded, or a good part of it, are dropped. A trace that names no step coun
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.intervals import Int64
-from stepscope.analyze.views.base import Bools, Span
-from stepscope.analyze.views.work import Work, work
+from stepscope.engine.device_work import Work, work
+from stepscope.engine.spans import Span
 from stepscope.tables import categories
+from stepscope.tables.arrays import Bools, Int64
 
 MIN_SHARE_OF_LAST = 0.8  # a last step with fewer device slices than this share of the one before is incomplete
 
@@ -33,6 +33,11 @@ class StepWindows:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def only(self, chosen: Bools) -> StepWindows:
+        """Some of the steps."""
+        names = tuple(name for name, keep in zip(self.names, chosen.tolist(), strict=True) if keep)
+        return replace(self, names=names, start_ns=self.start_ns[chosen], end_ns=self.end_ns[chosen])
 
 
 def step_windows(span: Span, found: Work) -> StepWindows:

@@ -12,21 +12,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.device import Bools, Int32, Int64, Rows, positions
-from stepscope.analyze.places import UserCode
+from stepscope.engine import tree
+from stepscope.engine.tree import climb
+from stepscope.engine.user_code import UserCode
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Rows, positions
 from stepscope.tables.categories import FUNCTION, OPERATORS
 from stepscope.tables.schema import Tables
 
 STEPS_OF_LOOP = 2  # that begin while a function runs: it is the training loop, or calls it
-MAX_DEPTH = 100_000  # a broken (cyclic) tree ends here
-NONE = -1
 STRETCH = 500_000  # rows whose names are looked at together
 _FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 MAX_FRAMES = 2_000  # of one recorded call stack
@@ -70,6 +70,7 @@ class Origins:
     library: Int32
     places: tuple[Origin, ...]
     any_frames: bool
+    _known: dict[tuple[bool, bool], Bools] = field(default_factory=dict)
 
     @cached_property
     def parent(self) -> Int32:
@@ -87,27 +88,20 @@ class Origins:
 
         With `boundary` a walk ends at an operator of the backward pass too, before looking above it.
         """
-        stops = self.library if library else self.user
-        stop, below = np.full(len(start), NONE, np.int64), np.full(len(start), NONE, np.int64)
-        backward = np.full(len(start), NONE, np.int64)
-        node = start.astype(np.int64, copy=True)
-        active = np.flatnonzero(node >= 0)
-        for _ in range(MAX_DEPTH):
-            if not len(active):
-                break
-            current = node[active]
-            hit = stops[current] >= 0
-            stop[active[hit]] = current[hit]
-            active, current = active[~hit], current[~hit]
-            if boundary:
-                back = self.is_backward[current]
-                backward[active[back]] = current[back]
-                active, current = active[~back], current[~back]
-            below[active] = current
-            node[active] = self.parent[current]
-            active = active[node[active] >= 0]
+        stops = self._stops(library, boundary)
+        below = np.full(len(start), NONE, np.int64)
+        met = climb(self.parent, start, stops, passed=below)
+        origin = (met >= 0) & ((self.library if library else self.user)[met] >= 0)
+        stop, backward = np.where(origin, met, NONE), np.where(origin, NONE, met)
         below[stop < 0] = NONE
         return Walk(stop, below, backward)
+
+    def _stops(self, library: bool, boundary: bool) -> Bools:
+        """By row, whether a walk ends there."""
+        if (library, boundary) not in self._known:
+            places = (self.library if library else self.user) >= 0
+            self._known[library, boundary] = places | self.is_backward if boundary else places
+        return self._known[library, boundary]
 
 
 def prepare(tables: Tables, code: UserCode) -> Origins:
@@ -150,14 +144,7 @@ def _leading(events: pl.DataFrame, user: Int32, library: Int32) -> Int64:
         inside = np.searchsorted(begin, start + own["duration_ns"].to_numpy()) - np.searchsorted(begin, start, "right")
         loops.append(own["row"].to_numpy()[inside >= STEPS_OF_LOOP].astype(np.int64))
     parent = positions(events["id"], events["parent"])
-    above, met = np.concatenate(loops), np.zeros(events.height, bool)
-    for _ in range(MAX_DEPTH):
-        above = np.unique(parent[above])
-        above = above[(above >= 0) & ~met[above]]
-        if not len(above):
-            break
-        met[above] = True
-    return np.flatnonzero(met & (user >= 0))
+    return np.flatnonzero(tree.above(parent, np.concatenate(loops)) & (user >= 0))
 
 
 def in_engine(events: pl.DataFrame, rows: Rows) -> Bools:

@@ -1,0 +1,127 @@
+"""One trace under analysis: its steps, what its devices and its training thread do in them, and its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from stepscope.engine import intervals
+from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work, work
+from stepscope.engine.host_activity import HostActivity, host_activity
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.module_calls import ModuleCalls
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.step_windows import StepWindows, step_windows
+from stepscope.engine.tree import nearest
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A trace, its device work, its complete steps and its modules. All else is made when first asked for."""
+
+    base: Base
+    span: Span
+    found: Work
+    windows: StepWindows
+    calls: ModuleCalls
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    @property
+    def starts(self) -> Int64:
+        """Of the steps, ns."""
+        return self.windows.start_ns
+
+    @property
+    def ends(self) -> Int64:
+        return self.windows.end_ns
+
+    @property
+    def inside(self) -> Intervals:
+        """The time of the steps."""
+        return intervals.union(self.starts, self.ends)
+
+    @cached_property
+    def host(self) -> HostActivity:
+        return host_activity(self.span, self.found)
+
+    def step_of(self, times: Int64) -> Int64:
+        """The number of the step each time lies in, -1 for none."""
+        if not len(self):
+            return np.full(len(times), NONE, np.int64)
+        at = np.searchsorted(self.starts, times, side="right") - 1
+        lies = (at >= 0) & (times < self.ends[np.maximum(at, 0)])
+        return np.where(lies, at, NONE)
+
+    def step_around(self, rows: Int64) -> Int64:
+        """The number of the step that the middle of each slice lies in, -1 for none.
+
+        Journal and trace agree to some hundred microseconds: what begins with a step may seem to begin before it.
+        """
+        return self.step_of(self.span.start_ns[rows] + self.span.duration_ns[rows] // 2)
+
+    def has(self, column: str) -> bool:
+        """Whether the trace has any value of a column."""
+        return bool(self.span.series(column).is_not_null().any())
+
+    @property
+    def trains(self) -> Bools:
+        """The steps in which a backward pass runs."""
+        order = np.sort(self.span.start_ns[np.flatnonzero(self.calls.is_backward)])
+        found: Bools = np.searchsorted(order, self.ends) > np.searchsorted(order, self.starts)
+        return found
+
+    @cached_property
+    def mine(self) -> Bools:
+        """Slices of the training thread, and of those that run the backward pass for it, inside the steps."""
+        found = np.zeros(len(self.span), bool)
+        rows = self.host.rows
+        found[rows[self.step_around(rows) >= 0]] = True
+        return found
+
+    @cached_property
+    def operators(self) -> Bools:
+        """The operators among `mine`."""
+        found: Bools = self.span.is_operator & self.mine
+        return found
+
+    @cached_property
+    def in_backward(self) -> Int32:
+        """For each row the innermost operator of the backward pass around it, or itself; -1 for none."""
+        return nearest(self.span.parent, self.calls.is_backward)
+
+    def times(self, rows: Int64) -> Intervals:
+        """When any of these slices ran."""
+        return intervals.union(self.span.start_ns[rows], self.span.ends(rows))
+
+    def launched_below(self, rows: Int64) -> Bools:
+        """Device work launched inside these host slices."""
+        found = self.found
+        if not len(found) or not len(rows):
+            return np.zeros(len(found), bool)
+        wanted = np.zeros(len(self.span), bool)
+        wanted[rows] = True
+        origin = np.where(found.launch >= 0, found.launch, found.operator)
+        launched: Bools = (origin >= 0) & (nearest(self.span.parent, wanted)[origin] >= 0)
+        return launched
+
+    def exclusive(self, chosen: Bools) -> Intervals:
+        """When the chosen device work ran and no other did."""
+        found = self.found
+        rest = ~chosen & np.isin(found.kind, (KERNEL, FILL, COMMUNICATION, COPY))
+        return intervals.subtract(
+            intervals.union(found.start_ns[chosen], found.end_ns[chosen]),
+            intervals.union(found.start_ns[rest], found.end_ns[rest]),
+        )
+
+
+def scenes(base: Base) -> Iterator[Scene]:
+    """One for each trace, those without any step too."""
+    for span in base.spans:
+        found = work(span)
+        yield Scene(base, span, found, step_windows(span, found), ModuleCalls(span))

@@ -1,0 +1,74 @@
+"""Columns as arrays: their types, what stands for no row in them, and the two sweeps that tables and analyses share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Rows = Int32 | Int64  # positions in a table, `NONE` for none
+Int8 = npt.NDArray[np.int8]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+NONE = -1
+MAX_DEPTH = 100_000  # a broken (cyclic) tree ends here
+
+
+def positions(ids: pl.Series, wanted: pl.Series) -> Int32:
+    """Where each of `wanted` stands in `ids` (ascending, each once), `NONE` where it is null or not there."""
+    count = len(ids)
+    if not count:
+        return np.full(len(wanted), NONE, np.int32)
+    first = int(ids[0])
+    found: Int32
+    if int(ids[-1]) - first == count - 1:  # every number in between: the usual numbering of rows
+        inside = (wanted >= first) & (wanted < first + count)
+        if not inside.all():
+            wanted = wanted.set(~inside.fill_null(False), None)
+        found = (wanted - first).cast(pl.Int32).fill_null(NONE).to_numpy()
+        return found
+    known, sought = ids.to_numpy(), wanted.fill_null(NONE).to_numpy()
+    found = np.searchsorted(known, sought).astype(np.int32)
+    found[found == count] = 0
+    found[known[found] != sought] = NONE
+    return found
+
+
+def climb(
+    parent: Rows, start: Rows, stop: Bools | Callable[[Int64, Int64], Bools], passed: Int64 | None = None
+) -> Int64:
+    """For each of `start` the first row on the way up, itself included, that `stop` marks; `NONE` without any.
+
+    Args:
+        parent: the row around each row, `NONE` for none.
+        stop: a flag for each row, or what says of (rows, their positions in `start`) which of them to stop at.
+        passed: takes for each of `start` the last row before the end of its way.
+    """
+    found = np.full(len(start), NONE, np.int64)
+    active = np.flatnonzero(start >= 0)
+    at = start[active].astype(np.int64)
+    for _ in range(MAX_DEPTH):
+        if not len(active):
+            break
+        hit: Bools = stop(at, active) if callable(stop) else stop[at]
+        found[active[hit]] = at[hit]
+        active, at = active[~hit], at[~hit]
+        if passed is not None:
+            passed[active] = at
+        at = parent[at].astype(np.int64)
+        active, at = active[at >= 0], at[at >= 0]
+    return found
+
+
+def own_starts(starts: Int64, ends: Int64) -> Int64:
+    """Where what each interval covers and no earlier one does begins; behind its end where it covers nothing new.
+
+    Intervals are in order of their starts; so the parts from here to `ends` add up to the time that any of them covers.
+    """
+    begins: Int64 = starts.copy()
+    np.maximum(begins[1:], np.maximum.accumulate(ends)[:-1], out=begins[1:])
+    return begins
