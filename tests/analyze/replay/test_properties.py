@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from stepscope.analyze import replay
 from stepscope.analyze.context import Context
 from stepscope.analyze.device_losses import scenes
+from stepscope.analyze.device_losses.lost import Lost
 from stepscope.analyze.replay.graph import Graph
 from stepscope.analyze.replay.play import Change, play
 from stepscope.engine import intervals
-from stepscope.engine.host_activity import host_activity
 from stepscope.engine.intervals import Intervals
 from tests.analyze.device_scenes import ADD, SGEMM, Scene
 from tests.builders import T0
@@ -41,7 +41,7 @@ def graphs(draw: st.DrawFn) -> Graph:
         for name, start, length in draw(st.lists(calls, max_size=4)):
             scene.call(name, start, length)
     (found,) = scenes(Context(scene.tables()).base)
-    graph = replay.graph_of(found, host_activity(found.span, found.found))
+    graph = replay.graph_of(Lost(found))
     assert graph is not None
     return graph
 
@@ -69,7 +69,7 @@ def test_a_wait_that_ends_before_what_it_waits_for_replays_as_recorded() -> None
     scene.call("cudaDeviceSynchronize", 10, 11)  # over 1 us before the kernel, by its own clock
     scene.kernel(SGEMM, 100, 50)
     (found,) = scenes(Context(scene.tables()).base)
-    graph = replay.graph_of(found, host_activity(found.span, found.found))
+    graph = replay.graph_of(Lost(found))
     assert graph is not None
     assert len(graph.waits.begin_ns) == 1
     assert (play(graph, Change()).start_ns == graph.slices.start_ns).all()

@@ -13,6 +13,7 @@ right before it started. Everything here is an array over slices in order of the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -61,6 +62,12 @@ class Slices:
     @property
     def end_ns(self) -> Int64:
         return self.start_ns + self.duration_ns
+
+    @cached_property
+    def links(self) -> tuple[list[int], list[int], list[int], list[int]]:
+        """`before`, `before_delay_ns`, `awaited` and `awaited_delay_ns` as every replay goes through them."""
+        columns = (self.before, self.before_delay_ns, self.awaited, self.awaited_delay_ns)
+        return tuple(column.tolist() for column in columns)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ never makes anything come earlier than a larger one does, because every time is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -84,7 +85,7 @@ def play(graph: Graph, change: Change) -> Played:
     base = launched - intervals.covered_before(gone, launched)
     begun = begin - intervals.covered_before(gone, begin)
     run = _Run(graph, duration.tolist(), kept.tolist(), begun.tolist(), position.tolist())
-    run.all((base + inner).tolist(), delay.tolist(), over.tolist(), inner.tolist())
+    run.all(base + inner, delay, over, inner > 0)
     starts, ends = np.asarray(run.starts, np.int64), np.asarray(run.ends, np.int64)
     return Played(starts, ends, begin, finish, _array(run.begun), _array(run.finished), gone)
 
@@ -104,38 +105,37 @@ class _Run:
         self.begun: list[int] = []
         self.finished: list[int] = []
 
-    def all(self, launches: list[int], delays: list[int], over: list[int], inner: list[int]) -> None:
-        """Every slice, and every wait where its turn comes."""
-        slices = self.graph.slices
-        before, before_delay = slices.before.tolist(), slices.before_delay_ns.tolist()
-        awaited, awaited_delay = slices.awaited.tolist(), slices.awaited_delay_ns.tolist()
-        starts, ends, shifts, duration = self.starts, self.ends, self.shifts, self.duration
-        turns = [*self.position, len(launches) + 1]
-        turn = turns[0]
-        for number, (launch, delay, behind, first, wait, other, wait_other) in enumerate(
-            zip(launches, delays, over, before, before_delay, awaited, awaited_delay, strict=True)
-        ):
-            while turn <= number:
+    def all(self, launches: Int64, delays: Int64, over: Int64, inside: Bools) -> None:
+        """Every slice, and every wait where its turn comes.
+
+        Slices `inside` are launched beside a wait; once it is over, they start at its end at the latest.
+        """
+        links = self.graph.slices.links
+        starts, ends, shifts = self.starts, self.ends, self.shifts
+        begins = zip((launches + delays).tolist(), over.tolist(), inside.tolist(), *links, self.duration, strict=True)
+        number = 0
+        for turn in (*self.position, len(launches)):
+            for begin, behind, beside, first, wait, other, wait_other, length in islice(begins, turn - number):
+                begin += shifts[behind]
+                if beside and behind < len(self.finished):
+                    begin = min(begin, self.finished[behind] + int(delays[len(starts)]))
+                if first >= 0:
+                    if ends[first] + wait > begin:
+                        begin = ends[first] + wait
+                elif first < -1:
+                    reach = int(self.graph.slices.reach_ns[len(starts)])
+                    begin = max(begin, self._reached(-2 - first, reach) + wait)
+                if other >= 0 and ends[other] + wait_other > begin:
+                    begin = ends[other] + wait_other
+                starts.append(begin)
+                ends.append(begin + length)
+            number = max(number, turn)
+            if len(self.finished) < len(self.position):
                 self._wait()
-                turn = turns[len(self.finished)]
-            begin = launch + shifts[behind]
-            if inner[number] and behind < len(self.finished):  # launched beside a wait that is over by now
-                begin = min(begin, self.finished[behind])
-            begin += delay
-            if first >= 0 and ends[first] + wait > begin:
-                begin = ends[first] + wait
-            elif first < -1:
-                begin = max(begin, self._reached(-2 - first, slices.reach_ns[number]) + wait)
-            if other >= 0 and ends[other] + wait_other > begin:
-                begin = ends[other] + wait_other
-            starts.append(begin)
-            ends.append(begin + duration[number])
-        while len(self.finished) < len(self.position):
-            self._wait()
 
     def _reached(self, number: int, reach: int) -> int:
         """When a slice is over, or has run for as long as `reach`."""
-        return self.starts[number] + min(self.duration[number], int(reach))
+        return self.starts[number] + min(self.duration[number], reach)
 
     def _wait(self) -> None:
         """The next wait."""

@@ -12,6 +12,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -102,10 +103,17 @@ class _Calls:
             self.streams.append((int(slices.device[own[0]]), own, slices.launch_ns[own]))
         known = slices.launch >= 0
         self.last_of = dict(zip(slices.launch[known].tolist(), np.flatnonzero(known).tolist(), strict=True))
-        self.below: dict[int, list[int]] = {}  # operator -> slices launched right below it, in order of launch
-        for row, number in sorted(self.last_of.items(), key=lambda item: int(slices.launch_ns[item[1]])):
-            self.below.setdefault(int(scene.span.parent[row]), []).append(number)
-        self.devices = len(set(slices.device.tolist()))
+        self.devices = len(np.unique(slices.device))
+
+    @cached_property
+    def below(self) -> dict[int, list[int]]:
+        """Operator -> slices launched right below it, in order of launch."""
+        rows, numbers = (np.fromiter(values, np.int64) for values in (self.last_of.keys(), self.last_of.values()))
+        order = np.argsort(self.slices.launch_ns[numbers], kind="stable")
+        found: dict[int, list[int]] = {}
+        for parent, number in zip(self.scene.span.parent[rows[order]].tolist(), numbers[order].tolist(), strict=True):
+            found.setdefault(parent, []).append(number)
+        return found
 
     def chosen(self, calls: Int64) -> Iterator[tuple[int, int]]:
         """Calls that may wait, in order of time, with their kind."""
