@@ -17,7 +17,7 @@ DEMO := examples/cifar_png
 WEB := hatch_build.py $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fix test test-all frameworks golden fuzz check bench zoo clean
+.PHONY: help demo demo-fix test test-all frameworks golden fuzz guard check bench zoo clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1	/' | expand -t 16
@@ -44,6 +44,9 @@ golden: $(VENV)/installed-dev ## keep what every surface says of known inputs, f
 
 fuzz: $(VENV)/installed-dev ## read 10,000 damaged inputs (about 30 minutes; FUZZ_ARGS="--cases 500")
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+
+guard: $(VENV)/installed-dev ## count the work of reading and analysis; more than its ceiling fails
+	$(BIN)/python benchmarks/guard.py
 
 check: $(VENV)/installed-dev ## lint, formatting, strict types (the front end's where npm is), layer contracts
 	$(BIN)/ruff check .
@@ -75,6 +78,7 @@ $(VENV)/installed: pyproject.toml constraints.txt $(WEB)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet 'pip>=25.1'
 	$(PIP) install --quiet $(INDEX) -c constraints.txt -e . torch pillow
+	$(BIN)/python -m compileall -q src/stepscope # where PYTHONDONTWRITEBYTECODE is set, every start would compile them
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

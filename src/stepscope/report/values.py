@@ -43,4 +43,6 @@ def plain_value(value: Any) -> Any:
 
 
 def _string(text: str) -> str:
+    if text.isascii():
+        return text[:MAX_TEXT]
     return text[:MAX_TEXT].encode("utf-8", errors="backslashreplace").decode("utf-8")

@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ import polars as pl
 from stepscope import __version__
 from stepscope.errors import UnreadableInputError
 from stepscope.read.formats import Limits, open_trace
+from stepscope.read.trace import TraceSource
 from stepscope.tables import stored
 from stepscope.tables.ingest import ingest
 from stepscope.tables.schema import TABLES_SCHEMA
@@ -33,12 +35,14 @@ _LAYOUT = f"{TABLES_SCHEMA} entry/2"
 _READ_BYTES = 1 << 20
 _DIGEST_BYTES = 16
 _NAME = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
+_making: dict[Path, threading.Event] = {}  # entries that this process makes beside its work
 _KEPT_BYTES = 20 * 2**30  # of all entries; the ones used longest ago go first
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The folder of a trace's tables; `content` is what was just written there, None where it was found."""
+    """The folder of a trace's tables; `content` is what was just made, and may not be there yet, None where it was
+    found."""
 
     folder: Path
     content: Stored | None = None
@@ -72,31 +76,73 @@ def fetch(
 
     `progress` gets the bytes of the file taken in so far, and its size.
     """
-    return obtain(path, root, limits, progress, keep=False).folder
+    entry = root / key_of(path)
+    if _is_there(entry):
+        return entry
+    part = _new_part(root)
+    try:
+        ingest(_opened(path, limits, progress), part, schema=_LAYOUT, version=__version__)
+        _move(part, entry)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return entry
 
 
 def obtain(
     path: Path,
-    root: Path,
+    root: Path | None,
     limits: Limits | None = None,
     progress: Callable[[int, int], None] | None = None,
-    *,
-    keep: bool,
 ) -> Entry:
-    """As `fetch`; with `keep` what had to be made is also handed on in memory."""
+    """As `fetch`, with what had to be made in memory; without a `root` nothing is written.
+
+    The entry is made while the caller goes on. If it cannot be, the next one who asks makes it again.
+    """
+    if root is None:
+        source = _opened(path, limits, progress)
+        return Entry(path, ingest(source, None, schema=_LAYOUT, version=__version__))
     entry = root / key_of(path)
-    if index_of(entry) is not None:
-        _touch(entry)
+    if _is_there(entry):
         return Entry(entry)
-    root.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix="part-", dir=root))
+    part = _new_part(root)
+
+    made = _making[entry] = threading.Event()
+
+    def settle(whole: bool) -> None:
+        try:
+            if whole:
+                _move(part, entry)
+        except OSError:
+            pass  # the cache is no place to write to any more
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+            made.set()
+
     try:
-        source = open_trace(path, limits=limits or Limits(), progress=progress)
-        content = ingest(source, part, schema=_LAYOUT, version=__version__, keep=keep)
-        _move(part, entry)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return Entry(entry, content if keep else None)
+        source = _opened(path, limits, progress)
+        return Entry(entry, ingest(source, part, schema=_LAYOUT, version=__version__, settle=settle))
+    except BaseException:
+        settle(whole=False)
+        raise
+
+
+def _is_there(entry: Path) -> bool:
+    made = _making.pop(entry, None)
+    if made is not None:
+        made.wait()
+    if index_of(entry) is None:
+        return False
+    _touch(entry)
+    return True
+
+
+def _new_part(root: Path) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="part-", dir=root))
+
+
+def _opened(path: Path, limits: Limits | None, progress: Callable[[int, int], None] | None) -> TraceSource:
+    return open_trace(path, limits=limits or Limits(), progress=progress)
 
 
 def index_of(entry: Path) -> TraceIndex | None:

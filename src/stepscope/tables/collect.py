@@ -66,7 +66,9 @@ def _alone(path: Path, folder: Path, options: BuildOptions) -> Entry | str:
     # Of some steps few slices are kept in the end, so all of them had better not be in memory at once.
     keep = options.steps is None
     try:
-        return cache.obtain(path, folder, options.limits, tell, keep=keep)
+        if not keep:
+            return Entry(cache.fetch(path, folder, options.limits, tell))
+        return cache.obtain(path, folder if folder == options.cache else None, options.limits, tell)
     except (OSError, UnreadableInputError) as error:
         return str(error)
 

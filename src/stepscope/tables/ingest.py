@@ -6,6 +6,8 @@ they are asked for. Ids are rows of the trace; `loaded` moves them when several 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,20 @@ from stepscope.tables.trace_memory import memory_frame
 _TIMES = (("track", np.int32), ("start_ns", np.int64), ("duration_ns", np.int64))
 
 
-def ingest(source: TraceSource, target: Path, *, schema: str, version: str, keep: bool = False) -> Stored:
+def ingest(
+    source: TraceSource,
+    target: Path | None,
+    *,
+    schema: str,
+    version: str,
+    settle: Callable[[bool], None] | None = None,
+) -> Stored:
     """Take in `source` and write it to the empty folder `target`; raises UnreadableInputError and OSError.
 
-    With `keep` the slices are handed on in memory too, else as files of `target`.
+    Without `settle` the slices are handed on as files of `target`. With it, or without a target, they are handed on in
+    memory, and nothing waits for the files: once they are there, `settle` is called on a thread, with whether all are.
     """
+    keep = settle is not None or target is None
     frames: dict[str, pl.DataFrame] = {}
     with PartWriter(target, keep=keep) as writer:
         taken = take(source, writer)
@@ -60,10 +71,24 @@ def ingest(source: TraceSource, target: Path, *, schema: str, version: str, keep
         start += base_ns
         frames[TREE] = writer.write(_tree_frame(start, duration, nesting, forward_of), TREE)
         del start, duration, nesting, forward_of
-    index = _index(summary, schema=schema, version=version, slices=frames[TREE].height, clipped=clipped,
-                   repaired=repaired, files=writer.files, link_counts=counts, device=device)  # fmt: skip
+        index = _index(summary, schema=schema, version=version, slices=frames[TREE].height, clipped=clipped,
+                       repaired=repaired, files=writer.files, link_counts=counts, device=device)  # fmt: skip
+        if target is None:
+            return Stored(index, **frames, parts=writer.kept)
+        if settle is not None:
+            writer.then(partial(_settled, settle, target, index))
+            return Stored(index, **frames, parts=writer.kept)
     (target / INDEX).write_bytes(msgspec.json.encode(index))
-    return Stored(index, **frames, parts=writer.kept if keep else stored.slice_files(target, index))
+    return Stored(index, **frames, parts=stored.slice_files(target, index))
+
+
+def _settled(settle: Callable[[bool], None], target: Path, index: TraceIndex, whole: bool) -> None:
+    try:
+        if whole:
+            (target / INDEX).write_bytes(msgspec.json.encode(index))
+    except OSError:
+        whole = False
+    settle(whole)
 
 
 def _index(summary: TraceSummary, **known: Any) -> TraceIndex:

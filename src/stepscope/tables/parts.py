@@ -6,6 +6,7 @@ One chunk is in the making at a time, so what waits is bounded. Polars works wit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -91,17 +92,20 @@ def _warm_up() -> None:
 class PartWriter:
     """Writes slices and other frames to a folder; leave the `with` block to know that all is written.
 
-    With `keep` the frames of the slices are also kept, for who goes on with them. What goes wrong on the thread is
-    raised by the next call, or at the end.
+    With `keep` the frames of the slices are also kept, for who goes on with them: then nothing waits for the files, and
+    `then` says what to do once they are there. Without a folder nothing is written. What goes wrong on the thread is
+    raised by the next call, or at the end; of files that nothing waits for, `then` is told.
     """
 
-    def __init__(self, folder: Path, *, keep: bool) -> None:
+    def __init__(self, folder: Path | None, *, keep: bool) -> None:
         self.files = 0
         self.kept: list[pl.DataFrame] = []
         self._folder, self._keep = folder, keep
         self._rest: list[pl.DataFrame] = []
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="stepscope-parts")
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="stepscope-files") if keep and folder else self._pool
         self._jobs: list[Future[None]] = [self._pool.submit(_warm_up)]
+        self._writes: list[Future[None]] = []
 
     def __enter__(self) -> PartWriter:
         return self
@@ -109,7 +113,8 @@ class PartWriter:
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         if kind is None:
             self._wait()
-        self._pool.shutdown(cancel_futures=True)
+        for pool in (self._pool, self._writing):
+            pool.shutdown(wait=kind is not None or not self._keep, cancel_futures=kind is not None)
 
     def add(self, slices: Slices) -> None:
         """Take the next slices once those before them are done."""
@@ -123,8 +128,20 @@ class PartWriter:
 
     def write(self, frame: pl.DataFrame, name: str) -> pl.DataFrame:
         """Write a frame of another table; returns it."""
-        self._jobs.append(self._pool.submit(write_parquet, frame, self._folder / f"{name}.parquet"))
+        if self._folder is not None:
+            jobs = self._writes if self._keep else self._jobs
+            jobs.append(self._writing.submit(write_parquet, frame, self._folder / f"{name}.parquet"))
         return frame
+
+    def then(self, settle: Callable[[bool], None]) -> None:
+        """Call `settle` on the thread once no file is being written any more, with whether all of them were."""
+
+        self._wait()  # the last files are only asked for when the last slices are done
+
+        def settled() -> None:
+            settle(all(write.exception() is None for write in self._writes))
+
+        self._writing.submit(settled)
 
     def _wait(self) -> None:
         jobs, self._jobs = self._jobs, []
@@ -145,10 +162,15 @@ class PartWriter:
 
     def _write_part(self, frame: pl.DataFrame) -> None:
         frame = frame.rechunk()
-        write_parquet(frame, self._folder / part_name(self.files))
-        self.files += 1
+        name, self.files = part_name(self.files), self.files + 1
         if self._keep:
             self.kept.append(frame)
+        if self._folder is None:
+            return
+        if self._keep:
+            self._writes.append(self._writing.submit(write_parquet, frame, self._folder / name))
+        else:
+            write_parquet(frame, self._folder / name)
 
 
 def part_name(number: int) -> str:

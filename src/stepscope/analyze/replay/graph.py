@@ -66,8 +66,8 @@ class Slices:
     @cached_property
     def links(self) -> tuple[list[int], list[int], list[int], list[int]]:
         """`before`, `before_delay_ns`, `awaited` and `awaited_delay_ns` as every replay goes through them."""
-        columns = (self.before, self.before_delay_ns, self.awaited, self.awaited_delay_ns)
-        return tuple(column.tolist() for column in columns)  # type: ignore[return-value]
+        before, awaited = self.before.tolist(), self.awaited.tolist()
+        return before, self.before_delay_ns.tolist(), awaited, self.awaited_delay_ns.tolist()
 
 
 @dataclass(frozen=True)
