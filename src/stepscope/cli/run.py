@@ -102,7 +102,7 @@ def run(
         seed=seed,
         losses=losses,
     )
-    outcome = launch(options)
+    outcome = launch(options, meanwhile=None if no_report else _import_the_report)
     if no_report:
         if not quiet:
             checks.say(outcome.problem or f"recorded; make the report with: stepscope analyze {outcome.run}")
@@ -117,6 +117,13 @@ def run(
         checked = _without_report(outcome, part, names, quiet=quiet)
     ours = bool(names) and max_steps is not None and _ended_by_us(outcome)
     raise typer.Exit(checked if ours else outcome.status or checked)
+
+
+def _import_the_report() -> None:
+    """What the report takes half a second to import is there by the time that the command ends."""
+    import stepscope.analyze
+    import stepscope.dashboard.single
+    import stepscope.diagnose  # noqa: F401
 
 
 def _ended_by_us(outcome: Outcome) -> bool:

@@ -83,6 +83,7 @@ def fetch(
     try:
         ingest(_opened(path, limits, progress), part, schema=_LAYOUT, version=__version__)
         _move(part, entry)
+        prune(root)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return entry
@@ -112,6 +113,7 @@ def obtain(
         try:
             if whole:
                 _move(part, entry)
+                prune(root)
         except OSError:
             pass  # the cache is no place to write to any more
         finally:

@@ -29,7 +29,6 @@ def root(options: BuildOptions) -> Iterator[Path]:
     """The cache, or a folder that is gone afterwards where there is none or it cannot be written to."""
     if options.cache is not None and cache.writable(options.cache):
         yield options.cache
-        cache.prune(options.cache)
         return
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         yield Path(folder)

@@ -87,10 +87,10 @@ class _Trace:
 class Played(Replay):
     """The replay of a run's traces: each what-if is played when it is first asked for."""
 
-    def __init__(self, found: list[_Trace], **known: Any) -> None:
+    def __init__(self, found: Sequence[_Trace] = (), **known: Any) -> None:
         self.__dict__.update(known, _found=found, _of={})  # what it inherits from is frozen
 
-    _found: list[_Trace]
+    _found: Sequence[_Trace]
     _of: dict[str, WhatIf | None]
 
     @cached_property
@@ -111,6 +111,8 @@ class Played(Replay):
         return tuple(found for kind in kinds if (found := self.of(kind)) is not None)
 
     def of(self, kind: str) -> WhatIf | None:
+        if not self._found:  # all that there is was given
+            return super().of(kind)
         if kind not in self._of:
             known = any(kind in one.what_ifs.cases for one in self._found)
             self._of[kind] = self._without(kind) if known else None

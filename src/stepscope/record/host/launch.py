@@ -45,6 +45,7 @@ from stepscope.record.host.tracing import allow_tracing
 
 RECORDER_LOG = "recorder.log"  # what the telemetry process had to complain about; absent when nothing
 _POLL_SECONDS = 0.05  # with --max-steps only; otherwise we sleep until a signal comes
+_LEISURE_NICENESS = 10  # of what is done beside the command: a tenth of its share of a core where there is no other
 _AGAIN_SECONDS = 1.0  # once the limit is reached
 _IDLE_SECONDS = 60.0
 _STOP_SECONDS = 4.0  # for telemetry to write its last segment
@@ -63,8 +64,15 @@ class Outcome:
     problem: str | None = None
 
 
-def launch(options: RecordOptions, *, environ: Mapping[str, str] | None = None) -> Outcome:
+def launch(
+    options: RecordOptions,
+    *,
+    environ: Mapping[str, str] | None = None,
+    meanwhile: Callable[[], None] | None = None,
+) -> Outcome:
     """Run `options.command` and record it; returns when it has ended and everything is on disk.
+
+    `meanwhile` is done beside the command, at a lower priority; nobody waits for it.
 
     Raises `CommandNotStarted` (126, 127), `UsageError` or `EnvironmentRefusal` before anything has started; after that
     nothing of ours is raised.
@@ -92,7 +100,15 @@ def launch(options: RecordOptions, *, environ: Mapping[str, str] | None = None) 
     manifest.save()
     if pyspy is None:
         _mark_fallback(folder.host, now_ns(offset), "py-spy is not installed")
-    return _Launch(options, environment, executable, folder, manifest, offset, pyspy).run()
+    return _Launch(options, environment, executable, folder, manifest, offset, pyspy).run(meanwhile)
+
+
+def _at_leisure(do: Callable[[], None]) -> None:
+    """At a priority below the command's. What goes wrong here goes wrong again where it is needed, and is said there."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEISURE_NICENESS)
+    with contextlib.suppress(Exception):
+        do()
 
 
 class _Launch:
@@ -113,7 +129,7 @@ class _Launch:
         self._problem: str | None = None
         self._last_word = LastWord(str(folder.host))
 
-    def run(self) -> Outcome:
+    def run(self, meanwhile: Callable[[], None] | None) -> Outcome:
         with BlockedSignals() as signals:
             started_ns = now_ns(self._offset)
             child = self._start(signals)
@@ -121,6 +137,8 @@ class _Launch:
             self._manifest.started(started_ns, child.pid)
             describe = threading.Thread(target=self._describe, daemon=True)
             describe.start()
+            if meanwhile is not None:
+                threading.Thread(target=_at_leisure, args=(meanwhile,), daemon=True).start()
             self._watch(child, signals, telemetry)
             ended_ns = now_ns(self._offset)
             hurried = signals.hurried()
