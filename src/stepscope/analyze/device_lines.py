@@ -13,7 +13,6 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.device import BEFORE_RECORDING, GRAPH, is_one_trace
-from stepscope.analyze.trace import ANNOTATIONS
 from stepscope.engine import origins
 from stepscope.engine.origins import Origin, Origins
 from stepscope.engine.slice_names import callee_name
@@ -133,7 +132,10 @@ def _host_work(tables: Tables) -> _Work:
             category.is_in(OPERATORS)
             & pl.col("stream").is_null()
             & (pl.col("self_ns") > 0)
-            & ((category == "cpu_op") | ~pl.col("name").str.contains(ANNOTATIONS))
+            & (
+                (category == "cpu_op")
+                | ~pl.col("name").str.contains(r"^(ProfilerStep#|enumerate\(DataLoader\)#|Optimizer\.)")
+            )
         ).fill_null(False)
     ).to_series()
     rows = tables.events.select("process", "trace", "name", "step", "self_ns").filter(wanted)

@@ -37,7 +37,6 @@ from stepscope.analyze import (
     sites,
     steps,
     system,
-    trace,
     trial,
     windows,
 )
@@ -48,6 +47,7 @@ from stepscope.analyze.sampled import hot_lines
 from stepscope.analyze.sampled import views as sampled_views
 from stepscope.analyze.sampled_time import SampledTime
 from stepscope.analyze.views.build import LazyViews
+from stepscope.engine import host_calls
 from stepscope.model import Analysis, SourceFiles
 from stepscope.model import facts as model
 from stepscope.model.facts_machine import MachineFacts
@@ -187,7 +187,7 @@ class Facts(Analysis):
         context = self._context
         tables, labelled, lines, sampled = context.tables, context.labelled, context.lines, context.sampled
         mean_ms = self._train.mean_ms if self._train else None
-        window = trace.prepare(tables, context.code, labelled)
+        window = host_calls.prepare(tables, context.spans, context.code, labelled)
         found = loops.facts(window, lines, sampled, mean_ms, self._sampled_time)
         return _OfWindow(
             loops=found,
