@@ -76,14 +76,6 @@ class _OfWindow(NamedTuple):
     opened_per_step: float | None
 
 
-class _OfDevices(NamedTuple):
-    """What is asked of every device slice."""
-
-    traces: tuple[TraceFacts, ...]
-    times: tuple[DeviceTime, ...]
-    lines: DeviceLines | None
-
-
 class Facts(Analysis):
     """All facts of the run that `context` is of; `recordings` of memory were made beside it.
 
@@ -219,18 +211,8 @@ class Facts(Analysis):
         return self._of_window.python
 
     @cached_property
-    def _of_devices(self) -> _OfDevices:
-        context = self._context
-        slices = device.slices(context.tables)
-        return _OfDevices(
-            traces=device.traces(context.tables, slices),
-            times=device.times(slices),
-            lines=device_lines.facts(context.tables, slices, context.origins, context.lines),
-        )
-
-    @cached_property
     def traces(self) -> tuple[TraceFacts, ...]:
-        return self._of_devices.traces
+        return device.traces(self._context.tables, self._context.spans)
 
     @cached_property
     def reading(self) -> ReadingFacts | None:
@@ -238,11 +220,11 @@ class Facts(Analysis):
 
     @cached_property
     def device_time(self) -> tuple[DeviceTime, ...]:
-        return self._of_devices.times
+        return device.times(self._context.spans)
 
     @cached_property
     def device_lines(self) -> DeviceLines | None:
-        return self._of_devices.lines
+        return device_lines.facts(self._context.base)
 
     @cached_property
     def profiled(self) -> model.ProfiledFacts | None:

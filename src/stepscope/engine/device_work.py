@@ -35,6 +35,7 @@ class Work:
     end_ns: Int64
     kind: npt.NDArray[np.int8]
     device: Int64
+    link: Int64  # row of `Span.links`, -1 where there is none
     launch: Int64  # row of the runtime or driver call, -1 where there is none
     operator: Int64  # row of the operator it was linked to, -1 where there is none
 
@@ -95,14 +96,14 @@ def _number(text: str) -> int:
     return int(text) if text.isdigit() and len(text) < 10 else NONE
 
 
-def _linked(span: Span, rows: Int64) -> tuple[Int64, Int64]:
-    """Launch and operator of each."""
-    found = []
-    for name in ("launch", "operator"):
-        of_row = np.full(len(span), NONE, np.int64)
-        of_row[span.links["event"].to_numpy()] = span.links[name].to_numpy()
-        found.append(of_row[rows])
-    return found[0], found[1]
+def _linked(span: Span, rows: Int64) -> tuple[Int64, Int64, Int64]:
+    """Of each its row of the links, its launch and its operator."""
+    links = span.links
+    of_row = np.full(len(span), NONE, np.int64)
+    of_row[links["event"].to_numpy()] = np.arange(links.height)
+    link = of_row[rows]
+    launch, operator = (np.append(links[name].to_numpy(), NONE)[link] for name in ("launch", "operator"))
+    return link, launch, operator
 
 
 def by_device(found: Work) -> Mapping[int, Bools]:
