@@ -14,14 +14,24 @@ import numpy as np
 import polars as pl
 
 from stepscope.engine import intervals
-from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work, work
+from stepscope.engine.device_work import (
+    BEFORE_RECORDING,
+    COMMUNICATION,
+    COPY,
+    FILL,
+    GRAPH,
+    KERNEL,
+    LINKED,
+    Work,
+    links_of,
+    work,
+)
 from stepscope.engine.spans import Span
 from stepscope.model import DeviceTime, ReadingFacts, TraceFacts
 from stepscope.tables.arrays import Bools
 from stepscope.tables.schema import Tables
 
 LAUNCHED, ALL = "launched", "all"
-LINKED, BEFORE_RECORDING, GRAPH = "linked", "before_recording", "graph"
 
 
 def times(spans: Sequence[Span]) -> tuple[DeviceTime, ...]:
@@ -114,7 +124,7 @@ def _trace(row: dict[str, Any], span: Span | None) -> TraceFacts:
     found = work(span) if span is not None else None
     if span is not None and found is not None and len(found):
         slices = len(found)
-        words = span.links.select("state", "method")[found.link]
+        words = links_of(span, found, "state", "method")
         sums = words.with_columns(ns=pl.Series(found.end_ns - found.start_ns)).group_by("state", "method").sum()
         for state, method, ns in sums.sort("state", "method").rows():
             if state == LINKED:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.device import BEFORE_RECORDING, GRAPH
 from stepscope.engine import attribution
 from stepscope.engine.attribution import Found
-from stepscope.engine.device_work import work
+from stepscope.engine.device_work import BEFORE_RECORDING, GRAPH, in_state, links_of, work
 from stepscope.engine.origins import Origin
 from stepscope.engine.slice_names import callee_name
 from stepscope.engine.source_lines import Lines
@@ -91,9 +90,9 @@ def _steps(base: Base, parts: Sequence[_Part]) -> int | None:
 
 def _device_part(base: Base, span: Span) -> _Part:
     done = work(span)
-    links = span.links[done.link]
+    links = links_of(span, done, "forward", "frame", "forward_method")
     start = np.where(done.launch >= 0, done.launch, done.operator)
-    forward, frame = links["forward"].to_numpy(), links["frame"].to_numpy()
+    forward, frame = (links[name].fill_null(NONE).to_numpy() for name in ("forward", "frame"))
     return _Part(
         span=span,
         rows=done.rows,
@@ -101,8 +100,8 @@ def _device_part(base: Base, span: Span) -> _Part:
         duration_ns=done.end_ns - done.start_ns,
         found=attribution.trace_linked(base, span, start, forward, frame),
         way=links["forward_method"].fill_null(SEQUENCE),
-        early=(links["state"] == BEFORE_RECORDING).fill_null(False).to_numpy(),
-        replayed=(links["state"] == GRAPH).fill_null(False).to_numpy(),
+        early=in_state(span, done, BEFORE_RECORDING),
+        replayed=in_state(span, done, GRAPH),
     )
 
 

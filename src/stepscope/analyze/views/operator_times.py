@@ -13,14 +13,12 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
-from stepscope.engine.device_work import work
+from stepscope.engine.device_work import LINKED, in_state, work
 from stepscope.engine.spans import Span, Texts, texts
 from stepscope.engine.tree import nearest_around, upward
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 
-_LINKED = "linked"
 _DEEPEST = 10_000  # calls around each other; a broken (cyclic) tree ends here
 _OLD_RUNTIME = "Runtime"  # of 2021: times in whole microseconds, and an External id on every call
 
@@ -107,11 +105,7 @@ class Calls:
     def device(self) -> Device:
         """Linked device slices that are work."""
         found = work(self.span)
-        links = self.span.links.select("event", "operator", linked=pl.col("state") == _LINKED)
-        operator = np.full(len(self.span), NONE, np.int64)
-        linked = links["linked"].fill_null(False).to_numpy()
-        operator[links["event"].to_numpy()[linked]] = links["operator"].to_numpy()[linked]
-        call = self.of(operator[found.rows])
+        call = self.of(np.where(in_state(self.span, found, LINKED), found.operator, NONE))
         known = call >= 0
         return Device(found.rows[known], found.start_ns[known], found.end_ns[known], call[known])
 
