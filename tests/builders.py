@@ -125,6 +125,8 @@ def make_tables(
     paths = Paths()
     stack_rows = [_stack_row(row, paths) for row in stacks]
     stretch_rows = [_stretch_row(row, paths) for row in stretches]
+    event_rows = [_event_row(i, {**in_rank, **row}) for i, row in enumerate(events)]
+    trace_rows = [_trace_row({**in_rank, **row}) for row in traces]
     rank_numbers = sorted({row.get("rank", 0) for row in step_table} or {0})
     return Tables(
         run=run_facts(ranks=tuple(rank_numbers), world_size=len(rank_numbers), **(run or {})),
@@ -133,9 +135,9 @@ def make_tables(
         manifests=tuple(manifests),
         steps=_frame("steps", [{**in_rank, **row} for row in step_table]),
         journal=_frame("journal", [_journal_row({**in_rank, **row}) for row in journal]),
-        events=_frame("events", [_event_row(i, {**in_rank, **row}) for i, row in enumerate(events)]),
+        events=_frame("events", event_rows),
         links=_frame("links", [_link_row({"process": "rank-0", **row}) for row in links]),
-        traces=_frame("traces", [_trace_row({**in_rank, **row}) for row in traces]),
+        traces=_frame("traces", [*trace_rows, *_unlisted(event_rows, trace_rows)]),
         segments=_frame("segments", _segment_rows(stack_rows, stretch_rows) if segments is None else list(segments)),
         stacks=_frame("stacks", stack_rows),
         stretches=_frame("stretches", stretch_rows),
@@ -245,6 +247,17 @@ def _trace_row(row: Row) -> dict[str, Any]:
     counts = dict.fromkeys(("events", "salvaged", "lost", "unsupported", "clipped", "repaired"), 0)
     usual = {"trace": "trace-0.pt.trace.json", "owner": "user", "problems": [], "metadata": "{}", "threads": "{}"}
     return {**usual, **counts, **row}
+
+
+def _unlisted(events: list[dict[str, Any]], traces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of `traces` for those that only slices name."""
+    listed = {(row["process"], row["trace"]) for row in traces}
+    found = {(row["process"], row["trace"]): row["rank"] for row in events}
+    return [
+        _trace_row({"process": process, "trace": trace, "rank": rank, "owner": "stepscope"})
+        for (process, trace), rank in found.items()
+        if (process, trace) not in listed
+    ]
 
 
 class Paths:

@@ -212,7 +212,7 @@ def test_operators_of_the_host_stand_in_where_there_is_no_device() -> None:
     trace.add("cpu_op", "aten::addmm", 2, 6, parent=outer, sequence=7, forward_thread=0)
     call = trace.python("torch/_tensor.py(500): backward", trace.python("train.py(40): step"))
     node = trace.add("cpu_op", "autograd::engine::evaluate_function: X", 50, 9, parent=call, sequence=7)
-    trace.events[node] |= {"forward_thread": BACK_THREAD, "self_ns": 0}
+    trace.events[node] |= {"forward_thread": BACK_THREAD, "self_ns": 0, "forward": trace.events[outer]["id"]}
     trace.add("cpu_op", "aten::mm", 51, 9, parent=node)
     trace.add("cpu_op", "aten::add_", 70, 3, parent=trace.python("train.py(41): step"))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analyze import analyze, trace
+from stepscope.analyze import analyze
+from stepscope.engine import host_calls
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import Trace, loop_trace, steps_with_window
 from tests.builders import MS, make_tables
@@ -20,8 +21,9 @@ def tables() -> Tables:
 
 def test_means_per_step_do_not_depend_on_how_many_steps_were_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = analyze(tables())
+    assert whole.operators is not None  # made before less is looked at
     per_step = tables().events.height // len(STEPS)
-    monkeypatch.setattr(trace, "MAX_SLICES", 4 * per_step + 10)
+    monkeypatch.setattr(host_calls, "MAX_SLICES", 4 * per_step + 10)
     cut = analyze(tables())
 
     assert whole.loops is not None
@@ -38,17 +40,17 @@ def test_means_per_step_do_not_depend_on_how_many_steps_were_looked_at(monkeypat
 
 
 def test_a_few_steps_are_looked_at_however_large_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "MAX_SLICES", 1)
+    monkeypatch.setattr(host_calls, "MAX_SLICES", 1)
     cut = analyze(tables())
     assert cut.loops is not None
-    assert cut.loops[0].window_steps == trace.MIN_STEPS
+    assert cut.loops[0].window_steps == host_calls.MIN_STEPS
 
 
 def test_without_steps_everything_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Trace()
     for number in range(5):
         calls.add("aten::mm", number * 10 * MS, MS, step=None, category="cpu_op")
-    monkeypatch.setattr(trace, "MAX_SLICES", 2)
+    monkeypatch.setattr(host_calls, "MAX_SLICES", 2)
     found = analyze(make_tables(events=calls.rows)).operators
     assert found is not None
     assert found[0].calls_per_step == 5

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
-import polars as pl
+import numpy as np
 import pytest
 
 from stepscope.analyze import device
-from stepscope.engine import intervals
+from stepscope.engine import intervals, spans
+from stepscope.engine.device_work import KERNEL, Work, work
+from stepscope.engine.spans import Span
 from stepscope.model import DeviceTime
+from stepscope.tables.arrays import Int64
 from tests.analyze.shared_traces import PRESENT, SHARED, analysis_of, files, needs_traces, run_of
 
 pytestmark = needs_traces
 
 ORACLES: dict[str, Any] = json.loads((SHARED / "oracles" / "hta_tracelens.json").read_text()) if PRESENT else {}
+MULTIMEM = "tracelens/b200/eager_trace.json.gz"
 DROPS_SLICES = "hta/trace_diff/test/test.json.gz"  # TraceLens loses most of them there
 # Fractional microseconds since 1970: a float64, as both tools use, holds quarters of them there. Ours are exact.
 ABSOLUTE = "hta/ns_resolution_trace/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz"
@@ -47,14 +52,27 @@ def scoped(name: str, scope: str) -> DeviceTime:
     return found
 
 
-def as_float64(rows: pl.DataFrame) -> pl.DataFrame:
+def as_float64(found: Work) -> Work:
     """Starts and ends as they are after a sum in absolute float64 microseconds."""
 
-    def rounded(time: pl.Expr) -> pl.Expr:
-        return (time + QUARTER_NS // 2) // QUARTER_NS * QUARTER_NS
+    def rounded(times: Int64) -> Int64:
+        return (times + QUARTER_NS // 2) // QUARTER_NS * QUARTER_NS
 
-    start = rounded(pl.col("start_ns"))
-    return rows.with_columns(start, rounded(start + pl.col("duration_ns")).alias("end_ns"))
+    start = rounded(found.start_ns)
+    return replace(found, start_ns=start, end_ns=rounded(start + found.end_ns - found.start_ns))
+
+
+def span_of(name: str) -> Span:
+    (span,) = spans.spans(run_of(name).tables)
+    return span
+
+
+def without_multimem(span: Span) -> Work:
+    """All-reduces through symmetric memory as computation, which TraceLens takes them for."""
+    found, names = work(span), span.names
+    theirs = names.pick(["multimem_all_reduce" in value for value in names.values])[found.rows]
+    assert theirs.any()
+    return replace(found, kind=np.where(theirs, KERNEL, found.kind).astype(np.int8))
 
 
 @pytest.mark.parametrize("name", [name for name in with_figures("tracelens") if name != DROPS_SLICES])
@@ -63,9 +81,15 @@ def test_device_time_agrees_with_tracelens(name: str) -> None:
     ours = scoped(name, "launched")
     if name == ABSOLUTE:
         exact = ours
-        ours = next(iter(device.times(as_float64(device.slices(run_of(name).tables)))))
+        span = span_of(name)
+        found = as_float64(work(span))
+        ours = device.time(span, found, device.LAUNCHED, found.launch >= 0)
         assert exact.memcpy_ns == 3_715_404  # the sum of the durations in the file: no copy overlaps another
         assert exact.busy_ns == pytest.approx(ours.busy_ns, rel=0.001)
+    if name == MULTIMEM:
+        span = span_of(name)
+        found = without_multimem(span)
+        ours = device.time(span, found, device.LAUNCHED, found.launch >= 0)
     for key, field in FIGURES.items():
         # half a microsecond for its printed digits
         assert getattr(ours, field) / 1e6 == pytest.approx(expected[key], rel=0.001, abs=0.0005), key
@@ -76,27 +100,24 @@ def test_why_hta_differs(name: str) -> None:
     """Without the last step, with whole microseconds and memsets as memory, our slices give its figures."""
     (expected,) = ORACLES[name]["hta"]["get_temporal_breakdown"]
     tables = run_of(name).tables
-    rows = device.slices(tables)
+    span = span_of(name)
+    found = without_multimem(span) if name == MULTIMEM else work(span)
     steps = tables.steps.sort("start_ns")
+    chosen = np.ones(len(found), bool)
     if steps.height > 1:
-        launch = rows.join(tables.events.select(launch="id", launched_ns="start_ns"), on="launch", how="left")
-        rows = launch.filter(pl.col("launched_ns") < steps["start_ns"][-1])
+        chosen = (found.launch >= 0) & (span.start_ns[found.launch] < steps["start_ns"][-1])
     if name == ABSOLUTE:
-        rows = as_float64(rows)
-    rows = rows.with_columns(
-        (pl.col("start_ns") + US - 1) // US * US,
-        pl.col("end_ns") // US * US,
-    )
-    lasting = rows.filter(pl.col("end_ns") > pl.col("start_ns"))
-    kernels = lasting.filter((pl.col("kind") == device.COMPUTE) & ~pl.col("category").str.contains("(?i)memset"))
-    total = int(rows.select(pl.col("end_ns").max() - pl.col("start_ns").min()).item())
+        found = as_float64(found)
+    start, end = (found.start_ns[chosen] + US - 1) // US * US, found.end_ns[chosen] // US * US
+    kernels = (found.kind[chosen] == KERNEL) & (end > start)
+    total = int(end.max() - start.min())
     assert total / US == pytest.approx(expected["kernel_time(us)"], rel=0.001)
-    assert (total - covered_ns(lasting)) / US == pytest.approx(expected["idle_time(us)"], rel=0.01)
-    assert covered_ns(kernels) / US == pytest.approx(expected["compute_time(us)"], rel=0.01)
+    assert (total - covered_ns(start, end)) / US == pytest.approx(expected["idle_time(us)"], rel=0.01)
+    assert covered_ns(start[kernels], end[kernels]) / US == pytest.approx(expected["compute_time(us)"], rel=0.01)
 
 
-def covered_ns(rows: pl.DataFrame) -> int:
-    return intervals.total(intervals.union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()))
+def covered_ns(starts: Int64, ends: Int64) -> int:
+    return intervals.total(intervals.union(starts, ends))
 
 
 LINKED = ("kineto_tb_plugin", "tracelens/h100", "tracelens/b200", "tracelens/mi300")
@@ -104,12 +125,11 @@ LINKED = ("kineto_tb_plugin", "tracelens/h100", "tracelens/b200", "tracelens/mi3
 
 @pytest.mark.parametrize("name", [name for name in (files() if PRESENT else []) if name.startswith(LINKED)])
 def test_kernels_reach_their_operators(name: str) -> None:
-    tables = run_of(name).tables
-    kernels = device.slices(tables).filter(
-        pl.col("category").str.contains("(?i)^kernel$") & pl.col("launch").is_not_null()
-    )
-    linked = kernels.filter(pl.col("operator").is_not_null())["duration_ns"].sum()
-    assert linked / kernels["duration_ns"].sum() >= 0.99
+    span = span_of(name)
+    found = work(span)
+    chosen = span.is_kernel[found.rows] & (found.launch >= 0)
+    lengths = found.end_ns - found.start_ns
+    assert lengths[chosen & (found.operator >= 0)].sum() / lengths[chosen].sum() >= 0.99
     (facts,) = analysis_of(name).traces
     assert facts.link_rate is not None
     assert facts.link_rate >= 0.99

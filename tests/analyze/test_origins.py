@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze import analyze, device
+from stepscope.analyze import analyze
 from stepscope.analyze.device_lines import ENGINE, LIBRARIES
 from stepscope.engine import origins
 from stepscope.model import DeviceLines
-from tests.analyze.traces import BACK_THREAD, US, Slices, frame, tables
+from stepscope.tables.arrays import positions
+from tests.analyze.traces import BACK_THREAD, US, Slices, tables
 
 FOREIGN: dict[str, Any] = {"run": {"user_roots": (), "hosts": ()}, "ranks": ()}
 LIBRARY = "torch/utils/data/dataloader.py(1): __next__"
@@ -24,46 +25,8 @@ LIBRARY = "torch/utils/data/dataloader.py(1): __next__"
 @given(st.sets(st.integers(0, 12)), st.booleans(), st.lists(st.none() | st.integers(-3, 16)))
 def test_positions_are_those_of_a_search(some: set[int], gaps: bool, wanted: list[int | None]) -> None:
     ids = sorted(some) if gaps else list(range(min(some, default=0), min(some, default=0) + len(some)))
-    found = device.positions(pl.Series(ids, dtype=pl.Int64), pl.Series(wanted, dtype=pl.Int64))
+    found = positions(pl.Series(ids, dtype=pl.Int64), pl.Series(wanted, dtype=pl.Int64))
     assert found.tolist() == [ids.index(each) if each in ids else -1 for each in wanted]
-
-
-OPERATOR = st.tuples(
-    st.sampled_from(["a", "b"]),  # trace
-    st.sampled_from([0, 0, 1, 1, -1, None]),  # sequence
-    st.sampled_from([0, 1, 1, None]),  # forward thread
-    st.sampled_from(["cpu_op", "cpu_op", "Operator", "python_function"]),
-)
-
-
-@settings(deadline=None)
-@given(st.lists(OPERATOR, max_size=20), st.randoms())
-def test_forward_operators_are_the_last_that_began_before(operators: list[tuple[Any, ...]], random: Any) -> None:
-    starts = [number // 3 for number in range(len(operators))]  # some begin together
-    random.shuffle(starts)
-    rows = [
-        {"id": row, "process": "rank-0", "trace": trace, "category": category, "start_ns": start}
-        | {"sequence": sequence, "forward_thread": thread}
-        for row, ((trace, sequence, thread, category), start) in enumerate(zip(operators, starts, strict=True))
-    ]
-
-    def numbered(row: dict[str, Any]) -> bool:
-        return row["category"] != "python_function" and (row["sequence"] if row["sequence"] is not None else -1) >= 0
-
-    def forward(node: dict[str, Any]) -> int:
-        if not numbered(node) or not node["forward_thread"]:
-            return -1
-        makers = [
-            (row["start_ns"], row["id"])
-            for row in rows
-            if numbered(row)
-            and not row["forward_thread"]
-            and (row["trace"], row["sequence"]) == (node["trace"], node["sequence"])
-            and row["start_ns"] <= node["start_ns"]
-        ]
-        return int(max(makers)[1]) if makers else -1
-
-    assert origins.forward_rows(frame("events", rows)).tolist() == [forward(row) for row in rows]
 
 
 def reasons_of(*traces: Slices) -> DeviceLines:

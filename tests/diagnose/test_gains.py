@@ -173,7 +173,7 @@ def test_items_of_one_file_are_packed_already() -> None:
         trace.add("train.py(29): __getitem__", row["start_ns"], 60 * MS, step=row["step"])
         trace.add("<built-in function open>", row["start_ns"], 5 * MS, step=row["step"])
     opened = make_tables(steps=steps, events=trace.rows, journal=made.journal.to_dicts(), manifests=made.manifests)
-    finding = only(replace(made, steps=opened.steps, events=opened.events), "input.loader_bound")
+    finding = only(replace(made, steps=opened.steps, events=opened.events, traces=opened.traces), "input.loader_bound")
     values = {evidence.metric: evidence.value for evidence in finding.evidence}
     assert values["files opened per item"] == pytest.approx(1 / 64, abs=0.001)
     assert "WebDataset" not in finding.fix

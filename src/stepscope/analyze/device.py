@@ -7,143 +7,79 @@ for an event on a stream is no work and is left out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from stepscope.engine import intervals
+from stepscope.engine.device_work import (
+    BEFORE_RECORDING,
+    COMMUNICATION,
+    COPY,
+    FILL,
+    GRAPH,
+    KERNEL,
+    LINKED,
+    Work,
+    links_of,
+    work,
+)
+from stepscope.engine.spans import Span
 from stepscope.model import DeviceTime, ReadingFacts, TraceFacts
-from stepscope.tables.arrays import Int64, Rows, positions
+from stepscope.tables.arrays import Bools
 from stepscope.tables.schema import Tables
 
-COMPUTE, COMMUNICATION, MEMCPY = "compute", "communication", "memcpy"
 LAUNCHED, ALL = "launched", "all"
-LINKED, BEFORE_RECORDING, GRAPH = "linked", "before_recording", "graph"
-_COLLECTIVE = r"(?i)nccl|rccl|cross_device_reduce"
-_COPY = r"(?i)memcpy"
-_DMA = ("mtia_ccp_events", "dma_request")  # copies of a device that has one category for all it does
-_NO_WORK = ("mtia_ccp_events", ("event_wait", "event_record"))
 
 
-def slices(tables: Tables) -> pl.DataFrame:
-    """Device slices that are work, one row each in order of `links`.
-
-    Columns: those of `links` and of the slice `rank`, `category`, `name`, `step`, `start_ns`, `duration_ns`,
-    `end_ns`, and `kind` (compute | communication | memcpy).
-
-    The columns share the memory of the tables where they can, and so lie in parts of different sizes. Any query of the
-    frame first copies all its columns into parts of the same size: take the few that are needed, `found[["a", "b"]]`.
-    """
-    at = positions(tables.events["id"], tables.links["event"])
-    own = _rows(tables.events.select("rank", "category", "name", "step", "start_ns", "duration_ns"), at[at >= 0])
-    work = own["duration_ns"].is_not_null() & ~_waits(own)
-    links = _kept(tables.links, pl.Series(at >= 0, dtype=pl.Boolean))
-    own = _kept(own, work).with_columns((pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns"))
-    return pl.concat([_kept(links, work), own.with_columns(_kind(own))], how="horizontal")
-
-
-def _waits(own: pl.DataFrame) -> pl.Series:
-    """Which rows wait for an event: no work."""
-    return ((own["category"] == _NO_WORK[0]) & own["name"].is_in(_NO_WORK[1])).fill_null(False)
-
-
-def _kind(own: pl.DataFrame) -> pl.Expr:
-    """`kind` by category and name. Names are as many as kernels, so the patterns look at each of them once."""
-    names, categories = own["name"].unique().drop_nulls(), own["category"].unique().drop_nulls()
-    collectives = names.filter(names.str.contains(_COLLECTIVE))
-    copies = categories.filter(categories.str.contains(_COPY))
-    compute, communication = pl.lit(COMPUTE), pl.lit(COMMUNICATION)
-    kind: pl.Expr = compute
-    if len(collectives):
-        kind = pl.when(pl.col("name").is_in(collectives.implode())).then(communication).otherwise(compute)
-    dma = (pl.col("category") == _DMA[0]) & (pl.col("name") == _DMA[1])
-    return pl.when(pl.col("category").is_in(copies.implode()) | dma).then(pl.lit(MEMCPY)).otherwise(kind).alias("kind")
-
-
-def _kept(frame: pl.DataFrame, mask: pl.Series) -> pl.DataFrame:
-    return frame if mask.all() else frame.filter(mask)
-
-
-def _rows(frame: pl.DataFrame, at: Rows) -> pl.DataFrame:
-    """The rows at these numbers. Picking them out of a frame of many parts would first join all of them in memory."""
-    if not (np.diff(at) > 0).all():
-        return frame[at]
-    wanted = np.zeros(frame.height, bool)
-    wanted[at] = True
-    return frame.filter(pl.Series(wanted))
-
-
-def _length(starts: Int64, ends: Int64) -> int:
-    return intervals.total(intervals.union(starts, ends))
-
-
-def times(found: pl.DataFrame) -> tuple[DeviceTime, ...]:
-    """Two per trace with device slices, one for each scope; `found` as `slices` makes them."""
-    columns = ["process", "trace", "rank", "category", "kind", "launch", "start_ns", "end_ns", "duration_ns"]
-    result: list[DeviceTime] = []
-    for (_, trace), own in _by_trace(found[columns]).items():
-        launched = own["launch"].is_not_null()
-        result.append(_time(trace, LAUNCHED, own, launched))
-        result.append(_time(trace, ALL, own, None))
+def times(spans: Sequence[Span]) -> tuple[DeviceTime, ...]:
+    """Two per trace with device work, one for each scope, in order of the tables."""
+    result = []
+    for span in sorted(spans, key=lambda span: span.first):
+        found = work(span)
+        if len(found):
+            result.append(time(span, found, LAUNCHED, found.launch >= 0))
+            result.append(time(span, found, ALL, np.ones(len(found), bool)))
     return tuple(result)
 
 
-def _by_trace(found: pl.DataFrame) -> dict[tuple[Any, ...], pl.DataFrame]:
-    """(process, trace), the first two columns -> its rows, in order of appearance; a single trace is not copied."""
-    if not found.height:
-        return {}
-    keys = ["process", "trace"]
-    if is_one_trace(found[keys]):
-        return {found.row(0)[:2]: found}
-    codes = found.with_columns(pl.col(keys).cast(pl.Categorical))
-    return codes.partition_by(keys, maintain_order=True, include_key=False, as_dict=True)
+def time(span: Span, found: Work, scope: str, wanted: Bools) -> DeviceTime:
+    """The times of the `wanted` work of a trace."""
 
+    def covered(*kinds: int) -> int:
+        chosen = wanted & np.isin(found.kind, kinds)
+        return intervals.total(intervals.union(found.start_ns[chosen], found.end_ns[chosen]))
 
-def is_one_trace(whose: pl.DataFrame) -> bool:
-    """Whether all rows have the same `process` and `trace`, the only columns."""
-    return all(count == 1 for count in whose.select(pl.all().n_unique()).row(0))
-
-
-def _time(trace: str, scope: str, own: pl.DataFrame, wanted: pl.Series | None) -> DeviceTime:
-    """The times of the rows of a trace that are `wanted`, of all of them where it is None."""
-    kinds = own["kind"]
-    every = np.ones(own.height, bool) if wanted is None else wanted.to_numpy()
-    start, end = own["start_ns"].to_numpy()[every], own["end_ns"].to_numpy()[every]
-    total_ns = int(end.max() - start.min()) if len(start) else 0
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
-    masks = {kind: (kinds == kind).to_numpy()[every][order] for kind in (COMPUTE, COMMUNICATION, MEMCPY)}
-    covered = {kind: _length(start[mask], end[mask]) for kind, mask in masks.items()}
-    compute_ns, busy_ns = covered[COMPUTE], _length(start, end)
-    without_copies_ns = compute_ns
-    if masks[COMMUNICATION].any():
-        kernels = ~masks[MEMCPY]
-        without_copies_ns = _length(start[kernels], end[kernels])
-    sums = own[["category", "duration_ns"]]
-    sums = (sums if wanted is None else _kept(sums, wanted)).group_by("category").agg(pl.col("duration_ns").sum())
-    sums = sums.sort(-pl.col("duration_ns"), pl.col("category").cast(pl.String))
+    count = int(wanted.sum())
+    total_ns = int(found.end_ns[wanted].max() - found.start_ns[wanted].min()) if count else 0
+    compute_ns, busy_ns = covered(KERNEL, FILL), covered(KERNEL, FILL, COMMUNICATION, COPY)
+    without_copies_ns = covered(KERNEL, FILL, COMMUNICATION)
+    lengths = found.end_ns - found.start_ns
+    sums = np.bincount(span.categories.codes[found.rows][wanted], lengths[wanted]).astype(np.int64)
+    by_category = [(span.categories.values[code], int(sums[code])) for code in np.flatnonzero(sums).tolist()]
     return DeviceTime(
-        rank=own["rank"][0],
-        trace=trace,
+        rank=span.series("rank")[0],
+        trace=span.ref.trace,
         scope=scope,
         total_ns=total_ns,
         busy_ns=busy_ns,
         compute_ns=compute_ns,
-        communication_ns=covered[COMMUNICATION],
-        memcpy_ns=covered[MEMCPY],
+        communication_ns=covered(COMMUNICATION),
+        memcpy_ns=covered(COPY),
         exposed_communication_ns=without_copies_ns - compute_ns,
         exposed_memcpy_ns=busy_ns - without_copies_ns,
         idle_ns=total_ns - busy_ns,
         busy_share=busy_ns / total_ns if total_ns else None,
-        events=len(start),
-        kind_ns={str(category): int(ns) for category, ns in sums.rows()},
+        events=count,
+        kind_ns=dict(sorted(by_category, key=lambda pair: (-pair[1], pair[0]))),
     )
 
 
-def traces(tables: Tables, found: pl.DataFrame) -> tuple[TraceFacts, ...]:
+def traces(tables: Tables, spans: Sequence[Span]) -> tuple[TraceFacts, ...]:
     """What reading each trace cost and how its device time is linked, in order of the table."""
-    parts = _by_trace(found[["process", "trace", "state", "method", "duration_ns"]])
+    parts = {(span.ref.process, span.ref.trace): span for span in spans}
     return tuple(_trace(row, parts.get((row["process"], row["trace"]))) for row in tables.traces.iter_rows(named=True))
 
 
@@ -180,16 +116,17 @@ def reading(traces: tuple[TraceFacts, ...]) -> ReadingFacts | None:
     )
 
 
-def _trace(row: dict[str, Any], rows: pl.DataFrame | None) -> TraceFacts:
-    """The facts of one trace from its row of the table and its device slices."""
+def _trace(row: dict[str, Any], span: Span | None) -> TraceFacts:
+    """The facts of one trace from its row of the table and its device work."""
     linked: dict[str, int] = {}
     states = {BEFORE_RECORDING: 0, GRAPH: 0}
-    unlinked = 0
-    if rows is not None:
-        words = pl.DataFrame([rows[name].cast(pl.Categorical) for name in ("state", "method")] + [rows["duration_ns"]])
-        sums = words.group_by("state", "method").agg(pl.col("duration_ns").sum())
-        sums = sums.with_columns(pl.col("state", "method").cast(pl.String)).sort("state", "method")
-        for state, method, ns in sums.rows():
+    unlinked = slices = 0
+    found = work(span) if span is not None else None
+    if span is not None and found is not None and len(found):
+        slices = len(found)
+        words = links_of(span, found, "state", "method")
+        sums = words.with_columns(ns=pl.Series(found.end_ns - found.start_ns)).group_by("state", "method").sum()
+        for state, method, ns in sums.sort("state", "method").rows():
             if state == LINKED:
                 linked[str(method)] = linked.get(str(method), 0) + int(ns)
             elif state in states:
@@ -208,7 +145,7 @@ def _trace(row: dict[str, Any], rows: pl.DataFrame | None) -> TraceFacts:
         clipped=row["clipped"] or 0,
         repaired=row["repaired"] or 0,
         problems=tuple(row["problems"] or ()),
-        device_events=rows.height if rows is not None else 0,
+        device_events=slices,
         device_ns=launched + states[BEFORE_RECORDING],
         linked_ns=linked,
         before_recording_ns=states[BEFORE_RECORDING],

@@ -6,22 +6,21 @@ operator. Where traces hold no device slices, the self time of operators is attr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.device import BEFORE_RECORDING, GRAPH, is_one_trace
-from stepscope.analyze.trace import ANNOTATIONS
-from stepscope.engine import origins
-from stepscope.engine.origins import Origin, Origins
+from stepscope.engine import attribution
+from stepscope.engine.attribution import Found
+from stepscope.engine.device_work import BEFORE_RECORDING, GRAPH, in_state, links_of, work
+from stepscope.engine.origins import Origin
 from stepscope.engine.slice_names import callee_name
 from stepscope.engine.source_lines import Lines
+from stepscope.engine.spans import Base, Span
 from stepscope.model import DeviceLine, DeviceLines, Place
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Rows, positions
-from stepscope.tables.categories import OPERATORS
-from stepscope.tables.schema import Tables
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 DIRECT, SEQUENCE = "direct", "sequence"
 DEVICE, HOST = "device", "cpu_op"
@@ -36,50 +35,36 @@ LIBRARIES = "only library code around the launch"
 
 
 @dataclass(frozen=True)
-class _Work:
-    """What is to be attributed, each field with one value for each piece of work.
+class _Part:
+    """What is to be attributed of one trace, each field with one value for each piece of work, and where it belongs.
 
-    `start`, `other` and `forward` are rows of `events`, -1 for none: where the walk starts, where it may start instead,
-    and `forward` gives the forward operators of the backward operators that walks met. `forward_way` is how those were
-    found. `early` was launched before the recording, `replayed` by a graph.
+    `rows` are those of the slices, `start` those where the walk started. `way` is how forward operators were found.
+    `early` was launched before the recording, `replayed` by a graph.
     """
 
-    whose: pl.DataFrame  # process, trace
-    step: pl.Series
-    name: pl.Series
+    span: Span
+    rows: Int64
+    start: Int64
     duration_ns: Int64
-    start: Rows
-    other: Rows
-    forward: Callable[[Int64], Rows]
-    forward_way: pl.Series
+    found: Found
+    way: pl.Series
     early: Bools
     replayed: Bools
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """For each piece of work `place` (index of the origin or -1), `below` (the row called there), and `ahead`: through
-    its forward operator. `backward`: the walk met an operator of the backward pass.
-    """
-
-    place: Int64
-    below: Int64
-    ahead: Bools
-    backward: Bools
-
-
-def facts(tables: Tables, device: pl.DataFrame, tree: Origins, lines: Lines) -> DeviceLines | None:
-    """None without device slices and operators. `device` as `device.slices` makes them."""
-    work = _device_work(tables, device) if device.height else _host_work(tables)
-    if not len(work.duration_ns):
+def facts(base: Base) -> DeviceLines | None:
+    """None without device slices and operators."""
+    on_device = any(len(work(span)) for span in base.spans)
+    parts = [(_device_part if on_device else _host_part)(base, span) for span in base.spans]
+    parts = [part for part in parts if len(part.rows)]
+    if not parts:
         return None
-    placed = _attributed(work, tree) if tree.any_frames else None
-    total = int(work.duration_ns.sum())
-    steps = _steps(tables, work)
-    reasons = _reasons(tables, work, placed)
-    found = tuple(_lines(work, placed, tables, tree.places, lines, total, steps)) if placed else ()
+    total = sum(int(part.duration_ns.sum()) for part in parts)
+    steps = _steps(base, parts)
+    reasons = _reasons(parts, stacks=base.origins.any_frames)
+    found = tuple(_lines(base, parts, total, steps))
     return DeviceLines(
-        basis=DEVICE if device.height else HOST,
+        basis=DEVICE if on_device else HOST,
         total_ns=total,
         lines=found,
         unattributed=reasons,
@@ -90,139 +75,80 @@ def facts(tables: Tables, device: pl.DataFrame, tree: Origins, lines: Lines) -> 
     )
 
 
-def _steps(tables: Tables, work: _Work) -> int | None:
-    """Profiled steps the work lies in; those that the recording holds whole, where that is known."""
-    keys = ["process", "trace"]
-    if is_one_trace(work.whose):
-        seen = work.whose.head(1).join(work.step.unique().alias("step").to_frame(), how="cross")
-    else:
-        codes = [work.whose[key].cast(pl.Categorical) for key in keys]
-        seen = pl.DataFrame([*codes, work.step.alias("step")]).unique().with_columns(pl.col(keys).cast(pl.String))
-    seen = seen.drop_nulls()
-    whole = tables.steps.filter(pl.col("in_window").fill_null(False)).select("process", "step")
-    complete = seen.join(whole, on=["process", "step"], how="semi").height
-    return complete or seen.height or None
+def _steps(base: Base, parts: Sequence[_Part]) -> int | None:
+    """Profiled steps that launched the work; those that the recording holds whole, where that is known."""
+    seen = [
+        (part.span.ref.process, step)
+        for part in parts
+        for step in np.unique(part.span.column("step", part.start[part.start >= 0])).tolist()
+        if step >= 0
+    ]
+    recorded = base.tables.steps.filter(pl.col("in_window").fill_null(False))
+    whole = set(recorded.select("process", "step").iter_rows())
+    return sum(one in whole for one in seen) or len(seen) or None
 
 
-def _device_work(tables: Tables, device: pl.DataFrame) -> _Work:
-    ids = tables.events["id"]
-    launch = positions(ids, device["launch"])
-    start = np.where(launch >= 0, launch, positions(ids, device["operator"]))
-    forward = positions(ids, device["forward"])
-    state = device["state"]
-    return _Work(
-        whose=device[["process", "trace"]],
-        # the step that launched the work: the device may run it in the next one
-        step=tables.events["step"][np.maximum(start, 0)].set(pl.Series(start < 0), None),
-        name=device["name"],
-        duration_ns=device["duration_ns"].to_numpy(),
+def _device_part(base: Base, span: Span) -> _Part:
+    done = work(span)
+    links = links_of(span, done, "forward", "frame", "forward_method")
+    start = np.where(done.launch >= 0, done.launch, done.operator)
+    forward, frame = (links[name].fill_null(NONE).to_numpy() for name in ("forward", "frame"))
+    return _Part(
+        span=span,
+        rows=done.rows,
         start=start,
-        other=positions(ids, device["frame"]),
-        forward=lambda _: forward,
-        forward_way=device["forward_method"].fill_null(SEQUENCE),
-        early=(state == BEFORE_RECORDING).fill_null(False).to_numpy(),
-        replayed=(state == GRAPH).fill_null(False).to_numpy(),
+        duration_ns=done.end_ns - done.start_ns,
+        found=attribution.trace_linked(base, span, start, forward, frame),
+        way=links["forward_method"].fill_null(SEQUENCE),
+        early=in_state(span, done, BEFORE_RECORDING),
+        replayed=in_state(span, done, GRAPH),
     )
 
 
-def _host_work(tables: Tables) -> _Work:
+def _host_part(base: Base, span: Span) -> _Part:
     """Operators of the host with their self time."""
-    category = pl.col("category")
-    wanted = tables.events.select(
-        (
-            category.is_in(OPERATORS)
-            & pl.col("stream").is_null()
-            & (pl.col("self_ns") > 0)
-            & ((category == "cpu_op") | ~pl.col("name").str.contains(ANNOTATIONS))
-        ).fill_null(False)
-    ).to_series()
-    rows = tables.events.select("process", "trace", "name", "step", "self_ns").filter(wanted)
-    forward = origins.forward_rows(tables.events)
-    nothing = np.zeros(rows.height, bool)
-    return _Work(
-        whose=rows[["process", "trace"]],
-        step=rows["step"],
-        name=rows["name"],
-        duration_ns=rows["self_ns"].to_numpy(),
-        start=wanted.arg_true().to_numpy().astype(np.int32),
-        other=np.full(rows.height, NONE, np.int32),
-        forward=lambda met: np.where(met >= 0, forward[np.maximum(met, 0)], NONE),
-        forward_way=pl.Series([SEQUENCE]).new_from_index(0, rows.height),
+    on_host = span.series("stream").is_null().to_numpy()
+    rows = np.flatnonzero(span.is_operator & on_host & (span.column("self_ns") > 0))
+    nothing = np.zeros(len(rows), bool)
+    return _Part(
+        span=span,
+        rows=rows,
+        start=rows,
+        duration_ns=span.column("self_ns", rows),
+        found=attribution.trace_linked(base, span, rows),
+        way=pl.Series([SEQUENCE]).new_from_index(0, len(rows)),
         early=nothing,
         replayed=nothing,
     )
 
 
-def _attributed(work: _Work, tree: Origins) -> _Placed:
-    first = tree.walk(work.start)
-    backward = first.backward >= 0
-    forward = np.where(backward, work.forward(first.backward), NONE)
-    place = _entry(tree.user, first.stop)
-    below = first.below
-    ahead = np.zeros(len(place), bool)
-
-    def fill(start: Rows, *, library: bool, forwards: bool) -> None:
-        """Walk on from `start` for what has no place yet."""
-        rest = np.flatnonzero((place < 0) & (start >= 0))
-        again = tree.walk(start[rest], library=library, boundary=False)
-        hit = again.stop >= 0
-        at = rest[hit]
-        place[at] = _entry(tree.library if library else tree.user, again.stop[hit])
-        below[at], ahead[at] = again.below[hit], forwards
-
-    for library in (False, True):
-        fill(forward, library=library, forwards=True)
-        # what no forward operator explains belongs to the call of backward()
-        fill(work.start, library=library, forwards=False)
-        fill(work.other, library=library, forwards=False)
-    return _Placed(place, below, ahead, backward)
-
-
-def _entry(places: Int32, rows: Int64) -> Int64:
-    """The index of the place at each row, -1 where there is no row."""
-    return np.where(rows >= 0, places[np.maximum(rows, 0)], NONE).astype(np.int64)
-
-
-def _reasons(tables: Tables, work: _Work, placed: _Placed | None) -> dict[str, int]:
-    """Nanoseconds without a line by the reason, the costliest first. `placed` None: no slice has Python frames."""
-    left = np.ones(len(work.start), bool) if placed is None else placed.place < 0
+def _reasons(parts: Sequence[_Part], *, stacks: bool) -> dict[str, int]:
+    """Nanoseconds without a line by the reason, the costliest first. Without `stacks` no slice has Python frames."""
     result: dict[str, int] = {}
-
-    def take(reason: str, mine: Bools) -> None:
-        mine = mine & left
-        if mine.any():
-            result[reason] = int(work.duration_ns[mine].sum())
-            left[mine] = False
-
-    take(EARLY, work.early)
-    take(REPLAYED, work.replayed)
-    take(NO_LAUNCH, work.start < 0)
-    if placed is None:
-        take(NO_STACKS, left)
-    else:
-        take(NO_FORWARD, placed.backward)
-        rest = np.flatnonzero(left)
-        if len(rest):
-            engine = np.zeros(len(left), bool)
-            engine[rest] = origins.in_engine(tables.events, work.start[rest])
-            take(ENGINE, engine)
-            take(LIBRARIES, left)
+    for part in parts:
+        on_engine = (part.start >= 0) & part.span.engine_tracks[part.span.tracks.codes[part.start]]
+        left = part.found.place < 0
+        for reason, mine in (
+            (EARLY, part.early),
+            (REPLAYED, part.replayed),
+            (NO_LAUNCH, part.start < 0),
+            (NO_FORWARD if stacks else NO_STACKS, part.found.backward | (not stacks)),
+            (ENGINE, on_engine),
+            (LIBRARIES, left),
+        ):
+            own = left & mine
+            if own.any():
+                result[reason] = result.get(reason, 0) + int(part.duration_ns[own].sum())
+            left = left & ~own
     return dict(sorted(result.items(), key=lambda pair: (pair[1], pair[0]), reverse=True))
 
 
-def _lines(
-    work: _Work,
-    placed: _Placed,
-    tables: Tables,
-    places: tuple[Origin, ...],
-    lines: Lines,
-    total_ns: int,
-    steps: int | None,
-) -> Iterator[DeviceLine]:
+def _lines(base: Base, parts: Sequence[_Part], total_ns: int, steps: int | None) -> Iterator[DeviceLine]:
     """The lines of all attributed work, costliest first."""
-    sums = _sums(work, placed, tables.events["name"])
+    places = base.origins.places
+    sums = pl.concat([_sums(part) for part in parts])
     pairs = sums.select("place", "callee").unique()
-    resolved = [_resolved(places[place], callee, lines) for place, callee in pairs.rows()]
+    resolved = [_resolved(places[place], callee, base.lines) for place, callee in pairs.rows()]
     # numbered by name, so that equal costs always come in the same order
     keys = {
         key: number
@@ -251,36 +177,29 @@ def _lines(
         )
 
 
-def _sums(work: _Work, placed: _Placed, names: pl.Series) -> pl.DataFrame:
+def _sums(part: _Part) -> pl.DataFrame:
     """(place, callee, way, name, ns, events): attributed work summed up; `callee` is the name of what the place called.
 
     Texts are codes until they are few.
     """
-    known = np.flatnonzero(placed.place >= 0)
-    mask = pl.Series(placed.place >= 0)
-    way = pl.when(pl.Series(placed.ahead[known])).then(work.forward_way.filter(mask)).otherwise(pl.lit(DIRECT))
+    known = np.flatnonzero(part.found.place >= 0)
+    names, called = part.span.names, part.found.called[known]
+    way = pl.when(pl.Series(part.found.ahead[known])).then(part.way[known]).otherwise(pl.lit(DIRECT))
     rows = pl.DataFrame(
-        [
-            pl.Series("place", placed.place[known]),
-            _texts(names, placed.below[known]).alias("callee"),
-            pl.select(way.cast(pl.Categorical).alias("way")).to_series(),
-            work.name.filter(mask).cast(pl.Categorical).alias("name"),
-            pl.Series("ns", work.duration_ns[known]),
-        ]
+        {
+            "place": part.found.place[known],
+            "callee": np.where(called >= 0, names.codes[called], NONE),
+            "way": pl.select(way.cast(pl.Categorical)).to_series(),
+            "name": names.codes[part.rows[known]],
+            "ns": part.duration_ns[known],
+        }
     )
     grouped = rows.group_by("place", "callee", "way", "name").agg(pl.col("ns").sum(), events=pl.len())
-    return grouped.with_columns(pl.col("callee", "way", "name").cast(pl.String))
-
-
-def _texts(texts: pl.Series, rows: Int64) -> pl.Series:
-    """The texts at these rows, -1 for none, as codes; only the texts asked for are looked at."""
-    asked, where = np.unique(rows, return_inverse=True)
-    wanted = np.zeros(len(texts), bool)
-    wanted[asked[asked >= 0]] = True
-    own = texts.filter(pl.Series(wanted)).cast(pl.Categorical)
-    at = pl.Series(where - (len(asked) - len(own)))  # -1 where the row is -1, which comes first of those asked for
-    texts_at: pl.Series = own.gather(at.set(at < 0, None))
-    return texts_at
+    texts = [
+        pl.Series(column, [names.values[code] if code >= 0 else None for code in grouped[column].to_list()], pl.String)
+        for column in ("callee", "name")
+    ]
+    return grouped.with_columns(pl.col("way").cast(pl.String), *texts)
 
 
 def _nested(sums: pl.DataFrame, column: str) -> dict[int, list[tuple[str, int]]]:

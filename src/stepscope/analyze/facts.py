@@ -37,7 +37,6 @@ from stepscope.analyze import (
     sites,
     steps,
     system,
-    trace,
     trial,
     windows,
 )
@@ -48,6 +47,7 @@ from stepscope.analyze.sampled import hot_lines
 from stepscope.analyze.sampled import views as sampled_views
 from stepscope.analyze.sampled_time import SampledTime
 from stepscope.analyze.views.build import LazyViews
+from stepscope.engine import host_calls
 from stepscope.model import Analysis, SourceFiles
 from stepscope.model import facts as model
 from stepscope.model.facts_machine import MachineFacts
@@ -74,14 +74,6 @@ class _OfWindow(NamedTuple):
     regions: tuple[dict[str, Any], ...]
     python: tuple[model.PythonFacts, ...] | None
     opened_per_step: float | None
-
-
-class _OfDevices(NamedTuple):
-    """What is asked of every device slice."""
-
-    traces: tuple[TraceFacts, ...]
-    times: tuple[DeviceTime, ...]
-    lines: DeviceLines | None
 
 
 class Facts(Analysis):
@@ -187,7 +179,7 @@ class Facts(Analysis):
         context = self._context
         tables, labelled, lines, sampled = context.tables, context.labelled, context.lines, context.sampled
         mean_ms = self._train.mean_ms if self._train else None
-        window = trace.prepare(tables, context.code, labelled)
+        window = host_calls.prepare(tables, context.spans, context.code, labelled)
         found = loops.facts(window, lines, sampled, mean_ms, self._sampled_time)
         return _OfWindow(
             loops=found,
@@ -219,18 +211,8 @@ class Facts(Analysis):
         return self._of_window.python
 
     @cached_property
-    def _of_devices(self) -> _OfDevices:
-        context = self._context
-        slices = device.slices(context.tables)
-        return _OfDevices(
-            traces=device.traces(context.tables, slices),
-            times=device.times(slices),
-            lines=device_lines.facts(context.tables, slices, context.origins, context.lines),
-        )
-
-    @cached_property
     def traces(self) -> tuple[TraceFacts, ...]:
-        return self._of_devices.traces
+        return device.traces(self._context.tables, self._context.spans)
 
     @cached_property
     def reading(self) -> ReadingFacts | None:
@@ -238,11 +220,11 @@ class Facts(Analysis):
 
     @cached_property
     def device_time(self) -> tuple[DeviceTime, ...]:
-        return self._of_devices.times
+        return device.times(self._context.spans)
 
     @cached_property
     def device_lines(self) -> DeviceLines | None:
-        return self._of_devices.lines
+        return device_lines.facts(self._context.base)
 
     @cached_property
     def profiled(self) -> model.ProfiledFacts | None:

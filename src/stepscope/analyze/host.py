@@ -11,15 +11,18 @@ library's modules do is their operators' work. Data wait and file I/O have facts
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from stepscope.analyze.calls import PLACE_COLUMNS, Calls, entry_of, place_of
 from stepscope.analyze.io import sampled_io
 from stepscope.analyze.loops import stacks_in
-from stepscope.analyze.trace import BUILTIN, LIBRARY, OPERATOR, USER, Window
-from stepscope.engine.samples import Samples, short
+from stepscope.engine.host_calls import BUILTIN, LIBRARY, OPERATOR, USER, HostCalls, Window
+from stepscope.engine.samples import Samples, bare, short
+from stepscope.engine.slice_names import PYTHON_NAME
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.user_code import UserCode, is_torch, knows_no_tensors
 from stepscope.model import LoopFacts, PythonFacts
@@ -128,7 +131,7 @@ def _named(code: UserCode, files: pl.Series) -> dict[str, str]:
     return {file: name for file, name in found.items() if name is not None}
 
 
-def _python_fractions(window: Window | None, code: UserCode) -> pl.DataFrame:
+def _python_fractions(window: Window | None, code_of: UserCode) -> pl.DataFrame:
     """(file, name, fraction): the part of a function's own time in the window that no torch operator takes.
 
     Own time is what a sampler shows with the function on top: its lines and the built-in functions they call. A
@@ -137,39 +140,42 @@ def _python_fractions(window: Window | None, code: UserCode) -> pl.DataFrame:
     schema = {"file": pl.String, "name": pl.String, "fraction": pl.Float64}
     if window is None:
         return pl.DataFrame(schema=schema)
-    slices = window.all_slices.filter(~pl.col("in_loader"))
-    functions = slices.filter(pl.col("what").is_in([USER, LIBRARY])).with_columns(
-        pl.col("name").str.extract(r"^(.*)\(\d+\): ", 1).alias("raw_file"),
-        short(pl.col("name").str.extract(r"\(\d+\): (.*)$", 1)).alias("function_name"),
-    )
-    files = _named(code, functions["raw_file"])
-    operators = slices.filter((pl.col("what") == OPERATOR) & ~pl.col("in_operator"))
-    torch_builtins = operators["above"].unique()
-    builtins = slices.filter(pl.col("what") == BUILTIN)
-    torch = pl.col("row").is_in(torch_builtins.implode())
-    parts = pl.concat(
-        [
-            functions.select(pl.col("row").alias("function"), python="self_ns", torch=pl.lit(0, pl.Int64)),
-            builtins.select(
-                "function",
-                python=pl.when(~torch).then("self_ns").otherwise(0),
-                torch=pl.when(torch).then("self_ns").otherwise(0),
-            ),
-            operators.select("function", python=pl.lit(0, pl.Int64), torch="duration_ns"),
-        ]
-    )
-    named = functions.select(
-        pl.col("row").alias("function"),
-        pl.col("raw_file").replace_strict(files, default=None, return_dtype=pl.String).alias("file"),
-        pl.col("function_name").alias("name"),
-    ).filter(pl.col("file").is_not_null())
-    return (
-        parts.join(named, on="function")
-        .group_by("file", "name")
-        .agg(pl.col("python").fill_null(0).clip(lower_bound=0).sum(), pl.col("torch").fill_null(0).sum())
-        .filter(pl.col("python") + pl.col("torch") > 0)
-        .select("file", "name", fraction=pl.col("python") / (pl.col("python") + pl.col("torch")))
-    )
+    sums: dict[tuple[str, str], list[int]] = {}  # ns in Python, in torch
+    for part in window.parts:
+        for code, ns in _own_times(part).items():
+            match = re.match(PYTHON_NAME, part.span.names.values[code])
+            file = (code_of.resolve(match[1]) or code_of.library(match[1])) if match else None
+            if match is None or file is None:
+                continue
+            known = sums.setdefault((file, bare(match[3])), [0, 0])
+            known[0], known[1] = known[0] + ns[0], known[1] + ns[1]
+    rows = [(*key, python / (python + torch)) for key, (python, torch) in sums.items() if python + torch > 0]
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _own_times(part: HostCalls) -> dict[int, tuple[int, int]]:
+    """By the code of a function's name the ns of its own time that are Python's, and that are torch's."""
+    own_ns = np.maximum(part.self_ns, 0)
+    here = ~part.in_loader
+    functions = here & ((part.what == USER) | (part.what == LIBRARY))
+    operators = np.flatnonzero(here & (part.what == OPERATOR) & ~part.in_operator)
+    around_operator = np.zeros(len(part) + 1, bool)
+    around_operator[part.parent[operators]] = True  # the last entry for none
+    builtins = here & (part.what == BUILTIN)
+    python, torch = (np.zeros(len(part) + 1, np.int64) for _ in range(2))
+    python[:-1][functions] = own_ns[functions]
+    for rows, into, ns in (
+        (np.flatnonzero(builtins & ~around_operator[:-1]), python, own_ns),
+        (np.flatnonzero(builtins & around_operator[:-1]), torch, own_ns),
+        (operators, torch, part.duration_ns),
+    ):
+        np.add.at(into, part.function[rows], ns[rows])
+    rows = np.flatnonzero(functions & (part.codes >= 0))
+    codes, number = np.unique(part.codes[rows], return_inverse=True)
+    both = np.zeros((len(codes), 2), np.int64)
+    np.add.at(both[:, 0], number, python[rows])
+    np.add.at(both[:, 1], number, torch[rows])
+    return {code: (one, other) for code, (one, other) in zip(codes.tolist(), both.tolist(), strict=True)}
 
 
 def _in_loops(samples: Samples, loops: tuple[LoopFacts, ...]) -> pl.DataFrame:

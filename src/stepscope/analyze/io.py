@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import numpy as np
 import polars as pl
 
 from stepscope.analyze.calls import PLACE_COLUMNS, Calls, entry_of, place_of
 from stepscope.analyze.sampled_time import Share
-from stepscope.analyze.trace import BUILTIN, Window
 from stepscope.analyze.windows import event_data
-from stepscope.engine.samples import Samples, short
+from stepscope.engine.host_calls import BUILTIN, Function, Window
+from stepscope.engine.samples import Samples, bare, short
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import IoFacts, Place
@@ -26,7 +27,7 @@ MAX_FACTS = 20
 ENOUGH_SAMPLES = 100  # in steady steps, to bound what a window timed
 _WINDOW = "built-in I/O functions timed"
 # Built-in functions as torch.profiler names them.
-_BUILTIN_IO = (
+_BUILTIN_IO = re.compile(
     r"^<built-in method (write|writelines|flush|read|readline|readlines|readinto|close|truncate|__exit__) of _io\."
     r"|^<built-in function (open|io_open|print|fsync|fdatasync|sync|replace|rename|copy_file_range|sendfile)>"
 )
@@ -241,52 +242,33 @@ def _from_window(window: Window | None, lines: Lines, calls: Calls | None) -> li
     """
     if window is None or not window.step_times_known:
         return []
-    slices = window.slices
-    builtin = slices.filter(
-        (pl.col("what") == BUILTIN)
-        & ~pl.col("in_loader")
-        & pl.col("caller").is_not_null()
-        & pl.col("name").str.contains(_BUILTIN_IO)
-    ).collect()
-    if builtin.is_empty():
-        return []
-    via = window.all_slices.select(
-        pl.col("row").alias("via"),
-        pl.col("label").alias("via_label"),
-        pl.col("duration_ns").alias("via_ns"),
-    )
-    joined = builtin.join(via, on="via").join(window.callers(), on="caller")
-    if calls is not None:
-        led = calls.entries()
-        joined = joined.with_columns(name=short(pl.col("caller_function"))).join(
-            led, left_on=["caller_file", "name", "via_label"], right_on=led.columns, how="anti"
-        )
-    wrapped = pl.col("via_label").is_in(_WRAPPERS)
-    timed = (
-        joined.with_columns(
-            pl.when(wrapped).then(pl.col("via")).otherwise(pl.col("row")).alias("call"),
-            pl.when(wrapped).then(pl.col("via_ns")).otherwise(pl.col("duration_ns")).alias("call_ns"),
-        )
-        .unique("call")
-        .group_by("caller_file", "caller_line", "caller_function", "via_label")
-        .agg(n=pl.len(), total=pl.col("call_ns").sum())
-        .sort(["total", "caller_file", "caller_line"], descending=[True, False, False])
-    )
+    led = set(calls.entries().iter_rows()) if calls is not None else set()
+    timed: dict[tuple[Function, str], list[int]] = {}  # calls, ns
+    for part in window.parts:
+        among = (part.what == BUILTIN) & ~part.in_loader & (part.caller >= 0) & part.inside
+        own = np.flatnonzero(part.named(lambda name: _BUILTIN_IO.search(name) is not None, among))
+        counted = set()
+        for row, via, caller in zip(own.tolist(), part.via[own].tolist(), part.caller[own].tolist(), strict=True):
+            function, label = part.function_at(caller), part.label(via)
+            call = via if label in _WRAPPERS else row
+            if call in counted or (function.file, bare(function.name), label) in led:
+                continue
+            counted.add(call)
+            sums = timed.setdefault((function, label), [0, 0])
+            sums[0], sums[1] = sums[0] + 1, sums[1] + int(part.duration_ns[call])
+    costliest = sorted(timed.items(), key=lambda item: (-item[1][1], item[0][0].file, item[0][0].line or 0))
     found = []
-    for row in timed.head(MAX_FACTS).iter_rows(named=True):
-        site = lines.call_site(
-            row["caller_file"], row["caller_function"], row["caller_line"], row["via_label"], loop=False
-        )
-        line = site.line if site else row["caller_line"]
+    for (function, label), (count, ns) in costliest[:MAX_FACTS]:
+        site = lines.call_site(function.file, function.name, function.line, label, loop=False)
         found.append(
             IoFacts(
-                operation=row["via_label"],
-                place=Place(row["caller_file"], line, row["caller_function"]),
-                calls_per_step=row["n"] / window.steps,
-                ms_per_step=row["total"] / window.steps / 1e6,
+                operation=label,
+                place=Place(function.file, site.line if site else function.line, function.name),
+                calls_per_step=count / window.steps,
+                ms_per_step=ns / window.steps / 1e6,
                 source=f"{window.source}, {_WINDOW} in {window.steps} window step{'s' * (window.steps != 1)}",
                 measured=True,
-                count=row["n"],
+                count=count,
             )
         )
     return found

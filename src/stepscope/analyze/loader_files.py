@@ -10,7 +10,7 @@ import re
 
 import polars as pl
 
-from stepscope.analyze.trace import BUILTIN, Window
+from stepscope.engine.host_calls import BUILTIN, Window
 from stepscope.engine.samples import short
 from stepscope.engine.source_lines import Lines
 from stepscope.model.facts import FileReads
@@ -26,7 +26,7 @@ _TEXT = re.compile(
     r"\b(open|imread|read_image|read_file|loadtxt|fromfile|memmap|listdir|scandir|stat|exists|isfile|getsize)\(|"
     r"\bnp\.load\(|\.(read|read_bytes|read_text|readline|readlines)\("
 )
-_OPEN = r"^<built-in (function|method) (open|io_open|open_code)\b|^<built-in function (open|io_open)>"
+_OPEN = re.compile(r"^<built-in (function|method) (open|io_open|open_code)\b|^<built-in function (open|io_open)>")
 
 
 def facts(loading: pl.DataFrame, lines: Lines, opened_per_step: float | None, batch: int | None) -> FileReads | None:
@@ -72,5 +72,6 @@ def opened_per_step(window: Window | None) -> float | None:
     """Files opened below the loader per step of the window; None where it recorded no Python functions."""
     if window is None or not window.has_functions or not window.step_times_known:
         return None
-    opens = window.slices.filter((pl.col("what") == BUILTIN) & pl.col("in_loader") & pl.col("name").str.contains(_OPEN))
-    return float(opens.select(pl.len()).collect().item()) / window.steps
+    among = ((part, (part.what == BUILTIN) & part.in_loader & part.inside) for part in window.parts)
+    opens = (part.named(lambda name: _OPEN.search(name) is not None, own).sum() for part, own in among)
+    return float(sum(opens)) / window.steps

@@ -8,18 +8,23 @@ carry their operator's sequence number, so the loop's part of the backward pass 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import polars as pl
 
 from stepscope.analyze.dimensions import explain
 from stepscope.analyze.sampled_time import SampledTime
-from stepscope.analyze.trace import OPERATOR, TRANSPARENT, Window
+from stepscope.engine import intervals
+from stepscope.engine.host_calls import OPERATOR, TRANSPARENT, Function, HostCalls, Window
+from stepscope.engine.module_calls import PREFIX
 from stepscope.engine.samples import Samples
+from stepscope.engine.slice_names import callee_name
 from stepscope.engine.source_lines import CallSite, Lines
+from stepscope.engine.tree import climb
 from stepscope.model import LoopFacts, Place
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 MIN_CALLS = 32  # fewer calls of one kind are layers, heads or parameter groups rather than items
 MOSTLY = 0.9  # of the calls between those of another loop: then they are its iterations
@@ -34,18 +39,67 @@ _GENERATORS = ("<genexpr>",)
 
 
 @dataclass(frozen=True)
-class _Loop:
-    """A loop in all its invocations: `calls` holds (caller, step) groups of its dominant callee."""
+class _Calls:
+    """The calls of one thing that one invocation of a function makes in one step, in order of time.
 
-    file: str
-    function: str
-    def_line: int
+    `positions`, as `caller`, are those of `part`; `key` tells instances of modules apart, `label` is a name for people.
+    """
+
+    part: HostCalls
+    caller: int
+    step: int
+    key: str
+    label: str
+    positions: Int64
+
+    @property
+    def starts(self) -> Int64:
+        return self.part.start_ns[self.positions]
+
+    @property
+    def ends(self) -> Int64:
+        return self.starts + self.part.duration_ns[self.positions]
+
+    @property
+    def total_ns(self) -> int:
+        return int(self.part.duration_ns[self.positions].sum())
+
+    @property
+    def process(self) -> str:
+        return self.part.span.ref.process
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """A loop in all its invocations: `calls` are those of its dominant callee."""
+
+    function: Function
     label: str
     callee: str
-    calls: pl.DataFrame  # caller, step, process, track, n, starts, ends, rows
+    calls: tuple[_Calls, ...]
     span_ns: float  # summed over all window steps
     total_calls: float
     per_invocation: int
+
+
+@dataclass(frozen=True)
+class _Slices:
+    """Some slices of all traces: positions of each part of the window."""
+
+    of: tuple[tuple[HostCalls, Int64], ...]
+
+    def __len__(self) -> int:
+        return sum(len(positions) for _, positions in self.of)
+
+    def total_ns(self) -> int:
+        return sum(int(part.duration_ns[positions].sum()) for part, positions in self.of)
+
+    def shapes(self) -> pl.Series:
+        texts = [part.span.series("shapes").gather(part.rows[positions]) for part, positions in self.of]
+        return pl.concat(texts) if texts else pl.Series("shapes", [], pl.String)
 
 
 def facts(
@@ -60,10 +114,9 @@ def facts(
     found = found[:MAX_LOOPS]
     if len(found) < 2:
         return tuple(fact for _, fact in found)
-    above = dict(window.all_slices.filter(pl.col("what") != OPERATOR).select("row", "above").iter_rows())
     result: list[LoopFacts] = []
     for loop, fact in found:
-        outer = next((other for around, other in found if around is not loop and _runs_in(above, loop, around)), None)
+        outer = next((other for around, other in found if around is not loop and _runs_in(loop, around)), None)
         result.append(replace(fact, nested_in=outer.place) if outer else fact)
     return tuple(result)
 
@@ -100,95 +153,108 @@ def _with_samples(fact: LoopFacts, samples: Samples | None, time: SampledTime | 
 
 
 def _find(window: Window) -> list[_Loop]:
-    calls = window.slices.filter(
-        pl.col("direct") & (pl.col("what") != TRANSPARENT) & ~pl.col("in_loader") & pl.col("step").is_not_null()
-    )
-    calls = calls.with_columns(
-        # modules keep their instance: the layers of a network are not items of a loop
-        pl.when(pl.col("name").str.starts_with("nn.Module: ")).then("name").otherwise("label").alias("key")
-    )
-    groups = (
-        calls.sort("start_ns")
-        .group_by("process", "step", "track", "caller", "key", "label", maintain_order=True)
-        .agg(
-            n=pl.len(),
-            total=pl.col("duration_ns").sum(),
-            starts=pl.col("start_ns"),
-            ends=pl.col("start_ns") + pl.col("duration_ns"),
-            rows=pl.col("row"),
-        )
-        .filter(pl.col("n") >= MIN_CALLS)
-        .collect()
-        .join(window.callers(), on="caller", maintain_order="left")
-    )
-    loops: list[_Loop] = []
-    for (file, function, line), of_function in sorted(
-        groups.group_by("caller_file", "caller_function", "caller_line"), key=lambda pair: [str(k) for k in pair[0]]
-    ):
-        loops.extend(_of_function(window, str(file), str(function), int(str(line)), of_function))
-    return loops
+    by_function: dict[Function, list[_Calls]] = {}
+    for part in window.parts:
+        for calls in _repeated(part):
+            by_function.setdefault(part.function_at(calls.caller), []).append(calls)
+    functions = sorted(by_function, key=lambda one: (one.file, one.name, str(one.line)))
+    return [loop for function in functions for loop in _of_function(function, by_function[function])]
 
 
-def _of_function(window: Window, file: str, function: str, line: int, groups: pl.DataFrame) -> list[_Loop]:
+def _repeated(part: HostCalls) -> Iterator[_Calls]:
+    """Calls of one thing by one invocation in one step, where they are many."""
+    own = part.direct & (part.what != TRANSPARENT) & ~part.in_loader & (part.step >= 0) & part.inside
+    positions = np.flatnonzero(own)
+    positions = positions[np.argsort(part.start_ns[positions], kind="stable")]
+    # modules keep their instance: the layers of a network are not items of a loop
+    keys: dict[str, int] = {}
+    number = np.full(len(part.span.names.values) + 1, NONE, np.int64)
+    for code in np.unique(part.codes[positions]).tolist():
+        name = part.span.names.values[code] if code >= 0 else "?"
+        number[code] = keys.setdefault(name if name.startswith(PREFIX) else callee_name(name), len(keys))
+    key = number[part.codes[positions]]
+    made = np.stack([part.step[positions], part.tracks[positions], part.caller[positions], key])
+    _, first, group, count = np.unique(made, axis=1, return_index=True, return_inverse=True, return_counts=True)
+    order = np.argsort(group.ravel(), kind="stable")
+    edges = np.concatenate([[0], np.cumsum(count)])
+    texts = list(keys)
+    for at in np.flatnonzero(count >= MIN_CALLS)[np.argsort(first[count >= MIN_CALLS], kind="stable")].tolist():
+        mine = positions[order[edges[at] : edges[at + 1]]]
+        step, _, caller, text = made[:, first[at]].tolist()
+        yield _Calls(part, caller, step, texts[text], part.label(mine[0]), mine)
+
+
+def _of_function(function: Function, groups: list[_Calls]) -> list[_Loop]:
     """The distinct loops of one function: calls whose time lies within another's loop belong to that loop."""
-    order = groups.group_by("key").agg(pl.col("total").sum()).sort(["total", "key"], descending=[True, False])
+    totals: dict[str, int] = {}
+    for calls in groups:
+        totals[calls.key] = totals.get(calls.key, 0) + calls.total_ns
     loops: list[_Loop] = []
-    for key in order["key"].to_list():
-        own = groups.filter(pl.col("key") == key)
+    for key in sorted(totals, key=lambda key: (-totals[key], key)):
+        own = tuple(calls for calls in groups if calls.key == key)
         if any(_inside(own, loop.calls) for loop in loops):
             continue
-        loops.append(_build(window, file, function, line, own))
+        loops.append(_build(function, own))
     return loops
 
 
-def _inside(own: pl.DataFrame, other: pl.DataFrame) -> bool:
+def _inside(own: Sequence[_Calls], other: Sequence[_Calls]) -> bool:
     """Whether the calls of `own` fall between the calls of `other`, judged in the invocation with the most of them."""
-    row = own.sort("n", "step", "caller", descending=[True, False, False]).row(0, named=True)
-    same = other.filter((pl.col("caller") == row["caller"]) & (pl.col("step") == row["step"]))
-    if same.is_empty():
+    most = min(own, key=lambda calls: (-len(calls), calls.step, calls.caller))
+    same = [calls for calls in other if (calls.part, calls.caller, calls.step) == (most.part, most.caller, most.step)]
+    if not same:
         return False
-    first, last = same["starts"][0].min(), same["ends"][0].max()
-    period = (last - first) / max(1, same["n"][0])
-    starts = np.asarray(row["starts"])
+    first, last = int(same[0].starts.min()), int(same[0].ends.max())
+    period = (last - first) / len(same[0])
+    starts = most.starts
     return float(np.mean((starts >= first - period) & (starts < last))) >= MOSTLY  # one of them may have been held up
 
 
-def _build(window: Window, file: str, function: str, line: int, own: pl.DataFrame) -> _Loop:
-    label = str(own["label"][0])
-    callee, count = label, float(own["n"].sum())
-    per_invocation = int(np.median(own["n"].to_numpy()))
+def _build(function: Function, own: tuple[_Calls, ...]) -> _Loop:
+    label = callee = own[0].label
+    count = float(sum(map(len, own)))
+    per_invocation = int(np.median([len(calls) for calls in own]))
     if label in _GENERATORS:  # one more resumption ends it; the call worth naming is made inside
-        count -= own.height
+        count -= len(own)
         per_invocation -= 1
-        callee = _heaviest_child(window, own["rows"].explode()) or label
-    span = sum(_span_ns(starts, ends) for starts, ends in own.select("starts", "ends").iter_rows())
-    return _Loop(file, function, line, label, callee, own, span, count, per_invocation)
+        callee = _heaviest_child(own) or label
+    return _Loop(function, label, callee, own, sum(map(_span_ns, own)), count, per_invocation)
 
 
-def _span_ns(starts: list[int], ends: list[int]) -> float:
-    begin = np.asarray(starts)
-    distances = np.diff(begin)
+def _span_ns(calls: _Calls) -> float:
+    starts, ends = calls.starts, calls.ends
+    distances = np.diff(starts)
     if not len(distances):
         return float(ends[-1] - starts[0])
     typical = float(np.median(distances))
     return float(np.minimum(distances, MAX_BREAK * typical).sum()) + float(
-        min(ends[-1] - begin[-1], MAX_BREAK * typical)
+        min(ends[-1] - starts[-1], MAX_BREAK * typical)
     )
 
 
-def _heaviest_child(window: Window, rows: pl.Series) -> str | None:
-    children = (
-        window.all_slices.filter(pl.col("above").is_in(rows.to_list()))
-        .group_by("label")
-        .agg(pl.col("duration_ns").sum())
-        .sort("duration_ns", "label", descending=[True, False])
-    )
-    return str(children["label"][0]) if children.height else None
+def _heaviest_child(own: Sequence[_Calls]) -> str | None:
+    totals: dict[str, int] = {}
+    for part, positions in _by_part(own):
+        called = np.zeros(len(part), bool)
+        called[positions] = True
+        children = np.flatnonzero((part.parent >= 0) & called[part.parent])
+        codes, first, number = np.unique(part.codes[children], return_index=True, return_inverse=True)
+        sums = np.zeros(len(codes), np.int64)
+        np.add.at(sums, number, part.duration_ns[children])
+        for at, ns in zip(first.tolist(), sums.tolist(), strict=True):
+            label = part.label(children[at])
+            totals[label] = totals.get(label, 0) + ns
+    return min(totals, key=lambda label: (-totals[label], label), default=None)
+
+
+def _by_part(own: Sequence[_Calls]) -> Iterator[tuple[HostCalls, Int64]]:
+    parts = {id(calls.part): calls.part for calls in own}
+    for key, part in parts.items():
+        yield part, np.concatenate([calls.positions for calls in own if id(calls.part) == key])
 
 
 def _describe(window: Window, lines: Lines, loop: _Loop, mean_ms: float | None) -> LoopFacts:
-    inside = _slices_within(window, loop)
-    operators = inside.filter(pl.col("what") == OPERATOR)
+    operators = _operators_within(loop)
     recorded_ms = loop.span_ns / window.steps / 1e6
     ms, most_ms = _steady_ms(window, recorded_ms, after_backward=_after_backward(window, loop))
     back_ms, back_at_most, back_calls, node = _backward(window, operators)
@@ -196,15 +262,16 @@ def _describe(window: Window, lines: Lines, loop: _Loop, mean_ms: float | None) 
         ms, most_ms = min(ms, mean_ms), min(most_ms, mean_ms)
         back_ms = min(back_ms, mean_ms - ms) if back_ms is not None else None
         back_at_most = min(back_at_most, mean_ms - ms) if back_at_most is not None else None
-    site = lines.call_site(loop.file, loop.function, loop.def_line, loop.callee, loop=True)
+    made = loop.function
+    site = lines.call_site(made.file, made.name, made.line, loop.callee, loop=True)
     return LoopFacts(
         callee=loop.callee,
         calls_per_step=loop.total_calls / window.steps,
         ms_per_step=ms,
         at_most_ms_per_step=most_ms,
-        operators_per_call=operators.height / max(1.0, loop.total_calls),
+        operators_per_call=len(operators) / max(1.0, loop.total_calls),
         place=_place(loop, site),
-        dimension=explain(loop.per_invocation, operators["shapes"]),
+        dimension=explain(loop.per_invocation, operators.shapes()),
         source=f"{window.source}, {window.steps} window step{'s' * (window.steps != 1)}; "
         f"line: {site.method if site else 'the definition'}",
         loop_line=site.loop_line if site else None,
@@ -222,12 +289,12 @@ def _describe(window: Window, lines: Lines, loop: _Loop, mean_ms: float | None) 
     )
 
 
-def _outermost_ms(operators: pl.DataFrame) -> float:
-    return float(operators.filter(~pl.col("in_operator"))["duration_ns"].sum()) / 1e6
+def _outermost_ms(operators: _Slices) -> float:
+    return sum(int(part.duration_ns[own[~part.in_operator[own]]].sum()) for part, own in operators.of) / 1e6
 
 
 def _place(loop: _Loop, site: CallSite | None) -> Place:
-    return Place(loop.file, site.line if site else loop.def_line, loop.function)
+    return Place(loop.function.file, site.line if site else loop.function.line, loop.function.name)
 
 
 def _steady_ms(window: Window, ms: float, *, after_backward: bool) -> tuple[float, float]:
@@ -249,64 +316,84 @@ def _backward_ratio(window: Window) -> float:
     return window.ratio.get("backward", window.ratio.get("wall", 1.0))
 
 
-def _slices_within(window: Window, loop: _Loop) -> pl.DataFrame:
-    """Slices of the loop's threads between its first and last call, one invocation after the other."""
-    bounds = loop.calls.select(
-        "process",
-        "step",
-        "track",
-        pl.col("starts").list.first().alias("first"),
-        pl.col("ends").list.last().alias("last"),
-    )
-    # the operands of the first call are made just before it
-    bounds = bounds.with_columns(pl.col("first") - (pl.col("last") - pl.col("first")) // loop.calls["n"].min())
-    joined = window.slices.join(bounds.lazy(), on=["process", "step", "track"])
-    inside = (pl.col("start_ns") >= pl.col("first")) & (pl.col("start_ns") < pl.col("last"))
-    return joined.filter(inside).unique("row").collect()
+def _operators_within(loop: _Loop) -> _Slices:
+    """Operators of the loop's threads between its first and last call, one invocation after the other."""
+    found = []
+    fewest = min(map(len, loop.calls))
+    for part in dict.fromkeys(calls.part for calls in loop.calls):
+        threads: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for calls in loop.calls:
+            if calls.part is part:
+                first, last = int(calls.starts[0]), int(calls.ends[-1])
+                # the operands of the first call are made just before it
+                thread = calls.step, int(part.tracks[calls.positions[0]])
+                threads.setdefault(thread, []).append((first - (last - first) // fewest, last))
+        operators = np.flatnonzero((part.what == OPERATOR) & part.inside)
+        chosen = np.zeros(len(operators), bool)
+        for (step, track), bounds in threads.items():
+            times = intervals.union(*np.array(bounds, np.int64).T)
+            mine = (part.step[operators] == step) & (part.tracks[operators] == track)
+            chosen |= mine & intervals.inside(times, part.start_ns[operators])
+        found.append((part, operators[chosen]))
+    return _Slices(tuple(found))
+
+
+def _nodes(part: HostCalls) -> Int64:
+    """What the autograd engine ran."""
+    return np.flatnonzero(part.named(lambda name: name.startswith(_ENGINE), part.inside))
 
 
 def _after_backward(window: Window, loop: _Loop) -> bool:
     """Whether the loop runs behind the step's backward pass: an update written by hand, say."""
-    row: dict[str, Any] = loop.calls.row(0, named=True)
-    nodes = window.slices.filter(
-        (pl.col("process") == row["process"])
-        & (pl.col("step") == row["step"])
-        & pl.col("name").str.starts_with(_ENGINE)
-    ).collect()
-    return bool(nodes.height and nodes["start_ns"].min() < row["starts"][0])
+    first = loop.calls[0]
+    for part in window.parts:
+        nodes = _nodes(part) if part.span.ref.process == first.process else np.empty(0, np.int64)
+        begins = part.start_ns[nodes[part.step[nodes] == first.step]]
+        if len(begins) and begins.min() < first.starts[0]:
+            return True
+    return False
 
 
-def _backward(window: Window, operators: pl.DataFrame) -> tuple[float | None, float | None, float | None, str | None]:
+def _backward(window: Window, operators: _Slices) -> tuple[float | None, float | None, float | None, str | None]:
     """Of the backward nodes the loop's operators left: ms per steady step, the most it can be, calls per step, and the
     most frequent node."""
-    ranges = (
-        operators.filter(pl.col("sequence").is_not_null() & (pl.col("sequence") >= 0))
-        .group_by("process", "step")
-        .agg(low=pl.col("sequence").min(), high=pl.col("sequence").max(), first=pl.col("start_ns").min())
-    )
-    nodes = (
-        window.slices.filter(pl.col("name").str.starts_with(_ENGINE))
-        .join(ranges.lazy(), on=["process", "step"])
-        .filter(pl.col("sequence").is_between("low", "high") & (pl.col("start_ns") > pl.col("first")))
-        .collect()
-    )
-    if nodes.is_empty():
+    names: dict[str, int] = {}
+    count = every_count = ns = every_ns = 0
+    for part in window.parts:
+        nodes = _nodes(part)
+        every_ns += int(part.duration_ns[nodes].sum())
+        every_count += len(nodes)
+        left = nodes[_left_by(part, nodes, operators)]
+        ns += int(part.duration_ns[left].sum())
+        count += len(left)
+        for code, many in zip(*np.unique(part.codes[left], return_counts=True), strict=True):
+            name = part.span.names.values[code]
+            names[name] = names.get(name, 0) + int(many)
+    if not names:
         return None, None, None, None
-    names = nodes.group_by("name").agg(n=pl.len()).sort(["n", "name"], descending=[True, False])
-    every = window.slices.filter(pl.col("name").str.starts_with(_ENGINE)).select("duration_ns").collect()
-    in_no_node_ms = _in_no_node_ms(window, float(every["duration_ns"].sum()) / window.steps / 1e6)
-    recorded_ms = float(nodes["duration_ns"].sum()) / window.steps / 1e6
-    others_ms = float(every["duration_ns"].sum()) / window.steps / 1e6 - recorded_ms
-    least = _least_in_steady_backward(window, recorded_ms, others_ms)
+    name = min(names, key=lambda name: (-names[name], name))
+    recorded_ms, all_ms = ns / window.steps / 1e6, every_ns / window.steps / 1e6
+    least = _least_in_steady_backward(window, recorded_ms, all_ms - recorded_ms)
     most = recorded_ms * _backward_ratio(window)
     # between two nodes the engine adds up gradients and picks the next: work for each node
-    between_ms = in_no_node_ms * nodes.height / max(1, every.height) * _backward_ratio(window)
-    return (
-        (min(least, most) + most) / 2,
-        most + between_ms,
-        int(names["n"][0]) / window.steps,
-        str(names["name"][0]).removeprefix(_ENGINE),
-    )
+    between_ms = _in_no_node_ms(window, all_ms) * count / max(1, every_count) * _backward_ratio(window)
+    return (min(least, most) + most) / 2, most + between_ms, names[name] / window.steps, name.removeprefix(_ENGINE)
+
+
+def _left_by(part: HostCalls, nodes: Int64, operators: _Slices) -> Bools:
+    """Which nodes carry a sequence number between those of the operators of their step, and ran after the first."""
+    chosen = np.zeros(len(nodes), bool)
+    for other, own in operators.of:
+        own = own[other.sequence[own] >= 0]
+        if other.span.ref.process != part.span.ref.process:
+            continue
+        for step in np.unique(other.step[own]).tolist():
+            mine = own[other.step[own] == step]
+            low, high = other.sequence[mine].min(), other.sequence[mine].max()
+            numbered = (part.sequence[nodes] >= low) & (part.sequence[nodes] <= high)
+            later = part.start_ns[nodes] > other.start_ns[mine].min()
+            chosen |= (part.step[nodes] == step) & numbered & later
+    return chosen
 
 
 def _least_in_steady_backward(window: Window, recorded_ms: float, others_ms: float) -> float:
@@ -331,17 +418,14 @@ def _in_no_node_ms(window: Window, in_nodes_ms: float) -> float:
     return max(0.0, means[0] - in_nodes_ms) if means is not None else 0.0
 
 
-def _runs_in(above: dict[int, int | None], inner: _Loop, outer: _Loop) -> bool:
+def _runs_in(inner: _Loop, outer: _Loop) -> bool:
     """Whether an invocation of `inner` lies below a call that `outer` makes once per item."""
-    row = inner.calls.row(0, named=True)
-    same = outer.calls.filter((pl.col("process") == row["process"]) & (pl.col("step") == row["step"]))
-    if same.is_empty() or row["caller"] in same["caller"].to_list():
+    first = inner.calls[0]
+    same = [calls for calls in outer.calls if (calls.part, calls.step) == (first.part, first.step)]
+    if not same or first.caller in {calls.caller for calls in same}:
         return False
-    callees = set(same["rows"].explode().to_list())
-    at: int | None = row["caller"]
-    hops = 0
-    while at is not None and hops < 1000:
-        if at in callees:
-            return True
-        at, hops = above.get(at), hops + 1
-    return False
+    part = first.part
+    called = np.zeros(len(part), bool)
+    called[np.concatenate([calls.positions for calls in same])] = True
+    met = climb(part.parent, np.array([first.caller]), called | (part.what == OPERATOR))[0]
+    return bool(met >= 0 and called[met])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import polars as pl
+from collections import defaultdict
 
-from stepscope.analyze.trace import OPERATOR, Window
+import numpy as np
+
+from stepscope.engine.host_calls import OPERATOR, Function, HostCalls, Window
 from stepscope.engine.source_lines import Lines
 from stepscope.model import OperatorFacts, Place
+from stepscope.tables.arrays import NONE, Int64
 
 MAX_OPERATORS = 100
 MAX_PLACES = 40  # a place costs a look through the syntax tree; the operators below these cost next to nothing
@@ -17,61 +20,75 @@ def facts(window: Window | None, lines: Lines) -> tuple[OperatorFacts, ...] | No
     """Operators by host time per step of the window; times are the window's own, not scaled to the steady step."""
     if window is None:
         return None
-    columns = ("name", "above", "self_ns", "duration_ns")
-    operators = window.slices.filter(pl.col("what") == OPERATOR).select(columns).collect()
-    if operators.is_empty():
-        return ()
-    # a call inside a call of the same name is one of the two calls, but its time is already in the outer one
-    outer = operators.join(
-        window.slices.select(pl.col("row").alias("above"), pl.col("name").alias("outer_name")).collect(),
-        on="above",
-        how="left",
-    )
-    grouped = (
-        outer.filter(~pl.col("name").str.starts_with(_ENGINE))
-        .group_by("name")
-        .agg(
-            calls=pl.len(),
-            own=pl.col("self_ns").fill_null(pl.col("duration_ns")).sum(),
-            total=pl.col("duration_ns").filter(pl.col("outer_name").fill_null("") != pl.col("name")).sum(),
+    sums: dict[str, list[int]] = {}  # calls, self ns, total ns
+    for part in window.parts:
+        own = np.flatnonzero((part.what == OPERATOR) & part.inside)
+        codes, self_ns = part.codes[own], part.self_ns[own]
+        # a call inside a call of the same name is one of the two calls, but its time is already in the outer one
+        above = part.parent[own]
+        inner = (above >= 0) & part.inside[above] & (part.codes[above] == codes)
+        columns = (
+            np.ones(len(own), np.int64),
+            np.where(self_ns != NONE, self_ns, part.duration_ns[own]),
+            np.where(inner, 0, part.duration_ns[own]),
         )
-        .sort(["total", "name"], descending=[True, False])
-        .head(MAX_OPERATORS)
-    )
-    places = _places(window, lines, grouped["name"].head(MAX_PLACES).to_list())
+        for code, row in zip(*_by(codes.astype(np.int64), *columns), strict=True):
+            name = part.span.names.values[code] if code >= 0 else ""
+            if name and not name.startswith(_ENGINE):
+                sums[name] = [before + more for before, more in zip(sums.get(name, (0, 0, 0)), row, strict=True)]
+    chosen = sorted(sums, key=lambda name: (-sums[name][2], name))[:MAX_OPERATORS]
+    places = _places(window, lines, chosen[:MAX_PLACES])
     return tuple(
         OperatorFacts(
             name=name,
-            calls_per_step=calls / window.steps,
-            host_self_ms_per_step=own / window.steps / 1e6,
-            host_total_ms_per_step=total / window.steps / 1e6,
+            calls_per_step=sums[name][0] / window.steps,
+            host_self_ms_per_step=sums[name][1] / window.steps / 1e6,
+            host_total_ms_per_step=sums[name][2] / window.steps / 1e6,
             place=places.get(name),
         )
-        for name, calls, own, total in grouped.rows()
+        for name in chosen
     )
+
+
+def _by(keys: Int64, *columns: Int64) -> tuple[list[int], list[tuple[int, ...]]]:
+    """The distinct keys, and for each the sums of the columns."""
+    distinct, number = np.unique(keys, return_inverse=True)
+    sums = np.zeros((len(distinct), len(columns)), np.int64)
+    for at, column in enumerate(columns):
+        np.add.at(sums[:, at], number, column)
+    return distinct.tolist(), [tuple(row) for row in sums.tolist()]
 
 
 def _places(window: Window, lines: Lines, names: list[str]) -> dict[str, Place]:
     """The user's call an operator's time comes from most; its line is exact where stacks or the source tell it."""
-    called = window.slices.filter((pl.col("what") == OPERATOR) & pl.col("name").is_in(names))
-    own = called.select("name", "caller", "via", "duration_ns").collect()
-    via = window.all_slices.select(pl.col("row").alias("via"), pl.col("label").alias("via_label"))
-    best = (
-        own.join(window.callers(), on="caller")
-        .join(via, on="via", how="left")
-        .group_by("name", "caller_file", "caller_line", "caller_function", "via_label")
-        .agg(total=pl.col("duration_ns").sum())
-        .sort(["total", "caller_file", "caller_line"], descending=[True, False, False])
-        .group_by("name", maintain_order=True)
-        .first()
-    )
-    sums = own.group_by("name").agg(everything=pl.col("duration_ns").sum())
+    everything: dict[str, int] = defaultdict(int)
+    called: dict[str, dict[tuple[Function, str], int]] = defaultdict(lambda: defaultdict(int))
+    for part in window.parts:
+        own = np.flatnonzero(part.named(frozenset(names).__contains__, (part.what == OPERATOR) & part.inside))
+        for (name, call), ns in _by_call(part, own).items():
+            everything[name] += ns
+            if call is not None:
+                called[name][call] += ns
     found = {}
-    for row in best.join(sums, on="name").iter_rows(named=True):
-        site = lines.call_site(
-            row["caller_file"], row["caller_function"], row["caller_line"], row["via_label"] or "", loop=False
-        )
-        share = row["total"] / row["everything"] if row["everything"] else None
-        line = site.line if site else row["caller_line"]
-        found[row["name"]] = Place(row["caller_file"], line, row["caller_function"], share)
+    for name, calls in called.items():
+        (function, label), ns = min(calls.items(), key=lambda item: (-item[1], item[0][0].file, item[0][0].line or 0))
+        site = lines.call_site(function.file, function.name, function.line, label, loop=False)
+        share = ns / everything[name] if everything[name] else None
+        found[name] = Place(function.file, site.line if site else function.line, function.name, share)
+    return found
+
+
+def _by_call(part: HostCalls, own: Int64) -> dict[tuple[str, tuple[Function, str] | None], int]:
+    """ns by name and by the call of the user's that leads there, None for none."""
+    caller, via = part.caller[own], part.via[own]
+    width = len(part.span.names.values) + 1
+    key = (part.codes[own].astype(np.int64) * width + np.where(caller >= 0, part.codes[caller], -1) + 1) * width
+    key += np.where(via >= 0, part.codes[via], -1) + 1
+    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+    sums = np.zeros(len(first), np.int64)
+    np.add.at(sums, number, part.duration_ns[own])
+    found: dict[tuple[str, tuple[Function, str] | None], int] = defaultdict(int)
+    for at, ns in zip(first.tolist(), sums.tolist(), strict=True):
+        call = (part.function_at(caller[at]), part.label(via[at])) if caller[at] >= 0 else None
+        found[part.name(own[at]), call] += ns
     return found

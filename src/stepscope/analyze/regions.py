@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import numpy as np
 import polars as pl
 
-from stepscope.analyze.trace import Window
+from stepscope.engine.host_calls import Window
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import parse_json
+from stepscope.tables.categories import ANNOTATION
 from stepscope.tables.schema import Tables
 
-_OWN_TO_TORCH = (
+_OWN_TO_TORCH = re.compile(
     r"^(ProfilerStep|Optimizer\.|enumerate\(DataLoader\)|## |Torch-Compiled|TorchDynamo|DistributedDataParallel\."
     r"|nn\.Module|PyTorch Profiler)"
 )
@@ -42,13 +45,15 @@ def _journal(tables: Tables, labelled: LabelledSteps) -> list[dict[str, Any]]:
 def _window(window: Window | None) -> list[dict[str, Any]]:
     if window is None:
         return []
-    own = window.slices.filter(
-        pl.col("category").is_in(["user_annotation", "gpu_user_annotation"])
-        & ~pl.col("name").str.contains(_OWN_TO_TORCH)
-        & ~pl.col("in_loader")
-    )
-    grouped = own.group_by("name").agg(calls=pl.len(), total=pl.col("duration_ns").sum()).collect()
-    return [_region(name, calls, total, window.steps, window.source) for name, calls, total in grouped.rows()]
+    sums: dict[str, list[int]] = {}  # calls, ns
+    for part in window.parts:
+        ranges = part.span.categories.where([ANNOTATION, "gpu_user_annotation"])[part.rows]
+        among = ranges & ~part.in_loader & part.inside
+        own = np.flatnonzero(part.named(lambda name: _OWN_TO_TORCH.match(name) is None, among))
+        for position, ns in zip(own.tolist(), part.duration_ns[own].tolist(), strict=True):
+            calls = sums.setdefault(part.name(position), [0, 0])
+            calls[0], calls[1] = calls[0] + 1, calls[1] + ns
+    return [_region(name, calls, total, window.steps, window.source) for name, (calls, total) in sums.items()]
 
 
 def _region(name: str, calls: int, total_ns: int, steps: int, source: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from stepscope.engine.slice_names import callee_name
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.tree import climb
 from stepscope.model.findings import Place
-from stepscope.tables.arrays import NONE, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 
 _PLACE = ("file", "line", "function", "exact")
 
@@ -32,26 +32,45 @@ class Found:
 
     place: Int64
     called: Int64
+    ahead: Bools  # the way led through the forward operator of an operator of the backward pass
+    backward: Bools  # such an operator was met
 
 
 def trace_back(base: Base, span: Span, rows: Int64) -> Found:
     """The origins of rows of the span; `NONE` (-1) among the rows stays `NONE`."""
-    tree = base.origins
-    if not tree.places or not len(rows):
-        return Found(np.full(len(rows), NONE, np.int64), np.full(len(rows), NONE, np.int64))
     distinct, back = (rows, slice(None)) if _ascending(rows) else np.unique(rows, return_inverse=True)
-    start = np.where(distinct >= 0, distinct + span.first, NONE)
+    found = trace_linked(base, span, distinct)
+    return Found(found.place[back], found.called[back], found.ahead[back], found.backward[back])
+
+
+def trace_linked(
+    base: Base, span: Span, rows: Int64, forward: Int64 | None = None, frame: Int64 | None = None
+) -> Found:
+    """As `trace_back`, of work whose links are known: the forward operator behind each, and a function to start from
+    where nothing else leads to a place; both as rows of the span.
+    """
+    tree = base.origins
+    if not tree.any_frames or not len(rows):
+        nothing, never = np.full(len(rows), NONE, np.int64), np.zeros(len(rows), bool)
+        return Found(nothing, nothing, never, never)
+    start, other, known = (
+        np.full(len(rows), NONE) if one is None else np.where(one >= 0, one + span.first, NONE)
+        for one in (rows, frame, forward)
+    )
     first = tree.walk(start)
     found, below = _entries(tree.user, first.stop), first.below
-    forward = _forward_rows(span, first.backward)
+    backward = first.backward >= 0
+    known = _forward_rows(span, first.backward) if forward is None else np.where(backward, known, NONE)
+    ahead = np.zeros(len(rows), bool)
     for library in (False, True):
-        for begin in (forward, start):
+        # what no forward operator explains belongs to the call of backward()
+        for begin in (known, start, other):
             rest = np.flatnonzero((found < 0) & (begin >= 0))
             again = tree.walk(begin[rest], library=library, boundary=False)
             hit = again.stop >= 0
             found[rest[hit]] = _entries(tree.library if library else tree.user, again.stop[hit])
-            below[rest[hit]] = again.below[hit]
-    return Found(found[back], np.where(below >= 0, below - span.first, NONE)[back])
+            below[rest[hit]], ahead[rest[hit]] = again.below[hit], begin is known
+    return Found(found, np.where(below >= 0, below - span.first, NONE), ahead, backward)
 
 
 def _ascending(rows: Int64) -> bool:

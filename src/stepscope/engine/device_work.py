@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from stepscope.engine import intervals
 from stepscope.engine.collective_names import is_collective_kernel
@@ -21,6 +22,7 @@ from stepscope.engine.spans import Span
 from stepscope.tables.arrays import NONE, Bools, Int64
 
 KERNEL, FILL, COMMUNICATION, COPY = range(4)
+LINKED, BEFORE_RECORDING, GRAPH = "linked", "before_recording", "graph"  # states of links
 _MTIA = "mtia_ccp_events"
 _MTIA_COPY = frozenset({"dma_request"})
 _MTIA_WAITS = frozenset({"event_wait", "event_record"})
@@ -35,6 +37,7 @@ class Work:
     end_ns: Int64
     kind: npt.NDArray[np.int8]
     device: Int64
+    link: Int64  # row of `Span.links`, -1 where there is none
     launch: Int64  # row of the runtime or driver call, -1 where there is none
     operator: Int64  # row of the operator it was linked to, -1 where there is none
 
@@ -95,14 +98,26 @@ def _number(text: str) -> int:
     return int(text) if text.isdigit() and len(text) < 10 else NONE
 
 
-def _linked(span: Span, rows: Int64) -> tuple[Int64, Int64]:
-    """Launch and operator of each."""
-    found = []
-    for name in ("launch", "operator"):
-        of_row = np.full(len(span), NONE, np.int64)
-        of_row[span.links["event"].to_numpy()] = span.links[name].to_numpy()
-        found.append(of_row[rows])
-    return found[0], found[1]
+def _linked(span: Span, rows: Int64) -> tuple[Int64, Int64, Int64]:
+    """Of each its row of the links, its launch and its operator."""
+    links = span.links
+    of_row = np.full(len(span), NONE, np.int64)
+    of_row[links["event"].to_numpy()] = np.arange(links.height)
+    link = of_row[rows]
+    launch, operator = (np.append(links[name].to_numpy(), NONE)[link] for name in ("launch", "operator"))
+    return link, launch, operator
+
+
+def links_of(span: Span, found: Work, *columns: str) -> pl.DataFrame:
+    """Columns of `Span.links` with a row for each slice of work; null where it has none."""
+    link = pl.Series(found.link)
+    return span.links.select(pl.col(columns).gather(link.set(link < 0, None)))
+
+
+def in_state(span: Span, found: Work, state: str) -> Bools:
+    """Which slices of work have a link of this state."""
+    flags: Bools = (links_of(span, found, "state").to_series() == state).fill_null(False).to_numpy()
+    return flags
 
 
 def by_device(found: Work) -> Mapping[int, Bools]:

@@ -147,60 +147,6 @@ def _leading(events: pl.DataFrame, user: Int32, library: Int32) -> Int64:
     return np.flatnonzero(tree.above(parent, np.concatenate(loops)) & (user >= 0))
 
 
-def in_engine(events: pl.DataFrame, rows: Rows) -> Bools:
-    """Which of `rows` lie on a thread of the autograd engine.
-
-    Such a thread runs operators of the backward pass and holds neither Python functions nor call stacks.
-    """
-    thread = ["process", "trace", "track"]
-    framed = (_IS_FUNCTION | pl.col("call_stack").is_not_null()).fill_null(False)
-    parts = [
-        events[first : first + STRETCH]
-        .lazy()
-        .group_by(thread)
-        .agg(framed=framed.any(), backward=_IS_BACKWARD.any())
-        .collect()
-        for first in range(0, events.height, STRETCH)
-    ]
-    threads = pl.concat(parts).group_by(thread).agg(pl.col("framed", "backward").any())
-    engines = threads.filter(pl.col("backward") & ~pl.col("framed")).select(*thread, engine=pl.lit(True))
-    if engines.is_empty():
-        return np.zeros(len(rows), bool)
-    asked, where = np.unique(rows, return_inverse=True)
-    wanted = np.zeros(events.height, bool)
-    wanted[asked] = True
-    own = events.select(thread).filter(pl.Series(wanted))
-    found = own.join(engines, on=thread, how="left", maintain_order="left")["engine"]
-    answers: Bools = found.fill_null(False).to_numpy()[where]
-    return answers
-
-
-def forward_rows(events: pl.DataFrame) -> Int32:
-    """For each row of `events` that is an operator of the backward pass its forward operator's row, else -1.
-
-    Nodes carry the sequence number that was next when their operator ran. Operators that need no gradient leave it
-    unused, so of all forward operators with that number the one that began last made the node.
-    """
-    forward = np.full(events.height, NONE, np.int32)
-    numbered = events.select((_IS_OPERATOR & (pl.col("sequence") >= 0)).fill_null(False)).to_series()
-    own = events.select("process", "trace", "sequence", "forward_thread", "start_ns").filter(numbered)
-    backward = (own["forward_thread"].fill_null(0) > 0).to_numpy()
-    if not backward.any():
-        return forward
-    process, trace = (own[name].cast(pl.Categorical).to_physical().to_numpy() for name in ("process", "trace"))
-    key = (process, trace, own["sequence"].to_numpy())
-    # by key and time; of operators that begin together the forward ones come first
-    order = np.lexsort((backward, own["start_ns"].to_numpy(), *key))
-    place = np.arange(len(order))
-    last = np.maximum.accumulate(np.where(backward[order], NONE, place))
-    at = np.flatnonzero(backward[order] & (last >= 0))
-    node, maker = order[at], order[last[at]]
-    same = np.logical_and.reduce([part[node] == part[maker] for part in key])
-    rows = numbered.arg_true().to_numpy()
-    forward[rows[node[same]]] = rows[maker[same]]
-    return forward
-
-
 def _mark(
     events: pl.DataFrame,
     text: pl.Expr,

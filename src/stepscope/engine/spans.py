@@ -233,6 +233,19 @@ class Span:
         return np.where(inside, self.marked["step"].to_numpy()[at], NONE)
 
     @cached_property
+    def engine_tracks(self) -> Bools:
+        """By code of a track (the last for none), whether it is a thread of the autograd engine.
+
+        Such a thread runs operators of the backward pass and holds neither Python functions nor call stacks.
+        """
+        count = len(self.tracks.values) + 1
+        backward = (self.series("forward_thread") > 0).fill_null(False).to_numpy() & self.is_operator
+        framed = self.is_function | self.series("call_stack").is_not_null().to_numpy()
+        flags = [np.bincount(self.tracks.codes[rows] % count, minlength=count) > 0 for rows in (backward, framed)]
+        engines: Bools = flags[0] & ~flags[1]
+        return engines
+
+    @cached_property
     def metadata(self) -> dict[str, Any]:
         """The allow-listed metadata of the file."""
         ref = self.ref

@@ -26,6 +26,7 @@ def nearest_around(parent: Int64, wanted: Bools) -> Int64:
             break
         around[left] = around[around[left]]
         left = left[around[left] >= 0]
+    around[left] = NONE
     return around
 
 

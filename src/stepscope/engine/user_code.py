@@ -147,9 +147,12 @@ def _checkout(path: str) -> str | None:
     return "/".join(parts[found[-1] :]) if found and found[0] < len(parts) - 2 else None
 
 
+TORCH_FILE = r"(^|/)(torch|torch_xla|functorch|triton)/"
+
+
 def is_torch(file: pl.Expr) -> pl.Expr:
     """Whether a column of file names, full or shortened, points into torch itself."""
-    return file.str.contains(r"(^|/)(torch|torch_xla|functorch|triton)/")
+    return file.str.contains(TORCH_FILE)
 
 
 def knows_no_tensors(file: str) -> bool:

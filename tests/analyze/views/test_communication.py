@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyze import device
 from stepscope.analyze.views import communication
+from stepscope.engine import spans
 from stepscope.engine import spans as base
 from stepscope.engine.collective_names import is_collective_call, is_collective_kernel, kind_of
 from stepscope.model.views.communication import CollectiveRow
@@ -261,7 +262,7 @@ def test_exposed_time_is_that_of_the_device_facts(rows: list[tuple[str, int, int
         if sort != "c":
             (busy if sort == "n" else compute).update(range(start, start + length))
     found = of(trace)
-    facts = next(item for item in device.times(device.slices(tables(trace))) if item.scope == device.ALL)
+    facts = next(item for item in device.times(spans.spans(tables(trace))) if item.scope == device.ALL)
     assert sum(row.exposed_ns for row in found) == facts.exposed_communication_ns == len(busy - compute) * US
     assert all(0 <= row.exposed_ns <= row.total_ns - row.overlapped_ns for row in found)
 

@@ -14,7 +14,6 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.device import BEFORE_RECORDING, GRAPH
 from stepscope.analyze.device_lines import EARLY, NO_LAUNCH, NO_STACKS, REPLAYED
 from stepscope.analyze.flame.builder import ROOT, FrameIndex, Limits, Paths, flame_tree, merged, summed
 from stepscope.analyze.flame.trace_forest import forest, has_stacks
@@ -22,11 +21,11 @@ from stepscope.analyze.flame.trace_leaves import OperatorLeaves, split
 from stepscope.analyze.flame.trace_names import BUILTIN, KERNEL, TraceFrame, TraceNames
 from stepscope.analyze.views.kernel_names import short_names
 from stepscope.engine.call_tree import CallTree
-from stepscope.engine.device_work import work
+from stepscope.engine.device_work import BEFORE_RECORDING, GRAPH, in_state, links_of, work
 from stepscope.engine.spans import Span
 from stepscope.model.views.flame import FlameTree
 from stepscope.tables import categories
-from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Floats, Int64
 
 GPU, OPERATORS = "gpu", "operators"
 NOT_LINKED = "(not linked)"
@@ -152,12 +151,13 @@ def _device_part(span: Span, names: TraceNames, short: dict[str, str]) -> _Part:
     """Device slices below the operator, launch or function they come from."""
     found = work(span)
     paths = forest(span, names)
-    start, state = _origins(span)
-    start, state = start[found.rows], state[found.rows]
+    frame = links_of(span, found, "frame").to_series().fill_null(NONE).to_numpy()
+    start = np.where(found.operator >= 0, found.operator, np.where(found.launch >= 0, found.launch, frame))
+    early, replayed = (in_state(span, found, state) for state in (BEFORE_RECORDING, GRAPH))
     node = np.where(start >= 0, paths.node[start], NONE).astype(np.int64)
     lost = np.flatnonzero(node < 0)
     reasons = [EARLY, REPLAYED, NO_LAUNCH, NO_CODE]
-    why = np.where(start[lost] >= 0, 3, np.where(state[lost] == 1, 0, np.where(state[lost] == 2, 1, 2)))
+    why = np.where(start[lost] >= 0, 3, np.where(early[lost], 0, np.where(replayed[lost], 1, 2)))
     used = np.unique(why)
     first = len(paths.parent)
     node[lost] = first + 1 + np.searchsorted(used, why)
@@ -182,21 +182,6 @@ def _device_part(span: Span, names: TraceNames, short: dict[str, str]) -> _Part:
             np.concatenate([np.zeros(count), summed(which.astype(np.int32), ns, len(pairs))]),
         ),
     )
-
-
-def _origins(span: Span) -> tuple[Int64, Int32]:
-    """By row of a device slice where it comes from: its operator, else its launch, else a function, else -1; and 1 for
-    what was launched before the recording, 2 for what a graph replayed."""
-    links = span.links
-    start = np.full(len(span), NONE, np.int64)
-    state = np.zeros(len(span), np.int32)
-    event = links["event"].to_numpy()
-    for name in ("frame", "launch", "operator"):
-        rows = links[name].to_numpy()
-        start[event[rows >= 0]] = rows[rows >= 0]
-    for number, name in ((1, BEFORE_RECORDING), (2, GRAPH)):
-        state[event[(links["state"] == name).fill_null(False).to_numpy()]] = number
-    return start, state
 
 
 def _host_part(span: Span, names: TraceNames) -> _Part:

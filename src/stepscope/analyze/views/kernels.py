@@ -15,11 +15,11 @@ import polars as pl
 from stepscope.analyze.views.kernel_names import short_names
 from stepscope.analyze.views.tensor_cores import uses_tensor_cores
 from stepscope.engine import attribution
-from stepscope.engine.device_work import work
+from stepscope.engine.device_work import GRAPH, LINKED, in_state, work
 from stepscope.engine.spans import Base, Span
 from stepscope.model.views.operators import KernelRow
 from stepscope.model.views.spans import SpanRef
-from stepscope.tables.arrays import NONE, Int64
+from stepscope.tables.arrays import NONE
 
 NAME, LAUNCH = "name", "launch"
 _CONFIGURATION = {
@@ -28,7 +28,6 @@ _CONFIGURATION = {
     "registers": "registers",
     "shared_memory": "shared_memory_bytes",
 }
-_GRAPH, _LINKED = "graph", "linked"
 
 
 def table(
@@ -91,7 +90,9 @@ def _kernels(span: Span) -> pl.DataFrame:
     found = work(span)
     wanted = found.is_kernel
     rows = found.rows[wanted]
-    operator, launch, origin = _origins(span, rows)
+    operator = np.where(in_state(span, found, LINKED), found.operator, NONE)[wanted]
+    launch = np.where(in_state(span, found, GRAPH), NONE, found.launch)[wanted]  # a graph's is no kernel's own
+    origin = np.where(found.launch >= 0, found.launch, found.operator)[wanted]
     names = span.names.codes
     delay = pl.Series(found.start_ns[wanted] - span.start_ns[np.maximum(launch, 0)])
     return pl.DataFrame(
@@ -114,28 +115,6 @@ def _named(span: Span, frame: pl.DataFrame) -> pl.DataFrame:
     names = pl.Series([*span.names.values, ""], dtype=pl.String)  # the last for NONE
     columns = [name for name in ("name", "operator", "caller") if name in frame.columns]
     return frame.with_columns(names.gather(frame[name]).alias(name) for name in columns)
-
-
-def _origins(span: Span, rows: Int64) -> tuple[Int64, Int64, Int64]:
-    """For each kernel the operator that launched it, the call that did (not that of a graph), and where to look up the
-    user's line; `NONE` where unknown.
-    """
-    links = span.links
-    events = links["event"].to_numpy()
-    linked = (links["state"] == _LINKED).fill_null(False).to_numpy()
-    single = (links["state"] != _GRAPH).fill_null(True).to_numpy()
-
-    def at(values: Int64) -> Int64:
-        column = np.full(len(span), NONE, np.int64)
-        column[events] = values
-        return column[rows]
-
-    launch, operator = links["launch"].to_numpy(), links["operator"].to_numpy()
-    return (
-        at(np.where(linked, operator, NONE)),
-        at(np.where(single, launch, NONE)),
-        at(np.where(launch >= 0, launch, operator)),
-    )
 
 
 def _figures(kernels: pl.DataFrame, keys: list[str]) -> pl.DataFrame:

@@ -13,15 +13,12 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
-from stepscope.engine.device_work import work
+from stepscope.engine.device_work import LINKED, in_state, work
 from stepscope.engine.spans import Span, Texts, texts
-from stepscope.engine.tree import nearest_around, upward
+from stepscope.engine.tree import climb, nearest_around, upward
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 
-_LINKED = "linked"
-_DEEPEST = 10_000  # calls around each other; a broken (cyclic) tree ends here
 _OLD_RUNTIME = "Runtime"  # of 2021: times in whole microseconds, and an External id on every call
 
 
@@ -45,17 +42,14 @@ class Allocations:
 
 
 class Calls:
-    """All calls of operators of a span, or of any slices that are `wanted`. `rows` are rows of the span; all else goes
-    by position in `rows`. `around` is, where the tree of the trace is not to be used, the row around each row.
-    """
+    """All calls of operators of a span. `rows` are rows of the span; all else goes by position in `rows`."""
 
-    def __init__(self, span: Span, wanted: Bools | None = None, around: Int64 | None = None) -> None:
+    def __init__(self, span: Span) -> None:
         self.span = span
-        wanted = span.is_operator if wanted is None else wanted
-        operators = np.flatnonzero(wanted)
+        operators = np.flatnonzero(span.is_operator)
         number = np.full(len(span) + 1, NONE, np.int32)  # the last stands for no row
         number[operators] = np.arange(len(operators), dtype=np.int32)
-        around = nearest_around(span.parent, wanted) if around is None else around.copy()
+        around = nearest_around(span.parent, span.is_operator)
         caller = number[around[operators]]
         repeated = _repeated(caller, span.names.codes[operators])
         root = np.arange(len(operators), dtype=np.int32)
@@ -107,11 +101,7 @@ class Calls:
     def device(self) -> Device:
         """Linked device slices that are work."""
         found = work(self.span)
-        links = self.span.links.select("event", "operator", linked=pl.col("state") == _LINKED)
-        operator = np.full(len(self.span), NONE, np.int64)
-        linked = links["linked"].fill_null(False).to_numpy()
-        operator[links["event"].to_numpy()[linked]] = links["operator"].to_numpy()[linked]
-        call = self.of(operator[found.rows])
+        call = self.of(np.where(in_state(self.span, found, LINKED), found.operator, NONE))
         known = call >= 0
         return Device(found.rows[known], found.start_ns[known], found.end_ns[known], call[known])
 
@@ -189,14 +179,12 @@ class Calls:
             wanted = np.flatnonzero(tracks.codes == code)
             last = np.searchsorted(starts[mine], times_ns[wanted], side="right") - 1
             call = np.where(last >= 0, mine[np.maximum(last, 0)], NONE)
-            over = np.flatnonzero((call >= 0) & (ends[call] < times_ns[wanted]))
-            for _ in range(_DEEPEST):
-                if not len(over):
-                    break
-                call[over] = self.caller[call[over]]
-                over = over[(call[over] >= 0) & (ends[call[over]] < times_ns[wanted[over]])]
-            result[wanted] = call
+            result[wanted] = self._lasting(call, ends, times_ns[wanted])
         return result
+
+    def _lasting(self, calls: Int64, ends: Int64, times_ns: Int64) -> Int64:
+        """Of each call the first, itself or around it, that lasts until a time."""
+        return climb(self.caller, calls, lambda at, which: ends[at] >= times_ns[which])
 
 
 def _repeated(caller: npt.NDArray[np.int32], codes: Int32) -> Bools:
