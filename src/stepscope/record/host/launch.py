@@ -104,7 +104,7 @@ def launch(
 
 
 def _at_leisure(do: Callable[[], None]) -> None:
-    """At a priority below the command's. What goes wrong here goes wrong again where it is needed, and is said there."""
+    """At a priority below the command's. What goes wrong here goes wrong again where it is needed, and is told then."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEISURE_NICENESS)
     with contextlib.suppress(Exception):
