@@ -61,9 +61,9 @@ def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of the recorded demo; shared with tests/integration, not to be written into."""
-    from tests.integration.recordings import demo
+    from tests.recordings import demo
 
-    recorded = demo(tmp_path_factory.getbasetemp())
+    recorded = demo(tmp_path_factory)
     assert recorded.status == 0, recorded.text
     return recorded.folder
 
