@@ -16,13 +16,11 @@ class PlainSGD(torch.optim.Optimizer):
         self.param_groups.append({**self.defaults, **param_group, "params": list(param_group["params"])})
 
     def zero_grad(self, *_: Any) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = None
 
     @torch.no_grad()
     def step(self, *_: Any) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.add_(parameter.grad, alpha=-group["lr"])
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-self.param_groups[0]["lr"])
