@@ -40,13 +40,11 @@ def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what is marked `torch` where PyTorch is not installed, saying so.
 
-    Where tests run side by side, those of a file that start training processes form one group: they share what was
-    recorded, and run one after the other. Groups come first, so that no long one is left for one worker alone.
+    Files with tests that start training processes or a browser come first, so that none of them is left to one worker
+    alone in the end.
     """
-    for item in items:
-        if item.get_closest_marker("process") is not None:
-            item.add_marker(pytest.mark.xdist_group(f"processes of {item.nodeid.partition('::')[0]}"))
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    slow = {item.path for item in items if item.get_closest_marker("process") or "chromium" in _fixtures(item)}
+    items.sort(key=lambda item: item.path not in slow)
     if hypothesis.settings.get_current_profile_name() == "some":
         _try_fewer_examples(items)
     if importlib.util.find_spec("torch") is not None:
@@ -56,16 +54,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="PyTorch is not installed"))
 
 
+def _fixtures(item: pytest.Item) -> list[str]:
+    names: list[str] = getattr(item, "fixturenames", [])
+    return names
+
+
 def _try_fewer_examples(items: list[pytest.Item]) -> None:
     properties = {getattr(item, "obj", None) for item in items}
     for test in filter(hypothesis.is_hypothesis_test, properties):
         own = test._hypothesis_internal_use_settings  # what `@settings` sets, which has no public name
         fewer = min(own.max_examples, max(AT_LEAST, own.max_examples // FEWER))
         test._hypothesis_internal_use_settings = hypothesis.settings(own, max_examples=fewer)
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Groups that are not kept would make every recording twice and let recordings disturb each other, silently."""
-    alone = [item for item in session.items if item.get_closest_marker("process") and "@" not in item.nodeid]
-    if alone and getattr(session.config.option, "loadgroup", False):
-        raise pytest.UsageError("this pytest-xdist does not group tests with this pytest; install pytest below 9.2")
