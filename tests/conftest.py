@@ -60,7 +60,8 @@ def _fixtures(item: pytest.Item) -> list[str]:
 
 
 def _try_fewer_examples(items: list[pytest.Item]) -> None:
-    properties = {getattr(item, "obj", None) for item in items}
+    functions = [getattr(item, "obj", None) for item in items]
+    properties = {getattr(function, "__func__", function) for function in functions}  # those of classes are bound
     for test in filter(hypothesis.is_hypothesis_test, properties):
         own = test._hypothesis_internal_use_settings  # what `@settings` sets, which has no public name
         fewer = min(own.max_examples, max(AT_LEAST, own.max_examples // FEWER))
