@@ -12,6 +12,7 @@ FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_PIP := $(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations 10
 DEMO := examples/cifar_png
 # what the built front end depends on; an installation builds it anew when one of these has changed (hatch_build.py)
 WEB := hatch_build.py $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
@@ -30,11 +31,11 @@ demo-fix: demo ## try the fixes that the demo's findings name, then knobs on a s
 	$(BIN)/stepscope experiment --from $$(ls -d stepscope-runs/[0-9]*-train | tail -n 1) -- $(BIN)/python $(DEMO)/train.py
 	$(BIN)/stepscope experiment --from findings -- $(BIN)/python examples/naive_gpt/train.py
 
-test: $(VENV)/installed-dev ## run all tests; of those that start processes of their own, each folder's one after the other
-	$(BIN)/python -m pytest -n auto --dist loadgroup $(PYTEST_ARGS)
+test: $(VENV)/installed-dev ## run all tests; of those that start processes of their own, each file's one after the other
+	$(PYTEST) $(PYTEST_ARGS)
 
-test-all: $(VENV)/installed-dev ## with the variants that `test` leaves out for time
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not frameworks" $(PYTEST_ARGS)
+test-all: $(VENV)/installed-dev ## with the variants, and the examples of properties, that `test` leaves out for time
+	$(PYTEST) -m "not frameworks" --hypothesis-profile all $(PYTEST_ARGS)
 
 frameworks: $(VENV)/installed-dev $(FRAMEWORKS)/installed ## record real loops of Trainer, Lightning, Accelerate, ... and compare with what they count (about 15 minutes)
 	$(BIN)/python -m pytest -n 0 -m frameworks tests/frameworks $(PYTEST_ARGS)

@@ -6,19 +6,21 @@ import importlib.util
 import os
 import signal
 import threading
-from pathlib import Path
+from collections.abc import Generator
 
 import hypothesis
 import pytest
 
 pytest_plugins = ["tests.browser_page", "tests.dashboard.browser"]
+FEWER = 4  # in `make test` properties are tried with one in so many of their examples,
+AT_LEAST = 10  # and none with fewer than these
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     # A busy machine takes 200 ms now and then, and time is no property of what is tested.
-    # Half of the usual number of examples, where a test does not say otherwise: there are more than a hundred of them.
-    hypothesis.settings.register_profile("untimed", deadline=None, max_examples=50)
-    hypothesis.settings.load_profile("untimed")
+    for profile in ("some", "all"):
+        hypothesis.settings.register_profile(profile, deadline=None, max_examples=50)
+    hypothesis.settings.load_profile(config.getoption("--hypothesis-profile") or "some")
     for name in [name for name in os.environ if name.startswith("STEPSCOPE_")]:
         if not name.startswith("STEPSCOPE_TEST_"):  # these are meant for the tests
             del os.environ[name]
@@ -28,16 +30,23 @@ def pytest_configure() -> None:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """One more than there are cores: tests of processes wait for a good part of their time."""
+    return (yield) + 1
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what is marked `torch` where PyTorch is not installed, saying so.
 
-    Where tests run side by side, those of a folder that start training processes form one group: they share what was
-    recorded, and run one after the other.
+    Files with tests that start training processes or a browser come first, so that none of them is left to one worker
+    alone in the end.
     """
-    for item in items:
-        if item.get_closest_marker("process") is not None:
-            item.add_marker(pytest.mark.xdist_group(f"processes of {_folder(item)}"))
+    slow = {item.path for item in items if item.get_closest_marker("process") or "chromium" in _fixtures(item)}
+    items.sort(key=lambda item: item.path not in slow)
+    if hypothesis.settings.get_current_profile_name() == "some":
+        _try_fewer_examples(items)
     if importlib.util.find_spec("torch") is not None:
         return
     for item in items:
@@ -45,14 +54,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="PyTorch is not installed"))
 
 
-def _folder(item: pytest.Item) -> str:
-    """The folder below tests/ whose recordings a test looks at."""
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
-    return "integration" if folder == "dashboard" else folder  # which shows the demo that is recorded there
+def _fixtures(item: pytest.Item) -> list[str]:
+    names: list[str] = getattr(item, "fixturenames", [])
+    return names
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Groups that are not kept would make every recording twice and let recordings disturb each other, silently."""
-    alone = [item for item in session.items if item.get_closest_marker("process") and "@" not in item.nodeid]
-    if alone and getattr(session.config.option, "loadgroup", False):
-        raise pytest.UsageError("this pytest-xdist does not group tests with this pytest; install pytest below 9.2")
+def _try_fewer_examples(items: list[pytest.Item]) -> None:
+    functions = [getattr(item, "obj", None) for item in items]
+    properties = {getattr(function, "__func__", function) for function in functions}  # those of classes are bound
+    for test in filter(hypothesis.is_hypothesis_test, properties):
+        own = test._hypothesis_internal_use_settings  # what `@settings` sets, which has no public name
+        fewer = min(own.max_examples, max(AT_LEAST, own.max_examples // FEWER))
+        test._hypothesis_internal_use_settings = hypothesis.settings(own, max_examples=fewer)

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,7 @@ def rule_names() -> list[str]:
     return [*(rule.name for rule in RULES), *(risk.name for risk in RISKS)]
 
 
+@cache
 def literals(folder: Path) -> set[str]:
     """Every string constant of the sources in a folder; strings beside each other are one."""
     trees = [ast.parse(path.read_text()) for path in folder.glob("*.py")]

@@ -242,3 +242,21 @@ def test_a_call_that_was_held_up_makes_no_second_loop() -> None:
     loops = analyze(make_tables(steps=steps, events=trace.rows)).loops
     assert loops is not None
     assert [loop.callee for loop in loops] == ["aten::sum"]
+
+
+def test_a_call_that_was_held_up_does_not_name_the_loop() -> None:
+    """Of two calls that alternate the one that usually takes longer does."""
+    steps = steps_with_window()
+    trace = Trace()
+    for row in steps:
+        if row["in_window"]:
+            trace.add("train.py(3): update", row["start_ns"], 80 * MS, step=row["step"])
+            at = row["start_ns"]
+            for i in range(100):
+                held_up = 20 * MS if i == 50 else 100 * US
+                trace.add("aten::argmax", at, held_up, step=row["step"], category="cpu_op")
+                trace.add("aten::sum", at + held_up, 150 * US, step=row["step"], category="cpu_op")
+                at += held_up + 200 * US
+    loops = analyze(make_tables(steps=steps, events=trace.rows)).loops
+    assert loops is not None
+    assert [loop.callee for loop in loops] == ["aten::sum"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,18 @@ def test_json_on_stdout_is_alone(capfd: pytest.CaptureFixture[str]) -> None:
     shown = capfd.readouterr()
     assert json.loads(shown.out)["schema"] == "stepscope.report/1"
     assert shown.err == ""
+
+
+@pytest.mark.usefixtures("run")
+def test_a_pipe_or_a_device_is_written_into_and_stays_what_it_is() -> None:
+    os.mkfifo("pipe")
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(Path("pipe").read_bytes()), daemon=True)
+    reader.start()
+    assert main("run", "--json", "pipe", "--force") == 0
+    assert Path("pipe").is_fifo()
+    reader.join(60)
+    assert json.loads(read[0])["schema"] == "stepscope.report/1"
 
 
 @pytest.mark.usefixtures("run")

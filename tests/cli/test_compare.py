@@ -17,10 +17,12 @@ import pytest
 from stepscope import cli
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.comparison.run_sets import make_run, make_set
+from tests.integration.harness import SCRIPTS
 
 TRAIN = """
 import sys, time
 import torch
+from plain_sgd import PlainSGD
 
 def prepare(seconds):
     end = time.perf_counter() + seconds
@@ -28,7 +30,7 @@ def prepare(seconds):
         pass
 
 model = torch.nn.Linear(8, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = PlainSGD(model.parameters(), lr=0.1)
 for _ in range(40):
     prepare(float(sys.argv[1]))
     loss = model(torch.randn(4, 8)).sum()
@@ -252,6 +254,7 @@ def test_traces_of_two_runs(capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.torch
 def test_two_recorded_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
+    shutil.copy(SCRIPTS / "plain_sgd.py", tmp_path)
     for name, seconds in (("a", "0.02"), ("b", "0.06")):
         command = [
             sys.executable,
@@ -260,6 +263,8 @@ def test_two_recorded_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
             "run",
             "--quiet",
             "--no-window",
+            "--rate",
+            "100",  # of few samples nothing is said to have grown, and on a busy machine there are fewer
             "--out",
             name,
             "--",

@@ -91,7 +91,7 @@ def processes_of(folder: Path) -> list[int]:
 def test_a_change_that_helps_is_found_and_settings_arrive_as_they_were_typed(tmp_path: Path) -> None:
     seen = tmp_path / "seen.jsonl"
     base = ("--base", f"env:SLEEPY={AWKWARD}", "--base", f"arg:--note={AWKWARD}")
-    command = ("--", sys.executable, str(SLEEPY), "--seen", str(seen))
+    command = ("--", sys.executable, str(SLEEPY), "--slow", "--seen", str(seen))
     options = ("--try", "loader.num_workers=2", "--pairs", "3:3", "--out", "e", "--json", "found.json")
     done = experiment(*options, *base, *SHORT, *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

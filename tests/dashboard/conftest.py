@@ -36,7 +36,7 @@ RECORDING_FIXTURES = ("demo_run",)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What looks at the recorded demo runs beside the tests that record; all others share a server and a browser."""
+    """What looks at the recorded demo needs what recording it needs."""
     here = Path(__file__).parent
     for item in items:
         if here not in item.path.parents:
@@ -48,8 +48,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ):
             item.add_marker(pytest.mark.process)
             item.add_marker(pytest.mark.torch)
-        elif item.get_closest_marker("process") is None:
-            item.add_marker(pytest.mark.xdist_group("dashboard"))
 
 
 @pytest.fixture(scope="session")
@@ -61,9 +59,9 @@ def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of the recorded demo; shared with tests/integration, not to be written into."""
-    from tests.integration.recordings import demo
+    from tests.recordings import demo
 
-    recorded = demo(tmp_path_factory.getbasetemp())
+    recorded = demo(tmp_path_factory)
     assert recorded.status == 0, recorded.text
     return recorded.folder
 

@@ -14,7 +14,7 @@ from tests.diagnose.recorded import without
 from tests.diagnose.test_abstention import loses_in_many_ways
 from tests.integration.harness import PYTHON, TIMEOUT_S, environment
 
-TRACES = ("kineto_tb_plugin/resnet50_num_workers_0", "tracelens/mi300")
+TRACES = ("tracelens/mi300", pytest.param("kineto_tb_plugin/resnet50_num_workers_0", marks=pytest.mark.thorough))
 SEEDS = ("1", "2")
 
 

@@ -282,6 +282,8 @@ def test_unwritable_places_and_missing_traces(source: Path, out: Path, tmp_path:
     assert "cannot be written" in export(source, "-o", tmp_path / "file" / "out.json", status=4).stderr
     export(source, "-o", tmp_path / "new" / "folder" / "out.json")
     assert "is a folder" in export(source, "-o", tmp_path, status=2).stderr
+    os.mkfifo(tmp_path / "pipe")
+    assert "is no file" in export(source, "--force", "-o", tmp_path / "pipe", status=2).stderr
     assert "no-such" in export(tmp_path / "no-such.json", "-o", out, status=3).stderr
     empty = save(tmp_path / "empty.json", {"traceEvents": []})
     export(empty, "-o", out, status=3)

@@ -23,7 +23,6 @@ def given(folder: Path) -> dict[str, inputs.Input]:
     return {given.name: given for given in (*inputs.made_up(folder), *inputs.real(folder))}
 
 
-@pytest.mark.xdist_group("golden")
 @pytest.mark.parametrize("name", sorted(KEPT))
 def test_nothing_shown_has_changed(
     name: str, given: dict[str, inputs.Input], folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,7 +1,4 @@
-"""Recordings that several tests look at, each made once per session.
-
-A real training process costs seconds; a test that only reads a report takes it from here.
-"""
+"""Recordings that several tests look at: a real training process costs seconds, reading what it left does not."""
 
 from __future__ import annotations
 
@@ -10,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration import recordings
+from tests import recordings
 from tests.integration.harness import EXAMPLES, PYTHON, SCRIPTS, Recorded, plain, record
-from tests.integration.recordings import train_line
+from tests.recordings import shared, train_line
 
 NO_WINDOW = ("--no-window",)
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small version of the example's data set: ten batches of 64."""
-    return recordings.pictures(tmp_path_factory.getbasetemp())
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """The demo: pictures decoded in the training process."""
+    return recordings.demo(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """The demo: pictures decoded in the training process."""
-    return recordings.demo(tmp_path_factory.getbasetemp())
+def pictures(demo: Recorded) -> Path:
+    """Its data set."""
+    return recordings.pictures_of(demo)
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +48,8 @@ def loop_result(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @pytest.fixture(scope="session")
 def plain_loop(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """The tiny loop, recorded; ends with status 0."""
-    return record(tmp_path_factory.mktemp("loop") / "run", [PYTHON, str(SCRIPTS / "loop.py")], options=NO_WINDOW)
+    line = [PYTHON, str(SCRIPTS / "loop.py")]
+    return shared(tmp_path_factory, "loop", lambda folder: record(folder / "run", line, options=NO_WINDOW))
 
 
 def free_port() -> int:

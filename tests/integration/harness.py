@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import io
 import json
 import os
 import signal
@@ -18,8 +19,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
+
+from stepscope import cli
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = REPOSITORY / "examples"
@@ -143,15 +147,25 @@ def finish(process: subprocess.Popen[bytes], out: Path) -> Recorded:
 
 
 def analyze(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """`stepscope analyze` of a run folder."""
-    return subprocess.run(
-        [PYTHON, "-m", "stepscope", "analyze", str(folder), *options],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    """`stepscope analyze` of a run folder, in this process."""
+    return command("analyze", str(folder), *options)
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    """A command of ours that starts nothing, in this process: as a user would see it, without a second of imports."""
+    shown = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
+    with (
+        mock.patch.dict(os.environ, environment(), clear=True),
+        contextlib.redirect_stdout(shown[0]),
+        contextlib.redirect_stderr(shown[1]),
+    ):
+        try:
+            cli.main(words)
+            status = 0
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+    stdout, stderr = (each.buffer.getvalue().decode() for each in shown)  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(words, status, stdout, stderr)
 
 
 def step_rows(rank_folder: Path) -> list[dict[str, Any]]:

@@ -23,10 +23,9 @@ def without_times(output: bytes) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> list[subprocess.CompletedProcess[bytes]]:
-    """Twice without us: A and A."""
-    folder = tmp_path_factory.mktemp("plain")
-    return [run_to_end(STEP, folder, environment(LOGS)) for _ in range(2)]
+def logged(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[bytes]:
+    """Without us."""
+    return run_to_end(STEP, tmp_path_factory.mktemp("plain"), environment(LOGS))
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +35,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 
 @pytest.mark.thorough
-def test_two_runs_without_us_differ_in_times_and_ids_alone(logged: list[subprocess.CompletedProcess[bytes]]) -> None:
-    first, second = logged
+def test_two_runs_without_us_differ_in_times_and_ids_alone(
+    logged: subprocess.CompletedProcess[bytes], tmp_path: Path
+) -> None:
+    first, second = logged, run_to_end(STEP, tmp_path, environment(LOGS))
     assert first.returncode == second.returncode == 0, first.stderr.decode()
     assert first.stderr != second.stderr
     assert without_times(first.stderr) == without_times(second.stderr)
@@ -45,26 +46,24 @@ def test_two_runs_without_us_differ_in_times_and_ids_alone(logged: list[subproce
     assert b"[__graph_breaks]" in first.stderr
 
 
-def test_the_users_log_is_the_same(logged: list[subprocess.CompletedProcess[bytes]], recorded: Recorded) -> None:
+def test_the_users_log_is_the_same(logged: subprocess.CompletedProcess[bytes], recorded: Recorded) -> None:
     assert recorded.status == 0, recorded.text
-    assert without_times(recorded.stderr) == without_times(logged[0].stderr)
+    assert without_times(recorded.stderr) == without_times(logged.stderr)
 
 
 def test_graphs_breaks_and_versions_are_the_same(
-    logged: list[subprocess.CompletedProcess[bytes]], recorded: Recorded
+    logged: subprocess.CompletedProcess[bytes], recorded: Recorded
 ) -> None:
-    assert recorded.stdout == logged[0].stdout
+    assert recorded.stdout == logged.stdout
     # a full graph, a loss in two parts, an optimizer: each compiled anew when the batch or the learning rate changed
     assert b"graphs {'forward': 2, 'loss': 3, 'optimizer': 3}" in recorded.stdout
 
 
 @pytest.mark.thorough
-def test_a_user_who_asked_for_no_logs_gets_none(
-    logged: list[subprocess.CompletedProcess[bytes]], tmp_path: Path
-) -> None:
+def test_a_user_who_asked_for_no_logs_gets_none(logged: subprocess.CompletedProcess[bytes], tmp_path: Path) -> None:
     quiet = record(tmp_path / "run", STEP, options=["--quiet"])
     assert quiet.status == 0, quiet.text
-    assert quiet.stdout == logged[0].stdout
+    assert quiet.stdout == logged.stdout
     asked_for = re.compile(rb"\] \[__(graph_breaks|recompiles)\] ?")
-    warnings = [line for line in without_times(logged[0].stderr) if not asked_for.search(line)]
+    warnings = [line for line in without_times(logged.stderr) if not asked_for.search(line)]
     assert without_times(quiet.stderr) == warnings

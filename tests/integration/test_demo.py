@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.harness import EXAMPLES, SCRIPTS, Recorded, analyze, lines_of_function, record
-from tests.integration.recordings import train_line
+from tests.recordings import train_line
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
 

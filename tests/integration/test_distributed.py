@@ -19,6 +19,7 @@ from tests.integration.harness import (
     PYTHON,
     SCRIPTS,
     TIMEOUT_S,
+    command,
     end_session,
     environment,
     line_of,
@@ -91,9 +92,8 @@ def assert_hotspots_of_the_slow_rank(run: Path) -> None:
     busy = line_of(STRAGGLER, "features = features.sin().cos()")
     samples = {}
     for rank in (0, 1):
-        line = [PYTHON, "-m", "stepscope", "hotspots", str(run), "--rank", str(rank), "--rows", "all", "--json", "-"]
-        done = run_to_end(line, run, environment())
-        assert done.returncode == 0, done.stderr.decode()
+        done = command("hotspots", str(run), "--rank", str(rank), "--rows", "all", "--json", "-")
+        assert done.returncode == 0, done.stderr
         rows = json.loads(done.stdout)["rows"]
         samples[rank] = sum(row["samples"] for row in rows if row["library_function_line"] == busy)
     assert samples[1] >= 15, samples

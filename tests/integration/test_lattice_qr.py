@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.integration.harness import EXAMPLES, PYTHON, Recorded, environment, line_of, plain, record, run_to_end
+from tests.integration.harness import EXAMPLES, PYTHON, Recorded, command, line_of, plain, record
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
 
@@ -24,9 +24,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 
 def hotspots(run: Path, *options: str) -> list[dict[str, object]]:
-    line = [PYTHON, "-m", "stepscope", "hotspots", str(run), "--library", "flow", "--json", "-", *options]
-    done = run_to_end(line, run, environment())
-    assert done.returncode == 0, done.stderr.decode()
+    done = command("hotspots", str(run), "--library", "flow", "--json", "-", *options)
+    assert done.returncode == 0, done.stderr
     rows: list[dict[str, object]] = json.loads(done.stdout)["rows"]
     return rows
 

@@ -13,6 +13,13 @@ from tests.integration.harness import PYTHON, SCRIPTS, Recorded, record, step_ro
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
 
+ALONE = """import time, torch
+model = torch.nn.Linear(4, 1)
+for batch in torch.utils.data.DataLoader(torch.ones(640, 4), batch_size=16):
+    model(batch).sum().backward()
+    time.sleep(0.05)
+"""  # needs nothing that lies beside it
+
 
 def test_torchrun_records_every_rank(two_ranks: Recorded) -> None:
     assert two_ranks.status == 0, two_ranks.text
@@ -59,7 +66,8 @@ def test_python_dash_m(tmp_path: Path) -> None:
     ],
 )
 def test_a_child_the_agent_did_not_reach_is_named_with_the_remedy(tmp_path: Path, way: str) -> None:
-    loop = [str(SCRIPTS / "loop.py"), "--pause", "0.05"]
+    (tmp_path / "loop.py").write_text(ALONE)
+    loop = [str(tmp_path / "loop.py")]
     lines = {
         "isolated": [PYTHON, "-I", *loop],
         "ignored environment": [PYTHON, "-E", *loop],

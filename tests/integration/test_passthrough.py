@@ -50,11 +50,8 @@ def test_quiet_keeps_stderr_byte_identical(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "status"),
     [
-        ("import sys; sys.exit(0)", 0),
         ("import sys; sys.exit(3)", 3),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL),
         ("import os, signal; os.kill(os.getpid(), signal.SIGABRT)", 128 + signal.SIGABRT),
-        ("import os; os._exit(5)", 5),
     ],
 )
 def test_exit_status_is_the_commands_own(tmp_path: Path, code: str, status: int) -> None:

@@ -61,8 +61,8 @@ class _Calls:
         return self.starts + self.part.duration_ns[self.positions]
 
     @property
-    def total_ns(self) -> int:
-        return int(self.part.duration_ns[self.positions].sum())
+    def total_ns(self) -> float:
+        return _undisturbed_ns(self.part.duration_ns[self.positions])
 
     @property
     def process(self) -> str:
@@ -186,7 +186,7 @@ def _repeated(part: HostCalls) -> Iterator[_Calls]:
 
 def _of_function(function: Function, groups: list[_Calls]) -> list[_Loop]:
     """The distinct loops of one function: calls whose time lies within another's loop belong to that loop."""
-    totals: dict[str, int] = {}
+    totals: dict[str, float] = {}
     for calls in groups:
         totals[calls.key] = totals.get(calls.key, 0) + calls.total_ns
     loops: list[_Loop] = []
@@ -232,18 +232,24 @@ def _span_ns(calls: _Calls) -> float:
     )
 
 
+def _undisturbed_ns(durations: Int64) -> float:
+    """The sum of like calls' durations, of one that was held up only what five of them usually take.
+
+    On a busy machine a call that happens to be held up would else give the loop its name.
+    """
+    return float(np.minimum(durations, MAX_BREAK * np.median(durations)).sum())
+
+
 def _heaviest_child(own: Sequence[_Calls]) -> str | None:
-    totals: dict[str, int] = {}
+    totals: dict[str, float] = {}
     for part, positions in _by_part(own):
         called = np.zeros(len(part), bool)
         called[positions] = True
         children = np.flatnonzero((part.parent >= 0) & called[part.parent])
-        codes, first, number = np.unique(part.codes[children], return_index=True, return_inverse=True)
-        sums = np.zeros(len(codes), np.int64)
-        np.add.at(sums, number, part.duration_ns[children])
-        for at, ns in zip(first.tolist(), sums.tolist(), strict=True):
+        _, first, number = np.unique(part.codes[children], return_index=True, return_inverse=True)
+        for code, at in enumerate(first.tolist()):
             label = part.label(children[at])
-            totals[label] = totals.get(label, 0) + ns
+            totals[label] = totals.get(label, 0) + _undisturbed_ns(part.duration_ns[children[number == code]])
     return min(totals, key=lambda label: (-totals[label], label), default=None)
 
 

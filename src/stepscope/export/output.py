@@ -58,6 +58,8 @@ def check(path: Path, inputs: list[Path], *, force: bool) -> None:
     """Raise UsageError if writing `path` would lose something: a file that exists, or one we are about to read."""
     if path.is_dir():
         raise UsageError(f"{path}: is a folder; name a file in it")
+    if path.is_char_device() or path.is_fifo():
+        raise UsageError(f"{path}: is no file; name one, or - for standard output")
     if any(_same(path, source) for source in inputs):
         raise UsageError(f"{path}: is one of the traces to read; name another file")
     if os.path.lexists(path) and not force:

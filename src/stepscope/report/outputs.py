@@ -67,6 +67,9 @@ def write_file(path: Path, data: bytes, *, make_folder: bool = False) -> None:
     try:
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_char_device() or path.is_fifo():  # /dev/null stays what it is
+            path.write_bytes(data)
+            return
         # exclusive: a link that someone laid in the way is not followed
         with open(temporary, "xb") as handle:
             handle.write(data)

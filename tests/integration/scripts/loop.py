@@ -9,6 +9,7 @@ import sys
 import time
 
 import torch
+from plain_sgd import PlainSGD
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,7 +19,7 @@ def train(steps: int, pause_s: float, tell: bool) -> float:
     data = TensorDataset(torch.randn(256, 16), torch.randint(4, (256,)))
     loader = DataLoader(data, batch_size=16, shuffle=True)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = PlainSGD(model.parameters(), lr=0.1)
     done = 0
     while done < steps:
         for inputs, labels in loader:

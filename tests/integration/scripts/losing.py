@@ -3,9 +3,11 @@
 import os
 import resource
 import sys
+import time
 from pathlib import Path
 
 import torch
+from plain_sgd import PlainSGD
 
 STEPS = 60
 
@@ -23,7 +25,7 @@ def fill(path: Path) -> None:
 def main() -> None:
     how, folder = sys.argv[1], Path(sys.argv[2])
     model = torch.nn.Linear(16, 16)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = PlainSGD(model.parameters(), lr=0.1)
     own = []
     for step in range(STEPS):
         if step == STEPS // 2:
@@ -34,6 +36,7 @@ def main() -> None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
             elif how == "disk":
                 fill(folder / "filled")
+                time.sleep(1.5)  # what is read every second finds it full
         model(torch.randn(4, 16)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()

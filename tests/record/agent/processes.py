@@ -15,6 +15,7 @@ from stepscope.model import STEP_COLUMNS
 SOURCE = Path(__file__).parents[3] / "src"
 PACKAGE = SOURCE / "stepscope"
 SCRIPTS = Path(__file__).parent / "scripts"
+PLAIN = Path(__file__).parents[2] / "integration" / "scripts"  # where scripts find `plain_sgd`
 
 
 @dataclass
@@ -57,7 +58,7 @@ def run_script(
     settings = {"run": str(run), "host_dir": str(run / "host-h"), "package": str(PACKAGE), "launcher_pid": os.getpid()}
     settings.update({"epoch_offset_ns": 1_700_000_000_000_000_000, "window": {"mode": "off"}}, **config)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("STEPSCOPE", "PYTHON", "RANK"))}
-    entries = [str(entry) for entry in path]
+    entries = [*map(str, path), str(PLAIN)]
     if recorded:
         entries.insert(0, str(PACKAGE / "record" / "agent" / "bootstrap"))
         env["STEPSCOPE_RECORD"] = json.dumps(settings)

@@ -13,12 +13,12 @@ pytestmark = [pytest.mark.torch, pytest.mark.process]
 
 SCRIPT = """
 import multiprocessing, os, subprocess, sys
-import torch
 
 def work():
     pass
 
 if __name__ == "__main__":
+    import torch
     data = torch.utils.data.TensorDataset(torch.zeros(8, 2))
     for batch in torch.utils.data.DataLoader(data, batch_size=4, num_workers=2):
         pass

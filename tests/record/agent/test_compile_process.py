@@ -133,6 +133,7 @@ def test_the_users_logs_are_the_same(tmp_path: Path, python: str, what: str, env
     assert not with_us.events("probe_error")
 
 
+@pytest.mark.thorough
 def test_graphs_breaks_and_recompilations_are_the_same(tmp_path: Path, python: str) -> None:
     with_us = run_script(tmp_path, "compile_unchanged.py", python=python)
     without = run_script(tmp_path, "compile_unchanged.py", python=python, recorded=False)

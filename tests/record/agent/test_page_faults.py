@@ -15,6 +15,8 @@ from tests.record.agent.processes import run_script
 UNIT = 2000  # pages, in the script
 
 
+@pytest.mark.torch
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["loader", "optimizer", "marks"])
 def test_a_step_has_the_faults_between_its_edges(tmp_path: Path, kind: str):
     outcome = run_script(tmp_path, "page_faults.py", kind)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.integration.harness import SCRIPTS
 
 
 @dataclass
@@ -55,10 +58,11 @@ def recorded(
     """`script` (source text) run to its end under the public command line."""
     file, run = tmp_path / "train.py", tmp_path / "run"
     file.write_text(script)
+    shutil.copy(SCRIPTS / "plain_sgd.py", tmp_path)
     words = [word for knob in knobs for word in ("--knob", knob)]
     done = subprocess.run(
-        [sys.executable, "-m", "stepscope", "run", "--quiet", "--no-window", "--out", str(run), *words, *options, "--",
-         sys.executable, str(file), *arguments],
+        [sys.executable, "-m", "stepscope", "run", "--quiet", "--no-window", "--no-report", "--out", str(run),
+         *words, *options, "--", sys.executable, str(file), *arguments],
         cwd=tmp_path,
         capture_output=True,
         text=True,

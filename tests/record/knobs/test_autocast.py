@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.process]
 # Plain SGD: an update of gradients that are still scaled, or were unscaled twice, would show at once.
 SCRIPT = """
 import contextlib, json, pickle, sys, torch
+from plain_sgd import PlainSGD
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -39,7 +40,7 @@ def state(*_):
     seen["inside"].append(torch.is_autocast_enabled("cpu"))
 
 model = Net()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+optimizer = PlainSGD(model.parameters(), lr=0.5)
 optimizer.register_step_pre_hook(state)
 scaler = torch.amp.GradScaler("cpu", enabled=SCALED)
 loader = DataLoader(Products(torch.randn(96, 16), torch.randint(0, 4, (96,))), batch_size=8)

@@ -5,6 +5,7 @@ import os
 import sys
 
 import torch
+from plain_sgd import PlainSGD
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_num_threads(1)
@@ -12,7 +13,7 @@ torch.set_num_threads(1)
 
 def train(updates: int) -> None:
     model = torch.nn.Linear(16, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = PlainSGD(model.parameters(), lr=0.1)
     for inputs, targets in DataLoader(TensorDataset(torch.randn(8 * updates, 16), torch.randn(8 * updates, 4)), 8):
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(inputs), targets).backward()

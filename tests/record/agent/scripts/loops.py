@@ -6,6 +6,7 @@ import sys
 import time
 
 import torch
+from plain_sgd import PlainSGD
 from torch.utils.data import DataLoader, TensorDataset
 
 import stepscope
@@ -14,7 +15,10 @@ how = sys.argv[1]
 torch.manual_seed(0)
 torch.set_num_threads(1)
 model = torch.nn.Linear(16, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+if how == "whole":
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+else:
+    optimizer = PlainSGD(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
 data = TensorDataset(torch.randn(32, 16), torch.randn(32, 4))
 loader = DataLoader(data, batch_size=8, num_workers=2 if how == "whole" else 0)

@@ -4,12 +4,13 @@ import mmap
 import sys
 
 import torch
+from plain_sgd import PlainSGD
 
 import stepscope
 
 KIND, STEPS, UNIT = sys.argv[1], 30, 2000
 model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = PlainSGD(model.parameters(), lr=0.01)
 
 
 def touch(pages: int) -> None:
