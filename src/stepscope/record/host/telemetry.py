@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from stepscope.record.agent.masking import mask_argv
+from stepscope.record.agent.masking import mask_argv, mask_text
 from stepscope.record.host.cgroups import find_cgroups
 from stepscope.record.host.clock import now_ns
 from stepscope.record.host.cores import CoresMeter
@@ -210,7 +210,7 @@ class Telemetry:
                 "pid": process.pid,
                 "ppid": process.ppid,
                 "start_ns": start_ns,
-                "comm": process.comm,
+                "comm": mask_text(process.comm),
                 "executable": process.executable,
                 "command": " ".join(mask_argv(list(process.argv)))[:_COMMAND_LENGTH],
                 "python": bool(process.python),
