@@ -109,8 +109,7 @@ def another_version(path: Path) -> None:
 def test_damaged_entry_is_made_again(tmp_path: Path, opened: list[Path], name: str, damage: Callable[[Path], object]):
     path, options = write_trace(tmp_path / "a.json"), BuildOptions(cache=tmp_path / "cache")
     first = tables.build(run_of(path), options)
-    (entry,) = (tmp_path / "cache").iterdir()
-    damage(entry / name)
+    damage(fetch(path, tmp_path / "cache") / name)
     assert same(first, tables.build(run_of(path), options))
     assert len(opened) == 2
     assert same(first, tables.build(run_of(path), options))
