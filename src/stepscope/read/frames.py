@@ -26,6 +26,7 @@ _CLOSED = re.compile(rb"[\s,]*\]")
 _FIRST_KEY = re.compile(rb'\s*(\{\s*"[^"\\]{1,40}")')
 _ANY_CUT = re.compile(rb"\}\s*(,)\s*\{")
 _TRIES = 3  # cuts that are tried before more bytes are read
+_NEAR_BYTES = (2**12, 2**16)  # of the end of a buffer: a dozen events, and a few hundred
 _MAX_LOOKS = 2000  # places that look like the beginning of an event, and are looked at for a cut
 
 Stretch = Generator[list[Any], None, bytes]  # yields decoded events, returns what is left of the buffer
@@ -149,11 +150,13 @@ class Frames:
 
     def _cuts(self, buffer: bytes) -> Iterator[int]:
         """Offsets of commas that may stand between two events, from the last backwards, a few."""
-        self._learn(buffer)
+        if not self._first_key:
+            self._learn(buffer)
         found = 0
         position = len(buffer)
+        near = max(0, len(buffer) - _NEAR_BYTES[-1])
         for _ in range(_MAX_LOOKS):
-            position = buffer.rfind(self._first_key, 0, position)
+            position = buffer.rfind(self._first_key, near, position)
             if position <= 0 or found == _TRIES:
                 break
             before = buffer[max(0, position - 64) : position].rstrip()
@@ -161,15 +164,23 @@ class Frames:
                 found += 1
                 yield max(0, position - 64) + len(before) - 1
         if not found:
-            start = max(0, len(buffer) - self._limits.piece_bytes)
-            for match in list(_ANY_CUT.finditer(buffer, start))[: -_TRIES - 1 : -1]:
+            for match in self._any_cuts(buffer)[: -_TRIES - 1 : -1]:
+                self._learn(buffer[match.end() - 1 : match.end() + 64])
                 yield match.start(1)
 
+    def _any_cuts(self, buffer: bytes) -> list[re.Match[bytes]]:
+        """What looks like the border of two events near the end of `buffer`, where events begin in many ways."""
+        found: list[re.Match[bytes]] = []
+        for size in (*_NEAR_BYTES, self._limits.piece_bytes):
+            found = list(_ANY_CUT.finditer(buffer, max(0, len(buffer) - size)))
+            if len(found) >= _TRIES:
+                break
+        return found
+
     def _learn(self, buffer: bytes) -> None:
-        """How this writer begins an event: the others mostly begin alike, which is what is looked for."""
-        if not self._first_key:
-            match = _FIRST_KEY.match(buffer)
-            self._first_key = match[1] if match else b"{"
+        """How this writer begins an event: the next ones mostly begin alike, which is what is looked for."""
+        match = _FIRST_KEY.match(buffer)
+        self._first_key = match[1] if match else b"{"
 
     def _close(self, buffer: bytes, offset: int) -> Stretch:
         """The decoder took a whole list and found more at `offset` of `buffer`: there the list ends."""
@@ -226,7 +237,8 @@ class Frames:
             return
         yield from self._salvage(buffer, b"", last=True)
         if not self.complete:  # a damaged last event hides the end of the list, but the metadata may be behind it
-            self._learn(buffer)
+            if not self._first_key:
+                self._learn(buffer)
             self.tail = buffer[max(0, buffer.rfind(self._first_key)) :]
 
 
