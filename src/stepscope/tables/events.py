@@ -98,7 +98,8 @@ def _loaded(
     try:
         return load(cache.read(entry), rank, ref, first_id, options.steps)
     except _DAMAGED:
-        cache.drop(entry.folder)
+        if entry.content is None:  # else nothing was read from a folder
+            cache.drop(entry.folder)
     try:
         entry = Entry(cache.fetch(ref.path, root, options.limits))
         return load(cache.read(entry), rank, ref, first_id, options.steps)
