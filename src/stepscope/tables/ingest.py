@@ -71,6 +71,7 @@ def ingest(
         start += base_ns
         frames[TREE] = writer.write(_tree_frame(start, duration, nesting, forward_of), TREE)
         del start, duration, nesting, forward_of
+        writer.wait()  # how many files there are is known when the last slices are done
         index = _index(summary, schema=schema, version=version, slices=frames[TREE].height, clipped=clipped,
                        repaired=repaired, files=writer.files, link_counts=counts, device=device)  # fmt: skip
         if target is None:

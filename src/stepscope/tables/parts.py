@@ -112,13 +112,13 @@ class PartWriter:
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         if kind is None:
-            self._wait()
+            self.wait()
         for pool in (self._pool, self._writing):
             pool.shutdown(wait=kind is not None or not self._keep, cancel_futures=kind is not None)
 
     def add(self, slices: Slices) -> None:
         """Take the next slices once those before them are done."""
-        self._wait()
+        self.wait()
         if len(slices):
             self._jobs.append(self._pool.submit(self._take, slices))
 
@@ -136,14 +136,15 @@ class PartWriter:
     def then(self, settle: Callable[[bool], None]) -> None:
         """Call `settle` on the thread once no file is being written any more, with whether all of them were."""
 
-        self._wait()  # the last files are only asked for when the last slices are done
+        self.wait()  # the last files are only asked for when the last slices are done
 
         def settled() -> None:
             settle(all(write.exception() is None for write in self._writes))
 
         self._writing.submit(settled)
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Until the slices that were taken are frames."""
         jobs, self._jobs = self._jobs, []
         for job in jobs:
             job.result()
