@@ -42,9 +42,9 @@ def test_the_probe_sees_what_is_imported() -> None:
     assert loaded_after("import psutil") == "['psutil']"
 
 
-def test_errors_and_model_need_the_standard_library_alone() -> None:
+def test_what_runs_beside_training_needs_the_standard_library_alone() -> None:
     done = subprocess.run(
-        [sys.executable, "-S", "-c", "import stepscope.model, stepscope.errors, stepscope.record"],
+        [sys.executable, "-S", "-c", "import stepscope.errors, stepscope.schema, stepscope.record.agent.core"],
         capture_output=True,
         text=True,
         timeout=120,

@@ -12,11 +12,13 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.model import Analysis, Diagnosis, ProfiledFacts, Report
@@ -50,8 +52,7 @@ MAX_SOURCE_FILES = 20_000  # looked at below all source roots together
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class ReadOptions:
+class ReadOptions(Struct, frozen=True):
     """How to read traces, and which code in them is the user's.
 
     Attributes:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
 
 from stepscope.api import DEFAULTS, ReadOptions, Run, is_run_folder, open_run
 from stepscope.errors import UnreadableInputError, UsageError
@@ -34,8 +35,7 @@ SHOWN = 3  # patterns that are suggested
 WHAT = "a run folder, a folder of them, or traces of torch.profiler"
 
 
-@dataclass(frozen=True)
-class _Opened:
+class _Opened(Struct, frozen=True):
     """The runs of one side, how the side is called, and where it lies."""
 
     label: str

@@ -17,9 +17,10 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from stepscope import api
 from stepscope.errors import EnvironmentRefusal, StepscopeError
@@ -178,8 +179,7 @@ def _relative(path: Path) -> str:
 # ---- cells -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Cell:
+class _Cell(Struct, frozen=True):
     """Python of a cell and the file that it is in: lines count as they do in the notebook, with the magic's as 1."""
 
     source: str

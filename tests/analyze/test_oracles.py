@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from stepscope.engine.spans import Span
 from stepscope.model import DeviceTime
 from stepscope.tables.arrays import Int64
 from tests.analyze.shared_traces import PRESENT, SHARED, analysis_of, files, needs_traces, run_of
+from tests.records import replace
 
 pytestmark = needs_traces
 

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from stepscope.analyze import trial
 from stepscope.analyze.trial import MAX_LOSSES, MAX_TEXT, SILENT, SILENT_RANK
@@ -197,7 +198,7 @@ def with_journal(rows: list[tuple[str, str]]) -> Tables:
     tables = make_tables(manifests=[manifest(knobs=[["a", "1"]])])
     usual = {"rank": 0, "process": "rank-0", "time_ns": T0, "duration_ns": None, "step": None}
     full = [{**usual, "kind": kind, "data": data} for kind, data in rows]
-    tables_values = {**vars(tables), "journal": pl.DataFrame(full, schema=SCHEMAS["journal"])}
+    tables_values = {**asdict(tables), "journal": pl.DataFrame(full, schema=SCHEMAS["journal"])}
     return Tables(**tables_values)
 
 

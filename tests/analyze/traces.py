@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import polars as pl
 
 from stepscope.tables.schema import SCHEMAS, Tables
 from tests.builders import T0, make_tables
+from tests.records import replace
 
 US = 1000
 TRACE = "worker0.pt.trace.json"

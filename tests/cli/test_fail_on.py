@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from stepscope import api, cli
 from stepscope.analyze import compilers
 from stepscope.cli.options import CHECKS
 from stepscope.model.views.compilers import CompilersView
+from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, write_script
 from tests.report.fabricate_compilers import cause, facts, view
 from tests.run_folders import make_run_folder

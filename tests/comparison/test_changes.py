@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -15,6 +14,7 @@ from stepscope.comparison.changes.rows import Amount, Amounts, Thing, merged, ro
 from stepscope.model import Abstention, Diagnosis, Finding, Ignored, Place
 from stepscope.model.comparison import Change
 from stepscope.model.views.diff import Diff, DiffRow
+from tests.records import replace
 
 FLOOR = 0.5
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from stepscope.comparison import conditions
 from stepscope.comparison.flags import flagged_pairs, flags_of_set, with_flags_of_set
 from stepscope.model.comparison import Flag, Measure
 from tests.builders import MS, T0, step_rows
+from tests.records import replace
 
 S = 1000 * MS
 STEPS = step_rows(400)  # 10 ms each; four seconds
@@ -33,7 +33,7 @@ def run(**changes: Any) -> Measure:
         phases=(),
         signal="optimizer",
     )
-    return dataclasses.replace(usual, **changes)
+    return replace(usual, **changes)
 
 
 def figures(**values: float) -> Measure:
@@ -69,13 +69,13 @@ def test_page_faults_of_a_cold_cache() -> None:
 
 def test_more_pages_mapped_in_longer_steps() -> None:
     many, few = figures(minor_faults_per_step=16_000), figures(minor_faults_per_step=9_000)
-    slow = dataclasses.replace(many, mean_ms=110)
+    slow = replace(many, mean_ms=110)
 
     assert of_set([slow], [few]) == [[{"page_faults_differ": False}], [{}]]
     (((flag,),), _) = flags_of_set([slow], [few])
     assert "16,000 page faults a step, in the other runs 9,000" in flag.text
     assert of_set([many], [few]) == [[{}], [{}]]  # no longer for it
-    assert of_set([dataclasses.replace(few, mean_ms=110)], [many]) == [[{}], [{}]]  # longer for another reason
+    assert of_set([replace(few, mean_ms=110)], [many]) == [[{}], [{}]]  # longer for another reason
 
 
 def test_a_run_that_shared_its_machine_more_than_the_others() -> None:
@@ -109,7 +109,7 @@ def test_steps_that_were_cut_elsewhere() -> None:
 
 def test_flags_are_added_once_and_keep_their_run() -> None:
     own = Flag("recompiles", "something was compiled", "rank-0/events.jsonl", True)
-    cold = dataclasses.replace(figures(read_bytes_per_step=30e6), flags=(own,))
+    cold = replace(figures(read_bytes_per_step=30e6), flags=(own,))
     warm = figures(read_bytes_per_step=1e4)
     (first, second), (third,) = with_flags_of_set([cold, warm], [warm])
 
@@ -120,7 +120,7 @@ def test_flags_are_added_once_and_keep_their_run() -> None:
 
 def test_a_baseline_in_several_pairs_counts_as_one_run() -> None:
     cold, warm = figures(read_bytes_per_step=30e6), figures(read_bytes_per_step=1e4)
-    pairs = flagged_pairs([(cold, warm), (cold, dataclasses.replace(warm, label="b"))])
+    pairs = flagged_pairs([(cold, warm), (cold, replace(warm, label="b"))])
 
     assert [[flag.name for flag in baseline.flags] for baseline, _ in pairs] == [["cold_cache"]] * 2
     assert pairs[0][0] is pairs[1][0]

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from stepscope.analyze import analyze
 from stepscope.comparison.measure import RESTART, UNATTRIBUTED, measure, span_measure
@@ -307,7 +308,8 @@ def test_parts_sum_to_the_mean_and_the_order_of_rows_is_nothing(
     timed = pl.Series([row["timed"] for row in rows], dtype=pl.Boolean)
     steps = made.steps.with_columns(start_ns=pl.when(timed).then(pl.col("start_ns")))
     tables, again = (
-        Tables(**{**vars(made), "steps": each}) for each in (steps, steps.sample(fraction=1.0, shuffle=True, seed=seed))
+        Tables(**{**asdict(made), "steps": each})
+        for each in (steps, steps.sample(fraction=1.0, shuffle=True, seed=seed))
     )
     found, other = (measure(each, BARE, label="a", path="a", warmup_limit=limit) for each in (tables, again))
 

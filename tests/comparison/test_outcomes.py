@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -16,11 +15,12 @@ from stepscope.model.comparison import (
     UNDECIDED,
     VOID,
     AppliedKnob,
-    Knob,
     Measure,
     PhaseTime,
 )
+from stepscope.schema import Knob
 from tests.comparison.measures import flag, measure, pairs
+from tests.records import replace
 
 WORKERS = Knob("loader.num_workers", "2")
 QUICK = [0.70, 0.72, 0.73, 0.71, 0.74]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from stepscope.dashboard.pages import PageContext
 from stepscope.model import Report
 from stepscope.report.experiment_document import document as experiment_document
 from tests.dashboard.opened import Runs, kinds, page, part, said, series
+from tests.records import replace
 from tests.report.fabricate_experiment import experiment
 
 # ------------------------------------------------------------------------------------------------------ compare

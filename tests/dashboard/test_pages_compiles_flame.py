@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests import gpu_traces
 from tests.builders import step_rows
 from tests.dashboard import served_runs
 from tests.dashboard.page_shapes import is_empty, page, part, parts
+from tests.records import replace
 from tests.report import fabricate_compilers
 from tests.run_folders import make_run_folder
 

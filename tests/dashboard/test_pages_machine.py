@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from stepscope.model import Report
 from tests import builders
 from tests.builders import MS, T0, step_rows
 from tests.dashboard.opened import OPTIONS, figures, page, part, said, series
+from tests.records import replace
 from tests.run_folders import make_run_folder
 
 # ------------------------------------------------------------------------------------------------------ system

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from stepscope.model import Report, StepFacts
 from tests.builders import MS, T0, step_rows
 from tests.dashboard import served_runs
 from tests.dashboard.opened import EVIL, KEYS, OPTIONS, Runs, figures, kinds, page, part, said, series
+from tests.records import replace
 from tests.run_folders import make_run_folder
 
 # ------------------------------------------------------------------------------------------------------ the registry

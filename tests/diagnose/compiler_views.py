@@ -6,7 +6,6 @@ is about.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +25,7 @@ from stepscope.model.views.compilers import (
     EagerAfterLimit,
 )
 from tests.builders import make_tables, step_rows
+from tests.records import replace
 
 TORCH, XLA = "torch.compile", "torch_xla"
 TRAIN = "/home/user/project/train.py"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from stepscope.analyze import analyze
@@ -13,6 +12,7 @@ from stepscope.model.views.waits import RankLine, RankLines, SampledViews
 from tests.analyze.scenes import TRAIN
 from tests.analyze.test_ranks import rank_rows, sites
 from tests.builders import make_tables
+from tests.records import replace
 
 NAMES = [rule.name for rule in RULES if rule.category == "communication"]
 Phases = Sequence[float]

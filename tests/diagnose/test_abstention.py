@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,6 +12,7 @@ from stepscope.diagnose import RULES
 from stepscope.model import Diagnosis, Finding
 from tests.builders import MS, PID, T0, step_rows
 from tests.diagnose.recorded import without
+from tests.records import replace
 from tests.run_folders import make_run_folder
 
 CLEAR_SHARE = 0.1  # of the step: twice the smallest that is told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from stepscope.model.views.ranks import RanksFacts, RankWork
 from stepscope.model.views.waits import RankLines, SampledViews
 from tests.analyze.scenes import loader_tables
 from tests.diagnose.test_causes import at, finding, scene
+from tests.records import replace
 
 LEVELS = ("low", "medium", "high")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from stepscope.model.facts_machine import DriftFacts, MachineFacts
 from stepscope.model.views.waits import CallerLine, SampledViews
 from tests.analyze.scenes import loader_tables, loop_tables, python_tables
 from tests.builders import make_tables
+from tests.records import replace
 
 FILE = "/home/user/project/train.py"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -17,6 +16,7 @@ from tests.analyze.scenes import TRAIN
 from tests.analyze.test_machine import SECOND
 from tests.analyze.test_pool import pool_tables
 from tests.builders import MS, PID, T0, make_tables
+from tests.records import replace
 
 RULE = "system.children_hold_cores"
 BURN = "python burn.py 600"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from tests.diagnose.rank_scenes import (
     only,
     two,
 )
+from tests.records import replace
 
 # --------------------------------------------------------------------------------------------------- collectives
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from tests.diagnose.rank_scenes import (
     two,
     with_lines,
 )
+from tests.records import replace
 
 # --------------------------------------------------------------------------------------------------- one slow rank
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from tests.diagnose.compiler_views import (
     values,
     view,
 )
+from tests.records import replace
 
 HINT = "torch._dynamo.config.allow_unspec_int_on_nn_module = True"
 

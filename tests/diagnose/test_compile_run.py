@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +29,7 @@ from tests.diagnose.compiler_views import (
     view,
     warning,
 )
+from tests.records import replace
 
 BASE = analysis(None)
 ARTICLE = "CompileTime too frequent: 16 counts during 15 steps"

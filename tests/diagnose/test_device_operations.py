@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,6 +28,7 @@ from tests.analyze.device_scenes import (
     zeros,
 )
 from tests.analyze.traces import US
+from tests.records import replace
 
 Fill = Callable[[Scene], Any]
 

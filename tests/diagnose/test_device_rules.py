@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,6 +39,7 @@ from tests.analyze.device_scenes import (
     zeros,
 )
 from tests.builders import make_tables, rank_info, run_facts, step_rows
+from tests.records import replace
 
 OURS = (
     *("sync.host_waits", "memory.allocator_in_steps", "launch.short_kernels", "host.device_idle"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from stepscope.analyze import analyze
@@ -22,6 +21,7 @@ from tests.analyze.scenes import (
     steps_with_window,
 )
 from tests.builders import MS, T0, make_tables, rank_info, step_rows
+from tests.records import replace
 
 PYTHON = "host.python_on_critical_path"
 SITE = "/venv/lib/python3.11/site-packages"

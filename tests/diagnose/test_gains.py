@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from tests.analyze.scenes import (
 )
 from tests.analyze.test_calls import DESCRIBE, MAIN, TRAINING, main, tables
 from tests.builders import MS, T0, make_tables, rank_info, step_rows
+from tests.records import replace
 
 PYTHON_RULE = "host.python_on_critical_path"
 IO_RULE = "io.blocking_in_step"

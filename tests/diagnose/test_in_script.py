@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -15,10 +14,12 @@ from stepscope.diagnose import diagnose
 from stepscope.diagnose.in_script import IN_FRAMEWORK, TITLES, edit_of
 from stepscope.experiment.changes_in_script import changes
 from stepscope.model import Finding, Place, Settings
-from stepscope.model.comparison import AppliedKnob, Knob
+from stepscope.model.comparison import AppliedKnob
+from stepscope.schema import Knob
 from tests.analyze.device_scenes import A100
 from tests.analyze.scenes import TRAIN, loader_tables
 from tests.diagnose.test_device_rules import scene
+from tests.records import replace
 
 HERE = Place(TRAIN, 12, "main")
 

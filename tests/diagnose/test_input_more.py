@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -18,6 +17,7 @@ from tests.analyze.scenes import TRAIN, loader_tables
 from tests.analyze.test_machine import epochs_tables, wave_tables
 from tests.builders import make_tables, rank_info, step_rows
 from tests.gpu_traces import BASE_NS, STEP_US, host, write
+from tests.records import replace
 
 RULE = "input.loader_bound"
 PAIR = Path(__file__).resolve().parents[3] / "shared" / "traces" / "kineto_tb_plugin"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from stepscope.diagnose.common import based
 from stepscope.model import Analysis, Diagnosis, Interval
 from stepscope.report import document, sentences
+from tests.records import replace
 from tests.report import fabricate
 
 

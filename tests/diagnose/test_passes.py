@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from stepscope.model.views.passes import (
 from stepscope.model.views.spans import GpuProperties
 from tests.analyze.scenes import TRAIN
 from tests.builders import make_tables, rank_info, step_rows
+from tests.records import replace
 
 OURS = {
     *("host.evaluation_in_step", "host.model_copied_in_step", "compute.double_precision"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from stepscope.model import Finding, ReadingFacts
 from tests.analyze.scenes import loader_tables, loop_tables
 from tests.diagnose import compiler_views
 from tests.diagnose.compiler_views import storm, view
+from tests.records import replace
 
 SOUND = ReadingFacts(1, 10_000, 0, 0, 0, 0, 500, 0.999, {"correlation": 0.999}, 0.0, 0.001, 0.0)
 

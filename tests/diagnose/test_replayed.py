@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from tests.analyze.device_scenes import V100, allocations, pointwise_run, produc
 from tests.analyze.scenes import loader_tables
 from tests.builders import rank_info
 from tests.gpu_traces import write
+from tests.records import replace
 
 MS = 1e6
 PAIR = "kineto_tb_plugin/resnet50_num_workers_"

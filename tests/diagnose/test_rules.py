@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -28,6 +27,7 @@ from tests.analyze.scenes import (
     steps_with_window,
 )
 from tests.builders import MS, T0, make_tables, rank_info, step_rows
+from tests.records import replace
 
 
 def judged(tables: Tables, sources: dict[str, str] | None = None) -> Diagnosis:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import stepscope.diagnose
-from stepscope.model.comparison import Knob
 from stepscope.record.agent.knobs import check
+from stepscope.schema import Knob
 
 FOLDER = Path(stepscope.diagnose.__file__).parent
 # What stands for a part that is computed: all it can be, or numbers at both ends.

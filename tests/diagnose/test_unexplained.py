@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -22,6 +21,7 @@ from tests.analyze.test_pool import pool_tables
 from tests.builders import MS, T0, make_tables, rank_info, step_rows
 from tests.diagnose.test_children import process, started
 from tests.diagnose.test_children import tables as with_children
+from tests.records import replace
 
 EVENT = {"kind": "exit", "reason": "atexit"}  # of a run that the agent recorded
 

@@ -9,8 +9,9 @@ import pytest
 
 from stepscope.diagnose.in_script import EDITS
 from stepscope.experiment.changes_in_script import changes, command_line
-from stepscope.model.comparison import AppliedKnob, Knob
+from stepscope.model.comparison import AppliedKnob
 from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX, KNOBS
+from stepscope.schema import Knob
 
 CWD = "/home/me/project"
 

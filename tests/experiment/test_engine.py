@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from stepscope.experiment.runner import log_of
 from stepscope.model.comparison import FASTER, NO_DIFFERENCE, UNDECIDED, VOID, Flag
 from stepscope.model.experiment import Candidate, Experiment
 from tests.experiment.fakes import RUN_S, FakeRunner, Killed, Quiet, conduct, flag, request
+from tests.records import replace
 
 GOOD, SAME = "loader.num_workers=2", "gc=freeze"
 MS = {GOOD: 70.0}
@@ -273,7 +273,7 @@ def test_the_baseline_against_itself_says_the_smallest_effect(tmp_path: Path) ->
 
 
 def test_settings_of_every_run_reach_every_run(tmp_path: Path) -> None:
-    from stepscope.model.comparison import Knob
+    from stepscope.schema import Knob
 
     runner = FakeRunner(MS)
     conduct(tmp_path, request(GOOD, base_knobs=(Knob("gc", "off"),)), runner)
@@ -318,18 +318,15 @@ def test_a_screening_that_its_budget_ends_tells_what_its_runs_told(tmp_path: Pat
 
 
 def test_a_knob_that_is_refused_in_a_screening_is_left_out(tmp_path: Path) -> None:
-    import dataclasses
 
     class Refusing(FakeRunner):
         def __call__(self, order, started):  # type: ignore[no-untyped-def]
             made = super().__call__(order, started)
             assert made.measure is not None
-            knobs = tuple(
-                dataclasses.replace(knob, applied=knob.knob != "gc", reason="not here") for knob in made.measure.knobs
-            )
+            knobs = tuple(replace(knob, applied=knob.knob != "gc", reason="not here") for knob in made.measure.knobs)
             refused = any(not knob.applied for knob in knobs)
             flags = (flag("knob_not_applied"),) if refused else ()
-            return dataclasses.replace(made, measure=dataclasses.replace(made.measure, knobs=knobs, flags=flags))
+            return replace(made, measure=replace(made.measure, knobs=knobs, flags=flags))
 
     runner = Refusing({}, noise=0.004)
     runner.ms = _Combined({"loader.num_workers=2": 0.8})

@@ -16,8 +16,8 @@ from stepscope.errors import EnvironmentRefusal
 from stepscope.experiment import journal
 from stepscope.experiment.journal import Journal, Made
 from stepscope.experiment.plan import PAIRS, Slot
-from stepscope.model.comparison import Knob
 from stepscope.record.host.processes import read_stat
+from stepscope.schema import Knob
 from tests.experiment.fakes import FakeRunner, conduct, flag, measure, request
 
 SLOT = Slot(PAIRS, 2, 1, 0, (Knob("env:A", 'x "y"\n☃'),), "env:A=x")

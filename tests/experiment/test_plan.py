@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,9 +18,10 @@ from stepscope.experiment.plan import (
     settings_of,
     sizes,
 )
-from stepscope.model.comparison import Knob
 from stepscope.model.experiment import Protocol
+from stepscope.schema import Knob
 from tests.experiment.fakes import request
+from tests.records import replace
 
 
 def names(*tries: str, together: bool = False) -> list[str]:
@@ -89,13 +88,13 @@ def test_contradictions_are_refused(more: dict[str, object], words: str) -> None
 
 def test_more_time_is_the_same_experiment_and_anything_else_is_not() -> None:
     asked = request("gc=freeze")
-    same = key(dataclasses.replace(asked, budget_s=60.0))
+    same = key(replace(asked, budget_s=60.0))
     assert key(asked) == same
     others = [
-        dataclasses.replace(asked, command=("python", "other.py")),
-        dataclasses.replace(asked, cwd="/elsewhere"),
-        dataclasses.replace(asked, base_knobs=(Knob("gc", "off"),)),
-        dataclasses.replace(asked, steps=50),
+        replace(asked, command=("python", "other.py")),
+        replace(asked, cwd="/elsewhere"),
+        replace(asked, base_knobs=(Knob("gc", "off"),)),
+        replace(asked, steps=50),
         request("gc=off"),
     ]
     assert len({same, key(asked, host="another machine"), *map(key, others)}) == len(others) + 2

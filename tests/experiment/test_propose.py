@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from stepscope.experiment import propose
 from stepscope.experiment.baseline import Baseline, Loss, of_document, of_run
 from stepscope.experiment.propose import Options, Proposals
 from stepscope.model import Diagnosis, Finding, Place, Risk, Try
-from stepscope.model.comparison import Knob
 from stepscope.report import build, jsonfile
+from stepscope.schema import Knob
+from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, finding, step_facts, write_script
 
 WORKERS, PERSISTENT = Knob("loader.num_workers", "4"), Knob("loader.persistent_workers", "true")

@@ -16,7 +16,7 @@ from stepscope.experiment.journal import Made
 from stepscope.experiment.plan import PAIRS, Slot
 from stepscope.experiment.runner import Order, Processes, Stopped, last_line, log_of
 from stepscope.experiment.steps_seen import StepsSeen
-from stepscope.model.comparison import Knob
+from stepscope.schema import Knob
 
 pytestmark = pytest.mark.process
 

@@ -9,8 +9,8 @@ import pytest
 
 from stepscope.experiment import screen
 from stepscope.experiment.plan import candidate_of
-from stepscope.model.comparison import Knob
 from stepscope.model.experiment import Candidate
+from stepscope.schema import Knob
 from tests.report.fabricate_experiment import measure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepscope.experiment.baseline import Baseline, Loss
 from stepscope.experiment.plan import candidates_of
 from stepscope.experiment.sources import proposals
-from stepscope.model.comparison import Knob
+from stepscope.schema import Knob
 
 SLOW_LOADER = Baseline(
     losses=(

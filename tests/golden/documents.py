@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import json
@@ -11,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 from rich.console import Console
 
@@ -48,7 +48,7 @@ def digests(parts: Mapping[str, str]) -> dict[str, str]:
 def _parts(run: Run) -> list[tuple[str, str]]:
     report = run.report()
     found: list[tuple[str, str]] = []
-    for key, value in dataclasses.asdict(report).items():
+    for key, value in msgspec.structs.asdict(report).items():
         if key == "views":
             found += [(f"report/views/{name}", _text(view)) for name, view in value.items()]
         else:

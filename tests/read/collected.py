@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +43,10 @@ class Collected:
 def _columns(parts: Iterable[Any]) -> dict[str, list[Any]]:
     result: dict[str, list[Any]] = {}
     for part in parts:
-        for field in fields(part):
-            values = _plain(getattr(part, field.name))
+        for name in part.__struct_fields__:
+            values = _plain(getattr(part, name))
             assert len(values) == len(part)
-            result.setdefault(field.name, []).extend(values)
+            result.setdefault(name, []).extend(values)
     return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from stepscope.model import (
     Try,
     WindowFacts,
 )
+from tests.records import replace
 
 SCRIPT = """\
 import torch

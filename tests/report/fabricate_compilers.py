@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from stepscope.model import Place
@@ -18,6 +17,7 @@ from stepscope.model.views.compilers import (
     CompileStorm,
     EagerAfterLimit,
 )
+from tests.records import replace
 
 ARTICLE = "CompileTime too frequent: 16 counts during 15 steps"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from stepscope.model.comparison import (
     Effect,
     Equivalence,
     Flag,
-    Knob,
     Measure,
     Outcome,
     PhaseEffect,
@@ -32,6 +30,8 @@ from stepscope.model.experiment import (
     Tried,
 )
 from stepscope.report import experiment_document, experiment_terminal
+from stepscope.schema import Knob
+from tests.records import replace
 
 WORKERS = Knob("loader.num_workers", "2")
 PERSISTENT = Knob("loader.persistent_workers", "true")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from stepscope.model.comparison import (
 )
 from stepscope.report import comparison_document, comparison_page, comparison_terminal
 from stepscope.report import comparison_words as said
+from tests.records import replace
 
 EFFECT = Effect(1.28, 1.25, 1.31, 4, 0.01, 0.001)
 

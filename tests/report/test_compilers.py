@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import unicodedata
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from stepscope.analyze.views import select
 from stepscope.model import Analysis, Diagnosis, Place, Report
@@ -19,6 +18,7 @@ from stepscope.report import build, html, jsonfile
 from stepscope.report.metrics import metric
 from stepscope.report.table import Choice, document
 from stepscope.report.table_output import to_csv
+from tests.records import annotated, replace
 from tests.report.fabricate import analysis, finding, run_facts, step_facts, write_script
 from tests.report.fabricate_compilers import ARTICLE, cause, facts, steps, view, xla_view
 from tests.report.test_html import Page
@@ -232,8 +232,8 @@ def hostile(value: Any, text: str = HOSTILE) -> Any:
         return text
     if isinstance(value, tuple):
         return tuple(hostile(item, text) for item in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = {item.name: hostile(getattr(value, item.name), text) for item in dataclasses.fields(value)}
+    if isinstance(value, Struct):
+        parts = {name: hostile(getattr(value, name), text) for name in value.__struct_fields__}
         return replace(value, **parts)
     return value
 
@@ -368,4 +368,4 @@ def test_csv_holds_every_column_and_no_formula(file: str) -> None:
 
 
 def test_analysis_has_a_place_for_it() -> None:
-    assert "compilers" in {item.name for item in dataclasses.fields(Analysis)}
+    assert "compilers" in annotated(Analysis)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from stepscope.model import (
     TraceFacts,
 )
 from stepscope.report import build, html, jsonfile
+from tests.records import replace
 from tests.report.fabricate import ITEM_LINE, LOOP_LINE, analysis, diagnosis, run_facts, write_script
 from tests.report.test_terminal import HOSTILE, shown, words_of
 

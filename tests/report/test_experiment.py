@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope.model.comparison import Effect, Knob, Outcome, Verdict
+from stepscope.model.comparison import Effect, Outcome, Verdict
 from stepscope.report import (
     comparison_document,
     comparison_words,
     experiment_document,
     experiment_words,
 )
+from stepscope.schema import Knob
+from tests.records import replace
 from tests.report.fabricate_experiment import (
     BY_HAND,
     REPEAT,

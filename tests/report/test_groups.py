@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rich.console import Console
 from stepscope.model import Diagnosis, Disagreement, Report
 from stepscope.report import build, html, terminal
 from stepscope.report.groups import groups, members
+from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, three_findings, write_script
 
 

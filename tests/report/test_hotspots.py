@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from stepscope.model.views.hotspots import HotspotRow, Hotspots, SampledProcess
 from stepscope.report.hotspots import show, to_csv, to_json
 from stepscope.report.outputs import console
 from stepscope.report.places import Shortener
+from tests.records import replace
 
 SEVEN = [
     "name",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import pkgutil
 import re
@@ -16,6 +15,7 @@ import stepscope.model
 from stepscope.report.metrics import SECTIONS
 from stepscope.report.metrics.__main__ import page
 from stepscope.report.table_columns import SHOWN
+from tests.records import annotated
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 FIGURE = re.compile(r"\b(int|float)\b")
@@ -25,11 +25,11 @@ UNITS = {"_ns": "ns", "_ms": "ms", "_s": "s", "bytes": "bytes", "_pct": "percent
 
 
 def records() -> Iterator[Any]:
-    """All dataclasses of the model."""
+    """All records of the model."""
     for item in pkgutil.walk_packages(stepscope.model.__path__, "stepscope.model."):
         module = importlib.import_module(item.name)
         for value in vars(module).values():
-            if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == item.name:
+            if isinstance(value, type) and annotated(value) and value.__module__ == item.name:
                 yield value
 
 
@@ -44,11 +44,11 @@ def test_every_figure_of_the_model_is_defined() -> None:
         record: next((sections[name] for name in names_of(record) if name in sections), {}) for record in records()
     }
     missing = [
-        f"{record.__name__}.{field.name}"
+        f"{record.__name__}.{name}"
         for record in records()
         if record.__name__ not in INTERNAL
-        for field in dataclasses.fields(record)
-        if FIGURE.search(str(field.type)) and field.name not in known[record]
+        for name, kind in annotated(record).items()
+        if FIGURE.search(kind) and name not in known[record]
     ]
     assert missing == []
 
@@ -56,9 +56,7 @@ def test_every_figure_of_the_model_is_defined() -> None:
 def test_nothing_is_defined_that_there_is_not() -> None:
     named = {section.record for section in SECTIONS}
     fields = {
-        next((name for name in names_of(record) if name in named), record.__name__): {
-            field.name for field in dataclasses.fields(record)
-        }
+        next((name for name in names_of(record) if name in named), record.__name__): set(annotated(record))
         for record in records()
     }
     unknown = [

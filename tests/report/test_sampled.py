@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from stepscope.report.glyphs import glyphs_for
 from stepscope.report.places import Shortener
 from stepscope.report.sampled import KINDS, sampled_blocks
 from stepscope.report.values import plain_mapping
+from tests.records import replace
 
 ROOT = "/home/user/project"
 HOSTILE = "evil\x1b[2J\x1b]0;t\x07[bold red]b[/]\u202e\r\nfake"

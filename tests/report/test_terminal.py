@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import unicodedata
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 from stepscope.model import Abstention, Diagnosis, Evidence, FrameworkFacts, Note, Place, Quality, Report, Try
 from stepscope.report import build, html, terminal
 from stepscope.report.escape import markup
+from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts, write_script
 
 HOSTILE = "<script>x</script>\x1b[2J\x1b]0;t\x07[bold red]b[/]\u202eevil\u2066\x9b31m\r\nfake: 0 ms"
@@ -239,7 +239,7 @@ def framework(**changes: Any) -> FrameworkFacts:
         trainer="transformers.trainer.Trainer",
         cut_by="loader",
     )
-    return dataclasses.replace(facts, **changes)
+    return replace(facts, **changes)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def framework(**changes: Any) -> FrameworkFacts:
 )
 def test_the_framework_is_named_in_one_line(folder: Path, changes: dict[str, Any], said: str) -> None:
     facts = analysis(folder)
-    facts = dataclasses.replace(facts, run=dataclasses.replace(facts.run, framework=framework(**changes)))
+    facts = replace(facts, run=replace(facts.run, framework=framework(**changes)))
     report = build(facts, diagnosis(folder))
     assert report.run["framework"]["checked"] == ["5.23"]
     flat = words_of(shown(report))

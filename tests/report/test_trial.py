@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from stepscope.model.comparison import AppliedKnob
 from stepscope.model.views.trial import TrialFacts
 from stepscope.report import build, html, jsonfile
+from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, write_script
 from tests.report.test_terminal import HOSTILE, shown, words_of
 
@@ -33,7 +33,7 @@ def knob(
 def both(folder: Path, *knobs: AppliedKnob, **fields: Any) -> tuple[str, str]:
     """(terminal, page) of a run with these."""
     facts = TrialFacts(knobs, **{"losses": (), "seed": None, **fields})
-    report = build(dataclasses.replace(analysis(folder), trial=facts), diagnosis(folder))
+    report = build(replace(analysis(folder), trial=facts), diagnosis(folder))
     return words_of(shown(report, width=100)), html.render(report)
 
 
@@ -103,7 +103,7 @@ def test_many_knobs_are_counted(folder: Path) -> None:
 def test_hostile_names_do_no_harm(folder: Path) -> None:
     bad = AppliedKnob(HOSTILE, HOSTILE, False, reason=HOSTILE, file=HOSTILE, line=3)
     facts = TrialFacts((bad,), ((0, math.nan), (1, -math.inf), (2, 1.5)), None)
-    report = build(dataclasses.replace(analysis(folder), trial=facts), diagnosis(folder))
+    report = build(replace(analysis(folder), trial=facts), diagnosis(folder))
     page, terminal = html.render(report), shown(report)
 
     assert "<script>x" not in page
@@ -116,7 +116,7 @@ def test_the_document_holds_it_all_and_is_json(folder: Path) -> None:
     facts = TrialFacts(
         (knob(folder, "gc", "off", line=7),), ((0, math.nan), (1, -math.inf), (2, 1.5)), 5, losses_rank=0
     )
-    report = build(dataclasses.replace(analysis(folder), trial=facts), diagnosis(folder))
+    report = build(replace(analysis(folder), trial=facts), diagnosis(folder))
     view = json.loads(jsonfile.dumps(report))["views"]["trial"]
 
     assert view["losses"] == [[0, "nan"], [1, "-inf"], [2, 1.5]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import polars as pl
 
 from stepscope.read import read_paths
 from stepscope.tables import build
+from tests.records import replace
 
 STEP = {"cat": "user_annotation", "tid": 1}
 

@@ -11,11 +11,11 @@ is the library's: the outermost function of it that trains nothing is its place,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.sampled.loop import is_fetch
 from stepscope.analyze.sampled.user_paths import UserPaths, rows_of
@@ -37,8 +37,7 @@ _PLACE = ("file", "line", "function")
 PLACE_COLUMNS = [f"{whose}_{part}" for whose in ("user", "library") for part in _PLACE]  # of `Calls.located`
 
 
-@dataclass(frozen=True)
-class Calls:
+class Calls(Struct, frozen=True):
     """`of_row` gives each stack of `time.rows` the number of its call, or null; `names` what the calls are of.
 
     A call is a function of the user's with all that runs below it. Lines of the training loop or of a module's

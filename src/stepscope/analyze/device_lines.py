@@ -7,10 +7,10 @@ operator. Where traces hold no device slices, the self time of operators is attr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.engine import attribution
 from stepscope.engine.attribution import Found
@@ -34,8 +34,7 @@ ENGINE = "the autograd engine's own work on its thread, such as sums of gradient
 LIBRARIES = "only library code around the launch"
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """What is to be attributed of one trace, each field with one value for each piece of work, and where it belongs.
 
     `rows` are those of the slices, `start` those where the walk started. `way` is how forward operators were found.

@@ -6,10 +6,11 @@ modules. Facts that stand on the same costly preparation are made together, so t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
+
+import msgspec
 
 from stepscope.analyze import (
     calls,
@@ -100,12 +101,12 @@ class Facts(Analysis):
     def run(self) -> model.RunFacts:
         run = self._context.tables.run
         roots = dict.fromkeys((*run.user_roots, *self._context.options.source_roots))
-        return dataclasses.replace(run, user_roots=tuple(roots), framework=self._framework)
+        return msgspec.structs.replace(run, user_roots=tuple(roots), framework=self._framework)
 
     @cached_property
     def quality(self) -> model.Quality:
         quality = self._context.tables.quality
-        return dataclasses.replace(quality, notes=(*quality.notes, *framework.notes(self._framework)))
+        return msgspec.structs.replace(quality, notes=(*quality.notes, *framework.notes(self._framework)))
 
     @cached_property
     def steps(self) -> tuple[model.StepFacts, ...]:

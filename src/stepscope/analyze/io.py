@@ -8,10 +8,10 @@ counted again. Reading done below the loader belongs to the input, and I/O betwe
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import polars as pl
+from msgspec.structs import replace
 
 from stepscope.analyze.calls import PLACE_COLUMNS, Calls, entry_of, place_of
 from stepscope.analyze.sampled_time import Share

@@ -9,10 +9,11 @@ carry their operator's sequence number, so the loop's part of the backward pass 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.analyze.dimensions import explain
 from stepscope.analyze.sampled_time import SampledTime
@@ -38,8 +39,7 @@ _ENGINE = "autograd::engine::evaluate_function: "
 _GENERATORS = ("<genexpr>",)
 
 
-@dataclass(frozen=True)
-class _Calls:
+class _Calls(Struct, frozen=True):
     """The calls of one thing that one invocation of a function makes in one step, in order of time.
 
     `positions`, as `caller`, are those of `part`; `key` tells instances of modules apart, `label` is a name for people.
@@ -72,8 +72,7 @@ class _Calls:
         return len(self.positions)
 
 
-@dataclass(frozen=True)
-class _Loop:
+class _Loop(Struct, frozen=True):
     """A loop in all its invocations: `calls` are those of its dominant callee."""
 
     function: Function
@@ -85,8 +84,7 @@ class _Loop:
     per_invocation: int
 
 
-@dataclass(frozen=True)
-class _Slices:
+class _Slices(Struct, frozen=True):
     """Some slices of all traces: positions of each part of the window."""
 
     of: tuple[tuple[HostCalls, Int64], ...]

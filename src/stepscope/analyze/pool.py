@@ -14,9 +14,8 @@ operators of 10 to 5,000 us, each time takes 4 to 8 us; the cost allows for 6, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.readings import growths
 from stepscope.analyze.steps import mean
@@ -34,8 +33,7 @@ _COUNTERS = (
 )
 
 
-@dataclass(frozen=True)
-class Shared:
+class Shared(Struct, frozen=True):
     """What ranks share: all of a host, mean over its readings. `waits` is of a step: for data, files or sleep."""
 
     cores: float  # the run may use, its cgroup's quota included
@@ -80,8 +78,7 @@ def facts(
     )
 
 
-@dataclass(frozen=True)
-class _Rank:
+class _Rank(Struct, frozen=True):
     """Shares of wall time of the main thread, then of the pool summed over threads; time slices per second."""
 
     main_cpu: float

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import polars as pl
+from msgspec import Struct
 
 from stepscope.engine.samples import Samples
 from stepscope.model import Quality, StepFacts
@@ -27,8 +27,7 @@ DOUBT = 0.03
 RANK_SAMPLES = 50  # of a rank's steps: with fewer, chance alone moves a share of a fifth by a quarter of it
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(Struct, frozen=True):
     """Time per steady step by sampled stacks: as sampled, and the most that chance and missing samples make of it.
 
     Of several ranks `ms` is the mean; `at_most_ms` is that of the rank with the most of it, because all wait for it.
@@ -39,8 +38,7 @@ class Share:
     samples: int
 
 
-@dataclass(frozen=True)
-class SampledTime:
+class SampledTime(Struct, frozen=True):
     """`rows`: steady stacks inside steps with `part`; `part_ms`, `part_samples`: of each part of the mean step.
 
     `rank_samples`: of each rank with enough of them to be told apart. `missed`: the share of samples of the whole run

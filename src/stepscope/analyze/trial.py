@@ -6,8 +6,9 @@ All of it is input of unknown origin: entries that make no sense are passed over
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from stepscope.analyze.windows import event_data
 from stepscope.model.comparison import AppliedKnob
@@ -23,8 +24,7 @@ SILENT_RANK = "this rank never said what became of it"
 _WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
-@dataclass
-class _Skipped:
+class _Skipped(Struct):
     count: int = 0
 
 

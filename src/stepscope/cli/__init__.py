@@ -11,10 +11,10 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, NoReturn
 
 import typer
+from msgspec import Struct, field
 from typer.core import TyperCommand, TyperGroup
 
 from stepscope.errors import StepscopeError, UsageError
@@ -26,8 +26,7 @@ INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(Struct, frozen=True):
     """One line of the command table. `target` is "module:function"; the function's docstring is its full help."""
 
     target: str

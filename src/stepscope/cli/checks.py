@@ -6,7 +6,6 @@ that a recording that saw nothing does not turn a build green. 0 is left for wha
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -30,11 +29,12 @@ def judge(run: Run, names: Sequence[str], *, quiet: bool = False, source: bool =
     from stepscope.analyze.compilers import checks
     from stepscope.report.compilers_document import without_quotes
     from stepscope.report.places import Shortener
+    from stepscope.report.values import plain_mapping
 
     facts = run.analysis
     # without steps, the recorder did not get into the process, and there was nobody to see a compilation
     found = checks(facts.compilers, names, recorded=run.recorded and bool(facts.steps))
-    shorten = Shortener(dataclasses.asdict(facts.run))
+    shorten = Shortener(plain_mapping(facts.run))
     for check in found if not quiet else ():
         where = f" ({shorten(check.place.file, check.place.line)})" if check.place else ""
         text = check.text if source else without_quotes(check.text)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import Struct
 
 from stepscope.cli.checks import FAILED, NOT_JUDGED, PASSED, say
 from stepscope.cli.options import Force, Library, NoCache, NoSource, PathMap, Quiet, SourceRoot, read_options
@@ -116,8 +116,7 @@ def parse_slower(texts: list[str] | None) -> float | None:
     return min(fractions, default=None)
 
 
-@dataclass(frozen=True)
-class _Wanted:
+class _Wanted(Struct, frozen=True):
     """What goes where."""
 
     json_file: str | None

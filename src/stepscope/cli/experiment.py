@@ -7,11 +7,11 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
 
 from stepscope.cli.options import Force, HtmlFile, JsonFile, Quiet
 from stepscope.errors import EnvironmentRefusal, UsageError
@@ -162,8 +162,7 @@ def experiment(
     raise typer.Exit(status)
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Struct, frozen=True):
     """One call of the command: what is asked for, the line that asks it again, and what is to be written."""
 
     request: Request

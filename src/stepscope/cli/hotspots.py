@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
 
 from stepscope.cli.options import (
     CsvFile,
@@ -116,8 +116,7 @@ def hotspots(
     wanted.put(run, found)
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """What goes where. `rows` None is the usual number."""
 
     paths: tuple[Path, ...]

@@ -9,9 +9,10 @@ The nearest file that says something of stepscope decides, as for other tools of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from stepscope.errors import UsageError
 
@@ -19,8 +20,7 @@ OWN_FILE = "stepscope.toml"
 SHARED_FILE = "pyproject.toml"
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """What the project asks for. `ignore`: rules not to judge, each with the reason."""
 
     ignore: Mapping[str, str] = field(default_factory=dict)

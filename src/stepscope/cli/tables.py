@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from stepscope.errors import UsageError
 
@@ -20,8 +21,7 @@ DIFF_ROWS = 8  # of each table when none is named
 DEFAULT_ROWS = 30  # of a table on a terminal; files get all
 
 
-@dataclass(frozen=True)
-class TableOptions:
+class TableOptions(Struct, frozen=True):
     """What was asked for on the command line."""
 
     table: str | None = None

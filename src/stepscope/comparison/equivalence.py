@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from stepscope.comparison import estimates
@@ -92,8 +92,7 @@ def _lost(before: Floats, after: Floats, steps: Sequence[int], band: float) -> E
     return Equivalence(True, False, False, None, band, len(steps), text)
 
 
-@dataclass(frozen=True)
-class _Means:
+class _Means(Struct, frozen=True):
     """Mean losses; `noise` is what the later means may differ by chance."""
 
     early: float  # baseline, first quarter

@@ -7,11 +7,11 @@ and then, or in one run alone, is an accident of that run. `flags` sees one run,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from statistics import median
 
 import numpy as np
 import polars as pl
+from msgspec.structs import replace
 
 from stepscope.analyze.memory_losses.readings import readings as memory_readings
 from stepscope.analyze.windows import event_data

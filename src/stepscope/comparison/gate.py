@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.comparison import estimates
 from stepscope.comparison.thresholds import INTERVAL_PAIRS, MOST_PAIRS_WORTH_NAMING
@@ -13,8 +15,7 @@ from stepscope.model.comparison import FASTER, SLOWER, VOID, Comparison, Effect,
 STEP_TIME = "step time"
 
 
-@dataclass(frozen=True)
-class Gate:
+class Gate(Struct, frozen=True):
     """`slower` is None where it cannot be judged; `text` says what was seen."""
 
     slower: bool | None

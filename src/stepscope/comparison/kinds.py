@@ -7,8 +7,9 @@ does, the kind is absent, with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from stepscope.analyze.views.diff import STEP
 from stepscope.comparison import thresholds
@@ -26,8 +27,7 @@ Pairs = Sequence[tuple[Profile, Profile]]
 Kind = tuple[str, list[Change], str | None]  # its name, its rows, and why there can be none
 
 
-@dataclass(frozen=True)
-class Changes:
+class Changes(Struct, frozen=True):
     """All rows, why a kind has none, and what must be said beside them."""
 
     rows: tuple[Change, ...]

@@ -6,10 +6,9 @@ window on one of them takes its steps, which slow all, from every rank.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.windows import event_data
 from stepscope.comparison import warmup
@@ -23,8 +22,7 @@ ENDING = 1.5  # of the time to start a loader's workers: the most that ending th
 _KEY = ("attempt", "step", "occurrence")
 
 
-@dataclass(frozen=True)
-class MeasuredSteps:
+class MeasuredSteps(Struct, frozen=True):
     """`rows` of table `steps`, one for each measured step of each process, with `attempt` and `occurrence`.
 
     A step is the same on several ranks where these two and `step` are equal. `attempt` tells processes apart that

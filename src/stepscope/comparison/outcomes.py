@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.comparison import estimates
 from stepscope.comparison.equivalence import equivalence, not_judged
@@ -33,13 +35,13 @@ from stepscope.model.comparison import (
     Effect,
     Equivalence,
     Flag,
-    Knob,
     Measure,
     Outcome,
     PhaseEffect,
     PhaseTime,
     Verdict,
 )
+from stepscope.schema import Knob
 
 MEAN, MEDIAN, RATE = "mean_ms", "median_ms", "samples_per_second"
 FIGURES = (MEAN, MEDIAN, "p95_ms", RATE, "fixed_cost_s")
@@ -131,8 +133,7 @@ def _deciding(headline: str) -> tuple[str, ...]:
     return (MEAN, MEDIAN) if headline == MEAN else (headline,)
 
 
-@dataclass(frozen=True)
-class _Judge:
+class _Judge(Struct, frozen=True):
     """What a verdict is given by."""
 
     threshold: float

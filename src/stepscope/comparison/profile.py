@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
+from msgspec import Struct
 
 from stepscope.analyze.hotspots.table import HotspotOptions
 from stepscope.analyze.sampled.selection import StackSelection
@@ -45,8 +46,7 @@ class Readable(Protocol):
     def diff_side(self, selection: Selection | None = None) -> DiffSide: ...
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(Struct, frozen=True):
     """One run, trace or span.
 
     `measure` is of the steps that the journal holds, outside windows; `profiled` of the steps in windows or traces.
@@ -85,7 +85,7 @@ def profile(run: Readable, label: str, selection: Selection | None = None, *, si
     traced = run.diff_side(selection)
     # the structure of steps costs most and has no row of its own among changes
     side = label if side is None else side
-    traced = dataclasses.replace(traced, label=side, tree=None, modules=None)
+    traced = msgspec.structs.replace(traced, label=side, tree=None, modules=None)
     path = str(run.paths[0])
     whole = selection is None or (selection.worker is None and selection.span is None)
     facts = run.tables.run
@@ -134,7 +134,7 @@ def _with_run(found: Profile, run: Readable) -> Profile:
     device = lines.of_device(analysis.device_lines, name)
     if not hot and not device:
         absent["line"] = f"{NO_STACKS}, and no device time by line" if sampled is None else "no line of your own code"
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         found,
         started_ns=analysis.run.started_ns,
         measure=steps,

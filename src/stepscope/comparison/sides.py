@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stepscope.comparison import distribution, flags, kinds, outcomes
 from stepscope.comparison.profile import STEP_TIME, Profile
 from stepscope.comparison.thresholds import LOSS_BAND, THRESHOLD, WIDTH
-from stepscope.model.comparison import Comparison, Knob, Measure, Outcome, SideFacts
+from stepscope.model.comparison import Comparison, Measure, Outcome, SideFacts
 from stepscope.model.facts import SourceFiles
+from stepscope.schema import Knob
 
 NOISE_UNKNOWN = (
     "one run each: how much two runs of the same program differ here is not known, so nothing below is a verdict; "
@@ -26,8 +28,7 @@ FEW_PROFILED = 10  # a mean over fewer steps moves by several percent between wi
 STEADY = "steady_ms"  # the figure that `analyze` gives of each run
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """What counts as a difference; fractions of the baseline."""
 
     threshold: float = THRESHOLD
@@ -35,8 +36,7 @@ class Limits:
     loss_band: float = LOSS_BAND
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(Struct, frozen=True):
     """Profiles of one side in any order, how it is called, and what must be said of it."""
 
     label: str
@@ -44,8 +44,7 @@ class Side:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Steps:
+class _Steps(Struct, frozen=True):
     """The pairs of measures that are comparable, and how."""
 
     pairs: tuple[tuple[Measure, Measure], ...]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class Alpha:
+class Alpha(Struct, frozen=True):
     """The p-value below which a figure is certain. Two figures may decide, so that each gets less than 0.05."""
 
     mean: float  # of samples per second too, where they are compared

@@ -13,7 +13,8 @@ does.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stepscope.comparison import estimates
 from stepscope.comparison.thresholds import BLURRED, FIXED_ALPHA, INTERVAL_PAIRS, MOST_PAIRS_WORTH_NAMING, Alpha

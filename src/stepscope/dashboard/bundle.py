@@ -7,9 +7,10 @@ works all the same, with plain reports; `missing` then says why.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from msgspec import Struct
 
 FOLDER = Path(__file__).parent / "static"
 INDEX = "index.html"
@@ -22,8 +23,7 @@ _STYLE = re.compile(r"<link\b(?=[^>]*\brel=[\"']stylesheet[\"'])[^>]*\bhref=[\"'
 _OTHERS = re.compile(r"<link\b[^>]*>\s*|<noscript\b.*?</noscript>\s*", re.IGNORECASE | re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Bundle:
+class Bundle(Struct, frozen=True):
     """The front end as texts: the page without scripts, links and words for browsers without scripts; and its parts."""
 
     page: str

@@ -7,8 +7,9 @@ slices of a timeline. Totals stay those of the whole. Nothing here changes the d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from stepscope.dashboard.blocks import Block, empty
 
@@ -16,8 +17,7 @@ LEAST_BOXES = 150  # of a tree, where there are many
 _COLUMNS = ("start", "duration", "depth", "name", "kind", "id", "count")  # of a track in a window
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(Struct, frozen=True):
     """What the documents may hold; 0 leaves a whole block out."""
 
     rows: int  # of a table

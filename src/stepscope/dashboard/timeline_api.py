@@ -13,6 +13,8 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from stepscope.dashboard import blocks
 from stepscope.dashboard.values import MAX_TEXT, number
 from stepscope.errors import StepscopeError, UsageError
@@ -143,7 +145,7 @@ def search(run: Run, text: str, *, worker: str | None = None, limit: int = 200) 
 
     timeline = run.timeline
     found = search_in(timeline, text[:MAX_TEXT], worker=_worker(timeline, worker), limit=limit)
-    hits = [{**vars(hit), "name": plain(hit.name), "track": plain(hit.track)} for hit in found.hits]
+    hits = [{**asdict(hit), "name": plain(hit.name), "track": plain(hit.track)} for hit in found.hits]
     return {"schema": SEARCH_SCHEMA, "total": found.total, "hits": hits}
 
 
@@ -177,7 +179,7 @@ def _window(found: TimelineWindow) -> Document:
         "to_ns": found.to_ns,
         "names": [plain(name) for name in found.names],
         "kinds": list(found.kinds),
-        "tracks": [{**vars(track), "key": plain(track.key)} for track in found.tracks],
+        "tracks": [{**asdict(track), "key": plain(track.key)} for track in found.tracks],
         "total": found.total,
         "notes": [blocks.sentence(note) for note in found.notes],
     }
@@ -213,7 +215,7 @@ def _steps(timeline: Timeline, steps: tuple[TimelineStep, ...], worker: str | No
     own = [step for step in steps if worker is None or group.get(step.process, step.process) == worker]
     if len(own) > MAX_STEPS:
         own = [own[at] for at in positions([step.to_ns - step.from_ns for step in own], MAX_STEPS)]
-    return [vars(step) for step in own]
+    return [asdict(step) for step in own]
 
 
 def _embedded(run: Run, timeline: Timeline) -> Document:

@@ -7,8 +7,9 @@ which finding explains which. `thresholds.REPORT_FLOOR` is the share of the step
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from stepscope.diagnose.agreement import weighed
 from stepscope.diagnose.causes import explained

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.diagnose import communication, compute, host, input, input_extra
 from stepscope.diagnose.common import lower, stacks_source, steps_source, train_steps
@@ -24,8 +26,7 @@ _CARRIED = tuple(rule.name for rule in RULES if {DEVICE_WORK, TRAINED} & set(rul
 _IDLE = tuple(rule.name for rule in RULES if DEVICE_WORK in rule.needs and rule.category != "compute")
 
 
-@dataclass(frozen=True)
-class _Conflict:
+class _Conflict(Struct, frozen=True):
     """`rules` are those whose findings use one of the figures; `told`: they have lowered their confidence for it."""
 
     said: Disagreement

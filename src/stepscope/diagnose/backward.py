@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stepscope.diagnose import pass_basis as basis
 from stepscope.diagnose.common import bare, clip_share

@@ -18,7 +18,9 @@ of findings is that of their cost, whatever explains what.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.diagnose import collectives, communication, compile, compute, host, input, input_extra, launch, system
 from stepscope.diagnose.common import bare
@@ -46,8 +48,7 @@ _IN_EXPOSED = (
 Line = tuple[str, int]
 
 
-@dataclass(frozen=True)
-class _Code:
+class _Code(Struct, frozen=True):
     """What a finding is about: lines, ranges of lines, and (file, function) where a whole function is meant."""
 
     lines: frozenset[Line]

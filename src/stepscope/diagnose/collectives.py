@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stepscope.diagnose.collectives_words import exposed_caveat, exposed_fix
 from stepscope.diagnose.common import clip_share, finding_id, lowest, severity, shown, train_steps
@@ -35,8 +36,7 @@ _WITHOUT_WAITING = "Waiting for other ranks is in the ceiling, not in the cost."
 # ------------------------------------------------------------------------------------------------ small messages
 
 
-@dataclass(frozen=True)
-class _Small:
+class _Small(Struct, frozen=True):
     """The small collectives of one span, per step. `kept_ns` is what the same bytes take in one call."""
 
     span: SpanRef

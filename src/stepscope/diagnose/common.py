@@ -6,7 +6,8 @@ import hashlib
 import math
 import posixpath
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stepscope.diagnose.thresholds import CONFIDENCE, SEVERITY
 from stepscope.model import Analysis, Finding, Interval, Place, StepFacts

@@ -6,7 +6,7 @@ there than the median of the others. It counts as far as the others are that muc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.diagnose import pipeline
 from stepscope.diagnose.common import (
@@ -29,8 +29,7 @@ LEARN = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 LEARN_BATCHES = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
 
 
-@dataclass(frozen=True)
-class _Late:
+class _Late(Struct, frozen=True):
     """The rank the others wait for. `by_phase` (ms) is empty where only sampled lines tell."""
 
     rank: int

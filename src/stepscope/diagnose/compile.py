@@ -6,7 +6,8 @@ Per function the strongest statement is made: it ran into its limit, it is close
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stepscope.diagnose.common import lowest, shown
 from stepscope.diagnose.compile_basis import (

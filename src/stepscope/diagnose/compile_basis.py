@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.diagnose.common import ALL, lowest, severity, shown
 from stepscope.diagnose.thresholds import COMPILE
@@ -24,8 +26,7 @@ AMORTISED = "Compiling is paid once per version: of a longer run it takes a smal
 _RESUMED = re.compile(r"(?:torch_dynamo_)?resume_in_(.{1,200})_at_(\d{1,9})$")
 
 
-@dataclass(frozen=True)
-class Basis:
+class Basis(Struct, frozen=True):
     """The steps of a backend. `steps` is the number of the main kind, `wall_ms` the wall time of all kinds.
 
     `loop_ms` adds what recompiling took between steps, so that time lost is never more than time spent, and leaves out
@@ -45,8 +46,7 @@ class Basis:
         return self.loop_ms / self.steps
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """A finding to be. `lost_ms` is of the whole run, `floor` the share below which it is not worth a word.
 
     `compile_ms` is what of it are compilations that came again, `late_ms` first ones after warm-up: time that no rule

@@ -6,7 +6,8 @@ Of a backend at most one of these speaks, and only for time that no cause explai
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stepscope.diagnose.common import shown
 from stepscope.diagnose.compile_basis import (

@@ -6,7 +6,7 @@ from outside.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from stepscope.diagnose.common import (
     clip_share,

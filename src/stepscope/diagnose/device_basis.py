@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.diagnose.common import clip_share, finding_id, lowest, severity, train_steps
 from stepscope.diagnose.replayed import BY_SUBTRACTION, Gain, replayed
@@ -23,8 +25,7 @@ _FUNCTION = re.compile(r"(?:.*/)?([^/]{1,200})\((\d{1,9})\): (.{1,200})")
 ONE_STEP = "The trace names no step: its whole length counts as one."
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(Struct, frozen=True):
     """What a rule says of a loss."""
 
     title: str
@@ -35,8 +36,7 @@ class Words:
     tries: tuple[Try, ...] = ()
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """`cost_ns` and `ceiling_ns` are of the mean profiled step; `most` bounds the confidence.
 
     `ceiling_ns` is by subtraction. What it is above the cost is more than the loss itself and comes on top of what a

@@ -5,7 +5,7 @@ Other rules see the Python around such a call; `told_places` names what is told 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from stepscope.diagnose import pass_basis as basis
 from stepscope.diagnose import pipeline

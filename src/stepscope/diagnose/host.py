@@ -6,7 +6,8 @@ And steps that grow slower over the run, which is mostly Python that handles mor
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stepscope.diagnose import pipeline
 from stepscope.diagnose.collectives import small_lines

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.diagnose.common import shown
 from stepscope.model import Analysis, Finding, Place, Risk, Settings
@@ -24,8 +26,7 @@ LOADER = "loader."
 FREE = "N"  # a value that the user has to choose
 
 
-@dataclass(frozen=True)
-class Edit:
+class Edit(Struct, frozen=True):
     """What one change comes to. `call` is written with `argument` where changes share a call, else `text` says all."""
 
     text: Callable[[str], str]

@@ -7,7 +7,8 @@ loader's time on the training thread is both: nothing runs beside it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stepscope.diagnose.common import clip_share, finding_id, severity, shown
 from stepscope.diagnose.replayed import BY_SUBTRACTION, Gain, replayed
@@ -18,8 +19,7 @@ from stepscope.model.views.overview import DEVICE, Overview
 from stepscope.model.views.replay import LOADER
 
 
-@dataclass(frozen=True)
-class _Wait:
+class _Wait(Struct, frozen=True):
     """The loader in the profiled steps of one run. ms per step."""
 
     overviews: tuple[Overview, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from stepscope.diagnose import pipeline
 from stepscope.diagnose.common import (

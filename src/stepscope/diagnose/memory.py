@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stepscope.diagnose import sync
 from stepscope.diagnose.common import clip_share, finding_id, lowest, severity, steps_confidence, train_steps
@@ -142,8 +143,7 @@ def fragmentation(analysis: Analysis, findings: Sequence[Finding]) -> list[Risk]
     ]
 
 
-@dataclass(frozen=True)
-class _Peak:
+class _Peak(Struct, frozen=True):
     """A peak whose limit is known."""
 
     peak: MemoryPeak

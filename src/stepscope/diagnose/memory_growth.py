@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stepscope.diagnose.common import finding_id, shown
 from stepscope.diagnose.memory import RETRIES_RULE, gib

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.diagnose.common import clip_share, finding_id, lowest, severity, steps_confidence, train_steps
 from stepscope.diagnose.thresholds import PASSES
@@ -10,8 +10,7 @@ from stepscope.model import Analysis, Evidence, Finding, Place
 from stepscope.model.views.passes import PassFacts, PassLine
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(Struct, frozen=True):
     """What a rule says of a loss."""
 
     title: str
@@ -21,8 +20,7 @@ class Words:
     learn: str
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """`cost_ms` and `ceiling_ms` are of the mean step; `levels` bound the confidence."""
 
     rule: str

@@ -7,7 +7,8 @@ because a profiler slows the host and not the device. The larger saving bounds t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stepscope.diagnose.thresholds import REPLAY
 from stepscope.model import Analysis, Evidence
@@ -53,8 +54,7 @@ _WITHOUT = {
 }
 
 
-@dataclass(frozen=True)
-class Gain:
+class Gain(Struct, frozen=True):
     """What a replay saves: `share` of the recorded step at most, `as_recorded` with the host as it was.
 
     `unexplained`: the share of the step in which the device idles although something was launched.

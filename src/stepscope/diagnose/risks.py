@@ -7,7 +7,8 @@ A risk is no finding: it has no cost, no share and no rank among the losses. A r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stepscope.diagnose import memory, memory_growth
 from stepscope.diagnose.rules import ON_DEVICE, Need
@@ -16,8 +17,7 @@ from stepscope.model import Abstention, Analysis, Finding, Risk
 _SEVERITIES = ("critical", "warning", "info")
 
 
-@dataclass(frozen=True)
-class RiskRule:
+class RiskRule(Struct, frozen=True):
     """`judge` is only called when every need is present, with the findings of the same run."""
 
     name: str

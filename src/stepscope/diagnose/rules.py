@@ -6,7 +6,8 @@ A rule names its inputs; where one is missing the rule abstains by name instead 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stepscope.diagnose import (
     backward,
@@ -46,8 +47,7 @@ from stepscope.model.views.compilers import CompilerFacts
 from stepscope.model.views.passes import PassFacts
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(Struct, frozen=True):
     """An input of rules: how the report calls it, and whether an analysis has it.
 
     `quiet`: the run did not use what the rule is about. Then nothing is missing and nobody wants to read of it.
@@ -58,8 +58,7 @@ class Need:
     quiet: bool = False
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """`judge` is only called when every need is present.
 
     Without one of `helps` the rule sees a part only: where it then finds nothing, it abstains by name as well.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.diagnose import device_basis as basis
 from stepscope.diagnose.device_basis import Claim, Words, ms
@@ -20,8 +20,7 @@ _SOURCE = (
 )
 
 
-@dataclass(frozen=True)
-class _Way:
+class _Way(Struct, frozen=True):
     """How copies were made: the detail that holds their time, and what to say. `{}`: ms per step, and the line."""
 
     detail: str

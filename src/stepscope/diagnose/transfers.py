@@ -6,7 +6,8 @@ What an operator without lowering causes, its transfers and its compilations, is
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stepscope.diagnose.common import shown
 from stepscope.diagnose.compile_basis import XLA, Basis, Claim, causes, confidence, fact, ms, places, ranks, total_ms
@@ -29,8 +30,7 @@ _EXECUTE = ("ExecuteTime", "ExecuteReplicatedTime", "ExecuteChainedTime")
 _DATA_DEPENDENT = "data_dependent_shape"
 
 
-@dataclass(frozen=True)
-class Reads:
+class Reads(Struct, frozen=True):
     """Device-to-host transfers of a backend. `fallback_ms` and `fallback_count` are what operators on the host need."""
 
     ms: float | None

@@ -8,11 +8,11 @@ torch may stand in, as a guess.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.engine.origins import Origin
 from stepscope.engine.slice_names import callee_name
@@ -24,8 +24,7 @@ from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 _PLACE = ("file", "line", "function", "exact")
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(Struct, frozen=True):
     """For each row that was asked for the index of its origin in `base.origins.places`, and the row of the span that
     its code calls (which tells the exact line); `NONE` where nothing was found.
     """

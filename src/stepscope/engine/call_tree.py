@@ -6,13 +6,13 @@ code, the totals of a flame graph) is computed once per node, level by level, ho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
 from stepscope.tables.schema import Tables
@@ -26,8 +26,7 @@ class CallFrame(NamedTuple):
     line: int | None
 
 
-@dataclass(frozen=True)
-class CallTree:
+class CallTree(Struct, frozen=True, dict=True):
     """`parent` (-1 at roots), `depth` and `frame` by node, parents before children; `frames` by frame number."""
 
     parent: Int32

@@ -8,12 +8,12 @@ process of that track is the device.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 
 from stepscope.engine import intervals
 from stepscope.engine.collective_names import is_collective_kernel
@@ -28,8 +28,7 @@ _MTIA_COPY = frozenset({"dma_request"})
 _MTIA_WAITS = frozenset({"event_wait", "event_record"})
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(Struct, frozen=True, dict=True):
     """Slices of work in order of the trace; `rows` are rows of the span. `device` is -1 where it cannot be told."""
 
     rows: Int64

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.engine import intervals, tree
 from stepscope.engine.collective_names import is_collective_call
@@ -72,8 +72,7 @@ _STEP = r"^ProfilerStep#"
 FEW_NAMES = 1_000  # up to here asking one by one is quicker than a column
 
 
-@dataclass(frozen=True)
-class HostActivity:
+class HostActivity(Struct, frozen=True, dict=True):
     """Sets of times, each made when first asked for.
 
     `rows` are the slices of the training thread and of those that work for it.

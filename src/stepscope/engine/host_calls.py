@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.engine.slice_names import PYTHON_NAME, callee_name
 from stepscope.engine.spans import Span
@@ -157,8 +157,7 @@ class HostCalls:
         return self._functions[int(self.codes[position])]
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(Struct, frozen=True):
     """The profiled steps of all traces. `steps`: how many complete ones, all processes together.
 
     `ratio` scales a figure of the window to the steady run, by phase and for the whole step ("wall"); `phase_ms` are

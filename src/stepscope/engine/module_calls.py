@@ -8,11 +8,11 @@ to the call around its forward operator. A sum of gradients (AccumulateGrad) has
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import polars as pl
+from msgspec import Struct, field
 
 from stepscope.engine.spans import Span
 from stepscope.engine.tree import climb, nearest
@@ -25,8 +25,7 @@ _NUMBERED = re.compile(r"(.+)_(\d+)", re.DOTALL)
 _ENGINE = "autograd::engine::evaluate_function"
 
 
-@dataclass(frozen=True)
-class Paths:
+class Paths(Struct, frozen=True):
     """Distinct ways from a root module down: for each its parent (before it in the list, or `NONE`) and name."""
 
     parent: list[int] = field(default_factory=list)
@@ -50,8 +49,7 @@ class Paths:
         return np.array(places, np.int64)
 
 
-@dataclass(frozen=True)
-class Owners:
+class Owners(Struct, frozen=True):
     """For each row of a span the path (index) it belongs to, `NONE` for no module, and whether in the backward pass."""
 
     path: Int32
@@ -190,8 +188,7 @@ class ModuleCalls:
         return _Names(np.array([place[name] for name in named], np.int64)[back.reshape(-1)], list(place))
 
 
-@dataclass(frozen=True)
-class _Names:
+class _Names(Struct, frozen=True):
     codes: Int64
     values: list[str]
 

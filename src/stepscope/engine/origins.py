@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
+from msgspec import Struct, field
 
 from stepscope.engine import tree
 from stepscope.engine.tree import climb
@@ -49,8 +49,7 @@ _Pair = tuple["Origin | None", "Origin | None"]
 _Parser = Callable[[str, UserCode], _Pair]
 
 
-@dataclass(frozen=True)
-class Walk:
+class Walk(Struct, frozen=True):
     """Where walks ended: `stop` the row of the origin, `below` the row under it, `backward` a boundary that was met."""
 
     stop: Int64
@@ -58,8 +57,7 @@ class Walk:
     backward: Int64
 
 
-@dataclass(frozen=True)
-class Origins:
+class Origins(Struct, frozen=True, dict=True):
     """The slices of all traces as a tree. Row numbers are positions in the table `events`.
 
     `user` and `library` give for each row the index of its origin in `places`, or -1.

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.engine import intervals
 from stepscope.engine.call_tree import CallTree, call_tree
@@ -23,8 +23,7 @@ from stepscope.tables.schema import Tables
 STEADY_COVERAGE = 0.5  # a segment counts when steady steps fill at least half of it
 
 
-@dataclass(frozen=True)
-class Samples:
+class Samples(Struct, frozen=True, dict=True):
     """`rows`: one per stack of a main thread, with what `stack_picks` picks of it."""
 
     rows: pl.DataFrame

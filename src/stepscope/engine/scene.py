@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from stepscope.engine import intervals
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work, work
@@ -19,8 +19,7 @@ from stepscope.engine.tree import nearest
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 
 
-@dataclass(frozen=True, eq=False)
-class Scene:
+class Scene(Struct, frozen=True, eq=False, dict=True):
     """A trace, its device work, its complete steps and its modules. All else is made when first asked for."""
 
     base: Base

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import polars as pl
+from msgspec import Struct
 
 from stepscope.engine.samples import Samples, short
 
@@ -42,8 +42,7 @@ _SIGNS: dict[str, tuple[type[ast.AST], ...]] = {
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-@dataclass(frozen=True)
-class CallSite:
+class CallSite(Struct, frozen=True):
     """A line that makes a call, the loop around it if the source was at hand, and how the line was found."""
 
     line: int

@@ -10,12 +10,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.engine.origins import Origins
 from stepscope.engine.slice_names import is_annotation
@@ -31,8 +31,7 @@ _TIME_IN_NAME = re.compile(r"\.(\d{6,})\.")
 _WORKER_END = re.compile(r"(?:\.\d{6,})?(?:\.pt\.trace)?\.json$")
 
 
-@dataclass(frozen=True)
-class Texts:
+class Texts(Struct, frozen=True):
     """A text column as numbers: `codes` into `values`, `NONE` where the column is null."""
 
     codes: Int32
@@ -267,8 +266,7 @@ class Span:
         return own.sort("time_ns", maintain_order=True)
 
 
-@dataclass(frozen=True)
-class Base:
+class Base(Struct, frozen=True):
     """All spans, and what names the user's lines. `origins` counts rows of all of `events`: add `Span.first`."""
 
     tables: Tables

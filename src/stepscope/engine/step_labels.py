@@ -6,9 +6,8 @@ warm-up, not the first batch of an epoch, outside profiler windows, not compilin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import polars as pl
+from msgspec import Struct
 
 from stepscope.tables.schema import Tables
 
@@ -21,8 +20,7 @@ EDGE = "profiler"  # the script's own profiler starts, or stops and exports, in 
 INCOMPLETE = "incomplete"  # of a step at the end of a trace: its device work was not recorded whole
 
 
-@dataclass(frozen=True)
-class LabelledSteps:
+class LabelledSteps(Struct, frozen=True):
     """The steps with `reason`: "steady", or why one is left out. `fallback`: kind -> what stands in for steady ones.
 
     `warmup` marks the first steps that are slower than the run becomes, whatever their reason.

@@ -8,10 +8,11 @@ not recorded, or a good part of it, are dropped. A trace that names no step coun
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.engine.device_work import Work, work
 from stepscope.engine.spans import Span
@@ -21,8 +22,7 @@ from stepscope.tables.arrays import Bools, Int64
 MIN_SHARE_OF_LAST = 0.8  # a last step with fewer device slices than this share of the one before is incomplete
 
 
-@dataclass(frozen=True)
-class StepWindows:
+class StepWindows(Struct, frozen=True):
     """Steps in order of time; they do not overlap, but time may lie between them. `dropped` ones are left out."""
 
     names: tuple[str, ...]

@@ -13,10 +13,10 @@ import os
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import polars as pl
+from msgspec import Struct
 
 from stepscope.engine.libraries import CHECKOUTS, FRAMEWORKS, LIBRARY_PARTS, STANDARD, WITHOUT_TENSORS
 
@@ -34,8 +34,7 @@ MOST_DIGITS, LARGEST = 20, 2**62  # of a whole number in what a recording says
 _OWN_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"  # this package itself
 
 
-@dataclass(frozen=True)
-class CodeOptions:
+class CodeOptions(Struct, frozen=True):
     """What the user says of their code. Paths are as the trace would name them, after `maps`.
 
     `source_roots`: folders of the user's code, also where a name looks like a library. `maps`: (old, new) beginnings of

@@ -7,19 +7,19 @@ expected shape there is left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from stepscope.diagnose.in_script import FALSE, TRUE
 from stepscope.model import Analysis, Diagnosis, Finding, Risk
-from stepscope.model.comparison import Knob
+from stepscope.schema import Knob
 
 # argument of the DataLoader -> knob
 LOADER_ARGUMENTS = {name: f"loader.{name}" for name in ("pin_memory", "persistent_workers", "prefetch_factor")}
 
 
-@dataclass(frozen=True)
-class Loss:
+class Loss(Struct, frozen=True):
     """A finding, as far as an experiment is concerned. `ceiling` is a fraction of the mean step, None of a risk."""
 
     finding: str
@@ -32,8 +32,7 @@ class Loss:
     explains: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Baseline:
+class Baseline(Struct, frozen=True):
     """A run that changes are proposed for.
 
     `settings` are values in force, by knob; `phases` shares of the mean step, by category. A name that is not in

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from stepscope.diagnose.in_script import edit_of
 from stepscope.model import Settings
-from stepscope.model.comparison import AppliedKnob, Knob
+from stepscope.model.comparison import AppliedKnob
 from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX
 from stepscope.record.host.command import first_argument
 from stepscope.record.host.knobs import with_argument
+from stepscope.schema import Knob
 
 MAX_PLACES = 3  # named of one knob
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Protocol as Interface
+
+from msgspec import Struct, field
 
 from stepscope.errors import UnreadableInputError
 from stepscope.experiment import folder, noise, result, runner, schedule, screening
@@ -24,9 +25,9 @@ from stepscope.experiment.propose import Proposals
 from stepscope.experiment.result import Frame
 from stepscope.experiment.runner import Order, Runner, Stopped
 from stepscope.experiment.steps_seen import StepsSeen
-from stepscope.model.comparison import Knob
 from stepscope.model.experiment import Candidate, Experiment, Protocol
 from stepscope.record.host.processes import read_stat
+from stepscope.schema import Knob
 
 BUDGET = "the budget of {:g} min is used up"
 INTERRUPTED = "it was interrupted by {}"
@@ -45,8 +46,7 @@ class Listener(Interface):
     def finished(self, made: Made, experiment: Experiment | None) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts:
+class Parts(Struct, frozen=True, kw_only=True):
     """What an experiment is put together from.
 
     `propose` gives the candidates that the user named and those of a run's findings: of the pilot in the given folder
@@ -64,8 +64,7 @@ class Parts:
     clock: Callable[[], float] = time.monotonic
 
 
-@dataclass(frozen=True)
-class Conclusion:
+class Conclusion(Struct, frozen=True):
     """How it ended. `signal` is what ended it early, None where it came to its end or to that of its budget."""
 
     experiment: Experiment

@@ -12,8 +12,9 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from stepscope.errors import EnvironmentRefusal, UsageError
 from stepscope.experiment import journal
@@ -27,8 +28,7 @@ _MOST_NUMBERS = 10_000
 _MOST_NAME = 48
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where an experiment lives. `resumed` is True where an unfinished one of the same request is there."""
 
     folder: Path

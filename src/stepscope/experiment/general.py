@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stepscope.experiment.baseline import Baseline
-from stepscope.model.comparison import Knob
 from stepscope.model.experiment import Candidate
 from stepscope.record.host.hardware import affinity, read_text, sibling_groups
+from stepscope.schema import Knob
 
 COMPILERS = ("g++", "c++", "clang++")
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # of x86 and ARM processors

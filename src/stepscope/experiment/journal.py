@@ -11,11 +11,12 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from stepscope.errors import EnvironmentRefusal
 from stepscope.experiment.plan import Plan, Screened, Slot
@@ -27,8 +28,7 @@ SCHEMA = "stepscope.experiment_journal/1"
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(Struct, frozen=True):
     """A run that ended. `measure` is None where it had no steps; `failure` says what went wrong with it.
 
     `folder` is relative to the experiment's folder; `wall_s` is of the whole run, its reading included. `length` is how
@@ -43,8 +43,7 @@ class Made:
     length: int | None = None
 
 
-@dataclass(frozen=True)
-class State:
+class State(Struct, frozen=True):
     """All that is known of an experiment. `runs` counts the runs started; `open` are folders of those never finished,
     each with the process that led it: (folder, pid, start of it in clock ticks since boot)."""
 
@@ -63,8 +62,7 @@ class State:
         return sum(made.wall_s for made in self.made)
 
 
-@dataclass
-class Journal:
+class Journal(Struct):
     """The open file of one experiment, and the state that its lines add up to."""
 
     path: Path
@@ -93,20 +91,20 @@ class Journal:
         self._append("experiment", schema=SCHEMA, key=key, line=line)
 
     def planned(self, plan: Plan) -> None:
-        self._append("plan", plan=asdict(plan))
+        self._append("plan", plan=msgspec.to_builtins(plan))
 
     def screened(self, screened: Screened) -> None:
-        self._append("screened", screened=asdict(screened))
+        self._append("screened", screened=msgspec.to_builtins(screened))
 
     def started(self, slot: Slot, folder: str) -> None:
-        self._append("started", slot=asdict(slot), folder=folder)
+        self._append("started", slot=msgspec.to_builtins(slot), folder=folder)
 
     def leads(self, folder: str, pid: int, start_ticks: int | None) -> None:
         """The process that leads the run in `folder`, so that a later session can wait for its end."""
         self._append("process", folder=folder, pid=pid, start_ticks=start_ticks)
 
     def finished(self, made: Made) -> None:
-        self._append("finished", made=asdict(made))
+        self._append("finished", made=msgspec.to_builtins(made))
 
     def dropped(self, folder: str) -> None:
         """A run that was started and never finished is gone."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from stepscope.comparison import estimates
-from stepscope.model.comparison import Knob, Outcome
+from stepscope.model.comparison import Outcome
 from stepscope.model.experiment import Noise
 from stepscope.record.host.cgroups import find_cgroups
 from stepscope.record.host.hardware import (
@@ -27,6 +28,7 @@ from stepscope.record.host.hardware import (
     smt_active,
     turbo,
 )
+from stepscope.schema import Knob
 
 HEADLINE = "mean_ms"
 # With fewer cores, one left to the recorder would take more from the training than the recorder does.
@@ -39,8 +41,7 @@ UNKNOWN = "unknown"
 Said = tuple[str, str]  # (setting, what is known of it)
 
 
-@dataclass(frozen=True)
-class QuietPlan:
+class QuietPlan(Struct, frozen=True):
     """`knobs` are for every run, baseline included. `cpus` are those of the training, () where all are shared."""
 
     knobs: tuple[Knob, ...]

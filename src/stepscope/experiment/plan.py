@@ -12,12 +12,14 @@ import json
 import os
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+
+import msgspec
+from msgspec import Struct
 
 from stepscope.comparison.thresholds import LEAST_PAIRS, LOSS_BAND, MOST_PAIRS, THRESHOLD, WIDTH
 from stepscope.errors import UsageError
-from stepscope.model.comparison import Knob
 from stepscope.model.experiment import ByHand, Candidate, MainEffect, Noise, Protocol, Skipped
+from stepscope.schema import Knob
 
 FINDINGS = "findings"  # `--from findings`: of a recording that the experiment makes first
 
@@ -37,8 +39,7 @@ FEWEST_STEPS = 10  # a training shorter than this has nothing to measure
 MOST_CANDIDATES = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Struct, frozen=True, kw_only=True):
     """One call of `stepscope experiment`. `steps`, `warmup` None: chosen from the step time that the pilot finds.
 
     `source` is FINDINGS, the absolute path of a run whose findings name the candidates, or None. `itself` compares the
@@ -83,14 +84,13 @@ class Request:
 
 def key(request: Request, host: str | None = None) -> str:
     """16 hex digits that are equal for requests that ask for the same thing on the same machine."""
-    values = asdict(request)
+    values = msgspec.to_builtins(request)
     values.pop("budget_s")
     values["host"] = host if host is not None else os.uname().nodename
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """What the pilot made of a request. `run_s` is the wall time a run takes, its reading included."""
 
     protocol: Protocol
@@ -103,8 +103,7 @@ class Plan:
     noise: Noise | None = None  # what was set and what was left as it is, without an effect
 
 
-@dataclass(frozen=True)
-class Screened:
+class Screened(Struct, frozen=True):
     """What came of a screening. `candidate` is what the pairs are to confirm, None where no knob helps."""
 
     effects: tuple[MainEffect, ...]
@@ -112,8 +111,7 @@ class Screened:
     skipped: tuple[Skipped, ...] = ()
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """One run to make. `candidate` is a place in the list of candidates, None the baseline; in a screening, a row of
     the design. `attempt` counts the runs made for one place in a block, from 0."""
 

@@ -8,9 +8,11 @@ says why. Losses that no knob reaches are handed on, with the line to edit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.comparison.thresholds import THRESHOLD, WIDTH
 from stepscope.errors import UsageError
@@ -18,9 +20,9 @@ from stepscope.experiment import baseline, general
 from stepscope.experiment.baseline import Baseline, Loss, same
 from stepscope.experiment.plan import candidate_of
 from stepscope.model import Analysis, Diagnosis
-from stepscope.model.comparison import Knob
 from stepscope.model.experiment import ByHand, Candidate, Skipped
 from stepscope.record.agent import knobs as table
+from stepscope.schema import Knob
 
 WORKERS = "loader.num_workers"
 FAMILY = "loader."  # knobs of one DataLoader, tried together as well
@@ -33,8 +35,7 @@ MAX_BY_HAND = 5
 IF_NONE, NEVER, ALWAYS = "if_none", "never", "always"
 
 
-@dataclass(frozen=True)
-class Proposals:
+class Proposals(Struct, frozen=True):
     """What to try, in the order in which to try it; what not, and why; and what no knob reaches."""
 
     candidates: tuple[Candidate, ...]
@@ -43,8 +44,7 @@ class Proposals:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(Struct, frozen=True):
     """`threshold` and `width` are the protocol's; `general` says when knobs that no finding names are proposed.
 
     `root` prefixes the paths of the machine that is asked what it supports.

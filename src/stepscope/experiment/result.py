@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.comparison import stopping
 from stepscope.comparison.outcomes import corrected, outcome
@@ -15,8 +17,7 @@ from stepscope.model.comparison import UNDECIDED, VOID, AppliedKnob, Measure, Ou
 from stepscope.model.experiment import Candidate, Experiment, Noise, Tried
 
 
-@dataclass(frozen=True, kw_only=True)
-class Frame:
+class Frame(Struct, frozen=True, kw_only=True):
     """What does not come from the runs. `repeat` is the line that makes the experiment again."""
 
     request: Request

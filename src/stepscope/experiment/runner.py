@@ -16,9 +16,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol as Interface
+
+from msgspec import Struct
 
 from stepscope.errors import EnvironmentRefusal, StepscopeError
 from stepscope.experiment.journal import Made
@@ -51,8 +52,7 @@ class Stopped(Exception):
         self.number = number
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order:
+class Order(Struct, frozen=True, kw_only=True):
     """What is to be run. `steps` end it, warm-up included; `seconds` end it in any case, None lets it take its time.
 
     `full` records with the default settings, windows and sampling, so that there are findings. `ends` says whether
@@ -141,8 +141,7 @@ class Processes:
                 return _Ended(process.wait(), ours=late is None, late=late)
 
 
-@dataclass(frozen=True)
-class _Ended:
+class _Ended(Struct, frozen=True):
     """`ours`: it was ended by the limit on steps, or by us because it had shown enough. `late` says how it hung."""
 
     status: int

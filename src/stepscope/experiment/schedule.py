@@ -10,13 +10,16 @@ Since nothing but the finished runs decides, an experiment that was killed goes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.comparison.flags import with_flags_of_set
 from stepscope.experiment.journal import Made
 from stepscope.experiment.plan import PAIRS, SCREEN, Plan, Screened, Slot, settings_of
-from stepscope.model.comparison import Knob, Measure
+from stepscope.model.comparison import Measure
 from stepscope.model.experiment import Candidate
+from stepscope.schema import Knob
 
 ATTEMPTS = 3  # runs for one place in a block: the run, and two more where it was spoilt
 SCREEN_BLOCKS = 2  # times every row of a design is run, once in either order
@@ -33,8 +36,7 @@ Judge = Callable[[Candidate, Sequence[Pair]], bool]  # whether these pairs are e
 Wanted = Callable[[Candidate, Sequence[Pair]], int]  # about how many more there will be
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where a run belongs: see `Slot`."""
 
     phase: str

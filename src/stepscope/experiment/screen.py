@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stepscope.comparison import screening
 from stepscope.comparison.thresholds import THRESHOLD
 from stepscope.experiment.plan import Screened, candidate_of
 from stepscope.experiment.propose import NEED_WORKERS, WORKERS
-from stepscope.model.comparison import Effect, Knob, Measure
+from stepscope.model.comparison import Effect, Measure
 from stepscope.model.experiment import Candidate, MainEffect, Skipped
+from stepscope.schema import Knob
 
 # Knobs that exclude each other in one run: torch refuses both, or one is the other said differently.
 EXCLUSIVE = (frozenset({"optimizer.fused", "optimizer.foreach"}), frozenset({"compile", "compile.mode"}))

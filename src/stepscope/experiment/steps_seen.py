@@ -6,7 +6,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from stepscope.model.schema import STEP_COLUMNS
+from stepscope.schema import STEP_COLUMNS
 
 _KIND, _WALL = STEP_COLUMNS.index("kind"), STEP_COLUMNS.index("wall_ns")
 _MOST_KEPT = 50

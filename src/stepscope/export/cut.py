@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from decimal import Decimal
+
+from msgspec import Struct
 
 from stepscope.errors import UsageError
 
@@ -13,8 +14,7 @@ _UNITS_NS = {"us": 1000, "ms": 10**6, "s": 10**9}
 FOREVER_NS = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """`steps` are the first and the last wanted, `range_ns` a start and an end since the trace's start; None is all."""
 
     steps: tuple[int, int] | None = None

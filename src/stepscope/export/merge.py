@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.export import output
@@ -20,8 +20,7 @@ from stepscope.export.sources import Progress, Source, Sources, clock_offset_ns,
 _ONE_RANK_ONLY = frozenset(("distributedInfo",))
 
 
-@dataclass(frozen=True)
-class Exported:
+class Exported(Struct, frozen=True):
     """What was written; `problems` are sentences about what could not be taken along."""
 
     path: Path
@@ -85,8 +84,7 @@ class _Passes:
         return lambda share: self._report((before + min(1.0, share)) / self._total)
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """A source with what stays of it; without a selection, that is all."""
 
     source: Source

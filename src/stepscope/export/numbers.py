@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import msgspec
+from msgspec import Struct, field
 
 from stepscope.export.entry import DECODING_ERRORS, safe
 from stepscope.export.survey import Survey, Track
@@ -74,8 +74,7 @@ def distinct(texts: Iterable[bytes]) -> dict[bytes, int]:
     return numbers
 
 
-@dataclass
-class RankTracks:
+class RankTracks(Struct):
     """All that the sources of one rank (several windows, or spans) say of its processes and threads."""
 
     label: str  # "rank 0"

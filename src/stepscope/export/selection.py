@@ -11,17 +11,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from stepscope.export.entry import FLOWS, Entry, Timed
 from stepscope.export.survey import MEMORY, Survey, Track, correlation_of, is_device, step_of
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(Struct, frozen=True):
     """What is asked of one source; times in ns as its file counts them, `end_ns` is outside.
 
     `of_steps` says that device work launched in the window belongs to it. `steps` (first, last) are the numbers whose
@@ -39,8 +38,7 @@ class Window:
         return start < self.end_ns and (end > self.start_ns or start == end == self.start_ns)
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """`kept[i]` is 1 where entry i of the source stays; metadata events are always 0, they are written anew."""
 
     kept: bytearray

@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+
+from msgspec import Struct, field
 
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.export.entry import Timed, timed
@@ -26,8 +27,7 @@ _NEGLIGIBLE_NS = 1_000_000  # a profiler with stacks makes 0.3 to 0.5 ms of leav
 _MAX_OFFSET_NS = 2_000_000_000
 
 
-@dataclass
-class Source:
+class Source(Struct):
     """One trace file; `rank` is the position of its rank among the ranks of the export."""
 
     path: Path
@@ -35,8 +35,7 @@ class Source:
     survey: Survey = field(default_factory=Survey)
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(Struct, frozen=True):
     """A rank of the export.
 
     `steps` are its journal's, number -> start and end on the journal's clock, or nothing without one. `optimizer_ends`
@@ -48,8 +47,7 @@ class Rank:
     optimizer_ends: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Sources:
+class Sources(Struct, frozen=True):
     """All traces of an export; `problems` are sentences about what could not be taken along."""
 
     ranks: tuple[Rank, ...]

@@ -10,10 +10,10 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from stepscope.export.entry import DECODING_ERRORS, FLOWS, Entry, Timed, safe
 
@@ -77,8 +77,7 @@ def step_of(entry: Entry) -> int | None:
     return None
 
 
-@dataclass
-class Survey:
+class Survey(Struct):
     """What one pass over a source tells. Times are ns as the file counts them: add `base_ns` for the epoch's."""
 
     base_ns: int = 0

@@ -1,8 +1,8 @@
-"""Every type that crosses a layer: frozen dataclasses, standard library only.
+"""Every type that crosses a layer of the analysis: frozen structs.
 
-This package is also imported inside the user's training process, so it must run on Python 3.8: annotations are
-strings, and nothing here is evaluated with newer syntax. Times are integer nanoseconds on the epoch clock unless a
-name says otherwise; `None` means "not measured" and is never replaced by zero.
+Structs, as Python takes half a millisecond to make a dataclass and there are hundreds. The few that are dataclasses
+have subclasses whose fields are found when something asks for them. Times are integer nanoseconds on the epoch clock
+unless a name says otherwise; `None` means "not measured" and is never replaced by zero.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from stepscope.model.findings import (
     Unexplained,
     UnexplainedPart,
 )
-from stepscope.model.schema import (
+from stepscope.model.trace import DeviceLine, DeviceLines, DeviceTime, ReadingFacts, TraceFacts
+from stepscope.schema import (
     CATEGORIES,
     PHASES,
     RANK_SCHEMA,
@@ -55,7 +56,6 @@ from stepscope.model.schema import (
     STEP_COLUMNS,
     STEPS_SCHEMA,
 )
-from stepscope.model.trace import DeviceLine, DeviceLines, DeviceTime, ReadingFacts, TraceFacts
 
 __all__ = [
     "CATEGORIES",

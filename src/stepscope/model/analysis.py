@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from stepscope.model.facts import (
     FixedCosts,
     IoFacts,
@@ -24,10 +26,10 @@ from stepscope.model.facts import (
     StepFacts,
     WindowFacts,
 )
-from stepscope.model.schema import REPORT_SCHEMA
 from stepscope.model.trace import DeviceLines, DeviceTime, ReadingFacts, TraceFacts
+from stepscope.schema import REPORT_SCHEMA
 
-if TYPE_CHECKING:  # the recorder loads this module in the training process, and needs no view
+if TYPE_CHECKING:
     from stepscope.model.facts_machine import MachineFacts
     from stepscope.model.views import Views
     from stepscope.model.views.compilers import CompilersView
@@ -81,8 +83,7 @@ class Analysis:
     source_files: SourceFiles = field(default_factory=SourceFiles)
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(Struct, frozen=True):
     """The one document every surface renders: `report.json` is this, key for key."""
 
     run: dict[str, Any]

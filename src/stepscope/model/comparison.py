@@ -6,10 +6,12 @@ not independent of each other, so a single pair has no interval and gets no verd
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct, field
+
 from stepscope.model.facts import Settings, SourceFiles
+from stepscope.schema import Knob
 
 FASTER = "faster"
 SLOWER = "slower"
@@ -22,17 +24,7 @@ COMPARISON_SCHEMA = "stepscope.comparison/1"
 EXPERIMENT_SCHEMA = "stepscope.experiment/1"
 
 
-@dataclass(frozen=True)
-class Knob:
-    """Something that is changed without editing the script. `knob` is a name of the table of knobs, `env:NAME` or
-    `arg:--flag`; `value` is text as given on the command line."""
-
-    knob: str
-    value: str
-
-
-@dataclass(frozen=True)
-class AppliedKnob:
+class AppliedKnob(Struct, frozen=True):
     """What became of a knob in one process of a run.
 
     `observed` is what was read back from torch, the loader or the process after it was applied; `reason` says why it
@@ -49,8 +41,7 @@ class AppliedKnob:
     rank: int | None = None
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(Struct, frozen=True):
     """Something about a run that makes its timing doubtful. `withholds`: no verdict may rest on it."""
 
     name: str
@@ -59,16 +50,14 @@ class Flag:
     withholds: bool
 
 
-@dataclass(frozen=True)
-class PhaseTime:
+class PhaseTime(Struct, frozen=True):
     """One exclusive part of the mean measured step; all parts of a measure sum to its mean."""
 
     category: str
     ms: float
 
 
-@dataclass(frozen=True)
-class SteadyStep:
+class SteadyStep(Struct, frozen=True):
     """The step as `analyze` tells it of the same run: of `steps` steady steps out of `of`.
 
     A measure is of more steps: a user also pays for stalls, first batches and restarts of the loader.
@@ -81,8 +70,7 @@ class SteadyStep:
     p95_ms: float
 
 
-@dataclass(frozen=True)
-class Measure:
+class Measure(Struct, frozen=True):
     """One run, reduced to what a comparison needs.
 
     `steps` were measured after `dropped` steps of warm-up. `samples_per_step` and `samples_per_second` are None where
@@ -112,8 +100,7 @@ class Measure:
     steady: SteadyStep | None = None
 
 
-@dataclass(frozen=True)
-class Effect:
+class Effect(Struct, frozen=True):
     """Candidate over baseline of one figure: the geometric mean of the ratios of pairs.
 
     `low` and `high` hold the ratio with 95 %; they are None with too few pairs. `spread` is the standard deviation of
@@ -129,8 +116,7 @@ class Effect:
     p_value: float | None = None
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The word for an effect, and a sentence that says it in full.
 
     `resolution` is X of "no difference larger than X", as a fraction. `pairs_needed` is how many further pairs an
@@ -145,8 +131,7 @@ class Verdict:
     figure: str | None = None
 
 
-@dataclass(frozen=True)
-class PhaseEffect:
+class PhaseEffect(Struct, frozen=True):
     """What a phase of the step changed by, in ms: candidate less baseline, with 95 % limits where pairs allow it."""
 
     category: str
@@ -157,8 +142,7 @@ class PhaseEffect:
     high_ms: float | None = None
 
 
-@dataclass(frozen=True)
-class Equivalence:
+class Equivalence(Struct, frozen=True):
     """Whether a candidate trains like the baseline.
 
     `judged` is False where a loss is not known; `equal` says that all compared losses are the same bit for bit.
@@ -174,8 +158,7 @@ class Equivalence:
     text: str
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """One candidate against the baseline. `effects` by figure: mean_ms (the headline), median_ms, p95_ms,
     samples_per_second, fixed_cost_s; a figure that either side lacks is missing."""
 
@@ -190,8 +173,7 @@ class Outcome:
     headline: str = "mean_ms"  # samples_per_second where the batch size differs
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct, frozen=True):
     """One row of what grew, shrank, came or went. Values are per step in `unit`; None where a side has none of it."""
 
     kind: str  # phase, category, function, operator, kernel, line, finding, utilisation, environment, window
@@ -206,8 +188,7 @@ class Change:
     rule: str | None = None  # of a finding
 
 
-@dataclass(frozen=True)
-class SideFacts:
+class SideFacts(Struct, frozen=True):
     """One side of a comparison: its runs or traces, and the knobs or names that describe it.
 
     `figures` are means over the runs that were paired, by the names of `Outcome.effects`, and percentiles of their
@@ -223,8 +204,7 @@ class SideFacts:
     source_files: SourceFiles = field(default_factory=SourceFiles)
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """`compare A B`: one outcome (None where a side has no steps) and all that changed beside it.
 
     `absent` says for each kind of change that could not be told, why.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
-from stepscope.model.comparison import EXPERIMENT_SCHEMA, AppliedKnob, Knob, Measure, Outcome
+from stepscope.model.comparison import EXPERIMENT_SCHEMA, AppliedKnob, Measure, Outcome
+from stepscope.schema import Knob
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A set of knobs to try together. `ceiling` is the most that the diagnosis allows it to gain, as a fraction of the
     baseline's mean step, and `finding` the finding it is from; None where it is not from one."""
 
@@ -18,8 +18,7 @@ class Candidate:
     finding: str | None = None
 
 
-@dataclass(frozen=True)
-class Skipped:
+class Skipped(Struct, frozen=True):
     """A candidate that is not tried, and why."""
 
     name: str
@@ -27,8 +26,7 @@ class Skipped:
     reason: str
 
 
-@dataclass(frozen=True)
-class ByHand:
+class ByHand(Struct, frozen=True):
     """A loss that no knob reaches: what the diagnosis says of it, the user's line, and what to edit there."""
 
     title: str
@@ -39,8 +37,7 @@ class ByHand:
     finding: str | None = None
 
 
-@dataclass(frozen=True)
-class Protocol:
+class Protocol(Struct, frozen=True):
     """How candidates are measured. Fractions are of the mean step; `budget_s` None means as long as it takes."""
 
     command: tuple[str, ...]
@@ -58,8 +55,7 @@ class Protocol:
     base_knobs: tuple[Knob, ...] = ()  # of every run, baseline included
 
 
-@dataclass(frozen=True)
-class Tried:
+class Tried(Struct, frozen=True):
     """A candidate, what came of it, and what to write into the script for it."""
 
     candidate: Candidate
@@ -68,8 +64,7 @@ class Tried:
     change: tuple[str, ...]  # one sentence per knob, with the user's line where it is known
 
 
-@dataclass(frozen=True)
-class MainEffect:
+class MainEffect(Struct, frozen=True):
     """What one knob does on average over all settings of the others, in a two-level design.
 
     `with_knobs` were turned together with it, because they mean nothing without it.
@@ -84,8 +79,7 @@ class MainEffect:
     ceiling: float | None = None  # the most that the diagnosis allows it to gain
 
 
-@dataclass(frozen=True)
-class Noise:
+class Noise(Struct, frozen=True):
     """What this machine lets an experiment see. `smallest_effect` is the half-width after `pairs` pairs of equal runs;
     `unchanged` names settings of the machine that were left as they are, and why."""
 
@@ -95,8 +89,7 @@ class Noise:
     unchanged: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class Experiment:
+class Experiment(Struct, frozen=True):
     """`experiment.json`. `baseline` are its runs; `finished` is False while runs are to come, `stopped` says why it
     ended early (budget, interrupt); `repeat` is the command line that makes it again.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from stepscope.model.findings import Place
 
 
-@dataclass(frozen=True)
-class FrameworkFacts:
+class FrameworkFacts(Struct, frozen=True):
     """The training framework whose loop ran, recognised by its own modules' names (`docs/frameworks.md`)."""
 
     name: str
@@ -31,8 +31,7 @@ class FrameworkFacts:
     parted_at: int | None = None  # the first step where the two differ
 
 
-@dataclass(frozen=True)
-class RunFacts:
+class RunFacts(Struct, frozen=True):
     """What ran, where, and how it ended. `exit_status` is the shell's (128 + n for a signal)."""
 
     folder: str
@@ -55,8 +54,7 @@ class RunFacts:
     framework: FrameworkFacts | None = None  # None: a loop of the script's own
 
 
-@dataclass(frozen=True)
-class SourceFiles:
+class SourceFiles(Struct, frozen=True):
     """Which of the files that a run names may be quoted: those below `roots`, and those whose content has its hash.
 
     `roots` are folders the reader named. `hashes` are SHA-256 in hexadecimal of what ran, by absolute path.
@@ -74,8 +72,7 @@ class SourceFiles:
         return {file: hashed for file, (hashed, *others) in found.items() if not others}
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(Struct, frozen=True):
     """A statement about what was lost, repaired or not seen. `level` is "info" or "warning"."""
 
     level: str
@@ -83,16 +80,14 @@ class Note:
     source: str
 
 
-@dataclass(frozen=True)
-class Quality:
+class Quality(Struct, frozen=True):
     """Stated before any number: what was read, what was lost, who was not heard from."""
 
     counts: dict[str, int]
     notes: tuple[Note, ...]
 
 
-@dataclass(frozen=True)
-class PartitionPart:
+class PartitionPart(Struct, frozen=True):
     """One exclusive category of the mean step. All parts sum to the mean step, shares to 1."""
 
     category: str
@@ -100,8 +95,7 @@ class PartitionPart:
     share: float
 
 
-@dataclass(frozen=True)
-class StepFacts:
+class StepFacts(Struct, frozen=True):
     """The steady steps of one kind of one run, mean over ranks where there are several.
 
     Steady means: after warm-up, not the first batch of an epoch, outside windows. `signal` names what cut the steps.
@@ -124,8 +118,7 @@ class StepFacts:
     by_rank: tuple[int, ...] = ()  # steady steps of each of `ranks`; `count` is their sum
 
 
-@dataclass(frozen=True)
-class ProfiledFacts:
+class ProfiledFacts(Struct, frozen=True):
     """The training steps that traces hold, as the views of traces count and time them.
 
     `steady_ms` is the mean steady step outside of them, None where there is none: every step was profiled.
@@ -136,8 +129,7 @@ class ProfiledFacts:
     steady_ms: float | None
 
 
-@dataclass(frozen=True)
-class FixedCosts:
+class FixedCosts(Struct, frozen=True):
     """Seconds a run pays once. None where the source was silent."""
 
     total_s: float | None
@@ -147,8 +139,7 @@ class FixedCosts:
     windows_s: float | None
 
 
-@dataclass(frozen=True)
-class HotLine:
+class HotLine(Struct, frozen=True):
     """Sampled time on one line of the user's code.
 
     `self_samples` have this as the innermost user frame. `ms_per_step` spreads the thread's sampled wall time over
@@ -167,8 +158,7 @@ class HotLine:
     library_leaf: str | None
 
 
-@dataclass(frozen=True)
-class StackFacts:
+class StackFacts(Struct, frozen=True):
     """What the sampled stacks say. `source` is "py-spy" or "agent" (slower, in-process)."""
 
     source: str
@@ -180,8 +170,7 @@ class StackFacts:
     hot_lines: tuple[HotLine, ...]
 
 
-@dataclass(frozen=True)
-class FileReads:
+class FileReads(Struct, frozen=True):
     """What opening and reading files takes of making batches, by `samples` stacks of it."""
 
     share: float
@@ -189,8 +178,7 @@ class FileReads:
     files_per_item: float | None  # opened by the training process in the window; None where it could not be seen
 
 
-@dataclass(frozen=True)
-class BatchContent:
+class BatchContent(Struct, frozen=True):
     """What one batch of the loader holds, median of `batches` that were looked at while training."""
 
     tensors: float
@@ -200,8 +188,7 @@ class BatchContent:
     per_step: float = 1.0  # batches that a training step fetches
 
 
-@dataclass(frozen=True)
-class LoaderFacts:
+class LoaderFacts(Struct, frozen=True):
     """What is known of the DataLoader that feeds the training loop.
 
     The worker shares describe sampled worker time while the main process sat in data wait.
@@ -232,8 +219,7 @@ class LoaderFacts:
     files: FileReads | None = None
 
 
-@dataclass(frozen=True)
-class OperatorFacts:
+class OperatorFacts(Struct, frozen=True):
     """An operator inside the window, per step of the window."""
 
     name: str
@@ -243,8 +229,7 @@ class OperatorFacts:
     place: Place | None
 
 
-@dataclass(frozen=True)
-class LoopFacts:
+class LoopFacts(Struct, frozen=True):
     """A Python loop of the user's that calls the same thing once per item, seen in the window.
 
     `dimension` is the tensor dimension the calls equal, e.g. "256 = dim 1 of (8, 256)", or two that do; or None.
@@ -274,8 +259,7 @@ class LoopFacts:
     calls_per_invocation: int = 0  # items of one pass through the loop, median
 
 
-@dataclass(frozen=True)
-class IoFacts:
+class IoFacts(Struct, frozen=True):
     """Blocking file I/O of the main thread inside steady steps.
 
     The place is a library's where the user's line, `entry`, only leads to the training that the library does.
@@ -295,8 +279,7 @@ class IoFacts:
     call_at_most_ms_per_step: float | None = None  # the same, as far as chance moves samples
 
 
-@dataclass(frozen=True)
-class PythonFacts:
+class PythonFacts(Struct, frozen=True):
     """A line on the main thread whose time is Python (or C code of other libraries), not torch.
 
     The user's; a library's where the user's line, `entry`, only leads to the training that the library does.
@@ -322,8 +305,7 @@ class PythonFacts:
     sampling: float = 1.0  # by how much chance may make the call's Python time larger
 
 
-@dataclass(frozen=True)
-class WindowFacts:
+class WindowFacts(Struct, frozen=True):
     """One torch.profiler window. `overhead_ratio` compares its steps with the steady ones outside."""
 
     rank: int
@@ -338,8 +320,7 @@ class WindowFacts:
     overhead_ratio: float | None
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(Struct, frozen=True):
     """Where the user constructed something a finding may speak of (a loader, an optimizer, DDP …).
 
     `via` is the file of the installed package that the user's line called and that constructed it, where one did.
@@ -352,8 +333,7 @@ class Site:
     via: str | None = None
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """The line that tells a training framework its settings: `TrainingArguments(...)`, Lightning's `Trainer(...)`.
 
     `framework` is one of `analyze.sites.FRAMEWORKS`. With `loaders` it also builds the DataLoader that feeds
@@ -365,8 +345,7 @@ class Settings:
     loaders: bool = False
 
 
-@dataclass(frozen=True)
-class ProcessFacts:
+class ProcessFacts(Struct, frozen=True):
     """A process of the run. `reported` is False for a torch process whose agent never wrote."""
 
     pid: int

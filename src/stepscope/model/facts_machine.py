@@ -5,14 +5,13 @@ Times per step are ms of a mean steady step unless a name says otherwise. A part
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.model.findings import Place
 from stepscope.model.views.machine import GpuClocks, NumaFacts, StorageFacts
 
 
-@dataclass(frozen=True)
-class PauseLine:
+class PauseLine(Struct, frozen=True):
     """A line of the user's at which garbage collections struck inside steady steps."""
 
     place: Place
@@ -20,8 +19,7 @@ class PauseLine:
     ms_per_step: float
 
 
-@dataclass(frozen=True)
-class PauseFacts:
+class PauseFacts(Struct, frozen=True):
     """Collections of Python's garbage collector inside steady steps: full ones, and others above a millisecond.
 
     `lines` are in order of time; a line that asks for a collection holds all of its own.
@@ -37,8 +35,7 @@ class PauseFacts:
     lines: tuple[PauseLine, ...]
 
 
-@dataclass(frozen=True)
-class PoolFacts:
+class PoolFacts(Struct, frozen=True):
     """How all threads of a training process used its cores, mean over processes. Shares are of wall time.
 
     The pool is all threads but the main one: `used_cores` and `ready_threads` are theirs. `lost_ms_per_step` is what
@@ -58,8 +55,7 @@ class PoolFacts:
     at_most_ms_per_step: float | None
 
 
-@dataclass(frozen=True)
-class CpuFacts:
+class CpuFacts(Struct, frozen=True):
     """How training shared its cores, mean over the steady time and over ranks.
 
     `run_delay_share` is the part of the wall time in which a rank's main thread could run and had no core. Of it,
@@ -93,8 +89,7 @@ class CpuFacts:
     waits_ms_per_step: float = 0.0  # in which it is known to wait for data or files, or to sleep by its own will
 
 
-@dataclass(frozen=True)
-class Child:
+class Child(Struct, frozen=True):
     """Processes of the run that neither train nor load batches, alike in command and in the line that started them."""
 
     command: str
@@ -104,8 +99,7 @@ class Child:
     cores: float  # processor time by wall time of the steady steps
 
 
-@dataclass(frozen=True)
-class ChildrenFacts:
+class ChildrenFacts(Struct, frozen=True):
     """What the processes that the script started take from the main thread; those that use most first.
 
     `ms_per_step` is their part of what the main thread waited for a core: by the processor time of all that ran beside
@@ -120,8 +114,7 @@ class ChildrenFacts:
     at_most_ms_per_step: float | None
 
 
-@dataclass(frozen=True)
-class MemoryPressureFacts:
+class MemoryPressureFacts(Struct, frozen=True):
     """Page faults that read a disk, and the time something stood still for want of memory (PSI)."""
 
     seconds: float
@@ -131,8 +124,7 @@ class MemoryPressureFacts:
     rss_bytes: int | None
 
 
-@dataclass(frozen=True)
-class PageFaultFacts:
+class PageFaultFacts(Struct, frozen=True):
     """Pages that steady training steps had the system map, and what that took; means over steps and ranks.
 
     A fault costs the thread that has it. Telemetry tells which part `main_share` of them the training thread had
@@ -159,8 +151,7 @@ class PageFaultFacts:
     largest_bytes: int | None  # of a tensor that an operator of the training thread put out, in a window
 
 
-@dataclass(frozen=True)
-class DriftLine:
+class DriftLine(Struct, frozen=True):
     """A line of the user's whose sampled time per step grew between the first and the last part of the run."""
 
     place: Place
@@ -169,8 +160,7 @@ class DriftLine:
     samples: int  # in the last part
 
 
-@dataclass(frozen=True)
-class DriftFacts:
+class DriftFacts(Struct, frozen=True):
     """Whether steady steps became slower. Levels are on the straight line through all steps (Theil and Sen).
 
     `rising`: every part of the run is slower at its median than the one before, on every rank.
@@ -187,8 +177,7 @@ class DriftFacts:
     lines: tuple[DriftLine, ...]
 
 
-@dataclass(frozen=True)
-class ProfilerFacts:
+class ProfilerFacts(Struct, frozen=True):
     """The steps of the script's own profiler against the steady ones outside, of the ranks that have both.
 
     `source`: "journal", or "trace" where the profiler recorded stacks, because nothing is journaled meanwhile.
@@ -204,8 +193,7 @@ class ProfilerFacts:
     source: str
 
 
-@dataclass(frozen=True)
-class EpochFacts:
+class EpochFacts(Struct, frozen=True):
     """What starting a loader's iterators again cost, for one loader with workers. Medians are over the later epochs."""
 
     site: Place | None
@@ -222,8 +210,7 @@ class EpochFacts:
     total_ms_per_step: float  # mean wall time of all training steps, with what changing iterators took
 
 
-@dataclass(frozen=True)
-class WaveFacts:
+class WaveFacts(Struct, frozen=True):
     """Whether the wait for data comes in one step of `period`. `share`: the part of the wait that these steps hold."""
 
     period: int
@@ -234,8 +221,7 @@ class WaveFacts:
     other_wait_ms: float  # median wait in the other steps
 
 
-@dataclass(frozen=True)
-class TraceLoader:
+class TraceLoader(Struct, frozen=True):
     """The loader of one run of traces without a journal. `workers`: "none", "some", or None where no name tells."""
 
     run: str
@@ -246,8 +232,7 @@ class TraceLoader:
     fetch_ms: float  # mean time of one
 
 
-@dataclass(frozen=True)
-class MachineFacts:
+class MachineFacts(Struct, frozen=True):
     """All of the above."""
 
     journaled: bool  # a journal of events exists: what is not in it did not happen

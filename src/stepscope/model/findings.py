@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 
-@dataclass(frozen=True)
-class Place:
+
+class Place(Struct, frozen=True):
     """A line of the user's code. `share` is this line's part of the finding's cost (0 to 1), or None."""
 
     file: str
@@ -16,8 +16,7 @@ class Place:
     share: float | None = None
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """One measured figure. `source` names the file and the method it comes from."""
 
     metric: str
@@ -26,16 +25,14 @@ class Evidence:
     source: str
 
 
-@dataclass(frozen=True)
-class Try:
+class Try(Struct, frozen=True):
     """A knob an experiment may turn to test the finding."""
 
     knob: str
     value: str
 
 
-@dataclass(frozen=True)
-class Disagreement:
+class Disagreement(Struct, frozen=True):
     """Two sources that tell the same quantity, and not the same of it. Values have the same unit."""
 
     quantity: str
@@ -46,16 +43,14 @@ class Disagreement:
     other_source: str
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(Struct, frozen=True):
     """A prediction, as fractions of the mean steady step."""
 
     low: float
     high: float
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One ranked statement of a loss. Without evidence and cost there is no finding.
 
     `share` is the cost by `step_ms`, the mean step of `basis`: "steady" steps, which the headline tells, "profiled"
@@ -89,8 +84,7 @@ class Finding:
     step_ms: float | None = None
 
 
-@dataclass(frozen=True)
-class Risk:
+class Risk(Struct, frozen=True):
     """What may slow down or end a run later, without a cost that was measured: never ranked among findings.
 
     `explains` are ids of findings of the same run that it is behind.
@@ -113,8 +107,7 @@ class Risk:
     explains: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Abstention:
+class Abstention(Struct, frozen=True):
     """A rule that could not be judged, and the inputs it lacked.
 
     `quiet`: the run did not use what the rule is about, so that reports leave it out.
@@ -125,16 +118,14 @@ class Abstention:
     quiet: bool = False
 
 
-@dataclass(frozen=True)
-class Ignored:
+class Ignored(Struct, frozen=True):
     """A rule the user switched off by configuration, with the reason given there."""
 
     rule: str
     reason: str
 
 
-@dataclass(frozen=True)
-class UnexplainedPart:
+class UnexplainedPart(Struct, frozen=True):
     """A part of the mean training step that neither a finding nor known work accounts for."""
 
     what: str
@@ -143,8 +134,7 @@ class UnexplainedPart:
     source: str
 
 
-@dataclass(frozen=True)
-class Unexplained:
+class Unexplained(Struct, frozen=True):
     """What of the mean training step nobody explained. Its parts exclude each other and sum to it.
 
     `unseen` is what was not recorded at all, so that nothing can be said of it. "Nothing worth fixing" is only said
@@ -158,8 +148,7 @@ class Unexplained:
     large: bool
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """What the rules said of a run, findings in order of cost.
 
     `counted_share` is the sum of the shares of findings of steady or profiled steps that no other explains: above 1

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.model.findings import Place
 
 
-@dataclass(frozen=True)
-class TraceFacts:
+class TraceFacts(Struct, frozen=True):
     """One trace file: what reading it cost. Counts are of events; see `TraceQuality` of the reader for the first four.
 
     `device_ns` is the summed duration of all device slices. `linked_ns` gives, by method ("correlation", "flow",
@@ -36,8 +35,7 @@ class TraceFacts:
     link_rate: float | None
 
 
-@dataclass(frozen=True)
-class ReadingFacts:
+class ReadingFacts(Struct, frozen=True):
     """All traces of a run together: what reading them cost, and how much device time could be linked to operators.
 
     `link_rate` and `linked_shares` (by method) are parts of the device time that was launched in the recordings,
@@ -58,8 +56,7 @@ class ReadingFacts:
     before_recording_share: float | None
 
 
-@dataclass(frozen=True)
-class DeviceTime:
+class DeviceTime(Struct, frozen=True):
     """Time of one trace's devices in ns, by interval unions over all streams.
 
     `compute` are kernels and memsets, `communication` kernels of collectives, `memcpy` copies; the exposed figures are
@@ -84,8 +81,7 @@ class DeviceTime:
     kind_ns: dict[str, int]
 
 
-@dataclass(frozen=True)
-class DeviceLine:
+class DeviceLine(Struct, frozen=True):
     """Device time caused by a line of the user's code, exclusively: each device slice counts for one line only.
 
     `via` tells how: "direct" (the launch ran below the line), "sequence" or "flow" (a backward operator, by its
@@ -103,8 +99,7 @@ class DeviceLine:
     guess: bool  # True: no code of the user's on the stack, this is the innermost library function outside torch
 
 
-@dataclass(frozen=True)
-class DeviceLines:
+class DeviceLines(Struct, frozen=True):
     """Device time by line of the user's; the ns of `lines` and of `unattributed` sum to `total_ns`.
 
     `basis` says whose time: "device" (slices of the device) or "cpu_op" (self time of operators, where a trace holds

@@ -7,11 +7,11 @@ than the limits allow stops there: a few megabytes of gzip can hold terabytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from isal import isal_zlib
+from msgspec import Struct
 
 from stepscope.files import open_regular
 
@@ -24,8 +24,7 @@ _GZIP = b"\x1f\x8b"
 _WINDOW_BITS = 31  # zlib's way to say: a gzip header is expected
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Bounds for one file. Real traces pack to a twentieth or thirtieth; gzip can pack to a thousandth."""
 
     unpacked_bytes: int = 20 * 2**30

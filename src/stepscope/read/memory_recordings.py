@@ -5,10 +5,11 @@ To add a format, write a file with a detector and a reader that returns recordin
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import msgspec
 
 from stepscope.model.views.memory import MemoryRecording
 from stepscope.read.formats import read_head
@@ -60,5 +61,7 @@ def _told_apart(found: list[tuple[Path, tuple[MemoryRecording, ...]]]) -> tuple[
         for recording in recordings:
             name = recording.worker
             folder = path.absolute().parent.name
-            result.append(dataclasses.replace(recording, worker=f"{folder}/{name}") if names[name] > 1 else recording)
+            result.append(
+                msgspec.structs.replace(recording, worker=f"{folder}/{name}") if names[name] > 1 else recording
+            )
     return tuple(result)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from stepscope.errors import UnreadableInputError
 from stepscope.model.findings import Place
@@ -136,8 +137,7 @@ def _recording(
     )
 
 
-@dataclass
-class _History:
+class _History(Struct):
     """The events of a device as columns."""
 
     kind: array[int] = field(default_factory=lambda: array("b"))

@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, NoReturn
 
 import numpy as np
+from msgspec import Struct
 
 from stepscope.errors import UnreadableInputError
 
@@ -44,8 +44,7 @@ _int32 = struct.Struct("<i").unpack_from
 _float64 = struct.Struct(">d").unpack_from
 
 
-@dataclass(frozen=True)
-class PickleLimits:
+class PickleLimits(Struct, frozen=True):
     """Bounds for one pickle. `memory_bytes` is an estimate of what is built, texts left out."""
 
     file_bytes: int = 2**30
@@ -53,11 +52,14 @@ class PickleLimits:
     nesting: int = 1_000
 
 
+BOUNDS = PickleLimits()
+
+
 class RefusedPickleError(UnreadableInputError):
     """The pickle is damaged, too large, or wants to do more than hold plain data."""
 
 
-def loads(data: bytes, limits: PickleLimits = PickleLimits()) -> Any:
+def loads(data: bytes, limits: PickleLimits = BOUNDS) -> Any:
     """The value that the pickle `data` (protocol 0 to 5) holds; bytes after its end are ignored.
 
     Raises RefusedPickleError, and nothing else, for whatever is no pickle of plain data within `limits`.

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from msgspec import Struct, field
 
 Row = dict[str, Any]
 
 
-@dataclass
-class Losses:
+class Losses(Struct):
     """What a reader could not use, by kind; filled while reading and never read back by a reader.
 
     Kinds: `torn_lines` (a last line cut off by a kill), `bad_lines`, `oversized_files`, `unreadable_files`,
@@ -106,8 +106,7 @@ class StackSource(Protocol):
         """The stacks; what cannot be read is counted in `losses`. `progress` gets the bytes read so far."""
 
 
-@dataclass(frozen=True)
-class RawSegment:
+class RawSegment(Struct, frozen=True):
     """A stretch of sampling, or a file of stacks that others recorded. Fields are None where nothing tells them."""
 
     number: int
@@ -127,8 +126,7 @@ class RawSegment:
     stretches: Sequence[RawStretch] = ()  # empty where no sample's time is known
 
 
-@dataclass(frozen=True)
-class RawHost:
+class RawHost(Struct, frozen=True):
     """One `host-H` folder."""
 
     name: str  # the H of the folder's name
@@ -140,8 +138,7 @@ class RawHost:
     segments: tuple[RawSegment, ...]
 
 
-@dataclass(frozen=True)
-class TraceRef:
+class TraceRef(Struct, frozen=True):
     """A trace file of a rank, not opened yet. `owner` is "stepscope" for a window of ours, else "user".
 
     `folder` is the file's folder relative to what was given, with forward slashes; "" for that itself and in a run
@@ -155,8 +152,7 @@ class TraceRef:
     claimed_rank: int | None = None
 
 
-@dataclass(frozen=True)
-class RawRank:
+class RawRank(Struct, frozen=True):
     """One `rank-N` or `rank-N.K` folder; `steps` rows carry every name of `model.STEP_COLUMNS`."""
 
     name: str
@@ -169,8 +165,7 @@ class RawRank:
     last_word: Row | None = None  # what the journal had no room for
 
 
-@dataclass(frozen=True)
-class RawRun:
+class RawRun(Struct, frozen=True):
     """Everything that could be read of a run."""
 
     folder: Path

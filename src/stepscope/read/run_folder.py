@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from stepscope.errors import UnreadableInputError
 from stepscope.read import jsonl
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, Row, TraceRef
@@ -51,7 +53,7 @@ def read_run_folder(folder: Path) -> RawRun:
 
 
 def _has_content(part: RawHost | RawRank) -> bool:
-    return any(value for name, value in vars(part).items() if name not in ("name", "folder", "rank"))
+    return any(value for name, value in asdict(part).items() if name not in ("name", "folder", "rank"))
 
 
 # --------------------------------------------------------------------------------------------------------- host

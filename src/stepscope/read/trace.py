@@ -8,11 +8,11 @@ nanoseconds since the trace's base; the base itself may stand behind the events,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 MISSING = -(2**63)
 
@@ -21,8 +21,7 @@ Int32 = npt.NDArray[np.int32]
 Float64 = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(Struct, frozen=True):
     """A column of texts: row i is `values[codes[i]]`, or missing where the code is -1. Values are distinct."""
 
     values: list[str]
@@ -32,8 +31,7 @@ class Text:
         return len(self.codes)
 
 
-@dataclass(frozen=True)
-class Slices:
+class Slices(Struct, frozen=True):
     """Events with a duration. `launch` holds what a kernel's or collective's arguments say, as compact JSON text."""
 
     category: Text
@@ -67,8 +65,7 @@ class Slices:
         return len(self.start_ns)
 
 
-@dataclass(frozen=True)
-class Flows:
+class Flows(Struct, frozen=True):
     """Ends of arrows between slices: `kind` is "ac2g" (launch to device), "fwdbwd" (forward to backward) or other."""
 
     kind: Text
@@ -81,8 +78,7 @@ class Flows:
         return len(self.id)
 
 
-@dataclass(frozen=True)
-class MemoryEvents:
+class MemoryEvents(Struct, frozen=True):
     """`[memory]` instants: an allocation (`bytes` > 0) or a release (< 0), and the totals after it."""
 
     track: Text
@@ -98,8 +94,7 @@ class MemoryEvents:
         return len(self.time_ns)
 
 
-@dataclass(frozen=True)
-class TraceChunk:
+class TraceChunk(Struct, frozen=True):
     """One stretch of a trace, in file order."""
 
     slices: Slices
@@ -107,8 +102,7 @@ class TraceChunk:
     memory: MemoryEvents
 
 
-@dataclass(frozen=True)
-class TraceQuality:
+class TraceQuality(Struct, frozen=True):
     """What reading one trace cost.
 
     `events` entries were seen in all, of which `salvaged` needed the tolerant pass and `lost` could not be used;
@@ -123,8 +117,7 @@ class TraceQuality:
     problems: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class TraceSummary:
+class TraceSummary(Struct, frozen=True):
     """What is known of a trace after its last chunk. `metadata` holds allow-listed keys only."""
 
     base_ns: int  # add it to every time of the chunks

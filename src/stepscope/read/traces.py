@@ -11,8 +11,9 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular
@@ -39,8 +40,7 @@ _PLACES = (  # where things stand in a run folder of ours or in a report, which 
 )
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(Struct, frozen=True):
     path: Path
     top: Path  # the given path it was found under
     rank: int | None

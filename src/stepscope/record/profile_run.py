@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from stepscope.model import RUN_SCHEMA
 from stepscope.record.agent import core, marks
 from stepscope.record.agent.config import Config, WindowConfig, epoch_offset_ns
 from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.journal import append_line, masked_command
 from stepscope.record.agent.sampler import MARKER
 from stepscope.record.agent.window_session import our_call, shared_call, trace_path
+from stepscope.schema import RUN_SCHEMA
 
 DEFAULT_PARENT = "stepscope-runs"
 MOST_SUFFIXES = 1000

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import asdict
+
 from stepscope.report import comparison_words as said
 from stepscope.report import words
 from stepscope.report.comparison_words import Row
@@ -58,7 +60,7 @@ def _figures(document: Row) -> str:
     figures = said.figures(document)
     if not figures:
         return ""
-    rows = [vars(figure) for figure in figures]
+    rows = [asdict(figure) for figure in figures]
     columns: list[Column] = [
         ("Figure", lambda row: row["label"], ""),
         ("Baseline", lambda row: row["baseline"], "right"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from stepscope.comparison.verdicts import percent
 from stepscope.report import words
@@ -47,8 +48,7 @@ _STATUS = {"grew": "", "shrank": "", "same": "same, within noise"}  # the sign o
 _VERDICT_STYLES = {"faster": "good", "slower": "bad"}
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(Struct, frozen=True):
     """A line of the headline table, as text."""
 
     label: str

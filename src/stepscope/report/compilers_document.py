@@ -6,11 +6,10 @@ where no source is wanted, what it quotes is left out.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from stepscope.model.views.compilers import CompilersView
-from stepscope.report.values import plain_value
+from stepscope.report.values import field_names, plain_value
 
 MAX_ROWS = 100
 MAX_OF = {"points": 1_000, "metrics": 1_000}
@@ -25,12 +24,12 @@ def compilers_document(view: CompilersView | None, *, source: bool) -> dict[str,
     if view is None:
         return None
     found: dict[str, Any] = {}
-    for item in dataclasses.fields(view):
-        rows = getattr(view, item.name)
-        limit = MAX_OF.get(item.name, MAX_ROWS)
-        found[item.name] = [_bounded(plain_value(row)) for row in rows[:limit]]
+    for name in field_names(view):
+        rows = getattr(view, name)
+        limit = MAX_OF.get(name, MAX_ROWS)
+        found[name] = [_bounded(plain_value(row)) for row in rows[:limit]]
         if len(rows) > limit:
-            found[f"{item.name}_total"] = len(rows)
+            found[f"{name}_total"] = len(rows)
     if not source:
         for cause in found["causes"]:
             cause["text"] = without_quotes(cause["text"])

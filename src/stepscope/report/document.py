@@ -7,7 +7,6 @@ beside the places that findings name. Numbers stay raw, and none is computed. Wh
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from stepscope.report.compilers_document import compilers_document
 from stepscope.report.on_demand import OnDemand
 from stepscope.report.source import SourceReader
 from stepscope.report.trial import trial_document
-from stepscope.report.values import plain_mapping, plain_rows, plain_value
+from stepscope.report.values import field_names, plain_mapping, plain_rows, plain_value
 from stepscope.report.views_document import views_document
 
 # Upper bounds of the lists in a report, so that a page of it stays small. The tables in the run folder hold the rest.
@@ -126,9 +125,9 @@ def _views(analysis: Analysis) -> dict[str, _Maker]:
         "steps_by_kind": lambda: [_step_row(facts) for facts in analysis.steps],
         "fixed_costs": lambda: plain_mapping(analysis.fixed),
     }
-    for item in dataclasses.fields(analysis):
-        if item.name not in NOT_VIEWS:
-            views[RENAMED.get(item.name, item.name)] = partial(_part, analysis, item.name)
+    for name in field_names(analysis):
+        if name not in NOT_VIEWS:
+            views[RENAMED.get(name, name)] = partial(_part, analysis, name)
     return {**views, **views_document(analysis.views)}
 
 

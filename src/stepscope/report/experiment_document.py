@@ -20,7 +20,6 @@ from stepscope.model.comparison import (
     Effect,
     Equivalence,
     Flag,
-    Knob,
     Measure,
     Outcome,
     PhaseEffect,
@@ -29,6 +28,7 @@ from stepscope.model.comparison import (
 from stepscope.model.experiment import ByHand, Candidate, Experiment, MainEffect, Noise, Protocol, Skipped, Tried
 from stepscope.report.comparison_document import measure_document, outcome_document
 from stepscope.report.values import plain_mapping, plain_rows, plain_value
+from stepscope.schema import Knob
 
 NAME = "experiment.json"
 MAX_BYTES = 32 * 1024 * 1024  # of a file that is read; ours are well below one

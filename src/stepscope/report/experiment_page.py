@@ -6,10 +6,11 @@ the candidates came from a recorded run, that run is given a copy of experiment.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError
 from stepscope.model import Report
@@ -20,7 +21,7 @@ from stepscope.report.experiment_document import NAME, document, dumps
 
 def with_experiment(report: Report, experiment: Mapping[str, Any]) -> Report:
     """`report` with the experiment among its views."""
-    return dataclasses.replace(report, views={**report.views, "experiment": dict(experiment)})
+    return msgspec.structs.replace(report, views={**report.views, "experiment": dict(experiment)})
 
 
 def write(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 # Colours of the parts of a step by position; basic ones, which every terminal theme defines readably.
 COLOURS = ("red", "blue", "green", "magenta", "cyan", "yellow", "bright_black")
 
 
-@dataclass(frozen=True)
-class Glyphs:
+class Glyphs(Struct, frozen=True):
     """`fills` tell the parts of the bar apart without colour."""
 
     fills: str

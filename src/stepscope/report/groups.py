@@ -6,16 +6,16 @@ The order of `report.findings` is that of cost. A group stands where its most ex
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from stepscope.model import Report
 
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Struct, frozen=True):
     """A finding that no other explains, and the findings it explains, directly or not, each once."""
 
     finding: Row

@@ -7,7 +7,6 @@ they are known.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -47,7 +46,7 @@ _KEEPS = {PARKED: "--parked keeps them"}
 
 def to_json(found: Hotspots, rows: int | None = None) -> bytes:
     """Indented UTF-8 JSON that ends in a line break, with the first `rows` rows; all of them by default."""
-    document = dataclasses.asdict(found)
+    document = msgspec.to_builtins(found)
     shown = document.pop("rows")
     head = {key: document.pop(key) for key in ("samples", "skipped_samples")}
     document = {**head, "rows": shown[:rows], "schema": SCHEMA, **document}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from stepscope.model import Report
 from stepscope.report import words
@@ -14,8 +15,7 @@ Row = dict[str, Any]
 Cell = Callable[[Row, Shortener], Any]
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Struct, frozen=True):
     """`style`: "" for words, "right" for figures, "code" for names, "line" for whole ones, "source" for cut ones."""
 
     heading: str
@@ -23,8 +23,7 @@ class Column:
     style: str = ""
 
 
-@dataclass(frozen=True)
-class View:
+class View(Struct, frozen=True):
     """A table under a fold: its title, what a row is, where its rows are in the document, and its columns."""
 
     title: str

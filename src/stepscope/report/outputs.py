@@ -13,10 +13,11 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
+
+from msgspec import Struct
 
 from stepscope.errors import EnvironmentRefusal, UsageError
 from stepscope.model import Report
@@ -80,8 +81,7 @@ def write_file(path: Path, data: bytes, *, make_folder: bool = False) -> None:
         raise EnvironmentRefusal(f"{path}: cannot be written ({error.strerror}); name another place") from None
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """What the user asked to be written, checked before the long work and done after it."""
 
     json_file: str | None = None

@@ -6,15 +6,17 @@ and JSON show this document (`report.table_output`).
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from stepscope.errors import UsageError
 from stepscope.report.metrics import metric
 from stepscope.report.table_columns import SHOWN, Shown
+from stepscope.report.values import field_names, is_record
 
 TABLE_SCHEMA = "stepscope.table/1"
 TEXT_COLUMNS = (
@@ -42,8 +44,7 @@ SORTS = {
 }
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Struct, frozen=True):
     """`unit` and `definition` as docs/metrics.md gives them; empty for names."""
 
     key: str
@@ -51,8 +52,7 @@ class Column:
     definition: str
 
 
-@dataclass(frozen=True)
-class TableDocument:
+class TableDocument(Struct, frozen=True):
     """What a table shows. `total` counts the rows before `--top`; `absent` says why there is none."""
 
     table: str
@@ -66,8 +66,7 @@ class TableDocument:
     shown: Shown
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """Which rows, in which order. `top` None is all; `pattern` is a regular expression, its case ignored."""
 
     sort: str | None = None
@@ -110,15 +109,12 @@ def document(
 def flatten(row: Any) -> dict[str, Any]:
     """Record as one level: fields of nested records beside the others, lists and mappings of figures left out."""
     items: Iterable[tuple[str, Any]]
-    if dataclasses.is_dataclass(row):
-        items = ((item.name, getattr(row, item.name)) for item in dataclasses.fields(row))
-    else:
-        items = row.items()
+    items = row.items() if isinstance(row, Mapping) else ((name, getattr(row, name)) for name in field_names(row))
     flat: dict[str, Any] = {}
     for key, value in items:
         if key == "place":  # its share is of something else in each table
             flat.update({name: getattr(value, name, None) for name in ("file", "line", "function")})
-        elif dataclasses.is_dataclass(value):
+        elif is_record(value):
             for inner, part in flatten(value).items():
                 flat.setdefault(inner, part)
         elif not isinstance(value, (list, tuple, Mapping)):
@@ -132,7 +128,7 @@ def as_json(found: TableDocument) -> dict[str, Any]:
         "schema": TABLE_SCHEMA,
         "table": found.table,
         "title": found.title,
-        "columns": [dataclasses.asdict(column) for column in found.columns],
+        "columns": [msgspec.structs.asdict(column) for column in found.columns],
         "rows": list(found.rows),
         "rows_total": found.total,
         "sorted_by": found.sorted_by,

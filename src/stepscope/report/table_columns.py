@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.model.views.diff import Diff
 from stepscope.model.views.overview import DEVICE_PARTS, HOST_PARTS, IDLE_PARTS
@@ -15,8 +15,7 @@ USE = (
 )
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(Struct, frozen=True):
     """`columns` are (heading, key); `sort` is the column rows are ordered by, None for the order they come in."""
 
     title: str

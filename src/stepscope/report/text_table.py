@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
@@ -12,8 +12,7 @@ GAP = 2
 NARROWEST = 14  # of a column of names
 
 
-@dataclass(frozen=True)
-class TextColumn:
+class TextColumn(Struct, frozen=True):
     """A heading and its cells; `flexible` ones are names, left-aligned, and may be cut."""
 
     heading: str

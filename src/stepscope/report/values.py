@@ -5,10 +5,12 @@ Non-finite numbers become null, lone surrogates escapes, long texts are cut: not
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
+
+from msgspec import Struct
 
 MAX_TEXT = 4_000  # characters of one string
 
@@ -19,10 +21,20 @@ def plain_rows(records: Iterable[Any], limit: int) -> list[dict[str, Any]]:
 
 
 def plain_mapping(record: Any) -> dict[str, Any]:
-    """A dataclass or mapping, field by field."""
+    """A record or mapping, field by field."""
     if isinstance(record, Mapping):
         return {_string(str(key)): plain_value(item) for key, item in record.items()}
-    return {item.name: plain_value(getattr(record, item.name)) for item in dataclasses.fields(record)}
+    return {name: plain_value(getattr(record, name)) for name in field_names(record)}
+
+
+def is_record(value: Any) -> bool:
+    """Whether it has `field_names`."""
+    return isinstance(value, Struct) or is_dataclass(value)
+
+
+def field_names(record: Any) -> tuple[str, ...]:
+    """The fields of a struct, or of a dataclass: those whose subclasses make a field when it is asked for are."""
+    return record.__struct_fields__ if isinstance(record, Struct) else tuple(item.name for item in fields(record))
 
 
 def plain_value(value: Any) -> Any:
@@ -35,7 +47,7 @@ def plain_value(value: Any) -> Any:
         return int(value) if abs(value) < 2**63 else float(value) if abs(value) < 2**1023 else None
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
+    if isinstance(value, Mapping) or is_record(value):
         return plain_mapping(value)
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain_value(item) for item in value]

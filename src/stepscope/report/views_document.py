@@ -5,12 +5,11 @@ A list that was cut says so beside itself (`operators_total`); the whole of it c
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepscope.model.views import Views
-from stepscope.report.values import plain_mapping, plain_value
+from stepscope.report.values import field_names, plain_mapping, plain_value
 
 MAX_ROWS = 300  # of a list: operators, kernels, lines of memory and so on
 MAX_STEPS = 500  # of one span
@@ -56,12 +55,12 @@ def _parts(view: Any) -> dict[str, Any] | None:
     if view is None:
         return None
     found: dict[str, Any] = {}
-    for item in dataclasses.fields(view):
-        part = getattr(view, item.name)
+    for name in field_names(view):
+        part = getattr(view, name)
         if isinstance(part, tuple):
-            found[item.name] = [plain_value(row) for row in part[:MAX_ROWS]]
+            found[name] = [plain_value(row) for row in part[:MAX_ROWS]]
             if len(part) > MAX_ROWS:
-                found[f"{item.name}_total"] = len(part)
+                found[f"{name}_total"] = len(part)
         else:
-            found[item.name] = plain_value(part)
+            found[name] = plain_value(part)
     return found

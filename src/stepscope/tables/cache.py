@@ -15,11 +15,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import polars as pl
+from msgspec import Struct
 
 from stepscope import __version__
 from stepscope.errors import UnreadableInputError
@@ -39,8 +39,7 @@ _making: dict[Path, threading.Event] = {}  # entries that this process makes bes
 _KEPT_BYTES = 20 * 2**30  # of all entries; the ones used longest ago go first
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """The folder of a trace's tables; `content` is what was just made, and may not be there yet, None where it was
     found."""
 

@@ -7,7 +7,9 @@ reason of older versions, and the note that a frame is skipped. See `compile_rea
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from stepscope.tables.compile_guards import UNKNOWN
 from stepscope.tables.compile_text import (
@@ -23,8 +25,7 @@ from stepscope.tables.compile_text import (
 )
 
 
-@dataclass(frozen=True)
-class Break:
+class Break(Struct, frozen=True):
     """Why the compiler could not follow. `file` and `line` are the user's line; None where the text has none.
 
     `reason_first_line` is the kind of break as the compiler names it, `reason` its explanation without the stack;
@@ -184,7 +185,7 @@ def _placed(found: Break, place: Location | None) -> Break:
     if place is None:
         return found
     function = plain_function(place.function) if place.function else None
-    return Break(**{**vars(found), "file": place.file, "line": place.line, "function": function})
+    return Break(**{**asdict(found), "file": place.file, "line": place.line, "function": function})
 
 
 def _cause(first: str, more: str, *, told: bool) -> tuple[str, str | None]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from stepscope.read.text import boolean, string
 from stepscope.tables.compile_breaks import Break, parse_graph_break
@@ -85,8 +86,7 @@ _PARAMETER = "Guard failed on a parameter, "
 _CLOSURE = re.compile(r'guard on "([^"\n]{1,200})"([^,\n]{0,200})')
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """Why a function was compiled again. `version` is the id of the version that did not fit ("2/7").
 
     `file` and `line` are the user's line that uses what changed, or reads it; None where the wording names none (of

@@ -8,10 +8,10 @@ versions before, the value that a version was compiled for from the message abou
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
+from msgspec import Struct, field
 
 from stepscope.read.raw import RawRank, Row
 from stepscope.read.text import boolean, integer, length_ns, moment_ns, string
@@ -87,8 +87,7 @@ def _files(events: Iterable[Row]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in named if name and len(name) <= _NAME))
 
 
-@dataclass
-class _Known:
+class _Known(Struct):
     """A process and what its events tell about each other. `versions`: row number -> the version it did not fit."""
 
     rank: RawRank

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+from msgspec import Struct, field
 
 from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRank, TraceRef
@@ -23,8 +23,7 @@ _TABLES = ("events", "links", "memory", "traces")
 _DAMAGED = (OSError, UnreadableInputError, pl.exceptions.PolarsError)
 
 
-@dataclass(frozen=True)
-class ReadTrace:
+class ReadTrace(Struct, frozen=True):
     """A trace that was read, with the rank it belongs to."""
 
     rank: RawRank
@@ -32,8 +31,7 @@ class ReadTrace:
     index: TraceIndex
 
 
-@dataclass(frozen=True)
-class EventsTable:
+class EventsTable(Struct, frozen=True):
     """What the traces of a run hold.
 
     `counts` has what the quality report says of events; `offsets` is "process/trace" -> ns its clock was moved by,

@@ -9,7 +9,8 @@ hosts, perhaps) are never taken for each other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import field
 
 from stepscope.read.raw import RawHost, RawRank
 from stepscope.tables.processes import HELPER, LAUNCHER, OTHER, RANK, WORKER, HostProcesses, Process
@@ -19,7 +20,6 @@ _ROLE_OF_HINT = {"launcher": LAUNCHER, "helper": HELPER}
 _Key = tuple[int, int]  # position of the file, pid
 
 
-@dataclass
 class ForeignProcesses(HostProcesses):
     """The processes of files, which share no process ids."""
 

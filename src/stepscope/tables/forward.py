@@ -8,10 +8,9 @@ may have an arrow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from stepscope.tables.arrays import NONE, Int32, Int64, climb
 from stepscope.tables.links import Arrows, Moments
@@ -21,8 +20,7 @@ SEQUENCE, FLOW = range(2)
 _MAX_THREADS = 256  # of a process; damaged numbers make up threads that never were
 
 
-@dataclass(frozen=True)
-class Numbered:
+class Numbered(Struct, frozen=True):
     """Operators that carry a sequence number: their row, process (by number), track, start and forward thread."""
 
     row: Int64

@@ -8,10 +8,9 @@ operators ran when the graph was captured, so those are no links. Ids are rows o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, climb
 from stepscope.tables.nesting import by_value
@@ -23,8 +22,7 @@ LINKED, BEFORE_RECORDING, GRAPH, UNLINKED = range(4)
 _ROUNDING_NS = 1000  # older writers cut times to whole microseconds
 
 
-@dataclass(frozen=True)
-class Slices:
+class Slices(Struct, frozen=True):
     """The columns links are made from: whole ones by row, sparse ones as (rows ascending, values)."""
 
     track: Int32
@@ -40,8 +38,7 @@ class Slices:
     external_id: tuple[Int64, Int64]
 
 
-@dataclass(frozen=True)
-class Arrows:
+class Arrows(Struct, frozen=True):
     """Arrows from launches to device slices: where each starts and where it ends."""
 
     from_track: Int32
@@ -50,8 +47,7 @@ class Arrows:
     to_ns: Int64
 
 
-@dataclass(frozen=True)
-class Links:
+class Links(Struct, frozen=True):
     """One row per device slice; `method` and `state` are positions in `METHODS` and `STATES`."""
 
     event: Int64

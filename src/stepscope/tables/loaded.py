@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 
 from stepscope.read.raw import RawRank, TraceRef
 from stepscope.tables.clocks import offset_ns
@@ -30,8 +30,7 @@ _TREE_IDS = ("parent", "frame", "forward")
 _LINK_IDS = ("event", "launch", "operator", "frame", "forward")
 
 
-@dataclass(frozen=True)
-class TraceTables:
+class TraceTables(Struct, frozen=True):
     """The rows of one trace, by table; `steps` where the rank has no journal, `offset` what its clock was moved by."""
 
     frames: dict[str, list[pl.DataFrame]]

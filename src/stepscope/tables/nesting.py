@@ -12,10 +12,10 @@ counting; only the others are swept slice by slice, a block at a time, so that n
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -27,8 +27,7 @@ _DEEPEST = 2000  # levels up to which counting is quicker than sweeping
 _ENDLESS = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class Nesting:
+class Nesting(Struct, frozen=True):
     """One entry per slice, in the order given; `NONE` where there is no parent or frame.
 
     `extent_ns` is the slice's duration after cutting, `clipped` counts the slices that were cut.

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from stepscope.read.formats import Limits
 
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class BuildOptions:
+class BuildOptions(Struct, frozen=True):
     """What `tables.build` may use.
 
     `cache` is where the tables of traces stay (`cache.default_folder()` is the user's); without it, or where it cannot

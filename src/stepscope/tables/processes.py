@@ -8,10 +8,10 @@ rank's journal names as started by the script loads nothing, however much it loo
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
+from msgspec import Struct, field
 
 from stepscope.read.raw import RawHost, RawRank, Row
 from stepscope.read.text import boolean, integer, moment_ns, string
@@ -22,8 +22,7 @@ _ROOT = "root"
 _MAX_GENERATIONS = 64  # a chain of parents longer than this is a cycle of reused pids
 
 
-@dataclass
-class Process:
+class Process(Struct):
     """One process of a host. Fields are None where neither source knew."""
 
     pid: int
@@ -40,8 +39,7 @@ class Process:
     end_ns: int | None = None
 
 
-@dataclass
-class HostProcesses:
+class HostProcesses(Struct):
     """The processes of a host by pid (the latest where a pid was reused), and all of them in order of appearance."""
 
     host: str

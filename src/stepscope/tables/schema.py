@@ -6,10 +6,10 @@ Column names carry units; times are integer nanoseconds on the epoch clock; a mi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
+from msgspec import Struct
 
 from stepscope.model import Quality, RunFacts
 
@@ -285,8 +285,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class RankInfo:
+class RankInfo(Struct, frozen=True):
     """A training process as its rank.json describes it."""
 
     rank: int
@@ -301,8 +300,7 @@ class RankInfo:
     threads: int | None = None  # of torch's operators on the CPU, when training began
 
 
-@dataclass(frozen=True)
-class Tables:
+class Tables(Struct, frozen=True):
     """All tables of a run. Every frame has exactly the columns of `SCHEMAS`; an absent source is an empty frame."""
 
     run: RunFacts

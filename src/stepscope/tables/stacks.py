@@ -10,11 +10,11 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+from msgspec import Struct, field
 
 from stepscope.read.raw import FrameNames, Losses, RawHost, RawRank, RawSegment, RawStack
 from stepscope.tables import call_paths, phases
@@ -36,8 +36,7 @@ class Who(NamedTuple):
     name: str | None
 
 
-@dataclass
-class Taken:
+class Taken(Struct):
     """What reading the stacks of one host taught of its processes, by (segment or -1, pid)."""
 
     parents: dict[tuple[int, int], int | None] = field(default_factory=dict)
@@ -47,8 +46,7 @@ class Taken:
     anonymous: set[int] = field(default_factory=set)  # segments with stacks that name no process
 
 
-@dataclass(frozen=True)
-class StacksTables:
+class StacksTables(Struct, frozen=True):
     """All tables of stacks, with counts: `stack_samples`, and of them `torn_stack_samples`, `own_stack_samples` and
     `left_out_path_samples` (of paths beyond the limit, which stand under one name)."""
 

@@ -6,12 +6,12 @@ Rows are the trace's own: ids count from 0, and what belongs to a run (rank, pro
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import polars as pl
+from msgspec import Struct, field
 
 from stepscope.tables.parts import PART_COLUMNS, part_name
 
@@ -43,8 +43,7 @@ class TraceIndex(msgspec.Struct, frozen=True):
     link_counts: dict[str, int]  # device slices, and their time by what became of it
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(Struct, frozen=True):
     """One trace. `parts` are the columns of its slices that the reader gave, in order, or the files with them."""
 
     index: TraceIndex

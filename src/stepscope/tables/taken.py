@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from stepscope.read.trace import Flows, MemoryEvents, Slices, TraceSource, TraceSummary
 from stepscope.tables import categories, forward, links
@@ -24,8 +24,7 @@ _TEXTS = ("category", "name", "track")
 _SPARSE = ("correlation", "external_id", "sequence", "forward_thread")
 
 
-@dataclass(frozen=True)
-class Taken:
+class Taken(Struct, frozen=True):
     """What is kept of all chunks; the rest went to the writer of the parts."""
 
     slices: Columns

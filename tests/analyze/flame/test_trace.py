@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from tests.analyze import shared_traces
 from tests.analyze.flame.scenes import ALL, ENGINE, SOURCE, TRAIN, kinds, leaves_of, of, own_values, training, trees
 from tests.analyze.traces import US, Slices, tables
 from tests.builders import T0
+from tests.records import replace
 
 # ------------------------------------------------------------------------------------------------------ device time
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +13,7 @@ from stepscope.tables.schema import Tables
 from tests.analyze.flame.scenes import ROOT, SOURCE, TRAIN, leaves_of, of, training
 from tests.analyze.traces import US, Slices, tables
 from tests.builders import make_tables
+from tests.records import replace
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 TOP = [f"<module> ({TRAIN}:20)", f"train ({TRAIN}:2)"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from stepscope.model.views.passes import ExtraCall, PassesFacts, PassFacts
 from stepscope.tables.schema import Tables
 from tests.analyze.passes.scenes import DOUBLE, USER, Steps
 from tests.builders import MS, T0, make_tables, step_rows
+from tests.records import replace
 
 MODULE = "_wrapped_call_impl (/venv/lib/python3.11/site-packages/torch/nn/modules/module.py:9)"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from stepscope.analyze.sampled.user_paths import UserPaths
 from stepscope.model.views.waits import RankLines
 from stepscope.read.stacks.files import read_stack_files
 from tests.builders import make_tables, step_rows
+from tests.records import replace
 
 SAMPLERS = Path(__file__).resolve().parents[4] / "shared" / "traces" / "py_spy"
 needs_samples = pytest.mark.skipif(not SAMPLERS.is_dir(), reason=f"the real samples are not at {SAMPLERS}")
@@ -156,7 +156,7 @@ def test_weights_in_microseconds_are_no_samples() -> None:
     tables_of = make_tables(stacks=[{**row, "start_ns": None, "end_ns": None} for row in rows])
     found = {}
     for unit in ("samples", "us"):
-        context = Context(dataclasses.replace(tables_of, segments=tables_of.segments.with_columns(unit=pl.lit(unit))))
+        context = Context(replace(tables_of, segments=tables_of.segments.with_columns(unit=pl.lit(unit))))
         users = UserPaths(context.calls, context.code)
         found[unit] = rank_lines.facts(context, sampled_loop(context, users), users, True)
     assert found["samples"][0] is not None

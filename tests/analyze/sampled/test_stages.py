@@ -115,9 +115,9 @@ def test_waiting_is_unknown_where_it_was_not_sampled() -> None:
 
 
 def _without_idle(tables: Any) -> Any:
-    from dataclasses import replace
-
     import polars as pl
+
+    from tests.records import replace
 
     return replace(tables, segments=tables.segments.with_columns(idle=pl.lit(False)))
 

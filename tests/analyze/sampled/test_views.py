@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from stepscope.analyze.sampled import views as sampled_views
 from stepscope.model.views.waits import SampledViews
 from stepscope.read.stacks.files import read_stack_files
 from tests.builders import MS, T0, make_tables, step_rows
+from tests.records import replace
 
 SAMPLERS = Path(__file__).resolve().parents[4] / "shared" / "traces" / "py_spy"
 needs_samples = pytest.mark.skipif(not SAMPLERS.is_dir(), reason=f"the real samples are not at {SAMPLERS}")
@@ -147,7 +147,7 @@ def test_a_run_without_stacks_has_no_views() -> None:
 def test_stacks_of_memory_have_no_views() -> None:
     tables_of = make_tables(stacks=[stack([at("main", 3)], 10)])
     in_bytes = tables_of.segments.with_columns(unit=pl.lit("bytes"))
-    assert views_of(Context(dataclasses.replace(tables_of, segments=in_bytes))) is None
+    assert views_of(Context(replace(tables_of, segments=in_bytes))) is None
 
 
 def test_everything_together_with_times() -> None:

@@ -246,7 +246,7 @@ def test_traces_without_steps_beside_others_are_told() -> None:
 
 
 def operator(name: str, host_us: int, device_us: int | None) -> OperatorRow:
-    values: dict[str, Any] = dict.fromkeys(OperatorRow.__dataclass_fields__)
+    values: dict[str, Any] = dict.fromkeys(OperatorRow.__struct_fields__)
     values |= {"name": name, "calls": 4, "host_self_ns": host_us * US}
     values |= {"device_self_ns": None if device_us is None else device_us * US}
     return OperatorRow(**values)

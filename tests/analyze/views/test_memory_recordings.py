@@ -6,7 +6,6 @@ import gzip
 import json
 import pickle
 from array import array
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from stepscope.read.memory_timeline import read_memory_timeline
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.analyze.traces import tables
 from tests.read.memory_files import FILE, ROUND, SEGMENT, START_US, Allocator, stack
+from tests.records import replace
 
 CODE = UserCode(["/home/me/project"], [FILE])
 BASE = Context(tables()).base

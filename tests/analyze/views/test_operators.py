@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from posixpath import basename
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests.analyze import shared_traces
 from tests.analyze.traces import TRACE, frame, tables
 from tests.analyze.views.module_traces import US, Nested, base_of
 from tests.builders import T0
+from tests.records import replace
 
 PLUGIN = shared_traces.SHARED / "oracles" / "tb_plugin.json"
 ORACLE: dict[str, Any] = json.loads(PLUGIN.read_text()) if PLUGIN.is_file() else {}

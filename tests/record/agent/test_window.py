@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import threading
@@ -67,6 +68,26 @@ def test_work_apart_raises_what_it_raised_and_is_over_before_a_signal_is(of_main
     assert done == [1]
     with pytest.raises(ZeroDivisionError):
         apart(lambda: done.append(1 // 0))
+
+
+def test_no_thread_of_ours_is_left_when_work_apart_is_done() -> None:
+    """The script's profiler may start right then, and records what every thread is in."""
+    over = threading.Event()
+    busy = threading.Thread(target=lambda: all(not over.is_set() for _ in itertools.count()))
+    usual = sys.getswitchinterval()
+    left = 0
+    sys.setswitchinterval(1e-6)
+    try:
+        busy.start()
+        for _ in range(500):
+            threads: list[int] = []
+            apart(lambda threads=threads: threads.append(threading.get_ident()))
+            left += threads[0] in sys._current_frames()
+    finally:
+        over.set()
+        sys.setswitchinterval(usual)
+        busy.join()
+    assert left == 0
 
 
 def test_a_profile_function_of_the_script_stays(tmp_path: Path) -> None:

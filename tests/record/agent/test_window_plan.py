@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
 from stepscope.record.agent.config import WindowConfig
 from stepscope.record.agent.window_budget import Budget
 from stepscope.record.agent.window_plan import HIGH, LOW, AutoPlan, Boundary, Opening, Plan, SchedulePlan, make_plan
+from tests.records import replace
 
 MS = 1_000_000
 STEADY = Boundary(completed=1, kind="train", wall_ns=10 * MS, remaining=10_000)

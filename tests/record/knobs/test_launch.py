@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.model.comparison import Knob
 from stepscope.record.agent.knobs import host_allocator
 from stepscope.record.agent.knobs.arguments import argument_of
 from stepscope.record.host.knobs import changed_by_knobs, with_argument
 from stepscope.record.host.options import RecordOptions
+from stepscope.schema import Knob
 
 from .recorded import recorded
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import UsageError
-from stepscope.model.comparison import Knob
 from stepscope.record.agent.knobs import KNOBS, check, check_all, entry, masked, parse, render, values
 from stepscope.record.agent.knobs.base import KnobBase, load
 from stepscope.record.host.options import RecordOptions
+from stepscope.schema import Knob
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "knobs.md"
 

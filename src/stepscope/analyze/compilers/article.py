@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from stepscope.analyze.compilers.constants import PER_STEP, SLOW_COMPILE_NS, SLOW_EXECUTE_NS, TORCH_COMPILE, TORCH_XLA
 from stepscope.analyze.compilers.reports import TRANSFER, Report, longest_ns
@@ -26,8 +27,7 @@ _COUNTS = re.compile(r"([0-9]{1,15}) counts during ([0-9]{1,15}) steps")
 _UNITS = ((86_400_000_000_000, "d"), (3_600_000_000_000, "h"), (60_000_000_000, "m"), (10**9, "s"), (10**6, "ms"))
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(Struct, frozen=True):
     rule: str
     metric: str
 

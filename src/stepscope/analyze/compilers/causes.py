@@ -6,10 +6,11 @@ import hashlib
 import posixpath
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.analyze.compilers import spans
 from stepscope.analyze.compilers.constants import CHANGES_SHOWN, STEPS_SHOWN, TORCH_COMPILE
@@ -22,8 +23,7 @@ Row = Mapping[str, Any]
 _KEY = ("backend", "kind", "function", "def_file", "def_line", "file", "line", "cause", "operator")
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Struct, frozen=True):
     """A cause and the rows of `Prepared.rows` it is made of, later backward passes left out."""
 
     cause: CompilerCause

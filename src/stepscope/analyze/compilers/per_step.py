@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import polars as pl
+from msgspec.structs import replace
 
 from stepscope.analyze.compilers import spans
 from stepscope.analyze.compilers.constants import COMPILATIONS, TIMED, TRACE, WARMUP_STEPS

@@ -9,11 +9,11 @@ a line gets what the recompilations before it say.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.compilers.constants import COMPILATIONS, TRACE
 from stepscope.engine.step_labels import LabelledSteps
@@ -27,8 +27,7 @@ _Row = Mapping[str, Any]
 _Frame = tuple[tuple[str, str, str], "str | None"]  # process, backend and name of a frame; a cause, or None for any
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """The rows of `compiles` and the steps they lie in.
 
     `rows`: the columns of `compiles`, and `pos` (its row number here), `at` (row of `steps` or null), `owner` (the

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.compilers.constants import RING
 from stepscope.engine.user_code import parse_json
@@ -21,8 +21,7 @@ ATEN = "aten::"
 READ_SCALAR = "aten::_local_scalar_dense"  # what .item() is; no missing operator
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(Struct, frozen=True):
     """The last state of a process.
 
     torch_xla prints no name whose value is 0, so a name that is missing is 0, if the report holds metrics at all

@@ -8,11 +8,11 @@ they are worth is the rules' business.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.compilers.constants import (
     COMPILERS,
@@ -30,8 +30,7 @@ from stepscope.model.views.compilers import CompilerSteps, CompileStorm
 from stepscope.tables.arrays import Int64
 
 
-@dataclass(frozen=True)
-class Rate:
+class Rate(Struct, frozen=True):
     """Compilations and steps of one process, warm-up included, as the article counts them."""
 
     process: str
@@ -44,8 +43,7 @@ class Rate:
         return self.steps > WARMUP_STEPS and self.compiles / self.steps > PER_STEP
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(Struct, frozen=True):
     """Step by step whether one kind of step of one process compiled."""
 
     kind: str | None
@@ -53,8 +51,7 @@ class Series:
     compiled: npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class _Recent:
+class _Recent(Struct, frozen=True):
     """What the windowed rule and the late one find in a sequence."""
 
     kind: str | None

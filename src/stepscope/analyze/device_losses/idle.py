@@ -8,10 +8,10 @@ of its own explains is the host preparing its next launch (`launches`). Copies a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from stepscope.analyze.device_losses.operations import Operations
 from stepscope.analyze.device_losses.pieces import Piece, host_rows, piece
@@ -33,8 +33,7 @@ IN, OUT = ("HtoD", "HostToDevice"), ("DtoH", "DeviceToHost")
 _PIN = r"^aten::_?pin_memory$"
 
 
-@dataclass(frozen=True)
-class Waits:
+class Waits(Struct, frozen=True):
     """Waits for the device, merged where they lie close. `rows[i]` is the longest call of wait i, -1 for none.
 
     `idle` is the idle time under them, and behind them as far as the wait is its cause; `idle_ns[i]` the part of i.
@@ -46,8 +45,7 @@ class Waits:
     idle_ns: Int64
 
 
-@dataclass(frozen=True)
-class Idle:
+class Idle(Struct, frozen=True, dict=True):
     """The idle time of one trace, taken apart."""
 
     scene: Scene

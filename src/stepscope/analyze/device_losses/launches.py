@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from stepscope.analyze.device_losses.idle import Idle
 from stepscope.analyze.device_losses.pieces import Piece, host_rows, piece
@@ -40,8 +40,7 @@ _COMPILED = (
 _GENERATED = re.compile(r"^triton_|^fused_|^kernel\d*$|CudaCodeGen")
 
 
-@dataclass(frozen=True)
-class Launches:
+class Launches(Struct, frozen=True, dict=True):
     """What of the idle time that is left belongs to launching, of one trace."""
 
     idle: Idle

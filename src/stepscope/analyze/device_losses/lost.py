@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from stepscope.analyze.device_losses import busy, copies, launches
 from stepscope.analyze.device_losses.busy import Busy
@@ -13,8 +14,7 @@ from stepscope.analyze.device_losses.pieces import Piece
 from stepscope.engine.scene import Scene
 
 
-@dataclass(frozen=True)
-class Lost:
+class Lost(Struct, frozen=True, dict=True):
     """The losses of a trace whose steps hold device work."""
 
     scene: Scene

@@ -7,11 +7,11 @@ waits, copies or launches lie inside are parts of the operation and no losses of
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 import numpy as np
+from msgspec import Struct
 
 from stepscope.analyze.device_losses.pieces import Piece, host_rows, piece
 from stepscope.engine import intervals
@@ -37,8 +37,7 @@ _DISTRIBUTING = (
 )
 
 
-@dataclass(frozen=True)
-class Operations:
+class Operations(Struct, frozen=True, dict=True):
     """The owning operations of one trace; `gaps` is when no device works."""
 
     scene: Scene

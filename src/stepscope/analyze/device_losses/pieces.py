@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from stepscope.analyze.views.kernel_names import short_names
 from stepscope.engine import attribution, intervals
@@ -21,8 +21,7 @@ PARTS = 8
 KERNELS = (MATRIX, ATTENTION, LAYOUT, POINTWISE)  # whose parts are kernels
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """A loss in one trace: ns of each step, and what caused it, one value for each cause.
 
     `rows` are host slices from which the user's line is looked up, `weights` ns, and `named` rows whose names are told;

@@ -6,10 +6,10 @@ work goes level by level over arrays. What is too thin to be drawn is cut away, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from stepscope.model.views.flame import FlameFrame, FlameTree
 from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
@@ -36,8 +36,7 @@ class FrameIndex:
         return tuple(self._numbers)
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """What is left out of a tree: paths below `min_share` of the root, then the thinnest, then the deepest."""
 
     min_share: float = MIN_SHARE
@@ -45,8 +44,10 @@ class Limits:
     max_depth: int = MAX_DEPTH
 
 
-@dataclass(frozen=True)
-class Paths:
+BOUNDS = Limits()
+
+
+class Paths(Struct, frozen=True):
     """Weighted paths below one root that is not among the nodes.
 
     `parent` (-1 below the root), `frame` (a number; what it counts is the maker's choice) and `own`, the value of a
@@ -70,7 +71,7 @@ def flame_tree(
     label: str,
     unit: str,
     source: str,
-    limits: Limits = Limits(),
+    limits: Limits = BOUNDS,
     root: FlameFrame = ROOT,
 ) -> FlameTree:
     """`paths`, whose frames are numbers of `frames`, as a tree with totals below one root, thin paths cut away."""

@@ -8,9 +8,10 @@ share of a path changed and nothing about speed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.flame.builder import ROOT, FrameIndex, Paths, flame_tree, merged, summed
@@ -24,8 +25,7 @@ from stepscope.model.views.flame import FlameGraph, FlameTree
 SCALED = "scaled to the same total"
 
 
-@dataclass(frozen=True)
-class _Pair:
+class _Pair(Struct, frozen=True):
     this: PlannedTree
     other: Boxes
     scale: float  # of the other side's values

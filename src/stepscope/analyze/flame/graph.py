@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.flame.builder import ROOT, FrameIndex, Limits, flame_tree
@@ -37,8 +38,7 @@ KINDS = {
 _PHASE_ORDER = {name: position for position, name in enumerate((*PHASES, "startup"))}
 
 
-@dataclass(frozen=True)
-class FlameOptions:
+class FlameOptions(Struct, frozen=True):
     """What to draw. `by`: "function" or "line", what makes two frames one box. `per_step` False counts samples.
 
     `source` False quotes no line of the user's.
@@ -51,8 +51,7 @@ class FlameOptions:
     source: bool = True
 
 
-@dataclass(frozen=True)
-class PlannedTree:
+class PlannedTree(Struct, frozen=True):
     """A tree to be drawn: which rows, what a sample counts for, and how the tree is named."""
 
     key: str

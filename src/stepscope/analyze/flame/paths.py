@@ -6,9 +6,10 @@ A function's box shows the line that was sampled most in it, and a box is a wait
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.analyze.flame.builder import Paths, depths, merged, summed, totals
 from stepscope.analyze.flame.names import NO_FRAME, Names
@@ -23,8 +24,7 @@ Leaves = Callable[[CallTree, Floats], OperatorLeaves]
 FOLD = 8  # direct recursion deeper than this is drawn as one box
 
 
-@dataclass(frozen=True)
-class Boxes:
+class Boxes(Struct, frozen=True):
     """Paths of boxes: `key` numbers boxes of `Names`, which two sides of a difference share; `frame` is as drawn."""
 
     parent: Int32

@@ -6,11 +6,10 @@ together are its mean step, and samples of its other threads, taken at the same 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.sampled.loop import sampled_loop
@@ -27,8 +26,7 @@ MS_PER_STEP = "ms per step"
 _SEGMENT = ["process", "start_ns", "end_ns"]
 
 
-@dataclass(frozen=True)
-class SampleRows:
+class SampleRows(Struct, frozen=True):
     """Rows that are drawn: arrays of one length, and what they have in common.
 
     `kind` is one of the four above; `rank` is -1 and `phase` None where unknown. `worth` is what one sample counts for

@@ -7,11 +7,12 @@ the durations of all device slices, the root of "operators" the sum of the self 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.device_lines import EARLY, NO_LAUNCH, NO_STACKS, REPLAYED
@@ -37,8 +38,7 @@ _ROUNDED = 0.01  # of a step: a recording that begins or ends within it of a ste
 _DEFINITIONS = "lines are those of definitions where the line of the call is not known"
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """What one trace adds to a tree: distinct paths with ns; `steps` it holds, 0 where the trace names none."""
 
     rank: int

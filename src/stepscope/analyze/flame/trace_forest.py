@@ -11,9 +11,8 @@ All work goes over arrays of the trace's rows, so that millions of slices take s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
+from msgspec import Struct, field
 
 from stepscope.analyze.flame.builder import merged
 from stepscope.analyze.flame.trace_names import CALL, MARK, OPERATOR, OURS, SKIPPED, TraceFrame, TraceNames, of_function
@@ -31,8 +30,7 @@ _ENGINE = "autograd::engine::"
 _NESTED_CALLS = 16  # of backward() around each other; what is open beyond that is not looked for
 
 
-@dataclass(frozen=True)
-class Forest:
+class Forest(Struct, frozen=True):
     """Distinct paths, parents before children; `frame` counts in `TraceNames`.
 
     `node` of each row of the span is that of its own path, or of the nearest slice around it that stands in paths; -1
@@ -45,8 +43,7 @@ class Forest:
     ours: Bools
 
 
-@dataclass
-class _Draft:
+class _Draft(Struct):
     """Rows and, behind them, nodes that stand for no row (`extra_*`). `parent` of a row may be one of those."""
 
     names: TraceNames

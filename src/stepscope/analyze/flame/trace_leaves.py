@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from stepscope.analyze.flame.builder import Paths, depths, merged, summed, totals
 from stepscope.analyze.flame.trace_names import FUNCTION, OPERATOR, TraceFrame
@@ -30,8 +30,7 @@ _MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")  # traces name the module i
 _SKIP, _NO_PYTHON = -2, -3
 
 
-@dataclass(frozen=True)
-class OperatorLeaves:
+class OperatorLeaves(Struct, frozen=True):
     """Leaves to be added below the nodes of a `CallTree`, and what then remains of the nodes' own values.
 
     `parent` is a node of the tree or, from `len(tree)` on, the leaf of that number; parents come before children.
@@ -48,8 +47,7 @@ class OperatorLeaves:
     absent: str | None
 
 
-@dataclass(frozen=True)
-class _Calls:
+class _Calls(Struct, frozen=True):
     """What a trace knows of each of its functions: `python_ns` spent in Python itself, by node of its paths, and the
     operators it calls: their node, the function `owner`, the operator around each (position here, -1) and own ns.
 

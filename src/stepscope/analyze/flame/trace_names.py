@@ -7,8 +7,9 @@ tell on which line it makes a call, the frame above that call gets this line.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.flame.names import drawn

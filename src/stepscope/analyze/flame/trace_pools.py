@@ -5,10 +5,10 @@ All paths are compared at once, frame by frame from the innermost on: paths that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from stepscope.tables.arrays import NONE, Bools, Int64
 
@@ -23,8 +23,7 @@ class Side(NamedTuple):
     nodes: Int64
 
 
-@dataclass(frozen=True)
-class Pools:
+class Pools(Struct, frozen=True):
     """`of_node` gives for each sampled node its pool, -1 where nothing matches. Pool `pool[i]` holds recorded node
     `owner[i]`; a node may be in several. `count` is how many pools there are.
     """

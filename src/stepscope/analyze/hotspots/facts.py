@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.hotspots import idle
 from stepscope.analyze.hotspots.idle import IdleMode
@@ -20,8 +19,7 @@ OF_STACKS = ("stacks", "stacks.jsonl")  # sources of the tables' notes that conc
 _PROCESS = ["host", "in_file", "pid", "role", "rank"]
 
 
-@dataclass(frozen=True)
-class SampleFacts:
+class SampleFacts(Struct, frozen=True):
     """The fields of `Hotspots` that do not depend on how rows are grouped."""
 
     samples: int

@@ -10,9 +10,8 @@ answer is unknown.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import polars as pl
+from msgspec import Struct
 
 from stepscope.tables.schema import Tables
 
@@ -28,8 +27,7 @@ RECORDED, INFERRED = "recorded", "inferred"
 _PROCESS = ["host", "file", "pid"]
 
 
-@dataclass(frozen=True)
-class IdleMode:
+class IdleMode(Struct, frozen=True):
     """`idle`: whether waiting threads were sampled; None where nothing tells. `source`: "recorded" or "inferred"."""
 
     idle: bool | None

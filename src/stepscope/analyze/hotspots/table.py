@@ -8,12 +8,12 @@ waiting is never merged with working.
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct, field
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.hotspots import facts as sources
@@ -41,8 +41,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-@dataclass(frozen=True)
-class HotspotOptions:
+class HotspotOptions(Struct, frozen=True):
     """What is asked for. `library` None is the user's own code.
 
     `by`: a key of `GROUPS`. With `aggregate` False every call path is a row, as long as `by` is "line". `limit`: the

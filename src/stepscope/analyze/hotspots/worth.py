@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.context import Context
 from stepscope.model import PHASES
@@ -12,8 +11,7 @@ from stepscope.model import PHASES
 _SEGMENT = ["process", "start_ns", "end_ns"]
 
 
-@dataclass(frozen=True)
-class StepWorth:
+class StepWorth(Struct, frozen=True):
     """`ms_per_sample` by rank, mean over ranks included: summed over a rank's samples in steps it gives its mean step,
     divided by the number of ranks. `segments` are those that steady steps fill; `profiling` nodes are in no step."""
 

@@ -6,11 +6,11 @@ part by a fair share. The line is that of Theil and Sen, the median of the slope
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 PARTS = 5
 MIN_READINGS = 10  # two in each part
@@ -18,8 +18,7 @@ POINTS = 240  # of the line; its pairs fit into memory at any length
 FAIR_SHARE = 1 / 3  # of the mean rise from part to part: what each must rise by; a jump alone leaves the others flat
 
 
-@dataclass(frozen=True)
-class Trend:
+class Trend(Struct, frozen=True):
     """A straight line through readings, as levels at the first and the last of them."""
 
     readings: int

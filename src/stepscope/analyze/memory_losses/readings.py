@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.windows import event_data
 from stepscope.engine.step_labels import LabelledSteps
@@ -28,8 +28,7 @@ _SCHEMA: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Readings:
+class Readings(Struct, frozen=True):
     """Readings of one process, in order of time. `all_rows` holds those before the steps are steady too.
 
     `steady` has a row for each reading after a steady step, the first and the last of the run's among them.

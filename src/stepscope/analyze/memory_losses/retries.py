@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 import polars as pl
+from msgspec.structs import replace
 
 from stepscope.analyze.memory_losses.readings import Readings
 from stepscope.analyze.steps import mean

@@ -7,9 +7,9 @@ may live that long. A line leaks when it leaves such blocks in every step.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from stepscope.analyze.views import memory
 from stepscope.analyze.views.memory_device import DeviceMemory
@@ -23,8 +23,7 @@ MIN_STEPS = 3  # two of them tell what survives their next; fewer tell nothing
 MAX_LINES = 5
 
 
-@dataclass(frozen=True)
-class TracedGrowth:
+class TracedGrowth(Struct, frozen=True):
     """One device in one trace. `rising`: at the end of each step more stood than at the end of the step before."""
 
     process: str

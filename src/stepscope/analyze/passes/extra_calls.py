@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.passes.training import TrainingScene, summed
 from stepscope.analyze.sampled_time import SampledTime, Share
@@ -51,8 +51,7 @@ _EXTRA, _OTHER, _BACKWARD = "extra", "other", "backward"
 _MODULE_CALLS = ("_wrapped_call_impl", "_call_impl", "__call__")
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(Struct, frozen=True):
     """Extra calls of one instance from one place in one trace.
 
     `around`: the user's code that trains nothing. `order`: what the function that makes them does in a step, in time:

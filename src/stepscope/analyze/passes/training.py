@@ -11,7 +11,6 @@ much as it has slices. What is left of the excess is how the machine was at that
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -34,8 +33,7 @@ SLICE_NS = 1_000  # what recording adds to a slice at least; operators with shap
 LINES = 5
 
 
-@dataclass(frozen=True, eq=False)
-class TrainingScene(Scene):
+class TrainingScene(Scene, frozen=True, eq=False, dict=True):
     """A trace with its training steps alone.
 
     `steady_ns`: the steady step of the journal; `backward_ns`: the backward pass in (profiled, steady) steps of it.

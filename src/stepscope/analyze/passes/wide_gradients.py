@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.dimensions import explain
 from stepscope.analyze.passes.training import TrainingScene, summed_backward
@@ -44,8 +44,7 @@ _BYTES = {
 _Key = tuple[str, str | None, tuple[int, ...], tuple[int, ...], str]
 
 
-@dataclass(frozen=True)
-class _Nodes:
+class _Nodes(Struct, frozen=True):
     """Nodes of one kind and shape in one trace: their rows, and those of their forward operators (-1 for none)."""
 
     scene: TrainingScene

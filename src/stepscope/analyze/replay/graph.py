@@ -12,10 +12,10 @@ right before it started. Everything here is an array over slices in order of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from stepscope.engine import intervals
 from stepscope.engine.intervals import Intervals
@@ -30,8 +30,7 @@ HELD_NS = 20_000
 CLOSE_NS = 10_000
 
 
-@dataclass(frozen=True)
-class Slices:
+class Slices(Struct, frozen=True, dict=True):
     """Device work in order of start.
 
     `row` is that of the span, `stream` a number for each stream of each device. `launch_ns` is the host's time of the
@@ -70,8 +69,7 @@ class Slices:
         return before, self.before_delay_ns.tolist(), awaited, self.awaited_delay_ns.tolist()
 
 
-@dataclass(frozen=True)
-class Waits:
+class Waits(Struct, frozen=True):
     """Waits of the host for the device, in order of time and disjoint.
 
     Wait i is over `own_ns[i]` after the host has come to it and `awaited[i]` are over: pairs of a slice and how long
@@ -86,8 +84,7 @@ class Waits:
     awaited: list[list[tuple[int, int]]]
 
 
-@dataclass(frozen=True)
-class Steps:
+class Steps(Struct, frozen=True):
     """The host's times of the steps, and which step each slice belongs to, -1 for none; `earlier` slices are over
     before the first step's."""
 
@@ -97,8 +94,7 @@ class Steps:
     earlier: Bools
 
 
-@dataclass(frozen=True)
-class Graph:
+class Graph(Struct, frozen=True):
     """One trace, or its first steps."""
 
     slices: Slices

@@ -6,10 +6,10 @@ never makes anything come earlier than a larger one does, because every time is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
+from msgspec import Struct
 
 from stepscope.analyze.replay.graph import Graph, Steps
 from stepscope.engine import intervals
@@ -19,8 +19,7 @@ from stepscope.tables.arrays import Bools, Int64
 MOSTLY = 0.5  # a wait with more than this part of it cut is gone
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct, frozen=True):
     """A what-if: host time that takes none, durations of slices, and slices that start at once when launched.
 
     `duration_ns` is None for all as recorded. `at_once` is None for none.
@@ -31,8 +30,7 @@ class Change:
     at_once: Bools | None = None
 
 
-@dataclass(frozen=True)
-class Played:
+class Played(Struct, frozen=True):
     """What a replay comes out at. `start_ns`, `end_ns` go with the slices; waits are those that were kept."""
 
     start_ns: Int64

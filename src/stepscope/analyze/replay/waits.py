@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct, field
 
 from stepscope.analyze.replay.graph import NONE, Slices, Waits
 from stepscope.engine.device_work import COPY
@@ -34,8 +34,7 @@ _ON_DEVICE, _ON_STREAM, _ON_EVENT, _ON_COPY, _OTHER = range(5)
 Awaited = list[tuple[int, int]]
 
 
-@dataclass
-class _Group:
+class _Group(Struct):
     """Calls that overlap: one wait."""
 
     begin: int

@@ -6,10 +6,11 @@ All of a kind goes, whether the device hid it or not: a ceiling is what could be
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.analyze.device_losses.idle import IN, OUT, RETURN_NS, Idle
 from stepscope.analyze.device_losses.lost import Lost
@@ -46,8 +47,7 @@ TENSOR_CORE_RATES = (8, 16)
 HALVED = 2  # kernels that move data, in 16 bits in place of 32
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Struct, frozen=True):
     """A change, and whether it makes device work shorter: then a host that is late hides a part of what it gives."""
 
     kind: str
@@ -55,8 +55,7 @@ class Case:
     work: bool = False
 
 
-@dataclass(frozen=True)
-class WhatIfs:
+class WhatIfs(Struct, frozen=True, dict=True):
     """The changes of one trace."""
 
     lost: Lost

@@ -9,11 +9,11 @@ model, and what is imported or compiled, belongs to no loop.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.sampled.user_paths import UserPaths, at, rows_of
@@ -26,8 +26,7 @@ _SET_UP = ("__init__", "init_process_group")
 _SET_UP_FOLDERS = ("torch/nn/parallel/", "torch/distributed/", "torch/optim/")
 
 
-@dataclass(frozen=True)
-class SampledLoop:
+class SampledLoop(Struct, frozen=True, dict=True):
     """`rows` of the table `stacks`: main threads of ranks in their loop. `inside`, by node, says what is in the loop.
 
     `inside` is None where steps tell it; `steady` holds the steady steps then. `basis` is said to the reader.

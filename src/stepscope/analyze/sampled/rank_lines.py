@@ -8,10 +8,10 @@ least such time, its line the one at which it spends most more than the others d
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.sampled.loop import SampledLoop
@@ -37,8 +37,7 @@ _US_PER_SAMPLE = 10_000  # of files that hold weights: what a sampler of 100 Hz 
 _KEY = ["line", "phase", "waiting"]
 
 
-@dataclass(frozen=True)
-class _Shares:
+class _Shares(Struct, frozen=True):
     """`share` of a rank's samples, shape (ranks, keys). A key is a line, a phase, and whether ranks wait there."""
 
     ranks: tuple[int, ...]
@@ -47,8 +46,7 @@ class _Shares:
     share: Floats
 
 
-@dataclass(frozen=True)
-class _Straggler:
+class _Straggler(Struct, frozen=True):
     """Positions: of the rank, of its line and of the line of the wait (keys; None where none stands out)."""
 
     rank: int

@@ -7,9 +7,8 @@ is kept unless the reader asks for a part of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import polars as pl
+from msgspec import Struct
 
 from stepscope.errors import UsageError
 from stepscope.tables.schema import Tables
@@ -26,8 +25,7 @@ LAUNCHERS, HELPERS, OTHER_RANKS, OTHER_PROCESSES, OTHER_PHASES, PARKED = (
 REASONS = (LAUNCHERS, HELPERS, OTHER_RANKS, OTHER_PROCESSES, OTHER_PHASES, PARKED)
 
 
-@dataclass(frozen=True)
-class StackSelection:
+class StackSelection(Struct, frozen=True):
     """What the reader asked for. `process`: "main" (ranks), "workers" (loader workers) or "all".
 
     `phase` keeps main threads of ranks in that phase only, as no other thread stands in one. `parked` keeps threads
@@ -40,8 +38,7 @@ class StackSelection:
     parked: bool = False
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(Struct, frozen=True):
     """`rows` of the table `stacks`, in its order; `left_out` gives the samples of all other rows by reason."""
 
     rows: pl.DataFrame

@@ -7,10 +7,9 @@ Samples are whole and none is lost: those of all stages together are those of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.hotspots.idle import idle_sampled
@@ -114,8 +113,7 @@ def _steps(context: Context) -> list[tuple[str, pl.DataFrame]]:
     return [(str(part["process"][0]), part) for part in steps.partition_by("process", maintain_order=True)]
 
 
-@dataclass(frozen=True)
-class _Sum:
+class _Sum(Struct, frozen=True):
     """Intervals that do not overlap, and the time they cover before each of them."""
 
     starts: Int64

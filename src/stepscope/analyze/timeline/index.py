@@ -7,12 +7,12 @@ other column is in that order too, and a coarser copy refers to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.timeline import run_parts, trace_parts
@@ -25,8 +25,7 @@ from stepscope.tables.arrays import Int8, Int32, Int64
 _RADIX = 1 << 16  # numbers below it sort in time proportional to their count
 
 
-@dataclass(frozen=True)
-class Ids:
+class Ids(Struct, frozen=True):
     """Where the ids of each source begin: slices of traces at 0, then these in this order; `end` is behind them all."""
 
     steps: int
@@ -36,8 +35,7 @@ class Ids:
     end: int
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(Struct, frozen=True, dict=True):
     """The index. Times are ns since `origin_ns`, the run's first instant; `length_ns` is the last one.
 
     `first_lane[i]` is the lane of depth 0 of track i, with one more entry behind the last track. `id`, `name` and

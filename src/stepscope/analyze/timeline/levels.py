@@ -7,9 +7,8 @@ how many slices it holds and which is the longest, packed into one number so tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from stepscope.tables.arrays import Bools, Int8, Int32, Int64
 
@@ -21,8 +20,7 @@ _LONGEST = np.int64(2**31 - 1)
 _POSITION = np.int64(2**32 - 1)
 
 
-@dataclass(frozen=True)
-class Items:
+class Items(Struct, frozen=True):
     """Slices, or groups of them, by lane and start. `best` packs the longest slice's length and position."""
 
     lane: Int32
@@ -97,8 +95,7 @@ def thinned(items: Items, bin_ns: int, kind: Int8, limit: int) -> Items:
     return found
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(Struct, frozen=True):
     """All slices of a run merged to bins of `bin_ns`; at 0 every slice is an item of its own.
 
     Lane i lies between `bounds[i]` and `bounds[i + 1]`. `count` and `best` are None at 0.

@@ -7,9 +7,9 @@ phases for each step, then stretches of samples. They hold for one reading of a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from stepscope.model.views.timeline import KINDS, TimelineTrack, TrackKind
 from stepscope.tables.arrays import Int8, Int32, Int64
@@ -20,8 +20,7 @@ KIND = {name: number for number, name in enumerate(KINDS)}
 _ORDER: dict[TrackKind, int] = {"steps": 0, "phases": 1, "stream": 2, "thread": 3, "worker": 4}
 
 
-@dataclass
-class Track:
+class Track(Struct):
     """A track while it is collected. Those of a worker stand by kind, then by `rank`, ascending."""
 
     key: str
@@ -86,8 +85,7 @@ class Names:
         return list(self._numbers)
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Struct, frozen=True):
     """Slices of one source. `track` counts in `Tracks`, `name` in `Names`, `kind` in `KINDS`; times are absolute."""
 
     id: Int32
@@ -99,8 +97,7 @@ class Part:
     kind: Int8
 
 
-@dataclass
-class Collection:
+class Collection(Struct):
     """All parts of a run, with what the reader must know of them."""
 
     tracks: Tracks = field(default_factory=Tracks)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.engine import collective_names as words
 from stepscope.engine.device_work import COMMUNICATION, Work
@@ -28,8 +28,7 @@ _SEQUENCE = r'"Seq":(-?\d{1,18})'
 _SEQUENCE_PART = r',"Seq":-?\d{1,18}|"Seq":-?\d{1,18},?'
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Struct, frozen=True):
     """A process group. `key` tells groups apart on all ranks: names repeat, in groups of other ranks."""
 
     key: str
@@ -38,8 +37,7 @@ class Group:
     ranks: tuple[int, ...] | None
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(Struct, frozen=True):
     """What calls have in common. `bytes` is the larger of the rank's input and output."""
 
     kind: str
@@ -49,8 +47,7 @@ class Message:
     bytes: int | None
 
 
-@dataclass(frozen=True)
-class Calls:
+class Calls(Struct, frozen=True):
     """The calls of a trace; `message` are numbers in `messages`."""
 
     start_ns: Int64
@@ -69,8 +66,7 @@ _EMPTY = np.empty(0, np.int64)
 _NOTHING = Calls(_EMPTY, _EMPTY, np.empty(0, bool), np.empty(0, np.int32), (), _EMPTY, _EMPTY)
 
 
-@dataclass(frozen=True)
-class _Sources:
+class _Sources(Struct, frozen=True):
     """Rows that tell of each call, -1 for none: arguments, the backend's range, the operator around it."""
 
     arguments: Int64

@@ -6,17 +6,15 @@ look-up, for the whole window or for each of many buckets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from stepscope.tables.arrays import Floats, Int64
 
 _FIXED = 1_000_000_000  # amounts are summed as whole billionths: what was added goes away again exactly
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(Struct, frozen=True):
     """`integral[i]` is the sum of the load over time, in its unit times ns, up to `times[i]`, ns since `origin_ns`."""
 
     origin_ns: int

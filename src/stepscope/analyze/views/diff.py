@@ -7,7 +7,8 @@ know their steps, else totals. What one side lacks makes its tables absent, with
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stepscope.analyze.views import diff_tree, kernels, modules, operators, overview, step_tree
 from stepscope.analyze.views.diff_tree import NOTHING, Value, row
@@ -31,8 +32,7 @@ _NEEDS = {
 _Values = dict[str, Value]
 
 
-@dataclass(frozen=True)
-class DiffSide:
+class DiffSide(Struct, frozen=True):
     """One side: a span, or all spans of a trace or run together. `steps` is None where the spans have none."""
 
     label: str

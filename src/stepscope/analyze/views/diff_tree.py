@@ -7,8 +7,9 @@ that modules that were numbered differently meet. What is left of a gap stands t
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
+
+from msgspec import Struct
 
 from stepscope.analyze.views.step_tree import KernelSum, StepNode, StepTree
 from stepscope.model.views.diff import DiffRow
@@ -19,8 +20,7 @@ _NAMED = 3  # of a gap's nodes that are named
 _Pair = tuple[list[StepNode], list[StepNode]]
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(Struct, frozen=True):
     """One side of a row. ns; None: the side has no such thing, or no such figure."""
 
     calls: float | None

@@ -7,10 +7,10 @@ came last waits for nobody: the shortest of its durations is what the transfer t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.views.collective_calls import Calls, calls
 from stepscope.analyze.views.communication import computation
@@ -41,8 +41,7 @@ _MESSAGE = {
 }
 
 
-@dataclass(frozen=True)
-class _Worker:
+class _Worker(Struct, frozen=True):
     """One span of one worker."""
 
     ref: SpanRef
@@ -51,8 +50,7 @@ class _Worker:
     windows: StepWindows
 
 
-@dataclass(frozen=True)
-class _Matches:
+class _Matches(Struct, frozen=True):
     """`shortest` has for each call of each span the duration of the shortest of its match, -1 where it has none.
 
     `table` has a row for each match: _MATCH, label (of the group), workers, bytes, length (of all), shortest, wait (of

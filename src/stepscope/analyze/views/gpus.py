@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.views import tensor_cores
 from stepscope.analyze.views.device_load import Load, load
@@ -41,8 +41,7 @@ def sm_load(span: Span, rows: Int64) -> Load | None:
     return load(span.start_ns[rows], span.ends(rows), np.minimum(blocks[known], 1.0), limit=1.0)
 
 
-@dataclass(frozen=True)
-class _Kernels:
+class _Kernels(Struct, frozen=True):
     """Kernels of one device: rows of the span, and the ns of each within the window."""
 
     rows: Int64

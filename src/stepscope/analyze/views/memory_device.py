@@ -6,10 +6,10 @@ stands after event i. A position p in it means "the first p events have happened
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from stepscope.model.views.memory import MemoryCurve
 from stepscope.tables.arrays import Bools, Int64
@@ -18,8 +18,7 @@ POINTS = 1_000  # of a curve at most
 _PER_BUCKET = 4
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(Struct, frozen=True):
     """Allocations with their releases. Numbers are those of events; `never` stands for no release.
 
     `release` goes with `allocation`. An address that is allocated again without a release in between was released
@@ -65,8 +64,7 @@ def pair(address: Int64, is_allocation: Bools) -> Pairs:
     )
 
 
-@dataclass(frozen=True)
-class DeviceMemory:
+class DeviceMemory(Struct, frozen=True, dict=True):
     """One device of one recording. `levels` and `reserved` are as said above, `reserved` None where it is not known.
 
     `relative`: `levels` begin at 0 because what stood before is not known. `sizes` are bytes of events, above 0 for

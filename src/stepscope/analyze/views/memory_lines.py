@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from stepscope.analyze.views.memory_device import DeviceMemory, sums
 from stepscope.engine.attribution import place, trace_back
@@ -18,8 +18,7 @@ OperatorOf = Callable[[int], "str | None"]
 LARGEST = 50  # blocks kept of those that stood at the peak, and as many of the others
 
 
-@dataclass(frozen=True)
-class Spots:
+class Spots(Struct, frozen=True):
     """Distinct lines: `numbers` says for each thing asked for which of `places` it is, `NONE` for no line."""
 
     numbers: Int64
@@ -29,8 +28,7 @@ class Spots:
         return self.places[number][0] if number >= 0 else None
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(Struct, frozen=True):
     """Blocks of a snapshot's end: bytes asked for, and the spot of each. `before`: not allocated in the history."""
 
     sizes: Int64

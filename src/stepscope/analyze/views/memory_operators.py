@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.views.memory_device import DeviceMemory, sums
 from stepscope.engine.spans import Span
@@ -17,8 +17,7 @@ from stepscope.tables.arrays import NONE, Bools, Int64
 Stop = Callable[[Int64, Int64], Bools]  # rows, and which of the questions they are for
 
 
-@dataclass(frozen=True)
-class Around:
+class Around(Struct, frozen=True):
     """For each row of `span.memory` the row of the innermost operator or function around it, and of the innermost
     operator; `NONE` where there is none.
     """

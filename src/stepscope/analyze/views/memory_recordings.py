@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from array import array
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
+from msgspec import Struct
 
 from stepscope.analyze.views.memory_device import DeviceMemory, Pairs, pair, thinned
 from stepscope.analyze.views.memory_lines import Spots, Standing, blocks, lines
@@ -33,8 +33,7 @@ from stepscope.tables.arrays import NONE, Int64
 _SOURCES = (".py", ".ipynb")  # other frames are C++
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """What one recording tells."""
 
     curve: MemoryCurve | None
@@ -51,7 +50,7 @@ def seen(recording: MemoryRecording, code: UserCode) -> Seen:
     found = _timeline(recording) if recording.source == "timeline" else _snapshot(recording, code)
     label = f"{recording.worker}, {recording.device}"
     notes = (*(f"{label}: {problem}" for problem in recording.problems), *found.notes)
-    return dataclasses.replace(found, notes=notes)
+    return msgspec.structs.replace(found, notes=notes)
 
 
 def _snapshot(recording: MemoryRecording, code: UserCode) -> Seen:

@@ -6,9 +6,8 @@ so that self times and what no module caused sum to all there is. Totals are sum
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
+from msgspec import Struct, field
 
 from stepscope.engine.device_work import work
 from stepscope.engine.module_calls import ModuleCalls, Paths, module_class
@@ -32,8 +31,7 @@ def tree(base: Base, span: SpanRef | None = None) -> ModuleTree | None:
     return sums.tree() if sums.paths.name else None
 
 
-@dataclass
-class _Sums:
+class _Sums(Struct):
     """Sums by path over spans."""
 
     paths: Paths = field(default_factory=Paths)

@@ -8,11 +8,11 @@ it is found by walking up `caller`, once for each operator name, so that recursi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from stepscope.engine.device_work import LINKED, in_state, work
 from stepscope.engine.spans import Span, Texts, texts
@@ -22,8 +22,7 @@ from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 _OLD_RUNTIME = "Runtime"  # of 2021: times in whole microseconds, and an External id on every call
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(Struct, frozen=True):
     """Device slices that could be linked to an operator: their row, times, and the call that launched each."""
 
     rows: Int64
@@ -32,8 +31,7 @@ class Device:
     call: Int64
 
 
-@dataclass(frozen=True)
-class Allocations:
+class Allocations(Struct, frozen=True):
     """Allocations and releases of memory while an operator ran: bytes, the innermost call, and where the block is."""
 
     bytes: Int64

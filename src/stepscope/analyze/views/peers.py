@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from stepscope.engine.spans import Base, Span
 
@@ -20,8 +21,7 @@ _NAMED = 3  # in a sentence
 ALONE = "one worker alone: give traces of several ranks of the same run, or the folder with them"
 
 
-@dataclass(frozen=True)
-class Peers:
+class Peers(Struct, frozen=True):
     """The spans of workers of one run, by worker; `missing` are ranks that are known of and have no trace."""
 
     workers: tuple[tuple[Span, ...], ...]

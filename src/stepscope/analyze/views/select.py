@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from stepscope.analyze.views import (
     call_stacks,
@@ -42,8 +43,7 @@ from stepscope.model.views.spans import SpanRef
 MEMORY_TABLES = ("memory", "out-of-memory")
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """Which part of a view. `group` is one of the table's groupings, the first by default."""
 
     worker: str | None = None
@@ -54,8 +54,7 @@ class Selection:
     name: str | None = None  # of the operator whose call stacks are asked for
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(Struct, frozen=True):
     """Rows as dataclasses or mappings, all of one kind; `absent` says why there is none."""
 
     rows: Sequence[Any]
@@ -63,8 +62,7 @@ class Rows:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Struct, frozen=True):
     """What tables are made from: the traces, recordings of memory beside them, and what compilers did.
 
     `compilers` is only asked for by `COMPILER_TABLES`.
@@ -96,8 +94,7 @@ class Source:
         return found[0]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Struct, frozen=True):
     """One line of the list of tables."""
 
     make: Callable[[Source, Selection], Rows]

@@ -6,12 +6,12 @@ the item around its launch; in the backward pass also to the module of its forwa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 
 from stepscope.engine.device_work import work
 from stepscope.engine.module_calls import ModuleCalls, Paths
@@ -49,8 +49,7 @@ SLICES = {
 }
 
 
-@dataclass(frozen=True)
-class Items:
+class Items(Struct, frozen=True):
     """Of one span. `wall_ns` is of all its steps, or of the whole span where it has none (`steps` 0)."""
 
     items: pl.DataFrame

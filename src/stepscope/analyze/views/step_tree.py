@@ -7,10 +7,10 @@ come between is a node of its own, so that the micro-batches of a step stay apar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
+from msgspec import Struct, field
 
 from stepscope.analyze.views import step_items
 from stepscope.analyze.views.step_items import BACKWARD, LOADER, MODULE, OPERATORS, STEP, Items
@@ -23,8 +23,7 @@ MAX_TURNS = 16  # nodes of one type and name below one parent; what comes later 
 _IN_RUNS = (BACKWARD, OPERATORS)  # of many slices in a row that are one thing
 
 
-@dataclass
-class KernelSum:
+class KernelSum(Struct):
     """Slices at one position of an operator; `names` to ns."""
 
     names: dict[str, int] = field(default_factory=dict)
@@ -32,8 +31,7 @@ class KernelSum:
     slices: int = 0
 
 
-@dataclass
-class StepNode:
+class StepNode(Struct):
     """A part of the steps. Times are sums over steps, `device_ns` with all below; `at_ns` is the mean start.
 
     `calls` is 0 for the modules of a backward pass, which has no calls of them.
@@ -58,8 +56,7 @@ class StepNode:
         return module_class(self.name) if self.type == TYPES[BACKWARD] else self.name
 
 
-@dataclass(frozen=True)
-class StepTree:
+class StepTree(Struct, frozen=True):
     """`root` stands for the steps: its host time is their wall time. `steps` 0: none are known, it is all there is."""
 
     root: StepNode

@@ -6,10 +6,11 @@ has a finding when more than half of them do; its cost is the mean over those.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
+from msgspec import Struct
 
 from stepscope.comparison import thresholds
 from stepscope.comparison.changes.names import relative_to
@@ -18,23 +19,20 @@ from stepscope.model import Diagnosis, Finding
 from stepscope.model.comparison import Change
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(Struct, frozen=True):
     """What the rules said of one run; `roots` are the folders of its own code."""
 
     diagnosis: Diagnosis
     roots: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Key:
+class _Key(Struct, frozen=True):
     rule: str
     file: str | None
     place: str | int | None  # the function, and where none is known the line
 
 
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     rule: str
     title: str
     cost_ms: float
@@ -107,7 +105,7 @@ def _most(side: Sequence[Judged]) -> dict[_Key, _Seen]:
         for key, one in of_run.items():
             seen.setdefault(key, []).append(one)
     return {
-        key: dataclasses.replace(runs[0], cost_ms=math.fsum(one.cost_ms for one in runs) / len(runs))
+        key: msgspec.structs.replace(runs[0], cost_ms=math.fsum(one.cost_ms for one in runs) / len(runs))
         for key, runs in seen.items()
         if 2 * len(runs) > len(side)
     }

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stepscope.comparison import estimates, thresholds
 from stepscope.model.comparison import Change
@@ -22,8 +23,7 @@ OF_SAMPLES = "% of samples"  # where no step is known
 GREW, SHRANK, NEW, GONE, CHANGED, SAME = "grew", "shrank", "new", "gone", "changed", "same"
 
 
-@dataclass(frozen=True)
-class Thing:
+class Thing(Struct, frozen=True):
     """What a row is about. `file` is as it is shown, relative to the run's own folder."""
 
     name: str
@@ -31,8 +31,7 @@ class Thing:
     line: int | None = None
 
 
-@dataclass(frozen=True)
-class Amount:
+class Amount(Struct, frozen=True):
     """`value` in the rows' unit; `samples` is how many sampled stacks it stands on, None where it was measured."""
 
     value: float

@@ -8,10 +8,11 @@ of steps shows everything, and the document's scope says so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct, field
 
 from stepscope.dashboard.blocks import Block
 from stepscope.errors import UsageError
@@ -29,8 +30,7 @@ EMBEDDED_ROWS = 100
 SPAN = "/span"  # between a worker and its number in the key of a span, as in `SpanRef.label`
 
 
-@dataclass(frozen=True)
-class Scope:
+class Scope(Struct, frozen=True):
     """What is shown. `span` is a number, or the key of a span as `SpanRef.label` has it ("worker0/span2").
 
     A range of steps is applied before: the run of the context has been read with these steps alone.
@@ -57,8 +57,7 @@ class Catalog(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class PageContext:
+class PageContext(Struct, frozen=True, dict=True):
     """What a page is made from.
 
     Attributes:
@@ -113,8 +112,7 @@ class PageContext:
         return given if given in known else known[0]
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(Struct, frozen=True):
     """`follows` are the selectors whose choice changes what the page shows."""
 
     key: str

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from msgspec.structs import asdict
+
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, experiments
@@ -211,7 +213,7 @@ def _figures(context: PageContext, document: Document) -> Iterator[Block]:
         yield _intervals(drawn)
     notes = ["Means over the runs of each side; change is the candidate's."]
     yield from rows_table(context, "figures", "Step time", "Effect", _STEP, steps, notes=notes)
-    rest = [vars(figure) for label, figure in shown.items() if label not in {row["label"] for row in steps}]
+    rest = [asdict(figure) for label, figure in shown.items() if label not in {row["label"] for row in steps}]
     yield from rows_table(context, "other-figures", "Other figures", "Effect", _TEXTS, rest)
 
 

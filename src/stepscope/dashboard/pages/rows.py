@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
@@ -16,8 +17,7 @@ Row = Mapping[str, Any]
 PLACE = "place"
 
 
-@dataclass(frozen=True)
-class Col:
+class Col(Struct, frozen=True):
     """A column: `say` makes the cell of a row, by default its value under `key`. The key "place" is a line of code.
 
     `help` is the definition where the table's record has none under that key; `code` shortens the path in a text;

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages.rows import Col, rows_table
@@ -115,7 +117,7 @@ def by_process(context: PageContext, steps: LabelledSteps) -> list[Block]:
     found = step_series.by_process(steps)
     if len(found) < 2:
         return []
-    rows = [{**vars(row), "kind": words.term(row.kind)} for row in found]
+    rows = [{**asdict(row), "kind": words.term(row.kind)} for row in found]
     return rows_table(context, "processes", "Steps by process and kind", "ProcessSteps", _PROCESS, rows)
 
 
@@ -124,7 +126,7 @@ def ranks(context: PageContext) -> list[Block]:
     found = context.run.analysis.ranks
     if found is None:
         return []
-    rows = [vars(work) for work in found.ranks]
+    rows = [asdict(work) for work in found.ranks]
     exchange = ", ".join(words.term(phase) for phase in found.exchange)
     note = f"Rank {found.slowest} works longest, in {words.percent(found.slowest_share)} of {found.steps:,} steps"
     return rows_table(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec.structs import asdict
+
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, traced
@@ -337,9 +339,9 @@ def _machine(context: PageContext, machine: MachineFacts) -> Iterator[Block]:
         items = [blocks.measured(label, record, key) for label, key in figures if getattr(record, key) is not None]
         yield blocks.figures(items, title)
     if machine.pauses is not None:
-        lines = [{**vars(line), "place": vars(line.place)} for line in machine.pauses.lines]
+        lines = [{**asdict(line), "place": asdict(line.place)} for line in machine.pauses.lines]
         yield from rows_table(context, "pauses", "Lines at which collections struck", "PauseLine", _PAUSE_LINE, lines)
-    gpus = [vars(gpu) for gpu in machine.gpus]
+    gpus = [asdict(gpu) for gpu in machine.gpus]
     yield from rows_table(context, "gpu-clocks", "Clocks of GPUs", "GpuClocks", _GPU, gpus)
     if machine.storage is not None and machine.storage.mounts:
         mounts = [

@@ -6,13 +6,14 @@ made when first asked for, and the latest of each run are kept.
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
+
+import msgspec
+from msgspec import Struct
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
@@ -53,8 +54,7 @@ ADVICE: dict[str, tuple[str, tuple[str, ...]]] = {
 ADVICE["gpus"] = ADVICE["counters"] = ADVICE["kernels"]
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(Struct, frozen=True):
     """The spans that the scope asks for. `absent` says why there is nothing of a view; `spans` are then of no use.
 
     `whole`: they are all spans of the run.
@@ -209,7 +209,7 @@ def block(
     from stepscope.report.table import Choice, document
 
     made = document(table, found[:MAX_ROWS], Choice(sort=sort))
-    made = dataclasses.replace(
+    made = msgspec.structs.replace(
         made, total=len(found) if total is None else total, notes=made.notes if own_notes else ()
     )
     return blocks.table_block(

@@ -13,8 +13,9 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from stepscope.api import ReadOptions, Run, is_run_folder, open_run
 from stepscope.dashboard.server.answers import NotThere
@@ -33,8 +34,7 @@ _RANK = re.compile(r"(?:^|[^a-z])(?:rank|worker|trainer|gpu|process|proc|host|no
 _ID = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where a run lies. `folder` is what is opened: of an experiment, a run of its baseline; None where it has none."""
 
     key: str

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from stepscope import api
 from stepscope.dashboard.server import live
@@ -46,8 +46,7 @@ class _Report(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Report)
 
 
-@dataclass(frozen=True)
-class _Manifest:
+class _Manifest(Struct, frozen=True):
     """What the first host's manifest says of the run."""
 
     command: str = ""

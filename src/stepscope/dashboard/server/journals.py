@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from stepscope.files import open_regular
 
@@ -18,8 +18,7 @@ MAX_READ = 32 * 2**20  # of one journal at a time
 _TRAIN = "train"
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """How far a run is. `steps` are of the rank that made most; `mean_ms` is of training steps that are neither an
     epoch's first nor in a window of a profiler, over all ranks."""
 

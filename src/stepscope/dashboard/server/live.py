@@ -14,11 +14,11 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from stepscope.dashboard.server.journals import Progress, rank_folders
 from stepscope.files import open_regular
@@ -37,8 +37,7 @@ GONE = "Its folder has been deleted or moved."
 _EXIT = re.compile(rb'"kind":\s?"exit"')
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(Struct, frozen=True):
     """What is known of how a run goes. `text` is a sentence or two."""
 
     state: str

@@ -12,8 +12,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from stepscope.api import ReadOptions, Run
 from stepscope.dashboard.server import live
@@ -30,8 +32,7 @@ READ, ANALYSED, DIAGNOSED, DRAWN = 0.6, 0.85, 0.9, 1.0  # shares of the work tha
 Key = tuple[str, tuple[int, int] | None]
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """A run that has been read. `head` is what stands in its RunHead, `made` is told by `time.monotonic`."""
 
     place: Place
@@ -67,8 +68,7 @@ class Job:
         self.tell(f"Reading {name}{more}", share)
 
 
-@dataclass(frozen=True)
-class _Failed:
+class _Failed(Struct, frozen=True):
     """Why a run cannot be shown, and what was known of it when that was found."""
 
     error: StepscopeError

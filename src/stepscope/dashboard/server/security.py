@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+from msgspec import Struct
 
 from stepscope.errors import UsageError
 
@@ -42,8 +43,7 @@ _DOTS = (".", "..")
 _IN_PATHS = "/@~:+,"  # what browsers leave as it is in a path
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """Why a request is not answered; `text` is one line for the one who sent it."""
 
     status: int
@@ -51,16 +51,14 @@ class Refusal:
     allow: bool = False  # name the methods that there are
 
 
-@dataclass(frozen=True)
-class Elsewhere:
+class Elsewhere(Struct, frozen=True):
     """The same place at a better address, relative to the one asked for."""
 
     location: str
     cookie: str | None = None
 
 
-@dataclass(frozen=True)
-class Granted:
+class Granted(Struct, frozen=True):
     """The path below the base, beginning with a slash."""
 
     path: str
@@ -69,8 +67,7 @@ class Granted:
 Verdict = Refusal | Elsewhere | Granted
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """What a server answers.
 
     Attributes:

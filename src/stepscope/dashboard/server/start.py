@@ -14,9 +14,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from stepscope.api import ReadOptions
 from stepscope.dashboard import bundle
@@ -34,8 +35,7 @@ START_S = 30.0
 STOP_S = 1  # for answers under way, at the end
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """What to show and where.
 
     Attributes:

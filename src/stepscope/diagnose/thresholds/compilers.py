@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.diagnose.thresholds.shares import REPORT_FLOOR
 
 
-@dataclass(frozen=True)
-class Compile:
+class Compile(Struct, frozen=True):
     """When compiling during training counts. The rates per step of the run-level rules stand in `analyze/compilers`."""
 
     floor: float = REPORT_FLOOR
@@ -25,8 +24,7 @@ class Compile:
     changes_shown: int = 3
 
 
-@dataclass(frozen=True)
-class Transfers:
+class Transfers(Struct, frozen=True):
     """When values read from the device count. They are ranked by their time: many cheap ones are no finding."""
 
     floor: float = REPORT_FLOOR
@@ -35,16 +33,14 @@ class Transfers:
     warmup_steps: int = 10  # torch_xla's own, of compilations
 
 
-@dataclass(frozen=True)
-class Unlowered:
+class Unlowered(Struct, frozen=True):
     """When operators that run on the host count. Any that the steps keep using: what they cost is only partly timed."""
 
     per_step: float = 0.1  # calls; below it an operator belongs to the preparations; chosen, untuned
     operators_shown: int = 5
 
 
-@dataclass(frozen=True)
-class Execution:
+class Execution(Struct, frozen=True):
     """When one execution of a compiled graph takes too long."""
 
     floor: float = REPORT_FLOOR

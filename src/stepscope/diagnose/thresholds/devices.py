@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.diagnose.thresholds.shares import REPORT_FLOOR
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(Struct, frozen=True):
     """When a loss of the devices in profiled steps counts. The limits of a gap stand in `analyze/device_losses`."""
 
     floor: float = REPORT_FLOOR
@@ -18,16 +17,14 @@ class Device:
     lines_shown: int = 3
 
 
-@dataclass(frozen=True)
-class Replayed:
+class Replayed(Struct, frozen=True):
     """When a replay tells so much less than the cost that it is worth a word."""
 
     close: float = 0.01  # of the step: titles and shares are shown to a percent
     unexplained: float = 0.10  # of the step, as much as makes a finding a warning; sound traces stay below 0.05
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """When the device waits for launches. Kernels count as short when the host takes longer to launch one."""
 
     gaps: float = 20  # launches per step that the device waited for; fewer are no pattern; chosen, untuned
@@ -35,8 +32,7 @@ class Launch:
     mostly: float = 0.5  # of an optimizer's launches: the way it updates most of its parameters
 
 
-@dataclass(frozen=True)
-class TensorCores:
+class TensorCores(Struct, frozen=True):
     """What mixed precision gives. NVIDIA reports 1.5 to 3 times for whole training steps."""
 
     gain: float = 2.0  # of products in 16 bits at least: half of the bytes, and from Volta on twice the rate or more
@@ -45,15 +41,13 @@ class TensorCores:
     bytes: float = 2.0  # what 16 bits can give all other kernels, which move data
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Whose layout is converted."""
 
     at_input: float = 0.8  # of the conversions at a step's first convolution: the rest of the model agrees with itself
 
 
-@dataclass(frozen=True)
-class Collectives:
+class Collectives(Struct, frozen=True):
     """When communication costs more than it has to."""
 
     floor: float = REPORT_FLOOR

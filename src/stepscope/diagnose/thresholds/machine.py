@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.diagnose.thresholds.shares import REPORT_FLOOR
 
 
-@dataclass(frozen=True)
-class Pauses:
+class Pauses(Struct, frozen=True):
     """When garbage collections count."""
 
     floor: float = REPORT_FLOOR
@@ -17,8 +16,7 @@ class Pauses:
     lines_shown: int = 3
 
 
-@dataclass(frozen=True)
-class Cores:
+class Cores(Struct, frozen=True):
     """When a main thread that waits for a core counts. Others need more: our own recorder is among them, with up to
     2 %, and a scheduler makes any thread wait a few percent."""
 
@@ -33,16 +31,14 @@ class Cores:
     away: float = 0.5  # of the readings on another node than the GPU: then binding is worth a try
 
 
-@dataclass(frozen=True)
-class Clocks:
+class Clocks(Struct, frozen=True):
     """When a GPU below its highest clock counts."""
 
     floor: float = REPORT_FLOOR
     readings: int = 10  # in which it was not idle: ten seconds, more than a board takes to find its clock
 
 
-@dataclass(frozen=True)
-class Storage:
+class Storage(Struct, frozen=True):
     """When reads are worth telling beside a slow loader, and when they reach a device rather than the page cache."""
 
     bytes_per_s: float = 1e6  # below it a page cache and any disk are alike
@@ -52,16 +48,14 @@ class Storage:
     warm: float = 0.1  # the same in the last third; chosen, untuned
 
 
-@dataclass(frozen=True)
-class MemoryPressure:
+class MemoryPressure(Struct, frozen=True):
     """When the machine runs out of memory during steps."""
 
     floor: float = REPORT_FLOOR
     faults_per_step: float = 1.0  # that read a disk; below it pressure is that of others; chosen, untuned
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """When memory costs, or may end a run. How growth is told from noise stands in `analyze/memory_losses`."""
 
     floor: float = REPORT_FLOOR
@@ -80,8 +74,7 @@ class Memory:
     lines_shown: int = 3
 
 
-@dataclass(frozen=True)
-class PageFaults:
+class PageFaults(Struct, frozen=True):
     """When pages mapped anew in every step count."""
 
     floor: float = REPORT_FLOOR

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.diagnose.thresholds.shares import REPORT_FLOOR
 
 
-@dataclass(frozen=True)
-class Loader:
+class Loader(Struct, frozen=True):
     """When the workers are the bottleneck and when something behind them is."""
 
     floor: float = REPORT_FLOOR
@@ -31,8 +30,7 @@ class Loader:
     crowded: float = 0.05  # of the time without a core: then nothing can be promised of more processes
 
 
-@dataclass(frozen=True)
-class TracedLoader:
+class TracedLoader(Struct, frozen=True):
     """When the loader of a trace without a journal counts: time in it while the device idles."""
 
     floor: float = REPORT_FLOOR  # torch-tb-profiler warned at the same share, of the loader's whole time
@@ -40,8 +38,7 @@ class TracedLoader:
     steps_for_medium: int = 3
 
 
-@dataclass(frozen=True)
-class Waves:
+class Waves(Struct, frozen=True):
     """When the wait for data is a wave of all workers at once and not one per step."""
 
     floor: float = REPORT_FLOOR
@@ -49,15 +46,13 @@ class Waves:
     regular: float = 0.7  # of the distances between waves that are N; an epoch's end breaks one
 
 
-@dataclass(frozen=True)
-class Epochs:
+class Epochs(Struct, frozen=True):
     """When starting workers anew for every epoch counts."""
 
     floor: float = REPORT_FLOOR
 
 
-@dataclass(frozen=True)
-class Loop:
+class Loop(Struct, frozen=True):
     """When many equal calls are a loop worth vectorising."""
 
     floor: float = REPORT_FLOOR
@@ -65,8 +60,7 @@ class Loop:
     steps_for_high: int = 3  # window steps from which a mean over them is no accident
 
 
-@dataclass(frozen=True)
-class Python:
+class Python(Struct, frozen=True):
     """When Python on the main thread counts."""
 
     floor: float = REPORT_FLOOR
@@ -78,8 +72,7 @@ class Python:
     doubtful: float = 0.2  # of the cost: with less the answer is the same either way; chosen, untuned
 
 
-@dataclass(frozen=True)
-class Io:
+class Io(Struct, frozen=True):
     """When file I/O inside a step counts."""
 
     floor: float = REPORT_FLOOR
@@ -87,16 +80,14 @@ class Io:
     of_call: float = 0.2  # as for Python; chosen, untuned
 
 
-@dataclass(frozen=True)
-class Drift:
+class Drift(Struct, frozen=True):
     """When steps that grow slower count. How a drift is told from noise stands in `analyze/drift.py`."""
 
     floor: float = REPORT_FLOOR
     phase: float = 0.5  # a phase with more than half of the growth is named
 
 
-@dataclass(frozen=True)
-class Profiler:
+class Profiler(Struct, frozen=True):
     """When the script's own profiler counts."""
 
     floor: float = REPORT_FLOOR
@@ -104,8 +95,7 @@ class Profiler:
     steps_for_high: int = 10
 
 
-@dataclass(frozen=True)
-class Passes:
+class Passes(Struct, frozen=True):
     """When work that training does not need counts."""
 
     floor: float = REPORT_FLOOR
@@ -116,8 +106,7 @@ class Passes:
     lines_shown: int = 3
 
 
-@dataclass(frozen=True)
-class Doubles:
+class Doubles(Struct, frozen=True):
     """What float32 gives in place of float64."""
 
     saved: float = 0.5  # half of the bytes, and twice as many numbers to an instruction, on CPUs and on every GPU
@@ -126,16 +115,14 @@ class Doubles:
     fast_capabilities: tuple[str, ...] = ("6.0", "7.0", "8.0", "9.0", "10.0")  # NVIDIA's, with one unit to two
 
 
-@dataclass(frozen=True)
-class Recompute:
+class Recompute(Struct, frozen=True):
     """When activation checkpointing counts."""
 
     full: float = 0.7  # of the device's memory: kept activations would hardly fit; chosen, untuned
     most: float = 1.1  # of the time of the work that is done again: keeping random states and hooks; chosen, untuned
 
 
-@dataclass(frozen=True)
-class Ranks:
+class Ranks(Struct, frozen=True):
     """When one rank keeps the others waiting, rather than jitter or a slow moment."""
 
     floor: float = REPORT_FLOOR
@@ -153,8 +140,7 @@ class Ranks:
     ranks_shown: int = 4
 
 
-@dataclass(frozen=True)
-class Pipeline:
+class Pipeline(Struct, frozen=True):
     """How far a replay of a run's step may be trusted. Ceilings are raised by what it does not know."""
 
     certain: float = 0.9  # of a time beside the main thread: busy shares and profiled kernels are known to some percent

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.model.views.spans import SpanRef
 
 
-@dataclass(frozen=True)
-class CollectiveRow:
+class CollectiveRow(Struct, frozen=True):
     """Calls of one collective with one group, data type and size, on one rank. Bandwidth is None where sizes are.
 
     `overlapped_ns` is plainly summed over calls; `exposed_ns` counts a moment of several collectives once. What is left
@@ -34,8 +33,7 @@ class CollectiveRow:
     bus_bytes_per_s: float | None
 
 
-@dataclass(frozen=True)
-class WorkerShare:
+class WorkerShare(Struct, frozen=True):
     """One worker's mean step: computation alone, computation and communication at once, communication alone, the rest.
     The four sum to `wall_ns`.
 
@@ -54,8 +52,7 @@ class WorkerShare:
     transferring_ns: int | None
 
 
-@dataclass(frozen=True)
-class CollectiveOverWorkers:
+class CollectiveOverWorkers(Struct, frozen=True):
     """One kind of collective in one group over all workers: who waits for whom. Means are over calls and workers."""
 
     name: str
@@ -69,8 +66,7 @@ class CollectiveOverWorkers:
     last_rank: int | None  # that others waited for longest altogether: its calls were the shortest, so it came last
 
 
-@dataclass(frozen=True)
-class Distributed:
+class Distributed(Struct, frozen=True):
     """Several workers side by side. `missing_ranks` are known from the group's size and have no trace."""
 
     workers: tuple[WorkerShare, ...]

@@ -5,13 +5,12 @@ Times are in milliseconds with the unit in the name; a figure that no source giv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.model.findings import Place
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct, frozen=True):
     """What a compiled version expected and what came, as the compiler writes them; at which step."""
 
     step: int | None
@@ -20,8 +19,7 @@ class Change:
     subject: str | None = None
 
 
-@dataclass(frozen=True)
-class CompilerCause:
+class CompilerCause(Struct, frozen=True):
     """Events that have one cause, counted: same backend, kind, function, line, cause and operator.
 
     A backward pass that is compiled later counts in the times of the compilation it belongs to, not in `count`.
@@ -61,8 +59,7 @@ class CompilerCause:
     counted: bool = True  # False: the source tells that it happened and not how often; `count` is at least that
 
 
-@dataclass(frozen=True)
-class CompilerSteps:
+class CompilerSteps(Struct, frozen=True):
     """Steps of one kind of one backend, and what compiling took of them. Partly compiling steps count whole in wall.
 
     Steps of all ranks are pooled: counts and times are sums over ranks, shares are of the pooled wall time. Steps in
@@ -89,8 +86,7 @@ class CompilerSteps:
     estimated: bool = False
 
 
-@dataclass(frozen=True)
-class CompilerPoint:
+class CompilerPoint(Struct, frozen=True):
     """A step of the lead rank in which something was compiled, transferred or broken. Thinned where there are many."""
 
     step: int
@@ -103,8 +99,7 @@ class CompilerPoint:
     transfers: int
 
 
-@dataclass(frozen=True)
-class CompilerMetric:
+class CompilerMetric(Struct, frozen=True):
     """A metric or counter of a torch_xla report, whole-run. `unit` of total and percentiles: "ms", "bytes" or "count".
 
     Percentiles and rates stand on the last samples only (1,024 by default), which is how torch_xla keeps them.
@@ -121,8 +116,7 @@ class CompilerMetric:
     rank: int | None = None
 
 
-@dataclass(frozen=True)
-class CompilerWarning:
+class CompilerWarning(Struct, frozen=True):
     """A line as torch_xla's debug profiler words it. `rule`: too_frequent, too_slow, not_lowered.
 
     `verbatim`: the log holds this very line, the last of its kind; `repeats` is how many of its kind there are. A line
@@ -140,8 +134,7 @@ class CompilerWarning:
     source: str
 
 
-@dataclass(frozen=True)
-class EagerAfterLimit:
+class EagerAfterLimit(Struct, frozen=True):
     """Steps before and after a function ran into its limit of versions.
 
     `before_ms`: median wall time of the steps before the limit that did not compile; where these are fewer than three,
@@ -158,8 +151,7 @@ class EagerAfterLimit:
     before_compiling: bool = False  # before_ms stands on steps that compiled: what surrounds compiling is still in it
 
 
-@dataclass(frozen=True)
-class CompilerFacts:
+class CompilerFacts(Struct, frozen=True):
     """One backend of a run ("torch.compile", "torch_xla"), all ranks together."""
 
     backend: str
@@ -181,8 +173,7 @@ class CompilerFacts:
     unknown: int  # events whose wording we do not know
 
 
-@dataclass(frozen=True)
-class CompilersView:
+class CompilersView(Struct, frozen=True):
     """All of it. `notes` say what was not seen and why; `traced` when spans come from profiler traces."""
 
     backends: tuple[CompilerFacts, ...]
@@ -196,8 +187,7 @@ class CompilersView:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class CompileStorm:
+class CompileStorm(Struct, frozen=True):
     """What the rules on a whole backend ask: how often it compiled per step, recently, and after a quiet time.
 
     `compiles` and `steps` are of the rank that compiled most, as the article counts: every step, warm-up included, and
@@ -219,8 +209,7 @@ class CompileStorm:
     late_steps: int | None = None  # steps after warm-up that compiled, of that rank and kind
 
 
-@dataclass(frozen=True)
-class CompilerCheck:
+class CompilerCheck(Struct, frozen=True):
     """What a check asked for by name found. `judged`: a source could tell; only what is judged can have failed."""
 
     name: str  # recompile | graph-break

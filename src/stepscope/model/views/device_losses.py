@@ -6,7 +6,7 @@ overlap idle time, but may overlap one another where a kernel is of two kinds. W
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.model.findings import Place
 from stepscope.model.views.spans import GpuProperties
@@ -32,8 +32,7 @@ TILES = "tiles"  # of products in 16 bits the part that fills up tiles
 DEVICE_COPY = "copies_on_devices"  # copies within a device or between devices that nothing hides
 
 
-@dataclass(frozen=True)
-class LossLine:
+class LossLine(Struct, frozen=True):
     """A line of the user's and its part of a loss; `exact`: the line is the call's, not the function's first."""
 
     place: Place
@@ -42,8 +41,7 @@ class LossLine:
     exact: bool
 
 
-@dataclass(frozen=True)
-class Loss:
+class Loss(Struct, frozen=True):
     """One kind of loss over all profiled steps.
 
     `ns_per_step` is the mean, `median_ns` the median step's. `calls_per_step` counts waits, copies, calls of the
@@ -60,8 +58,7 @@ class Loss:
     details: dict[str, float]
 
 
-@dataclass(frozen=True)
-class DeviceLosses:
+class DeviceLosses(Struct, frozen=True):
     """All losses of the traces of one run with device work, over their complete steps.
 
     `run` is that of `SpanRef`. `has_steps` is False where a trace names no step.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class DiffRow:
+class DiffRow(Struct, frozen=True):
     """One thing on both sides; None where one side has none. Delta is other minus base, nothing counting as 0; ratio is
     other over base.
 
@@ -28,8 +27,7 @@ class DiffRow:
     device_delta_ns: float | None  # None where neither side has device time
 
 
-@dataclass(frozen=True)
-class Diff:
+class Diff(Struct, frozen=True):
     """`tables` by name: "overview" (the step and our parts of it), "tensorboard" (its parts as the plugin had them),
     "operators", "kernels", "modules", with rows by falling |delta| of host or device, whichever is larger; and "tree"
     (structure of steps: loader, modules, backward, optimizer, matched in order) in its own order. `absent`: a table to

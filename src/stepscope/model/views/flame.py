@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 
-@dataclass(frozen=True)
-class FlameFrame:
+class FlameFrame(Struct, frozen=True):
     """A frame as it is drawn. `kind` decides its colour.
 
     `file` is named from the root of the user's code, or of its package, on. Where one box stands for all lines of a
@@ -22,8 +21,7 @@ class FlameFrame:
     kind: str
 
 
-@dataclass(frozen=True)
-class FlameTree:
+class FlameTree(Struct, frozen=True):
     """One tree. Node 0 is the root; parents come before children. Values include what lies below.
 
     `value` is in `unit`; `base` holds the other side of a difference, node by node (0 where the path is not there), in
@@ -43,8 +41,7 @@ class FlameTree:
     )
 
 
-@dataclass(frozen=True)
-class FlameGraph:
+class FlameGraph(Struct, frozen=True):
     """Trees over one list of frames; `notes` say what the reader must know before the picture is believed."""
 
     title: str

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class HotspotRow:
+class HotspotRow(Struct, frozen=True):
     """The samples whose innermost frame this is, by what `Hotspots.by` groups.
 
     Where a row merges several frames, what they differ in is None. The library columns name the innermost frame of the
@@ -31,8 +30,7 @@ class HotspotRow:
     roles: dict[str, int]  # role of the process -> samples
 
 
-@dataclass(frozen=True)
-class SampledProcess:
+class SampledProcess(Struct, frozen=True):
     """A process that selected samples come from. `rank` is None for one that belongs to no rank.
 
     `pid` is None where the file does not tell processes apart, and `threads` where it does not tell threads apart.
@@ -47,8 +45,7 @@ class SampledProcess:
     waiting_samples: int
 
 
-@dataclass(frozen=True)
-class Hotspots:
+class Hotspots(Struct, frozen=True):
     """Rows, most samples first. `samples` + `skipped_samples` is the files' own sum whatever was selected.
 
     `selected_samples` and the values of `left_out` add up to `samples`.

@@ -5,11 +5,10 @@ Means are over readings between the first and the last steady training step. A f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class GpuClocks:
+class GpuClocks(Struct, frozen=True):
     """The clock of one GPU of the run, over readings in which it was not idle.
 
     `reasons`: why it ran below its highest clock -> share of the readings. `lost_share` is the mean of 1 - clock by
@@ -33,8 +32,7 @@ class GpuClocks:
     strangers_bytes: int | None
 
 
-@dataclass(frozen=True)
-class StorageMount:
+class StorageMount(Struct, frozen=True):
     """A file system that holds data of the run. `files` were open in looks, or named on the command line."""
 
     kind: str
@@ -43,8 +41,7 @@ class StorageMount:
     source: str  # "open files" | "command line"
 
 
-@dataclass(frozen=True)
-class StorageFacts:
+class StorageFacts(Struct, frozen=True):
     """Where the processes that load data read it from: loader workers, else the training processes. Summed over them.
 
     `cold_share` is the part of the bytes they asked for that came from a device and not from the page cache;
@@ -65,8 +62,7 @@ class StorageFacts:
     pressure_pct: float | None  # of the time, in which something waited for a disk or network storage (PSI)
 
 
-@dataclass(frozen=True)
-class NumaFacts:
+class NumaFacts(Struct, frozen=True):
     """Nodes of memory, on machines with several. Shares are of readings of the training processes' main threads."""
 
     nodes: int

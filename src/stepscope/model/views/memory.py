@@ -11,7 +11,8 @@ those asked for, before the allocator rounds up. Sums over the rows of one sourc
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from stepscope.model.findings import Place
 
@@ -22,8 +23,7 @@ IN_USE, PENDING, FREE = range(3)
 CLOCKS = ("epoch", "start", "order")
 
 
-@dataclass(frozen=True)
-class MemoryCurve:
+class MemoryCurve(Struct, frozen=True):
     """Allocated and reserved bytes of a device over time, thinned so that peaks stay.
 
     `clock` tells what `times_ns` count from: "epoch", "start" (of the recording), or "order", where they are numbers of
@@ -54,8 +54,7 @@ class MemoryCurve:
     peak_by_category: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class MemoryBlock:
+class MemoryBlock(Struct, frozen=True):
     """An allocation with its release; None where the recording does not hold one of the two."""
 
     device: str
@@ -71,8 +70,7 @@ class MemoryBlock:
     span: int = 1
 
 
-@dataclass(frozen=True)
-class MemoryOperator:
+class MemoryOperator(Struct, frozen=True):
     """What an operator allocated, itself and with what it called. `increase` is allocated minus released.
 
     `name` None: outside any operator. `calls` are all calls of the operator in the trace, those that allocate nothing
@@ -95,8 +93,7 @@ class MemoryOperator:
     span: int = 1
 
 
-@dataclass(frozen=True)
-class MemoryLine:
+class MemoryLine(Struct, frozen=True):
     """What a line of the user's allocated, and what of it stood at the peak. `place` None: no line was found.
 
     `standing_bytes`: of a snapshot, what stands in memory when it was taken, allocated at whatever time. `exact`: the
@@ -116,8 +113,7 @@ class MemoryLine:
     span: int = 1
 
 
-@dataclass(frozen=True)
-class MemoryState:
+class MemoryState(Struct, frozen=True):
     """What the allocator holds of a device when a snapshot was taken. The first figure is the sum of the next four:
 
     `in_use_bytes` asked for by tensors; `rounding_bytes` given beyond that; `pending_bytes` released, but another
@@ -139,8 +135,7 @@ class MemoryState:
     blocks_in_use: int
 
 
-@dataclass(frozen=True)
-class OutOfMemory:
+class OutOfMemory(Struct, frozen=True):
     """An allocation that failed. `frames`: where, innermost first; `place`: the user's line among them."""
 
     worker: str
@@ -154,8 +149,7 @@ class OutOfMemory:
     frames: tuple[Place, ...]
 
 
-@dataclass(frozen=True)
-class MemoryView:
+class MemoryView(Struct, frozen=True):
     """All of it. `blocks` are the largest; `pairs` and `unpaired` say how many there were altogether."""
 
     curves: tuple[MemoryCurve, ...]
@@ -170,8 +164,7 @@ class MemoryView:
     out_of_memory: tuple[OutOfMemory, ...] = ()
 
 
-@dataclass(frozen=True)
-class BlockRows:
+class BlockRows(Struct, frozen=True):
     """Blocks of an allocator as columns side by side. `stack` is a number in `MemoryRecording.stacks`, -1 for none."""
 
     address: array[int]
@@ -182,8 +175,7 @@ class BlockRows:
     stack: array[int]
 
 
-@dataclass(frozen=True)
-class MemoryRecording:
+class MemoryRecording(Struct, frozen=True):
     """What a file that is no trace says of the memory of one device: events in order of time, as columns side by side.
 
     `bytes` are not negative but for CHANGED. `address`, `stack` (in `stacks`) and `category` (in `categories`) are -1

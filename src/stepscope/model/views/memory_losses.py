@@ -6,13 +6,12 @@ given out. A step number or a figure that nothing tells is None.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.model.findings import Place
 
 
-@dataclass(frozen=True)
-class MemoryLimit:
+class MemoryLimit(Struct, frozen=True):
     """The most that a process can hold, and what sets it.
 
     `reason`: "machine" or "cgroup" of the host; of a device "device", "slice" (of a GPU that is partitioned),
@@ -28,8 +27,7 @@ class MemoryLimit:
     place: Place | None = None  # the line that set the fraction
 
 
-@dataclass(frozen=True)
-class MemoryPeak:
+class MemoryPeak(Struct, frozen=True):
     """The most that a process held of a device. `retries` and `out_of_memory` are None where only a trace tells it."""
 
     rank: int | None
@@ -42,8 +40,7 @@ class MemoryPeak:
     source: str
 
 
-@dataclass(frozen=True)
-class GrowthLine:
+class GrowthLine(Struct, frozen=True):
     """A line that allocates in every recorded step what still stands after the step that follows."""
 
     place: Place
@@ -52,8 +49,7 @@ class GrowthLine:
     blocks_per_step: float
 
 
-@dataclass(frozen=True)
-class MemoryGrowth:
+class MemoryGrowth(Struct, frozen=True):
     """Memory that grows steadily. Levels are on the straight line through all readings (Theil and Sen), or in a trace
     those at the ends of its first and last step. `room_bytes`: what was left below the limit at the end.
 
@@ -78,8 +74,7 @@ class MemoryGrowth:
     traced: bool
 
 
-@dataclass(frozen=True)
-class RetryFacts:
+class RetryFacts(Struct, frozen=True):
     """Steady steps with retries of the allocator near them against those without, of the rank that lost most.
 
     A retry gives all cached blocks back and allocates anew. It is known to lie between two readings; the steps between
@@ -99,8 +94,7 @@ class RetryFacts:
     total_ms_per_step: float
 
 
-@dataclass(frozen=True)
-class MemoryLosses:
+class MemoryLosses(Struct, frozen=True):
     """All of it. `logged`: the journal has readings enough to tell growth from noise. `traced`: a trace holds
     allocations over steps enough. `device_readings`: the journal has readings of a device.
     """

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class ModuleNode:
+class ModuleNode(Struct, frozen=True):
     """A module instance at one place of the call tree (`path` is its way from the root, "ResNet_0/Sequential_1/…").
 
     Host and device time are of the forward calls, with the modules called below (`total`) or without (`self`); backward
@@ -32,8 +31,7 @@ class ModuleNode:
     operators: int  # called directly: by the module's own code, not by another operator or module
 
 
-@dataclass(frozen=True)
-class ModuleTree:
+class ModuleTree(Struct, frozen=True):
     """Nodes in depth-first order, children in order of total time, the longest first. Self times of the device, forward
     and backward, and `unattributed_device_ns` sum to `device_ns`. Of traces without modules nothing is in it.
     """

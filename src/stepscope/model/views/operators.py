@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.model.findings import Place
 
 
-@dataclass(frozen=True)
-class CallStack:
+class CallStack(Struct, frozen=True):
     """A distinct stack of the user's frames (innermost first) behind calls of an operator, with what it costs."""
 
     frames: tuple[Place, ...]
@@ -17,8 +16,7 @@ class CallStack:
     device_self_ns: int
 
 
-@dataclass(frozen=True)
-class OperatorRow:
+class OperatorRow(Struct, frozen=True):
     """All calls of one operator (and, grouped by shapes, with one list of input shapes).
 
     Host times are summed over threads. `host_self_ns` leaves out operators called by it and, as the plugin does, its
@@ -51,8 +49,7 @@ class OperatorRow:
     place_exact: bool
 
 
-@dataclass(frozen=True)
-class KernelRow:
+class KernelRow(Struct, frozen=True):
     """All launches of one kernel (and, grouped by launch, with one configuration).
 
     `name` is as the trace has it, `short_name` for people and unique in a table. `blocks_per_sm` and `occupancy_pct`

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.model.views.spans import GpuProperties, SpanRef
 
@@ -23,8 +23,7 @@ HOST_PARTS = (
 DEVICE, HOST = "device", "host"
 
 
-@dataclass(frozen=True)
-class StepBreakdown:
+class StepBreakdown(Struct, frozen=True):
     """One step: ns by part; the parts of either partition sum to `wall_ns`."""
 
     step: str  # the number in ProfilerStep#N; "0" for a trace without steps
@@ -34,8 +33,7 @@ class StepBreakdown:
     parts_ns: dict[str, int]  # by DEVICE_PARTS and IDLE_PARTS, or by HOST_PARTS: see `Overview.basis`
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """Of one part over the steps. ns."""
 
     mean_ns: float
@@ -44,8 +42,7 @@ class Summary:
     share: float  # of the summed wall time
 
 
-@dataclass(frozen=True)
-class Overview:
+class Overview(Struct, frozen=True):
     """The steps of one span. `dropped_steps` were recorded without the end of their device work.
 
     `basis` says what `parts` are of: DEVICE where the trace holds device work, else HOST; the two have no part in
@@ -62,8 +59,7 @@ class Overview:
     basis: str  # DEVICE | HOST
 
 
-@dataclass(frozen=True)
-class GpuSummary:
+class GpuSummary(Struct, frozen=True):
     """One device of one span; definitions in docs/metrics.md. Percent are 0 to 100."""
 
     span: SpanRef
@@ -78,8 +74,7 @@ class GpuSummary:
     tensor_core_eligible_pct: float | None  # of the time of kernels with an operator, below one that could use them
 
 
-@dataclass(frozen=True)
-class Counter:
+class Counter(Struct, frozen=True):
     """A figure over time: value[i] is the mean from `start_ns + i * bucket_ns` to the next, or to `end_ns`."""
 
     span: SpanRef

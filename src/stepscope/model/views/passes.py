@@ -6,14 +6,13 @@ beside which nothing else ran, and idle time while the host prepared it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.model.findings import Place
 from stepscope.model.views.spans import GpuProperties
 
 
-@dataclass(frozen=True)
-class PassLine:
+class PassLine(Struct, frozen=True):
     """A line of the user's and its part; `exact`: the line is the call's, not the function's first."""
 
     place: Place
@@ -21,8 +20,7 @@ class PassLine:
     exact: bool
 
 
-@dataclass(frozen=True)
-class ExtraCall:
+class ExtraCall(Struct, frozen=True):
     """Calls of a module that the same steps train, whose result no backward pass reads and which is scored.
 
     `ms_per_step` is the module's own time; `around_ms_per_step` that of the user's code around it which trains nothing,
@@ -45,8 +43,7 @@ class ExtraCall:
     source: str
 
 
-@dataclass(frozen=True)
-class ModelCopy:
+class ModelCopy(Struct, frozen=True):
     """Copies of a model or of its state inside the steps; `call` is the function that copies.
 
     `samples` is 0 where a trace told of it. `at_most_ms_per_step`: the most of it that chance may have kept from them.
@@ -60,8 +57,7 @@ class ModelCopy:
     source: str
 
 
-@dataclass(frozen=True)
-class Doubles:
+class Doubles(Struct, frozen=True):
     """Operators on tensors in float64, forward and backward, and the conversions from and to it.
 
     `parts` are ms per step by operator. `operators_per_step` counts outermost ones.
@@ -75,8 +71,7 @@ class Doubles:
     parts: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Recompute:
+class Recompute(Struct, frozen=True):
     """Forward operators that run again inside the backward pass, as activation checkpointing does.
 
     `memory_share` is the peak of the device's memory that the trace recorded, None where it recorded none.
@@ -91,8 +86,7 @@ class Recompute:
     source: str
 
 
-@dataclass(frozen=True)
-class WideGradients:
+class WideGradients(Struct, frozen=True):
     """Backward nodes that each fill a whole tensor with zeros for the gradient of a small part of it.
 
     `shape` is that tensor's, `part` that of the gradient that came in, `forward` the operator that took the part.
@@ -112,8 +106,7 @@ class WideGradients:
     at_most_ms_per_step: float
 
 
-@dataclass(frozen=True)
-class PassFacts:
+class PassFacts(Struct, frozen=True):
     """The training steps of the traces of one run. `run` is that of `SpanRef`.
 
     `modules`: calls of modules were recorded; `types`: types of operators' inputs were; `shapes`: their shapes;
@@ -141,8 +134,7 @@ class PassFacts:
     copies: tuple[ModelCopy, ...]
 
 
-@dataclass(frozen=True)
-class PassesFacts:
+class PassesFacts(Struct, frozen=True):
     """`runs`: of traces with training steps. `copies` by sampled stacks, None without any of steady steps."""
 
     runs: tuple[PassFacts, ...]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class RankWait:
+class RankWait(Struct, frozen=True):
     """One rank's mean step, and its wait for data."""
 
     rank: int
@@ -14,8 +13,7 @@ class RankWait:
     wait_ms: float
 
 
-@dataclass(frozen=True)
-class Pipeline:
+class Pipeline(Struct, frozen=True):
     """The chain behind a steady training step: loader workers, the main thread, the other ranks.
 
     `wait_at_most_ms`: the wait for data in the quarter of the run in which it was the largest part of the step, as

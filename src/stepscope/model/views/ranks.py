@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class RankWork:
+class RankWork(Struct, frozen=True):
     """One rank's mean step. `own_ms` is in phases in which it waits for nobody, `exchange_ms` in the others."""
 
     rank: int
@@ -17,8 +16,7 @@ class RankWork:
     samples: float | None  # of a step
 
 
-@dataclass(frozen=True)
-class RanksFacts:
+class RanksFacts(Struct, frozen=True):
     """Steady training steps that all ranks took, the n-th of each beside the n-th of the others.
 
     `exchange` are the phases in which ranks wait for each other, `exchange_source` how that is known. The excess is the

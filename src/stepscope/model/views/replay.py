@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from stepscope.model.views.device_losses import MATRIX
 
 # What-ifs beside the kinds of loss of `device_losses`, which keep their names.
@@ -20,8 +22,7 @@ def matrix(rate: float) -> str:
     return f"{MATRIX}/{rate:g}"
 
 
-@dataclass(frozen=True)
-class WhatIf:
+class WhatIf(Struct, frozen=True):
     """The interior steps without one loss. ns.
 
     `never_late_*`: with a host that prepares launches in no time as well, where the loss is work of the device; None

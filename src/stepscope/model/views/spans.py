@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class SpanRef:
+class SpanRef(Struct, frozen=True):
     """One trace file. `worker` is the file's name before its first dot, with its folder in front where two folders hold
     a worker of that name; of a run that stepscope recorded, the folder of the rank. `span` counts the worker's traces
     from 1 in order of the time in their names. `run` is the file's folder relative to what was given, "" where all
@@ -25,8 +24,7 @@ class SpanRef:
         return f"{self.worker}/span{self.span}"
 
 
-@dataclass(frozen=True)
-class GpuProperties:
+class GpuProperties(Struct, frozen=True):
     """What a trace says of a device; None where it does not."""
 
     device: int

@@ -6,11 +6,10 @@ Times are ms. `reason` is "steady", or why a step counts for no statistics: "war
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class StepPhases:
+class StepPhases(Struct, frozen=True):
     """Steps of one process and kind in order, thinned so that the longest stay. All sequences are equally long.
 
     `parts_ms` is by phase, "unattributed" what no phase explains; empty where no phase is known.
@@ -26,8 +25,7 @@ class StepPhases:
     total: int  # steps before thinning
 
 
-@dataclass(frozen=True)
-class StepDistribution:
+class StepDistribution(Struct, frozen=True):
     """How many steps of a kind take how long: `counts[i]` lie from `edges_ms[i]` to the next edge.
 
     Bins are equally wide, but the last one also holds everything `longer`: all above its lower edge.
@@ -41,8 +39,7 @@ class StepDistribution:
     longest_ms: float
 
 
-@dataclass(frozen=True)
-class ProcessSteps:
+class ProcessSteps(Struct, frozen=True):
     """Steps of one kind of one process. Statistics are of steady steps; None without any."""
 
     process: str
@@ -56,8 +53,7 @@ class ProcessSteps:
     longest_ms: float
 
 
-@dataclass(frozen=True)
-class StepEvent:
+class StepEvent(Struct, frozen=True):
     """Something the recorder noted in a step, with the time it took."""
 
     kind: str
@@ -65,8 +61,7 @@ class StepEvent:
     ms: float
 
 
-@dataclass(frozen=True)
-class LongStep:
+class LongStep(Struct, frozen=True):
     """A step among the longest. `extra_ms` is above the median of its process and kind.
 
     `phase` is the one that is longest above its own median, by `phase_extra_ms`; None where phases are not known or

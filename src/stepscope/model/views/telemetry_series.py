@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class TelemetrySeries:
+class TelemetrySeries(Struct, frozen=True):
     """One figure of one subject: a training process ("rank-0"), "loader workers" together, a GPU, or a host.
 
     `values` are as many as the axis has points, None where nothing was read. Counters are given as growth per second.
@@ -17,8 +16,7 @@ class TelemetrySeries:
     values: tuple[float | None, ...]
 
 
-@dataclass(frozen=True)
-class Telemetry:
+class Telemetry(Struct, frozen=True):
     """All series. Times are since the start of the run.
 
     `bucket_s` is how long a point stands for, as the mean of the readings in it; None where each point is one reading.

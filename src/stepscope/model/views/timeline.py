@@ -6,8 +6,9 @@ in languages whose numbers hold 53 bits. Names and kinds are numbers of lists, b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from stepscope.model.findings import Place
 
@@ -22,8 +23,7 @@ KINDS = (
 )
 
 
-@dataclass(frozen=True)
-class TimelineTrack:
+class TimelineTrack(Struct, frozen=True):
     """A row of slices; `depth` is how many lie above each other at most, `group` the worker."""
 
     key: str
@@ -33,8 +33,7 @@ class TimelineTrack:
     depth: int
 
 
-@dataclass(frozen=True)
-class TimelineStep:
+class TimelineStep(Struct, frozen=True):
     """A step as the ruler shows it."""
 
     step: int
@@ -44,8 +43,7 @@ class TimelineStep:
     kind: str
 
 
-@dataclass(frozen=True)
-class TrackSlices:
+class TrackSlices(Struct, frozen=True):
     """Slices of one track in a window, one entry each in all lists, by depth and start.
 
     Where `count` slices too thin to be seen are drawn as one, `id` is -1 and name and kind are those of the longest.
@@ -61,8 +59,7 @@ class TrackSlices:
     count: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class TimelineWindow:
+class TimelineWindow(Struct, frozen=True):
     """What there is to draw between two moments; `total` counts its slices before thinning."""
 
     from_ns: int
@@ -74,8 +71,7 @@ class TimelineWindow:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class SliceFact:
+class SliceFact(Struct, frozen=True):
     """One more thing that is known of a slice; `unit` is "" of texts."""
 
     label: str
@@ -83,8 +79,7 @@ class SliceFact:
     unit: str = ""
 
 
-@dataclass(frozen=True)
-class SliceRef:
+class SliceRef(Struct, frozen=True):
     """Another slice that has to do with the one shown."""
 
     id: int
@@ -93,8 +88,7 @@ class SliceRef:
     duration_ns: int
 
 
-@dataclass(frozen=True)
-class StackPlace:
+class StackPlace(Struct, frozen=True):
     """A frame; `guess` marks code of a library that stands in for the user's, `code` is the source line."""
 
     place: Place
@@ -102,8 +96,7 @@ class StackPlace:
     code: str | None = None
 
 
-@dataclass(frozen=True)
-class SliceDetail:
+class SliceDetail(Struct, frozen=True):
     """All that is known of one slice. `stack` is innermost first; `launched` is cut, its full number in the notes."""
 
     id: int
@@ -122,8 +115,7 @@ class SliceDetail:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class SearchHit:
+class SearchHit(Struct, frozen=True):
     """A slice whose name holds what was searched."""
 
     id: int
@@ -135,8 +127,7 @@ class SearchHit:
     step: int | None
 
 
-@dataclass(frozen=True)
-class SearchResult:
+class SearchResult(Struct, frozen=True):
     """The first hits in order of time; `total` counts all."""
 
     total: int

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stepscope.model.comparison import AppliedKnob
 
 APPLIED, PARTLY, REFUSED = "applied", "partly", "not applied"
 
 
-@dataclass(frozen=True)
-class TrialFacts:
+class TrialFacts(Struct, frozen=True):
     """Knobs as each process reported them, one entry for each place; those that no process reported are not applied.
 
     `losses` are (step, value) of the first rank that has any, in order of steps; of several backward passes in a step

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from stepscope.model.findings import Place
 
 
-@dataclass(frozen=True)
-class WaitPart:
+class WaitPart(Struct, frozen=True):
     """A part of the time in which the main process is in its loader. Parts of one rank exclude each other.
 
     `kind`: "worker_busy" (a worker makes batches, at `place`), "worker_start" (no worker works yet, one is starting),
@@ -29,8 +28,7 @@ class WaitPart:
     leaf: str | None = None
 
 
-@dataclass(frozen=True)
-class LoaderWait:
+class LoaderWait(Struct, frozen=True):
     """How a rank's wait for its loader is made up. `simultaneous`: workers and main process were seen at the same time.
 
     Otherwise worker samples of the same period stand for what workers did meanwhile, each worker by itself.
@@ -48,8 +46,7 @@ class LoaderWait:
     idle_sampled: bool | None = None  # False: waiting threads were left out, so the wait is understated
 
 
-@dataclass(frozen=True)
-class SlowLine:
+class SlowLine(Struct, frozen=True):
     """A line of the user's, sampled in slow steps and in typical ones, in ms of the main thread per step of either."""
 
     place: Place
@@ -62,8 +59,7 @@ class SlowLine:
     leaf: str | None  # the function most often on top, as "file:function"; None where it is the line itself
 
 
-@dataclass(frozen=True)
-class SlowSteps:
+class SlowSteps(Struct, frozen=True):
     """Lines that make the slow steps slow. `threshold_ms`: wall time from which a step counts as slow."""
 
     slow_steps: int
@@ -76,8 +72,7 @@ class SlowSteps:
     source: str
 
 
-@dataclass(frozen=True)
-class StageTime:
+class StageTime(Struct, frozen=True):
     """Sampled main-thread time of all ranks in one stage of the run.
 
     `stage`: "import", "compile", "startup" (before the first step, neither of the two), "warmup" (steps in which
@@ -91,8 +86,7 @@ class StageTime:
     waiting_share: float | None
 
 
-@dataclass(frozen=True)
-class RankLine:
+class RankLine(Struct, frozen=True):
     """A line of the user's in which ranks differ: its ms per step (or share of samples) by rank."""
 
     place: Place
@@ -104,8 +98,7 @@ class RankLine:
     leaf: str | None
 
 
-@dataclass(frozen=True)
-class RankLines:
+class RankLines(Struct, frozen=True):
     """Where ranks differ. `unit`: "ms per step" or "share of samples". `verdict` names straggler and waiters."""
 
     unit: str
@@ -119,8 +112,7 @@ class RankLines:
     source: str
 
 
-@dataclass(frozen=True)
-class CallerLine:
+class CallerLine(Struct, frozen=True):
     """A line of the user's below which another of theirs was sampled. `share`: of the inner line's samples."""
 
     caller: Place
@@ -129,8 +121,7 @@ class CallerLine:
     share: float
 
 
-@dataclass(frozen=True)
-class SampledViews:
+class SampledViews(Struct, frozen=True):
     """What sampled stacks say beyond hot lines. `absent` gives the reason for every part that is None or empty."""
 
     stages: tuple[StageTime, ...]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from stepscope.read.raw import Losses
 from stepscope.read.stacks.source import MAX_FRAMES, MAX_SAMPLES
@@ -52,8 +52,7 @@ def holds_anything(profile: Profile) -> bool:
     return beginning[:1] == b"[" and beginning != b"[]"
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(Struct, frozen=True):
     """What the weights of a profile have in common, and how long it lasted, in the profile's own unit.
 
     `lowest` is 0 where one of them is no number or negative. Without weights `count` is 0.

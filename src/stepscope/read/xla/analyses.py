@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from stepscope.read.text import clean
 from stepscope.read.xla.frames import Place, frame_of, user_place
@@ -37,8 +38,7 @@ _TABLE_LINES = ("===", "---", "Note: _local_scalar_dense")
 _ANY_FALLBACK = "xla_fallback"  # what the table calls every operator since its names were lost
 
 
-@dataclass(frozen=True)
-class Compile:
+class Compile(Struct, frozen=True):
     """A compilation, or one kind of them; `step` where the syncs of the log tell it."""
 
     cause: str | None
@@ -49,8 +49,7 @@ class Compile:
     step: int | None = None
 
 
-@dataclass(frozen=True)
-class FrameCount:
+class FrameCount(Struct, frozen=True):
     """A line of the table of frames: how often operators without lowering were called there."""
 
     operator: str | None
@@ -58,8 +57,7 @@ class FrameCount:
     count: int
 
 
-@dataclass
-class _Open:
+class _Open(Struct):
     """An analysis that is being printed."""
 
     cause: str | None = None
@@ -229,8 +227,7 @@ class Analyses:
             self.frames.append(FrameCount(operator, place, table.count))
 
 
-@dataclass
-class _Table:
+class _Table(Struct):
     count: int
     operator: str | None = None
     frames: list[Place] = field(default_factory=list)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from stepscope.read.raw import Losses
 from stepscope.read.xla.analyses import MARK, Analyses
@@ -16,8 +17,7 @@ MAX_RANK = 1_000_000
 _ORDINAL = re.compile(r".+\.(\d{1,6})")
 
 
-@dataclass
-class Content:
+class Content(Struct):
     """What a file holds. `report` are the highest totals of its reports outside of sections."""
 
     path: Path

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from stepscope.read.raw import Row
 from stepscope.read.xla.analyses import Analyses, Compile
@@ -25,8 +26,7 @@ _UNKNOWN = Compile(None, None, None, None, None)
 _Target = tuple["str | None", "Place | None"]  # operator, place
 
 
-@dataclass(frozen=True)
-class Sources:
+class Sources(Struct, frozen=True):
     """What is known of a rank. `changes` are steps, or the whole run as one; `source` names where they are from."""
 
     changes: tuple[StepChange, ...]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from stepscope.read.text import clean
 from stepscope.read.xla.values import BYTES, COUNT, number, per_second, value, whole
@@ -31,8 +33,7 @@ _KEYS = frozenset(["Metric", "Counter", "TotalSamples", "Accumulator", "ValueRat
 _FIELD = re.compile(r"(?<=[\s\]:|>])(Metric|Counter|TotalSamples|Accumulator|ValueRate|Rate|Percentiles|Value): (\S.*)")
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(Struct, frozen=True):
     """Totals since the process began; rates and percentiles of the last samples only. Values are in `unit`."""
 
     unit: str  # ns | bytes | count
@@ -43,8 +44,7 @@ class Metric:
     percentiles: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass
-class Report:
+class Report(Struct):
     """Everything one report says. A name that is not there had no sample: it counts 0."""
 
     metrics: dict[str, Metric] = field(default_factory=dict)
@@ -69,8 +69,7 @@ class Report:
         return {**self.counters, **{name: metric.samples for name, metric in self.metrics.items()}}
 
 
-@dataclass
-class _Block:
+class _Block(Struct):
     name: str
     metric: bool
     samples: int | None = None

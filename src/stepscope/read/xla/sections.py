@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from stepscope.read.xla.report import STEPS, Metric, Report, with_totals
 
@@ -30,8 +31,7 @@ def section_step(line: str) -> int | None:
     return int(match[1]) if match is not None else None
 
 
-@dataclass
-class StepChange:
+class StepChange(Struct):
     """What happened in a step, or in several together (`step` None). Times are in ns; None where nothing tells."""
 
     step: int | None

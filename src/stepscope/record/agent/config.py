@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepscope.model.comparison import Knob
+from stepscope.schema import Knob
 
 ENVIRONMENT_NAME = "STEPSCOPE_RECORD"
 

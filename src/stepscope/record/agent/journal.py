@@ -14,11 +14,11 @@ import os
 import sys
 from typing import Any, Callable
 
-from stepscope.model import RANK_SCHEMA, STEP_COLUMNS, STEPS_SCHEMA
 from stepscope.record.agent.clock import Clock
 from stepscope.record.agent.last_word import LastWord
 from stepscope.record.agent.masking import mask_argv
 from stepscope.record.agent.phases import StepRow
+from stepscope.schema import RANK_SCHEMA, STEP_COLUMNS, STEPS_SCHEMA
 
 STEPS_BYTE_LIMIT = (
     1 << 30

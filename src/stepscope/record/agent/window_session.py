@@ -13,13 +13,16 @@ import json
 import os
 import sys
 import threading
+import time
 import warnings
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any, Callable, Iterator
 
 # With `verbose` the trace repeats a call stack on every operator: measured 1.5 times the bytes and 3 times the time to
 # stop, for what the nesting of python_function events says already.
 VERBOSE = False
+_ENDING_S = 50e-6  # how often a thread that has done its work is looked for; it needs the interpreter once more
 
 _ours = threading.local()
 _opened = False  # a session of ours, in this process or the one it was forked from
@@ -107,7 +110,7 @@ def apart(work: Callable[[], None]) -> None:
             over.release()
 
     try:
-        _thread.start_new_thread(run, ())
+        thread = _thread.start_new_thread(run, ())
     except RuntimeError:  # the interpreter is ending
         work()
         return
@@ -116,8 +119,18 @@ def apart(work: Callable[[], None]) -> None:
             over.acquire()
         except BaseException as error:  # noqa: BLE001 - a signal's handler raised: not before torch's call is over
             raised.append(error)
+    while _runs(thread, run.__code__):
+        time.sleep(_ENDING_S)
     if raised:
         raise raised[-1]
+
+
+def _runs(thread: int, code: CodeType) -> bool:
+    """Whether the first function of `thread` is still that of `code`: a profiler that starts now would record it."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is code
 
 
 def _here(work: Callable[[], None]) -> None:

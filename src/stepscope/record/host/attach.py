@@ -21,7 +21,6 @@ from pathlib import Path
 from types import FrameType
 
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
-from stepscope.model import RANK_SCHEMA
 from stepscope.record.agent.masking import mask_argv
 from stepscope.record.host.attach_refusal import refusal, rights
 from stepscope.record.host.clock import measure_epoch_offset_ns, now_ns
@@ -36,6 +35,7 @@ from stepscope.record.host.options import DEFAULT_RATE_HZ, SEGMENT_SECONDS, Reco
 from stepscope.record.host.processes import Process, ProcessTree, read_command, read_stat
 from stepscope.record.host.pyspy import FALLBACK_MARKER, Look, find_pyspy, is_refusal, look_into, pyspy_version
 from stepscope.record.host.telemetry import Telemetry, TelemetryConfig
+from stepscope.schema import RANK_SCHEMA
 
 DEFAULT_SECONDS = 30.0
 LONGEST_SECONDS = 7 * 24 * 3600.0

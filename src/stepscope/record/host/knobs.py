@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stepscope.model.comparison import Knob
 from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX, allocator, host_allocator
 from stepscope.record.agent.knobs.arguments import POSITIONAL_FROM_HERE, is_short_with_number, looks_like_flag
 from stepscope.record.host.command import first_argument
 from stepscope.record.host.options import RecordOptions
+from stepscope.schema import Knob
 
 ALLOCATOR, HOST_ALLOCATOR = "allocator.conf", "host.allocator"
 

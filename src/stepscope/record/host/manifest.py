@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepscope.model import RUN_SCHEMA
 from stepscope.record.agent.masking import mask_argv, mask_text
 from stepscope.record.host.command import Script, user_roots
 from stepscope.record.host.git import git_root, git_state
@@ -18,6 +17,7 @@ from stepscope.record.host.hardware import hardware_facts, noise_facts
 from stepscope.record.host.jsonlines import write_json
 from stepscope.record.host.options import RecordOptions
 from stepscope.record.host.scheduler import Scheduler
+from stepscope.schema import RUN_SCHEMA
 
 # Names that change how fast the same program runs, or say which part of a job this is. Nothing else is kept: an
 # environment is full of tokens.

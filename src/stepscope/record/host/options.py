@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import UsageError
-from stepscope.model.comparison import Knob
 from stepscope.record.agent.knobs import check_all, masked
+from stepscope.schema import Knob
 
 # Sampling may slow training by at most 2 %. Measured with py-spy 0.4.3 on two cores: 15 ms of processor time to start
 # the sampler of a process for a segment, 0.3 ms per sample. At 20 Hz in segments of 5 s that is 0.9 % of a core per

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(Struct, frozen=True):
     """`unit` in words ("ns", "bytes", "percent", "share", "count"); `definition` in whole sentences."""
 
     unit: str
     definition: str
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(Struct, frozen=True):
     """The figures of one record. `where` is its place in report.json, `tables` those of `analyze --table` that hold it."""
 
     record: str  # name of the dataclass, with its module where two have one name; or of a mapping's kind

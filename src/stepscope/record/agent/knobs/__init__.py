@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable
 
 from stepscope.errors import UsageError
-from stepscope.model.comparison import Knob
 from stepscope.record.agent.knobs import values
 from stepscope.record.agent.masking import MASK, is_secret_name, mask_text
+from stepscope.schema import Knob
 
 if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent

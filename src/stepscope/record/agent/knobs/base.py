@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Sequence
 
 from stepscope.errors import UsageError
-from stepscope.model.comparison import Knob
 from stepscope.record.agent.knobs import check, entry, masked
+from stepscope.schema import Knob
 
 if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent

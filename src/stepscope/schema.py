@@ -1,6 +1,11 @@
-"""Schema versions and the words of the files: phases, categories, the columns of the step journal."""
+"""What the recorder and its readers share: schema versions, phases, categories, columns of the step journal, knobs.
+
+Also imported inside the user's training process: standard library only, Python 3.8.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 RUN_SCHEMA = "stepscope.run/1"
 RANK_SCHEMA = "stepscope.rank/1"
@@ -48,3 +53,12 @@ STEP_COLUMNS = (
     "minor_faults",  # pages mapped in the step by all threads of the process; null where an edge was not read
     "major_faults",  # pages among them that were read from a disk
 )
+
+
+@dataclass(frozen=True)
+class Knob:
+    """Something that is changed without editing the script. `knob` is a name of the table of knobs, `env:NAME` or
+    `arg:--flag`; `value` is text as given on the command line."""
+
+    knob: str
+    value: str
