@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from stepscope import tables
+from stepscope.cached import INDEX, key_of
 from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import Losses, RawRank, RawRun, TraceRef
 from stepscope.tables import BuildOptions, Tables, cache
-from stepscope.tables.cache import fetch, key_of, prune
-from stepscope.tables.stored import INDEX
+from stepscope.tables.cache import fetch, prune
 
 
 def write_trace(path: Path, name: str = "aten::mm", count: int = 20) -> Path:

@@ -8,9 +8,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from stepscope.schema import TABLES_SCHEMA
 from stepscope.tables import SCHEMAS, store
 from stepscope.tables.links import METHODS, STATES
-from stepscope.tables.schema import TABLES_SCHEMA
 from tests.builders import MS, make_tables
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tables.md").read_text()

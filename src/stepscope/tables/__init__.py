@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stepscope.cached import default_folder
 from stepscope.tables.build import build
-from stepscope.tables.cache import default_folder
 from stepscope.tables.options import BuildOptions
 from stepscope.tables.schema import SCHEMAS, Tables
 

@@ -7,11 +7,9 @@ error: the tables are then made in a temporary folder, for this once.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -22,19 +20,16 @@ import polars as pl
 from msgspec import Struct
 
 from stepscope import __version__
+from stepscope.cached import DIGEST_BYTES, INDEX, LAYOUT, key_of
 from stepscope.errors import UnreadableInputError
+from stepscope.read import ahead
 from stepscope.read.formats import Limits, open_trace
 from stepscope.read.trace import TraceSource
 from stepscope.tables import stored
 from stepscope.tables.ingest import ingest
-from stepscope.tables.schema import TABLES_SCHEMA
-from stepscope.tables.stored import INDEX, Stored, TraceIndex
+from stepscope.tables.stored import Stored, TraceIndex
 
-# What an entry is made by: the columns, and which file of it they are in.
-_LAYOUT = f"{TABLES_SCHEMA} entry/2"
-_READ_BYTES = 1 << 20
-_DIGEST_BYTES = 16
-_NAME = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
+_NAME = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 _making: dict[Path, threading.Event] = {}  # entries that this process makes beside its work
 _KEPT_BYTES = 20 * 2**30  # of all entries; the ones used longest ago go first
 
@@ -45,27 +40,6 @@ class Entry(Struct, frozen=True):
 
     folder: Path
     content: Stored | None = None
-
-
-def default_folder() -> Path:
-    """Where a user's caches go on this system, and stepscope's in it."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    if home and Path(home).is_absolute():
-        return Path(home) / "stepscope"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "stepscope"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "stepscope" / "cache"
-    return Path.home() / ".cache" / "stepscope"
-
-
-def key_of(path: Path) -> str:
-    """Hex digest of the file's bytes, the tables' schema and this version; raises OSError."""
-    digest = hashlib.blake2b(f"{_LAYOUT} {__version__}\n".encode(), digest_size=_DIGEST_BYTES)
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def fetch(
@@ -80,7 +54,7 @@ def fetch(
         return entry
     part = _new_part(root)
     try:
-        ingest(_opened(path, limits, progress), part, schema=_LAYOUT, version=__version__)
+        ingest(_opened(path, limits, progress), part, schema=LAYOUT, version=__version__)
         _move(part, entry)
         prune(root)
     finally:
@@ -100,7 +74,7 @@ def obtain(
     """
     if root is None:
         source = _opened(path, limits, progress)
-        return Entry(path, ingest(source, None, schema=_LAYOUT, version=__version__))
+        return Entry(path, ingest(source, None, schema=LAYOUT, version=__version__))
     entry = root / key_of(path)
     if _is_there(entry):
         return Entry(entry)
@@ -121,7 +95,7 @@ def obtain(
 
     try:
         source = _opened(path, limits, progress)
-        return Entry(entry, ingest(source, part, schema=_LAYOUT, version=__version__, settle=settle))
+        return Entry(entry, ingest(source, part, schema=LAYOUT, version=__version__, settle=settle))
     except BaseException:
         settle(whole=False)
         raise
@@ -143,14 +117,16 @@ def _new_part(root: Path) -> Path:
 
 
 def _opened(path: Path, limits: Limits | None, progress: Callable[[int, int], None] | None) -> TraceSource:
-    return open_trace(path, limits=limits or Limits(), progress=progress)
+    if limits is None:
+        return ahead.opened(path, progress)
+    return open_trace(path, limits=limits, progress=progress)
 
 
 def index_of(entry: Path) -> TraceIndex | None:
     """The index of an entry that is whole and of this version, else None."""
     try:
         index = msgspec.json.decode((entry / INDEX).read_bytes(), type=TraceIndex)
-        if (index.schema, index.version) != (_LAYOUT, __version__):
+        if (index.schema, index.version) != (LAYOUT, __version__):
             return None
         return index if stored.rows(entry, index) == index.slices else None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, pl.exceptions.PolarsError):

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.cached import INDEX
 from stepscope.read.trace import TraceSource, TraceSummary
 from stepscope.tables import categories, forward, links, stored
 from stepscope.tables.arrays import NONE
@@ -24,7 +25,7 @@ from stepscope.tables.marks import marks_frame
 from stepscope.tables.nesting import Nesting, nest
 from stepscope.tables.parts import PartWriter
 from stepscope.tables.repair import repair
-from stepscope.tables.stored import INDEX, LINKS, MARKS, MEMORY, TREE, Stored, TraceIndex
+from stepscope.tables.stored import LINKS, MARKS, MEMORY, TREE, Stored, TraceIndex
 from stepscope.tables.taken import FORWARD_ARROWS, LAUNCH_ARROWS, Flags, Taken, arrows, numbered, take
 from stepscope.tables.trace_memory import memory_frame
 

@@ -13,8 +13,6 @@ from msgspec import Struct
 
 from stepscope.model import Quality, RunFacts
 
-TABLES_SCHEMA = "stepscope.tables/5"
-
 SCHEMAS: dict[str, dict[str, Any]] = {
     # a step of a training process; `process` is the folder ("rank-0", "rank-0.2"), the unit step numbers count in
     "steps": {

@@ -14,8 +14,9 @@ import polars as pl
 from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular, read_small
 from stepscope.model import Quality, RunFacts
+from stepscope.schema import TABLES_SCHEMA
 from stepscope.tables.parts import write_parquet
-from stepscope.tables.schema import SCHEMAS, TABLES_SCHEMA, RankInfo, Tables
+from stepscope.tables.schema import SCHEMAS, RankInfo, Tables
 
 FOLDER = "tables"
 INDEX = "tables.json"

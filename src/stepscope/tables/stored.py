@@ -15,7 +15,6 @@ from msgspec import Struct, field
 
 from stepscope.tables.parts import PART_COLUMNS, part_name
 
-INDEX = "trace.json"
 TREE, LINKS, MEMORY, MARKS = "tree", "links", "memory", "marks"
 # Of a slice, what is known once all of them have come; the rest is in the parts.
 TREE_COLUMNS = ("start_ns", "duration_ns", "self_ns", "depth", "parent", "frame", "forward")
