@@ -86,12 +86,10 @@ def _start(path: Path) -> _Reader | None:
     return _Reader(process)
 
 
-def opened(path: Path, progress: Progress | None = None) -> TraceSource:
-    """The trace `path`, from the process that reads it, or read here; raises as `open_trace`."""
+def opened(path: Path, progress: Progress | None = None) -> TraceSource | None:
+    """The trace `path` from the process that reads it; None where none does, or somebody has it already."""
     reader = _started.pop(path, None)
-    if reader is None:
-        return open_trace(path, progress=progress)
-    return _Ahead(path, reader, progress)
+    return None if reader is None else _Ahead(path, reader, progress)
 
 
 def cores() -> int:

@@ -117,9 +117,8 @@ def _new_part(root: Path) -> Path:
 
 
 def _opened(path: Path, limits: Limits | None, progress: Callable[[int, int], None] | None) -> TraceSource:
-    if limits is None:
-        return ahead.opened(path, progress)
-    return open_trace(path, limits=limits, progress=progress)
+    being_read = ahead.opened(path, progress) if limits is None else None
+    return being_read or open_trace(path, limits=limits or Limits(), progress=progress)
 
 
 def index_of(entry: Path) -> TraceIndex | None:
