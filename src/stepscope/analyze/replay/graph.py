@@ -28,6 +28,7 @@ NONE = -1
 # back by something; it starts as soon after that.
 HELD_NS = 20_000
 CLOSE_NS = 10_000
+LEAST_CHAIN = 64  # slices; fewer are quicker one by one than as columns
 
 
 class Slices(Struct, frozen=True, dict=True):
@@ -67,6 +68,18 @@ class Slices(Struct, frozen=True, dict=True):
         """`before`, `before_delay_ns`, `awaited` and `awaited_delay_ns` as every replay goes through them."""
         before, awaited = self.before.tolist(), self.awaited.tolist()
         return before, self.before_delay_ns.tolist(), awaited, self.awaited_delay_ns.tolist()
+
+    @cached_property
+    def chains(self) -> list[tuple[int, int]]:
+        """Stretches, from and to before a slice, in which each waits for the one before it on its stream alone."""
+        order = np.argsort(self.stream, kind="stable")
+        previous = np.full(len(self), NONE)
+        same = self.stream[order][1:] == self.stream[order][:-1]
+        previous[order[1:][same]] = order[:-1][same]
+        ends = np.flatnonzero((self.before != previous) | (self.awaited != NONE))
+        bounds = np.concatenate([[NONE], ends, [len(self)]])
+        long = np.flatnonzero(np.diff(bounds) > LEAST_CHAIN)
+        return list(zip((bounds[long] + 1).tolist(), bounds[long + 1].tolist(), strict=True))
 
 
 class Waits(Struct, frozen=True):

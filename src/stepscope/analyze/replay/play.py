@@ -6,12 +6,10 @@ never makes anything come earlier than a larger one does, because every time is 
 
 from __future__ import annotations
 
-from itertools import islice
-
 import numpy as np
 from msgspec import Struct
 
-from stepscope.analyze.replay.graph import Graph, Steps
+from stepscope.analyze.replay.graph import LEAST_CHAIN, Graph, Steps
 from stepscope.engine import intervals
 from stepscope.engine.intervals import EMPTY, Intervals
 from stepscope.tables.arrays import Bools, Int64
@@ -97,6 +95,8 @@ class _Run:
         self.graph = graph
         self.duration = duration
         self.kept, self.base, self.position = kept, base, position
+        self.chains = iter(graph.slices.chains)
+        self.chain = next(self.chains, None)
         self.starts: list[int] = []
         self.ends: list[int] = []
         self.shifts = [0]
@@ -108,28 +108,63 @@ class _Run:
 
         Slices `inside` are launched beside a wait; once it is over, they start at its end at the latest.
         """
-        links = self.graph.slices.links
-        starts, ends, shifts = self.starts, self.ends, self.shifts
-        begins = zip((launches + delays).tolist(), over.tolist(), inside.tolist(), *links, self.duration, strict=True)
-        number = 0
+        self.launches, self.delays, self.over, self.inside = launches + delays, delays, over, inside
+        self.columns = (self.launches.tolist(), over.tolist(), inside.tolist(), *self.graph.slices.links, self.duration)
         for turn in (*self.position, len(launches)):
-            for begin, behind, beside, first, wait, other, wait_other, length in islice(begins, turn - number):
-                begin += shifts[behind]
-                if beside and behind < len(self.finished):
-                    begin = min(begin, self.finished[behind] + int(delays[len(starts)]))
-                if first >= 0:
-                    if ends[first] + wait > begin:
-                        begin = ends[first] + wait
-                elif first < -1:
-                    reach = int(self.graph.slices.reach_ns[len(starts)])
-                    begin = max(begin, self._reached(-2 - first, reach) + wait)
-                if other >= 0 and ends[other] + wait_other > begin:
-                    begin = ends[other] + wait_other
-                starts.append(begin)
-                ends.append(begin + length)
-            number = max(number, turn)
+            self._until(turn)
             if len(self.finished) < len(self.position):
                 self._wait()
+
+    def _until(self, turn: int) -> None:
+        """The slices before `turn`."""
+        while (at := len(self.starts)) < turn:
+            while self.chain is not None and self.chain[1] <= at:
+                self.chain = next(self.chains, None)
+            first, last = self.chain or (turn, turn)
+            if max(at, first) + LEAST_CHAIN < min(last, turn):
+                self._one_by_one(at, first)
+                self._chained(max(at, first), min(last, turn))
+            else:
+                self._one_by_one(at, min(max(last, first), turn))
+
+    def _one_by_one(self, at: int, stop: int) -> None:
+        starts, ends, shifts = self.starts, self.ends, self.shifts
+        rows = zip(*(column[at:stop] for column in self.columns), strict=True)
+        for begin, behind, beside, first, wait, other, wait_other, length in rows:
+            begin += shifts[behind]
+            if beside and behind < len(self.finished):
+                begin = min(begin, self.finished[behind] + int(self.delays[len(starts)]))
+            if first >= 0:
+                if ends[first] + wait > begin:
+                    begin = ends[first] + wait
+            elif first < -1:
+                reach = int(self.graph.slices.reach_ns[len(starts)])
+                begin = max(begin, self._reached(-2 - first, reach) + wait)
+            if other >= 0 and ends[other] + wait_other > begin:
+                begin = ends[other] + wait_other
+            starts.append(begin)
+            ends.append(begin + length)
+
+    def _chained(self, at: int, stop: int) -> None:
+        """Slices of one of the graph's chains: the latest of all sums along a stream is a running maximum."""
+        slices = self.graph.slices
+        over, finished = self.over[at:stop], _array(self.finished)
+        begins = self.launches[at:stop] + _array(self.shifts)[over]
+        beside = np.flatnonzero(self.inside[at:stop] & (over < len(finished)))
+        begins[beside] = np.minimum(begins[beside], finished[over[beside]] + self.delays[at:stop][beside])
+        lengths = _array(self.duration[at:stop])
+        ends = np.empty(stop - at, np.int64)
+        streams = slices.stream[at:stop]
+        for stream in np.unique(streams):
+            of_it = np.flatnonzero(streams == stream)
+            begin, waits = begins[of_it], slices.before_delay_ns[at:stop][of_it]
+            before = int(slices.before[at + of_it[0]])
+            if before >= 0:
+                begin[0] = max(begin[0], self.ends[before] + waits[0])
+            sums = np.cumsum(waits + lengths[of_it])
+            ends[of_it] = sums + np.maximum.accumulate(begin + lengths[of_it] - sums)
+        self.starts += (ends - lengths).tolist()
+        self.ends += ends.tolist()
 
     def _reached(self, number: int, reach: int) -> int:
         """When a slice is over, or has run for as long as `reach`."""
