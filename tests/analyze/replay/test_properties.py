@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,3 +105,19 @@ def test_the_order_of_host_and_streams_is_kept(graph: Graph, cut: Intervals) -> 
     follows = np.flatnonzero(slices.before >= 0)
     assert (played.start_ns[follows] >= played.end_ns[slices.before[follows]]).all()
     assert (played.start_ns >= played.host_ns(slices.launch_ns)).all()
+
+
+@settings(max_examples=80, deadline=None)
+@given(graphs(), sets(), st.data())
+def test_slices_of_a_chain_come_out_as_one_by_one(graph: Graph, cut: Intervals, data: st.DataObject) -> None:
+    flags = np.asarray(data.draw(st.lists(st.booleans(), min_size=len(graph.slices), max_size=len(graph.slices))), bool)
+    change = Change(cut, graph.slices.duration_ns // 2, flags)
+    one_by_one = play(graph, change)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("graph", "play"):
+            patch.setattr(sys.modules[f"stepscope.analyze.replay.{module}"], "LEAST_CHAIN", 0)
+        graph.slices.__dict__.pop("chains")
+        chained = play(graph, change)
+    assert chained.start_ns.tolist() == one_by_one.start_ns.tolist()
+    assert chained.end_ns.tolist() == one_by_one.end_ns.tolist()
+    assert chained.played_finish_ns.tolist() == one_by_one.played_finish_ns.tolist()
