@@ -136,10 +136,11 @@ class _Reader:
             return None
         arrays = []
         for column in message.columns or ():
+            if not column.bytes:  # one value for all rows, as a reader has it
+                arrays.append(np.broadcast_to(np.array(_missing(np.dtype(column.kind)), column.kind), column.size))
+                continue
             array = np.empty(column.size, column.kind)
-            if not column.bytes:
-                array.fill(_missing(array.dtype))
-            elif self._pipe.readinto(array.data.cast("B")) != column.bytes:  # type: ignore[attr-defined]
+            if self._pipe.readinto(array.data.cast("B")) != column.bytes:  # type: ignore[attr-defined]
                 return None
             arrays.append(array)
         return message, arrays
@@ -226,14 +227,20 @@ def _tell_chunk(out: IO[bytes], chunk: TraceChunk) -> None:
         for name in of_part.__struct_fields__:
             given = getattr(of_part, name)
             values = given.values if isinstance(given, Text) else None
-            array = np.ascontiguousarray(given.codes if isinstance(given, Text) else given)
-            missing = _missing(array.dtype)
-            if len(array) and not (np.isnan(array) if missing != missing else array == missing).all():
+            array = given.codes if isinstance(given, Text) else given
+            if _has_values(array):
+                array = np.ascontiguousarray(array)
                 arrays.append(array)
                 columns.append(_Column(part, name, array.dtype.str, len(array), array.nbytes, values))
             else:
                 columns.append(_Column(part, name, array.dtype.str, len(array), 0, values))
     _tell(out, _Message(columns=columns), arrays)
+
+
+def _has_values(array: np.ndarray[Any, Any]) -> bool:
+    missing = _missing(array.dtype)
+    values = array[:1] if array.strides == (0,) else array
+    return not bool((np.isnan(values) if missing != missing else values == missing).all())
 
 
 def _read(path: Path, out: IO[bytes]) -> None:

@@ -123,8 +123,9 @@ def slices_of(scene: Scene, until_ns: int) -> Slices:
     row, start = found.rows[order], found.start_ns[order]
     end = np.maximum(found.end_ns[order], start)
     launch, device = found.launch[order], found.device[order]
-    streams = np.stack([device, span.column("stream", row)], axis=1)
-    stream = np.unique(streams, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    names, number = np.unique(span.column("stream", row), return_inverse=True)
+    of_device = np.unique(device, return_inverse=True)[1] * len(names) + number
+    stream = np.unique(of_device, return_inverse=True)[1].astype(np.int64)
     ahead = _ahead(stream, end)
     launch_ns = _launch_times(span.start_ns[np.maximum(launch, 0)], launch, ahead, start, end)
     safe = np.maximum(ahead, 0)

@@ -150,15 +150,20 @@ class WhatIfs(Struct, frozen=True, dict=True):
 
     def _prepared(self, gaps: Intervals) -> Intervals:
         """Gaps, and the host's time before them from its last launch on."""
-        span, slices = self.scene.span, self.graph.slices
-        calls = np.unique(slices.launch[slices.launch >= 0])
-        calls = calls[np.argsort(span.start_ns[calls], kind="stable")]
+        starts, ends = self._launches
         begin = gaps.starts
-        if len(calls):
-            at = np.searchsorted(span.start_ns[calls], begin) - 1
-            over = np.maximum.accumulate(span.ends(calls))[np.maximum(at, 0)]
-            begin = np.where(at >= 0, np.minimum(over, begin), begin)
+        if len(starts):
+            at = np.searchsorted(starts, begin) - 1
+            begin = np.where(at >= 0, np.minimum(ends[np.maximum(at, 0)], begin), begin)
         return intervals.subtract(intervals.union(begin, gaps.ends), self._otherwise)
+
+    @cached_property
+    def _launches(self) -> tuple[Int64, Int64]:
+        """When launches began, in order, and when the last of those up to each was over."""
+        span, launch = self.scene.span, self.graph.slices.launch
+        starts, ends = span.start_ns[launch[launch >= 0]], span.ends(launch[launch >= 0])
+        order = np.argsort(starts, kind="stable")
+        return starts[order], np.maximum.accumulate(ends[order])
 
     @cached_property
     def _otherwise(self) -> Intervals:
