@@ -253,6 +253,18 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
+def anchors(page: Path) -> set[str]:
+    """The names that a link may give behind `#`, as GitHub makes them from headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_links_to_a_section_find_it(path: Path) -> None:
+    links = re.findall(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)", path.read_text())
+    assert [f"{page}#{name}" for page, name in links if name not in anchors(path.parent / page if page else path)] == []
+
+
 def test_the_tests_that_show_what_is_promised_exist() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (REPOSITORY / "docs" / "faults.md").read_text())
     assert len(named) > 20
