@@ -14,6 +14,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 SOURCE = REPOSITORY / "src" / "stepscope"
 README = (REPOSITORY / "README.md").read_text()
+COMMANDS_PAGE = (REPOSITORY / "docs" / "commands.md").read_text()
+PYTHON_PAGE = (REPOSITORY / "docs" / "python.md").read_text()
 DOCUMENTS = sorted(
     [
         *REPOSITORY.glob("*.md"),
@@ -23,8 +25,8 @@ DOCUMENTS = sorted(
     ]
 )
 
-# What the README's code leaves to the reader's imagination.
-README_LOOP = """
+# What the code of docs/python.md leaves to the reader's imagination.
+LOOP = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -76,17 +78,45 @@ def event_kinds() -> set[str]:
     return kinds
 
 
-def test_every_option_is_in_the_readme() -> None:
+def test_the_page_of_commands_is_their_help() -> None:
+    from stepscope.cli.reference import page
+
+    assert page() == COMMANDS_PAGE, "run: python -m stepscope.cli.reference > docs/commands.md"
+
+
+def test_every_option_is_in_the_section_of_its_command() -> None:
+    parts = re.split(r"^## (\S+)$", COMMANDS_PAGE, flags=re.MULTILINE)[1:]
+    described = dict(zip(parts[::2], parts[1::2], strict=True))
     found = options_of_commands()
     assert len(found) > 10
-    missing = [f"{command} {option}" for command, option in found if f"`{option}" not in README]
-    assert missing == []
+    assert [f"{name} {option}" for name, option in found if f"`{option}" not in described[name]] == []
 
 
 def test_every_command_is_in_the_readme() -> None:
     from stepscope.cli import COMMANDS
 
     assert [name for name in COMMANDS if f"stepscope {name}" not in README] == []
+
+
+def test_the_options_of_the_examples_in_the_readme_exist() -> None:
+    known = set(options_of_commands())
+    lines = re.findall(r"^stepscope (\w+) (.*)$", README, re.MULTILINE)
+    named = [(name, option) for name, rest in lines for option in re.findall(r"--[a-z-]+", rest.partition(" -- ")[0])]
+    assert len(named) > 5
+    assert [item for item in named if item not in known] == []
+
+
+def test_the_readme_is_short() -> None:
+    """A screen and a half: what it is, what it says, how far to trust it, the verbs, limits. The rest is in docs/."""
+    assert len(README.splitlines()) <= 160
+
+
+def test_every_page_is_in_the_index_with_one_line() -> None:
+    index = (REPOSITORY / "docs" / "README.md").read_text()
+    rows = re.findall(r"^\| \[(\S+\.md)\]\((\S+\.md)\) \| .+ \|$", index, re.MULTILINE)
+    pages = [path.name for path in (REPOSITORY / "docs").glob("*.md") if path.name != "README.md"]
+    assert sorted(link for _, link in rows) == sorted(pages)
+    assert all(name == link for name, link in rows)
 
 
 FINDINGS = (REPOSITORY / "docs" / "findings.md").read_text()
@@ -203,11 +233,11 @@ def test_every_event_kind_is_documented() -> None:
     assert kinds - documented == set()
 
 
-def test_every_public_name_is_in_the_readme() -> None:
+def test_every_public_name_is_on_its_page() -> None:
     import stepscope
 
     public = [name for name in stepscope.__all__ if not name.startswith("_")]
-    assert [name for name in public if f"stepscope.{name}" not in README] == []
+    assert [name for name in public if f"stepscope.{name}" not in PYTHON_PAGE] == []
 
 
 def test_make_targets_named_anywhere_exist() -> None:
@@ -221,6 +251,18 @@ def test_make_targets_named_anywhere_exist() -> None:
 def test_relative_links_lead_somewhere(path: Path) -> None:
     links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", path.read_text())
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that a link may give behind `#`, as GitHub makes them from headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_links_to_a_section_find_it(path: Path) -> None:
+    links = re.findall(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)", path.read_text())
+    assert [f"{page}#{name}" for page, name in links if name not in anchors(path.parent / page if page else path)] == []
 
 
 def test_the_tests_that_show_what_is_promised_exist() -> None:
@@ -242,11 +284,11 @@ def test_source_files_named_in_the_architecture_exist() -> None:
 
 @pytest.mark.torch
 @pytest.mark.process
-def test_the_code_in_the_readme_runs(tmp_path: Path) -> None:
-    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+def test_the_code_of_the_python_page_runs(tmp_path: Path) -> None:
+    code = re.search(r"```python\n(.*?)```", PYTHON_PAGE, re.DOTALL)
     assert code is not None
     script = tmp_path / "train.py"
-    script.write_text(README_LOOP + code.group(1) + "print(run.analysis.steps[0].count > 0, run.analysis.regions)")
+    script.write_text(LOOP + code.group(1) + "print(run.analysis.steps[0].count > 0, run.analysis.regions)")
     line = [sys.executable, str(script)]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr

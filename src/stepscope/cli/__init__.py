@@ -49,7 +49,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "analyze": Command(
         "stepscope.cli.analyze:analyze",
-        "Show the report of a recorded run, or of traces of others.",
+        "Show the report of a recorded run, or of third-party traces.",
         (
             "stepscope analyze stepscope-runs/20260101-120000-train",
             "stepscope analyze RUN --json -",

@@ -81,8 +81,8 @@ def analyze(
     Takes a run folder of stepscope; or one or more traces (.json, .json.gz), folders of ranks, or a log folder of
     tensorboard_trace_handler; or files of sampled stacks; or reports and logs of torch_xla (a metrics report,
     XLA_METRICS_FILE, PT_XLA_DEBUG), those of one run together. Beside a run folder's files, RUN/report.json and
-    RUN/report.html are brought up to date where it can be written; beside files of others nothing is. With `--json -`
-    or `--html -`, stdout holds that document alone.
+    RUN/report.html are brought up to date where it can be written; nothing is written beside other files. With
+    `--json -` or `--html -`, stdout holds that document alone.
 
     With `--table NAME` one table is shown in full instead: overview, steps, gpus, operators, stacks, kernels, memory,
     memory-curve, memory-operators, memory-lines, memory-blocks, memory-states, out-of-memory, modules, counters,
@@ -93,7 +93,7 @@ def analyze(
 
     `--define` says below a table what its columns mean, as docs/metrics.md does for every figure. Of GPUs: utilisation
     is the part of the time in which at least one kernel runs; 100 % does not mean that the GPU is full. SM efficiency
-    and occupancy are estimates from the sizes of launches; tensor cores are told by the names of kernels.
+    and occupancy are estimates from the sizes of launches; tensor cores are detected by kernel name.
 
     With `--fail-on recompile` or `--fail-on graph-break` the exit status is 1 if the run holds one, and a line on
     stderr says which and where; 4 if nothing in it could tell. A report of torch_xla does not tell a recompile from a

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.options import CsvFile, Force, JsonFile
+from stepscope.cli.options import CsvFile, Force, JsonFile, RunFolder
 from stepscope.record.host.options import DEFAULT_RATE_HZ
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ def attach(
     pid: Annotated[int, typer.Argument(metavar="PID", help="The training process, or the launcher of all ranks.")],
     seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="How long to sample.")] = 30.0,
     rate: Annotated[float, typer.Option("--rate", metavar="HZ", help="Stack samples per second.")] = DEFAULT_RATE_HZ,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder, new or empty.")] = None,
+    out: RunFolder = None,
     native: Annotated[
         bool, typer.Option("--native", help="C and C++ frames too; stops the job for a moment at each sample.")
     ] = False,

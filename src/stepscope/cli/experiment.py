@@ -56,7 +56,10 @@ def experiment(
         typer.Option("--base", metavar="KNOB=VALUE", help="A setting of every run, baseline included; repeatable."),
     ] = None,
     quiet_machine: Annotated[
-        bool, typer.Option("--quiet-machine", help="Pin cores and threads, freeze garbage, of every run.")
+        bool,
+        typer.Option(
+            "--quiet-machine", help="Pin cores and threads, freeze garbage, of every run; name what stays noisy."
+        ),
     ] = False,
     pairs: Annotated[
         str | None,

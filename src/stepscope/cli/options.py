@@ -14,6 +14,12 @@ from stepscope.errors import UsageError
 if TYPE_CHECKING:
     from stepscope.api import Progress, ReadOptions
 
+RunFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="DIR", help="The run folder, new or empty; stepscope-runs/<time>-<script> by default."
+    ),
+]
 JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write what is shown as JSON; - is stdout.")
 ]
@@ -24,7 +30,12 @@ NoSource = Annotated[bool, typer.Option("--no-source", help="Quote no line of so
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing of ours.")]
 SourceRoot = Annotated[
-    list[Path] | None, typer.Option("--source-root", metavar="DIR", help="A folder of your code; repeatable.")
+    list[Path] | None,
+    typer.Option(
+        "--source-root",
+        metavar="DIR",
+        help="A folder of your code, by default all that is no known library; repeatable.",
+    ),
 ]
 PathMap = Annotated[
     list[str] | None,
@@ -59,7 +70,8 @@ Group = Annotated[
     typer.Option(
         "--group",
         metavar="BY",
-        help="Rows of operators: name or shapes; of kernels: name or launch; of compiles: cause or change.",
+        help="Rows of operators: name or shapes; of kernels: name or launch; of compiles: cause or change; of "
+        "compile-steps: kind or step.",
     ),
 ]
 Worker = Annotated[

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.cli import checks, settings
-from stepscope.cli.options import FailOn, Force, JsonFile, NoSource, Quiet, parse_checks
+from stepscope.cli.options import FailOn, Force, JsonFile, NoSource, Quiet, RunFolder, parse_checks
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.agent.knobs import parse
 from stepscope.record.host.options import DEFAULT_RATE_HZ, RecordOptions, parse_window
@@ -27,16 +27,21 @@ if TYPE_CHECKING:
 
 def run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The training command, unchanged.")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder, new or empty.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="A name for the run; the script's by default.")] = None,
-    tag: Annotated[list[str] | None, typer.Option("--tag", help="A tag to find the run by; repeatable.")] = None,
+    out: RunFolder = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="A name for the run; the script's by default.")
+    ] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="TAG", help="A tag to find the run by; repeatable.")
+    ] = None,
     rate: Annotated[float, typer.Option("--rate", metavar="HZ", help="Stack samples per second.")] = DEFAULT_RATE_HZ,
     window: Annotated[
         str | None,
         typer.Option(
             "--window",
             metavar="SCHEDULE",
-            help="When torch.profiler records: skip_first=,wait=,warmup=,active=,repeat=.",
+            help="When torch.profiler records: skip_first=,wait=,warmup=,active=,repeat=. Once step time is steady by "
+            "default.",
         ),
     ] = None,
     no_window: Annotated[bool, typer.Option("--no-window", help="Never open torch.profiler.")] = False,
@@ -57,7 +62,10 @@ def run(
         int | None, typer.Option("--seed", metavar="N", help="Seed Python, numpy and torch before the script starts.")
     ] = None,
     losses: Annotated[
-        bool, typer.Option("--losses", envvar="STEPSCOPE_LOSSES", help="Keep the loss of every step.")
+        bool,
+        typer.Option(
+            "--losses", envvar="STEPSCOPE_LOSSES", help="Keep the loss of every step; always with --knob or --seed."
+        ),
     ] = False,
     no_report: Annotated[
         bool, typer.Option("--no-report", help="Record only; `stepscope analyze` makes the report later.")
