@@ -132,13 +132,13 @@ class Run:
     @contextmanager
     def _reading_ahead(self, cache: Path | None) -> Iterator[None]:
         """One trace alone is read by a process of its own, while what analyses it is imported here."""
+        from stepscope import reader_process
         from stepscope.cached import is_cached
-        from stepscope.read import ahead
 
         if self.recorded or len(self.paths) > 1 or self.options.workers == 1 or is_cached(self.paths[0], cache):
             yield
             return
-        with ahead.reading(self.paths[0]) as begun:
+        with reader_process.reading(self.paths[0]) as begun:
             if begun:
                 import stepscope.analyze
                 import stepscope.diagnose

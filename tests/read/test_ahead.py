@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from stepscope import reader_process
 from stepscope.errors import UnreadableInputError
 from stepscope.read import ahead
 from tests.read.collected import Collected, event, kernel, written
@@ -29,14 +30,14 @@ EVENTS = [
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for a file that is not worth a process, and on one core."""
-    monkeypatch.setattr(ahead, "WORTH_BYTES", 0)
-    monkeypatch.setattr(ahead, "WORTH_UNPACKED_BYTES", 0)
-    monkeypatch.setattr(ahead, "cores", lambda: 2)
+    monkeypatch.setattr(reader_process, "WORTH_BYTES", 0)
+    monkeypatch.setattr(reader_process, "WORTH_UNPACKED_BYTES", 0)
+    monkeypatch.setattr(reader_process, "cores", lambda: 2)
 
 
 def readers() -> list[psutil.Process]:
     """The processes that read for this one."""
-    return [child for child in psutil.Process().children() if ahead.__name__ in child.cmdline()]
+    return [child for child in psutil.Process().children() if reader_process.MODULE in child.cmdline()]
 
 
 def trace(folder: Path, count: int = len(EVENTS)) -> Path:
@@ -48,7 +49,7 @@ def trace(folder: Path, count: int = len(EVENTS)) -> Path:
 def test_what_comes_is_what_is_read_here(tmp_path: Path, count: int) -> None:
     path = trace(tmp_path, count)
     told: list[tuple[int, int]] = []
-    with ahead.reading(path) as begun:
+    with reader_process.reading(path) as begun:
         assert begun
         time.sleep(0.1)
         there = Collected(path, source=ahead.opened(path, lambda *done: told.append(done)))
@@ -63,7 +64,7 @@ def test_what_is_wrong_with_a_file_is_said_alike(tmp_path: Path) -> None:
     path = written(tmp_path, {"traceEvents": []}, "trace.json.gz")
     with pytest.raises(UnreadableInputError) as here:
         Collected(path)
-    with ahead.reading(path), pytest.raises(UnreadableInputError) as there:
+    with reader_process.reading(path), pytest.raises(UnreadableInputError) as there:
         Collected(path, source=ahead.opened(path))
     assert str(there.value) == str(here.value)
 
@@ -71,13 +72,13 @@ def test_what_is_wrong_with_a_file_is_said_alike(tmp_path: Path) -> None:
 def test_a_process_that_says_nothing_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = trace(tmp_path)
     monkeypatch.setenv("PYTHONHOME", str(tmp_path))  # no interpreter starts like that
-    with ahead.reading(path):
+    with reader_process.reading(path):
         assert Collected(path, source=ahead.opened(path)).slices == Collected(path).slices
 
 
 def test_a_process_that_is_killed_is_one_line(tmp_path: Path) -> None:
     path = trace(tmp_path, 600_000)
-    with ahead.reading(path):
+    with reader_process.reading(path):
         source = ahead.opened(path)
         assert source is not None
         chunks = source.chunks()
@@ -89,6 +90,6 @@ def test_a_process_that_is_killed_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_nobody_opens_is_let_go(tmp_path: Path) -> None:
-    with ahead.reading(trace(tmp_path, 150_000)):
+    with reader_process.reading(trace(tmp_path, 150_000)):
         assert readers()
     assert not readers()

@@ -1,6 +1,6 @@
 """A trace that a process of its own reads, while this one imports what will look at it, and works on what came.
 
-`reading` early, `opened` where the trace is needed. The other process runs this module: it decodes the trace and writes
+`reader_process` starts it, `opened` is the trace. The other process runs this module: it decodes the trace and writes
 messages to its stdout, each a header (length, then msgpack) and the columns behind it as they lie in memory. Columns
 without a value are not sent. It gets no say in anything but the trace: where it cannot be started or ends before its
 first message, the trace is read here.
@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import os
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -26,16 +24,12 @@ from stepscope.read.formats import open_trace
 from stepscope.read.inflate import Progress
 from stepscope.read.trace import MISSING, Flows, MemoryEvents, Slices, Text, TraceChunk, TraceSource, TraceSummary
 
-# A process takes a tenth of a second to start; less than this is decoded in that time.
-WORTH_BYTES = 2**20
-WORTH_UNPACKED_BYTES = 20 * WORTH_BYTES
+if TYPE_CHECKING:
+    from subprocess import Popen
+
 _PROGRESS_S = 0.05
-_PIPE_BYTES = 2**20
 _SIZE = struct.Struct("<I")
 _PARTS: dict[str, Any] = {"slices": Slices, "flows": Flows, "memory": MemoryEvents}
-_RECORDED = "STEPSCOPE_RECORD"  # set in a process whose children are to be recorded
-
-_started: dict[Path, _Reader] = {}
 
 
 class _Column(msgspec.Struct, array_like=True):
@@ -59,70 +53,21 @@ class _Message(msgspec.Struct, array_like=True):
     error: str | None = None
 
 
-@contextmanager
-def reading(path: Path) -> Iterator[bool]:
-    """Another process reads `path` for whoever `opened` it within; whether one does, as it saves time."""
-    reader = _start(path) if cores() > 1 and path not in _started and _is_large(path) else None
-    if reader is None:
-        yield False
-        return
-    _started[path] = reader
-    try:
-        yield True
-    finally:
-        _started.pop(path, None)
-        reader.end()
-
-
-def _start(path: Path) -> _Reader | None:
-    command = [sys.executable, "-m", __name__, str(path)]
-    environment = {name: value for name, value in os.environ.items() if name != _RECORDED}
-    try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-        )
-    except (OSError, ValueError):
-        return None
-    return _Reader(process)
-
-
 def opened(path: Path, progress: Progress | None = None) -> TraceSource | None:
     """The trace `path` from the process that reads it; None where none does, or somebody has it already."""
-    reader = _started.pop(path, None)
-    return None if reader is None else _Ahead(path, reader, progress)
+    from stepscope import reader_process  # what starts processes is not needed in the one that was started
 
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _is_large(path: Path) -> bool:
-    try:
-        packed = path.suffix == ".gz"
-        return path.is_file() and path.stat().st_size >= (WORTH_BYTES if packed else WORTH_UNPACKED_BYTES)
-    except OSError:
-        return False
-
-
-def _widen(pipe: IO[bytes]) -> None:
-    """A pipe holds 64 KiB by default, a chunk is megabytes."""
-    try:
-        import fcntl
-
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    except (ImportError, AttributeError, OSError):
-        return
+    process = reader_process.take(path)
+    return None if process is None else _Ahead(path, _Reader(process), progress)
 
 
 class _Reader:
     """The other process, and what comes from it."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: Popen[bytes]) -> None:
         self._process = process
         assert process.stdout is not None
         self._pipe = process.stdout
-        _widen(self._pipe)
 
     def message(self) -> tuple[_Message, list[np.ndarray[Any, Any]]] | None:
         """The next one and its columns; None where the process has ended."""
@@ -146,10 +91,10 @@ class _Reader:
         return message, arrays
 
     def end(self) -> None:
-        """End the process if it has not; nothing more comes. Idempotent."""
-        self._pipe.close()
-        self._process.kill()
-        self._process.wait()
+        """Nothing more is asked of it."""
+        from stepscope import reader_process
+
+        reader_process.end(self._process)
 
 
 class _Ahead:
