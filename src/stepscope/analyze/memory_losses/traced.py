@@ -13,8 +13,7 @@ from msgspec import Struct
 
 from stepscope.analyze.views import memory
 from stepscope.analyze.views.memory_device import DeviceMemory
-from stepscope.analyze.views.memory_lines import Spots, spots
-from stepscope.analyze.views.memory_operators import around
+from stepscope.analyze.views.memory_lines import Spots
 from stepscope.engine.spans import Base, Span
 from stepscope.model.views.memory_losses import GrowthLine
 from stepscope.tables.arrays import Int64
@@ -50,9 +49,8 @@ def traced(base: Base) -> Iterator[TracedGrowth]:
 
 def _span(base: Base, span: Span) -> Iterator[TracedGrowth]:
     ends = span.steps["end_ns"].to_numpy()
-    near = around(span)
-    found = spots(base, span, near.slice)
-    for device, rows in memory.devices(span):
+    for found in memory.allocations(base, span):
+        device = found.device
         positions = np.searchsorted(np.maximum.accumulate(device.times_ns), ends, side="right")
         if not positions[-1]:
             continue
@@ -70,7 +68,7 @@ def _span(base: Base, span: Span) -> Iterator[TracedGrowth]:
             late_bytes=None if device.relative else float(levels[-1]),
             bytes_per_step=float(np.median(rises)),
             rising=bool((rises > 0).all()),
-            lines=_lines(span, device, Spots(found.numbers[rows], found.places), near.operator[rows]),
+            lines=_lines(span, device, found.spots, found.operator),
             capacity_bytes=device.capacity_bytes,
             device_name=gpu.name if gpu is not None else None,
         )

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.views.memory_device import DeviceMemory, Pairs, pair
 from stepscope.analyze.views.memory_lines import Spots, blocks, lines, spots
@@ -100,12 +101,31 @@ def view(base: Base, recordings: Sequence[MemoryRecording] = (), code: UserCode 
     return parts.view()
 
 
+class Allocations(Struct, frozen=True):
+    """The events of one device in a trace, and for each of them its line and the operator it runs in."""
+
+    device: DeviceMemory
+    spots: Spots
+    operator: Int64
+
+
+def allocations(base: Base, span: Span) -> list[Allocations]:
+    """One for each device. Kept for the second who asks, of two who do, and then let go."""
+    found: list[Allocations] | None = span.kept.pop("allocations", None)
+    if found is None:
+        near = around(span)
+        where = spots(base, span, near.slice)
+        found = [
+            Allocations(device, Spots(where.numbers[rows], where.places), near.operator[rows])
+            for device, rows in _devices(span)
+        ]
+        span.kept["allocations"] = found
+    return found
+
+
 def _add_span(base: Base, span: Span, parts: _Parts) -> None:
-    near = around(span)
-    found = spots(base, span, near.slice)
-    for device, rows in devices(span):
-        own = Spots(found.numbers[rows], found.places)
-        operator = near.operator[rows]
+    for found in allocations(base, span):
+        device, own, operator = found.device, found.spots, found.operator
         parts.curves.append(device.curve())
         parts.operators += by_operator(span, device, operator)
         parts.lines += lines(device, own)
@@ -121,7 +141,7 @@ def _name(span: Span, rows: Int64, event: int) -> str | None:
     return span.names.values[span.names.codes[row]] if row >= 0 else None
 
 
-def devices(span: Span) -> Iterator[tuple[DeviceMemory, Int64]]:
+def _devices(span: Span) -> Iterator[tuple[DeviceMemory, Int64]]:
     """The devices that a span has events of, with the rows of `span.memory` that are theirs."""
     memory = span.memory.with_row_index("row").filter(
         pl.col("device").is_not_null() & pl.col("bytes").is_not_null() & (pl.col("bytes") != 0)
