@@ -162,7 +162,8 @@ def _show_report(run: Run, report: Report, plan: outputs.Plan, paths: list[Path]
     from stepscope.report import outputs
 
     render = single.renderer(run, source=source)
-    page = outputs.refresh(report, run.folder, render) if run.recorded else None
+    with outputs.progress("making the page"):
+        page = outputs.refresh(report, run.folder, render) if run.recorded else None
     if not plan.uses_stdout:
         names = " ".join(shlex.quote(str(path)) for path in paths)
         outputs.show(report, page=page, again=None if run.recorded else f"stepscope analyze {names} --html report.html")

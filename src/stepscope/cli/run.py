@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -164,8 +165,9 @@ def _report(
         return None
     with RaiseOnTermination():
         run = api.open_run(outcome.run, options=api.ReadOptions(ignored=ignored))
-        report = run.report(source=source)
-        page = outputs.write(report, outcome.run, single.renderer(run, source=source))[1]
+        with contextlib.nullcontext() if quiet else outputs.progress("making the report"):
+            report = run.report(source=source)
+            page = outputs.write(report, outcome.run, single.renderer(run, source=source))[1]
         if not quiet:
             outputs.show(report, sys.stderr, page=str(page))
         if not quiet:

@@ -193,7 +193,7 @@ def _read(path: Path, out: IO[bytes]) -> None:
 
     def progress(done: int, size: int) -> None:
         nonlocal told
-        if time.monotonic() - told > _PROGRESS_S:
+        if done == size or time.monotonic() - told > _PROGRESS_S:
             told = time.monotonic()
             _tell(out, _Message(done=(done, size)), [])
 

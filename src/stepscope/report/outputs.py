@@ -168,7 +168,7 @@ def progress(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[Callable[[str, int, int], None] | None]:
-    """Show how far long reading is, on stderr, while the block runs; silent when that is no terminal.
+    """Show how far long reading is, and then that it is analysed, on stderr; silent when that is no terminal.
 
     Yields what to call with a file's name, the bytes read of it and its size; None where nothing is shown.
     """
@@ -184,6 +184,9 @@ def reading(what: str) -> Iterator[Callable[[str, int, int], None] | None]:
         def progress(name: str, read: int, size: int) -> None:
             done[name] = min(read, size), size
             total = sum(size for _, size in done.values())
+            if all(read == size for read, size in done.values()):
+                status.update("analysing …")  # until more of another file is read
+                return
             share = percent(sum(read for read, _ in done.values()) / total) if total else ""
             files = f" and {len(done) - 1} more" if len(done) > 1 else ""
             status.update(f"{what} {plain(name, 60)}{files} … {share}")
