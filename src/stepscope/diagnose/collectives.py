@@ -150,17 +150,14 @@ def _line(analysis: Analysis, name: str) -> tuple[tuple[Place, ...], float | Non
     """The user's line that calls most collectives of this kind ("" for any), and its sampled ms in a steady step, where
     known."""
     letters = "".join(filter(str.isalpha, name))
-    operators = [
-        operator
-        for operator in analysis.operators or ()
-        if operator.name.startswith(_OPERATOR)
-        and letters in operator.name.replace("_", "")
-        and operator.place is not None
+    found = [
+        (row.calls_per_step or 0.0, row.calls, row.name, row.place)
+        for row in (analysis.views.operators if analysis.views is not None else ())
+        if row.name.startswith(_OPERATOR) and letters in row.name.replace("_", "") and row.place is not None
     ]
-    if not operators:
+    if not found:
         return (), None
-    place = max(operators, key=lambda operator: (operator.calls_per_step, operator.name)).place
-    assert place is not None
+    place = max(found, key=lambda one: one[:3])[3]
     for line in analysis.stacks.hot_lines if analysis.stacks is not None else ():
         inside = "/torch/distributed/" in f"/{line.library_leaf or ''}"
         if (line.file, line.line) == (place.file, place.line) and inside and line.role == "rank":
