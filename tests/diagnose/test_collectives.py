@@ -100,11 +100,13 @@ def test_many_small_collectives() -> None:
     assert finding.ranks == (0, 1)
 
 
-def with_line(analysis: Analysis) -> Analysis:
+def with_line(analysis: Analysis, *, known: bool = True) -> Analysis:
+    """Collectives from a loop at line 31; without `known` the trace only tells the function, which begins at 28."""
     place = Place(TRAIN, 31, "average")
-    operator = blank(OperatorRow, name="c10d::allreduce_", calls=360, calls_per_step=120.0, place=place)
+    told = {"place": place if known else replace(place, line=28), "place_exact": known}
+    operator = blank(OperatorRow, name="c10d::allreduce_", calls=360, calls_per_step=120.0, **told)
     leaf = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:all_reduce"
-    hot = HotLine(TRAIN, 31, "average", "rank", "other", 100, 0.5, 50.0, None, leaf)
+    hot = HotLine(TRAIN, 31, "Trainer.average", "rank", "other", 100, 0.5, 50.0, None, leaf)
     stacks = StackFacts("py-spy", 20.0, 200, 0, 200, {}, (hot,))
     loop = LoopFacts("wrapper", 120.0, 55.0, 2.0, place, None, "trace")
     assert analysis.views is not None
@@ -112,8 +114,9 @@ def with_line(analysis: Analysis) -> Analysis:
     return replace(analysis, views=seen, stacks=stacks, loops=(loop,))
 
 
-def test_the_line_of_the_calls_is_named_and_its_sampled_time_counts() -> None:
-    analysis = with_line(replace(healthy(), views=views([*many(0), *many(1)])))
+@pytest.mark.parametrize("known", [True, False])
+def test_the_line_of_the_calls_is_named_and_its_sampled_time_counts(known: bool) -> None:
+    analysis = with_line(replace(healthy(), views=views([*many(0), *many(1)])), known=known)
     diagnosis = diagnose(analysis)
     (finding,) = of_category(diagnosis)
     assert (finding.where[0].file, finding.where[0].line) == (TRAIN, 31)
