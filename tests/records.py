@@ -17,6 +17,11 @@ def replace(record: T, **changes: Any) -> T:
     return changed
 
 
+def blank(kind: type[T], **known: Any) -> T:
+    """A record of which nothing but `known` is: its other fields are None."""
+    return kind(**{**dict.fromkeys(annotated(kind)), **known})
+
+
 def annotated(kind: type) -> dict[str, str]:
     """The fields of a record, and their types as they are written; none of another class."""
     if dataclasses.is_dataclass(kind):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import polars as pl
 import pytest
 from hypothesis import given
@@ -162,43 +160,24 @@ def test_a_generator_expression_counts_its_items() -> None:
     assert (loop.callee, loop.calls_per_step, loop.place.line) == ("item", 100, 2)
 
 
-def test_operators_per_step_with_their_place() -> None:
-    analysis = analyze(loop_tables(), SOURCES)
-    assert analysis.operators is not None
-    by_name = {operator.name: operator for operator in analysis.operators}
-    assert by_name["aten::select"].calls_per_step == 512
-    loss = by_name["aten::cross_entropy_loss"]
-    assert loss.host_total_ms_per_step == pytest.approx(256 * 0.08)
-    assert loss.place is not None
-    assert (loss.place.file, loss.place.line) == (TRAIN, CALL_LINE)
-
-
-def test_only_complete_window_steps_count() -> None:
+@pytest.mark.parametrize("category", ["user_annotation", "Operator"])
+def test_loops_of_a_trace_without_a_journal_go_by_its_own_step_marks(category: str) -> None:
     steps = steps_with_window()
-    trace = loop_trace(steps)
-    stray = {**trace.rows[2], "step": 12, "parent": None, "name": "aten::select", "category": "cpu_op"}
-    analysis = analyze(make_tables(steps=steps, events=[*trace.rows, *[stray] * 100]))
-    assert analysis.operators is not None
-    assert {o.name: o.calls_per_step for o in analysis.operators}["aten::select"] == 512
-
-
-@pytest.mark.parametrize(("operator", "annotation"), [("cpu_op", "user_annotation"), ("Operator", "Operator")])
-def test_a_foreign_trace_has_operators_by_its_own_step_marks(operator: str, annotation: str) -> None:
-    rows: list[dict[str, Any]] = []
-    for number in range(4):
-        start = number * 100 * MS
-        mark = {"name": f"ProfilerStep#{number}", "category": annotation, "start_ns": start, "step": None}
-        rows.append({**mark, "duration_ns": 100 * MS})
-        own = {"name": "aten::mm", "category": operator, "step": None}
-        rows += [{**own, "start_ns": start + i * MS} for i in range(5)]
-    analysis = analyze(make_tables(events=rows))
-    assert analysis.operators is not None
-    assert [(o.name, o.calls_per_step) for o in analysis.operators] == [("aten::mm", 5)]
+    marks = [
+        {"name": f"ProfilerStep#{row['step']}", "category": category, "step": None}
+        | {"start_ns": row["start_ns"], "duration_ns": row["wall_ns"]}
+        for row in steps
+        if row["in_window"]
+    ]
+    loop = only_loop(make_tables(events=[{**row, "step": None} for row in loop_trace(steps).rows] + marks))
+    assert (loop.callee, loop.calls_per_step, loop.window_steps) == ("cross_entropy", 256, 2)
 
 
 def test_a_cyclic_tree_does_not_hang() -> None:
-    rows = [{"name": "aten::a", "parent": 1, "step": 10}, {"name": "aten::b", "parent": 0, "step": 10}]
-    assert analyze(make_tables(steps=steps_with_window(), events=rows)).operators is not None
+    rows = [{"name": name, "category": "cpu_op", "parent": parent} for name, parent in (("aten::a", 1), ("aten::b", 0))]
+    analysis = analyze(make_tables(steps=steps_with_window(), events=[{**row, "step": 10} for row in rows]))
+    assert analysis.views is not None
+    assert {row.name for row in analysis.views.operators} == {"aten::a", "aten::b"}
 
 
 @pytest.mark.parametrize(

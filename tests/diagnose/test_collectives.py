@@ -10,9 +10,10 @@ import pytest
 from stepscope.diagnose import RULES, diagnose
 from stepscope.diagnose.thresholds import COLLECTIVES
 from stepscope.model import Analysis, Finding, Place
-from stepscope.model.facts import HotLine, LoopFacts, OperatorFacts, StackFacts
+from stepscope.model.facts import HotLine, LoopFacts, StackFacts
 from stepscope.model.views import SpanViews, Views
 from stepscope.model.views.communication import CollectiveOverWorkers, CollectiveRow, Distributed, WorkerShare
+from stepscope.model.views.operators import OperatorRow
 from stepscope.model.views.overview import Overview, StepBreakdown, Summary
 from stepscope.model.views.spans import SpanRef
 from tests.analyze.scenes import TRAIN
@@ -24,7 +25,7 @@ from tests.diagnose.rank_scenes import (
     only,
     two,
 )
-from tests.records import replace
+from tests.records import blank, replace
 
 # --------------------------------------------------------------------------------------------------- collectives
 
@@ -74,10 +75,11 @@ def views(
     basis: str = "host",
     parts: dict[str, int] | None = None,
     distributed: Distributed | None = None,
+    operators: tuple[OperatorRow, ...] = (),
 ) -> Views:
     spans = dict.fromkeys(one.span for one in rows)
     seen = tuple(SpanViews(span, overview(span, step_ns, basis, parts or {}), (), (), ()) for span in spans)
-    return Views(seen, (), (), None, None, (), tuple(rows), distributed, {})
+    return Views(seen, operators, (), None, None, (), tuple(rows), distributed, {})
 
 
 def healthy(**more: Any) -> Analysis:
@@ -98,18 +100,23 @@ def test_many_small_collectives() -> None:
     assert finding.ranks == (0, 1)
 
 
-def with_line(analysis: Analysis) -> Analysis:
+def with_line(analysis: Analysis, *, known: bool = True) -> Analysis:
+    """Collectives from a loop at line 31; without `known` the trace only tells the function, which begins at 28."""
     place = Place(TRAIN, 31, "average")
-    operator = OperatorFacts("c10d::allreduce_", 120.0, 30.0, 30.0, place)
+    told = {"place": place if known else replace(place, line=28), "place_exact": known}
+    operator = blank(OperatorRow, name="c10d::allreduce_", calls=360, calls_per_step=120.0, **told)
     leaf = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:all_reduce"
-    hot = HotLine(TRAIN, 31, "average", "rank", "other", 100, 0.5, 50.0, None, leaf)
+    hot = HotLine(TRAIN, 31, "Trainer.average", "rank", "other", 100, 0.5, 50.0, None, leaf)
     stacks = StackFacts("py-spy", 20.0, 200, 0, 200, {}, (hot,))
     loop = LoopFacts("wrapper", 120.0, 55.0, 2.0, place, None, "trace")
-    return replace(analysis, operators=(operator,), stacks=stacks, loops=(loop,))
+    assert analysis.views is not None
+    seen = replace(analysis.views, operators=(operator,))
+    return replace(analysis, views=seen, stacks=stacks, loops=(loop,))
 
 
-def test_the_line_of_the_calls_is_named_and_its_sampled_time_counts() -> None:
-    analysis = with_line(replace(healthy(), views=views([*many(0), *many(1)])))
+@pytest.mark.parametrize("known", [True, False])
+def test_the_line_of_the_calls_is_named_and_its_sampled_time_counts(known: bool) -> None:
+    analysis = with_line(replace(healthy(), views=views([*many(0), *many(1)])), known=known)
     diagnosis = diagnose(analysis)
     (finding,) = of_category(diagnosis)
     assert (finding.where[0].file, finding.where[0].line) == (TRAIN, 31)
@@ -121,7 +128,7 @@ def test_the_line_of_the_calls_is_named_and_its_sampled_time_counts() -> None:
 def test_the_loop_around_collectives_is_told_once() -> None:
     analysis = with_line(replace(healthy(), views=views([*many(0), *many(1)])))
     assert "host.per_item_loop" not in {finding.rule for finding in diagnose(analysis).findings}
-    without = replace(analysis, views=views([row(0, 400, 3, 300_000)]))
+    without = with_line(replace(healthy(), views=views([row(0, 400, 3, 300_000)])))
     assert "host.per_item_loop" in {finding.rule for finding in diagnose(without).findings}
 
 
@@ -183,9 +190,9 @@ def on_processors(share: float, **more: Any) -> Analysis:
 
 def test_exposed_communication_of_ranks_on_processors() -> None:
     """Gloo runs beside the training thread: where nothing computes meanwhile it costs what it takes on any device."""
-    analysis = on_processors(0.3, distributed=shares(5, 25))
-    operator = OperatorFacts("c10d::_allgather_base_", 6.0, 1.0, 1.0, Place(TRAIN, 14, "train"))
-    finding = only(replace(analysis, operators=(operator,)), "communication.exposed")
+    place = Place(TRAIN, 14, "train")
+    operator = blank(OperatorRow, name="c10d::_allgather_base_", calls=18, calls_per_step=6.0, place=place)
+    finding = only(on_processors(0.3, distributed=shares(5, 25), operators=(operator,)), "communication.exposed")
     assert finding.share == pytest.approx(0.3 * 50 / 60)  # without what is waiting for the other rank
     assert finding.gain_ceiling == pytest.approx(0.3)
     assert [place.line for place in finding.where] == [14]

@@ -15,7 +15,7 @@ from stepscope.model.views.pipeline import Pipeline
 from tests.analyze.scenes import loader_tables
 from tests.analyze.test_ranks import rank_rows, sites
 from tests.builders import MS, make_tables, step_rows
-from tests.records import annotated, replace
+from tests.records import blank, replace
 
 
 def one_rank(**more: Any) -> Analysis:
@@ -68,9 +68,7 @@ def test_less_work_leaves_cores_to_the_rest() -> None:
 
 
 def test_the_device_works_off_what_it_was_given() -> None:
-    known: dict[str, Any] = {"has_steps": True, "compute_ns_per_step": 70e6}
-    fields: dict[str, Any] = dict.fromkeys(annotated(DeviceLosses))
-    losses = DeviceLosses(**{**fields, **known})
+    losses = blank(DeviceLosses, has_steps=True, compute_ns_per_step=70e6)
     analysis = replace(one_rank(), device_losses=(losses,))
     assert pipeline.without_main(analysis, 50.0) == pytest.approx(100 - PIPELINE.certain * 70)
 

@@ -19,7 +19,6 @@ from stepscope.model import (
     LoaderFacts,
     LoopFacts,
     Note,
-    OperatorFacts,
     PartitionPart,
     Place,
     ProcessFacts,
@@ -32,7 +31,9 @@ from stepscope.model import (
     Try,
     WindowFacts,
 )
-from tests.records import replace
+from stepscope.model.views import Views
+from stepscope.model.views.operators import OperatorRow
+from tests.records import blank, replace
 
 SCRIPT = """\
 import torch
@@ -189,6 +190,24 @@ def hot_line(file: str, **changes: Any) -> HotLine:
     return replace(line, **changes)
 
 
+def operator_row(file: str, **changes: Any) -> OperatorRow:
+    """An operator of five profiled steps on the CPU, four times in each."""
+    row = blank(
+        OperatorRow,
+        name="aten::conv2d",
+        calls=21,
+        calls_per_step=4.0,
+        host_self_ns=17_000_000,
+        host_total_ns=36_000_000,
+        host_self_ns_per_step=3_200_000.0,
+        host_total_ns_per_step=6_900_000.0,
+        runtime_ns=0,
+        place=Place(file, 12, "forward", 0.9),
+        place_exact=True,
+    )
+    return replace(row, **changes)
+
+
 def analysis(folder: Path, **changes: Any) -> Analysis:
     """All facts of the fabricated run, whose script lies in `folder`."""
     file = str(folder / "train.py")
@@ -220,7 +239,7 @@ def analysis(folder: Path, **changes: Any) -> Analysis:
             cpu_limit=4.0,
             suggested_workers=4,
         ),
-        operators=(OperatorFacts("aten::conv2d", 4.0, 3.2, 6.9, Place(file, 12, "forward")),),
+        views=Views((), (operator_row(file),), (), None, None, (), (), None, {}),
         loops=(
             LoopFacts("cross_entropy", 256.0, 5.1, 6.0, Place(file, LOOP_LINE), "256 = dim 1 of (8, 256)", "trace-0"),
         ),

@@ -91,7 +91,7 @@ def test_a_report_of_another_schema_is_refused_by_name(folder: Path) -> None:
 
 
 def test_missing_stays_missing(folder: Path) -> None:
-    empty = analysis(folder, steps=(), stacks=None, loader=None, operators=None, loops=None, io=None)
+    empty = analysis(folder, steps=(), stacks=None, loader=None, views=None, loops=None, io=None)
     report = build(empty, Diagnosis((), ()))
 
     assert report.steps is None

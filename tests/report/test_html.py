@@ -10,7 +10,17 @@ import pytest
 
 from stepscope.model import Abstention, Diagnosis, Evidence, Note, Place, Quality, Try
 from stepscope.report import build, html
-from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts, write_script
+from tests.records import replace
+from tests.report.fabricate import (
+    analysis,
+    diagnosis,
+    finding,
+    hot_line,
+    operator_row,
+    run_facts,
+    step_facts,
+    write_script,
+)
 from tests.report.test_terminal import HOSTILE
 
 VOID = {"meta", "rect", "line", "polyline", "br"}
@@ -100,6 +110,19 @@ def test_it_says_what_the_terminal_says_and_more(folder: Path) -> None:
         *("aten::conv2d", "256 = dim 1 of (8, 256)", "trace-0.json.gz", "augment", "DataLoader", "4711", "powersave"),
     ):
         assert part in text, part
+
+
+def test_operators_are_the_first_rows_of_the_table(folder: Path) -> None:
+    facts = analysis(folder)
+    assert facts.views is not None
+    rows = [operator_row(str(folder / "train.py"), name=f"aten::op{at}", place_exact=at > 0) for at in range(400)]
+    report = build(replace(facts, views=replace(facts.views, operators=tuple(rows))), diagnosis(folder))
+    text = " ".join(Page(html.render(report)).text.split())
+    shown = text[text.index("Operators (400)") : text.index("Python loops")]
+    assert "The first 60 of 400." in shown
+    assert "aten::op0 21 4 17.0 ms 36.0 ms 3.2 ms 6.9 ms ~train.py:12" in shown
+    assert "aten::op59 21 4 17.0 ms 36.0 ms 3.2 ms 6.9 ms train.py:12" in shown
+    assert "op60" not in shown
 
 
 def test_it_is_one_file_that_asks_for_nothing(folder: Path) -> None:

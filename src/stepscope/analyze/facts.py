@@ -27,7 +27,6 @@ from stepscope.analyze import (
     loops,
     machine,
     memory_losses,
-    operators,
     passes,
     pipeline,
     processes,
@@ -70,7 +69,6 @@ class _OfWindow(NamedTuple):
     """What is asked of every host slice of the profiler windows."""
 
     loops: tuple[model.LoopFacts, ...] | None
-    operators: tuple[model.OperatorFacts, ...] | None
     io: tuple[model.IoFacts, ...] | None
     regions: tuple[dict[str, Any], ...]
     python: tuple[model.PythonFacts, ...] | None
@@ -184,7 +182,6 @@ class Facts(Analysis):
         found = loops.facts(window, lines, sampled, mean_ms, self._sampled_time)
         return _OfWindow(
             loops=found,
-            operators=operators.facts(window, lines),
             io=io.facts(tables, labelled, sampled, window, lines, mean_ms, self._calls),
             regions=regions.facts(tables, labelled, window),
             python=host.facts(sampled, window, lines, found, self._calls),
@@ -194,10 +191,6 @@ class Facts(Analysis):
     @cached_property
     def loops(self) -> tuple[model.LoopFacts, ...] | None:
         return self._of_window.loops
-
-    @cached_property
-    def operators(self) -> tuple[model.OperatorFacts, ...] | None:
-        return self._of_window.operators
 
     @cached_property
     def io(self) -> tuple[model.IoFacts, ...] | None:

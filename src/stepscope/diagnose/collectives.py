@@ -10,9 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.diagnose.collectives_words import exposed_caveat, exposed_fix
-from stepscope.diagnose.common import clip_share, finding_id, lowest, severity, shown, train_steps
+from stepscope.diagnose.common import bare, clip_share, finding_id, lowest, severity, shown, train_steps
 from stepscope.diagnose.communication import straggler_ms
 from stepscope.diagnose.dataparallel import runs as data_parallel_runs
 from stepscope.diagnose.replayed import BY_SUBTRACTION, replayed
@@ -151,20 +152,21 @@ def _line(analysis: Analysis, name: str) -> tuple[tuple[Place, ...], float | Non
     known."""
     letters = "".join(filter(str.isalpha, name))
     operators = [
-        operator
-        for operator in analysis.operators or ()
-        if operator.name.startswith(_OPERATOR)
-        and letters in operator.name.replace("_", "")
-        and operator.place is not None
+        row
+        for row in (analysis.views.operators if analysis.views is not None else ())
+        if row.name.startswith(_OPERATOR) and letters in row.name.replace("_", "") and row.place is not None
     ]
     if not operators:
         return (), None
-    place = max(operators, key=lambda operator: (operator.calls_per_step, operator.name)).place
+    most = max(operators, key=lambda row: (row.calls_per_step or 0.0, row.calls, row.name))
+    place = most.place
     assert place is not None
     for line in analysis.stacks.hot_lines if analysis.stacks is not None else ():
         inside = "/torch/distributed/" in f"/{line.library_leaf or ''}"
-        if (line.file, line.line) == (place.file, place.line) and inside and line.role == "rank":
-            return (place,), line.ms_per_step
+        # where only the function is known, its line that samples saw in a collective
+        same = line.line == place.line if most.place_exact else bare(line.function) == bare(place.function or "")
+        if line.file == place.file and same and inside and line.role == "rank":
+            return (replace(place, line=line.line),), line.ms_per_step
     return (place,), None
 
 

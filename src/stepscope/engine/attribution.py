@@ -150,13 +150,13 @@ def place_sums(base: Base, span: Span, groups: Int64, rows: Int64, weights: Int6
 
 
 def heaviest(sums: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """Of `place_sums`, with columns `keys` in place of or beside `group`: the place of most weight of each key."""
+    """Of `place_sums`, with columns `keys` in place of or beside `group`: each key's place of most weight, and it."""
     return (
         sums.group_by(*keys, *_PLACE)
         .agg(pl.col("weight").sum(), pl.col("rows").sum())
         .sort("weight", "rows", *_PLACE, descending=[True, True, *(False for _ in _PLACE)])
         .unique(keys, keep="first", maintain_order=True)
-        .select(*keys, *_PLACE)
+        .select(*keys, *_PLACE, "weight")
     )
 
 

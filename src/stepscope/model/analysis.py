@@ -13,7 +13,6 @@ from stepscope.model.facts import (
     IoFacts,
     LoaderFacts,
     LoopFacts,
-    OperatorFacts,
     ProcessFacts,
     ProfiledFacts,
     PythonFacts,
@@ -53,7 +52,6 @@ class Analysis:
     fixed: FixedCosts
     stacks: StackFacts | None
     loader: LoaderFacts | None
-    operators: tuple[OperatorFacts, ...] | None
     loops: tuple[LoopFacts, ...] | None
     io: tuple[IoFacts, ...] | None
     windows: tuple[WindowFacts, ...]

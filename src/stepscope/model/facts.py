@@ -219,16 +219,6 @@ class LoaderFacts(Struct, frozen=True):
     files: FileReads | None = None
 
 
-class OperatorFacts(Struct, frozen=True):
-    """An operator inside the window, per step of the window."""
-
-    name: str
-    calls_per_step: float
-    host_self_ms_per_step: float
-    host_total_ms_per_step: float
-    place: Place | None
-
-
 class LoopFacts(Struct, frozen=True):
     """A Python loop of the user's that calls the same thing once per item, seen in the window.
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Place(Struct, frozen=True):
-    """A line of the user's code. `share` is this line's part of the finding's cost (0 to 1), or None."""
+    """A line of the user's code. `share` is its part of a finding's cost or an operator's time (0 to 1), or None."""
 
     file: str
     line: int | None

@@ -24,7 +24,6 @@ from stepscope.report.views_document import views_document
 MAX_FINDINGS = 50
 MAX_ROWS = 100  # of a view: hot lines, operators, loops and so on
 NOT_VIEWS = ("run", "quality", "steps", "fixed", "traces", "reading", "views", "compilers", "trial", "source_files")
-RENAMED = {"operators": "operator_calls"}  # of the window that loops were looked for in
 MAX_SERIES = 2_000  # points of the step series of one kind
 MAX_NOTES = 200
 MAX_PLACES = 20  # of one finding
@@ -127,7 +126,7 @@ def _views(analysis: Analysis) -> dict[str, _Maker]:
     }
     for name in field_names(analysis):
         if name not in NOT_VIEWS:
-            views[RENAMED.get(name, name)] = partial(_part, analysis, name)
+            views[name] = partial(_part, analysis, name)
     return {**views, **views_document(analysis.views)}
 
 

@@ -24,18 +24,23 @@ class Column(Struct, frozen=True):
 
 
 class View(Struct, frozen=True):
-    """A table under a fold: its title, what a row is, where its rows are in the document, and its columns."""
+    """A table under a fold: its title, what a row is, where its rows are in the document, and its columns.
+
+    `total` is the view that counts the rows, where the document has only the first of them.
+    """
 
     title: str
     caption: str
     rows: Callable[[Report], Sequence[Row] | None]
     columns: tuple[Column, ...]
+    total: str | None = None
 
 
 def place(row: Row, shorten: Shortener) -> str:
-    """The cell of a row with a `place`, or that is one."""
+    """The cell of a row with a `place`, or that is one; "~" before a line that need not be the call's."""
     found = row.get("place") if "place" in row else row
-    return shorten(found["file"], found["line"]) if found else words.MISSING
+    guess = "" if row.get("place_exact", True) else "~"
+    return guess + shorten(found["file"], found["line"]) if found else words.MISSING
 
 
 def field(key: str) -> Cell:

@@ -71,15 +71,21 @@ TABLES: tuple[View, ...] = (
     ),
     View(
         "Operators",
-        "Operators in the profiled window, per step of the window.",
-        view("operator_calls"),
+        "By device self time, without a device by the host's. A step is a profiled one; ~: where the function begins.",
+        view("operators"),
         (
             Column("Operator", field("name"), "code"),
+            Column("Calls", figure("calls", words.count), "right"),
             Column("Calls a step", figure("calls_per_step", words.count), "right"),
-            Column("Host, self", figure("host_self_ms_per_step", words.milliseconds), "right"),
-            Column("Host, total", figure("host_total_ms_per_step", words.milliseconds), "right"),
+            Column("Device, self", figure("device_self_ns", words.nanoseconds), "right"),
+            Column("Device, total", figure("device_total_ns", words.nanoseconds), "right"),
+            Column("Host, self", figure("host_self_ns", words.nanoseconds), "right"),
+            Column("Host, total", figure("host_total_ns", words.nanoseconds), "right"),
+            Column("Host self a step", figure("host_self_ns_per_step", words.nanoseconds), "right"),
+            Column("Host total a step", figure("host_total_ns_per_step", words.nanoseconds), "right"),
             Column("Line", place, "line"),
         ),
+        total="operators_total",
     ),
     View(
         "Python loops",
@@ -203,7 +209,9 @@ def tables(report: Report, shorten: Shortener, *, rows: int) -> str:
     for shown in TABLES:
         found = shown.rows(report)
         if found:
-            parts.append(fold(shown.title, len(found), table(shown.caption, shown.columns, found, shorten, rows)))
+            total = report.views[shown.total] if shown.total is not None else len(found)
+            content = table(shown.caption, shown.columns, found, shorten, rows, total)
+            parts.append(fold(shown.title, total, content))
     return "\n".join(parts)
 
 
@@ -212,13 +220,21 @@ def fold(title: str, count: int, content: str) -> str:
     return f"<details><summary>{markup(title)} <span class='soft'>({count})</span></summary>{content}</details>"
 
 
-def table(caption: str, columns: Sequence[Column], rows: Sequence[Row], shorten: Shortener, limit: int) -> str:
-    """One table; columns in which no shown row says anything are left out."""
+def table(
+    caption: str,
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    shorten: Shortener,
+    limit: int,
+    total: int | None = None,
+) -> str:
+    """One table, of the first `limit` of `total` rows; columns in which no shown row says anything are left out."""
+    total = len(rows) if total is None else total
     shown = [{column.heading: column.cell(row, shorten) for column in columns} for row in rows[:limit]]
     used = [column for column in columns if any(row[column.heading] not in (None, "", words.MISSING) for row in shown)]
     head = "".join(f"<th scope='col'{_class(column)}>{markup(column.heading)}</th>" for column in used)
     body = "\n".join("<tr>" + "".join(_cell(column, row) for column in used) + "</tr>" for row in shown)
-    more = f" The first {limit} of {len(rows)}." if len(rows) > limit else ""
+    more = f" The first {len(shown)} of {total}." if total > len(shown) else ""
     return (
         f"<div class='scroll'><table><caption>{markup(caption + more)}</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from stepscope.analyze.views import diff
@@ -15,6 +13,7 @@ from tests.analyze import shared_traces
 from tests.analyze.traces import tables
 from tests.analyze.views.module_traces import US, Nested, base_of
 from tests.builders import T0
+from tests.records import blank
 
 TWO_STEPS = [(0.0, 1000.0), (1000.0, 1000.0)]
 
@@ -246,10 +245,8 @@ def test_traces_without_steps_beside_others_are_told() -> None:
 
 
 def operator(name: str, host_us: int, device_us: int | None) -> OperatorRow:
-    values: dict[str, Any] = dict.fromkeys(OperatorRow.__struct_fields__)
-    values |= {"name": name, "calls": 4, "host_self_ns": host_us * US}
-    values |= {"device_self_ns": None if device_us is None else device_us * US}
-    return OperatorRow(**values)
+    device_ns = None if device_us is None else device_us * US
+    return blank(OperatorRow, name=name, calls=4, host_self_ns=host_us * US, device_self_ns=device_ns)
 
 
 def test_rows_are_in_order_of_the_larger_change() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from posixpath import basename
 from typing import Any
 
@@ -10,14 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope import api
+from stepscope.analyze import analyze
 from stepscope.analyze.views import operators
 from stepscope.engine.spans import Base
 from stepscope.model.views.operators import OperatorRow
 from stepscope.tables.schema import Tables
 from tests.analyze import shared_traces
+from tests.analyze.scenes import CALL_LINE, LOOP_SOURCE, TRAIN, loop_trace, steps_with_window
 from tests.analyze.traces import TRACE, frame, tables
 from tests.analyze.views.module_traces import US, Nested, base_of
-from tests.builders import T0
+from tests.builders import MS, T0, make_tables
 from tests.records import replace
 
 PLUGIN = shared_traces.SHARED / "oracles" / "tb_plugin.json"
@@ -72,6 +76,61 @@ def test_recursion_counts_once_in_totals_and_merges_where_it_is_the_only_call() 
     assert us(total.host_self_ns) == (100 - 50 - 5) + (50 - 10 - 1)  # the launch of the kernel takes 1 µs
     assert (us(total.device_self_sum_ns), us(total.device_total_sum_ns)) == (30, 30)
     assert (div.calls, us(div.host_total_ns), us(div.host_self_ns), us(div.runtime_ns)) == (1, 40, 40 - 6 - 4, 4)
+
+
+def by_name(recorded: Tables, sources: dict[str, str] | None = None) -> dict[str, OperatorRow]:
+    """The table of a run, as its report has it."""
+    views = analyze(recorded, sources).views
+    assert views is not None
+    return {row.name: row for row in views.operators}
+
+
+def test_figures_of_a_step_with_the_line_and_its_share() -> None:
+    """One of 257 losses of a step is computed elsewhere."""
+    steps = steps_with_window()
+    trace = loop_trace(steps)
+    (step,) = [row for row in steps if row["step"] == 10]
+    more = {**trace.rows[2], "step": 10, "start_ns": step["start_ns"] + step["wall_ns"] - MS, "parent": None}
+    more |= {"name": "aten::cross_entropy_loss", "category": "cpu_op", "duration_ns": 80 * US}
+    found = by_name(make_tables(steps=steps, events=[*trace.rows, more]), {TRAIN: LOOP_SOURCE})
+    count = sum(1 for row in steps if row["in_window"])
+    assert found["aten::select"].calls_per_step == 512
+    loss = found["aten::cross_entropy_loss"]
+    assert loss.calls == 256 * count + 1
+    assert loss.host_total_ns_per_step == pytest.approx((256 + 1 / count) * 80 * US)
+    assert loss.place is not None
+    assert (loss.place.file, loss.place.line) == (TRAIN, CALL_LINE)
+    assert loss.place.share == 256 * count / loss.calls
+
+
+def test_only_complete_steps_of_the_window_divide() -> None:
+    steps = steps_with_window()
+    trace = loop_trace(steps)
+    stray = {**trace.rows[2], "step": 12, "parent": None, "name": "aten::select", "category": "cpu_op"}
+    found = by_name(make_tables(steps=steps, events=[*trace.rows, *[stray] * 100]))
+    assert found["aten::select"].calls_per_step == 512
+
+
+@pytest.mark.parametrize(("operator", "annotation"), [("cpu_op", "user_annotation"), ("Operator", "Operator")])
+def test_a_foreign_trace_is_divided_by_its_own_step_marks(tmp_path: Path, operator: str, annotation: str) -> None:
+    events: list[dict[str, Any]] = []
+    for number in range(4):
+        start = number * 100_000
+        mark = {"name": f"ProfilerStep#{number}", "cat": annotation, "ts": start, "dur": 100_000}
+        own = {"name": "aten::mm", "cat": operator, "dur": 10}
+        events += [mark, *({**own, "ts": start + call * 1000} for call in range(5))]
+    trace = tmp_path / "worker0.pt.trace.json"
+    trace.write_text(json.dumps({"traceEvents": [{"ph": "X", "pid": 1, "tid": 1, **event} for event in events]}))
+    views = api.open_run(trace, options=api.ReadOptions(cache=False)).analysis.views
+    assert views is not None
+    (row,) = views.operators
+    assert (row.name, row.calls, row.calls_per_step, us(row.host_self_ns_per_step)) == ("aten::mm", 20, 5, 50)
+
+
+def test_without_steps_nothing_is_divided() -> None:
+    rows = [{"name": "aten::mm", "category": "cpu_op", "step": None, "start_ns": number * MS} for number in range(5)]
+    mm = by_name(make_tables(events=rows))["aten::mm"]
+    assert (mm.calls, mm.calls_per_step, mm.host_self_ns_per_step, mm.host_total_ns_per_step) == (5, None, None, None)
 
 
 def test_work_on_parallel_streams_counts_once() -> None:

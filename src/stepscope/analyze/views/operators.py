@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -17,6 +18,7 @@ from stepscope.analyze.views.operator_times import Calls
 from stepscope.analyze.views.tensor_cores import eligible, uses_tensor_cores
 from stepscope.engine import attribution, intervals, tree
 from stepscope.engine.spans import Base, Span, texts
+from stepscope.model.findings import Place
 from stepscope.model.views.operators import OperatorRow
 from stepscope.model.views.spans import SpanRef
 from stepscope.tables.arrays import Bools, Int64
@@ -26,7 +28,10 @@ __all__ = ["plugin_operators", "stacks", "table"]
 NAME, SHAPES = "name", "shapes"
 _DENSE = 4_000_000  # up to as many possible groups counting is faster than sorting
 _KEYS = ["name", "shapes"]
-_SUMS = ("calls", "in_steps", "host_self_ns", "host_total_ns", "runtime_ns")
+_SUMS = (
+    *("calls", "host_self_ns", "host_total_ns", "runtime_ns", "weighed_ns"),
+    *("steps_calls", "steps_self_ns", "steps_total_ns"),  # of calls that begin in a step
+)
 _DEVICE = (
     "device_self_ns",
     "device_total_ns",
@@ -100,14 +105,16 @@ def plugin_operators(rows: Sequence[OperatorRow]) -> list[dict[str, Any]]:
 
 
 def _row(row: dict[str, Any], steps: int) -> OperatorRow:
-    place, exact = attribution.place_of_row(row) if row["file"] is not None else (None, False)
+    place, exact = _place(row) if row["file"] is not None else (None, False)
     return OperatorRow(
         name=row["name"],
         shapes=row["shapes"],
         calls=row["calls"],
-        calls_per_step=row["in_steps"] / steps if steps else None,
+        calls_per_step=row["steps_calls"] / steps if steps else None,
         host_self_ns=row["host_self_ns"],
         host_total_ns=row["host_total_ns"],
+        host_self_ns_per_step=row["steps_self_ns"] / steps if steps else None,
+        host_total_ns_per_step=row["steps_total_ns"] / steps if steps else None,
         runtime_ns=row["runtime_ns"],
         device_self_ns=row["device_self_ns"],
         device_total_ns=row["device_total_ns"],
@@ -124,6 +131,13 @@ def _row(row: dict[str, Any], steps: int) -> OperatorRow:
         place=place,
         place_exact=exact,
     )
+
+
+def _place(row: dict[str, Any]) -> tuple[Place, bool]:
+    """The place with its share of the time it was chosen by, and whether its line is exact."""
+    place, exact = attribution.place_of_row(row)
+    share = row["weight"] / row["weighed_ns"] if row["weighed_ns"] > 0 else None
+    return msgspec.structs.replace(place, share=share), exact
 
 
 def _percent(part: int | None, whole: int | None) -> float | None:
@@ -150,18 +164,22 @@ def _computed(base: Base, span: Span, by: str, step: int | None) -> _Part:
     groups, keys = _groups(calls, by)
     grouped = _Grouped(calls, groups, keys.height, chosen)
     in_steps = chosen & (np.isin(steps, span.steps["step"].to_numpy()) if step is None else True)
+    weights = np.where(grouped.any_of(calls.device_ns > 0)[groups], calls.device_ns, calls.host_self_ns)
+    ones, outer = np.ones(len(calls), np.int64), ~grouped.inner
     figures = keys.with_columns(
-        grouped.column("calls", np.ones(len(calls), np.int64), chosen),
-        grouped.column("in_steps", np.ones(len(calls), np.int64), in_steps),
+        grouped.column("calls", ones, chosen),
         grouped.column("host_self_ns", calls.host_self_ns, chosen),
-        grouped.column("host_total_ns", calls.duration_ns, chosen & ~grouped.inner),
+        grouped.column("host_total_ns", calls.duration_ns, chosen & outer),
         grouped.column("runtime_ns", calls.runtime_ns, chosen),
+        grouped.column("weighed_ns", weights, chosen),
+        grouped.column("steps_calls", ones, in_steps),
+        grouped.column("steps_self_ns", calls.host_self_ns, in_steps),
+        grouped.column("steps_total_ns", calls.duration_ns, in_steps & outer),
         *grouped.device(),
         *grouped.memory(),
         pl.Series("eligible", grouped.any_of(_eligible(calls))),
         pl.Series("has_call_stack", grouped.any_of(_has_stack(calls))),
     )
-    weights = np.where(grouped.any_of(calls.device_ns > 0)[groups], calls.device_ns, calls.host_self_ns)
     places = attribution.place_sums(base, span, groups[chosen], calls.rows[chosen], weights[chosen])
     keyed = places.join(keys.with_row_index("group").with_columns(pl.col("group").cast(pl.Int64)), on="group")
     return _Part(figures.filter(pl.col("calls") > 0), keyed.drop("group"), span.steps.height if step is None else 1)

@@ -30,6 +30,8 @@ _COLUMNS = (
     ("tensor cores", "tensor_core_self_pct"),
     ("line", "file"),
     ("calls a step", "calls_per_step"),
+    ("host self a step", "host_self_ns_per_step"),
+    ("host total a step", "host_total_ns_per_step"),
     ("runtime calls", "runtime_ns"),
     ("host memory", "self_memory_bytes"),
     ("device memory", "self_device_memory_bytes"),

@@ -32,6 +32,8 @@ class OperatorRow(Struct, frozen=True):
     calls_per_step: float | None
     host_self_ns: int
     host_total_ns: int
+    host_self_ns_per_step: float | None  # of the calls that began in a step
+    host_total_ns_per_step: float | None
     runtime_ns: int
     device_self_ns: int | None  # None: the trace holds no device slice
     device_total_ns: int | None
@@ -45,7 +47,7 @@ class OperatorRow(Struct, frozen=True):
     tensor_core_self_pct: float | None  # of device_self_sum_ns
     tensor_core_total_pct: float | None
     has_call_stack: bool
-    place: Place | None  # the user's line that most of its time comes from
+    place: Place | None  # the user's line that most of its time comes from, with its share of that
     place_exact: bool
 
 

@@ -20,6 +20,11 @@ SECTIONS = (
                 "Durations of the calls, summed over all threads; a call within one of the same row adds nothing. Can exceed the time that passed.",
             ),
             host_self_ns=("ns", "The same without operators called by it and without its own runtime calls."),
+            host_self_ns_per_step=(
+                "ns",
+                "host_self_ns of the calls that began in a profiled step, by the number of these steps; as recorded, not scaled to the steady step.",
+            ),
+            host_total_ns_per_step=("ns", "The same of host_total_ns."),
             runtime_ns=("ns", "Calls of the device's runtime or driver whose innermost operator this is."),
             device_self_sum_ns=(
                 "ns",
@@ -47,8 +52,8 @@ SECTIONS = (
         tables=("operators",),
         about=(
             "`tensor_core_eligible` says that the operator, or one it called, can end in a matrix product; not that its types and "
-            "sizes suit. `place` is the line of yours that most of its device time comes from (of the host's where there is none); "
-            "`place_exact` that it is the calling line and not where the function begins."
+            "sizes suit. `place` is the line of yours that most of its device self time comes from (of the host's where there is none), "
+            "`place.share` its part of that time; `place_exact` that it is the calling line and not where the function begins."
         ),
     ),
     Section(

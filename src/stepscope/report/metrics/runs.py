@@ -274,19 +274,6 @@ SECTIONS = (
         ),
     ),
     Section(
-        "OperatorFacts",
-        "Operators called in the window that loops are looked for in",
-        "views.operator_calls",
-        metrics(
-            calls_per_step=("count", "Calls in a profiled step."),
-            host_self_ms_per_step=(
-                "ms",
-                "Host time in a profiled step, without operators called by it; the window's own, not scaled.",
-            ),
-            host_total_ms_per_step=("ms", "The same with them."),
-        ),
-    ),
-    Section(
         "LoopFacts",
         "Python loops over items",
         "views.loops",
