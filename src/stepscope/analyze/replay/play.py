@@ -6,6 +6,10 @@ never makes anything come earlier than a larger one does, because every time is 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
+from typing import TypeAlias
+
 import numpy as np
 from msgspec import Struct
 
@@ -13,6 +17,9 @@ from stepscope.analyze.replay.graph import LEAST_CHAIN, Graph, Steps
 from stepscope.engine import intervals
 from stepscope.engine.intervals import EMPTY, Intervals
 from stepscope.tables.arrays import Bools, Int64
+
+# begin, waits over before, beside one, the slice ahead and the wait for it, the same of another stream, length
+_Row: TypeAlias = tuple[int, int, bool, int, int, int, int, int]
 
 MOSTLY = 0.5  # a wait with more than this part of it cut is gone
 
@@ -95,8 +102,6 @@ class _Run:
         self.graph = graph
         self.duration = duration
         self.kept, self.base, self.position = kept, base, position
-        self.chains = iter(graph.slices.chains)
-        self.chain = next(self.chains, None)
         self.starts: list[int] = []
         self.ends: list[int] = []
         self.shifts = [0]
@@ -109,27 +114,28 @@ class _Run:
         Slices `inside` are launched beside a wait; once it is over, they start at its end at the latest.
         """
         self.launches, self.delays, self.over, self.inside = launches + delays, delays, over, inside
-        self.columns = (self.launches.tolist(), over.tolist(), inside.tolist(), *self.graph.slices.links, self.duration)
-        for turn in (*self.position, len(launches)):
-            self._until(turn)
+        columns = (self.launches.tolist(), over.tolist(), inside.tolist(), *self.graph.slices.links, self.duration)
+        rows = zip(*columns, strict=True)
+        count = len(launches)
+        chains = iter((*self.graph.slices.chains, (count, count)))
+        first, last = next(chains)
+        for turn in (*self.position, count):
+            while (at := len(self.starts)) < turn:
+                while last <= at:
+                    first, last = next(chains)
+                stop = min(last, turn)
+                if stop - max(at, first) <= LEAST_CHAIN:  # also where the next one begins later
+                    self._one_by_one(islice(rows, stop - at))
+                    continue
+                if at < first:
+                    self._one_by_one(islice(rows, first - at))
+                self._chained(max(at, first), stop)
+                next(islice(rows, stop - max(at, first) - 1, None), None)
             if len(self.finished) < len(self.position):
                 self._wait()
 
-    def _until(self, turn: int) -> None:
-        """The slices before `turn`."""
-        while (at := len(self.starts)) < turn:
-            while self.chain is not None and self.chain[1] <= at:
-                self.chain = next(self.chains, None)
-            first, last = self.chain or (turn, turn)
-            if max(at, first) + LEAST_CHAIN < min(last, turn):
-                self._one_by_one(at, first)
-                self._chained(max(at, first), min(last, turn))
-            else:
-                self._one_by_one(at, min(max(last, first), turn))
-
-    def _one_by_one(self, at: int, stop: int) -> None:
+    def _one_by_one(self, rows: Iterable[_Row]) -> None:
         starts, ends, shifts = self.starts, self.ends, self.shifts
-        rows = zip(*(column[at:stop] for column in self.columns), strict=True)
         for begin, behind, beside, first, wait, other, wait_other, length in rows:
             begin += shifts[behind]
             if beside and behind < len(self.finished):
