@@ -16,7 +16,7 @@ from stepscope.engine import attribution
 from stepscope.engine.attribution import Found
 from stepscope.engine.device_work import BEFORE_RECORDING, GRAPH, in_state, links_of, work
 from stepscope.engine.origins import Origin
-from stepscope.engine.slice_names import callee_name
+from stepscope.engine.slice_names import called_by_name
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.spans import Base, Span
 from stepscope.model import DeviceLine, DeviceLines, Place
@@ -212,7 +212,8 @@ def _nested(sums: pl.DataFrame, column: str) -> dict[int, list[tuple[str, int]]]
 
 def _resolved(origin: Origin, callee: str | None, lines: Lines) -> Origin:
     """The line in the function that makes the call, where its source tells which; else the definition's."""
-    if origin.exact or origin.guess or callee is None:
+    called = called_by_name(callee)
+    if origin.exact or origin.guess or called is None:
         return origin
-    line = lines.only_line(origin.file, origin.function, origin.line, callee_name(callee))
+    line = lines.only_line(origin.file, origin.function, origin.line, called)
     return origin._replace(line=line, exact=True) if line is not None else origin

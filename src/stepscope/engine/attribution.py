@@ -15,7 +15,7 @@ import polars as pl
 from msgspec import Struct
 
 from stepscope.engine.origins import Origin
-from stepscope.engine.slice_names import callee_name
+from stepscope.engine.slice_names import called_by_name
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.tree import climb
 from stepscope.model.findings import Place
@@ -193,8 +193,9 @@ def _exact(base: Base, origin: Origin, callee: str | None) -> Origin:
     """The origin with the line that makes the call, where its source tells which one it is."""
     if origin.exact or origin.guess:
         return origin
-    if callee is not None:
-        line = base.lines.only_line(origin.file, origin.function, origin.line, callee_name(callee))
+    called = called_by_name(callee)
+    if called is not None:
+        line = base.lines.only_line(origin.file, origin.function, origin.line, called)
         if line is not None:
             return origin._replace(line=line, exact=True)
     first = base.lines.definition(origin.file, origin.function, origin.line)

@@ -6,6 +6,7 @@ import re
 
 from stepscope.tables.marks import STEP
 
+_MODULE = "nn.Module: "
 PYTHON_NAME = r"^(.*)\((\d+)\): (.*)$"
 # Traces of 2021 call these annotations operators.
 _ANNOTATIONS = (STEP, "enumerate(DataLoader)#", "enumerate(DataPipe)#", "Optimizer.")
@@ -26,6 +27,11 @@ def callee_name(name: str) -> str:
     if name.startswith("<built-in"):
         words = _ADDRESS.sub("", name.removeprefix("<built-in function ").removeprefix("<built-in method "))
         return words.split(" ")[0].rstrip(">")
-    if name.startswith("nn.Module: "):
-        return name.removeprefix("nn.Module: ").rsplit("_", 1)[0]
+    if name.startswith(_MODULE):
+        return name.removeprefix(_MODULE).rsplit("_", 1)[0]
     return name
+
+
+def called_by_name(name: str | None) -> str | None:
+    """What source calls a slice by; None for a module: a line with the name of its class makes one."""
+    return None if name is None or name.startswith(_MODULE) else callee_name(name)

@@ -65,8 +65,8 @@ class Nested(Slices):
         return tables(self, steps=rows)
 
 
-def base_of(made: Tables) -> Base:
-    """The base of the views, as the analysis makes it."""
+def base_of(made: Tables, sources: dict[str, str] | None = None) -> Base:
+    """The base of the views, as the analysis makes it; `sources` are texts by file."""
     code = user_code(made, {}, NO_OPTIONS)
-    lines = Lines(samples.prepare(made, code, step_labels.label(made)), {})
+    lines = Lines(samples.prepare(made, code, step_labels.label(made)), sources or {})
     return base.prepare(made, origins.prepare(made, code), lines)

@@ -231,6 +231,19 @@ def test_the_line_behind_an_operator_is_that_of_most_of_its_time() -> None:
     assert found["aten::add_"].place is None
 
 
+@pytest.mark.parametrize("call", ["Sequential", "relu"])
+def test_the_line_that_makes_a_module_is_not_the_one_that_calls_it(call: str) -> None:
+    source = f"def main():\n    model = {call}(1)\n    for _ in range(9):\n        model(2)\n"
+    trace = Nested()
+    main = trace.python(f"{TRAIN}(1): main")
+    name = "nn.Module: Sequential_0" if call == "Sequential" else f"torch/nn/functional.py(9): {call}"
+    below = trace.add("python_function", name, 10, 80, parent=main)
+    trace.operator("aten::mm", 20, 50, below, frame=below)
+    row = rows(base_of(trace.tables(), {TRAIN: source}))["aten::mm"]
+    assert row.place is not None
+    assert (row.place.line, row.place_exact) == ((1, False) if call == "Sequential" else (2, True))
+
+
 def test_operators_of_the_backward_pass_get_the_line_of_their_forward_operator() -> None:
     trace = Nested()
     loop, layer = trace.python("train.py(1): <module>"), trace.python("train.py(30): layer")
