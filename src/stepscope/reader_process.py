@@ -9,6 +9,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,27 +20,29 @@ MODULE = "stepscope.read.ahead"
 _PIPE_BYTES = 2**20  # a chunk is megabytes
 _RECORDED = "STEPSCOPE_RECORD"  # set in a process whose children are to be recorded
 
-_started: dict[Path, subprocess.Popen[bytes]] = {}
+# By the thread that asked for it: another one that reads the same file must not have it taken away.
+_started: dict[tuple[int, Path], subprocess.Popen[bytes]] = {}
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[bool]:
-    """Another process reads `path` for whoever `take`s it within; whether one does, as it saves time."""
-    process = _start(path) if cores() > 1 and path not in _started and _is_large(path) else None
+    """Another process reads `path` for who `take`s it within, on this thread; whether one does, as it saves time."""
+    key = threading.get_ident(), path
+    process = _start(path) if cores() > 1 and key not in _started and _is_large(path) else None
     if process is None:
         yield False
         return
-    _started[path] = process
+    _started[key] = process
     try:
         yield True
     finally:
-        _started.pop(path, None)
+        _started.pop(key, None)
         end(process)
 
 
 def take(path: Path) -> subprocess.Popen[bytes] | None:
     """The process that reads `path`; None where none does, or somebody has it already."""
-    return _started.pop(path, None)
+    return _started.pop((threading.get_ident(), path), None)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -93,3 +94,10 @@ def test_a_trace_that_nobody_opens_is_let_go(tmp_path: Path) -> None:
     with reader_process.reading(trace(tmp_path, 150_000)):
         assert readers()
     assert not readers()
+
+
+def test_another_thread_reads_for_itself(tmp_path: Path) -> None:
+    path = trace(tmp_path)
+    with reader_process.reading(path), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(ahead.opened, path).result() is None
+        assert Collected(path, source=ahead.opened(path)).chunks
