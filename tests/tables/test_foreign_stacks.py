@@ -26,7 +26,7 @@ LOOP = f"{TRAIN};BaseProcess.run (multiprocessing/process.py:108);_worker_loop (
 def build(*paths: Path) -> Tables:
     segments = tuple(
         RawSegment(
-            *(number, path.name, "py-spy", None, None, None, None, None, None, None, None, "ok", ""),
+            *(number, path.name, "py-spy", None, None, None, None, None, None, None, "ok"),
             stacks=PySpyRaw(path, path.name),
         )
         for number, path in enumerate(paths)

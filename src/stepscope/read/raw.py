@@ -118,10 +118,8 @@ class RawSegment(Struct, frozen=True):
     rate_hz: float | None
     idle: bool | None
     blocking: bool | None
-    samples: int | None
     errors: int | None
     status: str
-    message: str
     stacks: StackSource
     stretches: Sequence[RawStretch] = ()  # empty where no sample's time is known
 
@@ -157,7 +155,6 @@ class RawRank(Struct, frozen=True):
 
     name: str
     rank: int
-    folder: Path
     info: Row | None  # rank.json
     steps: tuple[Row, ...]
     journal: tuple[Row, ...]

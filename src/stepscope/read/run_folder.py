@@ -131,10 +131,8 @@ def _segment(folder: Path, file: str, row: Row, losses: Losses) -> RawSegment:
         rate_hz=number(row.get("rate_hz")),
         idle=boolean(row.get("idle")),
         blocking=boolean(row.get("blocking")),
-        samples=integer(row.get("samples")),
         errors=integer(row.get("errors")),
         status=string(row.get("status")) or "unknown",
-        message=string(row.get("message")) or "",
         stacks=PySpyRaw(folder / file, f"{folder.name}/{file}"),
         stretches=read_times(folder / times, losses, f"{folder.name}/{times}"),
     )
@@ -151,7 +149,6 @@ def _rank(folder: Path, losses: Losses) -> RawRank:
     return RawRank(
         name=folder.name,
         rank=recorded if recorded is not None and 0 <= recorded < 2**31 else int(match[1]) if match else 0,
-        folder=folder,
         info=info,
         steps=tuple(read_steps(folder / "steps.jsonl", losses, f"{folder.name}/steps.jsonl")),
         journal=tuple(journal),

@@ -59,10 +59,8 @@ def _segment(number: int, source: FileSource) -> RawSegment:
         rate_hz=None,
         idle=source.idle,
         blocking=None,
-        samples=None,
         errors=None,
         status="ok",
-        message="",
         stacks=source,
     )
 
