@@ -31,7 +31,7 @@ def build(*paths: Path) -> Tables:
         )
         for number, path in enumerate(paths)
     )
-    host = RawHost("", paths[0].parent, None, (), (), (), segments)
+    host = RawHost("", None, (), (), (), segments)
     return tables.build(RawRun(paths[0].parent, (host,), (), Losses()))
 
 

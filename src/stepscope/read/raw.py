@@ -128,7 +128,6 @@ class RawHost(Struct, frozen=True):
     """One `host-H` folder."""
 
     name: str  # the H of the folder's name
-    folder: Path
     manifest: Row | None
     agents: tuple[Row, ...]
     processes: tuple[Row, ...]

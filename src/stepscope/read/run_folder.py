@@ -53,7 +53,7 @@ def read_run_folder(folder: Path) -> RawRun:
 
 
 def _has_content(part: RawHost | RawRank) -> bool:
-    return any(value for name, value in asdict(part).items() if name not in ("name", "folder", "rank"))
+    return any(value for name, value in asdict(part).items() if name not in ("name", "rank"))
 
 
 # --------------------------------------------------------------------------------------------------------- host
@@ -72,7 +72,6 @@ def _host(folder: Path, losses: Losses) -> RawHost:
     system = [row for row in rows("system.jsonl") if _timed(row, losses, f"{label}/system.jsonl")]
     return RawHost(
         name=label.removeprefix("host-"),
-        folder=folder,
         manifest=manifest,
         agents=tuple(_with_pid(rows("agents.jsonl"), losses, f"{label}/agents.jsonl")),
         processes=tuple(_with_pid(rows("processes.jsonl"), losses, f"{label}/processes.jsonl")),
