@@ -49,11 +49,12 @@ fuzz: $(VENV)/installed-dev ## read 10,000 damaged inputs (about 30 minutes; FUZ
 guard: $(VENV)/installed-dev ## count the work of reading and analysis; more than its ceiling fails
 	$(BIN)/python benchmarks/guard.py
 
-check: $(VENV)/installed-dev ## lint, formatting, strict types (the front end's where npm is), layer contracts
+check: $(VENV)/installed-dev ## lint, formatting, strict types (the front end's where npm is), layer contracts, unused names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/unused.py
 	@if command -v npm >/dev/null && [ -d web/node_modules ]; then cd web && npm run check; \
 	else echo "no npm here: the front end's types are not checked"; fi
 

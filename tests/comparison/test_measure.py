@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from stepscope.analyze import analyze
-from stepscope.comparison.measure import RESTART, UNATTRIBUTED, measure, span_measure
+from stepscope.comparison.measure import RESTART, UNATTRIBUTED, measure, of_overviews
 from stepscope.comparison.measured import select
 from stepscope.model.comparison import Measure
 from stepscope.model.views.overview import Overview, StepBreakdown, Summary
@@ -248,23 +248,17 @@ def overview(walls_ms: list[float], worker: str = "a", run: str = "", *, has_ste
 
 
 def test_a_trace_has_the_parts_of_its_overview() -> None:
-    found = span_measure(overview([10, 20, 30]), label="t", path="t.json")
+    found = of_overviews([overview([10, 20, 30])], label="t", path="t.json")
 
-    assert found is not None
     assert (found.steps, found.dropped, found.mean_ms, found.median_ms) == (3, 0, pytest.approx(20), pytest.approx(20))
     assert parts(found) == pytest.approx({"host_data": 6, "host_python": 14})
     assert (found.samples_per_step, found.fixed_cost_s, found.flags) == (None, None, ())
 
 
 def test_a_trace_without_steps_counts_as_one_and_says_so() -> None:
-    found = span_measure(overview([500], has_steps=False), label="t", path="t.json")
+    found = of_overviews([overview([500], has_steps=False)], label="t", path="t.json")
 
-    assert found is not None
     assert (found.steps, found.mean_ms, [flag.name for flag in found.flags]) == (1, 500, ["without_steps"])
-
-
-def test_a_trace_in_which_nothing_takes_time_has_no_measure() -> None:
-    assert span_measure(overview([]), label="t", path="t.json") is None
 
 
 # --------------------------------------------------------------------------------------------------- properties

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from stepscope.dashboard.server.start import Running, Settings, start
+from stepscope.dashboard.server.start import Running, Settings
 
 PATIENCE_S = 120
 LISTED_S = 10  # a new run is in the list after the next look at the folder
@@ -38,7 +38,9 @@ class Dashboard:
 
     @classmethod
     def start(cls, *paths: Path, **settings: Any) -> Dashboard:
-        return cls(start(Settings(paths=tuple(paths), **settings)))
+        running = Running(Settings(paths=tuple(paths), **settings))
+        running.begin()
+        return cls(running)
 
     def __enter__(self) -> Dashboard:
         return self

@@ -36,7 +36,6 @@ def values(found: noise.QuietPlan) -> dict[str, str]:
 def test_training_gets_whole_cores_and_one_is_left(tmp_path: Path) -> None:
     found = plan(tmp_path, machine_of(tmp_path, cores=4))
 
-    assert found.cpus == (1, 2, 3, 5, 6, 7)
     assert values(found) == {
         "cpu.affinity": "1-3,5-7",
         "env:OMP_NUM_THREADS": "3",
@@ -49,7 +48,6 @@ def test_training_gets_whole_cores_and_one_is_left(tmp_path: Path) -> None:
 def test_a_small_machine_is_not_split(tmp_path: Path) -> None:
     found = plan(tmp_path, machine_of(tmp_path, cores=2))
 
-    assert found.cpus == ()
     assert "cpu.affinity" not in values(found)
     assert values(found)["env:OMP_NUM_THREADS"] == "2"
     assert "too few to leave one" in dict(found.unchanged)["cores"]
@@ -58,7 +56,7 @@ def test_a_small_machine_is_not_split(tmp_path: Path) -> None:
 def test_only_allowed_processors_are_used(tmp_path: Path) -> None:
     machine_of(tmp_path, cores=8)
 
-    assert plan(tmp_path, [2, 3, 4, 5]).cpus == (3, 4, 5)
+    assert values(plan(tmp_path, [2, 3, 4, 5]))["cpu.affinity"] == "3-5"
 
 
 def test_a_variable_that_is_set_stays(tmp_path: Path) -> None:

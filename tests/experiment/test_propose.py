@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepscope.experiment import propose
-from stepscope.experiment.baseline import Baseline, Loss, of_document, of_run
+from stepscope.experiment.baseline import Baseline, Loss, of_run
 from stepscope.experiment.propose import Options, Proposals
 from stepscope.model import Diagnosis, Finding, Place, Risk, Try
-from stepscope.report import build, jsonfile
 from stepscope.schema import Knob
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, finding, step_facts, write_script
@@ -239,36 +237,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_run_and_its_report_propose_the_same(folder: Path) -> None:
+def test_a_run_proposes_what_its_findings_name(folder: Path) -> None:
     facts = analysis(folder, devices=("cpu",))
     risk = Risk(
         "r", "r", "memory", "full", "warning", "low", (Place("a.py", 1),), (), "fix", "never", try_=(Try("gc", "off"),)
     )
     found = Diagnosis((loader_finding(folder), *diagnosis(folder).findings[1:]), (), risks=(risk,))
-    document = json.loads(jsonfile.dumps(build(facts, found)))
-    first, second = propose.of_run(facts, found), propose.of_document(document)
+    base = of_run(facts, found)
 
-    assert first == second
-    assert names(first)[0] == "loader.num_workers=4 + loader.persistent_workers=true"
-    assert of_run(facts, found) == of_document(document)
-    assert of_run(facts, found).phases["data_wait"] == pytest.approx(step_facts().partition[0].share)
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"findings": [3, None, {}]},
-        {"findings": [{"try": 3, "where": "x", "gain_ceiling": "much"}], "views": 3, "steps": []},
-        {"findings": [{"try": [{"knob": 4}, {}], "where": [3]}], "views": {"loader": [], "devices": 4, "trial": 1}},
-        {
-            "findings": [],
-            "views": {"loader": {"arguments": [], "num_workers": "x", "cpu_limit": True, "site": {"file": 1}}},
-        },
-        {"findings": [], "steps": {"kind": "train", "partition": [{"share": 1}, {"category": "x", "share": None}, 4]}},
-    ],
-)
-def test_a_malformed_report_proposes_what_it_can(document: Any) -> None:
-    assert isinstance(propose.of_document(document, Options(general=propose.NEVER)), Proposals)
+    assert names(propose.of_baseline(base))[0] == "loader.num_workers=4 + loader.persistent_workers=true"
+    assert base.risks[0].tries == (Knob("gc", "off"),)
+    assert base.phases["data_wait"] == pytest.approx(step_facts().partition[0].share)
 
 
 def test_candidates_of_the_user_get_the_ceiling_of_the_finding_that_names_them() -> None:

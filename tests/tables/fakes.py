@@ -30,8 +30,6 @@ _NUMBERS = (
     "device",
     "stream",
     "bytes",
-    "python_id",
-    "python_parent",
     "python_module",
     "blocks",
     "threads",

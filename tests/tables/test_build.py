@@ -7,14 +7,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import pytest
 
 from stepscope import tables
-from stepscope.errors import UnreadableInputError
 from stepscope.read import read_run
+from stepscope.schema import TABLES_SCHEMA
 from stepscope.tables import store
-from stepscope.tables.schema import SCHEMAS, TABLES_SCHEMA, Tables
+from stepscope.tables.schema import SCHEMAS, Tables
 from tests.builders import MS, T0, step_rows
 from tests.run_folders import make_run_folder
 
@@ -317,30 +318,15 @@ def test_store_round_trip(tmp_path: Path):
     where = store.write(built, tmp_path / "run")
     assert where == tmp_path / "run" / "tables"
     store.write(built, tmp_path / "run")  # over an older one
-    again = store.read(tmp_path / "run")
     for name in SCHEMAS:
-        assert getattr(again, name).equals(getattr(built, name)), name
-    assert (again.run, again.quality, again.ranks, again.manifests) == (
-        built.run,
-        built.quality,
-        built.ranks,
-        built.manifests,
-    )
+        again = pl.read_parquet(where / f"{name}.parquet")
+        assert again.schema == SCHEMAS[name]
+        assert again.equals(getattr(built, name)), name
+    index = json.loads((where / "tables.json").read_bytes())
+    assert index.pop("schema") == TABLES_SCHEMA
+    rest = {name: getattr(built, name) for name in ("run", "quality", "ranks", "manifests")}
+    assert index == json.loads(msgspec.json.encode(rest))
     assert read_run(tmp_path / "run").losses.counts  # the folder still reads as a run
-
-
-@pytest.mark.parametrize("damage", ["absent", "version", "parquet", "index"])
-def test_stored_tables_that_cannot_be_used(tmp_path: Path, damage: str):
-    where = store.write(build(tmp_path), tmp_path / "run")
-    if damage == "absent":
-        (where / "steps.parquet").unlink()
-    elif damage == "parquet":
-        (where / "steps.parquet").write_bytes(b"PAR1")
-    else:
-        index = where / "tables.json"
-        index.write_text("{" if damage == "index" else index.read_text().replace(TABLES_SCHEMA, "stepscope.tables/99"))
-    with pytest.raises(UnreadableInputError, match="analyze the run again"):
-        store.read(tmp_path / "run")
 
 
 def test_hostile_values_everywhere(tmp_path: Path):
@@ -394,7 +380,7 @@ def test_hostile_values_everywhere(tmp_path: Path):
         )
         assert result.steps.height == 10
         store.write(result, tmp_path / str(number))
-        store.read(tmp_path / str(number))
+        assert pl.read_parquet(tmp_path / str(number) / "tables" / "steps.parquet").equals(result.steps)
 
 
 @pytest.mark.parametrize(

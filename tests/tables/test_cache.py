@@ -35,7 +35,7 @@ def write_trace(path: Path, name: str = "aten::mm", count: int = 20) -> Path:
 
 def run_of(*paths: Path) -> RawRun:
     ranks = tuple(
-        RawRank(f"rank-{i}", i, path.parent, None, (), (), (TraceRef(path, path.name.removesuffix(".gz"), "user"),))
+        RawRank(f"rank-{i}", i, None, (), (), (TraceRef(path, path.name.removesuffix(".gz"), "user"),))
         for i, path in enumerate(paths)
     )
     return RawRun(folder=paths[0].parent, hosts=(), ranks=ranks, losses=Losses())

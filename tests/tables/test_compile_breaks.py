@@ -56,8 +56,8 @@ def test_graph_breaks_of_every_version(row: dict[str, str]):
     found = parse_graph_break(row["text"])
     assert found.cause in CAUSES
     assert found.cause != "unknown"
-    assert found.reason_first_line
-    assert not found.reason_first_line.startswith(("Encountered", "Failed to handle"))  # what leads in to the reason
+    assert found.reason
+    assert not found.reason.startswith(("Encountered", "Failed to handle"))  # what leads in to the reason
     if row["case"] in BREAKS:
         assert (found.cause, found.operator, found.line) == BREAKS[row["case"]]
         assert (found.file or "").startswith("/home/user/train/")
@@ -71,7 +71,8 @@ def test_a_break_names_its_function_and_the_page_on_it():
     assert found.function == "h"
     assert found.doc_url == "https://meta-pytorch.github.io/compile-graph-break-site/gb/gb0124.html"
     assert (found.hint or "").startswith("Set `torch._dynamo.config.capture_scalar_outputs = True`")
-    assert found.reason_first_line == "Unsupported Tensor.item() call with capture_scalar_outputs=False"
+    first, _, _ = (found.reason or "").partition("\n")
+    assert first == "Unsupported Tensor.item() call with capture_scalar_outputs=False"
     assert "User code traceback" not in (found.reason or "")
 
 
@@ -108,4 +109,4 @@ def test_what_is_no_break_is_unknown():
 
 def test_a_kind_of_break_that_is_new_is_still_one():
     found = parse_graph_break("Graph break in user code at /home/u/t.py:3\nGraph Break Reason: Brand new limitation\n")
-    assert (found.cause, found.reason_first_line, found.line) == ("unsupported", "Brand new limitation", 3)
+    assert (found.cause, found.reason, found.line) == ("unsupported", "Brand new limitation", 3)

@@ -26,7 +26,7 @@ def run(events: list[dict[str, Any]], steps: list[dict[str, Any]] | None = None)
     """Tables of one process with this journal; times and steps are null where an event has none."""
     journal = tuple({"time_ns": T0, "duration_ns": None, "step": None, **event} for event in events)
     rows = tuple({**dict.fromkeys(SCHEMAS["steps"]), "kind": "train", **row} for row in steps or [])
-    rank = RawRank("rank-0", 0, Path("/nowhere/rank-0"), None, rows, journal, ())
+    rank = RawRank("rank-0", 0, None, rows, journal, ())
     return build(RawRun(Path("/nowhere"), (), (rank,), Losses()))
 
 

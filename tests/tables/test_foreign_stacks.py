@@ -26,12 +26,12 @@ LOOP = f"{TRAIN};BaseProcess.run (multiprocessing/process.py:108);_worker_loop (
 def build(*paths: Path) -> Tables:
     segments = tuple(
         RawSegment(
-            *(number, path.name, "py-spy", None, None, None, None, None, None, None, None, "ok", ""),
+            *(number, path.name, "py-spy", None, None, None, None, None, None, None, "ok"),
             stacks=PySpyRaw(path, path.name),
         )
         for number, path in enumerate(paths)
     )
-    host = RawHost("", paths[0].parent, None, (), (), (), segments)
+    host = RawHost("", None, (), (), (), segments)
     return tables.build(RawRun(paths[0].parent, (host,), (), Losses()))
 
 

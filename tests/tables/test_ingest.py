@@ -26,8 +26,6 @@ FULL: Row = {
     "device": 0,
     "stream": -(2**40),
     "bytes": 2**40,
-    "python_id": 5,
-    "python_parent": 6,
     "python_module": 7,
     "blocks": 8,
     "threads": 9,

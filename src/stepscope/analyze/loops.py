@@ -76,7 +76,6 @@ class _Loop(Struct, frozen=True):
     """A loop in all its invocations: `calls` are those of its dominant callee."""
 
     function: Function
-    label: str
     callee: str
     calls: tuple[_Calls, ...]
     span_ns: float  # summed over all window steps
@@ -91,9 +90,6 @@ class _Slices(Struct, frozen=True):
 
     def __len__(self) -> int:
         return sum(len(positions) for _, positions in self.of)
-
-    def total_ns(self) -> int:
-        return sum(int(part.duration_ns[positions].sum()) for part, positions in self.of)
 
     def shapes(self) -> pl.Series:
         texts = [part.span.series("shapes").gather(part.rows[positions]) for part, positions in self.of]
@@ -216,7 +212,7 @@ def _build(function: Function, own: tuple[_Calls, ...]) -> _Loop:
         count -= len(own)
         per_invocation -= 1
         callee = _heaviest_child(own) or label
-    return _Loop(function, label, callee, own, sum(map(_span_ns, own)), count, per_invocation)
+    return _Loop(function, callee, own, sum(map(_span_ns, own)), count, per_invocation)
 
 
 def _span_ns(calls: _Calls) -> float:

@@ -50,7 +50,6 @@ def parts(labelled: LabelledSteps, kind: str, process: str, limit: int) -> StepP
             made[UNATTRIBUTED] = tuple(rest.tolist())
     return StepPhases(
         process=process,
-        rank=own["rank"][0] if own.height else None,
         kind=kind,
         steps=tuple(own["step"].to_list()),
         wall_ms=tuple(wall.tolist()),
@@ -76,7 +75,6 @@ def distribution(labelled: LabelledSteps, kind: str, chosen: Collection[str] | N
     edges = np.linspace(low, top, BINS + 1)
     inside = np.minimum(wall, top)
     return StepDistribution(
-        kind=kind,
         edges_ms=tuple(edges.tolist()),
         steady=tuple(np.histogram(inside[steady], edges)[0].tolist()),
         others=tuple(np.histogram(inside[~steady], edges)[0].tolist()),
@@ -128,8 +126,6 @@ def _long(
     noted = [event for event in events.get((row["process"], row["step"]), ()) if event.ms >= EVENT_SHARE * wall_ms]
     return LongStep(
         process=row["process"],
-        rank=row["rank"],
-        kind=row["kind"],
         step=row["step"],
         wall_ms=wall_ms,
         extra_ms=extra,

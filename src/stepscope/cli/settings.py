@@ -24,7 +24,6 @@ class Settings(Struct, frozen=True):
     """What the project asks for. `ignore`: rules not to judge, each with the reason."""
 
     ignore: Mapping[str, str] = field(default_factory=dict)
-    file: Path | None = None
 
 
 def load(folder: Path | None = None) -> Settings:
@@ -37,7 +36,7 @@ def load(folder: Path | None = None) -> Settings:
         for file in (place / OWN_FILE, place / SHARED_FILE):
             table = _table(file)
             if table is not None:
-                return Settings(_ignored(table, file), file)
+                return Settings(_ignored(table, file))
     return Settings()
 
 

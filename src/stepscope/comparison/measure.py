@@ -70,14 +70,6 @@ def measure(
     )
 
 
-def span_measure(overview: Overview, *, label: str, path: str) -> Measure | None:
-    """The measure of one trace by its overview, with the overview's own parts as phases; None without steps.
-
-    No step is dropped: a profiler's schedule has its own warm-up.
-    """
-    return of_overviews((overview,), label=label, path=path) if overview.steps else None
-
-
 def of_overviews(overviews: Sequence[Overview], *, label: str, path: str) -> Measure:
     """The measure of all steps of `overviews`, at least one, of traces that each have some.
 

@@ -27,15 +27,15 @@ _RESUMED = re.compile(r"(?:torch_dynamo_)?resume_in_(.{1,200})_at_(\d{1,9})$")
 
 
 class Basis(Struct, frozen=True):
-    """The steps of a backend. `steps` is the number of the main kind, `wall_ms` the wall time of all kinds.
+    """The steps of a backend. `steps` is the number of the main kind.
 
-    `loop_ms` adds what recompiling took between steps, so that time lost is never more than time spent, and leaves out
-    what the first versions took in the first steps: that is paid once, and a longer run gains by the rest.
+    `loop_ms` is the wall time of all kinds. It adds what recompiling took between steps, so that time lost is never
+    more than time spent, and leaves out what the first versions took in the first steps: that is paid once, and a
+    longer run gains by the rest.
     """
 
     steps: int
     kind: str
-    wall_ms: float
     loop_ms: float
     estimated: bool
     source: str
@@ -82,12 +82,10 @@ def basis(view: CompilersView, facts: CompilerFacts) -> Basis | None:
         first = causes(view, facts.backend, "compile")
         once = sum(cause.in_main_steps_ms or 0.0 for cause in first if cause not in late(first))
         lost = total_ms(recompiled(view, facts.backend))
-        return Basis(
-            main.steps, main.kind, wall, max(wall - once, lost - between, SHORTEST_MS) + between, estimated, source
-        )
+        return Basis(main.steps, main.kind, max(wall - once, lost - between, SHORTEST_MS) + between, estimated, source)
     if (facts.step_estimate_ms or 0.0) >= SHORTEST_MS and facts.marked_steps:
         wall = (facts.step_estimate_ms or 0.0) * facts.marked_steps
-        return Basis(facts.marked_steps, "train", wall, wall, True, "rates of the torch_xla report")
+        return Basis(facts.marked_steps, "train", wall, True, "rates of the torch_xla report")
     return None
 
 

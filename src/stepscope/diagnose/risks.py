@@ -12,16 +12,13 @@ from msgspec import Struct
 
 from stepscope.diagnose import memory, memory_growth
 from stepscope.diagnose.rules import ON_DEVICE, Need
-from stepscope.model import Abstention, Analysis, Finding, Risk
-
-_SEVERITIES = ("critical", "warning", "info")
+from stepscope.model import SEVERITIES, Abstention, Analysis, Finding, Risk
 
 
 class RiskRule(Struct, frozen=True):
     """`judge` is only called when every need is present, with the findings of the same run."""
 
     name: str
-    category: str
     needs: tuple[Need, ...]
     judge: Callable[[Analysis, Sequence[Finding]], list[Risk]]
 
@@ -37,9 +34,9 @@ PEAKS = Need(
 DEVICE = Need("training on a device", lambda a: ON_DEVICE.present(a) or PEAKS.present(a), quiet=True)
 
 RISKS: tuple[RiskRule, ...] = (
-    RiskRule(memory_growth.RULE, "memory", (GROWTH_SEEN,), memory_growth.growth),
-    RiskRule(memory.NEAR_RULE, "memory", (DEVICE, PEAKS), memory.near_limit),
-    RiskRule(memory.FRAGMENTED_RULE, "memory", (DEVICE, PEAKS), memory.fragmentation),
+    RiskRule(memory_growth.RULE, (GROWTH_SEEN,), memory_growth.growth),
+    RiskRule(memory.NEAR_RULE, (DEVICE, PEAKS), memory.near_limit),
+    RiskRule(memory.FRAGMENTED_RULE, (DEVICE, PEAKS), memory.fragmentation),
 )
 
 
@@ -59,5 +56,5 @@ def assess(
             continue
         for risk in rule.judge(analysis, findings):
             found.setdefault(risk.id, risk)
-    ordered = sorted(found.values(), key=lambda risk: _SEVERITIES.index(risk.severity))  # else in the order of rules
+    ordered = sorted(found.values(), key=lambda risk: SEVERITIES.index(risk.severity))  # else in the order of rules
     return tuple(ordered), tuple(abstained)

@@ -9,7 +9,6 @@ from stepscope.diagnose.thresholds import STORAGE
 from stepscope.model import Analysis, Evidence
 from stepscope.model.views.machine import StorageFacts
 
-LEARN = "https://scicomp.aalto.fi/triton/usage/localstorage/"
 # Kinds of file systems whose data lies on other machines, as the kernel calls them.
 NETWORK = frozenset(
     ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "glusterfs", "afs", "panfs", "wekafs")

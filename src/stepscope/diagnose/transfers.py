@@ -35,7 +35,6 @@ class Reads(Struct, frozen=True):
 
     ms: float | None
     count: int
-    per_step: float
     late_per_step: float | None
     fallback_ms: float
     fallback_count: int
@@ -57,7 +56,7 @@ def reads(view: CompilersView, facts: CompilerFacts, base: Basis) -> Reads:
         count = max(count, sum(each.samples or 0 for each in metrics))
     forced = min(count, _forced(view, facts, base, count))
     part = forced / count if count else 0.0
-    return Reads(spent, count, count / base.steps, _late_per_step(view), (spent or 0.0) * part, forced, source)
+    return Reads(spent, count, _late_per_step(view), (spent or 0.0) * part, forced, source)
 
 
 def _forced(view: CompilersView, facts: CompilerFacts, base: Basis, count: int) -> int:

@@ -112,24 +112,10 @@ def covered(one: Intervals, starts: Int64, ends: Int64) -> Int64:
     return covered_before(one, np.maximum(ends, starts)) - covered_before(one, starts)
 
 
-def partition(start: int, end: int, sets: Sequence[Intervals]) -> list[Intervals]:
-    """[start, end) taken apart: to each set what no earlier one covers, and last what none covers.
-
-    The len(sets) + 1 parts are disjoint and their lengths sum to the window's.
-    """
-    rest = complement(EMPTY, start, end)
-    parts = []
-    for one in sets:
-        own = clip(one, start, end)
-        parts.append(intersect(rest, own))
-        rest = subtract(rest, own)
-    return [*parts, rest]
-
-
 def partition_lengths(starts: Int64, ends: Int64, sets: Sequence[Intervals]) -> Int64:
-    """`partition` of many windows at once, lengths only: ns, shape (windows, len(sets) + 1), rows sum to the window.
+    """Windows taken apart: to each set what no earlier one covers of a window, and last what none covers.
 
-    What a set adds to all sets before it is the part that only it has. Windows may overlap.
+    ns, shape (windows, len(sets) + 1); rows sum to the window. Windows may overlap.
     """
     reached = [np.zeros(len(starts), np.int64)]
     so_far = EMPTY

@@ -11,7 +11,7 @@ import numpy as np
 
 from stepscope.tables.arrays import MAX_DEPTH, NONE, Bools, Int32, Int64, Rows, climb
 
-__all__ = ["above", "below", "climb", "levels", "nearest", "nearest_around", "upward"]
+__all__ = ["above", "below", "climb", "nearest", "nearest_around", "upward"]
 
 DOUBLINGS = 20  # a million slices around each other; a broken (cyclic) tree ends there too
 
@@ -72,20 +72,3 @@ def upward(parent: Int64, start: Int64) -> Iterator[tuple[Int64, Int64]]:
         yield left, at
         at = parent[at]
         left, at = left[at >= 0], at[at >= 0]
-
-
-def levels(parent: Rows) -> Iterator[Int64]:
-    """Rows below the roots, level by level; rows of a broken (cyclic) tree are in none."""
-    children = np.flatnonzero(parent >= 0)
-    order = children[np.argsort(parent[children], kind="stable")]
-    parents = parent[order]
-    level = np.flatnonzero(parent < 0)
-    for _ in range(MAX_DEPTH):
-        first = np.searchsorted(parents, level, side="left")
-        widths = np.searchsorted(parents, level, side="right") - first
-        total = int(widths.sum())
-        if not total:
-            return
-        offsets = np.repeat(first - np.concatenate([[0], np.cumsum(widths)[:-1]]), widths)
-        level = order[np.arange(total) + offsets]
-        yield level

@@ -82,10 +82,6 @@ class UserCode:
             self._answers[file] = self._resolve(file)
         return self._answers[file]
 
-    def mapping(self, files: pl.Series) -> dict[str, str | None]:
-        """`resolve` for the distinct names of a column."""
-        return {file: self.resolve(file) for file in files.unique().drop_nulls().to_list()}
-
     def library(self, file: str | None) -> str | None:
         """The short name of a file of a library outside torch and the standard library, None for all other code."""
         if not file or file.startswith("<") or self.resolve(file) is not None:

@@ -1,12 +1,8 @@
-"""What proposals need to know of a recorded run: its losses, what is set already, where a step goes, the device.
-
-Taken from the facts and findings themselves, or from a report.json, which may be from elsewhere: what is not of the
-expected shape there is left out.
-"""
+"""What proposals need to know of a recorded run: its losses, what is set already, where a step goes, the device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct, field
@@ -45,7 +41,6 @@ class Baseline(Struct, frozen=True):
     settings: Mapping[str, str] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)
     cores: float | None = None  # that one rank may use
-    loader: tuple[str, int | None] | None = None  # the line that makes the DataLoader
 
     @property
     def on_cpu(self) -> bool:
@@ -82,7 +77,6 @@ def of_run(analysis: Analysis, diagnosis: Diagnosis) -> Baseline:
         settings=settings,
         phases={part.category: part.share for part in train.partition} if train is not None else {},
         cores=loader.cpu_limit / max(1, loader.ranks_on_host) if loader is not None else None,
-        loader=(loader.site.file, loader.site.line) if loader is not None and loader.site is not None else None,
     )
 
 
@@ -100,54 +94,6 @@ def _loss(finding: Finding | Risk, ceiling: float | None) -> Loss:
     )
 
 
-def of_document(document: Mapping[str, Any]) -> Baseline:
-    """From a decoded report.json; anything malformed in it is as if it were not there."""
-    views = _mapping(document.get("views"))
-    loader = _mapping(views.get("loader"))
-    steps = _mapping(document.get("steps"))
-    site = _mapping(loader.get("site"))
-    trial = _mapping(views.get("trial"))
-    settings = _settings(
-        _integer(loader.get("num_workers")),
-        loader.get("in_main_process") is True,
-        _mapping(loader.get("arguments")),
-        _integer(loader.get("threads")),
-    )
-    for row in _rows(trial.get("knobs")):
-        if row.get("applied") is True and isinstance(row.get("knob"), str) and isinstance(row.get("value"), str):
-            settings[row["knob"]] = row["value"]
-    cores, ranks = _number(loader.get("cpu_limit")), _integer(loader.get("ranks_on_host")) or 1
-    parts = _rows(steps.get("partition")) if steps.get("kind") == "train" else []
-    return Baseline(
-        losses=tuple(_documented(row, _number(row.get("gain_ceiling"))) for row in _rows(document.get("findings"))),
-        risks=tuple(_documented(row, None) for row in _rows(document.get("risks"))),
-        devices=tuple(name for name in _list(views.get("devices")) if isinstance(name, str)),
-        settings=settings,
-        phases={
-            str(row["category"]): share
-            for row in parts
-            if "category" in row and (share := _number(row.get("share"))) is not None
-        },
-        cores=None if cores is None else cores / max(1, ranks),
-        loader=(site["file"], _integer(site.get("line"))) if isinstance(site.get("file"), str) else None,
-    )
-
-
-def _documented(row: Mapping[str, Any], ceiling: float | None) -> Loss:
-    place = next(iter(_rows(row.get("where"))), {})
-    tries = [each for each in _rows(row.get("try")) if isinstance(each.get("knob"), str)]
-    return Loss(
-        finding=str(row.get("id", "")),
-        title=str(row.get("title", "")),
-        fix=str(row.get("fix", "")),
-        ceiling=ceiling,
-        tries=tuple(Knob(each["knob"], str(each.get("value", ""))) for each in tries),
-        file=place["file"] if isinstance(place.get("file"), str) else None,
-        line=_integer(place.get("line")),
-        explains=tuple(name for name in _list(row.get("explains")) if isinstance(name, str)),
-    )
-
-
 def _settings(
     workers: int | None, in_main_process: bool, arguments: Mapping[str, Any], threads: int | None
 ) -> dict[str, str]:
@@ -160,23 +106,3 @@ def _settings(
     if threads is not None:
         settings["torch.num_threads"] = str(threads)
     return settings
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, (list, tuple)) else ()
-
-
-def _rows(value: Any) -> list[Mapping[str, Any]]:
-    return [row for row in _list(value) if isinstance(row, Mapping)]
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

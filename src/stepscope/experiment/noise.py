@@ -42,12 +42,11 @@ Said = tuple[str, str]  # (setting, what is known of it)
 
 
 class QuietPlan(Struct, frozen=True):
-    """`knobs` are for every run, baseline included. `cpus` are those of the training, () where all are shared."""
+    """`knobs` are for every run, baseline included."""
 
     knobs: tuple[Knob, ...]
     settings: tuple[Said, ...]
     unchanged: tuple[Said, ...]
-    cpus: tuple[int, ...] = ()
 
 
 def plan(
@@ -71,17 +70,16 @@ def plan(
     settings: list[Said] = []
     unchanged: list[Said] = []
     used = cores
-    cpus: tuple[int, ...] = ()
     if len(cores) >= LEAST_CORES_TO_LEAVE_ONE:
         # the first core takes most interrupts: leave that one
         used = cores[1:]
-        cpus = tuple(sorted(cpu for core in used for cpu in core))
-        knobs.append(Knob("cpu.affinity", format_cpu_list(cpus)))
+        cpus = format_cpu_list(sorted(cpu for core in used for cpu in core))
+        knobs.append(Knob("cpu.affinity", cpus))
         left = format_cpu_list(cores[0])
         settings.append(
             (
                 "cores",
-                f"training on {len(used)} of {len(cores)} cores (processors {format_cpu_list(cpus)}), {left} left",
+                f"training on {len(used)} of {len(cores)} cores (processors {cpus}), {left} left",
             )
         )
     else:
@@ -103,7 +101,7 @@ def plan(
     knobs.append(Knob("gc", "freeze"))
     settings.append(("garbage collector", "what exists after warm-up is frozen, so that collections are short"))
     told = (*unchanged, *_load(root, len(cores)), *machine(root))
-    return QuietPlan(tuple(knobs), tuple(settings), told, cpus)
+    return QuietPlan(tuple(knobs), tuple(settings), told)
 
 
 def machine(root: Path = Path("/"), gpus: Sequence[Mapping[str, Any]] | None = None) -> tuple[Said, ...]:

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 import os
-import shlex
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -206,11 +205,6 @@ def settings_of(protocol: Protocol, knobs: Sequence[Knob]) -> tuple[Knob, ...]:
     """All knobs of a run: those of every run, unless `knobs` set them otherwise, and `knobs`."""
     own = {knob.knob for knob in knobs}
     return (*(knob for knob in protocol.base_knobs if knob.knob not in own), *knobs)
-
-
-def command_line(request: Request, options: Sequence[str]) -> str:
-    """The line that makes the experiment again, for a shell."""
-    return shlex.join(["stepscope", "experiment", *options, "--", *request.command])
 
 
 def _between(least: int, value: int, most: int) -> int:

@@ -7,19 +7,17 @@ says why. Losses that no knob reaches are handed on, with the line to edit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.comparison.thresholds import THRESHOLD, WIDTH
 from stepscope.errors import UsageError
-from stepscope.experiment import baseline, general
+from stepscope.experiment import general
 from stepscope.experiment.baseline import Baseline, Loss, same
 from stepscope.experiment.plan import candidate_of
-from stepscope.model import Analysis, Diagnosis
 from stepscope.model.experiment import ByHand, Candidate, Skipped
 from stepscope.record.agent import knobs as table
 from stepscope.schema import Knob
@@ -54,16 +52,6 @@ class Options(Struct, frozen=True):
     width: float = WIDTH
     general: str = IF_NONE
     root: Path = Path("/")
-
-
-def of_run(analysis: Analysis, diagnosis: Diagnosis, options: Options | None = None) -> Proposals:
-    """From a run's facts and findings."""
-    return of_baseline(baseline.of_run(analysis, diagnosis), options)
-
-
-def of_document(document: Mapping[str, Any], options: Options | None = None) -> Proposals:
-    """From a decoded report.json."""
-    return of_baseline(baseline.of_document(document), options)
 
 
 def of_baseline(base: Baseline, options: Options | None = None) -> Proposals:

@@ -25,8 +25,6 @@ class Exported(Struct, frozen=True):
 
     path: Path
     bytes: int
-    events: int
-    of_events: int
     slices: int
     ranks: int
     lost: int
@@ -56,13 +54,11 @@ def export(
     numbering = _numbering(parts, sources)
     with output.atomic(out, force=force) as sink:
         sink.write(_head(parts, start_ns))
-        events = _write(parts, numbering, start_ns, sink, passes)
+        _write(parts, numbering, start_ns, sink, passes)
         sink.write(b"\n]}\n")
     return Exported(
         path=out,
         bytes=sink.written,
-        events=events,
-        of_events=sum(source.survey.entries for source in traces),
         slices=sum(part.slices for part in parts),
         ranks=len({part.source.rank for part in parts}),
         lost=sum(source.survey.counts["lost"] for source in traces),

@@ -18,7 +18,6 @@ SLOWER = "slower"
 NO_DIFFERENCE = "no_difference"
 UNDECIDED = "undecided"
 VOID = "void"  # a knob was not applied, a run failed, or a flag withholds the verdict
-VERDICTS = (FASTER, SLOWER, NO_DIFFERENCE, UNDECIDED, VOID)
 
 COMPARISON_SCHEMA = "stepscope.comparison/1"
 EXPERIMENT_SCHEMA = "stepscope.experiment/1"

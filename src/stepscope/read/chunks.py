@@ -37,8 +37,8 @@ CHUNK_ENTRIES = 65_536
 _FLOW_PHASES = frozenset("stf")
 _INSTANT_PHASES = frozenset("iI")
 _INTEGERS = (
-    "correlation", "external_id", "sequence", "forward_thread", "device", "stream", "bytes", "python_id",
-    "python_parent", "python_module", "blocks", "threads", "registers", "shared_memory",
+    "correlation", "external_id", "sequence", "forward_thread", "device", "stream", "bytes", "python_module", "blocks",
+    "threads", "registers", "shared_memory",
 )  # fmt: skip
 _FLOATS = ("blocks_per_sm", "warps_per_sm", "occupancy")
 _TEXTS = ("shapes", "types", "call_stack", "collective")

@@ -45,7 +45,6 @@ class ByteStream:
     def __init__(self, path: Path, limits: Limits, progress: Progress | None = None) -> None:
         self.problem: str | None = None
         self.packed = False
-        self.bomb = False  # stopped by its ratio
         self._path = path
         self._limits = limits
         self._progress = progress
@@ -65,7 +64,6 @@ class ByteStream:
                     yield piece[:keep]
                     return
                 if unpacked > self._limits.ratio_from_bytes and unpacked > self._limits.ratio * self._consumed:
-                    self.bomb = True
                     self.problem = (
                         f"it unpacks to more than {self._limits.ratio:.0f} times its size; what lies behind the first "
                         f"{_size(unpacked)} was left unread"

@@ -118,10 +118,8 @@ class RawSegment(Struct, frozen=True):
     rate_hz: float | None
     idle: bool | None
     blocking: bool | None
-    samples: int | None
     errors: int | None
     status: str
-    message: str
     stacks: StackSource
     stretches: Sequence[RawStretch] = ()  # empty where no sample's time is known
 
@@ -130,7 +128,6 @@ class RawHost(Struct, frozen=True):
     """One `host-H` folder."""
 
     name: str  # the H of the folder's name
-    folder: Path
     manifest: Row | None
     agents: tuple[Row, ...]
     processes: tuple[Row, ...]
@@ -157,7 +154,6 @@ class RawRank(Struct, frozen=True):
 
     name: str
     rank: int
-    folder: Path
     info: Row | None  # rank.json
     steps: tuple[Row, ...]
     journal: tuple[Row, ...]

@@ -80,8 +80,6 @@ class RuntimeArgs(LinkArgs, gc=False):
 class PythonArgs(LinkArgs, gc=False):
     """A Python function."""
 
-    python_parent: Whole = msgspec.field(default=MISSING, name="Python parent id")
-    python_id: Whole = msgspec.field(default=MISSING, name="Python id")
     python_module: Whole = msgspec.field(default=MISSING, name="Python module id")
 
 
@@ -117,8 +115,6 @@ class DeviceArgs(LinkArgs, gc=False):
 class AnyArgs(DeviceArgs, gc=False):
     """Of a kind we do not know: everything that any kind may say."""
 
-    python_parent: Whole = msgspec.field(default=MISSING, name="Python parent id")
-    python_id: Whole = msgspec.field(default=MISSING, name="Python id")
     python_module: Whole = msgspec.field(default=MISSING, name="Python module id")
     sequence: Whole = msgspec.field(default=MISSING, name="Sequence number")
     forward_thread: Whole = msgspec.field(default=MISSING, name="Fwd thread id")

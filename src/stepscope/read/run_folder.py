@@ -53,7 +53,7 @@ def read_run_folder(folder: Path) -> RawRun:
 
 
 def _has_content(part: RawHost | RawRank) -> bool:
-    return any(value for name, value in asdict(part).items() if name not in ("name", "folder", "rank"))
+    return any(value for name, value in asdict(part).items() if name not in ("name", "rank"))
 
 
 # --------------------------------------------------------------------------------------------------------- host
@@ -72,7 +72,6 @@ def _host(folder: Path, losses: Losses) -> RawHost:
     system = [row for row in rows("system.jsonl") if _timed(row, losses, f"{label}/system.jsonl")]
     return RawHost(
         name=label.removeprefix("host-"),
-        folder=folder,
         manifest=manifest,
         agents=tuple(_with_pid(rows("agents.jsonl"), losses, f"{label}/agents.jsonl")),
         processes=tuple(_with_pid(rows("processes.jsonl"), losses, f"{label}/processes.jsonl")),
@@ -131,10 +130,8 @@ def _segment(folder: Path, file: str, row: Row, losses: Losses) -> RawSegment:
         rate_hz=number(row.get("rate_hz")),
         idle=boolean(row.get("idle")),
         blocking=boolean(row.get("blocking")),
-        samples=integer(row.get("samples")),
         errors=integer(row.get("errors")),
         status=string(row.get("status")) or "unknown",
-        message=string(row.get("message")) or "",
         stacks=PySpyRaw(folder / file, f"{folder.name}/{file}"),
         stretches=read_times(folder / times, losses, f"{folder.name}/{times}"),
     )
@@ -151,7 +148,6 @@ def _rank(folder: Path, losses: Losses) -> RawRank:
     return RawRank(
         name=folder.name,
         rank=recorded if recorded is not None and 0 <= recorded < 2**31 else int(match[1]) if match else 0,
-        folder=folder,
         info=info,
         steps=tuple(read_steps(folder / "steps.jsonl", losses, f"{folder.name}/steps.jsonl")),
         journal=tuple(journal),

@@ -46,8 +46,6 @@ class Slices(Struct, frozen=True):
     device: Int64
     stream: Int64
     bytes: Int64
-    python_id: Int64
-    python_parent: Int64
     python_module: Int64
     blocks: Int64  # of the grid: the product of its three dimensions
     threads: Int64  # of a block

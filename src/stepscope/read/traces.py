@@ -231,9 +231,7 @@ def _raw_rank(rank: int, traces: list[_Found], root: str) -> RawRank:
         TraceRef(trace.path, trace.path.name.removesuffix(".gz"), "user", _below(root, trace.path), trace.rank)
         for trace in traces
     )
-    return RawRank(
-        name=f"rank-{rank}", rank=rank, folder=traces[0].path.parent, info=None, steps=(), journal=(), traces=refs
-    )
+    return RawRank(name=f"rank-{rank}", rank=rank, info=None, steps=(), journal=(), traces=refs)
 
 
 def _below(root: str, path: Path) -> str:

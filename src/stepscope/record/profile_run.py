@@ -94,7 +94,6 @@ class ProfiledRun:
         config = Config(
             run=run,
             host_dir=host,
-            package=os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
             epoch_offset_ns=offset,
             window=WindowConfig(mode="off" if traced else "auto"),
         )

@@ -82,7 +82,7 @@ class SourceReader:
         if not os.path.isabs(file) or "\0" in file or not file.endswith(SOURCE_SUFFIXES):
             return None
         path = os.path.realpath(file)
-        is_own = any(_inside(path, root) for root in self._roots)
+        is_own = any(path.startswith(root + os.sep) for root in self._roots)
         if not path.endswith(SOURCE_SUFFIXES) or not (is_own or self._hash(file)):
             return None
         try:
@@ -111,7 +111,3 @@ def _own_folders() -> list[str]:
         return []
     roots = [place for place in (folder, *folder.parents) if (place / ".git").exists()]
     return [str(folder), *(str(root) for root in roots[:1])]
-
-
-def _inside(path: str, root: str) -> bool:
-    return path.startswith(root + os.sep)

@@ -24,7 +24,6 @@ MAX_NAME = 60  # characters of a name in a table
 MAX_NOTES = 4
 IN_UNIT = re.compile(r"total|value_per_second|p\d+(\.\d+)?")  # columns whose unit stands in the row, as `unit`
 MIN_WIDTH = 132  # of a table that goes to a file or a pipe: nobody has to fit it on a screen
-INDENTED = "path"  # a column that makes its table a tree
 
 
 def to_json(found: TableDocument) -> bytes:

@@ -28,8 +28,8 @@ from stepscope.tables.compile_text import (
 class Break(Struct, frozen=True):
     """Why the compiler could not follow. `file` and `line` are the user's line; None where the text has none.
 
-    `reason_first_line` is the kind of break as the compiler names it, `reason` its explanation without the stack;
-    `operator` the operator or function that was called, `function` the function that the line is in.
+    `reason` is the kind of break as the compiler names it and its explanation, without the stack; `operator` the
+    operator or function that was called, `function` the function that the line is in.
     """
 
     cause: str
@@ -37,7 +37,6 @@ class Break(Struct, frozen=True):
     line: int | None = None
     function: str | None = None
     operator: str | None = None
-    reason_first_line: str | None = None
     hint: str | None = None
     doc_url: str | None = None
     reason: str | None = None
@@ -115,14 +114,13 @@ def parse_graph_break(text: str) -> Break:
         # a frame that is skipped as a whole; the reason was told before
         skipped = text.startswith("Graph break:") and ("skip" in text[:200] or "from user code" in text[:200])
         line = one_line(text.partition("\n")[0])
-        return _placed(Break("unsupported" if skipped else UNKNOWN, reason_first_line=line, reason=line), place)
+        return _placed(Break("unsupported" if skipped else UNKNOWN, reason=line), place)
     first, _, more = body.partition("\n")
     link = _LINK.search(more)
     cause, operator = _cause(first, more, told=head is not None)
     found = Break(
         cause=cause,
         operator=value(operator),
-        reason_first_line=value(first),
         hint=_hints(more),
         doc_url=link[0].rstrip(".,)") if link and "graph-break" in link[0] else None,
         reason=body.strip()[:2_000] or None,

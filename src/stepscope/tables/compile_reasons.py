@@ -15,14 +15,13 @@ from msgspec import Struct
 
 from stepscope.read.text import boolean, string
 from stepscope.tables.compile_breaks import Break, parse_graph_break
-from stepscope.tables.compile_guards import UNKNOWN, plain, read_guard
+from stepscope.tables.compile_guards import UNKNOWN, read_guard
 from stepscope.tables.compile_text import (
     Location,
     bounded,
     comment_location,
     frames,
     one_line,
-    plain_function,
     resolve,
     resumed_at,
     user_location,
@@ -90,8 +89,7 @@ class Reason(Struct, frozen=True):
     """Why a function was compiled again. `version` is the id of the version that did not fit ("2/7").
 
     `file` and `line` are the user's line that uses what changed, or reads it; None where the wording names none (of
-    shapes it does not). `guard` is the condition that failed, without its comment. `cause` is None where the compiler
-    itself could not tell.
+    shapes it does not). `cause` is None where the compiler itself could not tell.
     """
 
     cause: str | None
@@ -101,8 +99,6 @@ class Reason(Struct, frozen=True):
     hint: str | None = None
     file: str | None = None
     line: int | None = None
-    function: str | None = None
-    guard: str | None = None
     version: str | None = None
 
 
@@ -136,8 +132,6 @@ def parse_recompile(text: str, known_files: Iterable[str] = ()) -> Reason:
         hint=_advice(hint, guard, comment),
         file=place.file if place else None,
         line=place.line if place else None,
-        function=plain_function(place.function) if place and place.function else None,
-        guard=value(plain(guard)),
         version=match[1] if match else None,
     )
 

@@ -53,7 +53,7 @@ def foreign_processes(host: RawHost, taken: Taken, first_rank: int = 0) -> tuple
         process.claimed = f"rank-{number}"
         process.reported = True  # no agent was asked to
         info = {"rank": number, "pid": pid, "device": None, "host": host.name}
-        ranks.append(RawRank(process.claimed, number, host.folder, info, (), (), ()))
+        ranks.append(RawRank(process.claimed, number, info, (), (), ()))
     return found, tuple(ranks)
 
 

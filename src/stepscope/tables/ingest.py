@@ -96,7 +96,6 @@ def _settled(settle: Callable[[bool], None], target: Path, index: TraceIndex, wh
 def _index(summary: TraceSummary, **known: Any) -> TraceIndex:
     quality = summary.quality
     return TraceIndex(
-        rank=summary.rank,
         world_size=summary.world_size,
         events=quality.events,
         salvaged=quality.salvaged,

@@ -34,8 +34,6 @@ _NUMBERS = {
     "stream": "stream",
     "bytes": "bytes",
     "forward_thread": "forward_thread",
-    "python_id": "python_id",
-    "python_parent": "python_parent",
     "python_module": "python_module",
     "blocks": "blocks",
     "threads": "threads",

@@ -29,7 +29,6 @@ class Process(Struct):
     ppid: int | None = None
     role: str | None = None
     command: str | None = None
-    comm: str | None = None
     python: bool | None = None
     torch: bool | None = None
     reported: bool = False
@@ -144,7 +143,7 @@ def _from_outside(found: HostProcesses, row: Row) -> None:
         process.end_ns = ended
         return
     process.start_ns = started if started is not None else process.start_ns
-    for name, check in (("ppid", integer), ("role", string), ("command", string), ("comm", string)):
+    for name, check in (("ppid", integer), ("role", string), ("command", string)):
         value = check(row.get(name))
         if value is not None:
             setattr(process, name, value)

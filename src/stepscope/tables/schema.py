@@ -76,8 +76,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "types": pl.String,  # JSON text of "Input type"
         "bytes": pl.Int64,
         "forward_thread": pl.Int64,  # of an operator of the backward pass: the thread of its forward operator
-        "python_id": pl.Int64,
-        "python_parent": pl.Int64,
         "python_module": pl.Int64,
         "blocks": pl.Int64,  # of the grid
         "threads": pl.Int64,  # of a block

@@ -9,10 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import polars as pl
 
-from stepscope.errors import UnreadableInputError
-from stepscope.files import open_regular, read_small
 from stepscope.model import Quality, RunFacts
 from stepscope.schema import TABLES_SCHEMA
 from stepscope.tables.parts import write_parquet
@@ -30,9 +27,6 @@ class _Index(msgspec.Struct):
     manifests: tuple[dict[str, object], ...]
 
 
-MAX_INDEX_BYTES = 2**28
-
-
 def write(tables: Tables, folder: Path) -> Path:
     """Write every table to `folder`/tables and return that folder; raises OSError."""
     target = folder / FOLDER
@@ -45,19 +39,3 @@ def write(tables: Tables, folder: Path) -> Path:
     part.write_bytes(msgspec.json.encode(index))
     part.replace(target / INDEX)
     return target
-
-
-def read(folder: Path) -> Tables:
-    """Read what `write` wrote; raises UnreadableInputError when it is missing, damaged or of another version."""
-    target = folder / FOLDER
-    remedy = "delete it and analyze the run again"
-    try:
-        index = msgspec.json.decode(read_small(target / INDEX, MAX_INDEX_BYTES), type=_Index)
-        for name in SCHEMAS:
-            open_regular(target / f"{name}.parquet").close()
-        frames = {name: pl.read_parquet(target / f"{name}.parquet") for name in SCHEMAS}
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, pl.exceptions.PolarsError) as error:
-        raise UnreadableInputError(f"{target}: no complete set of tables; {remedy}") from error
-    if index.schema != TABLES_SCHEMA or any(frame.schema != SCHEMAS[name] for name, frame in frames.items()):
-        raise UnreadableInputError(f"{target}: tables of another version ({index.schema[:80]}); {remedy}")
-    return Tables(run=index.run, quality=index.quality, ranks=index.ranks, manifests=index.manifests, **frames)

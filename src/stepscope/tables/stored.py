@@ -25,7 +25,6 @@ class TraceIndex(msgspec.Struct, frozen=True):
 
     schema: str
     version: str
-    rank: int | None
     world_size: int | None
     events: int
     slices: int

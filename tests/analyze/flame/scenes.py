@@ -8,7 +8,7 @@ import numpy as np
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.flame.builder import FrameIndex, Limits
-from stepscope.analyze.flame.trace import operator_leaves, trace_trees
+from stepscope.analyze.flame.trace import TraceWindows
 from stepscope.analyze.flame.trace_leaves import OperatorLeaves
 from stepscope.model.views.flame import FlameTree
 from stepscope.tables.schema import Tables
@@ -34,7 +34,7 @@ Drawn = dict[tuple[str, ...], float]  # names below the root -> own value
 
 def trees(of: Tables, sources: dict[str, str] | None = None) -> dict[str, tuple[FlameTree, FrameIndex]]:
     frames = FrameIndex()
-    return {tree.key: (tree, frames) for tree in trace_trees(Context(of, sources), frames, ALL)}
+    return {tree.key: (tree, frames) for tree in TraceWindows(Context(of, sources)).trees(frames, ALL)}
 
 
 def own_values(tree: FlameTree, frames: FrameIndex) -> Drawn:
@@ -107,4 +107,4 @@ def leaves_of(context: Context) -> tuple[OperatorLeaves, np.ndarray]:
     stacks = context.tables.stacks
     own = np.zeros(len(context.calls))
     np.add.at(own, stacks["node"].to_numpy(), stacks["samples"].to_numpy())
-    return operator_leaves(context, context.calls, own), own
+    return TraceWindows(context).operator_leaves(context.calls, own), own

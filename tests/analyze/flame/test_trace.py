@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from stepscope import api
 from stepscope.analyze.context import Context
 from stepscope.analyze.flame.builder import FrameIndex
-from stepscope.analyze.flame.trace import TraceWindows, operator_leaves, trace_trees
+from stepscope.analyze.flame.trace import TraceWindows
 from tests.analyze import shared_traces
 from tests.analyze.flame.scenes import ALL, ENGINE, SOURCE, TRAIN, kinds, leaves_of, of, own_values, training, trees
 from tests.analyze.traces import US, Slices, tables
@@ -199,9 +199,9 @@ def test_without_stacks_there_are_no_trees(trace: list[str] | None, reason: str)
     for name in trace or []:
         slices.kernel(3, 4, below=slices.add("cpu_op", name))
     context = Context(tables(slices) if trace else tables())
-    assert trace_trees(context, FrameIndex()) == ()
+    assert TraceWindows(context).trees(FrameIndex()) == ()
     assert TraceWindows(context).absent == reason
-    assert operator_leaves(context, context.calls, np.zeros(0)).absent == reason
+    assert TraceWindows(context).operator_leaves(context.calls, np.zeros(0)).absent == reason
     assert TraceWindows(Context(of(training()))).absent is None
 
 
@@ -287,7 +287,7 @@ def test_the_lines_of_a_real_trace_cost_what_the_table_of_lines_says(part: str) 
     lines = run.analysis.device_lines
     assert lines is not None
     frames = FrameIndex()
-    tree = trace_trees(Context(run.tables), frames, ALL)[0]
+    tree = TraceWindows(Context(run.tables)).trees(frames, ALL)[0]
     ns = 1e6 * lines.steps if lines.steps else 1e3
     known = frames.frames
     line: list[tuple[str, int | None] | None] = []  # by node the innermost of the user's
@@ -311,7 +311,7 @@ def test_the_lines_of_a_real_trace_cost_what_the_table_of_lines_says(part: str) 
 def test_the_backward_pass_of_a_real_trace_stands_below_the_lines_of_its_model() -> None:
     name = next(name for name in shared_traces.files() if "resnet50_num_workers_0" in name)
     frames = FrameIndex()
-    gpu = trace_trees(Context(shared_traces.run_of(name).tables), frames, ALL)[0]
+    gpu = TraceWindows(Context(shared_traces.run_of(name).tables)).trees(frames, ALL)[0]
     below: dict[int, list[int]] = {}
     for node, parent in enumerate(gpu.parent):
         below.setdefault(parent, []).append(node)
@@ -370,7 +370,7 @@ def test_a_recorded_run(tmp_path: Path) -> None:
     )
     context = Context(api.open_run(tmp_path / "run").tables, {str(tmp_path / "train.py"): SCRIPT})
     frames = FrameIndex()
-    (tree,) = trace_trees(context, frames, ALL)
+    (tree,) = TraceWindows(context).trees(frames, ALL)
     assert tree.key == "operators"
     found = own_values(tree, frames)
     line = next(number for number, text in enumerate(SCRIPT.splitlines(), 1) if "# MATMUL" in text)

@@ -55,7 +55,7 @@ def run_script(
     """Run `script` (a name under scripts/) with the agent injected, or without it when `recorded` is False."""
     run = tmp_path / "run"
     (run / "host-h").mkdir(parents=True, exist_ok=True)
-    settings = {"run": str(run), "host_dir": str(run / "host-h"), "package": str(PACKAGE), "launcher_pid": os.getpid()}
+    settings = {"run": str(run), "host_dir": str(run / "host-h")}
     settings.update({"epoch_offset_ns": 1_700_000_000_000_000_000, "window": {"mode": "off"}}, **config)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("STEPSCOPE", "PYTHON", "RANK"))}
     entries = [*map(str, path), str(PLAIN)]

@@ -52,8 +52,8 @@ def test_other_checks() -> None:
     assert frequency_check("powersave", None).remedy
     assert frequency_check(None, None).state == "unknown"
     assert torch_check(TorchBuild("python", problem="no torch")).state == "missing"
-    assert torch_check(TorchBuild("python", "3.11.7", "2.9.0", None, 2, ("CPU",))).state == "ok"
-    assert torch_check(TorchBuild("python", "3.11.7", "2.9.0", None, 2, ())).state == "limited"
+    assert torch_check(TorchBuild("python", "3.11.7", "2.9.0", 2, ("CPU",))).state == "ok"
+    assert torch_check(TorchBuild("python", "3.11.7", "2.9.0", 2, ())).state == "limited"
     assert processors_check([0, 1], [0, 1], Cgroups(None, (), ())).state == "ok"
 
 

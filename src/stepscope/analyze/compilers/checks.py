@@ -37,7 +37,7 @@ def checks(view: CompilersView | None, names: Iterable[str], *, recorded: bool =
 
 def _of_none(name: str, recorded: bool) -> CompilerCheck:
     text = "torch.compile was not used" if recorded else "nothing in this run tells of compilations"
-    return CompilerCheck(name, failed=False, judged=recorded, count=0, text=text, place=None)
+    return CompilerCheck(name, failed=False, judged=recorded, text=text, place=None)
 
 
 def _recompile(view: CompilersView, recorded: bool) -> CompilerCheck:
@@ -47,35 +47,33 @@ def _recompile(view: CompilersView, recorded: bool) -> CompilerCheck:
     """
     causes = [cause for cause in view.causes if cause.kind in ("recompile", "limit_hit")]
     if causes:
-        count = sum(cause.count for cause in causes)
-        return CompilerCheck(RECOMPILE, True, True, count, _text(causes, "recompilation"), _worst(causes).place)
+        return CompilerCheck(RECOMPILE, True, True, _text(causes, "recompilation"), _worst(causes).place)
     storms = [storm for storm in view.storms if storm.backend == TORCH_XLA]
     stormy = next((storm for storm in storms if storm.whole_run or storm.windows), None)
     if stormy is not None:
         place = next((c.place for c in view.causes if c.backend == TORCH_XLA and c.kind == "compile" and c.place), None)
-        return CompilerCheck(RECOMPILE, True, True, stormy.compiles, _storm_text(stormy), place)
+        return CompilerCheck(RECOMPILE, True, True, _storm_text(stormy), place)
     if any(facts.recompiles is not None for facts in view.backends):
-        return CompilerCheck(RECOMPILE, False, True, 0, "no recompilation", None)
+        return CompilerCheck(RECOMPILE, False, True, "no recompilation", None)
     counted = next((storm for storm in storms if storm.steps > WARMUP_STEPS), None)
     if counted is not None:
         graphs = f"{counted.compiles} graph" + ("" if counted.compiles == 1 else "s")
         text = f"torch_xla compiled {graphs} in {counted.steps} steps: too few for a storm"
-        return CompilerCheck(RECOMPILE, False, True, 0, text, None)
+        return CompilerCheck(RECOMPILE, False, True, text, None)
     if recorded and not _used(view, TORCH_COMPILE) and not _used(view, TORCH_XLA):
         return _of_none(RECOMPILE, recorded)
     text = "no source of this run tells recompilations from first compilations"
-    return CompilerCheck(RECOMPILE, False, False, 0, text, None)
+    return CompilerCheck(RECOMPILE, False, False, text, None)
 
 
 def _graph_break(view: CompilersView, recorded: bool) -> CompilerCheck:
     causes = [cause for cause in view.causes if cause.kind == "graph_break"]
     if causes:
-        count = sum(cause.count for cause in causes)
-        return CompilerCheck(GRAPH_BREAK, True, True, count, _text(causes, "graph break"), _worst(causes).place)
+        return CompilerCheck(GRAPH_BREAK, True, True, _text(causes, "graph break"), _worst(causes).place)
     watched = any(facts.graph_breaks is not None for facts in view.backends)
     unused = recorded and not _used(view, TORCH_COMPILE)
     text = "no graph break" if watched else "torch.compile was not used" if unused else "graph breaks were not watched"
-    return CompilerCheck(GRAPH_BREAK, False, watched or unused, 0, text, None)
+    return CompilerCheck(GRAPH_BREAK, False, watched or unused, text, None)
 
 
 def _used(view: CompilersView, backend: str) -> bool:

@@ -46,7 +46,8 @@ def flame_diff(this: Context, other: Context, options: FlameOptions | None = Non
     warnings = _comparable(sides[0], sides[1])
     trees = [_tree(pair, names, options) for pair in _run_pairs(sides[0], sides[1])]
     labels = _labels(this, other)
-    notes = (*warnings, *(note for label, side in zip(labels, sides, strict=True) for note in _of(label, side)))
+    told = (f"{label}: {note}" for label, side in zip(labels, sides, strict=True) for note in side.notes())
+    notes = (*warnings, *told)
     return FlameGraph(
         title=f"{labels[0]} compared with {labels[1]}",
         frames=names.frames.frames,
@@ -172,7 +173,3 @@ def _labels(this: Context, other: Context) -> tuple[str, str]:
     if folders[0] != folders[1] and all(folders):
         return folders[0], folders[1]
     return f"{names[0]} (this)", f"{names[1]} (other)"
-
-
-def _of(label: str, side: Side) -> list[str]:
-    return [f"{label}: {note}" for note in side.notes()]

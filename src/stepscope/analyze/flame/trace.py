@@ -63,7 +63,10 @@ class TraceWindows:
         return NO_STACKS if self._all else NO_TRACE
 
     def trees(self, frames: FrameIndex, limits: Limits = Limits()) -> tuple[FlameTree, ...]:  # noqa: B008 (frozen)
-        """Device time, if there is any, and host time; of several ranks their mean, then device time of each."""
+        """Device time, if there is any, and host time; of several ranks their mean, then device time of each.
+
+        Keys "gpu", "gpu:rank:N", "operators"; none where no trace holds Python stacks.
+        """
         trees = []
         device = self._device
         if device:
@@ -81,7 +84,12 @@ class TraceWindows:
         return tuple(trees)
 
     def operator_leaves(self, tree: CallTree, own: Floats) -> OperatorLeaves:
-        """See `operator_leaves` below."""
+        """The operators that the samples of each path stand in, as far as the traces tell.
+
+        Args:
+            tree: the sampled paths.
+            own: by node, what was sampled with the node's frame innermost: of main threads of ranks only.
+        """
         return split(tree, own, _together(self._host), self._names.frames, self._code, self.absent, self._named)
 
     def _tree(
@@ -126,25 +134,6 @@ class TraceWindows:
     def _host(self) -> list[_Part]:
         parts = [_host_part(span, self._names) for span in self._spans]
         return [part for part in parts if len(part.paths)]
-
-
-def trace_trees(
-    context: Context,
-    frames: FrameIndex,
-    limits: Limits = Limits(),  # noqa: B008 (frozen)
-) -> tuple[FlameTree, ...]:
-    """The trees of the run's traces, keys "gpu", "gpu:rank:N", "operators"; none where no trace holds Python stacks."""
-    return TraceWindows(context).trees(frames, limits)
-
-
-def operator_leaves(context: Context, tree: CallTree, own: Floats) -> OperatorLeaves:
-    """The operators that the samples of each path stand in, as far as the traces tell.
-
-    Args:
-        tree: the sampled paths.
-        own: by node, what was sampled with the node's frame innermost: of main threads of ranks only.
-    """
-    return TraceWindows(context).operator_leaves(tree, own)
 
 
 def _device_part(span: Span, names: TraceNames, short: dict[str, str]) -> _Part:

@@ -49,7 +49,7 @@ class OperatorLeaves(Struct, frozen=True):
 
 class _Calls(Struct, frozen=True):
     """What a trace knows of each of its functions: `python_ns` spent in Python itself, by node of its paths, and the
-    operators it calls: their node, the function `owner`, the operator around each (position here, -1) and own ns.
+    operators it calls: the function `owner`, the operator around each (position here, -1) and own ns.
 
     `key` numbers (function, file) by node, `above` is the function around it, `line` that of the call, -1 unknown.
     """
@@ -59,7 +59,6 @@ class _Calls(Struct, frozen=True):
     above: Int64
     line: Int64
     python_ns: Floats
-    operator: Int64
     owner: Int64
     around: Int64
     own_ns: Floats
@@ -155,7 +154,6 @@ def _calls(paths: Paths, frames: Sequence[TraceFrame], keys: _Keys) -> _Calls:
         above=_above(tree, key >= 0),
         line=line[paths.frame],
         python_ns=summed(function[in_python], paths.own[in_python], count),
-        operator=operators,
         owner=function[operators].astype(np.int64),
         around=around,
         own_ns=summed(operator[in_operator], paths.own[in_operator], count)[operators],

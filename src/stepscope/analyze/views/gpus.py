@@ -42,9 +42,8 @@ def sm_load(span: Span, rows: Int64) -> Load | None:
 
 
 class _Kernels(Struct, frozen=True):
-    """Kernels of one device: rows of the span, and the ns of each within the window."""
+    """Kernels of one device: the ns of each within the window."""
 
-    rows: Int64
     inside: Int64
 
     def mean(self, values: Floats) -> float | None:
@@ -70,7 +69,7 @@ def _of_span(span: Span, overview: Overview) -> Iterator[GpuSummary]:
             continue
         rows, starts, ends = found.rows[chosen], found.start_ns[chosen], found.end_ns[chosen]
         inside = np.maximum(np.minimum(ends, end) - np.maximum(starts, start), 0)
-        kernels = _Kernels(rows, inside)
+        kernels = _Kernels(inside)
         busy = intervals.total(intervals.clip(intervals.union(starts, ends), start, end))
         sm = sm_load(span, rows)
         occupancy = _floats(span, "occupancy_percent", rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import polars as pl
@@ -12,9 +12,7 @@ from stepscope.analyze.views.memory_device import DeviceMemory, sums
 from stepscope.engine.spans import Span
 from stepscope.engine.tree import climb, upward
 from stepscope.model.views.memory import MemoryOperator
-from stepscope.tables.arrays import NONE, Bools, Int64
-
-Stop = Callable[[Int64, Int64], Bools]  # rows, and which of the questions they are for
+from stepscope.tables.arrays import NONE, Int64
 
 
 class Around(Struct, frozen=True):

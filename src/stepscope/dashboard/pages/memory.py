@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from stepscope.dashboard.pages.memory_curves import Recording
     from stepscope.model.views.memory import MemoryBlock, MemoryLine, MemoryOperator, MemoryView, OutOfMemory
 
-TITLE = "Memory"
 NO_ALLOCATIONS = "no trace holds allocations: record with profile_memory=True"
 _LINES = (
     ("line", "file"),

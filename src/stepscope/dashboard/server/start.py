@@ -127,17 +127,6 @@ class Running:
             self._socket.close()
 
 
-def start(settings: Settings) -> Running:
-    """A server that answers, on a thread; to be closed.
-
-    Raises `UnreadableInputError` for a path that there is not, `UsageError` for settings that make no sense, and
-    `EnvironmentRefusal` where the port cannot be had.
-    """
-    running = Running(settings)
-    running.begin()
-    return running
-
-
 def serve(settings: Settings, ready: Callable[[Running], None]) -> None:
     """Serve in this thread until Ctrl-C, which raises `KeyboardInterrupt`; `ready` is told when the port is bound."""
     running = Running(settings)

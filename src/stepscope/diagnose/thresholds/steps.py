@@ -41,7 +41,6 @@ class TracedLoader(Struct, frozen=True):
 class Waves(Struct, frozen=True):
     """When the wait for data is a wave of all workers at once and not one per step."""
 
-    floor: float = REPORT_FLOOR
     share: float = 0.7  # of the wait in one step of N: evenly spread waits put 1/N there
     regular: float = 0.7  # of the distances between waves that are N; an epoch's end breaks one
 

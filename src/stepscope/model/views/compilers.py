@@ -215,6 +215,5 @@ class CompilerCheck(Struct, frozen=True):
     name: str  # recompile | graph-break
     failed: bool
     judged: bool
-    count: int
     text: str  # one line
     place: Place | None

@@ -20,7 +20,6 @@ from stepscope.model.findings import Place
 ALLOCATED, RELEASED, SEGMENT_ADDED, SEGMENT_REMOVED, OUT_OF_MEMORY, CHANGED, EXISTING = range(7)
 # What a block of an allocator is
 IN_USE, PENDING, FREE = range(3)
-CLOCKS = ("epoch", "start", "order")
 
 
 class MemoryCurve(Struct, frozen=True):
@@ -186,7 +185,7 @@ class MemoryRecording(Struct, frozen=True):
     source: str  # "snapshot" | "timeline"
     worker: str
     device: str
-    clock: str  # one of CLOCKS
+    clock: str  # "epoch", "start" or "order", as of a curve
     kind: array[int]
     time_ns: array[int]
     bytes: array[int]

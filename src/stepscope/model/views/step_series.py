@@ -16,7 +16,6 @@ class StepPhases(Struct, frozen=True):
     """
 
     process: str
-    rank: int | None
     kind: str
     steps: tuple[int, ...]
     wall_ms: tuple[float, ...]
@@ -31,7 +30,6 @@ class StepDistribution(Struct, frozen=True):
     Bins are equally wide, but the last one also holds everything `longer`: all above its lower edge.
     """
 
-    kind: str
     edges_ms: tuple[float, ...]  # one more than counts
     steady: tuple[int, ...]
     others: tuple[int, ...]  # of all other reasons
@@ -69,8 +67,6 @@ class LongStep(Struct, frozen=True):
     """
 
     process: str
-    rank: int | None
-    kind: str
     step: int
     wall_ms: float
     extra_ms: float

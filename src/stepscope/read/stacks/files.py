@@ -37,9 +37,7 @@ def read_stack_files(paths: Sequence[Path]) -> RawRun:
     if not any(_has_stack(source.path) for source in sources.values()):
         raise UnreadableInputError(f"{paths[0]}: {_nothing(found=bool(sources))}")
     segments = tuple(_segment(number, source) for number, source in enumerate(sources.values()))
-    host = RawHost(
-        name="", folder=Path(root), manifest=None, agents=(), processes=(), system=(), segments=segments
-    )  # fmt: skip
+    host = RawHost(name="", manifest=None, agents=(), processes=(), system=(), segments=segments)
     return RawRun(folder=Path(root), hosts=(host,), ranks=(), losses=losses)
 
 
@@ -59,10 +57,8 @@ def _segment(number: int, source: FileSource) -> RawSegment:
         rate_hz=None,
         idle=source.idle,
         blocking=None,
-        samples=None,
         errors=None,
         status="ok",
-        message="",
         stacks=source,
     )
 

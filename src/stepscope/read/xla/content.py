@@ -13,7 +13,6 @@ from stepscope.read.xla.lines import read_lines
 from stepscope.read.xla.report import Report, ReportReader, highest
 from stepscope.read.xla.sections import HEAD, Sections, section_step
 
-MAX_RANK = 1_000_000
 _ORDINAL = re.compile(r".+\.(\d{1,6})")
 
 

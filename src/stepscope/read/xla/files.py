@@ -49,7 +49,7 @@ def read_xla_files(paths: Sequence[Path]) -> RawRun:
     by_rank: dict[int, list[Content]] = {}
     for content in contents.values():
         by_rank.setdefault(content.rank, []).append(content)
-    ranks = tuple(_rank(number, by_rank[number], root) for number in sorted(by_rank))
+    ranks = tuple(_rank(number, by_rank[number]) for number in sorted(by_rank))
     return RawRun(folder=root, hosts=(), ranks=ranks, losses=losses)
 
 
@@ -71,11 +71,10 @@ def _is_ours(file: Path, label: str, in_folder: bool, losses: Losses) -> bool:
     return False
 
 
-def _rank(number: int, contents: list[Content], root: Path) -> RawRank:
+def _rank(number: int, contents: list[Content]) -> RawRank:
     return RawRank(
         name=f"rank-{number}",
         rank=number,
-        folder=root,
         info={"rank": number, "device": "xla"},
         steps=(),
         journal=tuple(events(_sources(contents))),
@@ -103,7 +102,6 @@ def _sources(contents: list[Content]) -> Sources:
         source += ("; " if source else "") + f"{_shortened(given)} (metrics report)"
     return Sources(
         changes=changes_of(sections, change_of(whole)),
-        stepped=stepped is not None,
         source=source,
         report=whole,
         last_step=stepped.sections.last_step if stepped is not None else None,

@@ -30,7 +30,6 @@ class Sources(Struct, frozen=True):
     """What is known of a rank. `changes` are steps, or the whole run as one; `source` names where they are from."""
 
     changes: tuple[StepChange, ...]
-    stepped: bool
     source: str
     report: Report  # the highest totals of all files
     last_step: int | None

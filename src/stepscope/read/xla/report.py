@@ -54,16 +54,6 @@ class Report(Struct):
     def __bool__(self) -> bool:
         return bool(self.metrics or self.counters)
 
-    def samples(self, name: str) -> int:
-        """How many samples metric `name` has."""
-        metric = self.metrics.get(name)
-        return metric.samples if metric is not None else 0
-
-    def total(self, name: str) -> float:
-        """The sum of the samples of metric `name`, in its unit."""
-        metric = self.metrics.get(name)
-        return metric.total if metric is not None else 0.0
-
     def figures(self) -> dict[str, int]:
         """Every count by name: samples of metrics, values of counters."""
         return {**self.counters, **{name: metric.samples for name, metric in self.metrics.items()}}

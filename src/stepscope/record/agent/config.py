@@ -35,15 +35,13 @@ class WindowConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """The agent's settings. `run` is the run folder, `host_dir` its RUN/host-H, `package` the stepscope package.
+    """The agent's settings. `run` is the run folder, `host_dir` its RUN/host-H.
 
     With knobs or a seed the training is not the one the script alone describes: `record.agent.knobs`, `.seed`.
     """
 
     run: str
     host_dir: str
-    package: str = ""
-    launcher_pid: int | None = None
     epoch_offset_ns: int = 0
     window: WindowConfig = field(default_factory=WindowConfig)
     max_steps: int | None = None
@@ -75,8 +73,6 @@ def parse(text: str) -> Config | None:
     return Config(
         run=run,
         host_dir=_typed(data, "host_dir", str, os.path.join(run, "host-" + os.uname().nodename)),
-        package=_typed(data, "package", str, ""),
-        launcher_pid=_typed(data, "launcher_pid", int, None),
         epoch_offset_ns=offset or epoch_offset_ns(),
         window=_window(window if isinstance(window, dict) else {}),
         max_steps=_typed(data, "max_steps", int, None),

@@ -70,7 +70,6 @@ class _Window:
 
     session: Session
     opening: Opening
-    at: Boundary
     compile_step: int | None
     foreign_calls: int
     warmup_left: int
@@ -225,7 +224,6 @@ class WindowManager:
             window = _Window(
                 session=session,
                 opening=opening,
-                at=at,
                 compile_step=agent.last_compile_step,
                 foreign_calls=self._probe.foreign_calls,
                 warmup_left=opening.warmup,

@@ -70,7 +70,6 @@ class Attached:
     """What was recorded. `ended` says what ended it: "time", "interrupt" or "job"."""
 
     run: Path
-    host_dir: Path
     seconds: float
     ended: str
     problem: str | None = None
@@ -196,7 +195,6 @@ class _Attachment:
         problem = self._check_samples()
         return Attached(
             run=self._folder.run,
-            host_dir=self._folder.host,
             seconds=(ended_ns - started_ns) / 1e9,
             ended=timer.ended,
             problem=self._manifest.problem or problem,

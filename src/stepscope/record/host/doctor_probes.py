@@ -25,7 +25,6 @@ try:
     facts["version"] = str(torch.__version__)
     facts["threads"] = torch.get_num_threads()
     facts["activities"] = sorted(a.name for a in torch.profiler.supported_activities())
-    facts["cuda"] = torch.version.cuda
 except Exception as error:
     facts["problem"] = "%s: %s" % (type(error).__name__, error)
 print("\\nSTEPSCOPE " + json.dumps(facts))
@@ -59,7 +58,6 @@ class TorchBuild:
     python: str | None
     python_version: str | None = None
     version: str | None = None
-    cuda: str | None = None
     threads: int | None = None
     activities: tuple[str, ...] = ()
     problem: str | None = None

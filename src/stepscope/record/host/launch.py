@@ -190,8 +190,6 @@ class _Launch:
         return {
             "run": str(self._folder.run),
             "host_dir": str(self._folder.host),
-            "package": package_folder(),
-            "launcher_pid": os.getpid(),
             "host": os.uname().nodename,
             "epoch_offset_ns": self._offset,
             "window": self._options.window.for_agent(),

@@ -170,10 +170,6 @@ class ProcessTree:
             if isinstance(row.get("role"), str) and known:
                 self._agent_roles[pid] = row["role"]
 
-    def reported(self) -> set[int]:
-        """Pids of processes whose agent has written."""
-        return set(self._claims) | set(self._agent_roles)
-
     def discover(self, now_ns: int) -> list[Process]:
         """Add processes that appeared since the last call; returns the new ones."""
         present = _all_pids()

@@ -232,10 +232,4 @@ SECTIONS = (
             after_steps=("count", "Steps after_ms stands on."),
         ),
     ),
-    Section(
-        "CompilerCheck",
-        "Checks",
-        "`--fail-on`, on stderr",
-        metrics(count=("count", "Events that make the check fail.")),
-    ),
 )

@@ -10,7 +10,6 @@ SECTIONS = (
         "Steps one by one",
         "the dashboard's page of steps",
         metrics(
-            rank=("count", "Rank of the process."),
             steps=("count", "Numbers of the steps, thinned so that the longest stay."),
             wall_ms=("ms", "Wall time of each of them, on the host's clock."),
             parts_ms=("ms", "phase -> its time in each of them; `unattributed` is what no phase explains."),
@@ -53,7 +52,6 @@ SECTIONS = (
         "The longest steps",
         "the dashboard's page of steps",
         metrics(
-            rank=("count", "Rank of the process."),
             step=("count", "Number of the step, counted from 0 in its process."),
             wall_ms=("ms", "Wall time of the step."),
             extra_ms=("ms", "The same above the median of the steady steps of this process and kind."),

@@ -164,11 +164,6 @@ def parse(text: str) -> Knob:
     return knob
 
 
-def render(knob: Knob) -> str:
-    """`knob` as `parse` reads it."""
-    return f"{knob.knob}={knob.value}"
-
-
 def check(knob: Knob) -> None:
     """Raises UsageError for a knob that does not exist or does not take the value. Nothing is loaded for it."""
     for prefix, (_, accepts, wanted) in _PREFIXES.items():

@@ -23,7 +23,6 @@ LARGEST_THRESHOLD_BYTES = 33_554_432
 NO_TRIM_BYTES = 4_294_967_296
 KEEP, KEEP_ALL, HUGE = "keep", "keep_all", "huge_pages"
 LIBRARIES = ("jemalloc", "tcmalloc")
-VALUES = (KEEP, KEEP_ALL, HUGE, *LIBRARIES)
 _TRIM = {"MALLOC_TRIM_THRESHOLD_": str(NO_TRIM_BYTES)}
 _VARIABLES = {
     KEEP: {"MALLOC_MMAP_THRESHOLD_": str(LARGEST_THRESHOLD_BYTES), **_TRIM},
@@ -55,7 +54,7 @@ class HostAllocator(KnobBase):
     """Reads back what the process was started with."""
 
     def install(self, _agent: Agent, value: str, report: Report) -> None:
-        """`value`: a word of `VALUES`."""
+        """`value`: KEEP, KEEP_ALL, HUGE or one of `LIBRARIES`."""
         if value in LIBRARIES:
             self._report_library(value, report)
             return

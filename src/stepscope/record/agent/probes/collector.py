@@ -21,7 +21,6 @@ class CollectorProbe:
     def __init__(self) -> None:
         self._callback: Callable[[str, dict[str, int]], Any] | None = None
         self._start: int | None = None
-        self.short_collections = 0
 
     def install(self, agent: Agent) -> None:
         """Add a callback to `gc.callbacks`."""
@@ -45,7 +44,6 @@ class CollectorProbe:
             return
         generation = info.get("generation", 0)
         if generation < 2 and now - start < SHORTEST_NS:
-            self.short_collections += 1
             return
         fields = place_fields(user_place())
         self._agent.events.write(

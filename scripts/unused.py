@@ -1,0 +1,74 @@
+"""Names of the package that nothing in it uses: functions, classes, methods, fields, constants. `make check` runs it.
+
+    python scripts/unused.py
+
+vulture (https://github.com/jendrikseipp/vulture) looks for them in the package alone: what only tests use is unused. It
+goes by name, so it misses a name that something else has too. What is used by its text (`TEXTS`, `FIGURES`) counts as
+used; what others call or read is in `ALLOWED`, each name with who does.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from vulture import Vulture
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "stepscope"
+LEAST_CONFIDENCE = 60  # percent: all that vulture finds
+
+# files whose texts name functions, classes or fields: tables of names, and surfaces, which take fields by key
+TEXTS = (
+    *("report/**/*.py", "dashboard/**/*.py"),
+    *("cli/__init__.py", "read/chunks.py", "schema.py", "tables/schema.py"),
+    *("record/agent/knobs/__init__.py", "record/agent/probes/__init__.py"),
+)
+FIGURES = "report/metrics/*.py"  # whose keywords are fields of documents
+ALLOWED = {
+    "called by Python or IPython": (
+        *("__getattr__", "__dir__", "__doc__", "load_ipython_extension", "unload_ipython_extension"),
+    ),
+    "read by a library that it is set for": (
+        *("redirect_slashes", "should_exit", "fast_dtype", "suppress_errors", "_compiled_call_impl"),
+    ),
+    "called on a `stepscope.profile`, which has what `torch.profiler.profile` has": (
+        *("add_metadata", "add_metadata_json", "export_memory_timeline", "export_stacks", "preset_metadata_json"),
+        *("run_folder", "self_cpu_time_total", "toggle_collection_dynamic", "total_average"),
+    ),
+    "of report.json, documented, and shown by no surface": ("library_function", "trainer"),
+    "in an annotation that is text": ("One",),
+    "of the arguments of a trace's entry, taken by key": ("sort_index",),
+}
+
+
+def _nodes(pattern: str) -> Iterator[ast.AST]:
+    for path in PACKAGE.glob(pattern):
+        yield from ast.walk(ast.parse(path.read_text("utf-8")))
+
+
+def named() -> set[str]:
+    """Names that are used by their text."""
+    texts = (node.value for pattern in TEXTS for node in _nodes(pattern) if isinstance(node, ast.Constant))
+    figures = (node.arg for node in _nodes(FIGURES) if isinstance(node, ast.keyword))
+    return {text for text in (*texts, *figures) if isinstance(text, str)}
+
+
+def main() -> int:
+    """Print what is unused, and what is allowed for no reason; the exit status."""
+    vulture = Vulture()
+    vulture.scavenge([PACKAGE])
+    unused = vulture.get_unused_code(min_confidence=LEAST_CONFIDENCE)
+    allowed = {name for names in ALLOWED.values() for name in names}
+    used = named() | allowed
+    problems = [each.get_report() for each in unused if each.name not in used]
+    idle = sorted(allowed - {each.name for each in unused})
+    problems += [f"scripts/unused.py: {name!r} is allowed and needs no allowance" for name in idle]
+    print("\n".join(problems) or "nothing is unused")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
