@@ -122,7 +122,7 @@ def test_it_can_be_killed_and_interrupted_and_goes_on_where_it_was(tmp_path: Pat
     arguments = ("--try", "env:SLEEPY=1", "--pairs", "3:3", "--out", "e", *SHORT, "--", sys.executable, str(SLEEPY))
     with started(*arguments, cwd=tmp_path) as process:
         wait_for(folder, "process", 3, process)
-        process.send_signal(signal.SIGSTOP)  # it finishes no further run however long the second one takes to be refused
+        process.send_signal(signal.SIGSTOP)  # so that it finishes no run while the second one is refused
         second = experiment(*arguments, cwd=tmp_path)
         assert second.returncode == 2
         assert str(process.pid) in second.stderr

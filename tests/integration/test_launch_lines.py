@@ -93,7 +93,8 @@ def test_a_users_own_sitecustomize_runs_in_the_command_and_not_beside_it(tmp_pat
     theirs = f"import os, sys\nos.environ['SEEN'] = 'theirs ran'\nprint(sys.orig_argv, file=open({str(ran)!r}, 'a'))\n"
     (tmp_path / "sitecustomize.py").write_text(theirs)
     code = "import os; print(os.environ.get('SEEN'))"
-    recorded = record(tmp_path / "run", [PYTHON, "-c", code], options=[*NO_WINDOW, "--no-report"], env={"PYTHONPATH": str(tmp_path)})
+    options = [*NO_WINDOW, "--no-report"]
+    recorded = record(tmp_path / "run", [PYTHON, "-c", code], options=options, env={"PYTHONPATH": str(tmp_path)})
     assert recorded.stdout == b"theirs ran\n"
     lines = ran.read_text().splitlines()
     assert sum("import os; print" in line and "stepscope" not in line for line in lines) == 1
