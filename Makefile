@@ -12,7 +12,8 @@ FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_PIP := $(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations 10
+# Where PYTHONDONTWRITEBYTECODE is set, each worker would compile all tests, 10 s of a core, and do so again each time.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations 10
 DEMO := examples/cifar_png
 # what the built front end depends on; an installation builds it anew when one of these has changed (hatch_build.py)
 WEB := hatch_build.py $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)

@@ -232,7 +232,7 @@ def checks_of(done: subprocess.CompletedProcess[str]) -> list[str]:
     ("holds", "command", "status", "said"),
     [
         ("recompiled", "", 1, "check failed: recompile"),
-        ("clean", "", 0, "check passed: recompile"),
+        pytest.param("clean", "", 0, "check passed: recompile", marks=pytest.mark.thorough),
         ("unwatched", "", 4, "check not judged: recompile"),
         ("recompiled", "raise SystemExit(7)", 7, "check failed: recompile"),
     ],
@@ -306,7 +306,10 @@ for _ in range(600):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("holds", "status", "said"), [("clean", 0, "passed"), ("recompiled", 1, "failed")])
+@pytest.mark.parametrize(
+    ("holds", "status", "said"),
+    [pytest.param("clean", 0, "passed", marks=pytest.mark.thorough), ("recompiled", 1, "failed")],
+)
 def test_of_several_launchers_the_one_that_reports_checks(tmp_path: Path, holds: str, status: int, said: str) -> None:
     """The other ends first, with its command's status: it has no report to tell from."""
     before = (sys.executable, str(SRUN), "--nodes", "2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from stepscope.comparison.measure import measure
 from stepscope.comparison.measured import select
 from stepscope.model.comparison import Flag
 from tests.builders import MS, PID, T0, make_tables, step_rows
+from tests.integration.harness import SCRIPTS
 
 S = 1000 * MS
 STEPS = step_rows(400)  # 10 ms each; four seconds
@@ -307,12 +309,13 @@ def test_without_telemetry_there_are_no_conditions() -> None:
 
 SCRIPT = """
 import torch
+from plain_sgd import PlainSGD
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(512, 16), torch.randn(512, 1))
 model = torch.nn.Linear(16, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = PlainSGD(model.parameters(), lr=0.01)
 for epoch in range(100):
     for x, y in DataLoader(data, batch_size=16):
         optimizer.zero_grad()
@@ -329,6 +332,7 @@ def test_a_recorded_run_is_measured_with_its_knobs_and_losses(tmp_path: Path) ->
 
     script, out = tmp_path / "train.py", tmp_path / "run"
     script.write_text(SCRIPT)
+    shutil.copy(SCRIPTS / "plain_sgd.py", tmp_path)
     options = ["--quiet", "--no-window", "--max-steps", "60", "--seed", "3", "--losses", "--out", str(out)]
     options += ["--knob", "loader.prefetch_factor=2", "--knob", "gc=off"]
     command = [sys.executable, "-m", "stepscope", "run", *options, "--", sys.executable, str(script)]

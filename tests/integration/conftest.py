@@ -29,7 +29,7 @@ def pictures(demo: Recorded) -> Path:
 @pytest.fixture(scope="session")
 def demo_with_workers(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """The same with two loader processes."""
-    return record(tmp_path_factory.mktemp("workers") / "run", train_line(pictures, "--workers", "2"))
+    return record(tmp_path_factory.mktemp("workers") / "run", train_line(pictures, "--workers", "2", "--epochs", "8"))
 
 
 @pytest.fixture(scope="session")

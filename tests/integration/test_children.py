@@ -19,7 +19,7 @@ def line_of(text: str) -> int:
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the processes have to share a core")
 def test_processes_of_the_script_that_hold_the_core_are_named(tmp_path: Path) -> None:
-    done = record(tmp_path / "run", [PYTHON, str(SCRIPT), "9"], options=["--no-window"])
+    done = record(tmp_path / "run", [PYTHON, str(SCRIPT), "2.5"], options=["--no-window"])
     assert done.status == 0
     (found,) = (row for row in done.findings if row["rule"] == "system.children_hold_cores")
     lines = {place["line"] for place in found["where"]}

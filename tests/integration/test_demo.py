@@ -123,7 +123,7 @@ def test_workers_change_the_report(demo: Recorded, demo_with_workers: Recorded) 
 def test_without_permission_to_attach_the_line_is_still_named(pictures: Path, tmp_path: Path) -> None:
     recorded = record(
         tmp_path / "run",
-        train_line(pictures),
+        train_line(pictures, "--epochs", "8"),
         options=["--no-window"],
         env={"PYTHONPATH": str(SCRIPTS / "undumpable")},
         prefix=[train_line(pictures)[0], str(SCRIPTS / "unprivileged.py")],

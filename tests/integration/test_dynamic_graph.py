@@ -129,11 +129,24 @@ def test_with_the_cure_the_report_is_clean(fixed: Recorded) -> None:
     assert (steps_of(fixed, "train")["compiles"], steps_of(fixed, "eval")["compiles"]) == (1, 1)
 
 
-def test_the_cure_makes_evaluation_faster_and_its_result_the_same(growing: Recorded, fixed: Recorded) -> None:
-    slow, fast = (steps_of(recorded, "eval") for recorded in (growing, fixed))
-    assert slow["steps"] == fast["steps"]
-    assert fast["compile_ms"] < slow["compile_ms"] / 2  # one version instead of eight
-    assert fast["wall_ms"] < slow["wall_ms"]
+def least(recordings: list[Recorded], name: str) -> float:
+    return min(float(steps_of(recorded, "eval")[name]) for recorded in recordings)
+
+
+def test_the_cure_makes_evaluation_faster_and_its_result_the_same(
+    growing: Recorded, fixed: Recorded, tmp_path: Path
+) -> None:
+    slow, fast = [growing], [fixed]
+    assert steps_of(growing, "eval")["steps"] == steps_of(fixed, "eval")["steps"]
+
+    def is_faster() -> bool:
+        compiled_less = least(fast, "compile_ms") < least(slow, "compile_ms") / 2  # one version instead of eight
+        return compiled_less and least(fast, "wall_ms") < least(slow, "wall_ms")
+
+    while not is_faster() and len(slow) < 4:  # something else had the cores: of several recordings the quickest counts
+        slow.append(example(tmp_path / f"slow-{len(slow)}"))
+        fast.append(example(tmp_path / f"fast-{len(fast)}", "--fixed"))
+    assert is_faster()
     told = [[line.split(b", trained")[0] for line in each.stdout.splitlines()] for each in (growing, fixed)]
     assert len(told[0]) == 3
     assert told[0] == told[1]

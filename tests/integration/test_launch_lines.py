@@ -43,7 +43,7 @@ def test_shell_script(tmp_path: Path) -> None:
         f'#!/bin/sh\nset -e\necho starting\n"{PYTHON}" "{SCRIPTS / "loop.py"}" "$@"\necho ended\nexit 4\n'
     )
     script.chmod(0o755)
-    recorded = record(tmp_path / "run", [str(script), "--steps", "30"], options=NO_WINDOW)
+    recorded = record(tmp_path / "run", [str(script), "--steps", "30"], options=[*NO_WINDOW, "--no-report"])
     assert recorded.status == 4, recorded.text
     assert recorded.stdout.startswith(b"starting\nresult ")
     assert len(step_rows(tmp_path / "run" / "rank-0")) in {29, 30}
@@ -92,11 +92,12 @@ def test_a_users_own_sitecustomize_runs_in_the_command_and_not_beside_it(tmp_pat
     ran = tmp_path / "ran.txt"
     theirs = f"import os, sys\nos.environ['SEEN'] = 'theirs ran'\nprint(sys.orig_argv, file=open({str(ran)!r}, 'a'))\n"
     (tmp_path / "sitecustomize.py").write_text(theirs)
-    code = "import os, torch; print(os.environ.get('SEEN'))"
-    recorded = record(tmp_path / "run", [PYTHON, "-c", code], options=NO_WINDOW, env={"PYTHONPATH": str(tmp_path)})
+    code = "import os; print(os.environ.get('SEEN'))"
+    options = [*NO_WINDOW, "--no-report"]
+    recorded = record(tmp_path / "run", [PYTHON, "-c", code], options=options, env={"PYTHONPATH": str(tmp_path)})
     assert recorded.stdout == b"theirs ran\n"
     lines = ran.read_text().splitlines()
-    assert sum("import os, torch" in line and "stepscope" not in line for line in lines) == 1
+    assert sum("import os; print" in line and "stepscope" not in line for line in lines) == 1
     assert not any("telemetry" in line for line in lines)
 
 

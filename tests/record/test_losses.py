@@ -22,9 +22,10 @@ pytestmark = pytest.mark.torch
 
 SCRIPT = """
 import torch
+from plain_sgd import PlainSGD
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = PlainSGD(model.parameters(), lr=0.1)
 step = 0
 while True:
     loss = model(torch.randn(8, 4)).pow(2).mean()

@@ -26,14 +26,11 @@ def main():
     parser.add_argument("--note", default="")
     parser.add_argument("--seen")
     parser.add_argument("--slow", action="store_true", help="sleep for longer than a busy machine takes")
-    parser.add_argument("--fail", action="store_true")
     arguments = parser.parse_args()
     if arguments.seen:
         with open(arguments.seen, "a") as file:
             seen = {"note": arguments.note, "variable": os.environ.get("SLEEPY"), "stdin": sys.stdin.read()}
             file.write(json.dumps(seen) + "\n")
-    if arguments.fail:
-        raise SystemExit("no data to train on")
     torch.set_num_threads(1)
     model = torch.nn.Linear(4, 1)
     for inputs, targets in DataLoader(Sleepy(), batch_size=4):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-SECONDS = 6.0
+SECONDS = 6.0  # of processor time: on a busy machine there are as many steps
 
 
 def train() -> None:
@@ -23,8 +23,8 @@ def train() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     inputs, labels = torch.randn(512, 128), torch.randint(8, (512,))
     held, held_labels = torch.randn(512, 128), torch.randint(8, (512,))
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
+    end = time.process_time() + SECONDS
+    while time.process_time() < end:
         hidden = checkpoint(first, inputs, use_reentrant=False)
         loss = F.cross_entropy(last(hidden), labels)
         optimizer.zero_grad()

@@ -29,8 +29,9 @@ images = TensorDataset(torch.ones(64, 3), torch.ones(64))
 held_out = DataLoader(TensorDataset(torch.ones(64, 3), torch.ones(64)), batch_size=4)
 loader = DataLoader(images, batch_size=4)
 loader = prepare(loader)
+from plain_sgd import PlainSGD
 model = torch.nn.Linear(3, 1)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
+optimizer = PlainSGD(model.parameters(), 0.1)
 for epoch in range(2):
     for x, y in loader:
         optimizer.zero_grad()
@@ -146,6 +147,7 @@ def test_what_holds_itself_ends() -> None:
 
 
 STRANGE = """import torch
+from plain_sgd import PlainSGD
 from torch.utils.data import DataLoader
 
 class Batch:
@@ -157,7 +159,7 @@ class Batch:
         raise RuntimeError("not now")
 
 model = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
+optimizer = PlainSGD(model.parameters(), 0.1)
 for batch in DataLoader([torch.ones(1)] * 40, batch_size=4, collate_fn=Batch):
     optimizer.zero_grad()
     model(batch.rows).sum().backward()

@@ -16,6 +16,7 @@ import pytest
 
 SCRIPTS = Path(__file__).parent / "window_scripts"
 SOURCE = Path(__file__).parents[3] / "src"
+PLAIN = Path(__file__).parents[2] / "integration" / "scripts"  # where scripts find `plain_sgd`
 # Windows in cycles of seven steps, and time for all of them: tests are short.
 CYCLES = {"mode": "schedule", "wait": 2, "warmup": 1, "active": 4, "repeat": 0, "time_share": 1e6}
 
@@ -32,7 +33,7 @@ class Finished:
 def run_script(name: str, *arguments: str, run: Path | None = None, **settings: Any) -> Finished:
     """Runs a script of `window_scripts`; recorded into `run` when it is given, `settings` being the agent's."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("STEPSCOPE")}
-    environment.update(PYTHONPATH=str(SOURCE), KINETO_LOG_LEVEL="99")
+    environment.update(PYTHONPATH=f"{SOURCE}{os.pathsep}{PLAIN}", KINETO_LOG_LEVEL="99")
     if run is not None:
         (run / "host-test").mkdir(parents=True)
         environment["STEPSCOPE_RECORD"] = json.dumps({"run": str(run), "host_dir": str(run / "host-test"), **settings})

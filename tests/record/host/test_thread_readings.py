@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -10,7 +11,7 @@ from stepscope.analyze import analyze
 from stepscope.model import Analysis
 from stepscope.read import read_run
 from stepscope.tables import build
-from tests.integration.harness import PYTHON, Recorded, json_lines
+from tests.integration.harness import PYTHON, SCRIPTS, Recorded, json_lines
 from tests.integration.harness import record as recorded_by
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
@@ -19,12 +20,13 @@ THREADS = 8
 SCRIPT = f"""
 import os, sys, time
 import torch
+from plain_sgd import PlainSGD
 torch.set_num_threads({THREADS})
 model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+optimizer = PlainSGD(model.parameters(), lr=1e-3)
 inputs = torch.randn(256, 256)
 with open(sys.argv[1], "rb") as data:
-    end = time.monotonic() + 7
+    end = time.monotonic() + 4
     while time.monotonic() < end:
         data.seek(0)
         data.read()
@@ -40,6 +42,7 @@ COUNTERS = ("main_cpu_ns", "main_timeslices", "run_delay_ns", "pool_cpu_ns", "po
 def run(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     folder = tmp_path_factory.mktemp("threads")
     (folder / "train.py").write_text(SCRIPT)
+    shutil.copy(SCRIPTS / "plain_sgd.py", folder)
     (folder / "data.bin").write_bytes(bytes(1 << 20))
     line = [PYTHON, "train.py", str(folder / "data.bin")]
     done = recorded_by(folder / "run", line, options=["--no-window"], cwd=folder)

@@ -281,8 +281,9 @@ def test_unusual_loops_end_where_they_end_without_it(tmp_path: Path) -> None:
 
 DEFECT = """
 import sys, torch
+from plain_sgd import PlainSGD
 model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = PlainSGD(model.parameters(), lr=0.1)
 types = []
 for step in range(6):
     if step == 2:

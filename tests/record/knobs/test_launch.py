@@ -157,9 +157,10 @@ os.environ["TAKEN"] = "by the script"
 import random
 import torch
 import numpy
+from plain_sgd import PlainSGD
 first = [random.random(), numpy.random.rand(), torch.rand(1).item(), hash("x")]
 model = torch.nn.Linear(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = PlainSGD(model.parameters(), lr=0.1)
 for step in range(3):
     model(torch.rand(4, 2)).sum().backward()
     optimizer.step()

@@ -133,8 +133,9 @@ def test_workers_keep_the_cpus_of_the_process(tmp_path: Path) -> None:
 
 NOTHING = """
 import time, torch
+from plain_sgd import PlainSGD
 model = torch.nn.Linear(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = PlainSGD(model.parameters(), lr=0.1)
 for step in range(3000):
     model(torch.rand(4, 2)).sum().backward()
     optimizer.step()

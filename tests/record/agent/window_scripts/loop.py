@@ -6,6 +6,7 @@ import os
 import sys
 
 import torch
+from plain_sgd import PlainSGD
 
 from stepscope.record.agent import core
 
@@ -14,7 +15,7 @@ what = sys.argv[1]
 length = 6 if what == "short" else 14
 data = torch.utils.data.TensorDataset(torch.randn(length * 4, 8), torch.randn(length * 4, 2))
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = PlainSGD(model.parameters(), lr=0.01)
 forward = model
 for index, (x, y) in enumerate(torch.utils.data.DataLoader(data, batch_size=4)):
     if what == "compile" and index == 4:
