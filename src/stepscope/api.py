@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -108,42 +107,25 @@ class Run:
     @cached_property
     def tables(self) -> Tables:
         """The run's typed columns; also written to RUN/tables, or to DIR/tables of traces, unless `options` say no."""
-        cache = _cache(self.options)
-        with self._reading_ahead(cache):
-            from stepscope import tables
-            from stepscope.tables.options import BuildOptions
+        from stepscope import tables
+        from stepscope.tables.options import BuildOptions
 
-            options = BuildOptions(
-                cache=cache, workers=self.options.workers, progress=self.options.progress, steps=self.options.steps
-            )
-            try:
-                raw = self._raw()
-            except OSError as error:
-                raise UnreadableInputError(
-                    f"{self.folder}: {error.strerror or error}; check its permissions"
-                ) from error
-            built = tables.build(raw, options)
+        options = BuildOptions(
+            cache=_cache(self.options),
+            workers=self.options.workers,
+            progress=self.options.progress,
+            steps=self.options.steps,
+        )
+        try:
+            raw = self._raw()
+        except OSError as error:
+            raise UnreadableInputError(f"{self.folder}: {error.strerror or error}; check its permissions") from error
+        built = tables.build(raw, options)
         beside = self.folder if self.options.steps is None else None
         target = beside if self.recorded else self.options.tables
         if self.options.keep and target is not None:
             _store(built, target)
         return built
-
-    @contextmanager
-    def _reading_ahead(self, cache: Path | None) -> Iterator[None]:
-        """One trace alone is read by a process of its own, while what analyses it is imported here."""
-        from stepscope import reader_process
-        from stepscope.cached import is_cached
-
-        if self.recorded or len(self.paths) > 1 or self.options.workers == 1 or is_cached(self.paths[0], cache):
-            yield
-            return
-        with reader_process.reading(self.paths[0]) as begun:
-            if begun:
-                import stepscope.analyze
-                import stepscope.diagnose
-                import stepscope.report  # noqa: F401
-            yield
 
     def _raw(self) -> RawRun:
         """What lies in the paths, read as far as must be known before tables are made."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.read.formats import Limits, open_trace
-from stepscope.read.trace import MISSING, Text, TraceSource, TraceSummary
+from stepscope.read.trace import MISSING, Text, TraceSummary
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "traces"
 BASE = 1_790_857_026_000_000_000
@@ -20,8 +20,8 @@ BASE = 1_790_857_026_000_000_000
 class Collected:
     """Columns of a whole trace: `slices["name"]` is a list; missing values are None."""
 
-    def __init__(self, path: Path, limits: Limits | None = None, source: TraceSource | None = None) -> None:
-        source = source or open_trace(path, limits=limits)
+    def __init__(self, path: Path, limits: Limits | None = None) -> None:
+        source = open_trace(path, limits=limits)
         chunks = list(source.chunks())
         self.summary: TraceSummary = source.summary()
         self.quality = self.summary.quality

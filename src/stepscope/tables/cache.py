@@ -22,7 +22,6 @@ from msgspec import Struct
 from stepscope import __version__
 from stepscope.cached import DIGEST_BYTES, INDEX, LAYOUT, key_of
 from stepscope.errors import UnreadableInputError
-from stepscope.read import ahead
 from stepscope.read.formats import Limits, open_trace
 from stepscope.read.trace import TraceSource
 from stepscope.tables import stored
@@ -117,8 +116,7 @@ def _new_part(root: Path) -> Path:
 
 
 def _opened(path: Path, limits: Limits | None, progress: Callable[[int, int], None] | None) -> TraceSource:
-    being_read = ahead.opened(path, progress) if limits is None else None
-    return being_read or open_trace(path, limits=limits or Limits(), progress=progress)
+    return open_trace(path, limits=limits or Limits(), progress=progress)
 
 
 def index_of(entry: Path) -> TraceIndex | None:
