@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.cli import main
+from stepscope.cli import process
 
 if __name__ == "__main__":
-    main()
+    process()

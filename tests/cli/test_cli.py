@@ -14,6 +14,9 @@ import pytest
 from stepscope import cli
 from stepscope.cli import COMMANDS, Command
 from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
+from tests import gpu_traces
+
+FULL = "stepscope: no space left on device; send the output elsewhere\n"
 
 
 def stepscope(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -162,6 +165,30 @@ def test_a_closed_pipe_ends_quietly(body: str) -> None:
     os.close(writer)
 
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("shell", "status", "said"),
+    [
+        (
+            "stepscope analyze trace.json > /dev/full",
+            4,
+            "stepscope: no space left on device; send the output elsewhere\n",
+        ),
+        ("stepscope --help > /dev/full", 4, "stepscope: no space left on device; send the output elsewhere\n"),
+        ("stepscope analyze trace.json >&-", 0, ""),
+        ("stepscope analyze trace.json 2>&-", 0, ""),
+        ("stepscope analyze trace.json | true; exit ${PIPESTATUS[0]}", 141, ""),
+    ],
+)
+def test_output_that_goes_nowhere_is_a_status_and_a_line(tmp_path: Path, shell: str, status: int, said: str) -> None:
+    gpu_traces.write(tmp_path / "trace.json")
+    command = shell.replace("stepscope ", f"{sys.executable} -m stepscope ")
+    settings = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (status, said)
 
 
 def test_every_target_of_the_table_exists() -> None:

@@ -7,9 +7,12 @@ code of its class; Ctrl-C ends with 130; a reader that closes the pipe ends us q
 
 from __future__ import annotations
 
+import atexit
+import errno
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
@@ -17,7 +20,7 @@ import typer
 from msgspec import Struct, field
 from typer.core import TyperCommand, TyperGroup
 
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.errors import EnvironmentRefusal, StepscopeError, UsageError
 
 # The parser's base of everything wrong with a command line. Its own module moved between versions of Typer, which keep
 # re-exporting this child of it.
@@ -214,7 +217,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except PARSE_ERROR as error:
         command = error.ctx.command_path if error.ctx else "stepscope"
         _fail(f"{error.format_message().rstrip('.')}; see `{command} --help`", UsageError.exit_code)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _fail(
+            f"no space left on device{f' for {error.filename}' if error.filename else ''}; send the output elsewhere",
+            EnvironmentRefusal.exit_code,
+        )
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def process() -> None:
+    """`main` as a process, which ends without taking apart what it holds: a tenth of a second after a trace.
+
+    As the interpreter ends, threads are waited for, exit functions run, and output is flushed.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller: what is written to it goes nowhere
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open for as long as the process
+    try:
+        main()
+    except SystemExit as ended:
+        status = ended.code
+    wait_for_threads = getattr(threading, "_shutdown", None)
+    if wait_for_threads is None or not isinstance(status, int):
+        sys.exit(status)
+    wait_for_threads()
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):  # a full disk, or closed output: the interpreter has a status for it
+        sys.exit(status)
+    os._exit(status)
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:

@@ -153,7 +153,14 @@ def console(stream: TextIO) -> Console:
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
-    return Console(file=stream, highlight=False, markup=False, emoji=False)
+    made = Console(file=stream, highlight=False, markup=False, emoji=False)
+    made.on_broken_pipe = _on_broken_pipe  # type: ignore[method-assign]
+    return made
+
+
+def _on_broken_pipe() -> None:
+    """Called where Rich would end the process itself, with a status of its own."""
+    raise BrokenPipeError
 
 
 @contextlib.contextmanager
