@@ -31,8 +31,9 @@ ALLOWED = {
     "called by Python or IPython": (
         *("__getattr__", "__dir__", "__doc__", "load_ipython_extension", "unload_ipython_extension"),
     ),
-    "read by a library that it is set for": (
+    "read or called by a library that it is set for": (
         *("redirect_slashes", "should_exit", "fast_dtype", "suppress_errors", "_compiled_call_impl"),
+        "on_broken_pipe",
     ),
     "called on a `stepscope.profile`, which has what `torch.profiler.profile` has": (
         *("add_metadata", "add_metadata_json", "export_memory_timeline", "export_stacks", "preset_metadata_json"),
