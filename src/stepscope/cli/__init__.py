@@ -13,11 +13,11 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
-from msgspec import Struct, field
 from typer.core import TyperCommand, TyperGroup
 
 from stepscope.errors import EnvironmentRefusal, StepscopeError, UsageError
@@ -29,13 +29,13 @@ INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
-class Command(Struct, frozen=True):
+class Command(NamedTuple):
     """One line of the command table. `target` is "module:function"; the function's docstring is its full help."""
 
     target: str
     summary: str
     examples: tuple[str, ...]
-    settings: dict[str, Any] = field(default_factory=dict)  # context settings of the command's parser
+    settings: Mapping[str, Any] = MappingProxyType({})  # context settings of the command's parser
 
 
 COMMANDS: dict[str, Command] = {
