@@ -36,6 +36,7 @@ from stepscope.cli.options import (
     Worker,
     parse_checks,
     read_options,
+    spare_memory,
 )
 from stepscope.errors import UsageError
 
@@ -127,6 +128,7 @@ def analyze(
         raise UsageError("--fail-on checks one run; leave out --diff")
     wanted.check(html_file)
     plan = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
+    spare_memory(paths)
     with outputs.reading("reading") as progress:
         options = read_options(
             source_root=source_root,
