@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -123,8 +124,9 @@ _STEPS = re.compile(r"(\d{1,18})(?::(\d{1,18}))?")
 
 def spare_memory(paths: Sequence[Path]) -> None:
     """Let Polars give back at once what it frees if the files are large; before it is imported. 3 % of the time."""
-    if sum(path.stat().st_size for path in paths if path.is_file()) >= LARGE_BYTES:
-        os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
+    with contextlib.suppress(OSError):  # who opens them says what is wrong with them
+        if sum(path.stat().st_size for path in paths if path.is_file()) >= LARGE_BYTES:
+            os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
 
 
 def read_options(
