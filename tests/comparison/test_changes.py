@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from stepscope.analyze.views.diff import DiffSide
-from stepscope.comparison.changes import environment, findings, lines, traced, utilisation, windows
-from stepscope.comparison.changes.findings import Judged
-from stepscope.comparison.changes.names import relative_to
-from stepscope.comparison.changes.rows import Amount, Amounts, Thing, merged, rows
+from stepscope.analyze.views.diff import DiffSide, diff
+from stepscope.comparison import changes
+from stepscope.comparison.changes import Judged, rows
+from stepscope.comparison.profile import LOAD, Amount, Amounts, Thing, merged, relative_to
 from stepscope.model import Abstention, Diagnosis, Finding, Ignored, Place
 from stepscope.model.comparison import Change
 from stepscope.model.views.diff import Diff, DiffRow
@@ -94,13 +93,13 @@ def on(*places: tuple[str, int, float]) -> Amounts:
 
 def test_a_function_whose_lines_all_moved_is_compared_as_a_whole() -> None:
     base, other = on(("load", 10, 4), ("load", 12, 4), ("main", 30, 1)), on(("load", 15, 2), ("main", 30, 5))
-    found = lines.changes([(base, other)], [], FLOOR, shares=False)
+    found = changes.line_changes([(base, other)], [], FLOOR, shares=False)
     assert [(row.name, row.line, row.difference) for row in found] == [("load", None, -6), ("main", 30, 4)]
 
 
 def test_a_function_that_keeps_some_lines_is_compared_line_by_line() -> None:
     base, other = on(("load", 10, 4), ("load", 12, 4)), on(("load", 10, 4), ("load", 13, 8))
-    found = lines.changes([(base, other)], [], FLOOR, shares=False)
+    found = changes.line_changes([(base, other)], [], FLOOR, shares=False)
     assert [(row.line, row.status) for row in found] == [(13, "new"), (12, "gone")]
 
 
@@ -128,7 +127,7 @@ def found_in(overview: list[DiffRow], plugin: Sequence[DiffRow] = (), kernels: S
 
 def test_parts_of_profiled_steps_leave_the_step_itself_out() -> None:
     diff = found_in([table_row("step", 100, 60), table_row("idle_data", 50, 1), table_row("compute", 40, 41)])
-    found, note = traced.categories([diff], FLOOR)
+    found, note = changes.category_changes([diff], FLOOR)
     assert [(row.name, row.status) for row in found] == [("idle_data", "shrank")]
     assert note is None
 
@@ -136,22 +135,22 @@ def test_parts_of_profiled_steps_leave_the_step_itself_out() -> None:
 def test_parts_of_host_and_device_are_not_mixed_and_the_plugins_stand_in() -> None:
     overview = [table_row("step", 100, 60), table_row("idle_data", 50, None), table_row("host_data", None, 1)]
     diff = found_in(overview, [table_row("step", 100, 60), table_row("DataLoader", 50, 1)])
-    found, note = traced.categories([diff], FLOOR)
+    found, note = changes.category_changes([diff], FLOOR)
     assert [row.name for row in found] == ["DataLoader"]
     assert note is not None
     assert "TensorBoard" in note
 
 
 def test_that_all_kernels_together_stayed_the_same_is_a_row() -> None:
-    found = traced.kernels([found_in([], kernels=[table_row("gemm", 40, 40.1), table_row("sum", 3, 3)])], FLOOR)
-    assert [(row.name, row.status, row.baseline) for row in found] == [(traced.ALL_KERNELS, "same", 43)]
+    found = changes.kernel_changes([found_in([], kernels=[table_row("gemm", 40, 40.1), table_row("sum", 3, 3)])], FLOOR)
+    assert [(row.name, row.status, row.baseline) for row in found] == [(changes.ALL_KERNELS, "same", 43)]
 
 
 def test_kernels_that_neither_side_has_are_absent() -> None:
     empty = DiffSide("a", None, (), (), (), None, None)
-    found = traced.diffs([(empty, empty)])
-    assert traced.kernels(found, FLOOR) == []
-    assert "no work of a device" in (traced.why_absent(found, "kernels") or "")
+    found = [diff(empty, empty)]
+    assert changes.kernel_changes(found, FLOOR) == []
+    assert "no work of a device" in (changes.why_absent(found, "kernels") or "")
 
 
 # ------------------------------------------------------------------------------------------------------ findings
@@ -186,7 +185,7 @@ def statuses(found: list[Change]) -> list[tuple[str | None, str]]:
 def test_findings_go_come_and_cost_another_amount() -> None:
     base = judged(finding("a", 10), finding("b", 5), finding("c", 3))
     other = judged(finding("b", 8), finding("c", 3.01), finding("d", 1))
-    found, absent = findings.changes([base], [other], FLOOR)
+    found, absent = changes.finding_changes([base], [other], FLOOR)
     assert statuses(found) == [("a", "gone"), ("b", "grew"), ("d", "new")]
     assert absent == {}
 
@@ -194,38 +193,38 @@ def test_findings_go_come_and_cost_another_amount() -> None:
 def test_a_finding_is_the_same_one_where_only_its_line_moved() -> None:
     base = judged(finding("a", 10, line=7), finding("a", 4, line=70, function="other"))
     other = judged(finding("a", 10, line=9), finding("a", 9, line=72, function="other"))
-    found, _ = findings.changes([base], [other], FLOOR)
+    found, _ = changes.finding_changes([base], [other], FLOOR)
     assert [(row.status, row.line, row.difference) for row in found] == [("grew", 72, 5)]
 
 
 def test_a_finding_in_the_same_project_elsewhere_is_the_same_one() -> None:
     base = judged(finding("a", 10, file="/home/x/p/train.py"), roots=("/home/x/p",))
     other = judged(finding("a", 2, file="/mnt/q/train.py"), roots=("/mnt/q",))
-    found, _ = findings.changes([base], [other], FLOOR)
+    found, _ = changes.finding_changes([base], [other], FLOOR)
     assert [(row.status, row.file) for row in found] == [("shrank", "train.py")]
 
 
 def test_a_finding_of_a_rule_that_was_not_judged_there_is_neither_gone_nor_new() -> None:
     silent = judged(abstained=(Abstention("a", "sampled stacks"),))
     for sides in (([judged(finding("a", 10))], [silent]), ([silent], [judged(finding("a", 10))])):
-        assert findings.changes(*sides, FLOOR) == ([], {"a": "sampled stacks"})
+        assert changes.finding_changes(*sides, FLOOR) == ([], {"a": "sampled stacks"})
 
 
 def test_a_finding_of_a_rule_about_what_a_run_does_not_use_is_gone() -> None:
     unused = judged(abstained=(Abstention("a", "a DataLoader", quiet=True),))
-    found, _ = findings.changes([judged(finding("a", 10))], [unused], FLOOR)
+    found, _ = changes.finding_changes([judged(finding("a", 10))], [unused], FLOOR)
     assert statuses(found) == [("a", "gone")]
 
 
 def test_a_finding_that_configuration_ignores_on_a_side_is_not_judged_there() -> None:
     ignoring = Judged(Diagnosis((), (), (Ignored("a", "known"),)), ("/p",))
-    assert findings.changes([judged(finding("a", 10))], [ignoring], FLOOR) == ([], {"a": "ignored: known"})
+    assert changes.finding_changes([judged(finding("a", 10))], [ignoring], FLOOR) == ([], {"a": "ignored: known"})
 
 
 def test_of_several_runs_more_than_half_have_to_show_a_finding() -> None:
     with_it, without = judged(finding("a", 9)), judged()
-    assert findings.changes([with_it, without, without], [without] * 3, FLOOR)[0] == []
-    found, _ = findings.changes([with_it, with_it, without], [without] * 3, FLOOR)
+    assert changes.finding_changes([with_it, without, without], [without] * 3, FLOOR)[0] == []
+    found, _ = changes.finding_changes([with_it, with_it, without], [without] * 3, FLOOR)
     assert [(row.status, row.baseline) for row in found] == [("gone", 9)]
 
 
@@ -235,7 +234,9 @@ def test_of_several_runs_more_than_half_have_to_show_a_finding() -> None:
 def test_only_what_differs_in_the_environment_is_a_row() -> None:
     before = {"torch version": "2.1", "CPU": "x", "$OMP_NUM_THREADS": "4"}
     after = {"torch version": "2.2", "CPU": "x", "knob loader.num_workers": "2"}
-    found = [(row.name, row.baseline, row.candidate, row.status) for row in environment.changes([before], [after])]
+    found = [
+        (row.name, row.baseline, row.candidate, row.status) for row in changes.environment_changes([before], [after])
+    ]
     assert found == [
         ("torch version", "2.1", "2.2", "changed"),
         ("$OMP_NUM_THREADS", "4", None, "gone"),
@@ -244,31 +245,31 @@ def test_only_what_differs_in_the_environment_is_a_row() -> None:
 
 
 def test_what_is_not_known_of_a_side_is_no_difference() -> None:
-    assert environment.changes([{"CPU": "x", "threads of torch": "2"}], [{"CPU": "x"}]) == []
+    assert changes.environment_changes([{"CPU": "x", "threads of torch": "2"}], [{"CPU": "x"}]) == []
 
 
 @pytest.mark.parametrize(("after", "differs"), [("1.4", False), ("9.0", True)])
 def test_the_load_differs_only_by_a_busy_process_or_more(after: str, differs: bool) -> None:
-    found = environment.changes([{environment.LOAD: "1.0"}], [{environment.LOAD: after}])
+    found = changes.environment_changes([{LOAD: "1.0"}], [{LOAD: after}])
     assert bool(found) == differs
 
 
 def test_a_value_that_varies_alike_on_both_sides_is_no_difference() -> None:
-    assert environment.changes([{"host": "a"}, {"host": "b"}], [{"host": "b"}, {"host": "a"}]) == []
-    (row,) = environment.changes([{"host": "a"}, {"host": "b"}], [{"host": "a"}, {"host": "a"}])
+    assert changes.environment_changes([{"host": "a"}, {"host": "b"}], [{"host": "b"}, {"host": "a"}]) == []
+    (row,) = changes.environment_changes([{"host": "a"}, {"host": "b"}], [{"host": "a"}, {"host": "a"}])
     assert (row.baseline, row.candidate) == ("a, b", "a")
 
 
 def test_the_windows_are_told_whether_or_not_they_differ() -> None:
-    found = windows.changes([{"measured steps": "90", "traces hold": "host"}], [{"measured steps": "40"}])
+    found = changes.window_changes([{"measured steps": "90", "traces hold": "host"}], [{"measured steps": "40"}])
     assert [(row.name, row.status) for row in found] == [("measured steps", "changed"), ("traces hold", "gone")]
 
 
 def test_less_utilisation_is_a_figure_and_no_judgement() -> None:
-    found = utilisation.changes([{"GPU utilisation": 90.0}], [{"GPU utilisation": 60.0}])
+    found = changes.utilisation_changes([{"GPU utilisation": 90.0}], [{"GPU utilisation": 60.0}])
     assert [(row.kind, row.status, row.difference) for row in found] == [("utilisation", "shrank", -30)]
-    assert utilisation.changes([{"GPU utilisation": 90.0}], [{"GPU utilisation": 89.0}]) == []
-    assert utilisation.changes([{"GPU utilisation": 90.0}], [{}]) == []
+    assert changes.utilisation_changes([{"GPU utilisation": 90.0}], [{"GPU utilisation": 89.0}]) == []
+    assert changes.utilisation_changes([{"GPU utilisation": 90.0}], [{}]) == []
 
 
 def test_a_change_is_the_same_whatever_the_order_of_its_things() -> None:

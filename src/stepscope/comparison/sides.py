@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from stepscope.comparison import distribution, flags, kinds, outcomes
+from stepscope.comparison import distribution, flags, outcomes
+from stepscope.comparison.changes import changes
 from stepscope.comparison.profile import STEP_TIME, Profile
 from stepscope.comparison.thresholds import LOSS_BAND, THRESHOLD, WIDTH
 from stepscope.model.comparison import Comparison, Measure, Outcome, SideFacts
@@ -60,18 +61,18 @@ def compare(baseline: Side, candidate: Side, limits: Limits | None = None) -> Co
     sides = [_in_order(side.profiles) for side in (baseline, candidate)]
     pairs = list(zip(*sides, strict=False))
     steps = _steps(pairs)
-    changes = kinds.changes(pairs, steps.pairs, profiled=steps.profiled)
-    absent = dict(changes.absent)
+    found = changes(pairs, steps.pairs, profiled=steps.profiled)
+    absent = dict(found.absent)
     if steps.absent is not None:
         absent = {STEP_TIME: steps.absent, **absent}
-    notes = [*_left_out(baseline, candidate), *steps.notes, *changes.notes]
+    notes = [*_left_out(baseline, candidate), *steps.notes, *found.notes]
     outcome = _outcome(steps, limits)
     clean = outcome.pairs if outcome is not None and outcome.pairs else steps.pairs
     return Comparison(
         baseline=_facts(baseline, sides[0], [one for one, _ in clean], [one for one, _ in steps.spreads]),
         candidate=_facts(candidate, sides[1], [other for _, other in clean], [other for _, other in steps.spreads]),
         outcome=outcome,
-        changes=changes.rows,
+        changes=found.rows,
         absent=absent,
         notes=tuple(dict.fromkeys(notes)),
     )
