@@ -9,6 +9,7 @@ import pytest
 
 from stepscope.experiment import propose
 from stepscope.experiment.baseline import Baseline, Loss, of_run
+from stepscope.experiment.plan import candidate_of, candidates_of
 from stepscope.experiment.propose import Options, Proposals
 from stepscope.model import Diagnosis, Finding, Place, Risk, Try
 from stepscope.schema import Knob
@@ -30,7 +31,7 @@ def baseline(*losses: Loss, **changes: Any) -> Baseline:
 
 
 def of(*losses: Loss, options: Options | None = None, **changes: Any) -> Proposals:
-    return propose.of_baseline(baseline(*losses, **changes), options or Options(general=propose.NEVER))
+    return propose.of_baseline(baseline(*losses, **changes), options or Options(general=False))
 
 
 def names(found: Proposals) -> list[str]:
@@ -173,12 +174,9 @@ def test_where_the_findings_name_no_knob_the_general_ones_are_tried() -> None:
     assert len(found.by_hand) == 1
 
 
-def test_general_knobs_are_asked_for_or_needed_and_never_more() -> None:
-    named = loss(THREADS)
-
-    assert len(of(named, options=Options(general=propose.ALWAYS)).candidates) > 1
-    assert len(of(named, options=Options()).candidates) == 1
-    assert of(options=Options(general=propose.NEVER)).candidates == ()
+def test_general_knobs_are_tried_where_nothing_else_is_and_never_more() -> None:
+    assert len(of(loss(THREADS), options=Options()).candidates) == 1
+    assert of(options=Options(general=False)).candidates == ()
     assert of(options=Options()).notes == (
         "The diagnosis names no loss worth fixing; the general knobs are tried instead.",
     )
@@ -207,14 +205,13 @@ def test_more_threads_can_gain_what_perfect_sharing_would() -> None:
     assert "torch.num_threads=1" not in ceilings
 
 
-@pytest.mark.parametrize(("flags", "tried"), [("fpu avx512f", False), ("fpu avx512_bf16 sse", True)])
-def test_half_precision_is_tried_where_the_processor_has_it(tmp_path: Path, flags: str, tried: bool) -> None:
+@pytest.mark.parametrize(("flags", "emulated"), [("fpu avx512f", True), ("fpu avx512_bf16 sse", False)])
+def test_half_precision_says_where_the_processor_does_not_have_it(tmp_path: Path, flags: str, emulated: bool) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
-    found = of(options=Options(root=tmp_path, general=propose.ALWAYS), phases=PHASES)
+    found = of(options=Options(root=tmp_path), phases=PHASES)
 
-    assert ("amp.dtype=bf16" in names(found)) == tried
-    assert ("emulated" in reasons(found).get("amp.dtype=bf16", "")) != tried
+    assert ("emulated" in reasons(found)["amp.dtype=bf16"]) == emulated
 
 
 def test_coarser_arithmetic_is_never_tried_unasked(tmp_path: Path) -> None:
@@ -251,10 +248,45 @@ def test_a_run_proposes_what_its_findings_name(folder: Path) -> None:
 
 
 def test_candidates_of_the_user_get_the_ceiling_of_the_finding_that_names_them() -> None:
-    from stepscope.experiment.plan import candidate_of
-
     base = baseline(loss(WORKERS, ceiling=0.4), loss(WORKERS, THREADS, ceiling=0.1, finding="other"))
     own = [candidate_of([Knob("loader.num_workers", "1")]), candidate_of([Knob("gc", "off")])]
     found = propose.with_ceilings(own, base)
 
     assert [(one.ceiling, one.finding) for one in found] == [(0.4, "rule:0"), (None, None)]
+
+
+SLOW_LOADER = Baseline(
+    losses=(
+        Loss(
+            "slow",
+            "The loader is slow",
+            "Use workers",
+            0.6,
+            (Knob("loader.num_workers", "2"), Knob("loader.pin_memory", "true")),
+        ),
+    ),
+    devices=("cuda",),
+)
+
+
+def test_what_the_user_names_comes_first_once_and_with_its_ceiling() -> None:
+    named = candidates_of(["gc=freeze", "loader.num_workers=2"])
+    found = propose.proposals(SLOW_LOADER, named, threshold=0.01, width=0.02)
+    proposed = names(found)
+    assert proposed[:2] == ["gc=freeze", "loader.num_workers=2"]
+    assert len(proposed) == len(set(proposed))
+    ceilings = {candidate.name: candidate.ceiling for candidate in found.candidates}
+    assert ceilings["gc=freeze"] is None
+    assert ceilings["loader.num_workers=2"] == 0.6
+    assert "loader.pin_memory=true" in proposed
+
+
+def test_knobs_that_no_finding_names_are_for_when_there_is_nothing_else() -> None:
+    healthy = Baseline(losses=(), devices=("cpu",))
+    named = candidates_of(["gc=freeze"])
+    found = propose.proposals(healthy, named, threshold=0.01, width=0.02)
+    assert [candidate.name for candidate in found.candidates] == ["gc=freeze"]
+    assert found.notes == ()
+    alone = propose.proposals(healthy, (), threshold=0.01, width=0.02)
+    assert alone.candidates
+    assert alone.notes

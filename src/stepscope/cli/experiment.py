@@ -219,7 +219,7 @@ class Call(Struct, frozen=True):
             from stepscope import api
             from stepscope.cli import settings
             from stepscope.experiment.baseline import of_run
-            from stepscope.experiment.sources import proposals
+            from stepscope.experiment.propose import proposals
 
             path = pilot if pilot is not None else Path(str(request.source))
             run = api.open_run(path, options=api.ReadOptions(ignored=settings.load().ignore))

@@ -3,10 +3,18 @@
 A finding's gain ceiling bounds what a knob of it can gain, before anything is run: what cannot reach the effect that
 matters, or that the experiment can tell, is skipped, as is what this device or the table of knobs does not have. Each
 says why. Losses that no knob reaches are handed on, with the line to edit.
+
+Where the findings name nothing to try there are general knobs, which need no finding: threads, a compiled model, the
+optimizer's implementation. The phases of the step bound what each can gain: an optimizer that takes 2 % of the step
+cannot give more back. What makes the arithmetic coarser is never tried unasked: a hundred losses within a band do not
+show that a model ends as good.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,11 +23,11 @@ from msgspec.structs import replace
 
 from stepscope.comparison.thresholds import THRESHOLD, WIDTH
 from stepscope.errors import UsageError
-from stepscope.experiment import general
 from stepscope.experiment.baseline import Baseline, Loss, same
 from stepscope.experiment.plan import candidate_of
 from stepscope.model.experiment import ByHand, Candidate, Skipped
 from stepscope.record.agent import knobs as table
+from stepscope.record.host.hardware import affinity, read_text, sibling_groups
 from stepscope.schema import Knob
 
 WORKERS = "loader.num_workers"
@@ -30,7 +38,11 @@ NEIGHBOURS = (2.0, 0.5)
 CUDA_KNOBS = ("cuda.", "cudnn.", "allocator.", "loader.pin_memory", "env:PYTORCH_CUDA_", "env:CUDA_", "env:NCCL_")
 MAX_BY_HAND = 5
 
-IF_NONE, NEVER, ALWAYS = "if_none", "never", "always"
+COMPILERS = ("g++", "c++", "clang++")
+BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # of x86 and ARM processors
+MODEL = ("forward", "backward")
+OPTIMIZER = ("optimizer",)
+THREADS = "torch.num_threads"
 
 
 class Proposals(Struct, frozen=True):
@@ -43,19 +55,32 @@ class Proposals(Struct, frozen=True):
 
 
 class Options(Struct, frozen=True):
-    """`threshold` and `width` are the protocol's; `general` says when knobs that no finding names are proposed.
+    """`threshold` and `width` are the protocol's; `general`: knobs that no finding names are proposed
+    where the findings name none.
 
     `root` prefixes the paths of the machine that is asked what it supports.
     """
 
     threshold: float = THRESHOLD
     width: float = WIDTH
-    general: str = IF_NONE
+    general: bool = True
     root: Path = Path("/")
 
 
+def proposals(base: Baseline, named: Sequence[Candidate], *, threshold: float, width: float) -> Proposals:
+    """What to try on the run `base`: what the user `named` comes first, then what the findings of a run suggest."""
+    found = of_baseline(base, Options(threshold=threshold, width=width, general=not named))
+    known = {frozenset(candidate.knobs) for candidate in named}
+    more = (candidate for candidate in found.candidates if frozenset(candidate.knobs) not in known)
+    return replace(
+        found,
+        candidates=(*with_ceilings(named, base), *more),
+        notes=() if named else found.notes,
+    )
+
+
 def of_baseline(base: Baseline, options: Options | None = None) -> Proposals:
-    """Candidates of all findings, and of the general knobs where those are wanted."""
+    """Candidates of all findings, and where there are none of the general knobs."""
     options = options or Options()
     found = _Collected(base, options)
     for loss in sorted(base.losses, key=lambda loss: -(loss.ceiling or 0.0)):
@@ -64,8 +89,8 @@ def of_baseline(base: Baseline, options: Options | None = None) -> Proposals:
         for knob in risk.tries:
             found.skip((knob,), f"of a risk without a measured cost: {_short(risk.title)}")
     notes = tuple(_notes(base, found, options))  # now: of the findings' candidates alone
-    if options.general == ALWAYS or (options.general == IF_NONE and not found.candidates):
-        for candidate, reason in general.candidates(base, options.root, asked=options.general == ALWAYS):
+    if options.general and not found.candidates:
+        for candidate, reason in _general(base, options.root):
             found.offer(candidate, reason)
     return Proposals(tuple(found.candidates), tuple(found.skipped), found.by_hand(), notes)
 
@@ -73,7 +98,7 @@ def of_baseline(base: Baseline, options: Options | None = None) -> Proposals:
 def _notes(base: Baseline, found: _Collected, options: Options) -> Iterator[str]:
     if found.candidates:
         return
-    tried = "; the general knobs are tried instead" if options.general != NEVER else ""
+    tried = "; the general knobs are tried instead" if options.general else ""
     if not base.losses:
         yield f"The diagnosis names no loss worth fixing{tried}."
     elif any(loss.tries for loss in base.losses):
@@ -182,6 +207,65 @@ def _family(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
 
 def _candidate(knobs: tuple[Knob, ...], loss: Loss) -> Candidate:
     return replace(candidate_of(knobs), ceiling=loss.ceiling, finding=loss.finding)
+
+
+def _general(base: Baseline, root: Path) -> Iterator[tuple[Candidate, str | None]]:
+    """(candidate, why it is not tried or None) of knobs that need no finding, in the order in which to try them."""
+    found = [*_threads(base, root), _compiled(base), _bfloat16(base, root), *_optimizer(base)]
+    yield from sorted(found, key=lambda pair: -(pair[0].ceiling if pair[0].ceiling is not None else 1.0))
+
+
+def _one(knob: str, value: str, ceiling: float | None) -> Candidate:
+    return Candidate(f"{knob}={value}", (Knob(knob, value),), ceiling)
+
+
+def _share(base: Baseline, phases: tuple[str, ...]) -> float | None:
+    """The part of the step that lies in these phases; None where the step was not cut into them."""
+    if not any(phase in base.phases for phase in phases):
+        return None
+    return sum(base.phases.get(phase, 0.0) for phase in phases)
+
+
+def _threads(base: Baseline, root: Path) -> Iterator[tuple[Candidate, str | None]]:
+    """One thread, one for each core, one for each processor, as far as they differ from what is set."""
+    processors = affinity()
+    counts = sorted({1, len(sibling_groups(processors, root)), len(processors)})
+    waits = [base.phases[name] for name in ("data_wait", "before_forward") if name in base.phases]
+    computing = max(0.0, 1.0 - sum(waits)) if waits else None
+    current = base.settings.get(THREADS, "")
+    for count in counts:
+        ceiling = computing
+        if computing is not None and current.isdecimal() and count > int(current) > 0:
+            ceiling = computing * (1.0 - int(current) / count)  # all of it, perfectly parallel
+        yield _one(THREADS, str(count), ceiling), None
+
+
+def _compiled(base: Baseline) -> tuple[Candidate, str | None]:
+    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, COMPILERS)), None)
+    missing = base.on_cpu and compiler is None
+    reason = "needs a C++ compiler on a CPU, and there is none on the path" if missing else None
+    return _one("compile", "true", _share(base, MODEL)), reason
+
+
+def _bfloat16(base: Baseline, root: Path) -> tuple[Candidate, str | None]:
+    reason = "makes the arithmetic coarser, which no finding asks for; ask with --try amp.dtype=bf16"
+    if base.on_cpu and _has_bfloat16(root) is False:
+        reason = "this processor has no instructions for bfloat16, so that it would be emulated"
+    return _one("amp.dtype", "bf16", _share(base, MODEL)), reason
+
+
+def _optimizer(base: Baseline) -> Iterator[tuple[Candidate, str | None]]:
+    ceiling = _share(base, OPTIMIZER)
+    yield _one("optimizer.fused", "true", ceiling), None
+    if base.on_cpu:  # on a GPU it is the default
+        yield _one("optimizer.foreach", "true", ceiling), None
+
+
+def _has_bfloat16(root: Path) -> bool | None:
+    """Whether this machine's processors calculate in bfloat16; None where it does not tell."""
+    text = read_text(root / "proc/cpuinfo") or ""
+    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return any(flag in lines[0].split() for flag in BFLOAT16_FLAGS) if lines else None
 
 
 def with_ceilings(candidates: Iterable[Candidate], base: Baseline) -> tuple[Candidate, ...]:
