@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from stepscope.comparison import estimates, stopping, warmup
+from stepscope.comparison import estimates, warmup
 from stepscope.comparison.outcomes import outcome
 from stepscope.comparison.thresholds import LEAST_PAIRS, MOST_PAIRS, WIDTH
-from stepscope.experiment.deciding import is_clear
+from stepscope.experiment.stopping import alpha_after, is_clear, narrow_enough
 from stepscope.model.comparison import FASTER, SLOWER, Effect, Measure, Outcome
 
 Floats = NDArray[np.float64]
@@ -126,14 +126,14 @@ def judge(session: Floats, sides: str, *, least: int = LEAST_PAIRS, most: int = 
         effect = estimates.effect([(one.mean_ms, other.mean_ms) for one, other in pairs])
         if enough(effect, least=least, most=most):
             break
-    return outcome((), pairs, alpha=stopping.alpha(least=least, most=most))
+    return outcome((), pairs, alpha=alpha_after(least=least, most=most))
 
 
 def enough(effect: Effect | None, *, least: int, most: int) -> bool:
     """As an experiment decides: by the width, or because the effect is clear."""
-    level = stopping.alpha(least=least, most=most).mean
+    level = alpha_after(least=least, most=most).mean
     clear = effect is not None and least < most and is_clear(effect, level)
-    return clear or stopping.enough(effect, least=least, most=most, width=WIDTH)
+    return clear or narrow_enough(effect, least=least, most=most, width=WIDTH)
 
 
 def by_median(found: Outcome) -> bool:

@@ -15,7 +15,7 @@ import results
 import simulation
 from simulation import Change, Machine
 
-from stepscope.comparison import estimates, stopping
+from stepscope.comparison import estimates
 from stepscope.comparison.thresholds import (
     FIXED_ALPHA,
     INTERVAL_PAIRS,
@@ -26,6 +26,7 @@ from stepscope.comparison.thresholds import (
     WIDTH,
 )
 from stepscope.comparison.verdicts import verdict
+from stepscope.experiment.stopping import alpha_after
 from stepscope.model.comparison import FASTER, NO_DIFFERENCE, SLOWER, UNDECIDED
 
 SEED = 20261121
@@ -109,7 +110,7 @@ def stopping_rates(least: int, spread: float, sessions: int, seed: int) -> tuple
             if simulation.enough(effect, least=least, most=MOST_PAIRS):
                 break
         used += count
-        alpha = stopping.alpha(least=least, most=MOST_PAIRS).mean
+        alpha = alpha_after(least=least, most=MOST_PAIRS).mean
         false += verdict(effect, threshold=THRESHOLD, width=WIDTH, alpha=alpha).word in {FASTER, SLOWER}
     return 100 * false / sessions, used / sessions
 

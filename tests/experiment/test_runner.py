@@ -14,8 +14,7 @@ import pytest
 from stepscope.experiment import runner
 from stepscope.experiment.journal import Made
 from stepscope.experiment.plan import PAIRS, Slot
-from stepscope.experiment.runner import Order, Processes, Stopped, last_line, log_of
-from stepscope.experiment.steps_seen import StepsSeen
+from stepscope.experiment.runner import Order, Processes, StepsSeen, Stopped, last_line, log_of
 from stepscope.schema import Knob
 
 pytestmark = pytest.mark.process

@@ -180,8 +180,7 @@ class Call(Struct, frozen=True):
         from stepscope.experiment.engine import Engine, Parts
         from stepscope.experiment.plan import key
         from stepscope.experiment.result import Frame
-        from stepscope.experiment.runner import Processes
-        from stepscope.experiment.stop import StopRequests
+        from stepscope.experiment.runner import Processes, StopRequests
 
         script = _script(self.request.command)
         identity = key(self.request)

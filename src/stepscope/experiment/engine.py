@@ -18,13 +18,12 @@ from msgspec import Struct, field
 from stepscope.errors import UnreadableInputError
 from stepscope.experiment import folder, noise, result, runner, schedule, screening
 from stepscope.experiment import plan as planning
-from stepscope.experiment.deciding import Decider
 from stepscope.experiment.journal import Journal, Made, State
 from stepscope.experiment.plan import FINDINGS, PILOT, Plan, Request, Slot
 from stepscope.experiment.propose import Proposals
 from stepscope.experiment.result import Frame
-from stepscope.experiment.runner import Order, Runner, Stopped
-from stepscope.experiment.steps_seen import StepsSeen
+from stepscope.experiment.runner import Order, Runner, StepsSeen, Stopped
+from stepscope.experiment.stopping import StoppingRule
 from stepscope.model.experiment import Candidate, Experiment, Protocol
 from stepscope.record.host.processes import read_stat
 from stepscope.schema import Knob
@@ -106,17 +105,17 @@ class Engine:
                 plan = self._plan()
             except Stopped as stopped:
                 return self._interrupted_early(stopped.number)
-        decider = Decider(plan.protocol, 1 if plan.design else len(plan.candidates))
+        rule = StoppingRule(plan.protocol, 1 if plan.design else len(plan.candidates))
         ended: str | None = None
         number = self._parts.stop()
         try:
             while number is None and ended is None:
-                slot = self._next(plan, decider)
+                slot = self._next(plan, rule)
                 if slot is None:
                     break
                 ended = schedule.trouble(schedule.beside(self._state.made)) or self._out_of_time(plan, slot)
                 if ended is None:
-                    self._make(plan, slot, decider)
+                    self._make(plan, slot, rule)
                 number = self._parts.stop()
         except Stopped as stopped:
             number = stopped.number
@@ -126,18 +125,18 @@ class Engine:
             self._journal.completed()
         return Conclusion(self._write(plan, finished=ended is None, stopped=ended), number)
 
-    def _next(self, plan: Plan, decider: Decider) -> Slot | None:
+    def _next(self, plan: Plan, rule: StoppingRule) -> Slot | None:
         """The next run; a screening that has all its runs is judged on the way."""
         made = schedule.beside(self._state.made)
-        slot = schedule.next_slot(plan, self._state.screened, made, decider.enough)
+        slot = schedule.next_slot(plan, self._state.screened, made, rule.enough)
         if slot is None and plan.design and self._state.screened is None:
             self._journal.screened(screening.judged(plan, self._state.made))
-            return self._next(plan, decider)
+            return self._next(plan, rule)
         return slot
 
-    def _make(self, plan: Plan, slot: Slot, decider: Decider) -> None:
+    def _make(self, plan: Plan, slot: Slot, rule: StoppingRule) -> None:
         made = schedule.beside(self._state.made)
-        left = schedule.runs_left(plan, self._state.screened, made, decider.wanted)
+        left = schedule.runs_left(plan, self._state.screened, made, rule.wanted)
         self._parts.listener.starting(slot, self._state.runs + 1, left, left * self._usual_s(plan))
         protocol = plan.protocol
         done = self._run(

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.comparison import stopping
 from stepscope.comparison.outcomes import corrected, outcome
 from stepscope.experiment import noise, schedule, screening
 from stepscope.experiment.changes_in_script import changes
 from stepscope.experiment.journal import Made, State
 from stepscope.experiment.plan import PAIRS, PILOT, Plan, Request
+from stepscope.experiment.stopping import alpha_after
 from stepscope.model.comparison import UNDECIDED, VOID, AppliedKnob, Measure, Outcome, Verdict
 from stepscope.model.experiment import Candidate, Experiment, Noise, Tried
 
@@ -72,7 +72,7 @@ def _outcomes(plan: Plan, candidates: Sequence[Candidate], paired: Sequence[Made
         )
         others = schedule.replaced(number, paired)
         found.append(replace(one, left_out=(*one.left_out, *others)) if others else one)
-    alpha = stopping.alpha(least=protocol.least_pairs, most=protocol.most_pairs)
+    alpha = alpha_after(least=protocol.least_pairs, most=protocol.most_pairs)
     judged = corrected(found, threshold=protocol.threshold, width=protocol.width, alpha=alpha)
     return [_in_words(plan, one, number, paired) for number, one in enumerate(judged)]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Protocol as Interface
 
 from msgspec import Struct
@@ -24,10 +26,10 @@ from msgspec import Struct
 from stepscope.errors import EnvironmentRefusal, StepscopeError
 from stepscope.experiment.journal import Made
 from stepscope.experiment.plan import PILOT, Slot
-from stepscope.experiment.steps_seen import StepsSeen
 from stepscope.model.comparison import Measure
 from stepscope.record.host.processes import read_stat
 from stepscope.record.host.step_limit import MAX_STEPS_MARKER
+from stepscope.schema import STEP_COLUMNS
 
 _POLL_S = 0.2
 _END_S = 15.0  # for a run to end after SIGTERM before it is killed
@@ -36,6 +38,9 @@ FIRST_STEP_S = 900.0  # a command without a step by then is not one that steps c
 _PR_SET_PDEATHSIG = 1
 _LOG_TAIL = 65_536  # bytes of a log that are looked at
 _MOST_LOG_LINE = 200
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that end an experiment
+_KIND, _WALL = STEP_COLUMNS.index("kind"), STEP_COLUMNS.index("wall_ns")
+_LATEST_STEPS = 50  # whose median is a step's time
 
 # The package as it is imported here, whatever lies in the working directory: `-m` would put that first on the path.
 _START = (
@@ -50,6 +55,90 @@ class Stopped(Exception):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number
+
+
+class StopRequests:
+    """Call it for the signal that asked us to end, None while none did; the run in progress is then ended, and what is
+    known is written. Ignored signals stay ignored (`nohup`)."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+
+    def __call__(self) -> int | None:
+        return self._number
+
+    def __enter__(self) -> StopRequests:
+        self._before = {
+            number: signal.signal(number, self._note)
+            for number in ENDINGS
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature is Python's
+        self._number = self._number or number
+
+
+class StepsSeen:
+    """How far a run in progress is, from the step journals it writes; what has been read is not read again.
+
+    Counted are training steps of the rank that is furthest (evaluation steps, where there are no others), as the
+    recorder counts towards its own limit.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._read: dict[Path, int] = {}
+        self._counts: dict[tuple[Path, str], int] = {}
+        self._walls: list[int] = []
+
+    @property
+    def count(self) -> int:
+        """Steps so far."""
+        train = [count for (_, kind), count in self._counts.items() if kind == "train"]
+        return max(train or self._counts.values(), default=0)
+
+    @property
+    def step_s(self) -> float | None:
+        """Median wall time of the latest steps, in seconds; None before there are any."""
+        if not self._walls:
+            return None
+        return sorted(self._walls)[len(self._walls) // 2] / 1e9
+
+    def look(self) -> bool:
+        """Read what was added; whether there was any."""
+        added = False
+        with contextlib.suppress(OSError):
+            for path in self._run.glob("rank-*/steps.jsonl"):
+                added = self._read_from(path) or added
+        return added
+
+    def _read_from(self, path: Path) -> bool:
+        start = self._read.get(path, 0)
+        with path.open("rb") as file:
+            file.seek(start)
+            data = file.read()
+        end = data.rfind(b"\n") + 1
+        self._read[path] = start + end
+        rows = 0
+        for line in data[:end].splitlines():
+            with contextlib.suppress(ValueError, TypeError, IndexError):
+                row = json.loads(line)
+                if isinstance(row, list):
+                    self._add(path, str(row[_KIND]), row[_WALL])
+                    rows += 1
+        return rows > 0
+
+    def _add(self, path: Path, kind: str, wall_ns: object) -> None:
+        self._counts[path, kind] = self._counts.get((path, kind), 0) + 1
+        if isinstance(wall_ns, int):
+            self._walls = [*self._walls, wall_ns][-_LATEST_STEPS:]
 
 
 class Order(Struct, frozen=True, kw_only=True):
