@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from stepscope.experiment import propose
-from stepscope.experiment.baseline import Baseline, Loss, of_run
 from stepscope.experiment.plan import candidate_of, candidates_of
-from stepscope.experiment.propose import Options, Proposals
+from stepscope.experiment.propose import Baseline, Loss, Options, Proposals, baseline_of
 from stepscope.model import Diagnosis, Finding, Place, Risk, Try
 from stepscope.schema import Knob
 from tests.records import replace
@@ -240,7 +239,7 @@ def test_a_run_proposes_what_its_findings_name(folder: Path) -> None:
         "r", "r", "memory", "full", "warning", "low", (Place("a.py", 1),), (), "fix", "never", try_=(Try("gc", "off"),)
     )
     found = Diagnosis((loader_finding(folder), *diagnosis(folder).findings[1:]), (), risks=(risk,))
-    base = of_run(facts, found)
+    base = baseline_of(facts, found)
 
     assert names(propose.of_baseline(base))[0] == "loader.num_workers=4 + loader.persistent_workers=true"
     assert base.risks[0].tries == (Knob("gc", "off"),)

@@ -162,9 +162,9 @@ def _ignored() -> Any:
 
 def _judge(found: Comparison, limit: float, *, quiet: bool) -> int:
     """Say what the check came to, and return the exit status."""
-    from stepscope.comparison import gate
+    from stepscope.comparison.verdicts import slower_by
 
-    seen = gate.slower(found, limit)
+    seen = slower_by(found, limit)
     name = f"{SLOWER}={limit * 100:g}%"
     if seen.slower is None:
         outcome, status = f"{name} cannot be judged", NOT_JUDGED

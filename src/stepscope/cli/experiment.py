@@ -217,12 +217,11 @@ class Call(Struct, frozen=True):
         def propose(pilot: Path | None, named: tuple[Candidate, ...]) -> Proposals:
             from stepscope import api
             from stepscope.cli import settings
-            from stepscope.experiment.baseline import of_run
-            from stepscope.experiment.propose import proposals
+            from stepscope.experiment.propose import baseline_of, proposals
 
             path = pilot if pilot is not None else Path(str(request.source))
             run = api.open_run(path, options=api.ReadOptions(ignored=settings.load().ignore))
-            base = of_run(run.analysis, run.diagnosis)
+            base = baseline_of(run.analysis, run.diagnosis)
             return proposals(base, named, threshold=request.threshold, width=request.width)
 
         if request.source in (None, FINDINGS) or resumed:

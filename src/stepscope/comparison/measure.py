@@ -19,6 +19,7 @@ from stepscope.tables.schema import Tables
 
 UNATTRIBUTED = "unattributed"  # wall time of phases whose probe was off
 RESTART = "loader_restart"  # between steps: a loader's old workers ended, its new iterator made
+QUANTILES = {"p5_ms": 5, "p25_ms": 25, "p75_ms": 75, "p99_ms": 99}  # beside median and p95, which a measure has
 _ROUNDING = 1e-9  # of the mean; what is below it is no time but the end of a float
 
 
@@ -101,6 +102,24 @@ def of_overviews(overviews: Sequence[Overview], *, label: str, path: str) -> Mea
         phases=_fitted({name: ms for name, ms in parts.items() if ms > 0}, mean_ms),
         flags=_trace_flags(overviews),
     )
+
+
+def percentiles(tables: Tables) -> dict[str, float]:
+    """Percentiles of the measured steps in ms, by name; empty without any."""
+    steps = measured.select(tables)
+    return {} if steps is None else _percentiles(steps.together()["wall_ns"].to_list())
+
+
+def percentiles_of_traces(overviews: Sequence[Overview]) -> dict[str, float]:
+    """The same of the steps that traces mark."""
+    return _percentiles([step.wall_ns for one in overviews if one.has_steps for step in one.steps])
+
+
+def _percentiles(walls_ns: Sequence[float]) -> dict[str, float]:
+    if not walls_ns:
+        return {}
+    values = np.percentile(np.asarray(walls_ns, np.float64) / 1e6, list(QUANTILES.values()))
+    return dict(zip(QUANTILES, values.tolist(), strict=True))
 
 
 def _steady(analysis: Analysis, kind: str) -> SteadyStep | None:

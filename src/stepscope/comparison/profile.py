@@ -21,7 +21,7 @@ from stepscope.analyze.hotspots.table import HotspotOptions
 from stepscope.analyze.sampled.selection import StackSelection
 from stepscope.analyze.views.diff import DiffSide
 from stepscope.analyze.views.select import Selection
-from stepscope.comparison import distribution, measure
+from stepscope.comparison import measure
 from stepscope.model import Analysis, DeviceLines, Diagnosis, RunFacts, SourceFiles, StackFacts
 from stepscope.model.comparison import Measure
 from stepscope.model.views.hotspots import HotspotRow, Hotspots
@@ -143,7 +143,7 @@ def profile(run: Readable, label: str, selection: Selection | None = None, *, si
         measure=None,
         profiled=_profiled(traced, label, path),
         spread={},
-        profiled_spread=distribution.of_traces(traced.overviews),
+        profiled_spread=measure.percentiles_of_traces(traced.overviews),
         diagnosis=None,
         functions={},
         lines={},
@@ -182,7 +182,7 @@ def _with_run(found: Profile, run: Readable) -> Profile:
         found,
         started_ns=analysis.run.started_ns,
         measure=steps,
-        spread=distribution.of_run(tables) if steps is not None else {},
+        spread=measure.percentiles(tables) if steps is not None else {},
         diagnosis=run.diagnosis,
         functions=own,
         lines=hot,

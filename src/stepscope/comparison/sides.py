@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from stepscope.comparison import distribution, flags, outcomes
+from stepscope.comparison import flags, outcomes
 from stepscope.comparison.changes import changes
+from stepscope.comparison.measure import QUANTILES
 from stepscope.comparison.profile import STEP_TIME, Profile
 from stepscope.comparison.thresholds import LOSS_BAND, THRESHOLD, WIDTH
 from stepscope.model.comparison import Comparison, Measure, Outcome, SideFacts
@@ -178,7 +179,7 @@ def _facts(
     figures = {
         **_means(outcomes.FIGURES, of_runs),
         **_means([STEADY], steady),
-        **_means(distribution.QUANTILES, spreads),
+        **_means(QUANTILES, spreads),
     }
     return SideFacts(
         label=side.label,

@@ -18,7 +18,9 @@ CONFIDENCE = 0.95
 # 400 ms, runs that differ by 0.3 to 2 %, and six or more pairs (6.5 % with four of the noisiest). The median gets more
 # of it because it finds more for it. `benchmarks/statistics.py` has the part with runs that differ by 1 %.
 FIXED_ALPHA = Alpha(mean=0.035, median=0.045)  # where the number of pairs was fixed beforehand
-LOOKING_ALPHA = Alpha(mean=0.025, median=0.03)  # where pairs end as soon as the interval is narrow: experiment/stopping.py
+LOOKING_ALPHA = Alpha(
+    mean=0.025, median=0.03
+)  # where pairs end as soon as the interval is narrow: experiment/stopping.py
 BLURRED = 1.4  # times the median's spread: half of the mean's variance is not in the typical step, so it is in stalls
 INTERVAL_PAIRS = 3  # fewer give no interval: Student's factor is 12.7 for two pairs, 4.3 for three
 WIDTH = 0.02  # pairs end when the interval's half-width is below it: three hours' training more or less in a week

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.comparison import gate
 from stepscope.comparison.estimates import effect
-from stepscope.comparison.verdicts import verdict
+from stepscope.comparison.verdicts import SlowerCheck, slower_by, verdict
 from stepscope.model.comparison import SLOWER, VOID, Comparison, Outcome, SideFacts, Verdict
 
 NARROW = (0.999, 1.0, 1.001, 1.0)
@@ -42,30 +41,30 @@ def holding(outcome: Outcome | None, **absent: str) -> Comparison:
     ],
 )
 def test_the_check(ratio: float, noise: tuple[float, ...], by: float, slower: bool | None) -> None:
-    assert gate.slower(compared(ratio, noise), by).slower is slower
+    assert slower_by(compared(ratio, noise), by).slower is slower
 
 
 def test_fewer_samples_per_second_are_slower() -> None:
-    assert gate.slower(compared(0.8, NARROW, headline="samples_per_second"), 0.03).slower is True
-    assert gate.slower(compared(1.2, NARROW, headline="samples_per_second"), 0.03).slower is False
+    assert slower_by(compared(0.8, NARROW, headline="samples_per_second"), 0.03).slower is True
+    assert slower_by(compared(1.2, NARROW, headline="samples_per_second"), 0.03).slower is False
 
 
 def test_a_single_pair_says_how_many_more_are_needed() -> None:
-    found = gate.slower(compared(1.2, (1.0,)), 0.03)
+    found = slower_by(compared(1.2, (1.0,)), 0.03)
     assert "+20 %" in found.text
     assert "about 2 more pairs needed" in found.text
 
 
 def test_an_interval_that_the_limit_lies_in_says_how_many_more_pairs_are_needed() -> None:
-    text = gate.slower(compared(1.04, WIDE), 0.01).text
+    text = slower_by(compared(1.04, WIDE), 0.01).text
     assert "1 % lies in the interval" in text
     assert "more pairs" in text
 
 
 def test_what_is_void_or_has_no_steps_cannot_be_judged() -> None:
     void = Outcome((), Verdict(VOID, "void: a run failed"), {}, (), ())
-    assert gate.slower(holding(void), 0.03) == gate.Gate(None, "void: a run failed")
-    assert gate.slower(holding(None, step_time="b: no steps"), 0.03) == gate.Gate(None, "b: no steps")
+    assert slower_by(holding(void), 0.03) == SlowerCheck(None, "void: a run failed")
+    assert slower_by(holding(None, step_time="b: no steps"), 0.03) == SlowerCheck(None, "b: no steps")
 
 
 def test_a_noisy_mean_beside_a_median_that_is_surely_slower_by_less_decides_nothing() -> None:
@@ -77,4 +76,4 @@ def test_a_noisy_mean_beside_a_median_that_is_surely_slower_by_less_decides_noth
     for median, slower in ((small, None), (large, True)):
         assert median is not None
         found = Outcome((), Verdict(SLOWER, ""), {"mean_ms": mean, "median_ms": median}, (), ())
-        assert gate.slower(holding(found), 0.03).slower is slower
+        assert slower_by(holding(found), 0.03).slower is slower
