@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.options import CsvFile, Force, JsonFile, RunFolder
+from stepscope.cli.options import CsvFile, Force, JsonFile, Rate, Rows, RunFolder
 from stepscope.record.host.options import DEFAULT_RATE_HZ
 
 if TYPE_CHECKING:
@@ -20,15 +20,12 @@ _ENDINGS = {"interrupt": ", ended by Ctrl-C", "job": ", until the job ended"}
 def attach(
     pid: Annotated[int, typer.Argument(metavar="PID", help="The training process, or the launcher of all ranks.")],
     seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="How long to sample.")] = 30.0,
-    rate: Annotated[float, typer.Option("--rate", metavar="HZ", help="Stack samples per second.")] = DEFAULT_RATE_HZ,
+    rate: Rate = DEFAULT_RATE_HZ,
     out: RunFolder = None,
     native: Annotated[
         bool, typer.Option("--native", help="C and C++ frames too; stops the job for a moment at each sample.")
     ] = False,
-    rows: Annotated[
-        str | None,
-        typer.Option("--rows", metavar="N|all", help="Rows to show; 10 on a terminal, all in files by default."),
-    ] = None,
+    rows: Rows = None,
     json_file: JsonFile = None,
     csv_file: CsvFile = None,
     force: Force = False,

@@ -18,6 +18,7 @@ from stepscope.cli.options import (
     PathMap,
     Phase,
     ProcessKind,
+    Rows,
     SourceRoot,
     read_options,
 )
@@ -58,10 +59,7 @@ def hotspots(
             "row for each call path.",
         ),
     ] = True,
-    rows: Annotated[
-        str | None,
-        typer.Option("--rows", metavar="N|all", help="Rows to show; 10 on a terminal, all in files by default."),
-    ] = None,
+    rows: Rows = None,
     by: Annotated[
         str, typer.Option("--by", metavar="WHAT", help="What a row is: line, function, file or module.")
     ] = "line",

@@ -28,6 +28,11 @@ JsonFile = Annotated[
 HtmlFile = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Write the report as a page; - is stdout.")
 ]
+Rate = Annotated[float, typer.Option("--rate", metavar="HZ", help="Stack samples per second.")]
+Rows = Annotated[
+    str | None,
+    typer.Option("--rows", metavar="N|all", help="Rows to show; 10 on a terminal, all in files by default."),
+]
 NoSource = Annotated[bool, typer.Option("--no-source", help="Quote no line of source text anywhere.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing of ours.")]

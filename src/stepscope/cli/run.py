@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.cli import checks, settings
-from stepscope.cli.options import FailOn, Force, JsonFile, NoSource, Quiet, RunFolder, parse_checks
+from stepscope.cli.options import FailOn, Force, JsonFile, NoSource, Quiet, Rate, RunFolder, parse_checks
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.agent.knobs import parse
 from stepscope.record.host.options import DEFAULT_RATE_HZ, RecordOptions, parse_window
@@ -35,7 +35,7 @@ def run(
     tag: Annotated[
         list[str] | None, typer.Option("--tag", metavar="TAG", help="A tag to find the run by; repeatable.")
     ] = None,
-    rate: Annotated[float, typer.Option("--rate", metavar="HZ", help="Stack samples per second.")] = DEFAULT_RATE_HZ,
+    rate: Rate = DEFAULT_RATE_HZ,
     window: Annotated[
         str | None,
         typer.Option(

@@ -6,7 +6,7 @@ run folder may come from elsewhere: what is shown of it has passed the types onc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,10 @@ import msgspec
 
 from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular
-from stepscope.model.comparison import (
-    EXPERIMENT_SCHEMA,
-    AppliedKnob,
-    Effect,
-    Equivalence,
-    Flag,
-    Measure,
-    Outcome,
-    PhaseEffect,
-    Verdict,
-)
-from stepscope.model.experiment import ByHand, Candidate, Experiment, MainEffect, Noise, Protocol, Skipped, Tried
-from stepscope.report.comparison_document import measure_document, outcome_document
+from stepscope.model.comparison import EXPERIMENT_SCHEMA
+from stepscope.model.experiment import Experiment, Tried
+from stepscope.report.comparison_document import MEAN, measure_document, outcome_document
 from stepscope.report.values import plain_mapping, plain_rows, plain_value
-from stepscope.schema import Knob
 
 NAME = "experiment.json"
 MAX_BYTES = 32 * 1024 * 1024  # of a file that is read; ours are well below one
@@ -117,73 +106,37 @@ def view(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _experiment(row: Mapping[str, Any]) -> Experiment:
-    baseline = row.get("baseline") or {}
-    return Experiment(
-        protocol=_read(row["protocol"], Protocol),
-        baseline=tuple(_measure(run) for run in baseline.get("runs") or ()),
-        tried=tuple(_tried(each) for each in row.get("candidates") or ()),
-        skipped=_read(row.get("skipped") or [], tuple[Skipped, ...]),
-        effects=_read(row.get("main_effects") or [], tuple[MainEffect, ...]),
-        noise=_read(row.get("noise"), Noise | None),
-        repeat=_read(row["repeat"], str),
-        finished=_read(row["finished"], bool),
-        stopped=_read(row.get("stopped"), str | None),
-        runs=_read(row.get("runs", 0), int),
-        wall_s=_read(row.get("wall_s"), float | None),
-        by_hand=_read(row.get("by_hand") or [], tuple[ByHand, ...]),
-        notes=_read(row.get("notes") or [], tuple[str, ...]),
-        source=_read(row.get("source"), str | None),
-        folder=_read(row.get("folder"), str | None),
-        cwd=_read(row.get("cwd"), str | None),
-    )
+def _experiment(row: dict[str, Any]) -> Experiment:
+    """The document in the layout of the records, then converted at once; what an older file lacks is empty."""
+    nested = {
+        "baseline": [_measure(run) for run in (row.get("baseline") or {}).get("runs") or ()],
+        "tried": [_tried(candidate) for candidate in row.get("candidates") or ()],
+        "effects": row.get("main_effects") or [],
+    }
+    return msgspec.convert({"skipped": [], "noise": None, **row, **nested}, Experiment)
 
 
-def _tried(row: Mapping[str, Any]) -> Tried:
-    knobs = _read(row.get("knobs") or [], tuple[Knob, ...])
-    candidate = Candidate(
-        name=_read(row["name"], str),
-        knobs=knobs,
-        ceiling=_read(row.get("ceiling"), float | None),
-        finding=_read(row.get("finding"), str | None),
-    )
-    outcome = Outcome(
-        knobs=knobs,
-        verdict=Verdict(
-            word=_read(row["verdict"], str),
-            text=_read(row.get("text", ""), str),
-            resolution=_read(row.get("resolution"), float | None),
-            pairs_needed=_read(row.get("pairs_needed"), int | None),
-            figure=_figure(row),
-        ),
-        effects=_read(row.get("effects") or {}, dict[str, Effect]),
-        phases=_read(row.get("phases") or [], tuple[PhaseEffect, ...]),
-        pairs=tuple((_measure(pair["baseline"]), _measure(pair["candidate"])) for pair in row.get("runs") or ()),
-        left_out=tuple(_measure(run) for run in row.get("left_out") or ()),
-        flags=_read(row.get("flags") or [], tuple[Flag, ...]),
-        equivalence=_read(row.get("equivalence"), Equivalence | None),
-        headline=_read(row.get("headline", "mean_ms"), str),
-    )
-    return Tried(
-        candidate=candidate,
-        outcome=outcome,
-        applied=_read(row.get("applied") or [], tuple[AppliedKnob, ...]),
-        change=_read(row.get("change") or [], tuple[str, ...]),
-    )
+def _tried(row: dict[str, Any]) -> dict[str, Any]:
+    """A candidate of the document holds in one row what are three records: itself, its outcome, its verdict."""
+    decided_by = row.get("decided_by")
+    verdict = {
+        "text": "",
+        **row,
+        "word": row["verdict"],
+        "figure": None if decided_by == row.get("headline", MEAN) else decided_by,
+    }
+    outcome = {
+        "knobs": [],
+        "effects": {},
+        "phases": [],
+        **row,
+        "verdict": verdict,
+        "pairs": [(_measure(pair["baseline"]), _measure(pair["candidate"])) for pair in row.get("runs") or ()],
+        "left_out": [_measure(run) for run in row.get("left_out") or ()],
+    }
+    return {"applied": [], "change": [], **row, "candidate": {"knobs": [], **row}, "outcome": outcome}
 
 
-def _figure(row: Mapping[str, Any]) -> str | None:
-    """What the verdict rests on, None for the headline."""
-    found = _read(row.get("decided_by"), str | None)
-    return None if found == row.get("headline", "mean_ms") else found
-
-
-def _measure(row: Mapping[str, Any]) -> Measure:
+def _measure(row: dict[str, Any]) -> dict[str, Any]:
     """A run; a loss that was no finite number is null in JSON, and not a number here."""
-    losses = [[step, float("nan") if value is None else value] for step, value in row.get("losses") or ()]
-    found: Measure = _read({**row, "losses": losses}, Measure)
-    return found
-
-
-def _read(value: Any, kind: Any) -> Any:
-    return msgspec.convert(value, type=kind)
+    return {**row, "losses": [(step, math.nan if value is None else value) for step, value in row.get("losses") or ()]}
