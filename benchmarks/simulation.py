@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from stepscope.comparison import estimates, warmup
+from stepscope.comparison import estimates
+from stepscope.comparison.measured_steps import warmup_end
 from stepscope.comparison.outcomes import outcome
 from stepscope.comparison.thresholds import LEAST_PAIRS, MOST_PAIRS, WIDTH
 from stepscope.experiment.stopping import alpha_after, is_clear, narrow_enough
@@ -98,7 +99,7 @@ def _warmup(steps: int) -> Floats:
 
 def _measure(label: str, run: Floats) -> Measure:
     """Warm-up dropped by detection, the rest as it is."""
-    dropped = warmup.end(run, limit=WARMUP_STEPS)
+    dropped = warmup_end(run, limit=WARMUP_STEPS)
     kept = run[dropped:]
     median, p95 = np.quantile(kept, (0.5, 0.95))
     return Measure(

@@ -14,7 +14,7 @@ from stepscope.analyze import analyze
 from stepscope.comparison import conditions
 from stepscope.comparison.flags import flags
 from stepscope.comparison.measure import measure
-from stepscope.comparison.measured import select
+from stepscope.comparison.measured_steps import select
 from stepscope.model.comparison import Flag
 from tests.builders import MS, PID, T0, make_tables, step_rows
 from tests.integration.harness import SCRIPTS

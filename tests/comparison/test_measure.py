@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 
 from stepscope.analyze import analyze
 from stepscope.comparison.measure import RESTART, UNATTRIBUTED, measure, of_overviews
-from stepscope.comparison.measured import select
+from stepscope.comparison.measured_steps import select
 from stepscope.model.comparison import Measure
 from stepscope.model.views.overview import Overview, StepBreakdown, Summary
 from stepscope.model.views.spans import SpanRef

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.comparison.measured_steps import warmup_end
 from stepscope.comparison.thresholds import WARMUP_WINDOW
-from stepscope.comparison.warmup import end
 
 walls = st.lists(st.floats(min_value=0.001, max_value=1e6), max_size=200)
 
@@ -21,27 +21,27 @@ def noisy(count: int, seed: int, noise: float = 0.03) -> list[float]:
 
 
 def test_a_steady_run_loses_nothing() -> None:
-    assert end([100.0] * 60) == 0
+    assert warmup_end([100.0] * 60) == 0
 
 
 def test_a_compiled_first_step() -> None:
-    assert end([9_000.0, *[100.0] * 119]) == 1
+    assert warmup_end([9_000.0, *[100.0] * 119]) == 1
 
 
 def test_two_compilations_with_steps_between() -> None:
     """The second one, at a new shape, is no stall of the run: it never comes again."""
     run = [100.0] * 120
     run[0], run[15] = 9_000.0, 4_000.0
-    assert end(run) == 16
+    assert warmup_end(run) == 16
 
 
 def test_slow_first_steps_that_settle() -> None:
     run = [100 + 80 * math.exp(-step / 8) for step in range(300)]
-    assert 15 <= end(run) <= 35
+    assert 15 <= warmup_end(run) <= 35
 
 
 def test_fast_first_steps_from_a_full_queue_are_warm_up_too() -> None:
-    assert 10 <= end([*[40.0] * 14, *[100.0] * 150]) <= 14
+    assert 10 <= warmup_end([*[40.0] * 14, *[100.0] * 150]) <= 14
 
 
 @pytest.mark.parametrize(
@@ -51,23 +51,23 @@ def test_stalls_that_return_are_how_the_run_is(every: int, first: int) -> None:
     run = [100.0] * 240
     for step in range(first, 240, every):
         run[step] = 400.0
-    assert end(run) == 0
+    assert warmup_end(run) == 0
 
 
 def test_rare_stalls_cost_a_few_steps_at_most() -> None:
     run = [100.0] * 300
     for step in range(3, 300, 50):
         run[step] = 500.0
-    assert end(run) <= WARMUP_WINDOW
+    assert warmup_end(run) <= WARMUP_WINDOW
 
 
 @pytest.mark.parametrize("growth", [0.04, 0.5, 2.0, -0.04, -0.5])
 def test_a_drifting_run_is_taken_as_it_is(growth: float) -> None:
-    assert end([100 * (1 + growth * step / 300) for step in range(300)]) == 0
+    assert warmup_end([100 * (1 + growth * step / 300) for step in range(300)]) == 0
 
 
 def test_noise_alone_drops_next_to_nothing() -> None:
-    dropped = [end(noisy(320, seed)) for seed in range(200)]
+    dropped = [warmup_end(noisy(320, seed)) for seed in range(200)]
     assert np.mean(dropped) < 1
     assert np.quantile(dropped, 0.95) <= WARMUP_WINDOW
 
@@ -77,19 +77,19 @@ def test_slow_steps_in_noise_are_found(slow: int) -> None:
     for seed in range(20):
         run = noisy(200, seed)
         run[:slow] = [time * 1.6 for time in run[:slow]]
-        assert slow <= end(run) <= slow + WARMUP_WINDOW
+        assert slow <= warmup_end(run) <= slow + WARMUP_WINDOW
 
 
 def test_numbers_that_are_none() -> None:
-    assert end([*[100.0] * 30, math.nan, math.inf]) == 0
-    assert end([math.nan] * 9) == 0
-    assert end([]) == 0
-    assert end([5.0]) == 0
+    assert warmup_end([*[100.0] * 30, math.nan, math.inf]) == 0
+    assert warmup_end([math.nan] * 9) == 0
+    assert warmup_end([]) == 0
+    assert warmup_end([5.0]) == 0
 
 
 @given(walls, st.one_of(st.none(), st.integers(-3, 300)))
 def test_never_more_than_the_limit_or_a_third(run: list[float], limit: int | None) -> None:
-    dropped = end(run, limit=limit)
+    dropped = warmup_end(run, limit=limit)
     assert 0 <= dropped <= len(run) / 3
     if limit is not None:
         assert dropped <= max(0, limit)
@@ -97,15 +97,15 @@ def test_never_more_than_the_limit_or_a_third(run: list[float], limit: int | Non
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=60))
 def test_odd_numbers_never_raise(run: list[float]) -> None:
-    assert 0 <= end(run) <= len(run) / 3
+    assert 0 <= warmup_end(run) <= len(run) / 3
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=100), st.sampled_from([0.25, 4.0, 1024.0]))
 def test_the_unit_does_not_matter(run: list[int], unit: float) -> None:
     """Powers of two, so that nothing is rounded."""
-    assert end([float(time) for time in run]) == end([time * unit for time in run])
+    assert warmup_end([float(time) for time in run]) == warmup_end([time * unit for time in run])
 
 
 @given(st.integers(1, 30), st.floats(5.0, 500.0))
 def test_compilation_before_a_steady_run_is_dropped_and_no_more(steps: int, factor: float) -> None:
-    assert end([100.0 * factor] * steps + [100.0] * 100) == steps
+    assert warmup_end([100.0 * factor] * steps + [100.0] * 100) == steps

@@ -12,7 +12,7 @@ from stepscope.analyze import analyze
 from stepscope.analyze.sites import FRAMEWORKS
 from stepscope.diagnose import diagnose
 from stepscope.diagnose.in_script import IN_FRAMEWORK, TITLES, edit_of
-from stepscope.experiment.changes_in_script import changes
+from stepscope.experiment.script_edits import edits
 from stepscope.model import Finding, Place, Settings
 from stepscope.model.comparison import AppliedKnob
 from stepscope.schema import Knob
@@ -92,7 +92,7 @@ def test_more_workers_are_asked_for_in_the_same_words() -> None:
 def test_a_knob_that_won_is_written_where_the_framework_takes_it(
     framework: str, knob: str, value: str, text: str
 ) -> None:
-    (found,) = changes([Knob(knob, value)], settings=Settings(framework, HERE), cwd="/")
+    (found,) = edits([Knob(knob, value)], settings=Settings(framework, HERE), cwd="/")
     assert found.startswith(TRAIN.lstrip("/") + ":12: ")
     assert text in found
 
@@ -100,14 +100,14 @@ def test_a_knob_that_won_is_written_where_the_framework_takes_it(
 def test_the_line_that_runs_the_trainer_is_not_where_a_knob_is_written() -> None:
     ran = [AppliedKnob("loader.num_workers", "2", True, file="/p/train.py", line=99)]
     knobs = [Knob("loader.num_workers", "2"), Knob("loader.persistent_workers", "true")]
-    own = changes(knobs, ran, cwd="/p", settings=Settings("transformers", None, loaders=True))
+    own = edits(knobs, ran, cwd="/p", settings=Settings("transformers", None, loaders=True))
     assert own == ("TrainingArguments(..., dataloader_num_workers=2, dataloader_persistent_workers=True)",)
-    users = changes(knobs[:1], ran, cwd="/p", settings=Settings("transformers", Place("/p/train.py", 5)))
+    users = edits(knobs[:1], ran, cwd="/p", settings=Settings("transformers", Place("/p/train.py", 5)))
     assert users == ("train.py:99: DataLoader(..., num_workers=2)",)
 
 
 def test_what_a_framework_cannot_be_told_is_said() -> None:
-    (found,) = changes([Knob("loader.prefetch_factor", "4")], settings=Settings("ultralytics", None, loaders=True))
+    (found,) = edits([Knob("loader.prefetch_factor", "4")], settings=Settings("ultralytics", None, loaders=True))
     assert "no setting" in found
 
 

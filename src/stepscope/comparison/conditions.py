@@ -12,7 +12,7 @@ from stepscope.analyze.loader import known_cores
 from stepscope.analyze.readings import average, growths, level
 from stepscope.analyze.steps import mean
 from stepscope.analyze.windows import event_data
-from stepscope.comparison.measured import MeasuredSteps
+from stepscope.comparison.measured_steps import MeasuredSteps
 from stepscope.comparison.thresholds import LEAST_READINGS
 from stepscope.model.views.machine import GpuClocks
 from stepscope.tables.schema import Tables

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from stepscope.analyze.memory_losses.readings import readings as memory_readings
 from stepscope.analyze.windows import event_data
 from stepscope.comparison import conditions, thresholds
-from stepscope.comparison.measured import MeasuredSteps
+from stepscope.comparison.measured_steps import MeasuredSteps
 from stepscope.engine.step_labels import COMPILING, label
 from stepscope.model import Analysis
 from stepscope.model.comparison import AppliedKnob, Flag, Measure

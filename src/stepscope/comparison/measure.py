@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from stepscope.comparison import conditions, flags, measured
+from stepscope.comparison import conditions, flags
+from stepscope.comparison.measured_steps import restarts_ns, select
 from stepscope.model import PHASES, Analysis
 from stepscope.model.comparison import Flag, Measure, PhaseTime, SteadyStep
 from stepscope.model.views.overview import Overview
@@ -38,12 +39,12 @@ def measure(
         warmup_limit: the most steps that may be dropped as warm-up; how many are is found in the run.
         asked: steps that should have been measured, where that was agreed.
     """
-    steps = measured.select(tables, warmup_limit=warmup_limit)
+    steps = select(tables, warmup_limit=warmup_limit)
     if steps is None:
         return None
     together = steps.together()
     wall_ms = together["wall_ns"].to_numpy() / 1e6
-    restarts_ms = measured.restarts_ns(tables, steps) / steps.rows.height / 1e6
+    restarts_ms = restarts_ns(tables, steps) / steps.rows.height / 1e6
     mean_ms = float(wall_ms.mean()) + restarts_ms
     samples = _samples_per_step(steps.rows)
     trial = analysis.trial
@@ -106,7 +107,7 @@ def of_overviews(overviews: Sequence[Overview], *, label: str, path: str) -> Mea
 
 def percentiles(tables: Tables) -> dict[str, float]:
     """Percentiles of the measured steps in ms, by name; empty without any."""
-    steps = measured.select(tables)
+    steps = select(tables)
     return {} if steps is None else _percentiles(steps.together()["wall_ns"].to_list())
 
 

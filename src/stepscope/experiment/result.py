@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from stepscope.comparison.outcomes import corrected, outcome
 from stepscope.experiment import noise, schedule, screening
-from stepscope.experiment.changes_in_script import changes
 from stepscope.experiment.journal import Made, State
 from stepscope.experiment.plan import PAIRS, PILOT, Plan, Request
+from stepscope.experiment.script_edits import edits
 from stepscope.experiment.stopping import alpha_after
 from stepscope.model.comparison import UNDECIDED, VOID, AppliedKnob, Measure, Outcome, Verdict
 from stepscope.model.experiment import Candidate, Experiment, Noise, Tried
@@ -96,7 +96,7 @@ def _tried(frame: Frame, plan: Plan, candidate: Candidate, found: Outcome, runs:
         candidate=candidate,
         outcome=found,
         applied=tuple(each for each in applied if each.knob in own),
-        change=changes(
+        change=edits(
             candidate.knobs,
             applied,
             command=plan.protocol.command,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.diagnose.in_script import EDITS
-from stepscope.experiment.changes_in_script import changes, command_line
+from stepscope.experiment.script_edits import command_line, edits
 from stepscope.model.comparison import AppliedKnob
 from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX, KNOBS
 from stepscope.schema import Knob
@@ -30,13 +30,13 @@ def test_knobs_of_one_call_make_one_sentence_at_its_line() -> None:
     knobs = (Knob("loader.num_workers", "2"), Knob("loader.persistent_workers", "true"))
     told = tuple(applied(knob.knob, knob.value) for knob in knobs)
 
-    assert changes(knobs, told, cwd=CWD) == ("train.py:77: DataLoader(..., num_workers=2, persistent_workers=True)",)
+    assert edits(knobs, told, cwd=CWD) == ("train.py:77: DataLoader(..., num_workers=2, persistent_workers=True)",)
 
 
 def test_several_loaders_are_all_named() -> None:
     told = [applied("loader.num_workers", "2", line) for line in (77, 80, 80, 90, 95)]
 
-    assert changes([Knob("loader.num_workers", "2")], told, cwd=CWD) == (
+    assert edits([Knob("loader.num_workers", "2")], told, cwd=CWD) == (
         "train.py:77, train.py:80, train.py:90: DataLoader(..., num_workers=2)",
     )
 
@@ -44,13 +44,13 @@ def test_several_loaders_are_all_named() -> None:
 def test_a_line_that_was_not_changed_is_not_named() -> None:
     told = [applied("loader.num_workers", "2", ok=False), AppliedKnob("loader.num_workers", "2", True)]
 
-    assert changes([Knob("loader.num_workers", "2")], told) == ("DataLoader(..., num_workers=2)",)
+    assert edits([Knob("loader.num_workers", "2")], told) == ("DataLoader(..., num_workers=2)",)
 
 
 def test_the_diagnosis_may_know_the_line() -> None:
     places = {"loader.": ("/elsewhere/data.py", 3), "gc": ("/home/me/project/a/b.py", None)}
     knobs = (Knob("loader.num_workers", "2"), Knob("gc", "off"), Knob("torch.num_threads", "2"))
-    found = changes(knobs, cwd=CWD, places=places)
+    found = edits(knobs, cwd=CWD, places=places)
 
     assert found[0] == "/elsewhere/data.py:3: DataLoader(..., num_workers=2)"
     assert found[1].startswith("a/b.py: gc.disable()")
@@ -78,19 +78,19 @@ def test_the_diagnosis_may_know_the_line() -> None:
     ],
 )
 def test_edits_are_python(knob: str, value: str, part: str) -> None:
-    (text,) = changes([Knob(knob, value)], device="cpu")
+    (text,) = edits([Knob(knob, value)], device="cpu")
     assert part in text
 
 
 def test_a_device_that_is_not_known_is_left_to_the_reader() -> None:
-    assert "torch.autocast(device_type, dtype=torch.bfloat16)" in changes([Knob("amp.dtype", "bf16")])[0]
+    assert "torch.autocast(device_type, dtype=torch.bfloat16)" in edits([Knob("amp.dtype", "bf16")])[0]
 
 
 def test_variables_and_flags_are_one_command_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     knobs = (Knob("env:OMP_NUM_THREADS", "1"), Knob("arg:--workers", "2"), Knob("arg:--data", "my pictures/it's"))
     command = ("python", "train.py", "--workers=0", "--lr", "0.1")
-    (text,) = changes(knobs, command=command, cwd=str(tmp_path))
+    (text,) = edits(knobs, command=command, cwd=str(tmp_path))
 
     assert text.startswith("start it with: OMP_NUM_THREADS=1 python train.py --workers=2 --lr 0.1 --data ")
     assert shlex.split(text)[-1] == "my pictures/it's"

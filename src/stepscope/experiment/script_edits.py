@@ -25,7 +25,7 @@ MAX_PLACES = 3  # named of one knob
 Place = tuple[str, "int | None"]
 
 
-def changes(
+def edits(
     knobs: Sequence[Knob],
     applied: Sequence[AppliedKnob] = (),
     *,
