@@ -6,9 +6,9 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec import Struct
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _PAIRS = re.compile(r"(\d{1,3})(?::(\d{1,3}))?")
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*%?")
 _SIGNAL_STATUS = 128
+WIDTH, THRESHOLD, LOSS_BAND, SEED = "2%", "1%", "5%", 0
 
 
 def experiment(
@@ -77,19 +78,19 @@ def experiment(
     ] = None,
     width: Annotated[
         str, typer.Option("--width", metavar="X%", help="A candidate's runs end when its interval is +-X %.")
-    ] = "2%",
+    ] = WIDTH,
     threshold: Annotated[
         str, typer.Option("--threshold", metavar="X%", help="Effects below this do not matter to you.")
-    ] = "1%",
+    ] = THRESHOLD,
     loss_band: Annotated[
         str, typer.Option("--loss-band", metavar="X%", help="How far a candidate's loss may lie from the baseline's.")
-    ] = "5%",
+    ] = LOSS_BAND,
     budget: Annotated[
         float | None, typer.Option("--budget", metavar="MIN", help="Start no run that would end after MIN minutes.")
     ] = None,
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", help="Seed of the first pair; every further pair has the next.")
-    ] = 0,
+    ] = SEED,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="The experiment's folder; named after it by default.")
     ] = None,
@@ -148,17 +149,23 @@ def experiment(
     )
     options = _options(
         {
-            "--out": None if out is None else str(out),
-            "--try": tries,
-            "--base": base,
-            "--from": source,
-            "--pairs": pairs,
-            "--steps": steps,
-            "--warmup": warmup,
-        },
-        {"--together": together, "--self": itself, "--screen": screen, "--quiet-machine": quiet_machine},
-        {"--width": (width, "2%"), "--threshold": (threshold, "1%"), "--loss-band": (loss_band, "5%")},
-        {"--seed": (seed, 0), "--budget": (budget, None)},
+            "--out": (None if out is None else str(out), None),
+            "--try": (tries, None),
+            "--base": (base, None),
+            "--from": (source, None),
+            "--pairs": (pairs, None),
+            "--steps": (steps, None),
+            "--warmup": (warmup, None),
+            "--together": (together, False),
+            "--self": (itself, False),
+            "--screen": (screen, False),
+            "--quiet-machine": (quiet_machine, False),
+            "--width": (width, WIDTH),
+            "--threshold": (threshold, THRESHOLD),
+            "--loss-band": (loss_band, LOSS_BAND),
+            "--seed": (seed, SEED),
+            "--budget": (budget, None),
+        }
     )
     call = Call(request, shlex.join(["stepscope", "experiment", *options, "--", *command]), files, quiet)
     status = call.conduct(out, fresh=fresh)
@@ -175,6 +182,7 @@ class Call(Struct, frozen=True):
 
     def conduct(self, out: Path | None, *, fresh: bool) -> int:
         """Find the folder, run the experiment in it, show what came of it; returns the exit status."""
+        from stepscope.cli.checks import say
         from stepscope.cli.experiment_progress import Progress
         from stepscope.experiment import folder
         from stepscope.experiment.engine import Engine, Parts
@@ -186,13 +194,19 @@ class Call(Struct, frozen=True):
         identity = key(self.request)
         place = folder.find(identity, script, out, fresh=fresh)
         propose = self._proposer(place.resumed)
+
+        def write(found: Experiment) -> None:
+            from stepscope.report import experiment_document, outputs
+
+            outputs.write_file(place.folder / experiment_document.NAME, experiment_document.dumps(found))
+
         with folder.claimed(place.folder), StopRequests() as stop, Progress(quiet=self.quiet) as progress:
             progress.begin(place.folder, resumed=place.resumed)
             parts = Parts(
                 frame=Frame(request=self.request, folder=str(place.folder), repeat=self.line),
                 key=identity,
                 run=Processes(stop),
-                write=_writer(place.folder),
+                write=write,
                 propose=propose,
                 listener=progress,
                 stop=stop,
@@ -202,7 +216,7 @@ class Call(Struct, frozen=True):
             if conclusion.signal is None or conclusion.experiment.baseline:
                 self._show(conclusion.experiment, place.folder)
             if conclusion.signal is not None and not self.quiet:
-                _say("stopped; the same command line goes on from here")
+                say("stopped; the same command line goes on from here")
         return 0 if conclusion.signal is None else _SIGNAL_STATUS + conclusion.signal
 
     def _proposer(self, resumed: bool) -> Callable[[Path | None, tuple[Candidate, ...]], Proposals]:
@@ -322,30 +336,17 @@ def _script(command: tuple[str, ...]) -> str:
     return find_script(command, os.environ, Path.cwd()).label
 
 
-def _writer(folder: Path) -> Callable[[Experiment], None]:
-    def write(found: Experiment) -> None:
-        from stepscope.report import experiment_document, outputs
-
-        outputs.write_file(folder / experiment_document.NAME, experiment_document.dumps(found))
-
-    return write
-
-
-def _options(
-    given: dict[str, list[str] | str | int | None],
-    switches: dict[str, bool],
-    *defaults: dict[str, tuple[object, object]],
-) -> list[str]:
-    """The options of a call that are not what they are by default, as words."""
+def _options(given: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """The options of a call as words, of each its value and its default; those that are as by default are left out."""
     words: list[str] = []
-    for option, value in given.items():
-        for each in value if isinstance(value, list) else () if value is None else (value,):
-            words += [option, str(each)]
-    words += [option for option, on in switches.items() if on]
-    for group in defaults:
-        for option, (chosen, default) in group.items():
-            if chosen != default:
-                words += [option, f"{chosen:g}" if isinstance(chosen, float) else str(chosen)]
+    for option, (value, default) in given.items():
+        if value == default:
+            continue
+        if value is True:
+            words.append(option)
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            words += [option, f"{each:g}" if isinstance(each, float) else str(each)]
     return words
 
 
@@ -354,9 +355,3 @@ def _working_directory() -> str:
         return os.getcwd()
     except OSError:
         raise EnvironmentRefusal("the working directory no longer exists; change to one that does") from None
-
-
-def _say(text: str) -> None:
-    from stepscope.cli.checks import say
-
-    say(text)

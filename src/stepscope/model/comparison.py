@@ -94,7 +94,7 @@ class Measure(Struct, frozen=True):
     started_ns: int | None = None
     warmup_s: float | None = None  # how much longer the dropped steps took than as many measured ones
     signal: str | None = None  # what cut most of the steps
-    conditions: dict[str, float] = field(default_factory=dict)  # of the machine meanwhile, by `compare.conditions`
+    conditions: dict[str, float] = field(default_factory=dict)  # of the machine meanwhile, by `comparison.conditions`
     settings: Settings | None = None  # of the framework that runs the loop
     steady: SteadyStep | None = None
 
