@@ -113,7 +113,9 @@ class Engine:
                 slot = self._next(plan, rule)
                 if slot is None:
                     break
-                ended = schedule.trouble(schedule.beside(self._state.made)) or self._out_of_time(plan, slot)
+                ended = schedule.trouble(schedule.with_flags_of_pairs(self._state.made)) or self._out_of_time(
+                    plan, slot
+                )
                 if ended is None:
                     self._make(plan, slot, rule)
                 number = self._parts.stop()
@@ -127,7 +129,7 @@ class Engine:
 
     def _next(self, plan: Plan, rule: StoppingRule) -> Slot | None:
         """The next run; a screening that has all its runs is judged on the way."""
-        made = schedule.beside(self._state.made)
+        made = schedule.with_flags_of_pairs(self._state.made)
         slot = schedule.next_slot(plan, self._state.screened, made, rule.enough)
         if slot is None and plan.design and self._state.screened is None:
             self._journal.screened(screening.judged(plan, self._state.made))
@@ -135,7 +137,7 @@ class Engine:
         return slot
 
     def _make(self, plan: Plan, slot: Slot, rule: StoppingRule) -> None:
-        made = schedule.beside(self._state.made)
+        made = schedule.with_flags_of_pairs(self._state.made)
         left = schedule.runs_left(plan, self._state.screened, made, rule.wanted)
         self._parts.listener.starting(slot, self._state.runs + 1, left, left * self._usual_s(plan))
         protocol = plan.protocol

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from stepscope.comparison import estimates
+from stepscope.comparison.outcomes import MEAN
 from stepscope.model.comparison import Outcome
 from stepscope.model.experiment import Noise
 from stepscope.record.host.cgroups import find_cgroups
@@ -30,7 +31,6 @@ from stepscope.record.host.hardware import (
 )
 from stepscope.schema import Knob
 
-HEADLINE = "mean_ms"
 # With fewer cores, one left to the recorder would take more from the training than the recorder does.
 LEAST_CORES_TO_LEAVE_ONE = 4
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -168,7 +168,7 @@ def _stolen(root: Path) -> float | None:
 
 def of_outcome(outcome: Outcome | None, quiet: QuietPlan | None = None, *, root: Path = Path("/")) -> Noise:
     """The smallest effect that pairs of equal runs leave room for; None with too few pairs for an interval."""
-    effect = outcome.effects.get(HEADLINE) if outcome is not None else None
+    effect = outcome.effects.get(MEAN) if outcome is not None else None
     return Noise(
         smallest_effect=estimates.half_width(effect) if effect is not None else None,
         pairs=effect.pairs if effect is not None else 0,

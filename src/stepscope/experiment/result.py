@@ -28,7 +28,7 @@ class Frame(Struct, frozen=True, kw_only=True):
 
 def experiment(frame: Frame, plan: Plan, state: State, *, finished: bool, stopped: str | None = None) -> Experiment:
     """`experiment.json` of what has been made so far. `stopped` says why it ended early, in words."""
-    paired = [run for run in schedule.beside(state.made) if run.slot.phase == PAIRS]
+    paired = [run for run in schedule.with_flags_of_pairs(state.made) if run.slot.phase == PAIRS]
     candidates = schedule.candidates(plan, state.screened)
     outcomes = _outcomes(plan, candidates, paired)
     tried = tuple(

@@ -105,7 +105,7 @@ def _attempt(place: Place, made: Iterable[Made]) -> int | None:
     return len(tries)
 
 
-def beside(made: Sequence[Made]) -> tuple[Made, ...]:
+def with_flags_of_pairs(made: Sequence[Made]) -> tuple[Made, ...]:
     """The runs with the flags that only the other runs of the pairs make visible."""
     sides: dict[int | None, list[int]] = {}
     for place, run in enumerate(made):
