@@ -108,12 +108,12 @@ def _no_phases(measures: Sequence[tuple[Measure, Measure]], *, profiled: bool) -
 
 def _untraced(pairs: Profiles) -> str | None:
     """Which sides have no traces at all, in any run."""
-    lacking = [side[0].side for side in zip(*pairs, strict=True) if not any(_is_traced(one) for one in side)]
+    lacking = [
+        side[0].side
+        for side in zip(*pairs, strict=True)
+        if not any(one.traced.overviews or one.traced.operators or one.traced.kernels for one in side)
+    ]
     return f"{' and '.join(lacking)}: no traces of torch.profiler" if lacking else None
-
-
-def _is_traced(one: Profile) -> bool:
-    return bool(one.traced.overviews or one.traced.operators or one.traced.kernels)
 
 
 def _sides(pairs: Profiles, value: Callable[[Profile], Value]) -> tuple[list[Value], list[Value]]:
@@ -387,7 +387,8 @@ def _most(side: Sequence[Judged]) -> dict[_Key, _Seen]:
         name = relative_to(judged.roots)
         of_run: dict[_Key, _Seen] = {}
         for finding in judged.diagnosis.findings:
-            of_run.setdefault(_key(finding, name), _seen(finding, name))
+            key, one = _seen(finding, name)
+            of_run.setdefault(key, one)
         for key, one in of_run.items():
             seen.setdefault(key, []).append(one)
     return {
@@ -397,17 +398,14 @@ def _most(side: Sequence[Judged]) -> dict[_Key, _Seen]:
     }
 
 
-def _key(finding: Finding, name: Callable[[str], str]) -> _Key:
+def _seen(finding: Finding, name: Callable[[str], str]) -> tuple[_Key, _Seen]:
+    """A finding with what it is matched by."""
     place = finding.where[0] if finding.where else None
     if place is None:
-        return _Key(finding.rule, None, None)
-    return _Key(finding.rule, name(place.file), place.function or place.line)
-
-
-def _seen(finding: Finding, name: Callable[[str], str]) -> _Seen:
-    place = finding.where[0] if finding.where else None
-    file, line = (name(place.file), place.line) if place is not None else (None, None)
-    return _Seen(finding.rule, finding.title, finding.cost_ms_per_step, file, line)
+        file, line, inside = None, None, None
+    else:
+        file, line, inside = name(place.file), place.line, place.function or place.line
+    return _Key(finding.rule, file, inside), _Seen(finding.rule, finding.title, finding.cost_ms_per_step, file, line)
 
 
 def _not_judged(side: Sequence[Judged]) -> dict[str, str]:

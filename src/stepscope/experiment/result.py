@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from stepscope.experiment.journal import Made, State
 from stepscope.experiment.plan import PAIRS, PILOT, Plan, Request
 from stepscope.experiment.script_edits import edits
 from stepscope.experiment.stopping import alpha_after
-from stepscope.model.comparison import UNDECIDED, VOID, AppliedKnob, Measure, Outcome, Verdict
+from stepscope.model.comparison import UNDECIDED, VOID, Outcome, Verdict
 from stepscope.model.experiment import Candidate, Experiment, Noise, Tried
 
 
@@ -32,7 +32,7 @@ def experiment(frame: Frame, plan: Plan, state: State, *, finished: bool, stoppe
     candidates = schedule.candidates(plan, state.screened)
     outcomes = _outcomes(plan, candidates, paired)
     tried = tuple(
-        _tried(frame, plan, candidate, found, _runs(number, paired))
+        _tried(frame, plan, candidate, found, [run for run in paired if run.slot.candidate == number])
         for number, (candidate, found) in enumerate(zip(candidates, outcomes, strict=True))
     )
     screened = state.screened
@@ -89,8 +89,11 @@ def _in_words(plan: Plan, found: Outcome, number: int, paired: Sequence[Made]) -
     return found
 
 
-def _tried(frame: Frame, plan: Plan, candidate: Candidate, found: Outcome, runs: Sequence[Measure]) -> Tried:
-    applied = _applied(runs)
+def _tried(frame: Frame, plan: Plan, candidate: Candidate, found: Outcome, made: Sequence[Made]) -> Tried:
+    runs = [run.measure for run in made if run.measure is not None]
+    applied = tuple(
+        dict.fromkeys(knob for run in runs for knob in run.knobs)
+    )  # each said once however many runs say it
     own = {knob.knob for knob in candidate.knobs}
     return Tried(
         candidate=candidate,
@@ -104,15 +107,6 @@ def _tried(frame: Frame, plan: Plan, candidate: Candidate, found: Outcome, runs:
             settings=next((run.settings for run in runs if run.settings is not None), None),
         ),
     )
-
-
-def _runs(number: int, paired: Sequence[Made]) -> list[Measure]:
-    return [run.measure for run in paired if run.slot.candidate == number and run.measure is not None]
-
-
-def _applied(runs: Iterable[Measure]) -> tuple[AppliedKnob, ...]:
-    """What became of the knobs, each said once however many runs say it."""
-    return tuple(dict.fromkeys(knob for measure in runs for knob in measure.knobs))
 
 
 def _noise(request: Request, plan: Plan, outcomes: Sequence[Outcome]) -> Noise | None:
