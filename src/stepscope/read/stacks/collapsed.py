@@ -14,21 +14,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
-from stepscope.read.stacks.blocks import read_lines
-from stepscope.read.stacks.pieces import Pieces, pyspy_frame
-from stepscope.read.stacks.prefixes import split_head
+from stepscope.read.stacks.prefixes import split_prefixes
 from stepscope.read.stacks.source import (
     BYTES,
     MAX_FRAMES,
+    MAX_SAMPLES,
     MICROSECONDS,
     FileSource,
+    FrameTexts,
     Progress,
     count_of,
+    pyspy_frame,
+    read_lines,
 )
-from stepscope.read.stacks.waiting import Waiting
 from stepscope.read.text import LONGEST_NS, clean
 
 MAX_STACK_CHARS = 4 * 2**20
+MAX_MERGED_STACKS = 200_000
+MAX_MERGED_CHARS = 64 * 2**20
 
 _TACHYON = re.compile(r"tid:(\d{1,20}|0x[0-9A-Fa-f]{1,16})")
 _AUSTIN = re.compile(r"P(\d{1,18});T(?:(\d{1,20}|0x[0-9A-Fa-f]{1,16}):)?(\d{1,20}|0x[0-9A-Fa-f]{1,16})(?:;|\Z)")
@@ -44,6 +47,29 @@ class _Thread(NamedTuple):
     used: int  # of the text
 
 
+class _EqualStacks:
+    """Equal stacks of a file with a line per sample as one: their text, the sum of their counts, their first record."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[int]] = {}
+        self._chars = 0
+
+    def add(self, text: str, samples: int, record: int) -> bool:
+        """Add a record; True where it is time to take all."""
+        known = self._found.get(text)
+        if known is not None:
+            known[0] += samples
+            return False
+        self._found[text] = [samples, record]
+        self._chars += len(text)
+        return len(self._found) >= MAX_MERGED_STACKS or self._chars > MAX_MERGED_CHARS
+
+    def take(self) -> Iterator[tuple[str, int, int]]:
+        """All stacks so far, which are then forgotten."""
+        found, self._found, self._chars = self._found, {}, 0
+        return ((text, min(samples, MAX_SAMPLES), record) for text, (samples, record) in found.items())
+
+
 class Collapsed(FileSource):
     """A file of collapsed stacks as a `StackSource`."""
 
@@ -51,8 +77,8 @@ class Collapsed(FileSource):
 
     def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
         """The stacks, equal ones as one."""
-        pieces = Pieces(names, self._frame_of)
-        waiting = Waiting()
+        texts = FrameTexts(names, self._frame_of)
+        equal = _EqualStacks()
         record = 0
         for lines in read_lines(self.path, self.label, losses, progress):
             for raw in lines:
@@ -64,13 +90,13 @@ class Collapsed(FileSource):
                 if samples is None or not space or len(text) > MAX_STACK_CHARS:
                     losses.add("skipped_records", self.label)
                     losses.add("skipped_samples", self.label, samples or 0)
-                elif waiting.add(text, samples, record):
-                    yield from self._stacks(waiting, pieces, losses)
+                elif equal.add(text, samples, record):
+                    yield from self._stacks(equal, texts, losses)
                 record += 1
-        yield from self._stacks(waiting, pieces, losses)
+        yield from self._stacks(equal, texts, losses)
 
-    def _stacks(self, waiting: Waiting, pieces: Pieces, losses: Losses) -> Iterator[RawStack]:
-        for text, samples, record in waiting.take():
+    def _stacks(self, equal: _EqualStacks, texts: FrameTexts, losses: Losses) -> Iterator[RawStack]:
+        for text, samples, record in equal.take():
             thread = self._thread(text)
             rest = text[thread.used :]
             parts = rest.split(";") if rest else []
@@ -78,7 +104,7 @@ class Collapsed(FileSource):
                 losses.add("skipped_records", self.label)
                 losses.add("skipped_samples", self.label, samples)
                 continue
-            frames = tuple(map(pieces.number, parts))
+            frames = tuple(map(texts.number, parts))
             yield RawStack(thread.pids, thread.thread, thread.name, frames, samples, record)
 
     def _note(self, line: str) -> bool:
@@ -94,11 +120,12 @@ class Collapsed(FileSource):
 
     def _thread(self, text: str) -> _Thread:
         """Who a stack is of; only py-spy's prefixes say so, which may stand here too."""
-        found = split_head(text, self.hints) if text.startswith(("process ", "thread (")) else None
+        found = split_prefixes(text, self.hints) if text.startswith(("process ", "thread (")) else None
         if found is None:
             return _Thread((), None, None, 0)
-        head, used = found
-        return _Thread(head.pids, head.thread, clean(head.name) if head.name else None, used)
+        prefixes, used = found
+        name = clean(prefixes.name) if prefixes.name else None
+        return _Thread(prefixes.pids, prefixes.thread, name, used)
 
     def _frame_of(self, text: str) -> Frame:
         """A frame: `name (file:line)` or a name."""
