@@ -11,10 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
-from stepscope.read.stacks.prefixes import split_prefixes
+from stepscope.read.stacks.prefixes import NO_PREFIXES, Prefixes, split_prefixes
 from stepscope.read.stacks.source import (
     BYTES,
     MAX_FRAMES,
@@ -40,13 +39,6 @@ _DECIMAL = re.compile(r"\d{1,15}\.\d{1,20}")
 _LINE = re.compile(r"-?[0-9]{1,9}")
 
 
-class _Thread(NamedTuple):
-    pids: tuple[int, ...]
-    thread: str | None
-    name: str | None
-    used: int  # of the text
-
-
 class _EqualStacks:
     """Equal stacks of a file with a line per sample as one: their text, the sum of their counts, their first record."""
 
@@ -70,14 +62,24 @@ class _EqualStacks:
         return ((text, min(samples, MAX_SAMPLES), record) for text, (samples, record) in found.items())
 
 
+def _colon_frame(text: str) -> Frame:
+    """Split `file:function:line`; a Windows file holds a colon itself."""
+    parts = text.rsplit(":", 2)
+    if len(parts) < 3 or not parts[1] or not _LINE.fullmatch(parts[2]):
+        return Frame(clean(text), "", None)
+    line = int(parts[2])
+    return Frame(clean(parts[1]), clean(parts[0]), line if line else None)
+
+
 class Collapsed(FileSource):
     """A file of collapsed stacks as a `StackSource`."""
 
     format = "collapsed"
+    frame_of = staticmethod(pyspy_frame)  # `name (file:line)` or a name
 
     def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
         """The stacks, equal ones as one."""
-        texts = FrameTexts(names, self._frame_of)
+        texts = FrameTexts(names, self.frame_of)
         equal = _EqualStacks()
         record = 0
         for lines in read_lines(self.path, self.label, losses, progress):
@@ -97,15 +99,15 @@ class Collapsed(FileSource):
 
     def _stacks(self, equal: _EqualStacks, texts: FrameTexts, losses: Losses) -> Iterator[RawStack]:
         for text, samples, record in equal.take():
-            thread = self._thread(text)
-            rest = text[thread.used :]
+            prefixes, used = self._prefixes(text)
+            rest = text[used:]
             parts = rest.split(";") if rest else []
             if len(parts) > MAX_FRAMES:
                 losses.add("skipped_records", self.label)
                 losses.add("skipped_samples", self.label, samples)
                 continue
             frames = tuple(map(texts.number, parts))
-            yield RawStack(thread.pids, thread.thread, thread.name, frames, samples, record)
+            yield RawStack(*prefixes, frames, samples, record)
 
     def _note(self, line: str) -> bool:
         """Take in a comment; False for a line that is none."""
@@ -118,44 +120,37 @@ class Collapsed(FileSource):
             return round(float(text))
         return count_of(text)
 
-    def _thread(self, text: str) -> _Thread:
-        """Who a stack is of; only py-spy's prefixes say so, which may stand here too."""
+    def _prefixes(self, text: str) -> tuple[Prefixes, int]:
+        """Who a stack is of, and how much of its text says so; here only py-spy's prefixes do."""
         found = split_prefixes(text, self.hints) if text.startswith(("process ", "thread (")) else None
         if found is None:
-            return _Thread((), None, None, 0)
+            return NO_PREFIXES, 0
         prefixes, used = found
-        name = clean(prefixes.name) if prefixes.name else None
-        return _Thread(prefixes.pids, prefixes.thread, name, used)
-
-    def _frame_of(self, text: str) -> Frame:
-        """A frame: `name (file:line)` or a name."""
-        return pyspy_frame(text)
+        return prefixes._replace(name=clean(prefixes.name) if prefixes.name else None), used
 
 
 class Tachyon(Collapsed):
     """What `python -m profiling.sampling --collapsed` writes."""
 
     format = "collapsed, Python's sampler"
+    frame_of = staticmethod(_colon_frame)
 
-    def _thread(self, text: str) -> _Thread:
+    def _prefixes(self, text: str) -> tuple[Prefixes, int]:
         match = _TACHYON.match(text)
         if match is None:
-            return _Thread((), None, None, 0)
-        return _Thread((), match[1], None, match.end() + 1)
-
-    def _frame_of(self, text: str) -> Frame:
-        return colon_frame(text)
+            return NO_PREFIXES, 0
+        return Prefixes((), match[1], None), match.end() + 1
 
 
 class Austin(Collapsed):
     """Austin's text format. Times are microseconds, memory is bytes; `interval` is the time between samples."""
 
     format = "austin"
+    frame_of = staticmethod(_colon_frame)
 
     def __init__(self, path: Path, label: str | None = None, *, tool: str = "austin", head: str = "") -> None:
         super().__init__(path, label, tool=tool)
         self.unit = MICROSECONDS
-        self._full = False
         for line in head.split("\n"):
             if not line.startswith("#"):
                 break
@@ -168,7 +163,6 @@ class Austin(Collapsed):
         name, value = match[1], match[2].strip()
         number = count_of(value)
         if name == "mode":
-            self._full = value == "full"
             self.unit = BYTES if value == "memory" else MICROSECONDS
             self.idle = {"wall": True, "full": True, "cpu": False}.get(value)
         elif name == "interval" and number:
@@ -181,20 +175,8 @@ class Austin(Collapsed):
         # All metrics at once: microseconds, whether the thread was idle, bytes.
         return count_of(text.partition(",")[0] if "," in text else text)
 
-    def _thread(self, text: str) -> _Thread:
+    def _prefixes(self, text: str) -> tuple[Prefixes, int]:
         match = _AUSTIN.match(text)
         if match is None:
-            return _Thread((), None, None, 0)
-        return _Thread((int(match[1]),), match[3], None, match.end())
-
-    def _frame_of(self, text: str) -> Frame:
-        return colon_frame(text)
-
-
-def colon_frame(text: str) -> Frame:
-    """Split `file:function:line`; a Windows file holds a colon itself."""
-    parts = text.rsplit(":", 2)
-    if len(parts) < 3 or not parts[1] or not _LINE.fullmatch(parts[2]):
-        return Frame(clean(text), "", None)
-    line = int(parts[2])
-    return Frame(clean(parts[1]), clean(parts[0]), line if line else None)
+            return NO_PREFIXES, 0
+        return Prefixes((int(match[1]),), match[3], None), match.end()

@@ -32,6 +32,9 @@ class Prefixes(NamedTuple):
     name: str | None
 
 
+NO_PREFIXES = Prefixes((), None, None)
+
+
 def split_prefixes(text: str, hints: dict[int, str]) -> tuple[Prefixes, int] | None:
     """The prefixes of a record (none at all, perhaps) and where they end; None when one is cut off. Fills `hints`."""
     pids: list[int] = []

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from stepscope.read.raw import FrameNames, Losses, RawStack
-from stepscope.read.stacks.prefixes import START_PROCESS, START_THREAD, Prefixes, split_prefixes
+from stepscope.read.stacks.prefixes import NO_PREFIXES, START_PROCESS, START_THREAD, Prefixes, split_prefixes
 from stepscope.read.stacks.source import (
     MAX_FRAMES,
     FileSource,
@@ -65,7 +65,7 @@ class _Reader:
         self._prefixed = prefixed
         self._known = _KnownPrefixes()
         if not prefixed:
-            self._known.learn([], Prefixes((), None, None))
+            self._known.learn([], NO_PREFIXES)
 
     def stack(self, record: str, number: int) -> RawStack | None:
         """The stack of a record; None where it cannot be read."""
@@ -81,7 +81,7 @@ class _Reader:
             except KeyError:
                 pass  # something new, or a semicolon inside a name
             else:
-                return RawStack(prefixes.pids, prefixes.thread, prefixes.name, frames, samples, number)
+                return RawStack(*prefixes, frames, samples, number)
         return self._new(record[:cut], pieces, samples, number)
 
     def _new(self, text: str, pieces: list[str], samples: int, number: int) -> RawStack | None:
@@ -102,7 +102,7 @@ class _Reader:
         if len(rest) > MAX_FRAMES:
             return None
         self._known.learn(pieces[: len(pieces) - len(rest)] if text else [], prefixes)
-        return RawStack(prefixes.pids, prefixes.thread, prefixes.name, self._frames.frames(rest), samples, number)
+        return RawStack(*prefixes, self._frames.frames(rest), samples, number)
 
 
 class _Node:

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from stepscope.read.inflate import ByteStream, Limits
 from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
-from stepscope.read.stacks.prefixes import Prefixes, PrefixFrame, prefix_frame, prefixes_of_frames
+from stepscope.read.stacks.prefixes import NO_PREFIXES, Prefixes, PrefixFrame, prefix_frame, prefixes_of_frames
 from stepscope.read.stacks.source import (
     BYTE_ORDER_MARK,
     BYTES,
@@ -113,7 +113,7 @@ class Speedscope(FileSource):
             make = _evented_stacks if profile.type == "evented" else _sampled_stacks
             for stack, samples in make(profile, factor, len(frames.numbers), losses, self.label):
                 own, rest = frames.split(stack, thread)
-                yield RawStack(own.pids, own.thread, own.name, rest, samples, record)
+                yield RawStack(*own, rest, samples, record)
                 record += 1
 
     def _bytes(self, losses: Losses, progress: Progress | None) -> bytearray:
@@ -252,7 +252,7 @@ def _line(line: Any) -> int | None:
 def _thread_of(name: Any, *, alone: bool) -> Prefixes:
     """Process, thread and thread name of a profile; the name of a file's only profile is that of the file."""
     if not isinstance(name, str):
-        return Prefixes((), None, None)
+        return NO_PREFIXES
     match = _PYSPY_NAME.fullmatch(name)
     if match:
         return Prefixes((int(match[1]),), match[2], clean(match[3]) or None)
