@@ -108,7 +108,7 @@ class Run:
     def tables(self) -> Tables:
         """The run's typed columns; also written to RUN/tables, or to DIR/tables of traces, unless `options` say no."""
         from stepscope import tables
-        from stepscope.tables.options import BuildOptions
+        from stepscope.tables.cache import BuildOptions
 
         options = BuildOptions(
             cache=_cache(self.options),

@@ -12,7 +12,7 @@ import polars as pl
 from stepscope.read.trace import MISSING, Flows, MemoryEvents, Slices, Text, TraceChunk, TraceQuality, TraceSummary
 from stepscope.tables.ingest import ingest
 from stepscope.tables.schema import SCHEMAS
-from stepscope.tables.stored import TraceIndex
+from stepscope.tables.trace_entry import TraceIndex
 
 # What is known of a run and not of its trace.
 RUN_COLUMNS = ("rank", "process", "trace", "step")
@@ -114,7 +114,7 @@ def take_in(folder: Path, source: FakeSource, name: str = "entry") -> tuple[Trac
     """The index, slices and links of a trace that was taken in."""
     target = folder / name
     target.mkdir()
-    index = ingest(source, target, schema="s", version="v").index
+    index = ingest(source, target).index
     return index, slices_of(target), pl.read_parquet(target / "links.parquet")
 
 

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.tables.nesting import NONE, Nesting, nest
+from stepscope.tables.arrays import NONE
+from stepscope.tables.nesting import Nesting, nest
 
 
 def nested(*slices: tuple[int, int], functions: str = "", annotations: str = "", tracks: str = "") -> Nesting:

@@ -10,8 +10,10 @@ import polars as pl
 import pytest
 
 from stepscope import tables
+from stepscope.cached import INDEX
 from stepscope.read import read_paths
 from stepscope.tables import BuildOptions, Tables
+from stepscope.tables.cache import fetch
 from stepscope.tables.links import METHODS
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
@@ -119,7 +121,7 @@ def test_the_environment_in_the_metadata_reaches_no_table(tmp_path: Path):
         raw = file.read()
     assert all(secret in raw for secret in secrets)
     run = tables.build(read_paths([path]), BuildOptions(cache=tmp_path))
-    written = [file.read_bytes() for file in tmp_path.rglob("trace.json")]
+    written = [(fetch(path, tmp_path) / INDEX).read_bytes()]  # waits for the entry, which is written beside the build
     for table in tables.SCHEMAS:
         frame: pl.DataFrame = getattr(run, table)
         written.append(frame.select(pl.col(pl.String)).write_csv().encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.tables.repair import LONGEST_NS, repair
+from stepscope.tables.ingest import LONGEST_NS, repair
 
 MS = 1_000_000
 

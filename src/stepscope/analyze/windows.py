@@ -12,7 +12,7 @@ from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import parse_json
 from stepscope.model import WindowFacts
 from stepscope.tables.categories import ANNOTATION
-from stepscope.tables.marks import STEP as MARK
+from stepscope.tables.categories import STEP as MARK
 from stepscope.tables.schema import Tables
 
 

@@ -23,8 +23,7 @@ from stepscope.engine.tree import nearest, nearest_around
 from stepscope.engine.user_code import TORCH_FILE, UserCode
 from stepscope.model import PHASES
 from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64
-from stepscope.tables.categories import ANNOTATION, OPERATORS
-from stepscope.tables.marks import STEP
+from stepscope.tables.categories import ANNOTATION, OPERATORS, STEP
 from stepscope.tables.schema import Tables
 
 # What a slice is to the question "who called?".

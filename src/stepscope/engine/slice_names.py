@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stepscope.tables.marks import STEP
+from stepscope.tables.categories import STEP
 
 _MODULE = "nn.Module: "
 PYTHON_NAME = r"^(.*)\((\d+)\): (.*)$"

@@ -23,7 +23,7 @@ from stepscope.engine.source_lines import Lines
 from stepscope.model.views.spans import GpuProperties, SpanRef
 from stepscope.tables import categories
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64
-from stepscope.tables.marks import STEP as MARK
+from stepscope.tables.categories import STEP as MARK
 from stepscope.tables.schema import Tables
 
 _STEPS = {"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}

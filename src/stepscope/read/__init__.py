@@ -43,8 +43,7 @@ def read_foreign(paths: Sequence[Path]) -> RawRun:
 
     Raises UnreadableInputError as `read_run` does, and where two of these kinds are named in one call.
     """
-    from stepscope.read.stacks.files import holds_stacks, read_stack_files
-    from stepscope.read.stacks.formats import is_stack_file, open_stacks
+    from stepscope.read.stacks.sampled_files import holds_stacks, is_stack_file, open_stacks, read_stack_files
     from stepscope.read.traces import holds_traces, read_traces
     from stepscope.read.xla import holds_xla, is_xla_file, read_xla_files
 

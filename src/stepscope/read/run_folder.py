@@ -15,7 +15,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.read import jsonl
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, Row, TraceRef
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
-from stepscope.read.stacks.times import read_times
+from stepscope.read.stacks.stretches import read_times
 from stepscope.read.steps import read_steps
 from stepscope.read.text import boolean, integer, length_ns, moment_ns, number, string
 

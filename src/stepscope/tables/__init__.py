@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepscope.cached import default_folder
 from stepscope.tables.build import build
-from stepscope.tables.options import BuildOptions
+from stepscope.tables.cache import BuildOptions
 from stepscope.tables.schema import SCHEMAS, Tables
 
 __all__ = ["SCHEMAS", "BuildOptions", "Tables", "build", "default_folder"]

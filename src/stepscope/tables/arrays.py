@@ -1,7 +1,9 @@
-"""Columns as arrays: their types, what stands for no row in them, and the two sweeps that tables and analyses share."""
+"""Columns as arrays: their types, what stands for no row, two sweeps that tables and analyses share, their memory."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +18,9 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 NONE = -1
 MAX_DEPTH = 100_000  # a broken (cyclic) tree ends here
+
+_MANY_SLICES = 1_000_000  # from here on it is worth the time to return their memory
+_M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 1 << 20  # blocks from this size on are taken from the system and given back
 
 
 def positions(ids: pl.Series, wanted: pl.Series) -> Int32:
@@ -72,3 +77,17 @@ def own_starts(starts: Int64, ends: Int64) -> Int64:
     begins: Int64 = starts.copy()
     np.maximum(begins[1:], np.maximum.accumulate(ends)[:-1], out=begins[1:])
     return begins
+
+
+def return_freed_memory(slices: int) -> None:
+    """Give what one stage freed back to the system, of a large trace a quarter, and from then on large blocks at once.
+
+    glibc keeps freed blocks for later. Other C libraries have no such calls; then, and for few slices, nothing is done.
+    """
+    if slices <= _MANY_SLICES or sys.platform != "linux":
+        return
+    library = ctypes.CDLL(None)
+    trim, option = getattr(library, "malloc_trim", None), getattr(library, "mallopt", None)
+    if trim is not None and option is not None:
+        trim(0)
+        option(_M_MMAP_THRESHOLD, _LARGE_BYTES)

@@ -7,10 +7,10 @@ from msgspec.structs import replace
 from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRun
 from stepscope.tables import compiles, facts, journal
+from stepscope.tables.arrays import return_freed_memory
+from stepscope.tables.cache import BuildOptions
 from stepscope.tables.events import EventsTable, events_table
 from stepscope.tables.foreign import foreign_processes
-from stepscope.tables.freed import give_back
-from stepscope.tables.options import BuildOptions
 from stepscope.tables.processes import HostProcesses, host_processes, processes_table
 from stepscope.tables.quality import quality
 from stepscope.tables.schema import Tables
@@ -25,7 +25,7 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
     """
     options = options or BuildOptions()
     traces = events_table(raw.ranks, options)
-    give_back(traces.events.height)
+    return_freed_memory(traces.events.height)
     _check(raw, traces)
     raw = _with_trace_steps(raw, traces, options)
     rows = StackRows(raw.hosts, raw.losses, options.progress)

@@ -1,8 +1,9 @@
-"""Traces that were taken in before: a folder of Parquet files for each, found again by the content of its file.
+"""Traces taken in, or found in the cache: a folder of Parquet files for each, found again by the content of its file.
 
 An entry is made beside its final place and moved there in one step, so two processes may make the same one, and what
 is not whole is never seen. An entry that cannot be read is made again. A folder that cannot be written to is no
-error: the tables are then made in a temporary folder, for this once.
+error: the tables are then made in a temporary folder, for this once. Several traces are taken in side by side, in
+processes.
 """
 
 from __future__ import annotations
@@ -10,27 +11,50 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 
-import msgspec
-import polars as pl
 from msgspec import Struct
 
-from stepscope import __version__
-from stepscope.cached import DIGEST_BYTES, INDEX, LAYOUT, key_of
+from stepscope.cached import DIGEST_BYTES, INDEX, key_of
 from stepscope.errors import UnreadableInputError
 from stepscope.read.formats import Limits, open_trace
 from stepscope.read.trace import TraceSource
-from stepscope.tables import stored
 from stepscope.tables.ingest import ingest
-from stepscope.tables.stored import Stored, TraceIndex
+from stepscope.tables.trace_entry import StoredTrace, index_of, read
 
 _NAME = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 _making: dict[Path, threading.Event] = {}  # entries that this process makes beside its work
 _KEPT_BYTES = 20 * 2**30  # of all entries; the ones used longest ago go first
+# A process costs about half a second; less than this is quicker without.
+_WORTH_BYTES = 8 * 10**6
+# Programs whose main module does nothing when a new process imports it.
+_GUARDED = ("stepscope", "stepscope.exe", "pytest", "py.test")
+
+Progress = Callable[[str, int, int], None]
+
+
+class BuildOptions(Struct, frozen=True):
+    """What `tables.build` may use.
+
+    `cache` is where the tables of traces stay (`default_folder()` is the user's); without it, or where it cannot
+    be written to, they are made anew each time. `workers` processes take in several traces side by side; by default
+    one per core where that is safe. `progress` gets a trace's name, the bytes of it done so far, and its size.
+    `steps` keeps the slices of the steps from the first to the last given, both included, and what encloses them.
+    """
+
+    cache: Path | None = None
+    workers: int | None = None
+    progress: Progress | None = None
+    limits: Limits | None = None
+    steps: tuple[int, int] | None = None
 
 
 class Entry(Struct, frozen=True):
@@ -38,7 +62,11 @@ class Entry(Struct, frozen=True):
     found."""
 
     folder: Path
-    content: Stored | None = None
+    content: StoredTrace | None = None
+
+    def read(self) -> StoredTrace:
+        """Its tables; raises UnreadableInputError, OSError or PolarsError where they are damaged."""
+        return read(self.folder) if self.content is None else self.content
 
 
 def fetch(
@@ -53,7 +81,7 @@ def fetch(
         return entry
     part = _new_part(root)
     try:
-        ingest(_opened(path, limits, progress), part, schema=LAYOUT, version=__version__)
+        ingest(_opened(path, limits, progress), part)
         _move(part, entry)
         prune(root)
     finally:
@@ -73,7 +101,7 @@ def obtain(
     """
     if root is None:
         source = _opened(path, limits, progress)
-        return Entry(path, ingest(source, None, schema=LAYOUT, version=__version__))
+        return Entry(path, ingest(source, None))
     entry = root / key_of(path)
     if _is_there(entry):
         return Entry(entry)
@@ -94,7 +122,7 @@ def obtain(
 
     try:
         source = _opened(path, limits, progress)
-        return Entry(entry, ingest(source, part, schema=LAYOUT, version=__version__, settle=settle))
+        return Entry(entry, ingest(source, part, settle=settle))
     except BaseException:
         settle(whole=False)
         raise
@@ -119,27 +147,6 @@ def _opened(path: Path, limits: Limits | None, progress: Callable[[int, int], No
     return open_trace(path, limits=limits or Limits(), progress=progress)
 
 
-def index_of(entry: Path) -> TraceIndex | None:
-    """The index of an entry that is whole and of this version, else None."""
-    try:
-        index = msgspec.json.decode((entry / INDEX).read_bytes(), type=TraceIndex)
-        if (index.schema, index.version) != (LAYOUT, __version__):
-            return None
-        return index if stored.rows(entry, index) == index.slices else None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, pl.exceptions.PolarsError):
-        return None
-
-
-def read(entry: Entry) -> Stored:
-    """The tables of an entry; raises UnreadableInputError, OSError or PolarsError where it is damaged."""
-    if entry.content is not None:
-        return entry.content
-    index = index_of(entry.folder)
-    if index is None:
-        raise UnreadableInputError(f"{entry.folder}: tables of a trace that are not whole; delete the folder")
-    return stored.read(entry.folder, index)
-
-
 def drop(entry: Path) -> None:
     """Forget an entry that turned out to be damaged."""
     shutil.rmtree(entry, ignore_errors=True)
@@ -161,7 +168,7 @@ def prune(root: Path, kept_bytes: int = _KEPT_BYTES) -> None:
         return  # another process may be at it
 
 
-def writable(root: Path) -> bool:
+def _writable(root: Path) -> bool:
     """Whether entries can be made in `root`."""
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -187,3 +194,88 @@ def _move(part: Path, entry: Path) -> None:
             return
         drop(entry)
         part.replace(entry)
+
+
+# ------------------------------------------------------------------------------------------------------- several traces
+
+
+@contextmanager
+def cache_folder(options: BuildOptions) -> Iterator[Path]:
+    """The cache, or a folder that is gone afterwards where there is none or it cannot be written to."""
+    if options.cache is not None and _writable(options.cache):
+        yield options.cache
+        return
+    with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
+        yield Path(folder)
+
+
+def collect(paths: Sequence[Path], folder: Path, options: BuildOptions) -> list[Entry | str]:
+    """For each trace its tables, or why there are none."""
+    workers = _workers(paths, options)
+    if workers < 2:
+        return [_alone(path, folder, options) for path in paths]
+    found: list[Entry | str] = []
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        pending = [pool.submit(_fetch, path, folder, options.limits) for path in paths]
+        for path, future in zip(paths, pending, strict=True):
+            try:
+                found.append(future.result())
+            except BrokenProcessPool:
+                # A process was killed, mostly for the memory of several at once: what is left goes one by one.
+                found.append(_alone(path, folder, options))
+            _done(path, options)
+    return found
+
+
+def _fetch(path: Path, folder: Path, limits: Limits | None) -> Entry | str:
+    try:
+        return Entry(fetch(path, folder, limits))
+    except (OSError, UnreadableInputError) as error:
+        return str(error)
+
+
+def _alone(path: Path, folder: Path, options: BuildOptions) -> Entry | str:
+    progress = options.progress
+    tell = None if progress is None else lambda done, size: progress(path.name, done, size)
+    # Of some steps few slices are kept in the end, so all of them had better not be in memory at once.
+    keep = options.steps is None
+    try:
+        if not keep:
+            return Entry(fetch(path, folder, options.limits, tell))
+        return obtain(path, folder if folder == options.cache else None, options.limits, tell)
+    except (OSError, UnreadableInputError) as error:
+        return str(error)
+
+
+def _done(path: Path, options: BuildOptions) -> None:
+    if options.progress is not None:
+        try:
+            size = path.stat().st_size
+        except OSError:
+            return
+        options.progress(path.name, size, size)
+
+
+def _workers(paths: Sequence[Path], options: BuildOptions) -> int:
+    if options.workers is not None:
+        return min(options.workers, len(paths))
+    if len(paths) < 2 or not _main_is_guarded() or sum(map(_size, paths)) < _WORTH_BYTES:
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(len(paths), cores)
+
+
+def _main_is_guarded() -> bool:
+    """Whether new processes may be started: they import the main module, and a user's script would run once more."""
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    spec = getattr(main, "__spec__", None)
+    module = spec.name.partition(".")[0] if spec is not None else ""
+    return file is None or module == "stepscope" or os.path.basename(file) in _GUARDED
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

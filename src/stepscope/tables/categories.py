@@ -1,4 +1,4 @@
-"""What a slice is, by the category its writer gave it; writers renamed them in 2021 and vendors add their own."""
+"""What a slice is, by its category and name; writers renamed categories in 2021 and vendors add their own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ KERNELS = frozenset({"kernel", "Kernel", "mtia_ccp_events"})
 COPIES = frozenset({"gpu_memcpy", "Memcpy"})
 FILLS = frozenset({"gpu_memset", "Memset"})
 DEVICE = KERNELS | COPIES | FILLS
+
+# What the names of slices that mark a step begin with: a profiler's schedule, and optimizers.
+STEP = "ProfilerStep#"
+OPTIMIZER = "Optimizer.step#"
 
 _RUNTIME_ENDS = ("_runtime", "_driver")
 _GRAPH_LAUNCH = "graphlaunch"

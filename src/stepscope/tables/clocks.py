@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.read.raw import RawRank
-from stepscope.tables.marks import OPTIMIZER, each
+from stepscope.tables.categories import OPTIMIZER
 
 MAX_OFFSET_NS = 2_000_000_000  # further apart than this is another run's trace, not a clock that drifted
 MIN_ANCHORS = 2
@@ -61,7 +61,7 @@ def _median(ends: npt.NDArray[np.int64], seen: npt.NDArray[np.int64]) -> int:
 def _optimizer_ends(marks: pl.DataFrame) -> npt.NDArray[np.int64]:
     ends = [
         start + duration
-        for category, name, start, duration in each(marks)
-        if name.startswith(OPTIMIZER) and not category.startswith("gpu_")
+        for category, name, start, duration in marks.iter_rows()
+        if category is not None and name.startswith(OPTIMIZER) and not category.startswith("gpu_")
     ]
     return np.sort(np.array(ends, np.int64))

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from stepscope.read.raw import RawRank, Row
 from stepscope.read.text import boolean, integer, length_ns, moment_ns, string
+from stepscope.tables.arrays import NONE
 from stepscope.tables.compile_breaks import failure_cause
 from stepscope.tables.compile_guards import UNKNOWN
 from stepscope.tables.compile_reasons import (
@@ -30,7 +31,7 @@ from stepscope.tables.compile_text import is_torch
 from stepscope.tables.compile_transfers import transfer_rows
 from stepscope.tables.events import EventsTable
 from stepscope.tables.schema import SCHEMAS
-from stepscope.tables.steps import NONE, step_at
+from stepscope.tables.steps import step_at
 
 TORCH, XLA = "torch.compile", "torch_xla"
 COMPILES = ("compile", "recompile", "limit_hit", "failure")

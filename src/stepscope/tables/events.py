@@ -12,12 +12,10 @@ from msgspec import Struct, field
 
 from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRank, TraceRef
-from stepscope.tables import cache, collect
-from stepscope.tables.cache import Entry
-from stepscope.tables.loaded import TraceTables, load
-from stepscope.tables.options import BuildOptions
+from stepscope.tables import cache
+from stepscope.tables.cache import BuildOptions, Entry
 from stepscope.tables.schema import empty
-from stepscope.tables.stored import TraceIndex
+from stepscope.tables.trace_entry import TraceIndex, TraceTables, load
 
 _TABLES = ("events", "links", "memory", "traces")
 _DAMAGED = (OSError, UnreadableInputError, pl.exceptions.PolarsError)
@@ -59,8 +57,8 @@ def events_table(ranks: Sequence[RawRank], options: BuildOptions) -> EventsTable
     offsets: dict[str, int] = {}
     unreadable: dict[str, str] = {}
     rows = 0
-    with collect.root(options) as root:
-        found = collect.collect([ref.path for _, ref in wanted], root, options)
+    with cache.cache_folder(options) as root:
+        found = cache.collect([ref.path for _, ref in wanted], root, options)
         for (rank, ref), entry in zip(wanted, found, strict=True):
             source = f"{rank.name}/{ref.name}"
             trace = entry if isinstance(entry, str) else _loaded(entry, rank, ref, rows, root, options)
@@ -94,13 +92,13 @@ def _loaded(
 ) -> TraceTables | str:
     """The rows of a trace, or why there are none. An entry that turns out damaged is made once more."""
     try:
-        return load(cache.read(entry), rank, ref, first_id, options.steps)
+        return load(entry.read(), rank, ref, first_id, options.steps)
     except _DAMAGED:
         if entry.content is None:  # else nothing was read from a folder
             cache.drop(entry.folder)
     try:
         entry = Entry(cache.fetch(ref.path, root, options.limits))
-        return load(cache.read(entry), rank, ref, first_id, options.steps)
+        return load(entry.read(), rank, ref, first_id, options.steps)
     except _DAMAGED as error:
         return str(error)
 

@@ -12,7 +12,7 @@ from stepscope.read.text import integer, moment_ns, string
 from stepscope.tables.events import ReadTrace
 from stepscope.tables.processes import HostProcesses
 from stepscope.tables.schema import RankInfo
-from stepscope.tables.stored import TraceIndex
+from stepscope.tables.trace_entry import TraceIndex
 
 MAX_SOURCES = 1_000_000  # hashes of all ranks together; the recorder writes at most 1,000 of a rank
 _SIGNAL_BASE = 128  # a shell's exit status of a command killed by signal n is 128 + n

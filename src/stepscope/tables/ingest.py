@@ -1,12 +1,12 @@
 """One trace to Parquet: its slices are written as they come, then repaired, nested and linked as a whole.
 
 What is kept of a trace in memory at once is a few numbers per slice; texts and arguments are on disk by then, unless
-they are asked for. Ids are rows of the trace; `loaded` moves them when several traces become one table.
+they are asked for. Ids are rows of the trace; `trace_entry` moves them when several traces become one table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,31 +15,40 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 
-from stepscope.cached import INDEX
-from stepscope.read.trace import TraceSource, TraceSummary
-from stepscope.tables import categories, forward, links, stored
-from stepscope.tables.arrays import NONE
-from stepscope.tables.columns import Int32, Int64, decode
-from stepscope.tables.marks import marks_frame
-from stepscope.tables.nesting import Nesting, nest
-from stepscope.tables.parts import PartWriter
-from stepscope.tables.repair import repair
-from stepscope.tables.stored import LINKS, MARKS, MEMORY, TREE, Stored, TraceIndex
-from stepscope.tables.taken import FORWARD_ARROWS, LAUNCH_ARROWS, Flags, Taken, arrows, numbered, take
-from stepscope.tables.trace_memory import memory_frame
+from stepscope import __version__
+from stepscope.cached import INDEX, LAYOUT
+from stepscope.read.trace import MISSING, TraceSource, TraceSummary
+from stepscope.tables import categories, forward, links, trace_entry
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
+from stepscope.tables.nesting import Nesting, by_value, nest
+from stepscope.tables.parts import Columns, PartWriter, TextCodes, decode
+from stepscope.tables.trace_entry import LINKS, MARKS, MEMORY, TREE, StoredTrace, TraceIndex
 
+LONGEST_NS = 7 * 24 * 3600 * 10**9  # of a slice
+# Slices that must begin and end inside another before its end is taken for late, and for how much of it.
+_PROOFS = 2
+_LATE_NS = 10_000_000
+_LOOKED_AT = 64  # slices behind a suspect
+_MAX_START_NS = 2**62
+
+LAUNCH_ARROWS = ("ac2g", "async")  # the second is what writers of 2021 called it
+FORWARD_ARROWS = ("fwdbwd",)
 _TIMES = (("track", np.int32), ("start_ns", np.int64), ("duration_ns", np.int64))
+_TEXTS = ("category", "name", "track")
+_SPARSE = ("correlation", "external_id", "sequence", "forward_thread")
+_MEMORY_NUMBERS = ("time_ns", "address", "bytes", "device_type", "device", "allocated_bytes", "reserved_bytes")
+_MEMORY_KEPT = ("bytes", "allocated_bytes", "reserved_bytes", "address")
+# c10::DeviceType
+_DEVICES = {0: "cpu", 1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuse1"}
 
 
 def ingest(
     source: TraceSource,
     target: Path | None,
-    *,
-    schema: str,
-    version: str,
     settle: Callable[[bool], None] | None = None,
-) -> Stored:
+) -> StoredTrace:
     """Take in `source` and write it to the empty folder `target`; raises UnreadableInputError and OSError.
 
     Without `settle` the slices are handed on as files of `target`. With it, or without a target, they are handed on in
@@ -48,13 +57,13 @@ def ingest(
     keep = settle is not None or target is None
     frames: dict[str, pl.DataFrame] = {}
     with PartWriter(target, keep=keep) as writer:
-        taken = take(source, writer)
+        taken = _take(source, writer)
         base_ns = taken.summary.base_ns
         track, start, duration = (taken.whole(name, dtype) for name, dtype in _TIMES)
-        flags = Flags(taken)
+        flags = _Flags(taken)
         repaired = repair(track, start, duration, is_device=flags.device)
-        frames[MEMORY] = writer.write(memory_frame(taken.memory.given(), taken.texts["track"], base_ns), MEMORY)
-        frames[MARKS] = writer.write(marks_frame(taken, start, duration, base_ns), MARKS)
+        frames[MEMORY] = writer.write(_memory_frame(taken.memory.given(), taken.texts["track"], base_ns), MEMORY)
+        frames[MARKS] = writer.write(_marks_frame(taken, start, duration, base_ns), MARKS)
         taken.slices.forget("category", "name", "start_ns", "duration_ns")
         nesting = nest(
             track,
@@ -73,15 +82,15 @@ def ingest(
         frames[TREE] = writer.write(_tree_frame(start, duration, nesting, forward_of), TREE)
         del start, duration, nesting, forward_of
         writer.wait()  # how many files there are is known when the last slices are done
-        index = _index(summary, schema=schema, version=version, slices=frames[TREE].height, clipped=clipped,
+        index = _index(summary, slices=frames[TREE].height, clipped=clipped,
                        repaired=repaired, files=writer.files, link_counts=counts, device=device)  # fmt: skip
         if target is None:
-            return Stored(index, **frames, parts=writer.kept)
+            return StoredTrace(index, **frames, parts=writer.kept)
         if settle is not None:
             writer.then(partial(_settled, settle, target, index))
-            return Stored(index, **frames, parts=writer.kept)
+            return StoredTrace(index, **frames, parts=writer.kept)
     (target / INDEX).write_bytes(msgspec.json.encode(index))
-    return Stored(index, **frames, parts=stored.slice_files(target, index))
+    return StoredTrace(index, **frames, parts=trace_entry.slice_files(target, index))
 
 
 def _settled(settle: Callable[[bool], None], target: Path, index: TraceIndex, whole: bool) -> None:
@@ -96,6 +105,8 @@ def _settled(settle: Callable[[bool], None], target: Path, index: TraceIndex, wh
 def _index(summary: TraceSummary, **known: Any) -> TraceIndex:
     quality = summary.quality
     return TraceIndex(
+        schema=LAYOUT,
+        version=__version__,
         world_size=summary.world_size,
         events=quality.events,
         salvaged=quality.salvaged,
@@ -112,7 +123,7 @@ _Linked = tuple[links.Links, Int64, Int64]  # links, forward operators of them, 
 
 
 def _link(
-    taken: Taken, track: Int32, start: Int64, duration: Int64, flags: Flags, nesting: Nesting
+    taken: _Taken, track: Int32, start: Int64, duration: Int64, flags: _Flags, nesting: Nesting
 ) -> tuple[_Linked, Int32]:
     """The links, and the forward operator of each slice that is one of the backward pass."""
     known = links.Slices(
@@ -128,13 +139,13 @@ def _link(
         correlation=taken.sparse("correlation"),
         external_id=taken.sparse("external_id"),
     )
-    found = links.link(known, arrows(taken, LAUNCH_ARROWS))
+    found = links.link(known, _arrows(taken, LAUNCH_ARROWS))
     operators = np.flatnonzero(flags.operator)
     ends = start[operators] + duration[operators]
     by_operator, how = forward.forwards(
         len(start),
-        numbered(taken, track, start, flags.operator),
-        arrows(taken, FORWARD_ARROWS),
+        _numbered(taken, track, start, flags.operator),
+        _arrows(taken, FORWARD_ARROWS),
         links.Moments(operators, track[operators], start[operators], ends),
     )
     onward, holder = forward.nearest(nesting.parent, by_operator, found.operator)
@@ -155,7 +166,7 @@ def _links_frame(found: links.Links, onward: Int64, onward_method: npt.NDArray[n
             "forward_method": _words(forward.METHODS, onward_method),
         }
     )
-    return frame.with_columns(known_id(name) for name in ("launch", "operator", "frame", "forward"))
+    return frame.with_columns(_known_id(name) for name in ("launch", "operator", "frame", "forward"))
 
 
 def _link_counts(linked: _Linked, duration: Int64) -> dict[str, int]:
@@ -188,13 +199,216 @@ def _tree_frame(start: Int64, duration: Int64, nesting: Nesting, forward_of: Int
             "forward": forward_of,
         }
     )
-    return frame.with_columns(known_id(name) for name in ("parent", "frame", "forward"))
+    return frame.with_columns(_known_id(name) for name in ("parent", "frame", "forward"))
 
 
-def known_id(name: str) -> pl.Expr:
+def _known_id(name: str) -> pl.Expr:
     """A column of row numbers in which `NONE` becomes null."""
     return pl.when(pl.col(name) >= 0).then(pl.col(name).cast(pl.Int64)).alias(name)
 
 
 def _words(words: tuple[str, ...], codes: npt.NDArray[np.integer]) -> pl.Series:
-    return decode(pl.Series(words, dtype=pl.String), codes.astype(np.int32))
+    return decode(words, codes.astype(np.int32))
+
+
+# --------------------------------------------------------------------------------------------------------- what is kept
+
+
+class _Taken(Struct, frozen=True):
+    """What is kept of all chunks; the rest went to the writer of the parts."""
+
+    slices: Columns
+    flows: Columns
+    memory: Columns
+    texts: dict[str, TextCodes]
+    summary: TraceSummary
+
+    def whole(self, name: str, dtype: type[np.generic]) -> Any:
+        """A column that every slice has."""
+        return self.slices.dense(name).astype(dtype, copy=False)
+
+    def sparse(self, name: str) -> tuple[Int64, Int64]:
+        """The rows and values of a column that some slices have."""
+        rows, values = self.slices.sparse(name)
+        return rows, values.astype(np.int64, copy=False)
+
+
+def _take(source: TraceSource, writer: PartWriter) -> _Taken:
+    slices, flows, memory = Columns(), Columns(), Columns()
+    texts = {name: TextCodes() for name in (*_TEXTS, "flow_kind")}
+    track = texts["track"]
+    for chunk in source.chunks():
+        writer.add(chunk.slices)
+        dense: dict[str, Any]
+        if len(chunk.slices):
+            dense = {name: texts[name].add(getattr(chunk.slices, name)) for name in _TEXTS}
+            dense |= {"start_ns": chunk.slices.start_ns, "duration_ns": chunk.slices.duration_ns}
+            slices.append(dense, {name: getattr(chunk.slices, name) for name in _SPARSE})
+        if len(chunk.flows):
+            dense = {"kind": texts["flow_kind"].add(chunk.flows.kind), "track": track.add(chunk.flows.track)}
+            flows.append(dense | {name: getattr(chunk.flows, name) for name in ("id", "finish", "time_ns")}, {})
+        if len(chunk.memory):
+            dense = {name: getattr(chunk.memory, name) for name in _MEMORY_NUMBERS}
+            memory.append({**dense, "track": track.add(chunk.memory.track)}, {})
+    writer.finish()
+    return _Taken(slices, flows, memory, texts, source.summary())
+
+
+class _Flags:
+    """What kind each slice is, from its category and name."""
+
+    def __init__(self, taken: _Taken) -> None:
+        category = taken.whole("category", np.int32)
+        names = taken.texts["category"].values
+        self.function = _each(category, (name == categories.FUNCTION for name in names))
+        self.annotation = _each(category, (name == categories.ANNOTATION for name in names))
+        self.device = _each(category, (name in categories.DEVICE for name in names))
+        self.runtime = _each(category, (categories.is_runtime(name) for name in names))
+        self.operator = _each(category, (name in categories.OPERATORS for name in names))
+        self.precedence = np.array([*map(categories.precedence, names), 0], np.int8)[category]
+        graph = (categories.is_graph_launch(name) for name in taken.texts["name"].values)
+        self.graph_launch = self.runtime & _each(taken.whole("name", np.int32), graph)
+
+
+def _each(codes: Int32, values: Iterable[bool]) -> Bools:
+    return np.array([*values, False], dtype=bool)[codes]
+
+
+def _arrows(taken: _Taken, kinds: tuple[str, ...]) -> links.Arrows:
+    """Pairs of ends with the same id; where one came several times, the last."""
+    codes = [code for code, kind in enumerate(taken.texts["flow_kind"].values) if kind in kinds]
+    columns = taken.flows
+    mine = np.isin(columns.dense("kind"), codes)
+    ids, finish = columns.dense("id")[mine], columns.dense("finish")[mine].astype(np.bool_, copy=False)
+    track = columns.dense("track")[mine].astype(np.int32, copy=False)
+    time = columns.dense("time_ns")[mine].astype(np.int64, copy=False)
+    heads, tails = np.flatnonzero(finish), np.flatnonzero(~finish)
+    tails = tails[np.argsort(ids[tails], kind="stable")]
+    place = np.searchsorted(ids[tails], ids[heads], side="right") - 1
+    known = place >= 0
+    known[known] = ids[tails[place[known]]] == ids[heads[known]]
+    start, end = tails[place[known]], heads[known]
+    return links.Arrows(track[start], time[start], track[end], time[end])
+
+
+def _numbered(taken: _Taken, track: Int32, start: Int64, is_operator: Bools) -> forward.Numbered:
+    """The operators that carry a sequence number."""
+    rows, sequence = taken.sparse("sequence")
+    mine = is_operator[rows]
+    rows, sequence = rows[mine], sequence[mine]
+    thread = np.zeros(len(rows), np.int64)
+    known, values = taken.sparse("forward_thread")
+    if len(known):
+        place = np.minimum(np.searchsorted(known, rows), len(known) - 1)
+        thread = np.where(known[place] == rows, values[place], 0)
+    names = taken.texts["track"].values
+    numbers: dict[str, int] = {}
+    process = np.array([*(numbers.setdefault(name.rpartition("/")[0], len(numbers)) for name in names), 0], np.int64)
+    return forward.Numbered(rows, process[track[rows]], track[rows], start[rows], sequence, thread)
+
+
+def _marks_frame(taken: _Taken, start_ns: Int64, duration_ns: Int64, base_ns: int) -> pl.DataFrame:
+    """Category, name, start and duration of the slices that mark a step, in the order of the trace.
+
+    `base_ns` is added to the starts.
+    """
+    wanted = [name.startswith((categories.STEP, categories.OPTIMIZER)) for name in taken.texts["name"].values]
+    name = taken.whole("name", np.int32)
+    rows = np.flatnonzero(np.array([*wanted, False])[name])
+    return pl.DataFrame(
+        {
+            "category": decode(taken.texts["category"].values, taken.whole("category", np.int32)[rows]),
+            "name": decode(taken.texts["name"].values, name[rows]),
+            "start_ns": start_ns[rows] + base_ns,
+            "duration_ns": duration_ns[rows],
+        }
+    )
+
+
+def _memory_frame(rows: Columns, tracks: TextCodes, base_ns: int) -> pl.DataFrame:
+    """Allocations and releases in file order; `base_ns` is added to their times."""
+    columns: dict[str, Int64] = {name: rows.dense(name).astype(np.int64, copy=False) for name in _MEMORY_NUMBERS}
+    frame = pl.DataFrame(
+        {
+            "device": _devices(columns["device_type"], columns["device"]),
+            "time_ns": columns["time_ns"] + base_ns,
+            **{name: columns[name] for name in _MEMORY_KEPT},
+            "track": decode(tracks.values, rows.dense("track").astype(np.int32, copy=False)),
+        }
+    )
+    return frame.with_columns(pl.when(pl.col(name) != MISSING).then(pl.col(name)).alias(name) for name in _MEMORY_KEPT)
+
+
+def _devices(kinds: Int64, numbers: Int64) -> pl.Series:
+    """The device of each row; a trace has few of them."""
+    codes = np.zeros(len(kinds), np.int32)
+    names: list[str | None] = []
+    for kind in np.unique(kinds).tolist():
+        of_kind = np.flatnonzero(kinds == kind)
+        found, place = np.unique(numbers[of_kind], return_inverse=True)
+        codes[of_kind] = place + len(names)
+        names += [_device(kind, number) for number in found.tolist()]
+    return decode(names, codes)
+
+
+def _device(kind: int, number: int) -> str | None:
+    if kind == MISSING:
+        return None
+    name = _DEVICES.get(kind, f"device-{kind}")
+    return name if kind == 0 or number < 0 else f"{name}:{number}"
+
+
+# ------------------------------------------------------------------------------------------------------------ durations
+
+
+def repair(
+    track: npt.NDArray[np.integer], start_ns: Int64, duration_ns: Int64, *, is_device: Bools, serial: bool = True
+) -> int:
+    """Correct durations that cannot be true in place, and return how many there were.
+
+    Writers leave slices that end before they begin, that last for weeks (an overflow), or, where a device reports the
+    end of its work late, that reach over work which came after them: a stream is serial, so what began and ended on it
+    inside another slice proves that slice's end wrong. One neighbour that begins a little early proves nothing: kernels
+    of recent GPUs may begin while the one before them drains.
+
+    Negative ones become 0, those over a week end where the next slice of their track begins. A device slice whose end
+    came late is cut to where the next slice of its stream begins, if `serial`.
+    """
+    np.clip(start_ns, -_MAX_START_NS, _MAX_START_NS, out=start_ns)
+    negative = duration_ns < 0
+    endless = duration_ns > LONGEST_NS
+    repaired = int(negative.sum()) + int(endless.sum())
+    duration_ns[negative] = 0
+    if endless.any():
+        _end_at_next(track, start_ns, duration_ns, endless)
+    if serial and is_device.any():
+        rows = np.flatnonzero(is_device)
+        for stream in by_value(track[rows]):
+            repaired += _late_ends(rows[stream], start_ns, duration_ns)
+    return repaired
+
+
+def _end_at_next(track: npt.NDArray[np.integer], start_ns: Int64, duration_ns: Int64, wrong: Bools) -> None:
+    for rows in by_value(track):
+        if not wrong[rows].any():
+            continue
+        starts = np.unique(start_ns[rows])
+        mine = rows[wrong[rows]]
+        after = np.searchsorted(starts, start_ns[mine], side="right")
+        ends = np.append(starts, 0)[after]
+        duration_ns[mine] = np.where(after < len(starts), ends - start_ns[mine], 0)
+
+
+def _late_ends(rows: Int64, start_ns: Int64, duration_ns: Int64) -> int:
+    rows = rows[np.argsort(start_ns[rows], kind="stable")]
+    starts = start_ns[rows]
+    ends = starts + duration_ns[rows]
+    suspects = np.flatnonzero(ends[:-1] - starts[1:] > _LATE_NS)
+    repaired = 0
+    for i in suspects.tolist():
+        last = min(int(np.searchsorted(starts, ends[i])), i + 1 + _LOOKED_AT)
+        inside = np.flatnonzero((ends[i + 1 : last] <= ends[i]) & (starts[i + 1 : last] > starts[i]))
+        if len(inside) >= _PROOFS:
+            duration_ns[rows[i]] = starts[i + 1 + inside[0]] - starts[i]
+            repaired += 1
+    return repaired

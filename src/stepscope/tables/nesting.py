@@ -17,10 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-Bools = npt.NDArray[np.bool_]
-NONE = -1
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 
 _BLOCK = 1 << 15
 _DEEPEST = 2000  # levels up to which counting is quicker than sweeping

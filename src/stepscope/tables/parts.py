@@ -1,24 +1,29 @@
-"""The slices of a trace to Parquet as they come from the reader, on a second thread while the reader goes on.
+"""A trace as it comes from its reader: slices to Parquet, on a second thread, and columns of numbers kept in memory.
 
 Only what the reader itself says is written here; where a slice stands in its tree is known when the last one has come.
-One chunk is in the making at a time, so what waits is bounded. Polars works without the interpreter's lock.
+One chunk is in the making at a time, so what waits is bounded. Polars works without the interpreter's lock. `Columns`
+keeps the few numbers that nesting and linking must know of the whole trace at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy.ma  # noqa: F401  # Polars would import it at its first array, which is on the thread, beside the reader
+import numpy as np
+import numpy.ma  # Polars would import it at its first array, which is on the thread, beside the reader
+import numpy.typing as npt
 import polars as pl
 
-from stepscope.read.trace import MISSING, Slices
-from stepscope.tables.columns import decode, is_absent
+from stepscope.read.trace import MISSING, Slices, Text
+from stepscope.tables.arrays import Int32, Int64
 from stepscope.tables.schema import SCHEMAS
+
+AnyArray = npt.NDArray[np.generic]
 
 ROWS_PER_FILE = 1 << 17
 COMPRESSION: Any = "zstd"
@@ -54,7 +59,7 @@ def part_frame(slices: Slices) -> pl.DataFrame:
     for name in PART_COLUMNS:
         if name in _TEXTS:
             text = getattr(slices, name)
-            values = None if not text.values else decode(pl.Series(text.values, dtype=pl.String), text.codes)
+            values = None if not text.values else decode(text.values, text.codes)
             known = pl.col(name)
         else:
             array = getattr(slices, _NUMBERS[name])
@@ -175,3 +180,88 @@ class PartWriter:
 def part_name(number: int) -> str:
     """The file of a part of the slices."""
     return f"events-{number:05d}.parquet"
+
+
+# ---------------------------------------------------------------------------------------------------- columns in memory
+
+
+class TextCodes:
+    """Codes of one column of texts, in order of first appearance."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {}
+
+    def add(self, text: Text) -> Int32:
+        """The codes of a chunk's column in this dictionary; -1 stays -1."""
+        codes = self._codes
+        mapped = [codes.setdefault(value, len(codes)) for value in text.values]
+        return np.array([*mapped, -1], np.int32)[text.codes]
+
+    @property
+    def values(self) -> list[str]:
+        """The texts, by code."""
+        return list(self._codes)
+
+
+def decode(values: Sequence[str | None], codes: Int32) -> pl.Series:
+    """A column of texts from codes, which are positions in `values`; -1 is null."""
+    index = pl.Series(codes, dtype=pl.Int32)
+    if not len(values):
+        return pl.repeat(None, len(codes), dtype=pl.String, eager=True)
+    if len(codes) and codes.min() < 0:
+        index = index.set(index < 0, None)
+    return pl.Series(values, dtype=pl.String).gather(index)
+
+
+class Columns:
+    """Columns of one kind of row, appended chunk by chunk, then read as often as needed.
+
+    Columns that every row has are kept whole. Of others (a correlation, a sequence number) only the rows with a value
+    are kept, with their numbers. Texts are codes of one dictionary per column: traces repeat their texts.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[AnyArray]] = {}
+        self.count = 0
+
+    def append(self, dense: dict[str, AnyArray], sparse: dict[str, Int64]) -> None:
+        """Add rows; all arrays have the same length. A sparse value is missing where it is MISSING."""
+        for name, values in dense.items():
+            self._parts.setdefault(name, []).append(values)
+        for name, values in sparse.items():
+            if is_absent(values):
+                continue
+            rows = np.flatnonzero(values != MISSING)
+            if len(rows):
+                self._parts.setdefault(f"{name}.rows", []).append(rows + self.count)
+                self._parts.setdefault(name, []).append(values[rows])
+        self.count += len(next(iter(dense.values())))
+
+    def dense(self, name: str) -> AnyArray:
+        """A column that every row has."""
+        parts = self._parts.get(name)
+        if parts is None:
+            return np.empty(0, np.int64)
+        if len(parts) > 1:
+            parts[:] = [np.concatenate(parts)]
+        return parts[0]
+
+    def given(self) -> Columns:
+        """These columns for who needs them last; here they are empty from now on."""
+        other = Columns()
+        other._parts, self._parts = self._parts, {}
+        return other
+
+    def forget(self, *names: str) -> None:
+        """Free columns that nobody needs any more."""
+        for name in names:
+            self._parts.pop(name, None)
+
+    def sparse(self, name: str) -> tuple[Int64, AnyArray]:
+        """The rows that have a value, ascending, and the values."""
+        return self.dense(f"{name}.rows").astype(np.int64, copy=False), self.dense(name)
+
+
+def is_absent(values: npt.NDArray[Any]) -> bool:
+    """Whether a reader's column is one missing value that stands for all rows; False where that takes a search."""
+    return values.strides == (0,) and bool(values[0] == MISSING or values[0] != values[0])

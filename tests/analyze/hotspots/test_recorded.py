@@ -12,7 +12,7 @@ import pytest
 from stepscope.analyze.hotspots.table import NO_FRAME
 from stepscope.analyze.sampled.selection import StackSelection
 from stepscope.model.views.hotspots import Hotspots
-from stepscope.read.stacks.files import read_stack_files
+from stepscope.read.stacks.sampled_files import read_stack_files
 from stepscope.tables import build
 from tests.analyze.hotspots.test_table import found, library
 from tests.analyze.shared_traces import TRACES

@@ -19,7 +19,7 @@ from stepscope.analyze.sampled import rank_lines
 from stepscope.analyze.sampled.loop import sampled_loop
 from stepscope.analyze.sampled.user_paths import UserPaths
 from stepscope.model.views.waits import RankLines
-from stepscope.read.stacks.files import read_stack_files
+from stepscope.read.stacks.sampled_files import read_stack_files
 from tests.builders import make_tables, step_rows
 from tests.records import replace
 

@@ -18,7 +18,7 @@ from stepscope.analyze.sampled import waits
 from stepscope.analyze.sampled.loop import sampled_loop
 from stepscope.analyze.sampled.user_paths import UserPaths
 from stepscope.model.views.waits import LoaderWait
-from stepscope.read.stacks.files import read_stack_files
+from stepscope.read.stacks.sampled_files import read_stack_files
 from tests.builders import MS, PID, T0, make_tables, step_rows
 
 SAMPLERS = Path(__file__).resolve().parents[4] / "shared" / "traces" / "py_spy"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.read.raw import Frame
 from stepscope.read.stacks.collapsed import Austin, Collapsed, Tachyon
-from stepscope.read.stacks.formats import open_stacks
+from stepscope.read.stacks.sampled_files import open_stacks
 from stepscope.read.stacks.source import FileSource
 from tests.read.stack_text import read_all
 

@@ -8,9 +8,8 @@ import pytest
 
 from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import Frame, FrameNames, Losses
-from stepscope.read.stacks.files import read_stack_files
-from stepscope.read.stacks.formats import open_stacks
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
+from stepscope.read.stacks.sampled_files import open_stacks, read_stack_files
 from tests.read.stack_text import Stack, parse, read_all
 
 HEAD = 'process 5:"python train.py";thread (5): MainThread;'

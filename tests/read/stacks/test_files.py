@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.errors import UnreadableInputError
 from stepscope.read import read_paths
-from stepscope.read.stacks.files import read_stack_files
+from stepscope.read.stacks.sampled_files import read_stack_files
 from tests.read.stack_text import read_all
 
 RAW = 'process 5:"python train.py --token abc";thread (5): MainThread;f (x.py:1) 3\n'

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read.stacks.formats import FORMATS, is_stack_file, open_stacks
+from stepscope.read.stacks.sampled_files import FORMATS, is_stack_file, open_stacks
 from tests.read.stack_text import read_all
 
 TRACES = Path(__file__).parents[3] / ".." / "shared" / "traces"

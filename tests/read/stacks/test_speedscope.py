@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.read.raw import Frame
-from stepscope.read.stacks.formats import open_stacks
+from stepscope.read.stacks.sampled_files import open_stacks
 from stepscope.read.stacks.source import FileSource
 from stepscope.read.stacks.speedscope import Speedscope
 from tests.read.stack_text import Parsed, read_all

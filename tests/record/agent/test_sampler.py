@@ -14,7 +14,7 @@ import pytest
 
 import stepscope
 from stepscope.read.raw import Losses
-from stepscope.read.stacks.times import read_times
+from stepscope.read.stacks.stretches import read_times
 from stepscope.record.agent.config import Config
 from stepscope.record.agent.sampler import FallbackSampler, Stretches
 from tests.read.stack_text import parse
@@ -25,7 +25,7 @@ PROGRAM = """
 import json, multiprocessing, sys, time
 from stepscope.record.agent.config import Config
 from stepscope.read.raw import Losses
-from stepscope.read.stacks.times import read_times
+from stepscope.read.stacks.stretches import read_times
 from stepscope.record.agent.sampler import FallbackSampler, Stretches
 folder, seconds, quiet = sys.argv[1], 1.0, sys.argv[2] == "quiet"
 def busy_line(seconds):

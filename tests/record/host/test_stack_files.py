@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.read.raw import Losses
-from stepscope.read.stacks.times import read_times
+from stepscope.read.stacks.stretches import read_times
 from stepscope.record.host import stack_files
 from stepscope.record.host.pyspy_counts import Counted, Stretch
 from stepscope.record.host.stack_files import SpyPart, write_segment

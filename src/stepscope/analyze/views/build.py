@@ -32,7 +32,7 @@ from stepscope.model.views.modules import ModuleTree
 from stepscope.model.views.operators import KernelRow, OperatorRow
 from stepscope.model.views.overview import Counter, GpuSummary, Overview
 from stepscope.model.views.spans import SpanRef
-from stepscope.tables.freed import give_back
+from stepscope.tables.arrays import return_freed_memory
 
 
 class _SpanViews(SpanViews):
@@ -73,7 +73,7 @@ class LazyViews(Views):
     @cached_property
     def memory(self) -> MemoryView | None:
         found = memory.view(self.base, self._recordings, self._code)
-        give_back(self.base.tables.events.height)
+        return_freed_memory(self.base.tables.events.height)
         return found
 
     @cached_property
@@ -92,7 +92,7 @@ class LazyViews(Views):
     @cached_property
     def operators(self) -> tuple[OperatorRow, ...]:
         found = self.spans[0].operators if len(self.spans) == 1 else operators.table(self.base)
-        give_back(self.base.tables.events.height)
+        return_freed_memory(self.base.tables.events.height)
         return found
 
     @cached_property

@@ -11,24 +11,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
-from stepscope.read.stacks.blocks import read_lines
-from stepscope.read.stacks.pieces import Pieces, pyspy_frame
-from stepscope.read.stacks.prefixes import split_head
+from stepscope.read.stacks.prefixes import NO_PREFIXES, Prefixes, split_prefixes
 from stepscope.read.stacks.source import (
     BYTES,
     MAX_FRAMES,
+    MAX_SAMPLES,
     MICROSECONDS,
     FileSource,
+    FrameTexts,
     Progress,
     count_of,
+    pyspy_frame,
+    read_lines,
 )
-from stepscope.read.stacks.waiting import Waiting
 from stepscope.read.text import LONGEST_NS, clean
 
 MAX_STACK_CHARS = 4 * 2**20
+MAX_MERGED_STACKS = 200_000
+MAX_MERGED_CHARS = 64 * 2**20
 
 _TACHYON = re.compile(r"tid:(\d{1,20}|0x[0-9A-Fa-f]{1,16})")
 _AUSTIN = re.compile(r"P(\d{1,18});T(?:(\d{1,20}|0x[0-9A-Fa-f]{1,16}):)?(\d{1,20}|0x[0-9A-Fa-f]{1,16})(?:;|\Z)")
@@ -37,22 +39,48 @@ _DECIMAL = re.compile(r"\d{1,15}\.\d{1,20}")
 _LINE = re.compile(r"-?[0-9]{1,9}")
 
 
-class _Thread(NamedTuple):
-    pids: tuple[int, ...]
-    thread: str | None
-    name: str | None
-    used: int  # of the text
+class _EqualStacks:
+    """Equal stacks of a file with a line per sample as one: their text, the sum of their counts, their first record."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[int]] = {}
+        self._chars = 0
+
+    def add(self, text: str, samples: int, record: int) -> bool:
+        """Add a record; True where it is time to take all."""
+        known = self._found.get(text)
+        if known is not None:
+            known[0] += samples
+            return False
+        self._found[text] = [samples, record]
+        self._chars += len(text)
+        return len(self._found) >= MAX_MERGED_STACKS or self._chars > MAX_MERGED_CHARS
+
+    def take(self) -> Iterator[tuple[str, int, int]]:
+        """All stacks so far, which are then forgotten."""
+        found, self._found, self._chars = self._found, {}, 0
+        return ((text, min(samples, MAX_SAMPLES), record) for text, (samples, record) in found.items())
+
+
+def _colon_frame(text: str) -> Frame:
+    """Split `file:function:line`; a Windows file holds a colon itself."""
+    parts = text.rsplit(":", 2)
+    if len(parts) < 3 or not parts[1] or not _LINE.fullmatch(parts[2]):
+        return Frame(clean(text), "", None)
+    line = int(parts[2])
+    return Frame(clean(parts[1]), clean(parts[0]), line if line else None)
 
 
 class Collapsed(FileSource):
     """A file of collapsed stacks as a `StackSource`."""
 
     format = "collapsed"
+    frame_of = staticmethod(pyspy_frame)  # `name (file:line)` or a name
 
     def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
         """The stacks, equal ones as one."""
-        pieces = Pieces(names, self._frame_of)
-        waiting = Waiting()
+        texts = FrameTexts(names, self.frame_of)
+        equal = _EqualStacks()
         record = 0
         for lines in read_lines(self.path, self.label, losses, progress):
             for raw in lines:
@@ -64,22 +92,22 @@ class Collapsed(FileSource):
                 if samples is None or not space or len(text) > MAX_STACK_CHARS:
                     losses.add("skipped_records", self.label)
                     losses.add("skipped_samples", self.label, samples or 0)
-                elif waiting.add(text, samples, record):
-                    yield from self._stacks(waiting, pieces, losses)
+                elif equal.add(text, samples, record):
+                    yield from self._stacks(equal, texts, losses)
                 record += 1
-        yield from self._stacks(waiting, pieces, losses)
+        yield from self._stacks(equal, texts, losses)
 
-    def _stacks(self, waiting: Waiting, pieces: Pieces, losses: Losses) -> Iterator[RawStack]:
-        for text, samples, record in waiting.take():
-            thread = self._thread(text)
-            rest = text[thread.used :]
+    def _stacks(self, equal: _EqualStacks, texts: FrameTexts, losses: Losses) -> Iterator[RawStack]:
+        for text, samples, record in equal.take():
+            prefixes, used = self._prefixes(text)
+            rest = text[used:]
             parts = rest.split(";") if rest else []
             if len(parts) > MAX_FRAMES:
                 losses.add("skipped_records", self.label)
                 losses.add("skipped_samples", self.label, samples)
                 continue
-            frames = tuple(map(pieces.number, parts))
-            yield RawStack(thread.pids, thread.thread, thread.name, frames, samples, record)
+            frames = tuple(map(texts.number, parts))
+            yield RawStack(*prefixes, frames, samples, record)
 
     def _note(self, line: str) -> bool:
         """Take in a comment; False for a line that is none."""
@@ -92,43 +120,37 @@ class Collapsed(FileSource):
             return round(float(text))
         return count_of(text)
 
-    def _thread(self, text: str) -> _Thread:
-        """Who a stack is of; only py-spy's prefixes say so, which may stand here too."""
-        found = split_head(text, self.hints) if text.startswith(("process ", "thread (")) else None
+    def _prefixes(self, text: str) -> tuple[Prefixes, int]:
+        """Who a stack is of, and how much of its text says so; here only py-spy's prefixes do."""
+        found = split_prefixes(text, self.hints) if text.startswith(("process ", "thread (")) else None
         if found is None:
-            return _Thread((), None, None, 0)
-        head, used = found
-        return _Thread(head.pids, head.thread, clean(head.name) if head.name else None, used)
-
-    def _frame_of(self, text: str) -> Frame:
-        """A frame: `name (file:line)` or a name."""
-        return pyspy_frame(text)
+            return NO_PREFIXES, 0
+        prefixes, used = found
+        return prefixes._replace(name=clean(prefixes.name) if prefixes.name else None), used
 
 
 class Tachyon(Collapsed):
     """What `python -m profiling.sampling --collapsed` writes."""
 
     format = "collapsed, Python's sampler"
+    frame_of = staticmethod(_colon_frame)
 
-    def _thread(self, text: str) -> _Thread:
+    def _prefixes(self, text: str) -> tuple[Prefixes, int]:
         match = _TACHYON.match(text)
         if match is None:
-            return _Thread((), None, None, 0)
-        return _Thread((), match[1], None, match.end() + 1)
-
-    def _frame_of(self, text: str) -> Frame:
-        return colon_frame(text)
+            return NO_PREFIXES, 0
+        return Prefixes((), match[1], None), match.end() + 1
 
 
 class Austin(Collapsed):
     """Austin's text format. Times are microseconds, memory is bytes; `interval` is the time between samples."""
 
     format = "austin"
+    frame_of = staticmethod(_colon_frame)
 
     def __init__(self, path: Path, label: str | None = None, *, tool: str = "austin", head: str = "") -> None:
         super().__init__(path, label, tool=tool)
         self.unit = MICROSECONDS
-        self._full = False
         for line in head.split("\n"):
             if not line.startswith("#"):
                 break
@@ -141,7 +163,6 @@ class Austin(Collapsed):
         name, value = match[1], match[2].strip()
         number = count_of(value)
         if name == "mode":
-            self._full = value == "full"
             self.unit = BYTES if value == "memory" else MICROSECONDS
             self.idle = {"wall": True, "full": True, "cpu": False}.get(value)
         elif name == "interval" and number:
@@ -154,20 +175,8 @@ class Austin(Collapsed):
         # All metrics at once: microseconds, whether the thread was idle, bytes.
         return count_of(text.partition(",")[0] if "," in text else text)
 
-    def _thread(self, text: str) -> _Thread:
+    def _prefixes(self, text: str) -> tuple[Prefixes, int]:
         match = _AUSTIN.match(text)
         if match is None:
-            return _Thread((), None, None, 0)
-        return _Thread((int(match[1]),), match[3], None, match.end())
-
-    def _frame_of(self, text: str) -> Frame:
-        return colon_frame(text)
-
-
-def colon_frame(text: str) -> Frame:
-    """Split `file:function:line`; a Windows file holds a colon itself."""
-    parts = text.rsplit(":", 2)
-    if len(parts) < 3 or not parts[1] or not _LINE.fullmatch(parts[2]):
-        return Frame(clean(text), "", None)
-    line = int(parts[2])
-    return Frame(clean(parts[1]), clean(parts[0]), line if line else None)
+            return NO_PREFIXES, 0
+        return Prefixes((int(match[1]),), match[3], None), match.end()

@@ -1,6 +1,7 @@
 """The prefixes that py-spy puts before frames: `process PID:"CMDLINE"`, ancestors first, and `thread (TID): NAME`.
 
-Command lines are recorded unmasked and may carry secrets: of each only a hint at what the process is leaves this file.
+Command lines are recorded unmasked and may carry secrets: of each only a word on what the process is leaves this file,
+"launcher", "helper" (of multiprocessing) or "spawned".
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from stepscope.read.stacks.commands import hint_of
-from stepscope.read.stacks.records import START_PROCESS
 from stepscope.read.text import clean
 
 MAX_PROCESSES = 100_000
+START_PROCESS = re.compile(r'process \d{1,18}:"')
+START_THREAD = re.compile(r"thread \((?:\d{1,20}|0x[0-9A-Fa-f]{1,16})\)")
 
 # A command line ends at the first quote that another prefix follows; it may itself hold quotes and semicolons.
 _PROCESS = re.compile(r'process (\d{1,18}):"(.*?)"(?:;(?=process \d{1,18}:"|thread \()|\Z)', re.DOTALL)
@@ -23,7 +24,7 @@ _PROCESS_FRAME = re.compile(r'process (\d{1,18}):"(.*)"?', re.DOTALL)
 _THREAD_FRAME = re.compile(r"thread \((\d{1,20}|0x[0-9A-Fa-f]{1,16})\)(?::[ ](.*))?", re.DOTALL)
 
 
-class Head(NamedTuple):
+class Prefixes(NamedTuple):
     """What stands before the frames; `pids` lists ancestors first."""
 
     pids: tuple[int, ...]
@@ -31,7 +32,10 @@ class Head(NamedTuple):
     name: str | None
 
 
-def split_head(text: str, hints: dict[int, str]) -> tuple[Head, int] | None:
+NO_PREFIXES = Prefixes((), None, None)
+
+
+def split_prefixes(text: str, hints: dict[int, str]) -> tuple[Prefixes, int] | None:
     """The prefixes of a record (none at all, perhaps) and where they end; None when one is cut off. Fills `hints`."""
     pids: list[int] = []
     position = 0
@@ -46,8 +50,8 @@ def split_head(text: str, hints: dict[int, str]) -> tuple[Head, int] | None:
         position = match.end()
     match = _THREAD.match(text, position)
     if match:
-        return Head(tuple(pids), match[1], match[2]), match.end()
-    return Head(tuple(pids), None, None), position
+        return Prefixes(tuple(pids), match[1], match[2]), match.end()
+    return Prefixes(tuple(pids), None, None), position
 
 
 class PrefixFrame(NamedTuple):
@@ -70,7 +74,7 @@ def prefix_frame(name: str) -> PrefixFrame | None:
     return None
 
 
-def head_of_frames(prefixes: list[PrefixFrame], hints: dict[int, str]) -> Head:
+def prefixes_of_frames(prefixes: list[PrefixFrame], hints: dict[int, str]) -> Prefixes:
     """The prefixes that begin a stack, together. Fills `hints`."""
     pids: list[int] = []
     thread = name = None
@@ -82,10 +86,84 @@ def head_of_frames(prefixes: list[PrefixFrame], hints: dict[int, str]) -> Head:
             above = prefix.command
         else:
             thread, name = prefix.thread, prefix.name
-    return Head(tuple(pids), thread, name)
+    return Prefixes(tuple(pids), thread, name)
 
 
 def _note(pid: int, command: str, above: str, hints: dict[int, str]) -> None:
     hint = hint_of(command, above)
     if hint is not None and len(hints) < MAX_PROCESSES:
         hints.setdefault(pid, hint)
+
+
+# ----------------------------------------------------------------------------------------------------- command lines
+
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.semaphore_tracker", "multiprocessing.forkserver")
+_LAUNCHER_PROGRAMS = {
+    *("torchrun", "torchrun.py", "accelerate", "accelerate-launch", "deepspeed", "deepspeed.py", "composer"),
+    *("horovodrun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "hydra_pmi_proxy"),
+    *("srun", "sbatch", "salloc", "jsrun", "aprun", "flux", "colossalai", "stepscope"),
+}
+_LAUNCHER_MODULES = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "torch.distributed.elastic",
+    "accelerate.commands",
+    "accelerate.launch",
+    "deepspeed.launcher",
+    "horovod.runner",
+    "composer.cli",
+    "colossalai.cli",
+    "mpi4py.run",
+    "stepscope",
+)
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*(?:-dbg|t|w)?(?:\.exe)?", re.IGNORECASE)
+_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+_MAX_CHARS = 4096
+
+
+def hint_of(command: str, above: str = "") -> str | None:
+    """ "launcher", "helper", "spawned", or None where the command line says none of these.
+
+    `above` is the parent's: a process with the same one was forked from it and does not do its parent's work. What
+    a fork server forks was spawned.
+    """
+    text = command[:_MAX_CHARS]
+    if "--multiprocessing-fork" in text or "from multiprocessing.spawn import" in text:
+        return "spawned"
+    if any(f"from {module} import" in text for module in _HELPERS):
+        return "spawned" if command == above else "helper"
+    return "launcher" if command != above and _launches(text) else None
+
+
+def _launches(text: str) -> bool:
+    words = text.split()
+    if not words:
+        return False
+    if not _PYTHON.fullmatch(_base(words[0])):
+        return _is_launcher_program(words[0])
+    return _python_runs_launcher(words[1:])
+
+
+def _python_runs_launcher(words: list[str]) -> bool:
+    """Whether the script or module behind `python` and its options is a launcher."""
+    position = 0
+    while position < len(words) and words[position].startswith("-"):
+        option = words[position]
+        if option == "-m" or (option.startswith("-") and not option.startswith("--") and option.endswith("m")):
+            module = words[position + 1] if position + 1 < len(words) else ""
+            return any(module == known or module.startswith(f"{known}.") for known in _LAUNCHER_MODULES)
+        if option == "-c":
+            return False
+        position += 2 if option in _WITH_VALUE else 1
+    return position < len(words) and _is_launcher_program(words[position])
+
+
+def _is_launcher_program(word: str) -> bool:
+    name = _base(word)
+    if name in _LAUNCHER_PROGRAMS:
+        return True
+    return word.replace("\\", "/").endswith(("torch/distributed/run.py", "torch/distributed/launch.py"))
+
+
+def _base(word: str) -> str:
+    return word.replace("\\", "/").rpartition("/")[2]

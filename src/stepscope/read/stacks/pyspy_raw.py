@@ -7,17 +7,29 @@ from then on: a record of known pieces costs a look-up for each. What fits nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from stepscope.read.raw import FrameNames, Losses, RawStack
-from stepscope.read.stacks.blocks import read_lines
-from stepscope.read.stacks.heads import Heads
-from stepscope.read.stacks.pieces import Pieces, pyspy_frame
-from stepscope.read.stacks.prefixes import Head, split_head
-from stepscope.read.stacks.records import MAX_RECORD_CHARS, Records
-from stepscope.read.stacks.source import MAX_FRAMES, FileSource, Progress, count_of
+from stepscope.read.stacks.prefixes import NO_PREFIXES, START_PROCESS, START_THREAD, Prefixes, split_prefixes
+from stepscope.read.stacks.source import (
+    MAX_FRAMES,
+    FileSource,
+    FrameTexts,
+    Progress,
+    count_of,
+    pyspy_frame,
+    read_lines,
+)
 from stepscope.read.text import clean
+
+MAX_RECORD_CHARS = 4 * 2**20  # py-spy stops at 4096 frames; the longest seen stack of 3000 took 180 KB
+MAX_RECORD_LINES = 1000
+MAX_PREFIX_PIECES = 200_000
+MAX_PREFIX_CHARS = 32 * 2**20
+_LOOKED_AT = 1000  # lines that tell whether records carry prefixes
 
 
 class PySpyRaw(FileSource):
@@ -34,7 +46,7 @@ class PySpyRaw(FileSource):
 
     def parse(self, blocks: Iterable[list[str]], names: FrameNames, losses: Losses) -> Iterator[RawStack]:
         """The stacks of blocks of lines."""
-        records = Records(blocks)
+        records = _Records(blocks)
         reader = _Reader(names, self.hints, prefixed=records.prefixed)
         for number, record in enumerate(records):
             stack = reader.stack(record, number)
@@ -48,12 +60,12 @@ class PySpyRaw(FileSource):
 
 class _Reader:
     def __init__(self, names: FrameNames, hints: dict[int, str], *, prefixed: bool) -> None:
-        self._pieces = Pieces(names, pyspy_frame)
+        self._frames = FrameTexts(names, pyspy_frame)
         self._hints = hints
         self._prefixed = prefixed
-        self._heads = Heads()
+        self._known = _KnownPrefixes()
         if not prefixed:
-            self._heads.learn([], Head((), None, None))
+            self._known.learn([], NO_PREFIXES)
 
     def stack(self, record: str, number: int) -> RawStack | None:
         """The stack of a record; None where it cannot be read."""
@@ -62,32 +74,137 @@ class _Reader:
         if samples is None or cut < 0 or len(record) > MAX_RECORD_CHARS:
             return None
         pieces = record[:cut].split(";")
-        head, used = self._heads.find(pieces)
-        if head is not None:
+        prefixes, used = self._known.find(pieces)
+        if prefixes is not None:
             try:
-                frames = tuple(map(self._pieces.known.__getitem__, pieces[used:]))
+                frames = tuple(map(self._frames.known.__getitem__, pieces[used:]))
             except KeyError:
                 pass  # something new, or a semicolon inside a name
             else:
-                return RawStack(head.pids, head.thread, head.name, frames, samples, number)
+                return RawStack(*prefixes, frames, samples, number)
         return self._new(record[:cut], pieces, samples, number)
 
     def _new(self, text: str, pieces: list[str], samples: int, number: int) -> RawStack | None:
         """A stack with something that was not met before, by the grammar."""
-        found = split_head(text, self._hints)
+        found = split_prefixes(text, self._hints)
         if found is None:
             return None
-        head, position = found
-        if self._prefixed and not head.pids and head.thread is None:
+        prefixes, position = found
+        if self._prefixed and not prefixes.pids and prefixes.thread is None:
             return None
         rest = text[position:].split(";") if position < len(text) else []
-        if head.name is not None:
-            name = head.name
+        if prefixes.name is not None:
+            name = prefixes.name
             # A thread's name may hold semicolons: what comes before the first frame is still the name.
             while rest and not rest[0].endswith(")"):
                 name += ";" + rest.pop(0)
-            head = head._replace(name=clean(name))
+            prefixes = prefixes._replace(name=clean(name))
         if len(rest) > MAX_FRAMES:
             return None
-        self._heads.learn(pieces[: len(pieces) - len(rest)] if text else [], head)
-        return RawStack(head.pids, head.thread, head.name, self._pieces.frames(rest), samples, number)
+        self._known.learn(pieces[: len(pieces) - len(rest)] if text else [], prefixes)
+        return RawStack(*prefixes, self._frames.frames(rest), samples, number)
+
+
+class _Node:
+    __slots__ = ("below", "prefixes")
+
+    def __init__(self) -> None:
+        self.below: dict[str, _Node] = {}
+        self.prefixes: Prefixes | None = None
+
+
+class _KnownPrefixes:
+    """What records begin with (processes, thread), as a tree of the pieces between semicolons: grammar reads each once.
+
+    Beyond its bounds nothing more is learnt, and grammar reads what is new each time.
+    """
+
+    def __init__(self) -> None:
+        self._root = _Node()
+        self._pieces = 0
+        self._chars = 0
+
+    def find(self, pieces: Sequence[str]) -> tuple[Prefixes | None, int]:
+        """The longest known beginning of `pieces`, and how many of them it takes."""
+        node = self._root
+        used = 0
+        for piece in pieces:
+            below = node.below.get(piece)
+            if below is None:
+                break
+            node = below
+            used += 1
+        return node.prefixes, used
+
+    def learn(self, pieces: Sequence[str], prefixes: Prefixes) -> None:
+        """Keep `prefixes` as what `pieces` say."""
+        node = self._root
+        for piece in pieces:
+            below = node.below.get(piece)
+            if below is None:
+                self._pieces += 1
+                self._chars += len(piece)
+                if self._pieces > MAX_PREFIX_PIECES or self._chars > MAX_PREFIX_CHARS:
+                    return
+                below = node.below[piece] = _Node()
+            node = below
+        node.prefixes = prefixes
+
+
+class _Records:
+    """The records of blocks of lines, which a newline in a command line, a name or a path breaks in two.
+
+    Where records carry a process or thread prefix (`prefixed`), one reaches to the next prefix, or to the line that
+    ends in a count outside a command line: what follows that without a prefix is damage. Without prefixes a line that
+    ends in a count ends its record.
+    """
+
+    def __init__(self, blocks: Iterable[list[str]]) -> None:
+        self._start: re.Pattern[str] | None = None
+        iterator = iter(blocks)
+        first = next((lines for lines in iterator if any(lines)), [])
+        counted = sum(1 for line in first[:_LOOKED_AT] if _ends_in_count(line.rstrip("\r")))
+        for start in (START_PROCESS, START_THREAD):
+            met = sum(1 for line in first[:_LOOKED_AT] if start.match(line))
+            if met and 2 * met >= counted:
+                self._start = start
+                break
+        self._lines = (
+            line[:-1] if line.endswith("\r") else line for lines in chain((first,), iterator) for line in lines
+        )
+
+    @property
+    def prefixed(self) -> bool:
+        return self._start is not None
+
+    def __iter__(self) -> Iterator[str]:
+        start = self._start
+        parts: list[str] = []
+        size = 0
+        for line in self._lines:
+            if parts and ((start is not None and start.match(line)) or size > MAX_RECORD_CHARS or not _goes_on(parts)):
+                yield "\n".join(parts).rstrip("\n")  # trailing blank lines are of none
+                parts = []
+                size = 0
+            if parts or line:
+                parts.append(line)
+                size += len(line)
+        if parts:
+            yield "\n".join(parts).rstrip("\n")
+
+
+def _goes_on(parts: list[str]) -> bool:
+    """Whether a line without a prefix belongs to the record before it."""
+    if len(parts) >= MAX_RECORD_LINES:
+        return False
+    if not _ends_in_count(parts[-1]):
+        return True
+    # A count ends a record, unless it stands in a command line that is still open.
+    if START_PROCESS.match(parts[0]) is None or parts[-1].rpartition(" ")[0].endswith('"'):
+        return False
+    return not any('";' in part for part in parts)
+
+
+def _ends_in_count(line: str) -> bool:
+    digits = line[line.rfind(" ") + 1 :]
+    return digits.isdigit() and digits.isascii() and len(digits) < len(line)

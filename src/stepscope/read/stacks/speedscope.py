@@ -14,27 +14,33 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from stepscope.read.inflate import ByteStream, Limits
 from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
-from stepscope.read.stacks.blocks import BYTE_ORDER_MARK
-from stepscope.read.stacks.pieces import MAX_PIECES, MORE_FRAMES
-from stepscope.read.stacks.prefixes import Head, PrefixFrame, head_of_frames, prefix_frame
-from stepscope.read.stacks.source import BYTES, MICROSECONDS, SAMPLES, FileSource, Progress
-from stepscope.read.stacks.speedscope_profiles import (
-    BAD_JSON,
-    MICROSECONDS_IN,
-    Profile,
-    Survey,
-    evented_stacks,
-    holds_anything,
-    sampled_stacks,
-    survey,
+from stepscope.read.stacks.prefixes import NO_PREFIXES, Prefixes, PrefixFrame, prefix_frame, prefixes_of_frames
+from stepscope.read.stacks.source import (
+    BYTE_ORDER_MARK,
+    BYTES,
+    MAX_DISTINCT_FRAMES,
+    MAX_FRAMES,
+    MAX_SAMPLES,
+    MICROSECONDS,
+    MORE_FRAMES,
+    SAMPLES,
+    FileSource,
+    Progress,
 )
 from stepscope.read.text import LONGEST_NS, clean, integer
 
 MAX_BYTES = 2**30
 MAX_PROFILES = 100_000
+STRETCH_BYTES = 2**20
+MAX_DISTINCT_BYTES = 64 * 2**20  # of different samples that wait for equal ones
+MAX_PATHS = 2_000_000
+_MICROSECONDS_IN = {"seconds": 1e6, "milliseconds": 1e3, "microseconds": 1.0, "nanoseconds": 1e-3}
+_BAD_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
+_MOST = 2**53
 _PERIODS_US = (0.1, 3.6e9)  # of samplers; equal weights beyond are chance, or no times
 
 _HEAD = re.compile(rb"\s*\{")
@@ -51,17 +57,17 @@ _PYSPY_NAME = re.compile(r'Process (\d{1,18}) Thread (\d{1,20}|0x[0-9A-Fa-f]{1,1
 _PYSPY_BARE_NAME = re.compile(r"(?:Process (\d{1,18}) )?Thread (\d{1,20}|0x[0-9A-Fa-f]{1,16})")
 
 
-class _Shared(msgspec.Struct):
+class _Shared(Struct):
     frames: list[msgspec.Raw] = []
 
 
-class _File(msgspec.Struct):
+class _File(Struct):
     profiles: list[msgspec.Raw] = []
     shared: _Shared | None = None
     exporter: Any = None
 
 
-class _Frame(msgspec.Struct):
+class _Frame(Struct):
     name: Any = None
     file: Any = None
     line: Any = None
@@ -93,8 +99,8 @@ class Speedscope(FileSource):
             self.tool = clean(file.exporter).partition("@")[0] or self.tool
         profiles = [profile for raw in file.profiles[:MAX_PROFILES] if (profile := _profile(raw)) is not None]
         losses.add("skipped_records", self.label, len(file.profiles) - len(profiles))
-        profiles = [profile for profile in profiles if holds_anything(profile)]
-        surveys = [survey(profile) for profile in profiles]
+        profiles = [profile for profile in profiles if _holds_anything(profile)]
+        surveys = [_survey(profile) for profile in profiles]
         self._settle(profiles, surveys)
         frames = _Frames(file.shared.frames if file.shared is not None else [], names, self.hints)
         record = 0
@@ -103,11 +109,11 @@ class Speedscope(FileSource):
             if not fits:
                 losses.add("other_units", self.label)
                 continue
-            head = _head(profile.name, alone=len(profiles) == 1)
-            make = evented_stacks if profile.type == "evented" else sampled_stacks
+            thread = _thread_of(profile.name, alone=len(profiles) == 1)
+            make = _evented_stacks if profile.type == "evented" else _sampled_stacks
             for stack, samples in make(profile, factor, len(frames.numbers), losses, self.label):
-                own, rest = frames.split(stack, head)
-                yield RawStack(own.pids, own.thread, own.name, rest, samples, record)
+                own, rest = frames.split(stack, thread)
+                yield RawStack(*own, rest, samples, record)
                 record += 1
 
     def _bytes(self, losses: Losses, progress: Progress | None) -> bytearray:
@@ -129,7 +135,7 @@ class Speedscope(FileSource):
             return bytearray()
         return data
 
-    def _settle(self, profiles: list[Profile], surveys: list[Survey]) -> None:
+    def _settle(self, profiles: list[_Profile], surveys: list[_Survey]) -> None:
         """Unit, rate and wall time of the file; its first profile says what is counted."""
         both = list(zip(profiles, surveys, strict=True))
         weighed = (_unit_of(profile, found) for profile, found in both if found.count or profile.type == "evented")
@@ -137,7 +143,7 @@ class Speedscope(FileSource):
         if self.unit != MICROSECONDS:
             return
         fitting = [(profile, found) for profile, found in both if _unit_of(profile, found) == self.unit]
-        timed = [(found, MICROSECONDS_IN[profile.unit]) for profile, found in fitting]
+        timed = [(found, _MICROSECONDS_IN[profile.unit]) for profile, found in fitting]
         lowest = min(found.lowest * us for found, us in timed)
         highest = max(found.highest * us for found, us in timed)
         sampled = all(profile.type == "sampled" for profile, _ in fitting)
@@ -149,20 +155,20 @@ class Speedscope(FileSource):
         longest = max(walls, default=math.inf) * 1000
         self.wall_ns = round(longest) if longest <= LONGEST_NS else None
 
-    def _fits(self, profile: Profile, found: Survey) -> tuple[bool, float | None]:
+    def _fits(self, profile: _Profile, found: _Survey) -> tuple[bool, float | None]:
         """Whether the profile counts what the file does, and the factor of its weights; None where each counts one."""
         unit = _unit_of(profile, found)
         if unit == MICROSECONDS:
             at_rate = self.unit == SAMPLES and self.rate_hz is not None
-            return at_rate or self.unit == unit, None if at_rate else MICROSECONDS_IN[profile.unit]
+            return at_rate or self.unit == unit, None if at_rate else _MICROSECONDS_IN[profile.unit]
         without = profile.type == "sampled" and not found.count
         return self.unit == unit and self.rate_hz is None, None if without else 1.0
 
 
-def _unit_of(profile: Profile, found: Survey) -> str:
+def _unit_of(profile: _Profile, found: _Survey) -> str:
     if profile.type == "sampled" and not found.count:
         return SAMPLES
-    if profile.unit in MICROSECONDS_IN:
+    if profile.unit in _MICROSECONDS_IN:
         return MICROSECONDS
     return BYTES if profile.unit == "bytes" else SAMPLES
 
@@ -173,16 +179,16 @@ def _decoded(data: bytearray) -> _File | None:
     for _ in range(2):
         try:
             return msgspec.json.decode(text, type=_File)
-        except BAD_JSON:
+        except _BAD_JSON:
             # Names that are no text spoil only themselves.
             text = _SURROGATE.sub(rb"\1", text.decode("utf-8", "replace").encode())
     return None
 
 
-def _profile(raw: msgspec.Raw) -> Profile | None:
+def _profile(raw: msgspec.Raw) -> _Profile | None:
     try:
-        profile = msgspec.json.decode(raw, type=Profile)
-    except BAD_JSON:
+        profile = msgspec.json.decode(raw, type=_Profile)
+    except _BAD_JSON:
         return None
     return profile if profile.type in ("sampled", "evented") else None
 
@@ -197,12 +203,12 @@ class _Frames:
         self._hints = hints
         decoder = msgspec.json.Decoder(_Frame)
         for raw in frames:
-            if len(self.numbers) >= MAX_PIECES:
+            if len(self.numbers) >= MAX_DISTINCT_FRAMES:
                 self.numbers.append(names.number(MORE_FRAMES))
                 continue
             try:
                 frame = decoder.decode(raw)
-            except BAD_JSON:
+            except _BAD_JSON:
                 frame = _Frame()
             self._add(frame, names)
 
@@ -217,8 +223,8 @@ class _Frames:
             name = "(process)" if prefix.pid is not None else "(thread)"  # where it stands inside a stack after all
         self.numbers.append(names.number(Frame(name, file, _line(frame.line))))
 
-    def split(self, stack: tuple[int, ...], head: Head) -> tuple[Head, tuple[int, ...]]:
-        """The process and thread of a stack, `head` where it does not say, and the numbers of its frames."""
+    def split(self, stack: tuple[int, ...], profile: Prefixes) -> tuple[Prefixes, tuple[int, ...]]:
+        """The process and thread of a stack, those of its `profile` where it is silent, and its frames."""
         used = 0
         found: list[PrefixFrame] = []
         while used < len(stack) and stack[used] in self._prefixes:
@@ -229,11 +235,11 @@ class _Frames:
             used += 1
         rest = tuple(self.numbers[frame] for frame in stack[used:])
         if not used:
-            return head, rest
-        own = head_of_frames(found, self._hints)
-        thread = own.thread or head.thread
-        name = own.name or (head.name if thread == head.thread else None)
-        return Head(own.pids or head.pids, thread, name), rest
+            return profile, rest
+        own = prefixes_of_frames(found, self._hints)
+        thread = own.thread or profile.thread
+        name = own.name or (profile.name if thread == profile.thread else None)
+        return Prefixes(own.pids or profile.pids, thread, name), rest
 
 
 def _line(line: Any) -> int | None:
@@ -243,17 +249,17 @@ def _line(line: Any) -> int | None:
     return integer(line) or None
 
 
-def _head(name: Any, *, alone: bool) -> Head:
+def _thread_of(name: Any, *, alone: bool) -> Prefixes:
     """Process, thread and thread name of a profile; the name of a file's only profile is that of the file."""
     if not isinstance(name, str):
-        return Head((), None, None)
+        return NO_PREFIXES
     match = _PYSPY_NAME.fullmatch(name)
     if match:
-        return Head((int(match[1]),), match[2], clean(match[3]) or None)
+        return Prefixes((int(match[1]),), match[2], clean(match[3]) or None)
     match = _PYSPY_BARE_NAME.fullmatch(name)
     if match:
-        return Head((int(match[1]),) if match[1] else (), match[2], None)
-    return Head((), None, None if alone or not name else clean(name))
+        return Prefixes((int(match[1]),) if match[1] else (), match[2], None)
+    return Prefixes((), None, None if alone or not name else clean(name))
 
 
 def open_speedscope(path: Path, label: str, head: bytes) -> Speedscope:
@@ -262,3 +268,236 @@ def open_speedscope(path: Path, label: str, head: bytes) -> Speedscope:
     if match:
         return Speedscope(path, label, tool=match[1].decode("utf-8", "replace"))
     return Speedscope(path, label, tool="py-spy" if _PYSPY_PROFILE.search(head) else "speedscope")
+
+
+# ---------------------------------------------------------------------------------------------------------- profiles
+
+_Stacks = Iterator[tuple[tuple[int, ...], int]]
+
+
+class _Profile(Struct):
+    """A profile's outline; its lists stay text, of which a stretch is decoded at a time.
+
+    Samples hold nothing but lists of numbers, events nothing but flat objects, so it may end at any closing bracket.
+    """
+
+    type: str = ""
+    name: Any = ""
+    unit: str = "none"
+    startValue: Any = None
+    endValue: Any = None
+    samples: msgspec.Raw = msgspec.Raw(b"[]")
+    weights: msgspec.Raw = msgspec.Raw(b"[]")
+    events: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class _Event(Struct, gc=False):
+    type: str
+    at: float
+    frame: int
+
+
+def _holds_anything(profile: _Profile) -> bool:
+    """Whether there is a sample or an event in the profile."""
+    raw = profile.events if profile.type == "evented" else profile.samples
+    beginning = bytes(memoryview(raw)[:4096]).translate(None, b" \t\r\n")
+    return beginning[:1] == b"[" and beginning != b"[]"
+
+
+class _Survey(Struct, frozen=True):
+    """What the weights of a profile have in common, and how long it lasted, in the profile's own unit.
+
+    `lowest` is 0 where one of them is no number or negative. Without weights `count` is 0.
+    """
+
+    count: int
+    lowest: float
+    highest: float
+    wall: float | None
+
+
+def _survey(profile: _Profile) -> _Survey:
+    """Look at all weights of a sampled profile once."""
+    count, lowest, highest = 0, math.inf, 0.0
+    if profile.type == "sampled":
+        for stretch in _stretches(profile.weights, b","):
+            weights = [weight if 0 < weight < _MOST else 0.0 for weight in _numbers(stretch)]
+            if weights:
+                count += len(weights)
+                lowest, highest = min(lowest, *weights), max(highest, *weights)
+    start, end = _number(profile.startValue), _number(profile.endValue)
+    wall = end - start if start is not None and end is not None and 0 < end - start < _MOST else None
+    return _Survey(count, lowest, highest, wall)
+
+
+def _sampled_stacks(profile: _Profile, factor: float | None, frames: int, losses: Losses, label: str) -> _Stacks:
+    """Stacks of a sampled profile; equal samples are one, with the sum of their weights times `factor`.
+
+    Without a factor every sample counts one.
+    """
+    weights = (weight for stretch in _stretches(profile.weights, b",") for weight in _numbers(stretch))
+    waiting: dict[bytes, float] = {}
+    held = 0
+    for stretch in _stretches(profile.samples, b"]"):
+        for raw in _raws(stretch, losses, label):
+            sample = bytes(raw)
+            weight = 1.0 if factor is None else next(weights, math.nan) * factor
+            if not 0 <= weight <= MAX_SAMPLES:
+                losses.add("skipped_records", label)
+                continue
+            held += 0 if sample in waiting else len(sample)
+            waiting[sample] = waiting.get(sample, 0.0) + weight
+            if held > MAX_DISTINCT_BYTES:
+                yield from _each_once(waiting, frames, losses, label)
+                waiting.clear()
+                held = 0
+    yield from _each_once(waiting, frames, losses, label)
+
+
+def _each_once(waiting: dict[bytes, float], frames: int, losses: Losses, label: str) -> _Stacks:
+    decoder = msgspec.json.Decoder(list[int])
+    for text, weight in waiting.items():
+        samples = min(_whole(weight), MAX_SAMPLES)
+        try:
+            stack = decoder.decode(text)
+        except _BAD_JSON:
+            stack = [-1]
+        if len(stack) > MAX_FRAMES or (stack and not 0 <= min(stack) <= max(stack) < frames):
+            losses.add("skipped_records", label)
+            losses.add("skipped_samples", label, samples)
+        else:
+            yield tuple(stack), samples
+
+
+class _Paths:
+    """Open frames as a path in a tree of paths, and the time spent in each path itself."""
+
+    def __init__(self) -> None:
+        self.parent: list[int] = [-1]
+        self.frame: list[int] = [-1]
+        self.own: list[float] = [0.0]
+        self.now = 0
+        self.depth = 0
+        self._below: dict[tuple[int, int], int] = {}
+
+    def open(self, frame: int) -> bool:
+        """Go down; False where bounds are reached."""
+        node = self._below.get((self.now, frame))
+        if node is None:
+            if self.depth >= MAX_FRAMES or len(self.parent) >= MAX_PATHS:
+                return False
+            node = self._below[(self.now, frame)] = len(self.parent)
+            self.parent.append(self.now)
+            self.frame.append(frame)
+            self.own.append(0.0)
+        self.now = node
+        self.depth += 1
+        return True
+
+    def close(self, frame: int) -> bool:
+        """Go up out of `frame`, and out of all that was opened in it; False where it is not open."""
+        node, up = self.now, 1
+        while node and self.frame[node] != frame:
+            node, up = self.parent[node], up + 1
+        if not node:
+            return False
+        self.now = self.parent[node]
+        self.depth -= up
+        return True
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """The frames from the root to `node`."""
+        found: list[int] = []
+        while node > 0:
+            found.append(self.frame[node])
+            node = self.parent[node]
+        return tuple(reversed(found))
+
+
+def _evented_stacks(profile: _Profile, factor: float | None, frames: int, losses: Losses, label: str) -> _Stacks:
+    """Stacks of an evented profile with the time (or weight) spent in them themselves, not in what they call."""
+    paths = _Paths()
+    last = _number(profile.startValue)
+    for stretch in _stretches(profile.events, b"}"):
+        for event in _events(stretch, losses, label):
+            if not 0 <= event.frame < frames or not abs(event.at) < _MOST or (last is not None and event.at < last):
+                losses.add("skipped_records", label)
+                continue
+            if last is not None:
+                paths.own[paths.now] += event.at - last
+            last = event.at
+            done = paths.open(event.frame) if event.type == "O" else event.type == "C" and paths.close(event.frame)
+            if not done:
+                losses.add("skipped_records", label)
+    end = _number(profile.endValue)
+    if end is not None and last is not None and last < end < _MOST:
+        paths.own[paths.now] += end - last
+    for node, own in enumerate(paths.own):
+        samples = _whole(min(own * (factor or 1.0), MAX_SAMPLES))
+        if node and samples:
+            yield paths.path(node), samples
+
+
+# ------------------------------------------------------------------------------------------------- stretches of lists
+
+
+def _stretches(raw: msgspec.Raw, closing: bytes) -> Iterator[bytes]:
+    """A list's text as lists of bounded length; they end behind `closing`, or before it where it is a comma."""
+    text = memoryview(raw)
+    if len(text) < 2 or text[0] != ord("["):
+        return
+    position, end = 1, len(text) - 1
+    while position < end:
+        stop = min(end, position + STRETCH_BYTES)
+        stretch = bytes(text[position:stop])
+        if stop < end:
+            cut = stretch.rfind(closing)
+            if cut >= 0:
+                stretch = stretch[: cut + 1]
+            stop = position + len(stretch)
+        position = stop
+        yield b"[" + stretch.strip(b" \t\r\n,") + b"]"
+
+
+def _numbers(stretch: bytes) -> list[float]:
+    try:
+        return msgspec.json.decode(stretch, type=list[float])
+    except _BAD_JSON:
+        pass
+    try:
+        return [_number(value) or 0.0 for value in msgspec.json.decode(stretch, type=list[Any])]
+    except _BAD_JSON:
+        return []
+
+
+def _raws(stretch: bytes, losses: Losses, label: str) -> list[msgspec.Raw]:
+    try:
+        return msgspec.json.decode(stretch, type=list[msgspec.Raw])
+    except _BAD_JSON:
+        losses.add("skipped_records", label)
+        return []
+
+
+def _events(stretch: bytes, losses: Losses, label: str) -> list[_Event]:
+    try:
+        return msgspec.json.decode(stretch, type=list[_Event])
+    except _BAD_JSON:
+        pass
+    good: list[_Event] = []
+    decoder = msgspec.json.Decoder(_Event)
+    for raw in _raws(stretch, losses, label):
+        try:
+            good.append(decoder.decode(raw))
+        except _BAD_JSON:
+            losses.add("skipped_records", label)
+    return good
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _MOST:
+        return None
+    return float(value)
+
+
+def _whole(weight: float) -> int:
+    return math.floor(weight + 0.5)

@@ -1,33 +1,117 @@
-"""One taken-in trace as rows of the run's tables: the run's row numbers, the journal's clock, the step of each slice.
+"""What is stored of a trace that was taken in, in memory or as files of its entry in the cache, and a run's rows of it.
 
-What must be known of the whole trace (its tree) is there at once; the other columns come part by part, so that no
-second copy of them is ever made.
+What is stored are the trace's own rows: ids count from 0, and what belongs to a run (rank, process, trace, step) is not
+in them. `load` makes rows of the run's tables: the run's row numbers, the journal's clock, the step of each slice. What
+must be known of the whole trace (its tree) is there at once; the other columns come part by part, so that no second
+copy of them is ever made.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
-from msgspec import Struct
+from msgspec import Struct, field
 
+from stepscope import __version__
+from stepscope.cached import INDEX, LAYOUT
+from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRank, TraceRef
+from stepscope.tables.arrays import NONE, Bools, Int64
 from stepscope.tables.clocks import offset_ns
+from stepscope.tables.parts import PART_COLUMNS, part_name
 from stepscope.tables.schema import SCHEMAS
-from stepscope.tables.steps import NONE, step_at
-from stepscope.tables.stored import Stored, TraceIndex
-from stepscope.tables.trace_steps import missing_steps, trace_steps
+from stepscope.tables.steps import missing_steps, step_at, trace_steps
 
-Int64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
+TREE, LINKS, MEMORY, MARKS = "tree", "links", "memory", "marks"
+# Of a slice, what is known once all of them have come; the rest is in the parts.
+TREE_COLUMNS = ("start_ns", "duration_ns", "self_ns", "depth", "parent", "frame", "forward")
 _TREE_IDS = ("parent", "frame", "forward")
 _LINK_IDS = ("event", "launch", "operator", "frame", "forward")
+
+
+class TraceIndex(Struct, frozen=True):
+    """What is known of a taken-in trace beside its slices; written last, so that a folder with it is whole."""
+
+    schema: str
+    version: str
+    world_size: int | None
+    events: int
+    slices: int
+    salvaged: int
+    lost: int
+    unsupported: int
+    clipped: int
+    repaired: int
+    problems: tuple[str, ...]
+    metadata: dict[str, Any]
+    threads: dict[str, str]
+    files: int  # of slices
+    device: str | None  # the kind of device that worked, "cpu" where none did
+    link_counts: dict[str, int]  # device slices, and their time by what became of it
+
+
+class StoredTrace(Struct, frozen=True):
+    """One trace. `parts` are the columns of its slices that the reader gave, in order, or the files with them."""
+
+    index: TraceIndex
+    tree: pl.DataFrame
+    links: pl.DataFrame
+    memory: pl.DataFrame
+    marks: pl.DataFrame
+    parts: list[pl.DataFrame] | list[Path] = field(default_factory=list)
+
+    def each_part(self) -> Iterator[pl.DataFrame]:
+        """The parts, one by one."""
+        for part in self.parts:
+            yield pl.read_parquet(part) if isinstance(part, Path) else part
+
+
+def slice_files(entry: Path, index: TraceIndex) -> list[Path]:
+    """The files of the slices, in order."""
+    return [entry / part_name(number) for number in range(index.files)]
+
+
+def index_of(entry: Path) -> TraceIndex | None:
+    """The index of an entry that is whole and of this version, else None."""
+    try:
+        index = msgspec.json.decode((entry / INDEX).read_bytes(), type=TraceIndex)
+        if (index.schema, index.version) != (LAYOUT, __version__):
+            return None
+        return index if _rows(entry, index) == index.slices else None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, pl.exceptions.PolarsError):
+        return None
+
+
+def read(entry: Path) -> StoredTrace:
+    """Open an entry; raises UnreadableInputError, OSError or PolarsError where it is damaged."""
+    index = index_of(entry)
+    if index is None:
+        raise UnreadableInputError(f"{entry}: tables of a trace that are not whole; delete the folder")
+    tree, links, memory, marks = (pl.read_parquet(entry / f"{name}.parquet") for name in (TREE, LINKS, MEMORY, MARKS))
+    return StoredTrace(index, tree, links, memory, marks, slice_files(entry, index))
+
+
+def _rows(entry: Path, index: TraceIndex) -> int:
+    """The rows of an entry's slices, or -1 where a file has other columns; raises OSError or PolarsError."""
+    files = slice_files(entry, index)
+    for name in (LINKS, MEMORY, MARKS):
+        pl.read_parquet_schema(entry / f"{name}.parquet")
+    tree = pl.scan_parquet(entry / f"{TREE}.parquet")
+    if tuple(tree.collect_schema()) != TREE_COLUMNS:
+        return -1
+    count: int = pl.scan_parquet(files).select(pl.len()).collect().item() if files else 0
+    if files and tuple(pl.read_parquet_schema(files[0])) != PART_COLUMNS:
+        return -1
+    return count if count == tree.select(pl.len()).collect().item() else -1
+
+
+# --------------------------------------------------------------------------------------------- rows of the run's tables
 
 
 class TraceTables(Struct, frozen=True):
@@ -41,7 +125,7 @@ class TraceTables(Struct, frozen=True):
     rows: int
 
 
-def load(trace: Stored, rank: RawRank, ref: TraceRef, first_id: int, steps: tuple[int, int] | None) -> TraceTables:
+def load(trace: StoredTrace, rank: RawRank, ref: TraceRef, first_id: int, steps: tuple[int, int] | None) -> TraceTables:
     """The rows of a trace, slices numbered from `first_id` on.
 
     Raises OSError or PolarsError where its files are damaged.
@@ -92,7 +176,7 @@ def _tree(
     return tree.with_columns(pl.Series("id", np.arange(first_id, first_id + count)), *new)
 
 
-def _parts(trace: Stored, tree: pl.DataFrame, kept: Bools | None, whose: dict[str, Any]) -> Iterable[pl.DataFrame]:
+def _parts(trace: StoredTrace, tree: pl.DataFrame, kept: Bools | None, whose: dict[str, Any]) -> Iterable[pl.DataFrame]:
     first = done = 0
     for part in trace.each_part():
         chosen = part if kept is None else part.filter(pl.Series(kept[first : first + part.height]))
