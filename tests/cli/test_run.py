@@ -76,3 +76,16 @@ def test_without_a_report_the_recording_is_there_and_the_status_the_commands(tmp
     assert done.stderr.count(b"\n") == 1
     assert list((tmp_path / "r").glob("host-*/manifest.json"))
     assert not list((tmp_path / "r").glob("report.*"))
+
+
+@pytest.mark.parametrize("nowhere", ["/dev/full", "pipe"])
+def test_the_status_is_the_commands_when_nobody_can_read_what_we_say(tmp_path: Path, nowhere: str) -> None:
+    line = f"{sys.executable} -m stepscope run --out r --json r.json --fail-on recompile -- sh -c 'exit 3'"
+    if nowhere == "pipe":
+        line = f"({line}; echo $? > status) 2> >(true); cat status"
+    else:
+        line = f"{line} 2> {nowhere}; echo $?"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, timeout=120)
+    assert (done.stdout, done.stderr) == (b"3\n", b"")
+    assert list((tmp_path / "r").glob("report.html"))
+    assert (tmp_path / "r.json").stat().st_size

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
@@ -19,7 +20,7 @@ from stepscope.record.host.options import DEFAULT_RATE_HZ, RecordOptions, parse_
 from stepscope.report import jsonfile, outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from stepscope.api import Run
     from stepscope.record.host.launch import Outcome
@@ -112,6 +113,7 @@ def run(
         losses=losses,
     )
     outcome = launch(options, meanwhile=None if no_report else _import_the_report)
+    sys.stderr = cast("TextIO", _MayGoUnread(sys.stderr))
     if no_report:
         if not quiet:
             checks.say(outcome.problem or f"recorded; make the report with: stepscope analyze {outcome.run}")
@@ -187,6 +189,31 @@ def _without_report(outcome: Outcome, part: Part, names: tuple[str, ...], *, qui
     if not quiet and part is not Part.SILENT:
         checks.say(f"check not judged: {', '.join(names)}: no report; check with: {checks.again(names, outcome.run)}")
     return checks.NOT_JUDGED
+
+
+class _MayGoUnread:
+    """A standard error that nobody may read, or with a full disk: the command's status counts all the same."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write `text`, and from the first failure on to nowhere."""
+        self._or_nowhere(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what was written, or forget it."""
+        self._or_nowhere(self._stream.flush)
+
+    def _or_nowhere(self, attempt: Callable[[], object]) -> None:
+        try:
+            attempt()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 class _StatusComesFirst:
