@@ -15,7 +15,7 @@ from msgspec import Struct
 from stepscope.analyze.compilers.constants import PER_STEP, SLOW_COMPILE_NS, SLOW_EXECUTE_NS, TORCH_COMPILE, TORCH_XLA
 from stepscope.analyze.compilers.reports import TRANSFER, Report, longest_ns
 from stepscope.analyze.compilers.storms import Rate
-from stepscope.analyze.windows import event_data
+from stepscope.engine.journal import event_data
 from stepscope.model.views.compilers import CompilerWarning
 from stepscope.tables.schema import Tables
 

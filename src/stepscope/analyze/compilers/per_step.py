@@ -11,7 +11,7 @@ from stepscope.analyze.compilers import spans
 from stepscope.analyze.compilers.constants import COMPILATIONS, TIMED, TRACE, WARMUP_STEPS
 from stepscope.analyze.compilers.prepared import Prepared, counted
 from stepscope.analyze.compilers.reports import Report, estimated_wall_ns
-from stepscope.analyze.steps import mean
+from stepscope.engine.journal import mean
 from stepscope.engine.step_labels import STEADY
 from stepscope.model.views.compilers import CompilerFacts, CompilerSteps
 

@@ -9,7 +9,7 @@ import polars as pl
 from msgspec import Struct
 
 from stepscope.analyze.compilers.constants import RING
-from stepscope.engine.user_code import parse_json
+from stepscope.engine.journal import parse_json
 from stepscope.model.views.compilers import CompilerMetric
 from stepscope.tables.schema import Tables
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from stepscope.analyze.views.collective_calls import Calls, Message, calls, on_host
 from stepscope.engine import collective_names as words
-from stepscope.engine import intervals, tree
+from stepscope.engine import intervals, slice_tree
 from stepscope.engine.device_work import FILL, KERNEL, Work, work
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Base, Span
@@ -57,8 +57,8 @@ def _of_collectives(span: Span) -> Bools:
     flags = on_host(span, words.is_collective_call)
     if not flags.any():
         return flags
-    inside = tree.nearest(span.parent, flags) >= 0
-    return inside | tree.above(span.parent, np.flatnonzero(flags))
+    inside = slice_tree.nearest(span.parent, flags) >= 0
+    return inside | slice_tree.above(span.parent, np.flatnonzero(flags))
 
 
 def _rows(span: Span) -> Iterator[CollectiveRow]:

@@ -20,7 +20,7 @@ from stepscope.engine import intervals
 from stepscope.engine.device_work import work
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.step_windows import StepWindows, step_windows
+from stepscope.engine.trace_steps import StepWindows, step_windows
 from stepscope.model.views.communication import CollectiveOverWorkers, Distributed, WorkerShare
 from stepscope.model.views.spans import SpanRef
 from stepscope.tables.arrays import NONE, Int64

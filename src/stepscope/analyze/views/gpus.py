@@ -17,8 +17,8 @@ from stepscope.analyze.views import tensor_cores
 from stepscope.analyze.views.device_load import Load, load
 from stepscope.engine import intervals
 from stepscope.engine.device_work import Work, by_device, work
+from stepscope.engine.slice_tree import below
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.tree import below
 from stepscope.model.views.overview import GpuSummary, Overview
 from stepscope.model.views.spans import GpuProperties
 from stepscope.tables.arrays import Bools, Floats, Int64

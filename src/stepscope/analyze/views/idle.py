@@ -13,7 +13,7 @@ from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work
 from stepscope.engine.host_activity import HostActivity, host_activity
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Span
-from stepscope.engine.step_windows import StepWindows
+from stepscope.engine.trace_steps import StepWindows
 from stepscope.model.views.overview import DEVICE, DEVICE_PARTS, HOST, HOST_PARTS, IDLE_PARTS
 from stepscope.tables import categories
 from stepscope.tables.arrays import Int64

@@ -9,10 +9,10 @@ import polars as pl
 from msgspec import Struct
 
 from stepscope.analyze.views.memory_device import DeviceMemory, sums
+from stepscope.engine.slice_tree import upward
 from stepscope.engine.spans import Span
-from stepscope.engine.tree import climb, upward
 from stepscope.model.views.memory import MemoryOperator
-from stepscope.tables.arrays import NONE, Int64
+from stepscope.tables.arrays import NONE, Int64, climb
 
 
 class Around(Struct, frozen=True):

@@ -12,10 +12,9 @@ from msgspec import Struct, field
 from stepscope.engine.device_work import work
 from stepscope.engine.module_calls import ModuleCalls, Paths, module_class
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.tree import climb
 from stepscope.model.views.modules import ModuleNode, ModuleTree
 from stepscope.model.views.spans import SpanRef
-from stepscope.tables.arrays import NONE, Int32, Int64
+from stepscope.tables.arrays import NONE, Int32, Int64, climb
 
 # Columns of sums by path. Times are self times.
 _CALLS, _IN_STEPS, _OPERATORS, _HOST, _BACK_HOST, _DEVICE, _BACK_DEVICE = range(7)

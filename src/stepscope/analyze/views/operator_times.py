@@ -15,9 +15,9 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from stepscope.engine.device_work import LINKED, in_state, work
+from stepscope.engine.slice_tree import nearest_around, upward
 from stepscope.engine.spans import Span, Texts, texts
-from stepscope.engine.tree import climb, nearest_around, upward
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, climb
 
 _OLD_RUNTIME = "Runtime"  # of 2021: times in whole microseconds, and an External id on every call
 

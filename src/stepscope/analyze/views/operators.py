@@ -16,7 +16,7 @@ import polars as pl
 from stepscope.analyze.views.call_stacks import stacks
 from stepscope.analyze.views.operator_times import Calls
 from stepscope.analyze.views.tensor_cores import eligible, uses_tensor_cores
-from stepscope.engine import attribution, intervals, tree
+from stepscope.engine import attribution, intervals, slice_tree
 from stepscope.engine.spans import Base, Span, texts
 from stepscope.model.findings import Place
 from stepscope.model.views.operators import OperatorRow
@@ -310,7 +310,7 @@ def _eligible(calls: Calls) -> Bools:
     result: Bools = flags[codes]
     device = calls.device
     result[device.call[_on_cores(calls.span, device.rows)]] = True
-    return result | tree.above(calls.caller, np.flatnonzero(result))
+    return result | slice_tree.above(calls.caller, np.flatnonzero(result))
 
 
 def _has_stack(calls: Calls) -> Bools:

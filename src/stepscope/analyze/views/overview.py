@@ -13,7 +13,7 @@ from stepscope.analyze.views.idle import own_lengths
 from stepscope.analyze.views.plugin_steps import plugin_lengths
 from stepscope.engine.device_work import work
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.step_windows import step_windows
+from stepscope.engine.trace_steps import step_windows
 from stepscope.model.views.overview import PLUGIN_PARTS, Overview, StepBreakdown, Summary
 from stepscope.tables.arrays import Int64
 

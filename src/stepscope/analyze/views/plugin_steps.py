@@ -15,7 +15,7 @@ from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work
 from stepscope.engine.host_activity import LOADER_RANGE, matches
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Span
-from stepscope.engine.step_windows import StepWindows
+from stepscope.engine.trace_steps import StepWindows
 from stepscope.model.views.overview import PLUGIN_PARTS, Overview
 from stepscope.tables import categories
 from stepscope.tables.arrays import Int64

@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from stepscope.engine.device_work import work
 from stepscope.engine.module_calls import ModuleCalls, Paths
+from stepscope.engine.slice_tree import nearest
 from stepscope.engine.spans import Span
-from stepscope.engine.tree import climb, nearest
-from stepscope.tables.arrays import NONE, Bools, Int64
+from stepscope.tables.arrays import NONE, Bools, Int64, climb
 
 STEP, LOADER, MODULE, BACKWARD, OPTIMIZER, OPERATORS = range(6)
 _LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
