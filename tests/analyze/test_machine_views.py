@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.model.facts_machine import MachineFacts
-from stepscope.model.views.machine import GpuClocks, StorageFacts
+from stepscope.model.machine import GpuClocks, MachineFacts, StorageFacts
 from stepscope.tables.schema import Tables
 from tests.analyze.test_machine import SECOND, telemetry
 from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows

@@ -11,7 +11,7 @@ from stepscope.analyze.timeline.index import Timeline
 from stepscope.analyze.timeline.search import search
 from stepscope.analyze.timeline.window import window
 from stepscope.errors import UsageError
-from stepscope.model.views.timeline import SliceDetail
+from stepscope.model.timeline import SliceDetail
 from tests.analyze.timelines import PROJECT, SOURCE, US, a_step, drawn, of_rows, of_traces
 from tests.analyze.traces import BACK_THREAD, Slices
 from tests.builders import MS, T0, step_rows

@@ -16,7 +16,7 @@ import polars as pl
 from stepscope.analyze.windows import event_data
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place
-from stepscope.model.facts_machine import Child, ChildrenFacts, CpuFacts
+from stepscope.model.machine import Child, ChildrenFacts, CpuFacts
 from stepscope.tables.processes import OTHER
 from stepscope.tables.schema import Tables
 

@@ -18,7 +18,7 @@ from stepscope.analyze.steps import mean
 from stepscope.analyze.windows import event_data
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place
-from stepscope.model.facts_machine import CpuFacts, MemoryPressureFacts
+from stepscope.model.machine import CpuFacts, MemoryPressureFacts
 from stepscope.tables.schema import Tables
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

@@ -16,7 +16,7 @@ from stepscope.analyze.steps import with_all_phases
 from stepscope.engine.samples import Samples
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import PHASES, Place
-from stepscope.model.facts_machine import DriftFacts, DriftLine
+from stepscope.model.machine import DriftFacts, DriftLine
 from stepscope.tables.arrays import Int64
 
 MIN_STEPS = 60  # ten in each part: their medians mean something

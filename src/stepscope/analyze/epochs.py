@@ -19,7 +19,7 @@ from stepscope.analyze.sites import place_of, site_of
 from stepscope.analyze.windows import event_data
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import LoaderFacts
-from stepscope.model.facts_machine import EpochFacts, WaveFacts
+from stepscope.model.machine import EpochFacts, WaveFacts
 from stepscope.tables.schema import Tables
 
 MIN_WAVES = 5  # fewer may stand in a row by chance

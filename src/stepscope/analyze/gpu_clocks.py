@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.model.views.machine import GpuClocks
+from stepscope.model.machine import GpuClocks
 from stepscope.tables.schema import Tables
 
 _IDLE, _POWER_CAP = 0x1, 0x4

@@ -22,7 +22,7 @@ from stepscope.analyze.calls import Calls
 from stepscope.analyze.context import Context
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import IoFacts, LoaderFacts, PythonFacts, StepFacts
-from stepscope.model.facts_machine import MachineFacts
+from stepscope.model.machine import MachineFacts
 
 
 def facts(

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.model.views.machine import NumaFacts
+from stepscope.model.machine import NumaFacts
 from stepscope.tables.schema import Tables
 
 

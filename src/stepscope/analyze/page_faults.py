@@ -10,7 +10,7 @@ import polars as pl
 from stepscope.analyze.readings import growths
 from stepscope.analyze.steps import mean
 from stepscope.engine.step_labels import LabelledSteps
-from stepscope.model.facts_machine import PageFaultFacts
+from stepscope.model.machine import PageFaultFacts
 from stepscope.tables.schema import Tables
 
 _SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_",

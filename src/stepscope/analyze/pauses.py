@@ -9,7 +9,7 @@ import polars as pl
 from stepscope.analyze.windows import event_data
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place
-from stepscope.model.facts_machine import PauseFacts, PauseLine
+from stepscope.model.machine import PauseFacts, PauseLine
 from stepscope.tables.schema import Tables
 
 FULL = 2  # generation of a collection that looks at every object

@@ -6,8 +6,8 @@ import polars as pl
 
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import LoaderFacts, StepFacts
-from stepscope.model.facts_machine import MachineFacts
-from stepscope.model.views.pipeline import Pipeline, RankWait
+from stepscope.model.machine import MachineFacts
+from stepscope.model.ranks import Pipeline, RankWait
 
 PARTS = 4  # of the run: what a loss takes at most is its part of the step in the worst of them
 FEW = 8  # steps in a part; with fewer, one slow step makes the worst part

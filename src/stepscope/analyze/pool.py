@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from stepscope.analyze.readings import growths
 from stepscope.analyze.steps import mean
-from stepscope.model.facts_machine import PoolFacts
+from stepscope.model.machine import PoolFacts
 
 WAKING_NS, WAKING_MOST_NS = 6_000, 15_000
 _LEAST = 3  # readings: of a process with many threads only some are taken, and the counts are exact

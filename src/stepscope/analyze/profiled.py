@@ -11,7 +11,7 @@ import polars as pl
 
 from stepscope.analyze.steps import mean
 from stepscope.engine.step_labels import STEADY, LabelledSteps
-from stepscope.model.facts_machine import ProfilerFacts
+from stepscope.model.machine import ProfilerFacts
 from stepscope.tables.categories import ANNOTATION, OPERATORS
 from stepscope.tables.schema import Tables
 

@@ -15,7 +15,7 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.steps import with_all_phases
 from stepscope.engine.step_labels import STEADY, LabelledSteps
 from stepscope.model import PHASES, Site
-from stepscope.model.views.ranks import RanksFacts, RankWork
+from stepscope.model.ranks import RanksFacts, RankWork
 from stepscope.tables.arrays import Floats
 from stepscope.tables.phases import DATA_WAIT
 

@@ -16,7 +16,7 @@ import polars as pl
 from stepscope.analyze.thinning import positions
 from stepscope.engine.step_labels import STEADY, LabelledSteps
 from stepscope.model import PHASES
-from stepscope.model.views.step_series import LongStep, ProcessSteps, StepDistribution, StepEvent, StepPhases
+from stepscope.model.timeline import LongStep, ProcessSteps, StepDistribution, StepEvent, StepPhases
 from stepscope.tables.schema import Tables
 
 UNATTRIBUTED = "unattributed"

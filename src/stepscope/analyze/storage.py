@@ -9,7 +9,7 @@ from __future__ import annotations
 import polars as pl
 
 from stepscope.analyze.readings import growths, level
-from stepscope.model.views.machine import StorageFacts, StorageMount
+from stepscope.model.machine import StorageFacts, StorageMount
 from stepscope.tables.schema import Tables
 
 _SOURCES = {"open_files": "open files", "named_paths": "command line"}

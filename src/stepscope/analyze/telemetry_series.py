@@ -13,7 +13,7 @@ import polars as pl
 
 from stepscope.analyze.thinning import positions
 from stepscope.engine.step_labels import LabelledSteps
-from stepscope.model.views.telemetry_series import Telemetry, TelemetrySeries
+from stepscope.model.timeline import Telemetry, TelemetrySeries
 from stepscope.tables.schema import Tables
 
 LEVELS = (

@@ -9,7 +9,7 @@ from stepscope.engine.host_activity import LOADER_RANGE, matches
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.tree import climb
 from stepscope.model import Place
-from stepscope.model.facts_machine import TraceLoader
+from stepscope.model.machine import TraceLoader
 from stepscope.tables.arrays import Bools, Int64
 
 SINGLE, MULTI = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from stepscope.model.views.diff import Diff
-from stepscope.model.views.overview import DEVICE_PARTS, HOST_PARTS, IDLE_PARTS
+from stepscope.model.views import DEVICE_PARTS, HOST_PARTS, IDLE_PARTS, Diff
 
 THREADS = "Host times are summed over threads: they can add up to more than the time that passed."
 STREAMS = "Kernel times are summed over streams: what runs side by side counts twice."

@@ -18,7 +18,7 @@ from stepscope.analyze.hotspots.idle import idle_sampled
 from stepscope.analyze.sampled import rank_lines
 from stepscope.analyze.sampled.loop import sampled_loop
 from stepscope.analyze.sampled.user_paths import UserPaths
-from stepscope.model.views.waits import RankLines
+from stepscope.model.sampled import RankLines
 from stepscope.read.stacks.sampled_files import read_stack_files
 from tests.builders import make_tables, step_rows
 from tests.records import replace

@@ -17,7 +17,7 @@ from stepscope.analyze.hotspots.idle import idle_sampled
 from stepscope.analyze.sampled import waits
 from stepscope.analyze.sampled.loop import sampled_loop
 from stepscope.analyze.sampled.user_paths import UserPaths
-from stepscope.model.views.waits import LoaderWait
+from stepscope.model.sampled import LoaderWait
 from stepscope.read.stacks.sampled_files import read_stack_files
 from tests.builders import MS, PID, T0, make_tables, step_rows
 

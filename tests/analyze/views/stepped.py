@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import overview
-from stepscope.model.views.overview import DEVICE, DEVICE_PARTS, HOST_PARTS, IDLE_PARTS, PLUGIN_PARTS, Overview
+from stepscope.model.views import DEVICE, DEVICE_PARTS, HOST_PARTS, IDLE_PARTS, PLUGIN_PARTS, Overview
 from tests.analyze.traces import US, Slices, tables
 from tests.builders import T0
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import counters, gpus, overview
-from stepscope.model.views.overview import Counter
+from stepscope.model.views import Counter
 from tests.analyze.shared_traces import PRESENT, files, needs_traces, run_of
 from tests.analyze.traces import US, Slices, tables
 from tests.builders import T0

@@ -7,8 +7,7 @@ import pytest
 from stepscope.analyze.views import diff
 from stepscope.analyze.views.diff import DiffSide
 from stepscope.engine.module_calls import MAX_LEVELS
-from stepscope.model.views.diff import Diff, DiffRow
-from stepscope.model.views.operators import OperatorRow
+from stepscope.model.views import Diff, DiffRow, OperatorRow
 from tests.analyze import shared_traces
 from tests.analyze.traces import tables
 from tests.analyze.views.module_traces import US, Nested, base_of

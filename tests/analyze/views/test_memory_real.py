@@ -14,7 +14,7 @@ from stepscope import api
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import memory
 from stepscope.analyze.views.memory_device import POINTS
-from stepscope.model.views.memory import MemoryOperator, MemoryRecording, MemoryView
+from stepscope.model.memory import MemoryOperator, MemoryRecording, MemoryView
 from stepscope.read.memory_recordings import read_recordings
 from stepscope.read.memory_timeline import CATEGORIES
 from tests.analyze.shared_traces import files, needs_traces, run_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import overview, plugin_steps
-from stepscope.model.views.overview import DEVICE, HOST
+from stepscope.model.views import DEVICE, HOST
 from tests.analyze.shared_traces import PRESENT, SHARED, files, needs_traces, run_of
 from tests.analyze.traces import US, Slices
 from tests.analyze.views.stepped import DATALOADER, check_sums, launched, overview_of, overviews_of, step, used

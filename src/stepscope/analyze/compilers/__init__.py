@@ -13,7 +13,7 @@ from stepscope.analyze.compilers.constants import TORCH_XLA
 from stepscope.analyze.compilers.prepared import prepare
 from stepscope.analyze.context import Context
 from stepscope.engine.step_labels import LabelledSteps
-from stepscope.model.views.compilers import CompilersView, CompileStorm
+from stepscope.model.compilers import CompilersView, CompileStorm
 
 __all__ = ["CHECKS", "build", "checks"]
 

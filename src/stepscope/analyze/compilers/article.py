@@ -16,7 +16,7 @@ from stepscope.analyze.compilers.constants import PER_STEP, SLOW_COMPILE_NS, SLO
 from stepscope.analyze.compilers.reports import TRANSFER, Report, longest_ns
 from stepscope.analyze.compilers.storms import Rate
 from stepscope.analyze.windows import event_data
-from stepscope.model.views.compilers import CompilerWarning
+from stepscope.model.compilers import CompilerWarning
 from stepscope.tables.schema import Tables
 
 PREFIX = "pt-xla-profiler:"

@@ -17,7 +17,7 @@ from stepscope.analyze.compilers.constants import CHANGES_SHOWN, STEPS_SHOWN, TO
 from stepscope.analyze.compilers.prepared import Prepared
 from stepscope.engine.user_code import UserCode
 from stepscope.model import Place
-from stepscope.model.views.compilers import Change, CompilerCause
+from stepscope.model.compilers import Change, CompilerCause
 
 Row = Mapping[str, Any]
 _KEY = ("backend", "kind", "function", "def_file", "def_line", "file", "line", "cause", "operator")

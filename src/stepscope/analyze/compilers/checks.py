@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from stepscope.analyze.compilers.constants import TORCH_COMPILE, TORCH_XLA, WARMUP_STEPS
-from stepscope.model.views.compilers import CompilerCause, CompilerCheck, CompilersView, CompileStorm
+from stepscope.model.compilers import CompilerCause, CompilerCheck, CompilersView, CompileStorm
 
 RECOMPILE, GRAPH_BREAK = "recompile", "graph-break"
 CHECKS = (RECOMPILE, GRAPH_BREAK)

@@ -15,7 +15,7 @@ from stepscope.analyze.compilers.causes import Group
 from stepscope.analyze.compilers.constants import EAGER_STEPS
 from stepscope.analyze.compilers.per_step import table
 from stepscope.analyze.compilers.prepared import Prepared
-from stepscope.model.views.compilers import EagerAfterLimit
+from stepscope.model.compilers import EagerAfterLimit
 
 
 def limits(prepared: Prepared, groups: Iterable[Group]) -> tuple[EagerAfterLimit, ...]:

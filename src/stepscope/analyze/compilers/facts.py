@@ -11,7 +11,7 @@ from stepscope.analyze.compilers.constants import TORCH_COMPILE, TORCH_XLA
 from stepscope.analyze.compilers.prepared import Prepared, counted
 from stepscope.analyze.compilers.reports import Report, longest_ns, step_estimate_ms
 from stepscope.analyze.windows import event_data
-from stepscope.model.views.compilers import CompilerFacts
+from stepscope.model.compilers import CompilerFacts
 from stepscope.tables.schema import Tables
 
 METRICS = "CompilationMetrics"  # the source that tells everything of torch.compile

@@ -8,7 +8,7 @@ import polars as pl
 
 from stepscope.analyze.compilers.constants import COMPILERS, TORCH_COMPILE, TORCH_XLA, TRACE
 from stepscope.analyze.compilers.prepared import Prepared
-from stepscope.model.views.compilers import CompilerFacts, CompilerSteps
+from stepscope.model.compilers import CompilerFacts, CompilerSteps
 
 
 def notes(prepared: Prepared, backends: Iterable[CompilerFacts], steps: Iterable[CompilerSteps]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from stepscope.analyze.compilers.prepared import Prepared, counted
 from stepscope.analyze.compilers.reports import Report, estimated_wall_ns
 from stepscope.analyze.steps import mean
 from stepscope.engine.step_labels import STEADY
-from stepscope.model.views.compilers import CompilerFacts, CompilerSteps
+from stepscope.model.compilers import CompilerFacts, CompilerSteps
 
 
 def table(prepared: Prepared) -> pl.DataFrame:

@@ -11,7 +11,7 @@ from stepscope.analyze.compilers import spans
 from stepscope.analyze.compilers.constants import POINTS_SHOWN
 from stepscope.analyze.compilers.per_step import table
 from stepscope.analyze.compilers.prepared import Prepared, counted
-from stepscope.model.views.compilers import CompilerPoint
+from stepscope.model.compilers import CompilerPoint
 
 
 def points(prepared: Prepared, limit: int = POINTS_SHOWN) -> tuple[CompilerPoint, ...]:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from stepscope.analyze.compilers.constants import RING
 from stepscope.engine.user_code import parse_json
-from stepscope.model.views.compilers import CompilerMetric
+from stepscope.model.compilers import CompilerMetric
 from stepscope.tables.schema import Tables
 
 COMPILE = ("CompileTime", "EagerOpCompileTime")

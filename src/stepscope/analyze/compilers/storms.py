@@ -26,7 +26,7 @@ from stepscope.analyze.compilers.constants import (
 from stepscope.analyze.compilers.per_step import table
 from stepscope.analyze.compilers.prepared import Prepared, counted
 from stepscope.analyze.compilers.reports import Report
-from stepscope.model.views.compilers import CompilerSteps, CompileStorm
+from stepscope.model.compilers import CompilerSteps, CompileStorm
 from stepscope.tables.arrays import Int64
 
 

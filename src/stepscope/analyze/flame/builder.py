@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct
 
-from stepscope.model.views.flame import FlameFrame, FlameTree
+from stepscope.model.sampled import FlameFrame, FlameTree
 from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
 
 ROOT = FlameFrame("all", "", None, "root")

@@ -20,7 +20,7 @@ from stepscope.analyze.flame.names import Names
 from stepscope.analyze.flame.paths import Boxes, stacked
 from stepscope.analyze.hotspots.idle import idle_sampled
 from stepscope.errors import UsageError
-from stepscope.model.views.flame import FlameGraph, FlameTree
+from stepscope.model.sampled import FlameGraph, FlameTree
 
 SCALED = "scaled to the same total"
 

@@ -25,7 +25,7 @@ from stepscope.analyze.sampled.selection import PARKED, StackSelection, check
 from stepscope.engine.call_tree import CallTree
 from stepscope.errors import UnreadableInputError
 from stepscope.model import PHASES
-from stepscope.model.views.flame import FlameFrame, FlameGraph, FlameTree
+from stepscope.model.sampled import FlameFrame, FlameGraph, FlameTree
 from stepscope.tables.arrays import Bools, Floats
 
 MAX_RANK_TREES = 64  # more trees than anyone chooses from; --rank draws any other

@@ -16,7 +16,7 @@ import numpy as np
 from stepscope.analyze.flame.builder import FrameIndex
 from stepscope.engine.call_tree import CallFrame
 from stepscope.engine.user_code import UserCode
-from stepscope.model.views.flame import FlameFrame
+from stepscope.model.sampled import FlameFrame
 from stepscope.tables.arrays import Int32
 
 BY = ("function", "line")

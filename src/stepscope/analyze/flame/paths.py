@@ -16,7 +16,7 @@ from stepscope.analyze.flame.names import NO_FRAME, Names
 from stepscope.analyze.flame.rows import SampleRows
 from stepscope.analyze.flame.trace_leaves import OperatorLeaves
 from stepscope.engine.call_tree import CallTree
-from stepscope.model.views.flame import FlameFrame
+from stepscope.model.sampled import FlameFrame
 from stepscope.tables.arrays import NONE, Bools, Floats, Int32
 
 Leaves = Callable[[CallTree, Floats], OperatorLeaves]

@@ -24,7 +24,7 @@ from stepscope.analyze.views.kernel_names import short_names
 from stepscope.engine.call_tree import CallTree
 from stepscope.engine.device_work import BEFORE_RECORDING, GRAPH, in_state, links_of, work
 from stepscope.engine.spans import Span
-from stepscope.model.views.flame import FlameTree
+from stepscope.model.sampled import FlameTree
 from stepscope.tables import categories
 from stepscope.tables.arrays import NONE, Bools, Floats, Int64
 

@@ -15,7 +15,7 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.flame.names import drawn
 from stepscope.engine.call_tree import CallFrame
 from stepscope.engine.slice_names import callee_name
-from stepscope.model.views.flame import FlameFrame
+from stepscope.model.sampled import FlameFrame
 from stepscope.read.raw import Frame
 from stepscope.tables import phases
 

@@ -9,7 +9,7 @@ from stepscope.analyze.hotspots import idle
 from stepscope.analyze.hotspots.idle import IdleMode
 from stepscope.analyze.sampled.selection import Chosen
 from stepscope.engine import intervals
-from stepscope.model.views.hotspots import SampledProcess
+from stepscope.model.sampled import SampledProcess
 from stepscope.tables.schema import Tables
 
 NOT_KEPT = "torn or the recorder's own"

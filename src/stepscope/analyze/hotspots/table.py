@@ -23,7 +23,7 @@ from stepscope.analyze.sampled.selection import Chosen, StackSelection, check, c
 from stepscope.engine.call_tree import CallTree
 from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
-from stepscope.model.views.hotspots import HotspotRow, Hotspots
+from stepscope.model.sampled import HotspotRow, Hotspots
 from stepscope.tables.arrays import NONE
 from stepscope.tables.schema import Tables
 

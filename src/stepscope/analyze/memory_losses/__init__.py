@@ -16,8 +16,7 @@ from stepscope.analyze.memory_losses.growth import Trend, trend
 from stepscope.analyze.memory_losses.readings import HOST, Readings, readings
 from stepscope.analyze.memory_losses.retries import retries
 from stepscope.analyze.memory_losses.traced import TracedGrowth, traced
-from stepscope.model.views.memory import MemoryView
-from stepscope.model.views.memory_losses import MemoryGrowth, MemoryLimit, MemoryLosses, MemoryPeak
+from stepscope.model.memory import MemoryGrowth, MemoryLimit, MemoryLosses, MemoryPeak, MemoryView
 from stepscope.tables.schema import Tables
 
 __all__ = ["facts"]

@@ -14,7 +14,7 @@ import polars as pl
 from stepscope.analyze.memory_losses.readings import Readings
 from stepscope.analyze.windows import event_data
 from stepscope.model import Place
-from stepscope.model.views.memory_losses import MemoryLimit
+from stepscope.model.memory import MemoryLimit
 from stepscope.tables.schema import Tables
 
 # The driver takes some hundred MiB for each process, which no allocator gets. More than that, and more than this share

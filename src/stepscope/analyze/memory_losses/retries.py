@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from stepscope.analyze.memory_losses.readings import Readings
 from stepscope.analyze.steps import mean
 from stepscope.engine.step_labels import LabelledSteps
-from stepscope.model.views.memory_losses import RetryFacts
+from stepscope.model.memory import RetryFacts
 
 MIN_STRETCHES = 3  # with a retry, and as many without: fewer are chance
 

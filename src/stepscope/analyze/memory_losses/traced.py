@@ -15,7 +15,7 @@ from stepscope.analyze.views import memory
 from stepscope.analyze.views.memory_device import DeviceMemory
 from stepscope.analyze.views.memory_lines import Spots
 from stepscope.engine.spans import Base, Span
-from stepscope.model.views.memory_losses import GrowthLine
+from stepscope.model.memory import GrowthLine
 from stepscope.tables.arrays import Int64
 
 MIN_STEPS = 3  # two of them tell what survives their next; fewer tell nothing

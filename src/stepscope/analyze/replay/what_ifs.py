@@ -22,9 +22,11 @@ from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL
 from stepscope.engine.host_activity import HostActivity
 from stepscope.engine.intervals import EMPTY, Intervals
 from stepscope.engine.scene import Scene
-from stepscope.model.views.device_losses import (
+from stepscope.model.device import (
     ALLOCATOR,
     ATTENTION,
+    COLLECTIVES,
+    COMPILE,
     COMPILED,
     COPY_IN,
     DATA_PARALLEL,
@@ -33,13 +35,14 @@ from stepscope.model.views.device_losses import (
     LAUNCH,
     LAYOUT,
     LINALG,
+    LOADER,
     MATRIX,
     OPTIMIZER,
     POINTWISE,
     SYNC,
     ZERO_GRAD,
+    matrix,
 )
-from stepscope.model.views.replay import COLLECTIVES, COMPILE, LOADER, matrix
 from stepscope.tables.arrays import Bools, Int64
 
 # Tensor cores by ordinary cores in 32 bits: data sheets of V100 and T4, of A100 and H100.

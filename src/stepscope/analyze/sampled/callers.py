@@ -12,7 +12,7 @@ import polars as pl
 
 from stepscope.analyze.sampled.loop import SampledLoop
 from stepscope.analyze.sampled.user_paths import UserPaths, at, rows_of
-from stepscope.model.views.waits import CallerLine
+from stepscope.model.sampled import CallerLine
 from stepscope.tables.arrays import NONE
 
 SHARE = 0.5  # of the inner line's samples: with fewer the line is mostly another caller's

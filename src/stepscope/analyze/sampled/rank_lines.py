@@ -17,7 +17,7 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.sampled.loop import SampledLoop
 from stepscope.analyze.sampled.user_paths import UserPaths, at, rows_of
 from stepscope.model import Place
-from stepscope.model.views.waits import RankLine, RankLines
+from stepscope.model.sampled import RankLine, RankLines
 from stepscope.read.raw import Frame
 from stepscope.tables.arrays import Bools, Floats, Int64
 from stepscope.tables.phases import DATA_WAIT, in_file, is_wait, last_part

@@ -14,7 +14,7 @@ import polars as pl
 from stepscope.analyze.context import Context
 from stepscope.analyze.sampled.user_paths import UserPaths, at, rows_of
 from stepscope.analyze.sampled.waits import sample_gap_ns
-from stepscope.model.views.waits import SlowLine, SlowSteps
+from stepscope.model.sampled import SlowLine, SlowSteps
 from stepscope.tables.arrays import Bools, Int64
 
 SLOW_RATIO = 1.5  # of the median: half a step more is what one sees as a hiccup in a log of step times

@@ -15,7 +15,7 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.hotspots.idle import idle_sampled
 from stepscope.engine.step_labels import STEADY as STEADY_STEP
 from stepscope.model import PHASES
-from stepscope.model.views.waits import StageTime
+from stepscope.model.sampled import StageTime
 from stepscope.tables import phases
 from stepscope.tables.arrays import Floats, Int64
 from stepscope.tables.stages import COMPILE, IMPORT

@@ -11,7 +11,7 @@ from stepscope.analyze.sampled.loop import SampledLoop, sampled_loop
 from stepscope.analyze.sampled.user_paths import UserPaths
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import StepFacts
-from stepscope.model.views.waits import LoaderWait, SampledViews
+from stepscope.model.sampled import LoaderWait, SampledViews
 
 
 def build(context: Context, labelled: LabelledSteps, train: StepFacts | None) -> SampledViews | None:

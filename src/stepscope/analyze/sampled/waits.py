@@ -22,7 +22,7 @@ from stepscope.analyze.sampled.loop import SampledLoop
 from stepscope.analyze.sampled.user_paths import UserPaths, rows_of
 from stepscope.analyze.sampled.wait_parts import Parts, Threads
 from stepscope.model import PHASES, StepFacts
-from stepscope.model.views.waits import LoaderWait, WaitPart
+from stepscope.model.sampled import LoaderWait, WaitPart
 from stepscope.tables.schema import Tables
 
 MAX_LINES = 4  # of a kind that are named; a fifth hardly changes what to do, and the rest is one part

@@ -12,7 +12,7 @@ from stepscope.analyze.timeline.trace_detail import TraceDetail
 from stepscope.errors import UsageError
 from stepscope.model import PHASES
 from stepscope.model.findings import Place
-from stepscope.model.views.timeline import SliceDetail, SliceFact, StackPlace
+from stepscope.model.timeline import SliceDetail, SliceFact, StackPlace
 from stepscope.tables.arrays import NONE
 
 MAX_FRAMES = 64

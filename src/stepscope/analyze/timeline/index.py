@@ -19,7 +19,7 @@ from stepscope.analyze.timeline import run_parts, trace_parts
 from stepscope.analyze.timeline.levels import Level, pyramid
 from stepscope.analyze.timeline.parts import Collection, Part
 from stepscope.model import PHASES
-from stepscope.model.views.timeline import TimelineStep, TimelineTrack
+from stepscope.model.timeline import TimelineStep, TimelineTrack
 from stepscope.tables.arrays import Int8, Int32, Int64
 
 _RADIX = 1 << 16  # numbers below it sort in time proportional to their count

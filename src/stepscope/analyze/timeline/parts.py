@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct, field
 
-from stepscope.model.views.timeline import KINDS, TimelineTrack, TrackKind
+from stepscope.model.timeline import KINDS, TimelineTrack, TrackKind
 from stepscope.tables.arrays import Int8, Int32, Int64
 
 MAX_DEPTH = 128  # slices above each other on one track; what is deeper is not drawn

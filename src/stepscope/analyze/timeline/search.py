@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.timeline.index import Timeline
-from stepscope.model.views.timeline import SearchHit, SearchResult
+from stepscope.model.timeline import SearchHit, SearchResult
 from stepscope.tables.arrays import Bools, Int64
 
 MAX_HITS = 2_000

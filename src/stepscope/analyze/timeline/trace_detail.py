@@ -16,7 +16,7 @@ import numpy as np
 from stepscope.engine import attribution
 from stepscope.engine.spans import Span
 from stepscope.model.findings import Place
-from stepscope.model.views.timeline import SliceDetail, SliceFact, SliceRef, StackPlace
+from stepscope.model.timeline import SliceDetail, SliceFact, SliceRef, StackPlace
 from stepscope.tables.arrays import NONE, Int64
 
 if TYPE_CHECKING:

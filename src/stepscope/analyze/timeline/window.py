@@ -12,7 +12,7 @@ import numpy as np
 from stepscope.analyze.timeline.index import Timeline
 from stepscope.analyze.timeline.levels import Items, Level, thinned
 from stepscope.analyze.timeline.parts import KIND
-from stepscope.model.views.timeline import KINDS, TimelineWindow, TrackSlices
+from stepscope.model.timeline import KINDS, TimelineWindow, TrackSlices
 from stepscope.tables.arrays import Int64
 
 MAX_SLICES = 20_000  # of one window

@@ -25,13 +25,20 @@ from stepscope.analyze.views.absent import reasons
 from stepscope.analyze.views.tensorboard import tensorboard
 from stepscope.engine.spans import Base
 from stepscope.engine.user_code import UserCode
-from stepscope.model.views import SpanViews, Views
-from stepscope.model.views.communication import CollectiveRow, Distributed
-from stepscope.model.views.memory import MemoryRecording, MemoryView
-from stepscope.model.views.modules import ModuleTree
-from stepscope.model.views.operators import KernelRow, OperatorRow
-from stepscope.model.views.overview import Counter, GpuSummary, Overview
-from stepscope.model.views.spans import SpanRef
+from stepscope.model.memory import MemoryRecording, MemoryView
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import (
+    CollectiveRow,
+    Counter,
+    Distributed,
+    GpuSummary,
+    KernelRow,
+    ModuleTree,
+    OperatorRow,
+    Overview,
+    SpanViews,
+    Views,
+)
 from stepscope.tables.arrays import return_freed_memory
 
 

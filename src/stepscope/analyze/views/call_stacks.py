@@ -16,8 +16,8 @@ from stepscope.engine import attribution
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.user_code import UserCode, user_code
 from stepscope.model.findings import Place
-from stepscope.model.views.operators import CallStack
-from stepscope.model.views.spans import SpanRef
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import CallStack
 from stepscope.tables.arrays import NONE, Int64
 
 MAX_FRAMES = 64

@@ -17,7 +17,7 @@ from stepscope.engine import intervals, tree
 from stepscope.engine.device_work import FILL, KERNEL, Work, work
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Base, Span
-from stepscope.model.views.communication import CollectiveRow
+from stepscope.model.views import CollectiveRow
 from stepscope.tables.arrays import Bools, Int64, own_starts
 
 NO_COLLECTIVES = "no trace holds a collective: one process alone, or none ran while recording"

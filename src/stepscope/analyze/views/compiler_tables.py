@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from stepscope.model.compilers import CompilerCause, CompilerMetric, CompilersView
 from stepscope.model.findings import Place
-from stepscope.model.views.compilers import CompilerCause, CompilerMetric, CompilersView
 
 NO_COMPILER = (
     "no compiler was seen: record with `stepscope run` a script that uses torch.compile or torch_xla, or give a report "

@@ -16,7 +16,7 @@ from stepscope.engine import intervals
 from stepscope.engine.device_work import COPY, Work, by_device, work
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.step_windows import step_windows
-from stepscope.model.views.overview import Counter
+from stepscope.model.views import Counter
 from stepscope.tables.arrays import Bools, Floats, Int64
 
 MAX_BUCKETS = 250

@@ -14,11 +14,8 @@ from stepscope.analyze.views import diff_tree, kernels, modules, operators, over
 from stepscope.analyze.views.diff_tree import NOTHING, Value, row
 from stepscope.analyze.views.step_tree import StepTree
 from stepscope.engine.spans import Base, Span
-from stepscope.model.views.diff import Diff, DiffRow
-from stepscope.model.views.modules import ModuleTree
-from stepscope.model.views.operators import KernelRow, OperatorRow
-from stepscope.model.views.overview import Overview
-from stepscope.model.views.spans import SpanRef
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import Diff, DiffRow, KernelRow, ModuleTree, OperatorRow, Overview
 
 STEP = "step"
 _NEEDS = {

@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 from msgspec import Struct
 
 from stepscope.analyze.views.step_tree import KernelSum, StepNode, StepTree
-from stepscope.model.views.diff import DiffRow
+from stepscope.model.views import DiffRow
 
 MAX_CHILDREN = 1000  # of a node that are matched: those of most time
 MAX_KERNELS = 200  # rows of kernels

@@ -21,8 +21,8 @@ from stepscope.engine.device_work import work
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.step_windows import StepWindows, step_windows
-from stepscope.model.views.communication import CollectiveOverWorkers, Distributed, WorkerShare
-from stepscope.model.views.spans import SpanRef
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import CollectiveOverWorkers, Distributed, WorkerShare
 from stepscope.tables.arrays import NONE, Int64
 
 NO_COLLECTIVES = "no worker ran a collective while recording"

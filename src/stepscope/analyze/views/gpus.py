@@ -19,8 +19,8 @@ from stepscope.engine import intervals
 from stepscope.engine.device_work import Work, by_device, work
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.tree import below
-from stepscope.model.views.overview import GpuSummary, Overview
-from stepscope.model.views.spans import GpuProperties
+from stepscope.model.trace import GpuProperties
+from stepscope.model.views import GpuSummary, Overview
 from stepscope.tables.arrays import Bools, Floats, Int64
 
 

@@ -14,7 +14,7 @@ from stepscope.engine.host_activity import HostActivity, host_activity
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Span
 from stepscope.engine.step_windows import StepWindows
-from stepscope.model.views.overview import DEVICE, DEVICE_PARTS, HOST, HOST_PARTS, IDLE_PARTS
+from stepscope.model.views import DEVICE, DEVICE_PARTS, HOST, HOST_PARTS, IDLE_PARTS
 from stepscope.tables import categories
 from stepscope.tables.arrays import Int64
 

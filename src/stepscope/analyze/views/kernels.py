@@ -17,8 +17,8 @@ from stepscope.analyze.views.tensor_cores import uses_tensor_cores
 from stepscope.engine import attribution
 from stepscope.engine.device_work import GRAPH, LINKED, in_state, work
 from stepscope.engine.spans import Base, Span
-from stepscope.model.views.operators import KernelRow
-from stepscope.model.views.spans import SpanRef
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import KernelRow
 from stepscope.tables.arrays import NONE
 
 NAME, LAUNCH = "name", "launch"

@@ -19,7 +19,7 @@ from stepscope.analyze.views.memory_operators import around, by_operator
 from stepscope.analyze.views.memory_recordings import Seen, seen
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.user_code import NO_OPTIONS, UserCode, user_code
-from stepscope.model.views.memory import (
+from stepscope.model.memory import (
     MemoryBlock,
     MemoryCurve,
     MemoryLine,

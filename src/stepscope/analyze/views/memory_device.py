@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from stepscope.model.views.memory import MemoryCurve
+from stepscope.model.memory import MemoryCurve
 from stepscope.tables.arrays import Bools, Int64
 
 POINTS = 1_000  # of a curve at most

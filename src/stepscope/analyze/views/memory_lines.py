@@ -11,7 +11,7 @@ from stepscope.analyze.views.memory_device import DeviceMemory, sums
 from stepscope.engine.attribution import place, trace_back
 from stepscope.engine.spans import Base, Span
 from stepscope.model.findings import Place
-from stepscope.model.views.memory import MemoryBlock, MemoryLine
+from stepscope.model.memory import MemoryBlock, MemoryLine
 from stepscope.tables.arrays import NONE, Bools, Int64
 
 OperatorOf = Callable[[int], "str | None"]

@@ -11,7 +11,7 @@ from msgspec import Struct
 from stepscope.analyze.views.memory_device import DeviceMemory, sums
 from stepscope.engine.spans import Span
 from stepscope.engine.tree import climb, upward
-from stepscope.model.views.memory import MemoryOperator
+from stepscope.model.memory import MemoryOperator
 from stepscope.tables.arrays import NONE, Int64
 
 

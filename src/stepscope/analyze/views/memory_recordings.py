@@ -12,7 +12,7 @@ from stepscope.analyze.views.memory_device import DeviceMemory, Pairs, pair, thi
 from stepscope.analyze.views.memory_lines import Spots, Standing, blocks, lines
 from stepscope.engine.user_code import UserCode
 from stepscope.model.findings import Place
-from stepscope.model.views.memory import (
+from stepscope.model.memory import (
     ALLOCATED,
     FREE,
     IN_USE,

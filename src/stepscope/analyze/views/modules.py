@@ -13,8 +13,8 @@ from stepscope.engine.device_work import work
 from stepscope.engine.module_calls import ModuleCalls, Paths, module_class
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.tree import climb
-from stepscope.model.views.modules import ModuleNode, ModuleTree
-from stepscope.model.views.spans import SpanRef
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import ModuleNode, ModuleTree
 from stepscope.tables.arrays import NONE, Int32, Int64
 
 # Columns of sums by path. Times are self times.

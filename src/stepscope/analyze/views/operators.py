@@ -19,8 +19,8 @@ from stepscope.analyze.views.tensor_cores import eligible, uses_tensor_cores
 from stepscope.engine import attribution, intervals, tree
 from stepscope.engine.spans import Base, Span, texts
 from stepscope.model.findings import Place
-from stepscope.model.views.operators import OperatorRow
-from stepscope.model.views.spans import SpanRef
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import OperatorRow
 from stepscope.tables.arrays import Bools, Int64
 
 __all__ = ["plugin_operators", "stacks", "table"]

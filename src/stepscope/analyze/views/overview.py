@@ -14,7 +14,7 @@ from stepscope.analyze.views.plugin_steps import plugin_lengths
 from stepscope.engine.device_work import work
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.step_windows import step_windows
-from stepscope.model.views.overview import PLUGIN_PARTS, Overview, StepBreakdown, Summary
+from stepscope.model.views import PLUGIN_PARTS, Overview, StepBreakdown, Summary
 from stepscope.tables.arrays import Int64
 
 

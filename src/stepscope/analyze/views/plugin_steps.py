@@ -16,7 +16,7 @@ from stepscope.engine.host_activity import LOADER_RANGE, matches
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Span
 from stepscope.engine.step_windows import StepWindows
-from stepscope.model.views.overview import PLUGIN_PARTS, Overview
+from stepscope.model.views import PLUGIN_PARTS, Overview
 from stepscope.tables import categories
 from stepscope.tables.arrays import Int64
 

@@ -35,10 +35,10 @@ from stepscope.analyze.views.absent import (
 from stepscope.engine.spans import Base
 from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
-from stepscope.model.views.compilers import CompilersView
-from stepscope.model.views.memory import MemoryRecording, MemoryView
-from stepscope.model.views.overview import Overview
-from stepscope.model.views.spans import SpanRef
+from stepscope.model.compilers import CompilersView
+from stepscope.model.memory import MemoryRecording, MemoryView
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import Overview
 
 MEMORY_TABLES = ("memory", "out-of-memory")
 

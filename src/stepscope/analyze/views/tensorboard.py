@@ -11,8 +11,7 @@ from typing import Any
 from stepscope.analyze.views.kernels import plugin_kernels
 from stepscope.analyze.views.operators import plugin_operators
 from stepscope.analyze.views.plugin_steps import plugin_rows
-from stepscope.model.views import SpanViews
-from stepscope.model.views.overview import GpuSummary
+from stepscope.model.views import GpuSummary, SpanViews
 
 MAX_ROWS = 500  # of operators and of kernels
 MAX_SPANS = 64

@@ -15,7 +15,7 @@ from stepscope.dashboard.pages import traced
 if TYPE_CHECKING:
     from stepscope.analyze.views.select import Rows
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views.compilers import CompilerFacts, CompilersView
+    from stepscope.model.compilers import CompilerFacts, CompilersView
 
 TITLE = "Compiles"
 WARNINGS = 8

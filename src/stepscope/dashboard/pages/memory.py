@@ -17,7 +17,7 @@ from stepscope.report.table_columns import SHOWN
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
     from stepscope.dashboard.pages.memory_curves import Recording
-    from stepscope.model.views.memory import MemoryBlock, MemoryLine, MemoryOperator, MemoryView, OutOfMemory
+    from stepscope.model.memory import MemoryBlock, MemoryLine, MemoryOperator, MemoryView, OutOfMemory
 
 NO_ALLOCATIONS = "no trace holds allocations: record with profile_memory=True"
 _LINES = (

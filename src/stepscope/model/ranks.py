@@ -1,4 +1,4 @@
-"""The steps of several ranks side by side: which rank works longest while the others wait for it."""
+"""The steps of several ranks side by side, and what the steps of a run wait for and share."""
 
 from __future__ import annotations
 
@@ -44,3 +44,29 @@ class RanksFacts(Struct, frozen=True):
     def of(self, rank: int) -> RankWork:
         """The mean step of a rank of `ranks`."""
         return next(work for work in self.ranks if work.rank == rank)
+
+
+class RankWait(Struct, frozen=True):
+    """One rank's mean step, and its wait for data."""
+
+    rank: int
+    wall_ms: float
+    wait_ms: float
+
+
+class Pipeline(Struct, frozen=True):
+    """The chain behind a steady training step: loader workers, the main thread, the other ranks.
+
+    `wait_at_most_ms`: the wait for data in the quarter of the run in which it was the largest part of the step, as
+    that part of the mean step. `workers_ms`: work of all loader workers for one step. `contended_ms`: what the main
+    thread was ready but had no core because the run's own threads and processes held them.
+    """
+
+    mean_ms: float
+    wait_ms: float | None
+    wait_at_most_ms: float | None
+    workers: int | None  # 0: batches are made in the training process
+    workers_ms: float | None
+    cores: float | None  # of one rank
+    contended_ms: float | None  # None without telemetry
+    ranks: tuple[RankWait, ...]
