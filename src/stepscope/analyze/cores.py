@@ -67,7 +67,6 @@ def facts(tables: Tables, labelled: LabelledSteps, mean_ms: float | None, waits_
         involuntary_switches_per_s=average(growths(readings, "involuntary_switches", pids)),
         pressure_pct=level(readings, "psi_cpu_some_pct")[0],
         load=level(readings, "load_1m")[0],
-        voluntary_switches_per_s=average(growths(readings, "voluntary_switches", pids)),
         migrations_per_s=average(growths(readings, "migrations", pids)),
         stolen_cores=level(readings, "stolen_cores")[0],
         pool=pool.facts(readings, pids, shared, threads, mean_ms),

@@ -25,13 +25,11 @@ def facts(tables: Tables, readings: pl.DataFrame | None) -> NumaFacts | None:
     known = [(pid, node) for pid, node in at if node is not None]
     if not known:
         return None
-    gpus = _gpus(hardware[0])
     counts = Counter(node for _, node in known)
     return NumaFacts(
         nodes=len(nodes[0]),
         main_nodes={node: count / len(known) for node, count in sorted(counts.items())},
-        gpu_nodes=gpus,
-        away_share=_away(known, _nearest(readings, gpus)),
+        away_share=_away(known, _nearest(readings, _gpus(hardware[0]))),
     )
 
 

@@ -36,8 +36,7 @@ def facts(tables: Tables, readings: pl.DataFrame | None) -> StorageFacts | None:
         requested_bytes_per_s=requested,
         device_bytes_per_s=device,
         cold_share=_cold(requested, device),
-        early_cold_share=_third(readings, pids, first=True),
-        late_cold_share=_third(readings, pids, first=False),
+        late_cold_share=_late_cold(readings, pids),
         blocked_share=blocked,
         blocked_readings=looks,
         io_delay_share=sum(delays.values()) / len(delays) / 1e9 if delays else None,
@@ -65,12 +64,9 @@ def _cold(requested: float | None, device: float | None) -> float | None:
     return min(1.0, device / requested)
 
 
-def _third(readings: pl.DataFrame, pids: list[int], *, first: bool) -> float | None:
+def _late_cold(readings: pl.DataFrame, pids: list[int]) -> float | None:
     times: list[int] = readings["time_ns"].unique().sort().to_list()
-    begin, end = times[0], times[-1]
-    third = (end - begin) // 3
-    inside = pl.col("time_ns") <= begin + third if first else pl.col("time_ns") >= end - third
-    part = readings.filter(inside)
+    part = readings.filter(pl.col("time_ns") >= times[-1] - (times[-1] - times[0]) // 3)
     if part["time_ns"].n_unique() < _LEAST:
         return None
     return _cold(_total(part, "requested_bytes", pids), _total(part, "read_bytes", pids))

@@ -40,7 +40,11 @@ DEVICE_COPY = "copies_on_devices"  # copies within a device or between devices t
 
 
 class LossLine(Struct, frozen=True):
-    """A line of the user's and its part of a loss; `exact`: the line is the call's, not the function's first."""
+    """A line of the user's and its part of a loss; `exact`: the line is the call's, not the function's first.
+
+    ns_per_step: Of the loss what was caused from this line.
+    calls_per_step: Its waits, copies, calls, gaps or kernels.
+    """
 
     place: Place
     ns_per_step: float
@@ -51,9 +55,26 @@ class LossLine(Struct, frozen=True):
 class Loss(Struct, frozen=True):
     """One kind of loss over all profiled steps.
 
-    `ns_per_step` is the mean, `median_ns` the median step's. `calls_per_step` counts waits, copies, calls of the
-    allocator, gaps or kernels. `parts` are ns per step by what took them: calls, operators, kernels.
-    `details` are figures of this kind alone, units in the names.
+    ns_per_step: Mean over steps. Of idle time each nanosecond belongs to one kind; of work only time counts in which
+        nothing else ran.
+    median_ns: The median step's.
+    calls_per_step: Waits, copies, calls of the allocator, gaps or kernels that lost it.
+    parts (ns): By operator, call or kernel, per step; of work all of the kernels' time, hidden or not.
+    details (by name): Per step. `waited_ns`: all time of waits; `copied_ns`, `copied_bytes`: of copies; `exposed_ns`,
+        `idle_ns`: what nothing hides, and idle time; `pageable_copies`, `blocking_copies`: copies from pageable memory,
+        and those the host waits for; `pageable_ns`, `unpinned_async_ns`, `pinned_blocking_ns`, `pinned_async_ns`,
+        `untold_ns`, `pinning_ns`: what was lost to copies from pageable memory, the same with non_blocking=True, from
+        pinned memory with the host waiting, without, from memory of unknown kind, and to pinning; `between_ns`,
+        `between_copies`: copies between devices; `kernels_behind_ns`: kernels behind gaps; `compiled_kernels`,
+        `generated_kernels`, `collectives_ns`: kernels in compiled functions, those a compiler made, gaps before
+        collectives; `launches`, `kernels_ns`: launches and kernels of an operation; `foreach_launches`,
+        `fusable_launches`, `operator_calls`: of an optimizer those in groups, those a fused one would take in, and its
+        operators; `matrices`, `matrix_rows`: of linear algebra, rows summed over matrices; `devices`: of DataParallel;
+        `unaligned_ns`: products by kernels for rows that begin at any element; `tensor_core_ns`, `tf32_ns`: kernels on
+        tensor cores, and those named TF32; `convolutions_ns`, `products_ns`: of products, and the products of an
+        attention; `conversions_ns`, `first_ns`, `convolutions`: conversions of layouts, those at the first convolution
+        of a step, and forward convolutions; `softmax_calls`: of attention; `runs_kernels`, `runs_ns`: all kernels of
+        runs of pointwise ones.
     """
 
     kind: str
@@ -70,9 +91,17 @@ class DeviceLosses(Struct, frozen=True):
 
     `run` is that of `SpanRef`. `has_steps` is False where a trace names no step.
 
-    `compute_ns_per_step` is the time in which a kernel that is no collective's ran. `filling_share` is the part of the
-    kernels' time in those with a block for every multiprocessor. `batch_size` is the first dimension that most inputs
-    of layers share; None where no shapes were recorded, or they do not agree.
+    ranks: Ranks whose traces hold device work.
+    steps: Profiled steps with device work; a trace that names none counts as one.
+    step_ns: Their mean wall time, cut as in the overview.
+    compute_ns_per_step: Time in which a kernel ran that is no collective's, or a memset; mean over steps.
+    kernels_per_step: Kernels that began in a step, without those of collectives.
+    median_kernel_ns: The median duration of these kernels, without those of CUDA graphs if there are others.
+    filling_share: Of the kernels' time what is in kernels with a block for every multiprocessor, as far as the writer
+        tells.
+    batch_size: The first dimension that most inputs of layers share (three dimensions and more, and indices of
+        embeddings).
+    sync_batch_norms_per_step: Forward calls of SyncBatchNorm layers per step.
     """
 
     run: str
@@ -108,10 +137,13 @@ def matrix(rate: float) -> str:
 
 
 class WhatIf(Struct, frozen=True):
-    """The interior steps without one loss. ns.
+    """The interior steps without one loss; `never_late_*` are None where the loss is no work of the device.
 
-    `never_late_*`: with a host that prepares launches in no time as well, where the loss is work of the device; None
-    where it is not.
+    mean_ns: The mean interior step of a replay without the loss.
+    median_ns: The median step's.
+    never_late_mean_ns: Where the loss is work of the device: the mean step without it, with a host that prepares
+        launches in no time.
+    never_late_median_ns: The median step's.
     """
 
     kind: str
@@ -126,11 +158,18 @@ class Replay:
     """The replay of one run's traces; `run` is that of `SpanRef`.
 
     `traces` were replayed; `left_out` were not, because the replay does not come out at what was recorded, or the trace
-    is too large. Interior steps are all but a trace's first and last, or all where there are fewer than three.
-    `recorded_*` are of the steps as cut by the overview, `unchanged_*` of their replay without any change,
-    `never_late_*` of one with a host that prepares launches in no time. `residual` is how far recorded and unchanged
-    steps lie apart, as a share of the recorded ones. For `unexplained_ns` of a mean step slices had all they need, no
-    device did anything, and still they did not start.
+    is too large.
+
+    steps: Interior steps: all but a trace's first and last, or all where there are fewer than three.
+    recorded_mean_ns: Their mean wall time, cut as in the overview.
+    recorded_median_ns: The median step's.
+    unchanged_mean_ns: The mean step of a replay without any change.
+    unchanged_median_ns: The median step's.
+    never_late_mean_ns: The mean step of a replay with a host that prepares launches in no time.
+    never_late_median_ns: The median step's.
+    residual (share): How far recorded and unchanged steps lie apart, summed, of the recorded ones.
+    unexplained_ns: In a mean step: no device does anything although a slice was launched and its stream free, for more
+        than 20 us.
     """
 
     run: str
@@ -153,7 +192,10 @@ class Replay:
 
 
 class PassLine(Struct, frozen=True):
-    """A line of the user's and its part; `exact`: the line is the call's, not the function's first."""
+    """A line of the user's and its part; `exact`: the line is the call's, not the function's first.
+
+    ms_per_step: The line's part of the loss, shared out by recorded time.
+    """
 
     place: Place
     ms_per_step: float
@@ -163,10 +205,15 @@ class PassLine(Struct, frozen=True):
 class ExtraCall(Struct, frozen=True):
     """Calls of a module that the same steps train, whose result no backward pass reads and which is scored.
 
-    `ms_per_step` is the module's own time; `around_ms_per_step` that of the user's code around it which trains nothing,
-    `around` the function that holds all of that, if it is one. `at_most_ms_per_step` is the latter with what chance
-    may have kept from the samples.
-    `nodes_per_step` counts nodes recorded for a backward pass that never comes, 0 where gradients were off.
+    `around` is the function that holds all of the user's code around them that trains nothing, if it is one.
+
+    calls_per_step: Calls of the module, mean over the profiled steps.
+    steps_share: Profiled steps with such a call.
+    ms_per_step: Time of these calls; by samples of their line where there are 30.
+    around_ms_per_step: With the user's code around them in which nothing is trained.
+    at_most_ms_per_step: The same, at the upper end of what its samples allow for (95 %).
+    nodes_per_step: Autograd nodes they recorded; 0 where gradients were off.
+    samples: Samples of the line.
     """
 
     module: str
@@ -186,7 +233,11 @@ class ExtraCall(Struct, frozen=True):
 class ModelCopy(Struct, frozen=True):
     """Copies of a model or of its state inside the steps; `call` is the function that copies.
 
-    `samples` is 0 where a trace told of it. `at_most_ms_per_step`: the most of it that chance may have kept from them.
+    `samples` is 0 where a trace told of it.
+
+    ms_per_step: Samples below the function that copies, as a part of the mean steady step.
+    at_most_ms_per_step: The same, at the upper end of what these samples allow for (95 %).
+    samples: These samples.
     """
 
     call: str
@@ -200,7 +251,11 @@ class ModelCopy(Struct, frozen=True):
 class Doubles(Struct, frozen=True):
     """Operators on tensors in float64, forward and backward, and the conversions from and to it.
 
-    `parts` are ms per step by operator. `operators_per_step` counts outermost ones.
+    compute_ms_per_step: Operators of torch with an input of at least 1,024 elements in float64.
+    conversion_ms_per_step: Copies between float64 and other types, with what asked for them.
+    operators_per_step: Such operators that lie in no other.
+    conversions_per_step: Such conversions.
+    parts (ms): By operator, in proportion to recorded times.
     """
 
     compute_ms_per_step: float
@@ -214,7 +269,12 @@ class Doubles(Struct, frozen=True):
 class Recompute(Struct, frozen=True):
     """Forward operators that run again inside the backward pass, as activation checkpointing does.
 
-    `memory_share` is the peak of the device's memory that the trace recorded, None where it recorded none.
+    ms_per_step: From the first to the last such operator of a node, without nodes between; by samples where there are
+        50.
+    operators_per_step: Such operators that lie in no other.
+    checkpoints_per_step: Nodes for which something is computed again.
+    memory_share: The allocator's peak by the GPU's memory, where the trace recorded both.
+    samples: Samples below torch.utils.checkpoint in the backward pass.
     """
 
     ms_per_step: float
@@ -229,7 +289,14 @@ class Recompute(Struct, frozen=True):
 class WideGradients(Struct, frozen=True):
     """Backward nodes that each fill a whole tensor with zeros for the gradient of a small part of it.
 
-    `shape` is that tensor's, `part` that of the gradient that came in, `forward` the operator that took the part.
+    `forward` is the operator that took the part.
+
+    calls_per_step: Nodes of this kind and shape.
+    bytes_per_call: The tensor that each fills: elements by size of the type.
+    shape: Its dimensions.
+    part: Dimensions of the gradient that came in.
+    ms_per_step: Time of the nodes and of adding up their results, less one of them.
+    at_most_ms_per_step: The most it can be where the profiled backward pass is far from the steady one.
     """
 
     node: str
@@ -251,7 +318,10 @@ class PassFacts(Struct, frozen=True):
 
     `modules`: calls of modules were recorded; `types`: types of operators' inputs were; `shapes`: their shapes;
     `functions`: Python functions were; `numbered`: the sequence numbers of autograd nodes.
-    `step_ms` is the mean step that all times are part of; `gpus` are those of the traces.
+
+    ranks: Ranks whose traces hold training steps.
+    steps: Profiled steps in which a backward pass runs; a trace that names none counts as one.
+    step_ms: The mean step that all times are part of: the steady one where a journal has it, else the profiled one.
     """
 
     run: str

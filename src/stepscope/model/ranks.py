@@ -6,25 +6,41 @@ from msgspec import Struct
 
 
 class RankWork(Struct, frozen=True):
-    """One rank's mean step. `own_ms` is in phases in which it waits for nobody, `exchange_ms` in the others."""
+    """One rank's mean step.
+
+    rank: Number of the rank.
+    wall_ms: Mean step: the sum of its phases.
+    own_ms: Mean time in phases in which it waits for no other rank.
+    exchange_ms: Mean time in the other phases: own work, transfer and waiting together.
+    phases_ms: phase -> mean time.
+    samples: Mean samples of a step; missing where a step's are unknown.
+    """
 
     rank: int
     wall_ms: float
     own_ms: float
     exchange_ms: float
     phases_ms: dict[str, float]
-    samples: float | None  # of a step
+    samples: float | None
 
 
 class RanksFacts(Struct, frozen=True):
     """Steady training steps that all ranks took, the n-th of each beside the n-th of the others.
 
-    `exchange` are the phases in which ranks wait for each other, `exchange_source` how that is known. The excess is the
-    slowest rank's own work less the median of the others', mean over steps; `least_excess_ms` is the smallest mean of a
-    quarter of the run; `most_excess_ms` is its part of the step where that was largest, times the mean step.
-    `waited_ms` is what the others spend longer in `exchange` than the slowest (their median).
-    `slow` are the slowest and all that work longer than the others' median by at least half as much.
-    `longest_own_ms` is the own work of whichever rank works longest in a step, mean over steps.
+    `exchange` are the phases in which ranks wait for each other, `exchange_source` how that is known. `waited_ms` is
+    what the others spend longer in `exchange` than the slowest (their median).
+
+    steps: Training steps that are steady on all ranks: the n-th step of each rank stands beside the n-th of the others.
+    slowest: The rank whose own work is longest, mean over steps.
+    excess_ms: Own work of the slowest rank less the median of the others' in the same step, mean over steps.
+    least_excess_ms: The smallest of that mean over the four quarters of the steps.
+    slow: Ranks with at least half of the slowest one's excess over the median of the others.
+    most_excess_ms: Its part of the step in the quarter where that was largest, times the mean step.
+    longest_own_ms: Own work of whichever rank works longest in a step, mean over steps.
+    waited_ms: Median over the other ranks of their time in phases of the exchange, less that of the slowest rank; mean
+        over steps.
+    slowest_share: Steps in which the slowest rank's own work was the longest of all.
+    excess_by_phase_ms: phase of own work -> the slowest rank's time less the median of the others'.
     """
 
     ranks: tuple[RankWork, ...]
@@ -35,8 +51,8 @@ class RanksFacts(Struct, frozen=True):
     excess_ms: float
     least_excess_ms: float
     waited_ms: float
-    slowest_share: float  # of the steps in which that rank worked longest
-    excess_by_phase_ms: dict[str, float]  # phases of own work; sums to about the excess
+    slowest_share: float
+    excess_by_phase_ms: dict[str, float]
     most_excess_ms: float = 0.0
     slow: tuple[int, ...] = ()
     longest_own_ms: float = 0.0
@@ -47,7 +63,12 @@ class RanksFacts(Struct, frozen=True):
 
 
 class RankWait(Struct, frozen=True):
-    """One rank's mean step, and its wait for data."""
+    """One rank's mean step, and its wait for data.
+
+    rank: Number of the rank.
+    wall_ms: Its mean steady step.
+    wait_ms: Of it, the wait for data.
+    """
 
     rank: int
     wall_ms: float
@@ -57,16 +78,20 @@ class RankWait(Struct, frozen=True):
 class Pipeline(Struct, frozen=True):
     """The chain behind a steady training step: loader workers, the main thread, the other ranks.
 
-    `wait_at_most_ms`: the wait for data in the quarter of the run in which it was the largest part of the step, as
-    that part of the mean step. `workers_ms`: work of all loader workers for one step. `contended_ms`: what the main
-    thread was ready but had no core because the run's own threads and processes held them.
+    mean_ms: The mean steady step.
+    wait_ms: Of it, the wait for data.
+    wait_at_most_ms: The wait's part of the step in the quarter of the run where it was largest, times the mean step.
+    workers: Worker processes of the DataLoader; 0 loads in the training process.
+    workers_ms: Work of all of them for one step.
+    cores (count): Cores of one rank: those the process may use by the ranks of its host.
+    contended_ms: In a mean step, what the main thread could run but had no core, held by the run's own threads.
     """
 
     mean_ms: float
     wait_ms: float | None
     wait_at_most_ms: float | None
-    workers: int | None  # 0: batches are made in the training process
+    workers: int | None
     workers_ms: float | None
-    cores: float | None  # of one rank
-    contended_ms: float | None  # None without telemetry
+    cores: float | None
+    contended_ms: float | None
     ranks: tuple[RankWait, ...]

@@ -93,8 +93,6 @@ def diff(base: DiffSide, other: DiffSide) -> Diff:
         base=base.label,
         other=other.label,
         per_step=per_step,
-        base_steps=base.steps,
-        other_steps=other.steps,
         tables=tables,
         absent=absent,
         notes=tuple(notes),

@@ -24,7 +24,7 @@ def own_lengths(span: Span, found: Work, windows: StepWindows) -> tuple[str, tup
     host = host_activity(span, found)
     if len(found):
         return DEVICE, *_lengths(windows, _device_sets(found, host), (*DEVICE_PARTS, *IDLE_PARTS))
-    return HOST, *_lengths(windows, _host_sets(span, found, host), HOST_PARTS)
+    return HOST, *_lengths(windows, _host_sets(span, found, host), tuple(HOST_PARTS))
 
 
 def _lengths(windows: StepWindows, sets: dict[str, Intervals], parts: tuple[str, ...]) -> tuple[tuple[str, ...], Int64]:

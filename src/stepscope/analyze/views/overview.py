@@ -46,7 +46,7 @@ def _overview(span: Span) -> Overview | None:
         span=span.ref,
         steps=steps,
         wall=_summary(wall, wall),
-        plugin=_summaries(PLUGIN_PARTS, plugin, wall),
+        plugin=_summaries(tuple(PLUGIN_PARTS), plugin, wall),
         parts=_summaries(parts, own, wall),
         dropped_steps=windows.dropped,
         has_steps=windows.has_steps,
