@@ -12,9 +12,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.analyze.compilers import spans
-from stepscope.analyze.compilers.constants import CHANGES_SHOWN, STEPS_SHOWN, TORCH_COMPILE
-from stepscope.analyze.compilers.prepared import Prepared
+from stepscope.analyze.compilers.prepared import CHANGES_SHOWN, STEPS_SHOWN, TORCH_COMPILE, Prepared, by_group
 from stepscope.engine.user_code import UserCode
 from stepscope.model import Place
 from stepscope.model.compilers import Change, CompilerCause
@@ -40,7 +38,7 @@ def groups(prepared: Prepared, code: UserCode) -> tuple[Group, ...]:
         own = row["owner"] == row["pos"]
         of_row[row["pos"]] = numbers.setdefault(key, len(numbers)) if own else of_row[row["owner"]]
     assigned = np.array([of_row[row["pos"]] for row in rows], np.int64)
-    whole, inside = spans.by_group(prepared.rows, assigned, prepared.steps)
+    whole, inside = by_group(prepared.rows, assigned, prepared.steps)
     members: list[list[Row]] = [[] for _ in numbers]
     for row, number in zip(rows, assigned.tolist(), strict=True):
         if row["owner"] == row["pos"]:

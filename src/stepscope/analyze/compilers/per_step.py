@@ -1,19 +1,46 @@
-"""What compiling took of the steps: per backend and kind of step, with the wall time or an estimate of it."""
+"""What compiling took of the steps: per backend and kind of step, step by step, how often, and after the limit.
+
+Wall time is measured, or estimated from a report. How often a backend compiled is asked three ways: over the whole run
+as the article counts, in the last steps, and late. The whole-run rate holds the compilations of warm-up for ever, so it
+speaks of runs whose compiling is long over and misses a storm that begins late. The windowed count asks the last steps
+after warm-up alone. Both are made here; what they are worth is the rules' business.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.analyze.compilers import spans
-from stepscope.analyze.compilers.constants import COMPILATIONS, TIMED, TRACE, WARMUP_STEPS
-from stepscope.analyze.compilers.prepared import Prepared, counted
-from stepscope.analyze.compilers.reports import Report, estimated_wall_ns
+from stepscope.analyze.compilers.causes import Group
+from stepscope.analyze.compilers.prepared import (
+    COMPILATIONS,
+    COMPILERS,
+    EAGER_STEPS,
+    POINTS_SHOWN,
+    QUIET_STEPS,
+    TIMED,
+    TORCH_XLA,
+    TRACE,
+    WARMUP_STEPS,
+    WINDOW_COMPILES,
+    WINDOW_STEPS,
+    Prepared,
+    counted,
+    durations,
+    per_step_ns,
+    total_ns,
+)
+from stepscope.analyze.compilers.reports import Rate, Report, estimated_wall_ns
 from stepscope.analyze.steps import mean
 from stepscope.engine.step_labels import STEADY
-from stepscope.model.compilers import CompilerFacts, CompilerSteps
+from stepscope.model.compilers import CompilerFacts, CompilerPoint, CompilerSteps, CompileStorm, EagerAfterLimit
+from stepscope.tables.arrays import Int64
 
 
 def table(prepared: Prepared) -> pl.DataFrame:
@@ -27,7 +54,7 @@ def table(prepared: Prepared) -> pl.DataFrame:
         _count("breaks", rows.filter(pl.col("kind") == "graph_break")),
         _count("attempts", rows.filter(pl.col("kind").is_in(TIMED))),
     ]
-    steps = prepared.steps.with_columns(pl.Series("compile_ns", spans.per_step_ns(prepared), dtype=pl.Int64))
+    steps = prepared.steps.with_columns(pl.Series("compile_ns", per_step_ns(prepared), dtype=pl.Int64))
     for count in counts:
         steps = steps.join(count, left_on="row", right_on="at", how="left", maintain_order="left")
     names = [count.columns[1] for count in counts]
@@ -48,7 +75,7 @@ def facts(prepared: Prepared, backend: str, reports: Sequence[Report], processes
         return _reported(own, backend, reports)
     if own.rows.height and own.rows["source"].fill_null("").str.starts_with(TRACE).all() and steps["traced"].any():
         steps = steps.filter(pl.col("traced"))
-    told = spans.durations(own.rows).height > 0 or own.rows.filter(pl.col("kind").is_in(TIMED)).is_empty()
+    told = durations(own.rows).height > 0 or own.rows.filter(pl.col("kind").is_in(TIMED)).is_empty()
     kinds = sorted(steps["kind"].unique().to_list(), key=lambda kind: (kind != "train", kind))
     return [_of_kind(backend, kind, _outside(steps.filter(pl.col("kind") == kind)), told) for kind in kinds]
 
@@ -112,7 +139,7 @@ def _reported(own: Prepared, backend: str, reports: Sequence[Report]) -> list[Co
     compile_ns = _compile_ns(rows, marked)
     numbered = pl.concat([_numbered(rows, report) for report in marked])
     late = numbered.filter(pl.col("index") >= WARMUP_STEPS)
-    late_ns = spans.total_ns(late) if late.height else 0
+    late_ns = total_ns(late) if late.height else 0
     late_steps = sum(max((report.marks or 0) - WARMUP_STEPS, 0) for report in marked)
     late_wall_ns = wall_ns * late_steps / steps if wall_ns is not None else None
     known = numbered.height > 0 or not _has_compiles(rows, marked)
@@ -151,7 +178,7 @@ def _has_compiles(rows: pl.DataFrame, reports: Iterable[Report]) -> bool:
 
 
 def _compile_ns(rows: pl.DataFrame, reports: Iterable[Report]) -> float | None:
-    told = spans.total_ns(rows)
+    told = total_ns(rows)
     whole = [value for report in reports if (value := report.compile_ns()) is not None]
     return max([*([float(told)] if told is not None else []), *([sum(whole)] if whole else [])], default=None)
 
@@ -167,3 +194,264 @@ def _sum(rows: pl.DataFrame, kind: str) -> int:
 
 def _count(name: str, rows: pl.DataFrame) -> pl.DataFrame:
     return rows.group_by("at").agg(pl.col("count").sum().alias(name))
+
+
+def points(prepared: Prepared, limit: int = POINTS_SHOWN) -> tuple[CompilerPoint, ...]:
+    """Steps of the lead rank's process with a compilation, graph break or transfer, of all backends, in order.
+
+    Of more than `limit`, steps that recompiled stay, then of equal stretches of the rest the dearest. Where no step
+    has a wall time, the steps that events name.
+    """
+    process = _lead(prepared)
+    if process is None:
+        return ()
+    own = Prepared(prepared.rows.filter(pl.col("process") == process), prepared.steps)
+    steps = table(own).filter(pl.col("process") == process)
+    steps = _named(own.rows) if steps.is_empty() else steps
+    active = pl.col("compiling") | (pl.col("breaks") > 0) | (pl.col("transfers") > 0)
+    shown = steps.filter(active)
+    if shown.height > limit:
+        shown = shown[_kept(shown, limit)]
+    return tuple(_point(row) for row in shown.iter_rows(named=True))
+
+
+def _kept(steps: pl.DataFrame, limit: int) -> list[int]:
+    """Numbers of the rows to show, ascending."""
+    lengths = steps["compile_ns"].fill_null(0).to_list()
+    recompiled = (steps["recompiles"] > 0).to_list()
+    first = _dearest([row for row, chosen in enumerate(recompiled) if chosen], lengths, limit)
+    rest = [row for row, chosen in enumerate(recompiled) if not chosen]
+    return sorted(first + _dearest(rest, lengths, limit - len(first)))
+
+
+def _lead(prepared: Prepared) -> str | None:
+    """The process of the lowest rank with events; of several such, the one with the most."""
+    counts = (
+        prepared.rows.group_by("rank", "process")
+        .len()
+        .sort(["rank", "len", "process"], descending=[False, True, False])
+    )
+    return str(counts["process"][0]) if counts.height else None
+
+
+def _dearest(rows: list[int], lengths: Sequence[int], limit: int) -> list[int]:
+    """At most `limit` of the rows: of each of as many equal stretches the one that took longest."""
+    if len(rows) <= limit:
+        return rows
+    edges = [number * len(rows) // limit for number in range(limit + 1)] if limit else []
+    return [max(rows[low:high], key=lengths.__getitem__) for low, high in pairwise(edges)]
+
+
+def _named(rows: pl.DataFrame) -> pl.DataFrame:
+    """A row per step that events name, where the steps table has none."""
+    told = rows.drop_nulls("step")
+    kinds = pl.col("kind")
+    own = pl.col("pos").is_in(counted(told)["pos"].to_list())
+    lengths = durations(told).group_by("step").agg(compile_ns=pl.col("duration_ns").sum())
+    steps = told.group_by("step").agg(
+        compiles=pl.col("count").filter(own).sum(),
+        recompiles=pl.col("count").filter(own & (kinds == "recompile")).sum(),
+        transfers=pl.col("count").filter(kinds == "transfer").sum(),
+        breaks=pl.col("count").filter(kinds == "graph_break").sum(),
+    )
+    compiling = pl.col("compiles") + pl.col("recompiles") > 0
+    named = steps.join(lengths, on="step", how="left").sort("step").with_columns(compiling=compiling)
+    return named.with_columns(kind=pl.lit("train"), wall_ns=pl.lit(None, dtype=pl.Int64))
+
+
+def _point(row: dict[str, object]) -> CompilerPoint:
+    wall, compile_ns = row["wall_ns"], row["compile_ns"]
+    return CompilerPoint(
+        step=_int(row["step"]),
+        kind=str(row["kind"]),
+        wall_ms=wall / 1e6 if isinstance(wall, int) else None,
+        compile_ms=compile_ns / 1e6 if isinstance(compile_ns, int) else None,
+        compiles=_int(row["compiles"]),
+        recompiles=_int(row["recompiles"]),
+        breaks=_int(row["breaks"]),
+        transfers=_int(row["transfers"]),
+    )
+
+
+def _int(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+class Series(Struct, frozen=True):
+    """Step by step whether one kind of step of one process compiled."""
+
+    kind: str | None
+    steps: Int64
+    compiled: npt.NDArray[np.bool_]
+
+
+class _Recent(Struct, frozen=True):
+    """What the windowed rule and the late one find in a sequence."""
+
+    kind: str | None
+    windows: int
+    first_window_step: int | None
+    late_step: int | None
+    quiet_before: int | None
+    late_steps: int
+
+
+def storm(
+    prepared: Prepared,
+    backend: str,
+    reports: Sequence[Report],
+    processes: Iterable[str],
+    steps: Iterable[CompilerSteps],
+) -> CompileStorm | None:
+    """The rates of one compiler; None where nothing counts steps."""
+    if backend not in COMPILERS:
+        return None
+    own = prepared.of(backend)
+    rate = article_rate(prepared, backend, reports, processes)
+    if rate is None:
+        return None
+    found = [_recent(sequence) for sequence in _sequences(own, reports, processes)]
+    worst = max(found, key=lambda one: (one.windows, one.quiet_before or 0, one.late_steps), default=None)
+    late_ms, late_share = _late(steps)
+    return CompileStorm(
+        backend=backend,
+        compiles=rate.compiles,
+        steps=rate.steps,
+        whole_run=rate.too_frequent,
+        windows=worst.windows if worst else None,
+        first_window_step=worst.first_window_step if worst else None,
+        late_step=worst.late_step if worst else None,
+        quiet_before=worst.quiet_before if worst else None,
+        late_ms=late_ms,
+        late_share=late_share,
+        kind=worst.kind if worst else None,
+        late_steps=worst.late_steps if worst else None,
+    )
+
+
+def article_rate(prepared: Prepared, backend: str, reports: Sequence[Report], processes: Iterable[str]) -> Rate | None:
+    """The rate of the process that compiled most.
+
+    torch_xla: samples of CompileTime by MarkStep, of the process's report. torch.compile, and torch_xla without a
+    report: compilations that events tell (of torch.compile, frames) by steps of all kinds. None without steps.
+    """
+    by_process = {report.process: report for report in reports if report.marks and backend == TORCH_XLA}
+    compiled = counted(prepared.of(backend).rows)
+    rates = []
+    for process in processes:
+        report = by_process.get(process)
+        if report is not None and report.complete:
+            rates.append(Rate(process, report.samples("CompileTime"), report.marks or 0))
+            continue
+        marks = report.marks if report is not None else None
+        steps = marks or prepared.steps.filter(pl.col("process") == process).height
+        count = int(compiled.filter(pl.col("process") == process)["count"].sum())
+        if steps:
+            rates.append(Rate(process, count, steps))
+    return max(rates, key=lambda rate: (rate.too_frequent, rate.compiles, rate.steps), default=None)
+
+
+def _sequences(own: Prepared, reports: Iterable[Report], processes: Iterable[str]) -> Iterator[Series]:
+    """Of each process and kind of step; of a report whose compilations name their steps, by these."""
+    by_process = {report.process: report for report in reports}
+    steps = table(own)
+    for process in processes:
+        mine = steps.filter(pl.col("process") == process)
+        for part in mine.partition_by("kind", maintain_order=True):
+            ordered = part.sort("index")
+            compiled = (ordered["compiles"] > 0).to_numpy()
+            yield Series(str(part["kind"][0]), ordered["step"].to_numpy(), compiled)
+        report = by_process.get(process)
+        if mine.is_empty() and report is not None and report.marks:
+            sequence = _of_report(counted(own.rows).filter(pl.col("process") == process), report)
+            if sequence is not None:
+                yield sequence
+
+
+def _of_report(rows: pl.DataFrame, report: Report) -> Series | None:
+    named = rows.drop_nulls("step")
+    if named.is_empty() and (rows.height or report.compiles()):
+        return None  # it compiled, and nothing tells when
+    first, steps = report.first_step(rows), report.marks or 0
+    at = named["step"].to_numpy() - first
+    compiled = np.zeros(steps, bool)
+    compiled[at[(at >= 0) & (at < steps)]] = True
+    return Series(None, first + np.arange(steps), compiled)
+
+
+def _recent(sequence: Series) -> _Recent:
+    compiled, steps = sequence.compiled, sequence.steps
+    after = np.arange(len(compiled)) >= WARMUP_STEPS
+    so_far = np.concatenate([[0], np.cumsum(compiled & after)])
+    ends = np.arange(1, len(compiled) + 1)
+    stormy = np.flatnonzero(so_far[ends] - so_far[np.maximum(ends - WINDOW_STEPS, 0)] >= WINDOW_COMPILES)
+    at = np.flatnonzero(compiled)
+    quiet = np.diff(np.concatenate([[-1], at])) - 1
+    late = np.flatnonzero(quiet >= QUIET_STEPS)
+    return _Recent(
+        kind=sequence.kind,
+        windows=len(stormy),
+        first_window_step=int(steps[stormy[0]]) if len(stormy) else None,
+        late_step=int(steps[at[late[0]]]) if len(late) else None,
+        quiet_before=int(quiet[late[0]]) if len(late) else None,
+        late_steps=int((compiled & after).sum()),
+    )
+
+
+def _late(steps: Iterable[CompilerSteps]) -> tuple[float | None, float | None]:
+    """Compile time after warm-up and its share, of all kinds together."""
+    told = [kind for kind in steps if kind.late_compile_ms is not None]
+    if not told:
+        return None, None
+    late_ms = sum(kind.late_compile_ms or 0.0 for kind in told)
+    shared = [kind for kind in told if kind.late_wall_ms]
+    wall_ms = sum(kind.late_wall_ms or 0.0 for kind in shared)
+    return late_ms, min(sum(kind.late_compile_ms or 0.0 for kind in shared) / wall_ms, 1.0) if wall_ms else None
+
+
+def limits(prepared: Prepared, groups: Iterable[Group]) -> tuple[EagerAfterLimit, ...]:
+    """One per cause of a limit hit, in the order of the causes."""
+    hits = [group for group in groups if group.cause.kind == "limit_hit"]
+    if not hits:
+        return ()
+    steps = {backend: table(prepared.of(backend)) for backend in {group.cause.backend for group in hits}}
+    return tuple(_limit(group, steps[group.cause.backend]) for group in hits)
+
+
+def _limit(group: Group, steps: pl.DataFrame) -> EagerAfterLimit:
+    """Steps of the kind and the processes it happened in, windows and first batches left out, ranks pooled."""
+    firsts: dict[str, int] = {}
+    for row in group.rows:
+        if row["at"] is not None:
+            firsts.setdefault(row["process"], row["at"])
+    before, after = [], []
+    for process, at in firsts.items():
+        kind = steps["kind"][at]
+        own = steps.filter(
+            (pl.col("process") == process) & (pl.col("kind") == kind) & ~pl.col("in_window") & ~pl.col("first_batch")
+        )
+        left = own.with_columns(left_ns=pl.col("wall_ns") - pl.col("compile_ns"))
+        before.append(left.filter(pl.col("row") < at))
+        after.append(left.filter(pl.col("row") > at))
+    earlier, later = _comparable(before), _comparable(after)
+    return EagerAfterLimit(
+        cause=group.cause.id,
+        step=group.cause.first_step,
+        before_ms=_median_ms(earlier),
+        before_steps=earlier.height,
+        after_ms=_median_ms(later),
+        after_steps=later.height,
+        before_compiling=bool(earlier["compiling"].any()),
+    )
+
+
+def _comparable(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """The steps that did not compile, where there are enough of them, else all."""
+    steps = pl.concat(parts) if parts else pl.DataFrame(schema={"left_ns": pl.Int64, "compiling": pl.Boolean})
+    quiet = steps.filter(~pl.col("compiling"))
+    return quiet if quiet.height >= EAGER_STEPS else steps
+
+
+def _median_ms(steps: pl.DataFrame) -> float | None:
+    median = steps["left_ns"].median() if steps.height >= EAGER_STEPS else None
+    return median / 1e6 if isinstance(median, int | float) else None

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from stepscope.analyze.device_losses.pieces import Piece, host_rows, piece
-from stepscope.analyze.views import tensor_cores
+from stepscope.analyze.views import kernels
 from stepscope.engine import intervals
 from stepscope.engine.device_work import KERNEL
 from stepscope.engine.scene import Scene
@@ -96,7 +96,7 @@ class Busy:
     def _below_product(self) -> Bools:
         """Kernels below an operator that could use tensor cores."""
         span = self.scene.span
-        return self._below(span.names.pick(tensor_cores.eligible(span.names.values)) & span.is_operator)
+        return self._below(span.names.pick(kernels.eligible(span.names.values)) & span.is_operator)
 
     def _below(self, wanted: Bools) -> Bools:
         """Kernels below one of the operators `wanted`, a flag for each row of the span."""
@@ -105,7 +105,7 @@ class Busy:
     def products(self) -> Piece:
         """Products and convolutions on ordinary cores, where the device has others."""
         span = self.scene.span
-        used = self._by_name(tensor_cores.uses_tensor_cores(span.names.values))
+        used = self._by_name(kernels.uses_tensor_cores(span.names.values))
         ordinary = self._able & self._below_product & ~used & self._flags(_PRODUCT) & ~self._flags(_DOUBLE)
         ordinary &= ~self._flags(_CONVERSION)
         lengths = self.ends - self.starts

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from msgspec import Struct, field
 
-from stepscope.analyze.views.kernel_names import short_names
+from stepscope.analyze.views.kernels import short_names
 from stepscope.engine import attribution, intervals
 from stepscope.engine.host_activity import matches
 from stepscope.engine.intervals import Intervals

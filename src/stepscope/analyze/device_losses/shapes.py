@@ -12,7 +12,7 @@ from math import ceil
 import numpy as np
 
 from stepscope.analyze.device_losses.pieces import Piece
-from stepscope.analyze.views import tensor_cores
+from stepscope.analyze.views import kernels
 from stepscope.engine import intervals
 from stepscope.engine.device_work import KERNEL
 from stepscope.engine.scene import Scene
@@ -72,7 +72,7 @@ def _product_kernels(scene: Scene) -> tuple[Int64, Int64]:
     """Kernels on tensor cores that products launched themselves, and the rows of these operators."""
     span, found = scene.span, scene.found
     slices = np.flatnonzero((found.kind == KERNEL) & (scene.step_of(found.start_ns) >= 0))
-    used = span.names.pick(tensor_cores.uses_tensor_cores(span.names.values))
+    used = span.names.pick(kernels.uses_tensor_cores(span.names.values))
     products = span.names.where(frozenset(_PRODUCTS)) & span.is_operator
     above = found.operator[slices]
     chosen = (above >= 0) & used[found.rows[slices]] & products[np.maximum(above, 0)]

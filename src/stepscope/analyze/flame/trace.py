@@ -20,7 +20,7 @@ from stepscope.analyze.flame.builder import ROOT, FrameIndex, Limits, Paths, fla
 from stepscope.analyze.flame.trace_forest import forest, has_stacks
 from stepscope.analyze.flame.trace_leaves import OperatorLeaves, split
 from stepscope.analyze.flame.trace_names import BUILTIN, KERNEL, TraceFrame, TraceNames
-from stepscope.analyze.views.kernel_names import short_names
+from stepscope.analyze.views.kernels import short_names
 from stepscope.engine.call_tree import CallTree
 from stepscope.engine.device_work import BEFORE_RECORDING, GRAPH, in_state, links_of, work
 from stepscope.engine.spans import Span

@@ -12,8 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from stepscope.analyze.views import memory
-from stepscope.analyze.views.memory_device import DeviceMemory
-from stepscope.analyze.views.memory_lines import Spots
+from stepscope.analyze.views.memory_recordings import DeviceMemory, Spots
 from stepscope.engine.spans import Base, Span
 from stepscope.model.memory import GrowthLine
 from stepscope.tables.arrays import Int64

@@ -71,7 +71,7 @@ def build(context: PageContext) -> list[Block]:
     """The page."""
     view = context.run.analysis.compilers
     if view is None or not _seen(view):
-        from stepscope.analyze.views.compiler_tables import NO_COMPILER
+        from stepscope.analyze.views.select import NO_COMPILER
 
         return [traced.absent(context, "compilers", TITLE, NO_COMPILER)]
     told: Mapping[str, Any] = context.run.report(source=context.source).views["compilers"]

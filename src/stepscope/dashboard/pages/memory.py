@@ -64,7 +64,7 @@ def build(context: PageContext) -> list[Block]:
     views = context.run.analysis.views
     view = views.memory if views is not None else None
     if view is None:
-        from stepscope.analyze.views.absent import NO_TRACE
+        from stepscope.analyze.views.select import NO_TRACE
 
         why = NO_TRACE if views is None else views.absent.get("memory", NO_ALLOCATIONS)
         return [traced.absent(context, "memory", "Allocations", why), *memory_readings.made(context)]
