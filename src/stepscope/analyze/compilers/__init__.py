@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from stepscope.analyze.compilers import causes, facts, per_step, reports
 from stepscope.analyze.compilers.facts import CHECKS, checks
-from stepscope.analyze.compilers.prepared import TORCH_XLA, prepare
+from stepscope.analyze.compilers.prepared import prepare
 from stepscope.analyze.context import Context
 from stepscope.engine.step_labels import LabelledSteps
-from stepscope.model.compilers import CompilersView, CompileStorm
+from stepscope.model.compilers import CompilersView
 
 __all__ = ["CHECKS", "build", "checks"]
 
@@ -25,27 +25,21 @@ def build(context: Context, labelled: LabelledSteps) -> CompilersView | None:
         return None
     prepared = prepare(tables, labelled)
     told = reports.latest(tables)
-    names = facts.backends(prepared, told, bool(quotes))
-    processes = {name: facts.processes(prepared, name, told) for name in names}
-    own = {name: told if name == TORCH_XLA else () for name in names}
+    backends = facts.backends(prepared, told, bool(quotes))
     groups = causes.groups(prepared, context.code)
-    steps = {name: per_step.facts(prepared, name, own[name], processes[name]) for name in names}
-    rates = {name: per_step.article_rate(prepared, name, own[name], processes[name]) for name in names}
-    found: list[CompileStorm] = []
-    for name in names:
-        storm = per_step.storm(prepared, name, own[name], processes[name], steps[name])
-        if storm is not None:
-            found.append(storm)
-    backends = tuple(facts.facts(tables, prepared, name, own[name], processes[name]) for name in names)
-    all_steps = tuple(kind for one in backends for kind in per_step.known(steps[one.backend], one))
+    steps = {one.name: per_step.facts(one) for one in backends}
+    rates = {one.name: per_step.article_rate(one) for one in backends}
+    storms = (per_step.storm(one, rates[one.name], steps[one.name]) for one in backends)
+    found = tuple(facts.facts(tables, one) for one in backends)
+    all_steps = tuple(kind for one in found for kind in per_step.known(steps[one.backend], one))
     return CompilersView(
-        backends=backends,
+        backends=found,
         causes=tuple(group.cause for group in groups),
         steps=all_steps,
         points=per_step.points(prepared),
         metrics=reports.metrics(told),
         warnings=reports.together(quotes, reports.made(told, rates)),
-        limits=per_step.limits(prepared, groups),
-        storms=tuple(found),
-        notes=facts.notes(prepared, backends, all_steps),
+        limits=per_step.limits(backends, groups),
+        storms=tuple(storm for storm in storms if storm is not None),
+        notes=facts.notes(prepared, found, all_steps),
     )

@@ -47,25 +47,19 @@ def groups(prepared: Prepared, code: UserCode) -> tuple[Group, ...]:
         Group(_cause(own, code, _ms(whole.get(number)), _ms(inside.get(number))), tuple(own))
         for number, own in enumerate(members)
     ]
-    return _with_distinct_ids(sorted(found, key=_rank))
+    ranked = sorted(found, key=_rank)
+    seen: Counter[str] = Counter()
+    for number, group in enumerate(ranked):  # two causes whose files differ by folder alone would share an id
+        cause = group.cause
+        seen[cause.id] += 1
+        if seen[cause.id] > 1:
+            ranked[number] = replace(group, cause=replace(cause, id=f"{cause.id}-{seen[cause.id]}"))
+    return tuple(ranked)
 
 
 def _rank(group: Group) -> tuple[bool, float, int, str]:
     cause = group.cause
     return cause.total_ms is None, -(cause.total_ms or 0.0), -cause.count, cause.id
-
-
-def _with_distinct_ids(found: Iterable[Group]) -> tuple[Group, ...]:
-    """Two causes whose files differ by folder alone would share an id."""
-    seen: Counter[str] = Counter()
-    result = []
-    for group in found:
-        cause = group.cause
-        seen[cause.id] += 1
-        if seen[cause.id] > 1:
-            group = replace(group, cause=replace(cause, id=f"{cause.id}-{seen[cause.id]}"))
-        result.append(group)
-    return tuple(result)
 
 
 def _cause(rows: Sequence[Row], code: UserCode, total_ms: float | None, inside_ms: float | None) -> CompilerCause:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import polars as pl
 
+from stepscope.analyze.compilers.per_step import Backend
 from stepscope.analyze.compilers.prepared import (
     COMPILERS,
     TORCH_COMPILE,
@@ -26,40 +27,33 @@ from stepscope.model.compilers import (
     CompilerFacts,
     CompilerSteps,
     CompilersView,
-    CompileStorm,
 )
 from stepscope.tables.schema import Tables
 
 METRICS = "CompilationMetrics"  # the source that tells everything of torch.compile
 
 
-def backends(prepared: Prepared, reports: Sequence[Report], warned: bool) -> tuple[str, ...]:
+def backends(prepared: Prepared, reports: tuple[Report, ...], warned: bool) -> tuple[Backend, ...]:
     """The backends a run tells of, torch.compile first; `warned`: a log of torch_xla's warnings is at hand."""
-    found = {str(name) for name in prepared.rows["backend"].unique().drop_nulls().to_list()}
+    names = {str(name) for name in prepared.rows["backend"].unique().drop_nulls().to_list()}
     if reports or warned:
-        found.add(TORCH_XLA)
-    return tuple(sorted(found, key=lambda name: (name != TORCH_COMPILE, name != TORCH_XLA, name)))
+        names.add(TORCH_XLA)
+    found = []
+    for name in sorted(names, key=lambda name: (name != TORCH_COMPILE, name != TORCH_XLA, name)):
+        own, told = prepared.of(name), reports if name == TORCH_XLA else ()
+        processes = {str(process) for process in own.rows["process"].unique().to_list()}
+        found.append(Backend(name, own, told, tuple(sorted(processes.union(report.process for report in told)))))
+    return tuple(found)
 
 
-def processes(prepared: Prepared, backend: str, reports: Sequence[Report]) -> tuple[str, ...]:
-    """The processes that used `backend`, sorted."""
-    found = {str(name) for name in prepared.of(backend).rows["process"].unique().to_list()}
-    if backend == TORCH_XLA:
-        found.update(report.process for report in reports)
-    return tuple(sorted(found))
-
-
-def facts(
-    tables: Tables, prepared: Prepared, backend: str, reports: Sequence[Report], names: Sequence[str]
-) -> CompilerFacts:
-    """All ranks together; `names` are the processes that used it."""
-    rows = prepared.of(backend).rows
-    own = [report for report in reports if backend == TORCH_XLA and report.process in names]
-    measured = prepared.steps.filter(pl.col("process").is_in(list(names))).height > 0
+def facts(tables: Tables, backend: Backend) -> CompilerFacts:
+    """All ranks together."""
+    rows, own, names = backend.own.rows, backend.reports, backend.processes
+    measured = backend.own.steps.filter(pl.col("process").is_in(list(names))).height > 0
     ranks = {rank for rank in rows["rank"].unique().to_list() if rank is not None}
     ranks |= {report.rank for report in own if report.rank is not None}
     return CompilerFacts(
-        backend=backend,
+        backend=backend.name,
         versions=_versions(tables, rows, names),
         ranks=tuple(sorted(ranks)),
         source=_source(rows, own),
@@ -71,11 +65,11 @@ def facts(
         transfers=_transfers(rows, own, names),
         fallbacks=max(count(rows, "fallback"), sum(sum(report.unlowered().values()) for report in own)),
         compile_ms=_compile_ms(rows, own, names),
-        in_steps_ms=_in_steps_ms(prepared.of(backend), measured),
+        in_steps_ms=_in_steps_ms(backend.own, measured),
         longest_ms=_longest_ms(rows, own),
         marked_steps=max((report.marks for report in own if report.marks is not None), default=None),
         step_estimate_ms=None if measured else step_estimate_ms(own),
-        unknown=_unknown(tables, rows, backend),
+        unknown=_unknown(tables, rows, backend.name),
     )
 
 
@@ -161,16 +155,14 @@ def _versions(tables: Tables, rows: pl.DataFrame, names: Sequence[str]) -> tuple
 
 
 def _source(rows: pl.DataFrame, reports: Sequence[Report]) -> str:
-    heads = [_head(str(source)) for source in rows["source"].drop_nulls().unique(maintain_order=True).to_list()]
+    """What the figures stand on, without versions."""
+    heads = []
+    for source in rows["source"].drop_nulls().unique(maintain_order=True).to_list():
+        head, _, tail = str(source).rpartition(", ")
+        heads.append(head if head and tail.startswith("torch") else str(source))
     if not heads and any(report.complete for report in reports):
         return "metrics report"
     return "; ".join(dict.fromkeys(heads))
-
-
-def _head(source: str) -> str:
-    """A source without its version."""
-    head, _, tail = source.rpartition(", ")
-    return head if head and tail.startswith("torch") else source
 
 
 def _unknown(tables: Tables, rows: pl.DataFrame, backend: str) -> int:
@@ -182,12 +174,12 @@ def _unknown(tables: Tables, rows: pl.DataFrame, backend: str) -> int:
     return unread + int(rows.filter(pl.col("cause") == "unknown")["count"].sum())
 
 
-def notes(prepared: Prepared, backends: Iterable[CompilerFacts], steps: Iterable[CompilerSteps]) -> tuple[str, ...]:
-    """In the order in which a reader needs them."""
-    return tuple(dict.fromkeys(_notes(prepared, tuple(backends), tuple(steps))))
+def notes(prepared: Prepared, backends: Sequence[CompilerFacts], steps: Sequence[CompilerSteps]) -> tuple[str, ...]:
+    """What was not seen of compiling, and why, in the order in which a reader needs it."""
+    return tuple(dict.fromkeys(_notes(prepared, backends, steps)))
 
 
-def _notes(prepared: Prepared, backends: tuple[CompilerFacts, ...], steps: tuple[CompilerSteps, ...]) -> Iterator[str]:
+def _notes(prepared: Prepared, backends: Sequence[CompilerFacts], steps: Sequence[CompilerSteps]) -> Iterator[str]:
     traced = prepared.rows.filter(pl.col("source").str.starts_with(TRACE))
     if traced.filter(pl.col("kind").is_in(["compile", "recompile"])).height:
         yield (
@@ -246,10 +238,7 @@ def checks(view: CompilersView | None, names: Iterable[str], *, recorded: bool =
     Raises:
         ValueError: for a name that is none of `CHECKS`.
     """
-    makers: dict[str, Callable[[CompilersView, bool], CompilerCheck]] = {
-        RECOMPILE: _recompile,
-        GRAPH_BREAK: _graph_break,
-    }
+    makers = {RECOMPILE: _recompile, GRAPH_BREAK: _graph_break}
     result = []
     for name in names:
         if name not in makers:
@@ -275,7 +264,10 @@ def _recompile(view: CompilersView, recorded: bool) -> CompilerCheck:
     stormy = next((storm for storm in storms if storm.whole_run or storm.windows), None)
     if stormy is not None:
         place = next((c.place for c in view.causes if c.backend == TORCH_XLA and c.kind == "compile" and c.place), None)
-        return CompilerCheck(RECOMPILE, True, True, _storm_text(stormy), place)
+        text = f"torch_xla compiled again and again from step {stormy.first_window_step} on, after warm-up"
+        if stormy.whole_run:
+            text = f"CompileTime too frequent: {stormy.compiles} counts during {stormy.steps} steps"
+        return CompilerCheck(RECOMPILE, True, True, text, place)
     if any(facts.recompiles is not None for facts in view.backends):
         return CompilerCheck(RECOMPILE, False, True, "no recompilation", None)
     counted = next((storm for storm in storms if storm.steps > WARMUP_STEPS), None)
@@ -321,9 +313,3 @@ def _text(causes: list[CompilerCause], noun: str) -> str:
     if steps:
         parts.append(f"the first in step {min(steps)}")
     return ", ".join(parts) + (f"; {reason}" if reason else "")
-
-
-def _storm_text(storm: CompileStorm) -> str:
-    if storm.whole_run:
-        return f"CompileTime too frequent: {storm.compiles} counts during {storm.steps} steps"
-    return f"torch_xla compiled again and again from step {storm.first_window_step} on, after warm-up"

@@ -9,10 +9,11 @@ after warm-up alone. Both are made here; what they are worth is the rules' busin
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,7 +26,6 @@ from stepscope.analyze.compilers.prepared import (
     POINTS_SHOWN,
     QUIET_STEPS,
     TIMED,
-    TORCH_XLA,
     TRACE,
     WARMUP_STEPS,
     WINDOW_COMPILES,
@@ -40,7 +40,7 @@ from stepscope.analyze.compilers.reports import Rate, Report, estimated_wall_ns
 from stepscope.analyze.steps import mean
 from stepscope.engine.step_labels import STEADY
 from stepscope.model.compilers import CompilerFacts, CompilerPoint, CompilerSteps, CompileStorm, EagerAfterLimit
-from stepscope.tables.arrays import Int64
+from stepscope.tables.arrays import Bools, Int64
 
 
 def table(prepared: Prepared) -> pl.DataFrame:
@@ -63,21 +63,35 @@ def table(prepared: Prepared) -> pl.DataFrame:
     return steps.with_columns(compiling=compiling, late=pl.col("index") >= WARMUP_STEPS).drop("attempts")
 
 
-def facts(prepared: Prepared, backend: str, reports: Sequence[Report], processes: Iterable[str]) -> list[CompilerSteps]:
-    """One per kind of step of the `processes` that used `backend`, "train" first.
+class Backend(Struct, frozen=True, dict=True):
+    """One backend of a run: its rows, torch_xla's reports (of the others none), and the processes that used it."""
+
+    name: str
+    own: Prepared
+    reports: tuple[Report, ...]
+    processes: tuple[str, ...]
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """`table` of its rows."""
+        return table(self.own)
+
+
+def facts(backend: Backend) -> list[CompilerSteps]:
+    """One per kind of step of the processes that used it, "train" first.
 
     Of what traces alone tell, only the steps that these cover are looked at. Where none of these processes has steps
     with wall times, one for all steps that the backend's own reports count.
     """
-    own = prepared.of(backend)
-    steps = table(own).filter(pl.col("process").is_in(list(processes)))
+    own = backend.own
+    steps = backend.steps.filter(pl.col("process").is_in(list(backend.processes)))
     if steps.is_empty():
-        return _reported(own, backend, reports)
+        return _reported(backend)
     if own.rows.height and own.rows["source"].fill_null("").str.starts_with(TRACE).all() and steps["traced"].any():
         steps = steps.filter(pl.col("traced"))
     told = durations(own.rows).height > 0 or own.rows.filter(pl.col("kind").is_in(TIMED)).is_empty()
     kinds = sorted(steps["kind"].unique().to_list(), key=lambda kind: (kind != "train", kind))
-    return [_of_kind(backend, kind, _outside(steps.filter(pl.col("kind") == kind)), told) for kind in kinds]
+    return [_of_kind(backend.name, kind, steps.filter(pl.col("kind") == kind), told) for kind in kinds]
 
 
 def known(steps: Iterable[CompilerSteps], one: CompilerFacts) -> list[CompilerSteps]:
@@ -93,14 +107,13 @@ def known(steps: Iterable[CompilerSteps], one: CompilerFacts) -> list[CompilerSt
     ]
 
 
-def _outside(steps: pl.DataFrame) -> pl.DataFrame:
-    """The steps outside profiler windows; where all are inside, as in a trace of others, all."""
-    outside = steps.filter(~pl.col("in_window"))
-    return outside if outside.height else steps
-
-
 def _of_kind(backend: str, kind: str, steps: pl.DataFrame, told: bool) -> CompilerSteps:
-    """`told`: some source says how long compiling took, or nothing was compiled."""
+    """`told`: some source says how long compiling took, or nothing was compiled.
+
+    Of the steps, those outside profiler windows; where all are inside, as in a trace of others, all.
+    """
+    outside = steps.filter(~pl.col("in_window"))
+    steps = outside if outside.height else steps
     late = steps.filter(pl.col("late"))
     compiling = steps.filter(pl.col("compiling"))
     quiet = steps.filter(~pl.col("compiling") & (pl.col("reason") == STEADY))
@@ -126,26 +139,28 @@ def _of_kind(backend: str, kind: str, steps: pl.DataFrame, told: bool) -> Compil
     )
 
 
-def _reported(own: Prepared, backend: str, reports: Sequence[Report]) -> list[CompilerSteps]:
+def _reported(backend: Backend) -> list[CompilerSteps]:
     """The steps that reports count, all of them "train": a report knows no kinds."""
-    marked = [report for report in reports if report.marks]
+    marked = [report for report in backend.reports if report.marks]
     if not marked:
         return []
     steps = sum(report.marks or 0 for report in marked)
-    names = [report.process for report in marked]
-    rows = own.rows.filter(pl.col("process").is_in(names))
+    rows = backend.own.rows.filter(pl.col("process").is_in([report.process for report in marked]))
     walls = [estimated_wall_ns(report) for report in marked]
     wall_ns = None if None in walls else sum(wall or 0 for wall in walls)
-    compile_ns = _compile_ns(rows, marked)
+    told = total_ns(rows)
+    whole = [value for report in marked if (value := report.compile_ns()) is not None]
+    compile_ns = max([*([float(told)] if told is not None else []), *([sum(whole)] if whole else [])], default=None)
     numbered = pl.concat([_numbered(rows, report) for report in marked])
     late = numbered.filter(pl.col("index") >= WARMUP_STEPS)
     late_ns = total_ns(late) if late.height else 0
     late_steps = sum(max((report.marks or 0) - WARMUP_STEPS, 0) for report in marked)
     late_wall_ns = wall_ns * late_steps / steps if wall_ns is not None else None
-    known = numbered.height > 0 or not _has_compiles(rows, marked)
+    compiled = counted(rows).height > 0 or any(report.compiles() for report in marked)
+    known = numbered.height > 0 or not compiled
     return [
         CompilerSteps(
-            backend=backend,
+            backend=backend.name,
             kind="train",
             steps=steps,
             compiling_steps=numbered.select("process", "index").n_unique() if known else None,
@@ -171,16 +186,6 @@ def _numbered(rows: pl.DataFrame, report: Report) -> pl.DataFrame:
     own = rows.filter((pl.col("process") == report.process) & pl.col("kind").is_in(COMPILATIONS))
     index = pl.col("step") - report.first_step(own)
     return own.drop_nulls("step").with_columns(index=index)
-
-
-def _has_compiles(rows: pl.DataFrame, reports: Iterable[Report]) -> bool:
-    return counted(rows).height > 0 or any(report.compiles() for report in reports)
-
-
-def _compile_ns(rows: pl.DataFrame, reports: Iterable[Report]) -> float | None:
-    told = total_ns(rows)
-    whole = [value for report in reports if (value := report.compile_ns()) is not None]
-    return max([*([float(told)] if told is not None else []), *([sum(whole)] if whole else [])], default=None)
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
@@ -212,7 +217,14 @@ def points(prepared: Prepared, limit: int = POINTS_SHOWN) -> tuple[CompilerPoint
     shown = steps.filter(active)
     if shown.height > limit:
         shown = shown[_kept(shown, limit)]
-    return tuple(_point(row) for row in shown.iter_rows(named=True))
+    return tuple(
+        CompilerPoint(
+            **{name: row[name] for name in ("step", "kind", "compiles", "recompiles", "breaks", "transfers")},
+            wall_ms=None if row["wall_ns"] is None else row["wall_ns"] / 1e6,
+            compile_ms=None if row["compile_ns"] is None else row["compile_ns"] / 1e6,
+        )
+        for row in shown.iter_rows(named=True)
+    )
 
 
 def _kept(steps: pl.DataFrame, limit: int) -> list[int]:
@@ -259,128 +271,74 @@ def _named(rows: pl.DataFrame) -> pl.DataFrame:
     return named.with_columns(kind=pl.lit("train"), wall_ns=pl.lit(None, dtype=pl.Int64))
 
 
-def _point(row: dict[str, object]) -> CompilerPoint:
-    wall, compile_ns = row["wall_ns"], row["compile_ns"]
-    return CompilerPoint(
-        step=_int(row["step"]),
-        kind=str(row["kind"]),
-        wall_ms=wall / 1e6 if isinstance(wall, int) else None,
-        compile_ms=compile_ns / 1e6 if isinstance(compile_ns, int) else None,
-        compiles=_int(row["compiles"]),
-        recompiles=_int(row["recompiles"]),
-        breaks=_int(row["breaks"]),
-        transfers=_int(row["transfers"]),
+def storm(backend: Backend, rate: Rate | None, steps: Iterable[CompilerSteps]) -> CompileStorm | None:
+    """The rates of one compiler, by its `article_rate`; None where nothing counts steps."""
+    if backend.name not in COMPILERS or rate is None:
+        return None
+    worst = max(
+        (_recent(*sequence) for sequence in _sequences(backend)),
+        key=lambda one: (one["windows"], one["quiet_before"] or 0, one["late_steps"]),
+        default=dict.fromkeys(("windows", "first_window_step", "late_step", "quiet_before")),
     )
-
-
-def _int(value: object) -> int:
-    return value if isinstance(value, int) else 0
-
-
-class Series(Struct, frozen=True):
-    """Step by step whether one kind of step of one process compiled."""
-
-    kind: str | None
-    steps: Int64
-    compiled: npt.NDArray[np.bool_]
-
-
-class _Recent(Struct, frozen=True):
-    """What the windowed rule and the late one find in a sequence."""
-
-    kind: str | None
-    windows: int
-    first_window_step: int | None
-    late_step: int | None
-    quiet_before: int | None
-    late_steps: int
-
-
-def storm(
-    prepared: Prepared,
-    backend: str,
-    reports: Sequence[Report],
-    processes: Iterable[str],
-    steps: Iterable[CompilerSteps],
-) -> CompileStorm | None:
-    """The rates of one compiler; None where nothing counts steps."""
-    if backend not in COMPILERS:
-        return None
-    own = prepared.of(backend)
-    rate = article_rate(prepared, backend, reports, processes)
-    if rate is None:
-        return None
-    found = [_recent(sequence) for sequence in _sequences(own, reports, processes)]
-    worst = max(found, key=lambda one: (one.windows, one.quiet_before or 0, one.late_steps), default=None)
     late_ms, late_share = _late(steps)
     return CompileStorm(
-        backend=backend,
+        backend=backend.name,
         compiles=rate.compiles,
         steps=rate.steps,
         whole_run=rate.too_frequent,
-        windows=worst.windows if worst else None,
-        first_window_step=worst.first_window_step if worst else None,
-        late_step=worst.late_step if worst else None,
-        quiet_before=worst.quiet_before if worst else None,
         late_ms=late_ms,
         late_share=late_share,
-        kind=worst.kind if worst else None,
-        late_steps=worst.late_steps if worst else None,
+        **worst,
     )
 
 
-def article_rate(prepared: Prepared, backend: str, reports: Sequence[Report], processes: Iterable[str]) -> Rate | None:
+def article_rate(backend: Backend) -> Rate | None:
     """The rate of the process that compiled most.
 
     torch_xla: samples of CompileTime by MarkStep, of the process's report. torch.compile, and torch_xla without a
     report: compilations that events tell (of torch.compile, frames) by steps of all kinds. None without steps.
     """
-    by_process = {report.process: report for report in reports if report.marks and backend == TORCH_XLA}
-    compiled = counted(prepared.of(backend).rows)
+    by_process = {report.process: report for report in backend.reports if report.marks}
+    compiled = counted(backend.own.rows)
     rates = []
-    for process in processes:
+    for process in backend.processes:
         report = by_process.get(process)
         if report is not None and report.complete:
             rates.append(Rate(process, report.samples("CompileTime"), report.marks or 0))
             continue
         marks = report.marks if report is not None else None
-        steps = marks or prepared.steps.filter(pl.col("process") == process).height
-        count = int(compiled.filter(pl.col("process") == process)["count"].sum())
+        steps = marks or backend.own.steps.filter(pl.col("process") == process).height
         if steps:
-            rates.append(Rate(process, count, steps))
+            rates.append(Rate(process, int(compiled.filter(pl.col("process") == process)["count"].sum()), steps))
     return max(rates, key=lambda rate: (rate.too_frequent, rate.compiles, rate.steps), default=None)
 
 
-def _sequences(own: Prepared, reports: Iterable[Report], processes: Iterable[str]) -> Iterator[Series]:
+_Sequence = tuple[str | None, Int64, Bools]  # a kind of step, numbers of steps, and whether each compiled
+
+
+def _sequences(backend: Backend) -> Iterator[_Sequence]:
     """Of each process and kind of step; of a report whose compilations name their steps, by these."""
-    by_process = {report.process: report for report in reports}
-    steps = table(own)
-    for process in processes:
-        mine = steps.filter(pl.col("process") == process)
+    by_process = {report.process: report for report in backend.reports}
+    for process in backend.processes:
+        mine = backend.steps.filter(pl.col("process") == process)
         for part in mine.partition_by("kind", maintain_order=True):
             ordered = part.sort("index")
-            compiled = (ordered["compiles"] > 0).to_numpy()
-            yield Series(str(part["kind"][0]), ordered["step"].to_numpy(), compiled)
+            yield str(part["kind"][0]), ordered["step"].to_numpy(), (ordered["compiles"] > 0).to_numpy()
         report = by_process.get(process)
         if mine.is_empty() and report is not None and report.marks:
-            sequence = _of_report(counted(own.rows).filter(pl.col("process") == process), report)
-            if sequence is not None:
-                yield sequence
+            rows = counted(backend.own.rows).filter(pl.col("process") == process)
+            named = rows.drop_nulls("step")
+            if named.is_empty() and (rows.height or report.compiles()):
+                continue  # it compiled, and nothing tells when
+            first, steps = report.first_step(rows), report.marks
+            at = named["step"].to_numpy() - first
+            compiled = np.zeros(steps, bool)
+            compiled[at[(at >= 0) & (at < steps)]] = True
+            yield None, first + np.arange(steps), compiled
 
 
-def _of_report(rows: pl.DataFrame, report: Report) -> Series | None:
-    named = rows.drop_nulls("step")
-    if named.is_empty() and (rows.height or report.compiles()):
-        return None  # it compiled, and nothing tells when
-    first, steps = report.first_step(rows), report.marks or 0
-    at = named["step"].to_numpy() - first
-    compiled = np.zeros(steps, bool)
-    compiled[at[(at >= 0) & (at < steps)]] = True
-    return Series(None, first + np.arange(steps), compiled)
-
-
-def _recent(sequence: Series) -> _Recent:
-    compiled, steps = sequence.compiled, sequence.steps
+def _recent(kind: str | None, steps: Int64, compiled: Bools) -> dict[str, Any]:
+    """What the windowed rule and the late one find in a sequence."""
     after = np.arange(len(compiled)) >= WARMUP_STEPS
     so_far = np.concatenate([[0], np.cumsum(compiled & after)])
     ends = np.arange(1, len(compiled) + 1)
@@ -388,14 +346,14 @@ def _recent(sequence: Series) -> _Recent:
     at = np.flatnonzero(compiled)
     quiet = np.diff(np.concatenate([[-1], at])) - 1
     late = np.flatnonzero(quiet >= QUIET_STEPS)
-    return _Recent(
-        kind=sequence.kind,
-        windows=len(stormy),
-        first_window_step=int(steps[stormy[0]]) if len(stormy) else None,
-        late_step=int(steps[at[late[0]]]) if len(late) else None,
-        quiet_before=int(quiet[late[0]]) if len(late) else None,
-        late_steps=int((compiled & after).sum()),
-    )
+    return {
+        "kind": kind,
+        "windows": len(stormy),
+        "first_window_step": int(steps[stormy[0]]) if len(stormy) else None,
+        "late_step": int(steps[at[late[0]]]) if len(late) else None,
+        "quiet_before": int(quiet[late[0]]) if len(late) else None,
+        "late_steps": int((compiled & after).sum()),
+    }
 
 
 def _late(steps: Iterable[CompilerSteps]) -> tuple[float | None, float | None]:
@@ -409,13 +367,11 @@ def _late(steps: Iterable[CompilerSteps]) -> tuple[float | None, float | None]:
     return late_ms, min(sum(kind.late_compile_ms or 0.0 for kind in shared) / wall_ms, 1.0) if wall_ms else None
 
 
-def limits(prepared: Prepared, groups: Iterable[Group]) -> tuple[EagerAfterLimit, ...]:
+def limits(backends: Iterable[Backend], groups: Iterable[Group]) -> tuple[EagerAfterLimit, ...]:
     """One per cause of a limit hit, in the order of the causes."""
-    hits = [group for group in groups if group.cause.kind == "limit_hit"]
-    if not hits:
-        return ()
-    steps = {backend: table(prepared.of(backend)) for backend in {group.cause.backend for group in hits}}
-    return tuple(_limit(group, steps[group.cause.backend]) for group in hits)
+    by_name = {backend.name: backend for backend in backends}
+    hits = (group for group in groups if group.cause.kind == "limit_hit")
+    return tuple(_limit(group, by_name[group.cause.backend].steps) for group in hits)
 
 
 def _limit(group: Group, steps: pl.DataFrame) -> EagerAfterLimit:

@@ -202,20 +202,15 @@ class Rate(Struct, frozen=True):
         return self.steps > WARMUP_STEPS and self.compiles / self.steps > PER_STEP
 
 
-class _Kind(Struct, frozen=True):
-    rule: str
-    metric: str
-
-
 def quoted(tables: Tables) -> tuple[CompilerWarning, ...]:
     """The lines a log holds: the last of each kind, with how often it came."""
-    found: dict[_Kind, CompilerWarning] = {}
+    found: dict[tuple[str, str], CompilerWarning] = {}
     for row, data in event_data(tables, "xla_warning"):
         text = data.get("text")
         if not isinstance(text, str) or not text.strip():
             continue
         warning = _read(text, data, row["process"])
-        kind = _Kind(warning.rule, warning.metric)
+        kind = warning.rule, warning.metric
         known = found.get(kind)
         if known is None or (warning.count or 0) >= (known.count or 0):
             found[kind] = warning
@@ -228,18 +223,18 @@ def made(reports: Sequence[Report], rates: Mapping[str, Rate | None]) -> tuple[C
     Args:
         rates: backend -> compilations and steps as the article counts them.
     """
-    found: dict[_Kind, CompilerWarning] = {}
+    found: dict[tuple[str, str], CompilerWarning] = {}
     for backend, metric, source in ((TORCH_COMPILE, "compiles", "frames by steps"), (TORCH_XLA, "CompileTime", "")):
         rate = rates.get(backend)
         if rate is not None and rate.too_frequent:
             text = _frequent("CompileTime", rate.compiles, rate.steps)
             source = source or f"compilations by steps of {rate.process}"
-            found[_Kind(TOO_FREQUENT, metric)] = CompilerWarning(
+            found[TOO_FREQUENT, metric] = CompilerWarning(
                 TOO_FREQUENT, text, backend, metric, rate.compiles, rate.steps, False, 0, source
             )
     for report in reports:
         for warning in _of_report(report):
-            kind = _Kind(warning.rule, warning.metric)
+            kind = warning.rule, warning.metric
             if kind not in found or (warning.count or 0) > (found[kind].count or 0):
                 found[kind] = warning
     return tuple(found.values())

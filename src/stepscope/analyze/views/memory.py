@@ -7,7 +7,6 @@ Nothing is taken for 0 that is not known: without addresses there are no blocks,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import polars as pl
@@ -15,7 +14,6 @@ from msgspec import Struct
 
 from stepscope.analyze.views.memory_recordings import (
     DeviceMemory,
-    Pairs,
     Seen,
     Spots,
     blocks,
@@ -29,66 +27,15 @@ from stepscope.engine.spans import Base, Span
 from stepscope.engine.tree import climb, upward
 from stepscope.engine.user_code import NO_OPTIONS, UserCode, user_code
 from stepscope.model.memory import (
-    MemoryBlock,
-    MemoryCurve,
-    MemoryLine,
     MemoryOperator,
     MemoryRecording,
-    MemoryState,
     MemoryView,
-    OutOfMemory,
 )
 from stepscope.tables.arrays import NONE, Int64
 
 NO_ADDRESSES = "allocations carry no addresses (PyTorch before 1.10), so that no block can be followed"
 NO_TOTALS = "the trace does not say what was allocated when it began: its curve shows the change since then"
 LOST = "releases are missing: at the peak more of the recorded blocks seem to stand than were allocated"
-
-
-class _Parts:
-    """The view while it is being put together."""
-
-    def __init__(self) -> None:
-        self.curves: list[MemoryCurve] = []
-        self.operators: list[MemoryOperator] = []
-        self.lines: list[MemoryLine] = []
-        self.blocks: list[MemoryBlock] = []
-        self.states: list[MemoryState] = []
-        self.out_of_memory: list[OutOfMemory] = []
-        self.notes: list[str] = []
-        self.pairs = self.unpaired_allocations = self.unpaired_releases = 0
-
-    def count(self, pairs: Pairs) -> None:
-        open_ended = int(np.count_nonzero(pairs.unreleased)) + pairs.unseen
-        self.pairs += len(pairs.allocation) - open_ended
-        self.unpaired_allocations += open_ended
-        self.unpaired_releases += len(pairs.lone)
-
-    def add(self, found: Seen) -> None:
-        if found.curve is not None:
-            self.curves.append(found.curve)
-        if found.state is not None:
-            self.states.append(found.state)
-        if found.pairs is not None:
-            self.count(found.pairs)
-        self.lines += found.lines
-        self.blocks += found.blocks
-        self.out_of_memory += found.out_of_memory
-        self.notes += found.notes
-
-    def view(self) -> MemoryView:
-        return MemoryView(
-            curves=tuple(self.curves),
-            operators=tuple(self.operators),
-            lines=tuple(self.lines),
-            blocks=tuple(self.blocks),
-            pairs=self.pairs,
-            unpaired_allocations=self.unpaired_allocations,
-            unpaired_releases=self.unpaired_releases,
-            notes=tuple(dict.fromkeys(self.notes)),
-            states=tuple(self.states),
-            out_of_memory=tuple(self.out_of_memory),
-        )
 
 
 def view(base: Base, recordings: Sequence[MemoryRecording] = (), code: UserCode | None = None) -> MemoryView | None:
@@ -101,13 +48,24 @@ def view(base: Base, recordings: Sequence[MemoryRecording] = (), code: UserCode 
     traced = [span for span in base.spans if span.memory.height]
     if not traced and not recordings:
         return None
-    parts = _Parts()
-    for span in traced:
-        _add_span(base, span, parts)
     code = code or user_code(base.tables, {}, NO_OPTIONS)
-    for recording in recordings:
-        parts.add(seen(recording, code))
-    return parts.view()
+    found = [one for span in traced for one in _of_span(base, span)]
+    found += [seen(recording, code) for recording in recordings]
+    pairs, unpaired_allocations, unpaired_releases = np.sum(
+        [(0, 0, 0), *(one.counts for one in found)], axis=0
+    ).tolist()
+    return MemoryView(
+        curves=tuple(one.curve for one in found if one.curve is not None),
+        operators=tuple(row for one in found for row in one.operators),
+        lines=tuple(row for one in found for row in one.lines),
+        blocks=tuple(row for one in found for row in one.blocks),
+        pairs=pairs,
+        unpaired_allocations=unpaired_allocations,
+        unpaired_releases=unpaired_releases,
+        notes=tuple(dict.fromkeys(note for one in found for note in one.notes)),
+        states=tuple(one.state for one in found if one.state is not None),
+        out_of_memory=tuple(row for one in found for row in one.out_of_memory),
+    )
 
 
 class Allocations(Struct, frozen=True):
@@ -132,22 +90,22 @@ def allocations(base: Base, span: Span) -> list[Allocations]:
     return found
 
 
-def _add_span(base: Base, span: Span, parts: _Parts) -> None:
+def _of_span(base: Base, span: Span) -> Iterator[Seen]:
+    """What is to be told of each device in a trace."""
     for found in allocations(base, span):
-        device, own, operator = found.device, found.spots, found.operator
-        parts.curves.append(device.curve())
-        parts.operators += by_operator(span, device, operator)
-        parts.lines += lines(device, own)
-        parts.notes += _notes(span, device)
-        if device.pairs is not None:
-            parts.blocks += blocks(device, own, partial(_name, span, operator))
-            parts.count(device.pairs)
+        device, rows = found.device, found.operator
 
+        def name(event: int, rows: Int64 = rows) -> str | None:
+            return span.names.values[span.names.codes[rows[event]]] if rows[event] >= 0 else None
 
-def _name(span: Span, rows: Int64, event: int) -> str | None:
-    """The name of the row that belongs to an event."""
-    row = rows[event]
-    return span.names.values[span.names.codes[row]] if row >= 0 else None
+        yield Seen(
+            curve=device.curve(),
+            operators=tuple(by_operator(span, device, rows)),
+            lines=tuple(lines(device, found.spots)),
+            blocks=tuple(blocks(device, found.spots, name)) if device.pairs is not None else (),
+            counts=device.pairs.counts if device.pairs is not None else (0, 0, 0),
+            notes=tuple(_notes(span, device)),
+        )
 
 
 def _devices(span: Span) -> Iterator[tuple[DeviceMemory, Int64]]:
@@ -223,8 +181,8 @@ class Around(Struct, frozen=True):
     operator: Int64
 
 
-def around(span: Span) -> Around:
-    """What runs on the thread of each row of `span.memory` at its time; a slice's end is no longer inside."""
+def around(span: Span, *, until_end: bool = False) -> Around:
+    """What runs on the thread of each row of `span.memory` at its time; its end is inside of a slice if `until_end`."""
     memory = span.memory
     innermost = np.full(memory.height, NONE, np.int64)
     codes = {track: code for code, track in enumerate(span.tracks.values)}
@@ -234,12 +192,12 @@ def around(span: Span) -> Around:
     for code in np.unique(tracks[tracks >= 0]).tolist():
         rows = np.flatnonzero((span.tracks.codes == code) & relevant)
         own = np.flatnonzero(tracks == code)
-        innermost[own] = _innermost(span, rows, times[own])
+        innermost[own] = _innermost(span, rows, times[own], until_end)
     operator = climb(span.parent, innermost, span.is_operator)
     return Around(innermost, operator)
 
 
-def _innermost(span: Span, rows: Int64, times: Int64) -> Int64:
+def _innermost(span: Span, rows: Int64, times: Int64, until_end: bool) -> Int64:
     """The innermost of `rows`, all of one track, around each time."""
     if not len(rows):
         return np.full(len(times), NONE, np.int64)
@@ -253,7 +211,8 @@ def _innermost(span: Span, rows: Int64, times: Int64) -> Int64:
     node = np.where(place >= 0, rows[np.maximum(place, 0)], NONE)
     relevant = np.zeros(len(span), bool)
     relevant[rows] = True
-    return climb(span.parent, node, lambda at, which: relevant[at] & (span.ends(at) > times[which]))
+    last = times - until_end
+    return climb(span.parent, node, lambda at, which: relevant[at] & (span.ends(at) > last[which]))
 
 
 def by_operator(span: Span, device: DeviceMemory, operator: Int64) -> Iterator[MemoryOperator]:

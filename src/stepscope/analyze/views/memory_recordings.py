@@ -31,6 +31,7 @@ from stepscope.model.memory import (
     MemoryBlock,
     MemoryCurve,
     MemoryLine,
+    MemoryOperator,
     MemoryRecording,
     MemoryState,
     OutOfMemory,
@@ -41,12 +42,13 @@ _SOURCES = (".py", ".ipynb")  # other frames are C++
 
 
 class Seen(Struct, frozen=True):
-    """What one recording tells."""
+    """What one recording tells of a device. `counts`: as of `Pairs`."""
 
     curve: MemoryCurve | None
+    operators: tuple[MemoryOperator, ...] = ()
     lines: tuple[MemoryLine, ...] = ()
     blocks: tuple[MemoryBlock, ...] = ()
-    pairs: Pairs | None = None
+    counts: tuple[int, int, int] = (0, 0, 0)
     state: MemoryState | None = None
     out_of_memory: tuple[OutOfMemory, ...] = ()
     notes: tuple[str, ...] = ()
@@ -74,7 +76,7 @@ def _snapshot(recording: MemoryRecording, code: UserCode) -> Seen:
         curve=device.curve() if len(picked) else None,
         lines=tuple(lines(device, spots, standing)),
         blocks=tuple(blocks(device, spots, None, standing)),
-        pairs=pairs,
+        counts=pairs.counts,
         state=_state(recording),
         out_of_memory=_out_of_memory(recording, device, picked, places),
         notes=tuple(notes),
@@ -297,6 +299,12 @@ class Pairs(Struct, frozen=True):
         """Which allocations stand after the first `position` events."""
         stands: Bools = (self.allocation < position) & (self.release >= position)
         return stands
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Pairs, allocations without a release, and releases without an allocation."""
+        unpaired = int(np.count_nonzero(self.unreleased)) + self.unseen
+        return len(self.allocation) - unpaired, unpaired, len(self.lone)
 
     @property
     def unreleased(self) -> Bools:

@@ -23,10 +23,11 @@ import polars as pl
 from msgspec import Struct
 
 from stepscope.analyze.views.kernels import eligible, judged, uses_tensor_cores
+from stepscope.analyze.views.memory import around
 from stepscope.engine import attribution, intervals, tree
 from stepscope.engine.device_work import LINKED, in_state, work
-from stepscope.engine.spans import Base, Span, Texts, texts
-from stepscope.engine.tree import climb, nearest_around, upward
+from stepscope.engine.spans import Base, Span, texts
+from stepscope.engine.tree import nearest_around, upward
 from stepscope.engine.user_code import UserCode, user_code
 from stepscope.model.findings import Place
 from stepscope.model.trace import SpanRef
@@ -41,14 +42,11 @@ _SUMS = (
     *("steps_calls", "steps_self_ns", "steps_total_ns"),  # of calls that begin in a step
 )
 _DEVICE = (
-    "device_self_ns",
-    "device_total_ns",
-    "device_self_sum_ns",
-    "device_total_sum_ns",
-    "cores_self",
-    "cores_total",
+    *("device_self_ns", "device_total_ns", "device_self_sum_ns", "device_total_sum_ns"),
+    *("cores_self", "cores_total"),
 )
 _MEMORY = ("self_memory_bytes", "total_memory_bytes", "self_device_memory_bytes", "total_device_memory_bytes")
+_SHOWN = (*_KEYS, *_SUMS[:4], *_DEVICE[:4], *_MEMORY, "has_call_stack")  # of a row, as they are
 
 
 class _Part(NamedTuple):
@@ -115,27 +113,13 @@ def plugin_operators(rows: Sequence[OperatorRow]) -> list[dict[str, Any]]:
 def _row(row: dict[str, Any], steps: int) -> OperatorRow:
     place, exact = _place(row) if row["file"] is not None else (None, False)
     return OperatorRow(
-        name=row["name"],
-        shapes=row["shapes"],
-        calls=row["calls"],
+        **{name: row[name] for name in _SHOWN},
         calls_per_step=row["steps_calls"] / steps if steps else None,
-        host_self_ns=row["host_self_ns"],
-        host_total_ns=row["host_total_ns"],
         host_self_ns_per_step=row["steps_self_ns"] / steps if steps else None,
         host_total_ns_per_step=row["steps_total_ns"] / steps if steps else None,
-        runtime_ns=row["runtime_ns"],
-        device_self_ns=row["device_self_ns"],
-        device_total_ns=row["device_total_ns"],
-        device_self_sum_ns=row["device_self_sum_ns"],
-        device_total_sum_ns=row["device_total_sum_ns"],
-        self_memory_bytes=row["self_memory_bytes"],
-        total_memory_bytes=row["total_memory_bytes"],
-        self_device_memory_bytes=row["self_device_memory_bytes"],
-        total_device_memory_bytes=row["total_device_memory_bytes"],
         tensor_core_eligible=row["eligible"],
         tensor_core_self_pct=_percent(row["cores_self"], row["device_self_sum_ns"]),
         tensor_core_total_pct=_percent(row["cores_total"], row["device_total_sum_ns"]),
-        has_call_stack=row["has_call_stack"],
         place=place,
         place_exact=exact,
     )
@@ -432,7 +416,7 @@ class Calls:
         if memory.is_empty():
             return None
         rows = np.flatnonzero((memory["bytes"].is_not_null() & memory["track"].is_not_null()).to_numpy())
-        call = self._running(texts(memory["track"][rows]), memory["time_ns"][rows].to_numpy())
+        call = self.of(around(self.span, until_end=True).operator[rows])
         known = call >= 0
         device = texts(memory["device"][rows])
         on_host = device.where(["cpu"]) | (device.codes == NONE)
@@ -459,28 +443,6 @@ class Calls:
         known, wanted = ids[operators], ids[rows]
         place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
         return np.where(known[place] == wanted, self.of(operators[place]), NONE)
-
-    def _running(self, tracks: Texts, times_ns: Int64) -> Int64:
-        """The innermost call that ran on each track at each time."""
-        span = self.span
-        starts, ends = span.start_ns[self.rows], span.ends(self.rows)
-        numbers = {name: code for code, name in enumerate(span.tracks.values)}
-        own = span.tracks.codes[self.rows]
-        result = np.full(len(times_ns), NONE, np.int64)
-        for code, name in enumerate(tracks.values):
-            mine = np.flatnonzero(own == numbers.get(name, NONE - 1))
-            if not len(mine):
-                continue
-            mine = mine[np.lexsort((-ends[mine], starts[mine]))]
-            wanted = np.flatnonzero(tracks.codes == code)
-            last = np.searchsorted(starts[mine], times_ns[wanted], side="right") - 1
-            call = np.where(last >= 0, mine[np.maximum(last, 0)], NONE)
-            result[wanted] = self._lasting(call, ends, times_ns[wanted])
-        return result
-
-    def _lasting(self, calls: Int64, ends: Int64, times_ns: Int64) -> Int64:
-        """Of each call the first, itself or around it, that lasts until a time."""
-        return climb(self.caller, calls, lambda at, which: ends[at] >= times_ns[which])
 
 
 def _repeated(caller: npt.NDArray[np.int32], codes: Int32) -> Bools:
