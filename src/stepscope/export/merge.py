@@ -214,20 +214,17 @@ def _head(parts: list[_Part], base_ns: int) -> bytes:
     return msgspec.json.encode(safe_value(kept)).removesuffix(b"}") + b',"traceEvents":['
 
 
-def _write(parts: list[_Part], numbering: Numbering, base_ns: int, sink: Sink, passes: _Passes) -> int:
-    """Write the metadata events, then what stays of every part; returns how many of the latter."""
+def _write(parts: list[_Part], numbering: Numbering, base_ns: int, sink: Sink, passes: _Passes) -> None:
+    """Write the metadata events, then what stays of every part."""
     separator = b"\n"
     for event in numbering.metadata():
         sink.write(separator + event)
         separator = b",\n"
-    count = 0
     encoder = Encoder()
     for number, part in enumerate(parts):
         for event in _events(part, Ids(number, len(parts)), numbering, base_ns, encoder, passes.next()):
             sink.write(separator + event)
             separator = b",\n"
-            count += 1
-    return count
 
 
 def _events(
@@ -426,18 +423,17 @@ class Ids:
     def number(self, text: bytes) -> bytes:
         """The id written `text` in the file; zero and negative ones, which stand for none, stay."""
         value = integer(text)
-        if value is not None and value <= 0:
-            return text
-        if value is not None and value * self._count + self._source < _EXACT_IN_VIEWERS:
-            return b"%d" % (value * self._count + self._source)
-        digest = blake2b(b"%d:%b" % (self._source, text), digest_size=8).digest()
-        return b"%d" % (int.from_bytes(digest, "big") >> 12)
+        return text if value is not None and value <= 0 else self._of_all(text, value)
 
     def arrow(self, text: bytes) -> bytes:
         """An arrow's id; here zero is an id like others."""
         value = integer(text)
         if self.unchanged and value is not None and 0 <= value < 2**64:
             return b"%d" % value
+        return self._of_all(text, value)
+
+    def _of_all(self, text: bytes, value: int | None) -> bytes:
+        """The id among those of all sources."""
         if value is not None and 0 <= value * self._count + self._source < _EXACT_IN_VIEWERS:
             return b"%d" % (value * self._count + self._source)
         digest = blake2b(b"%d:%b" % (self._source, text), digest_size=8).digest()

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from stepscope.analyze.views import kernels, modules, operators, overview, step_tree
 from stepscope.analyze.views.step_tree import KernelSum, StepNode, StepTree
-from stepscope.engine.spans import Base, Span
+from stepscope.engine.spans import Base
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import Diff, DiffRow, KernelRow, ModuleTree, OperatorRow, Overview
 
@@ -67,7 +67,7 @@ def side(base: Base, span: SpanRef | None = None, label: str = "") -> DiffSide:
     chosen = {one.ref for one in spans}
     steps = [len(one.steps) for one in spans]
     return DiffSide(
-        label=label or _label(spans, span),
+        label=label or (span.label if span else spans[0].ref.worker if spans else "nothing"),
         steps=sum(steps) or None,
         overviews=tuple(item for item in overview.overviews(base) if item.span in chosen),
         operators=operators.table(base, span=span),
@@ -90,12 +90,14 @@ def diff(base: DiffSide, other: DiffSide) -> Diff:
         if one.without_steps
     ]
     found = [_tables(one, (one.steps or 1) if per_step else 1, per_step=per_step) for one in (base, other)]
+    trees = [one.modules for one in (other, base) if one.modules]
+    levels = {node.path: node.depth for tree in trees for node in tree.nodes}
     for name in found[0]:
         lacking = [one.label for one, own in zip((base, other), found, strict=True) if not own[name]]
         if lacking:
             absent[name] = f"{' and '.join(dict.fromkeys(lacking))}: {_NEEDS[name]}"
         else:
-            tables[name] = tuple(_joined(found[0][name], found[1][name], levels=_levels(name, base, other)))
+            tables[name] = tuple(_joined(found[0][name], found[1][name], levels if name == "modules" else {}))
     if base.tree is None or other.tree is None:
         lacking = [one.label for one in (base, other) if one.tree is None]
         absent["tree"] = f"{' and '.join(dict.fromkeys(lacking))}: {_NEEDS['tree']}"
@@ -112,12 +114,6 @@ def diff(base: DiffSide, other: DiffSide) -> Diff:
         absent=absent,
         notes=tuple(notes),
     )
-
-
-def _label(spans: list[Span], span: SpanRef | None) -> str:
-    if span is not None:
-        return span.label
-    return spans[0].ref.worker if spans else "nothing"
 
 
 def _divided(base: DiffSide, other: DiffSide, per_step: bool) -> str:
@@ -166,22 +162,16 @@ def _divide(ns: int | None, steps: int, more: int = 0) -> float | None:
     return None if ns is None else (ns + more) / steps
 
 
-def _levels(name: str, base: DiffSide, other: DiffSide) -> dict[str, int]:
-    """Depth by path of modules."""
-    trees = [one.modules for one in (other, base) if one.modules] if name == "modules" else []
-    return {node.path: node.depth for tree in trees for node in tree.nodes}
-
-
 def _joined(base: _Values, other: _Values, levels: Mapping[str, int]) -> list[DiffRow]:
+    """Largest change first, then most time. `levels`: depths by key."""
+
+    def weight(one: DiffRow) -> tuple[float, float, str]:
+        change = max(abs(one.delta_ns), abs(one.device_delta_ns or 0))
+        return -change, -max(one.base_ns or 0, one.other_ns or 0), one.key
+
     keys = dict.fromkeys((*base, *other))
-    rows = [row(key, base.get(key, NOTHING), other.get(key, NOTHING), levels.get(key, 0)) for key in keys]
-    return sorted(rows, key=_weight)
-
-
-def _weight(one: DiffRow) -> tuple[float, float, str]:
-    """Largest change first, then most time."""
-    change = max(abs(one.delta_ns), abs(one.device_delta_ns or 0))
-    return -change, -max(one.base_ns or 0, one.other_ns or 0), one.key
+    rows = (row(key, base.get(key, NOTHING), other.get(key, NOTHING), levels.get(key, 0)) for key in keys)
+    return sorted(rows, key=weight)
 
 
 def row(key: str, base: Value, other: Value, level: int = 0) -> DiffRow:

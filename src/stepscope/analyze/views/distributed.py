@@ -70,7 +70,10 @@ def view(base: Base) -> Distributed | None:
     found = peers(base)
     if isinstance(found, str):
         return None
-    workers = [_worker(span) for spans in found.workers for span in spans]
+    workers = []
+    for span in (span for spans in found.workers for span in spans):
+        done = work(span)
+        workers.append(_Worker(span.ref, calls(span, done), computation(span, done), step_windows(span, done)))
     if not any(len(worker.found) for worker in workers):
         return None
     matches = _match(workers)
@@ -91,11 +94,6 @@ def why_absent(base: Base) -> str | None:
         return found
     there = any(len(calls(span, work(span))) for spans in found.workers for span in spans)
     return None if there else NO_COLLECTIVES
-
-
-def _worker(span: Span) -> _Worker:
-    done = work(span)
-    return _Worker(span.ref, calls(span, done), computation(span, done), step_windows(span, done))
 
 
 # ---------------------------------------------------------------------------------------------------------- steps

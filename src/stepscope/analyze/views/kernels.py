@@ -34,11 +34,11 @@ from stepscope.model.views import KernelRow
 from stepscope.tables.arrays import NONE, Bools, Int64
 
 NAME, LAUNCH = "name", "launch"
-_CONFIGURATION = {
+_CONFIGURATION = {  # of a launch, by the column of `events`
     "grid": "blocks",
     "block": "threads",
     "registers": "registers",
-    "shared_memory": "shared_memory_bytes",
+    "shared_memory_bytes": "shared_memory_bytes",
 }
 
 
@@ -64,7 +64,10 @@ def table(
                 callers = kernels.group_by(*keys, caller="operator").agg(pl.col("duration_ns").sum())
                 figures.append(_named(item, _figures(kernels, keys)))
                 operators.append(_named(item, callers))
-                places.append(_named(item, _places(base, item, kernels, groups)))
+                of = (kernels[name].cast(pl.Int64).to_numpy() for name in ("group", "origin", "duration_ns"))
+                sums = attribution.place_sums(base, item, *of)
+                numbered = groups.with_columns(pl.col("group").cast(pl.Int64))
+                places.append(_named(item, sums.join(numbered, on="group").drop("group")))
     if not figures:
         return ()
     joined = _joined(figures, operators, places, keys)
@@ -139,7 +142,7 @@ def _figures(kernels: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
         max_ns=weight.max(),
         blocks=_weighted("blocks_per_sm"),
         occupied=_weighted("occupancy"),
-        delay_ns=pl.when(pl.col("delay_ns").is_not_null().any()).then(pl.col("delay_ns").sum()),
+        delay_ns=known_sum("delay_ns"),
         launches=pl.col("delay_ns").count().cast(pl.Int64),
         device=pl.when(pl.col("device").n_unique() == 1).then(pl.col("device").first()),
         devices=pl.col("device").n_unique().cast(pl.Int64),
@@ -152,10 +155,9 @@ def _weighted(column: str) -> pl.Expr:
     return pl.when(some).then((pl.col(column).fill_null(0) * (pl.col("duration_ns") / 1000)).sum())
 
 
-def _places(base: Base, span: Span, kernels: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    number = kernels["group"].cast(pl.Int64).to_numpy()
-    sums = attribution.place_sums(base, span, number, kernels["origin"].to_numpy(), kernels["duration_ns"].to_numpy())
-    return sums.join(groups.with_columns(pl.col("group").cast(pl.Int64)), on="group").drop("group")
+def known_sum(name: str) -> pl.Expr:
+    """The sum of what is known; null where nothing is."""
+    return pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()).alias(name)
 
 
 def _joined(
@@ -169,10 +171,7 @@ def _joined(
             pl.col("calls", "total_ns", "launches").sum(),
             pl.col("min_ns").min(),
             pl.col("max_ns").max(),
-            *(
-                pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()).alias(name)
-                for name in ("blocks", "occupied", "delay_ns")
-            ),
+            *(known_sum(name) for name in ("blocks", "occupied", "delay_ns")),
             device=pl.when((pl.col("devices").max() == 1) & (pl.col("device").n_unique() == 1)).then(
                 pl.col("device").first()
             ),
@@ -198,35 +197,32 @@ def _joined(
 def _row(row: dict[str, Any], short: str, cores: bool, everything: int, by: str) -> KernelRow:
     place, exact = attribution.place_of_row(row) if row["file"] is not None else (None, False)
     total = row["total_ns"]
-    configuration = row if by == LAUNCH else {}
+
+    def mean(weighted: float | None) -> float | None:
+        if weighted is None:
+            return None
+        return weighted / (total / 1000) if total else 0.0
+
+    launch = {name: row[name] if by == LAUNCH else None for name in _CONFIGURATION}
     return KernelRow(
         name=row["name"],
         short_name=short,
         operator=row["caller"],
-        grid=configuration.get("grid"),
-        block=configuration.get("block"),
-        registers=configuration.get("registers"),
-        shared_memory_bytes=configuration.get("shared_memory"),
+        **launch,
         calls=row["calls"],
         total_ns=total,
         mean_ns=total / row["calls"],
         min_ns=row["min_ns"],
         max_ns=row["max_ns"],
         share=total / everything if everything else 0.0,
-        blocks_per_sm=_mean(row["blocks"], total),
-        occupancy_pct=_mean(row["occupied"], total),
+        blocks_per_sm=mean(row["blocks"]),
+        occupancy_pct=mean(row["occupied"]),
         tensor_cores=cores,
         launch_delay_ns=row["delay_ns"] / row["launches"] if row["launches"] else None,
         device=row["device"],
         place=place,
         place_exact=exact,
     )
-
-
-def _mean(weighted: float | None, total_ns: int) -> float | None:
-    if weighted is None:
-        return None
-    return weighted / (total_ns / 1000) if total_ns else 0.0
 
 
 LEVELS = 5  # of detail

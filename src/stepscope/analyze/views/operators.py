@@ -22,7 +22,7 @@ import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
 
-from stepscope.analyze.views.kernels import eligible, judged, uses_tensor_cores
+from stepscope.analyze.views.kernels import eligible, judged, known_sum, uses_tensor_cores
 from stepscope.analyze.views.memory import around
 from stepscope.engine import attribution, intervals, tree
 from stepscope.engine.device_work import LINKED, in_state, work
@@ -75,7 +75,7 @@ def table(
     figures = (
         pl.concat([part.figures for part in parts])
         .group_by(_KEYS)
-        .agg(*(_known_sum(name) for name in every), pl.col("eligible", "has_call_stack").any())
+        .agg(*(known_sum(name) for name in every), pl.col("eligible", "has_call_stack").any())
     )
     places = attribution.heaviest(pl.concat([part.places for part in parts]), _KEYS)
     joined = figures.join(places, on=_KEYS, how="left", nulls_equal=True)
@@ -111,7 +111,11 @@ def plugin_operators(rows: Sequence[OperatorRow]) -> list[dict[str, Any]]:
 
 
 def _row(row: dict[str, Any], steps: int) -> OperatorRow:
-    place, exact = _place(row) if row["file"] is not None else (None, False)
+    place, exact = None, False
+    if row["file"] is not None:  # the place has its share of the time it was chosen by
+        place, exact = attribution.place_of_row(row)
+        share = row["weight"] / row["weighed_ns"] if row["weighed_ns"] > 0 else None
+        place = msgspec.structs.replace(place, share=share)
     return OperatorRow(
         **{name: row[name] for name in _SHOWN},
         calls_per_step=row["steps_calls"] / steps if steps else None,
@@ -125,20 +129,8 @@ def _row(row: dict[str, Any], steps: int) -> OperatorRow:
     )
 
 
-def _place(row: dict[str, Any]) -> tuple[Place, bool]:
-    """The place with its share of the time it was chosen by, and whether its line is exact."""
-    place, exact = attribution.place_of_row(row)
-    share = row["weight"] / row["weighed_ns"] if row["weighed_ns"] > 0 else None
-    return msgspec.structs.replace(place, share=share), exact
-
-
 def _percent(part: int | None, whole: int | None) -> float | None:
     return 100 * part / whole if whole and part is not None else None
-
-
-def _known_sum(name: str) -> pl.Expr:
-    """The sum of what is known; null where nothing is."""
-    return pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()).alias(name)
 
 
 def _part(base: Base, span: Span, by: str, step: int | None) -> _Part:
