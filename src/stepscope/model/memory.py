@@ -209,7 +209,7 @@ class OutOfMemory(Struct, frozen=True):
 
 
 class MemoryView(Struct, frozen=True):
-    """All of it. `blocks` are the largest; `pairs` and `unpaired` say how many there were altogether.
+    """All of it. `blocks` are the largest.
 
     pairs: Allocations whose release was recorded, matched by address. An address allocated twice was released unseen.
     unpaired_allocations: Allocations without one.
@@ -288,7 +288,7 @@ class MemoryLimit(Struct, frozen=True):
 
 
 class MemoryPeak(Struct, frozen=True):
-    """The most that a process held of a device. `retries` and `out_of_memory` are None where only a trace tells it.
+    """The most that a process held of a device. What only a trace tells has no `retries` and `out_of_memory`.
 
     rank: Number of the rank; null of traces and snapshots.
     allocated_bytes: Given out by the allocator, at its peak.
@@ -363,8 +363,7 @@ class RetryFacts(Struct, frozen=True):
     """Steady steps with retries of the allocator near them against those without, of the rank that lost most.
 
     A retry gives all cached blocks back and allocates anew. It is known to lie between two readings; the steps between
-    them count as struck. `lost_ms_per_step` is by how much these are longer at their mean than the others at their
-    median, spread over all; None where all or almost none are struck, so that there is nothing to compare with.
+    them count as struck. Where all or almost none are, there is nothing to compare with, and nothing lost is told.
 
     rank: Number of the rank that lost most.
     retries: Between its first and its last steady step.

@@ -334,9 +334,7 @@ class FlameTree(Struct, frozen=True):
     value: tuple[float, ...]
     base: tuple[float, ...] | None
     source: str
-    hidden: float = (
-        0.0  # value of paths too thin or too deep to be kept, drawn nowhere; in the root's value all the same
-    )
+    hidden: float = 0.0
 
 
 class FlameGraph(Struct, frozen=True):

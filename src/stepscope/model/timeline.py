@@ -26,7 +26,7 @@ KINDS = (
 
 
 class TimelineTrack(Struct, frozen=True):
-    """A row of slices; `depth` is how many lie above each other at most, `group` the worker.
+    """A row of slices; `group` is the worker.
 
     depth: The most slices that lie above each other on the track.
     """
@@ -76,7 +76,7 @@ class TrackSlices(Struct, frozen=True):
 
 
 class TimelineWindow(Struct, frozen=True):
-    """What there is to draw between two moments; `total` counts its slices before thinning.
+    """What there is to draw between two moments.
 
     from_ns: Where the window begins, since the first instant of the run.
     to_ns: Where it ends.
@@ -172,7 +172,7 @@ class SearchHit(Struct, frozen=True):
 
 
 class SearchResult(Struct, frozen=True):
-    """The first hits in order of time; `total` counts all.
+    """The first hits in order of time.
 
     total: Slices that were found, of which the first are listed.
     """

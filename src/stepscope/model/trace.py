@@ -13,9 +13,7 @@ from stepscope.model.findings import Place
 class TraceFacts(Struct, frozen=True):
     """One trace file: what reading it cost. Counts are of events; see `TraceQuality` of the reader for the first four.
 
-    `linked_ns` gives, by method ("correlation", "flow", "external_id", "containment"), how much of it reached an
-    operator; `before_recording_ns` has no launch in the trace, `graph_ns` was launched by a CUDA graph, and
-    `unlinked_ns` is the rest.
+    Ways of `linked_ns` are "correlation", "flow", "external_id" and "containment".
 
     rank: Rank of the trace: from its metadata, else its name, else the next free number.
     events: Entries seen in the file.
@@ -49,7 +47,6 @@ class TraceFacts(Struct, frozen=True):
     before_recording_ns: int
     graph_ns: int
     unlinked_ns: int
-    # of the device time that was not launched before the recording, the part linked to an operator; None without any
     link_rate: float | None
 
 
@@ -168,8 +165,7 @@ class DeviceLines(Struct, frozen=True):
 class SpanRef(Struct, frozen=True):
     """One trace file. `worker` is the file's name before its first dot, with its folder in front where two folders hold
     a worker of that name; of a run that stepscope recorded, the folder of the rank. `run` is the file's folder
-    relative to what was given, "" where all traces lie in one. `rank` is what the trace says of itself: workers of
-    different runs may have the same.
+    relative to what was given, "" where all traces lie in one. Workers of different runs may have the same `rank`.
 
     span: Number of the worker's trace, from 1 on, by the time in the files' names.
     rank: What the trace says of itself, else the file's name, else the next free number.

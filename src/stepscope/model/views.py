@@ -119,7 +119,7 @@ class Overview(Struct, frozen=True):
 
 
 class GpuSummary(Struct, frozen=True):
-    """One device of one span; definitions in docs/metrics.md. Percent are 0 to 100.
+    """One device of one span.
 
     window_ns: From the first step's start to the last one's end; all figures are of kernels in it.
     utilization_pct: Part of the window in which at least one kernel runs, on any stream. 100 % does not mean that the
