@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
+from stepscope.analyze.views.kernels import judged
 from stepscope.engine import collective_names as words
 from stepscope.engine import intervals, tree
 from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL, Work, work
@@ -233,8 +234,8 @@ def _around(span: Span, kernels: Int64, launches: Int64, told: Bools) -> _Source
             break
         for target, flags in (
             (arguments, inside & told[at]),
-            (backend, inside & _named(span, at, words.is_backend_range)),
-            (operator, inside & _named(span, at, _is_operator)),
+            (backend, judged(span.names, at, lambda names: [words.is_backend_range(name) for name in names])),
+            (operator, judged(span.names, at, lambda names: [_is_operator(name) for name in names])),
         ):
             new = flags & (target < 0)
             target[new] = at[new]
@@ -245,13 +246,6 @@ def _around(span: Span, kernels: Int64, launches: Int64, told: Bools) -> _Source
 def _is_operator(name: str) -> bool:
     """Operators of collectives that say more than that one is on its way."""
     return words.is_collective_call(name) and not words.is_backend_range(name) and words.kind_of(name) is not None
-
-
-def _named(span: Span, rows: Int64, test: Callable[[str], bool]) -> Bools:
-    """Which of the rows have a name that passes; not those that are -1."""
-    codes = np.where(rows >= 0, span.names.codes[np.maximum(rows, 0)], NONE)
-    distinct, place = np.unique(codes, return_inverse=True)
-    return np.asarray([code >= 0 and test(span.names.values[code]) for code in distinct], bool)[place]
 
 
 # --------------------------------------------------------------------------------------------------- descriptions
@@ -290,7 +284,8 @@ def _text(span: Span, column: str, rows: Int64) -> pl.Series:
 
 
 def _message(row: Mapping[str, str | None], groups: Groups) -> Message:
-    arguments = _object(row["arguments"])
+    found = _json(row["arguments"])
+    arguments: dict[str, Any] = found if isinstance(found, dict) else {}
     texts = [_string(arguments.get("Collective name")), row["range"], row["operator"], row["name"]]
     kinds = (words.kind_of(text) for text in texts if text)
     kind = next((kind for kind in kinds if kind is not None), words.UNKNOWN)
@@ -401,8 +396,3 @@ def _json(text: object) -> Any:
         return json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
         return None
-
-
-def _object(text: str | None) -> dict[str, Any]:
-    value = _json(text)
-    return value if isinstance(value, dict) else {}

@@ -149,34 +149,20 @@ def _of_device(span: Span, found: Work, own: Bools, edges: Int64) -> Iterator[tu
         sm = sm_load(span, found.rows[kernels])
         if sm is not None:
             yield "sm_efficiency_pct", 100 * sm.mean(edges)
-    queued = _queued(span, found, own)
-    if queued is not None:
+    launched = np.flatnonzero(own & (found.launch >= 0))
+    if len(launched):  # launches whose first slice on the device has not begun
+        launched = launched[np.lexsort((found.start_ns[launched], found.launch[launched]))]
+        launch, first = np.unique(found.launch[launched], return_index=True)  # a graph is one launch of many kernels
+        queued = load(span.start_ns[launch], found.start_ns[launched[first]], np.ones(len(launch)))
         yield "queue_length", queued.mean(edges)
-    copied = _copied(span, found, own)
-    if copied is not None:
+    copies = np.flatnonzero(own & (found.kind == COPY))
+    size = span.column("bytes", found.rows[copies])
+    copies, size = copies[size > 0], size[size > 0]
+    if len(copies):  # bytes per ns, each copy's spread evenly over its time
+        starts = found.start_ns[copies]
+        lasting = np.maximum(found.end_ns[copies] - starts, 1)
+        copied = load(starts, starts + lasting, np.minimum(size / lasting, MAX_BYTES_PER_NS))
         yield "copy_bytes_per_s", _NS_PER_S * copied.mean(edges)
-
-
-def _queued(span: Span, found: Work, own: Bools) -> Load | None:
-    """Launches whose first slice on the device has not begun; None where no launch is in the trace."""
-    chosen = np.flatnonzero(own & (found.launch >= 0))
-    if not len(chosen):
-        return None
-    chosen = chosen[np.lexsort((found.start_ns[chosen], found.launch[chosen]))]
-    launch, first = np.unique(found.launch[chosen], return_index=True)  # a graph is one launch of many kernels
-    return load(span.start_ns[launch], found.start_ns[chosen[first]], np.ones(len(launch)))
-
-
-def _copied(span: Span, found: Work, own: Bools) -> Load | None:
-    """Bytes per ns of copies, each spread evenly over its time; None where no copy says its size."""
-    chosen = np.flatnonzero(own & (found.kind == COPY))
-    size = span.column("bytes", found.rows[chosen])
-    chosen, size = chosen[size > 0], size[size > 0]
-    if not len(chosen):
-        return None
-    starts = found.start_ns[chosen]
-    lasting = np.maximum(found.end_ns[chosen] - starts, 1)
-    return load(starts, starts + lasting, np.minimum(size / lasting, MAX_BYTES_PER_NS))
 
 
 _FIXED = 1_000_000_000  # amounts are summed as whole billionths: what was added goes away again exactly

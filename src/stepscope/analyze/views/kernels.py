@@ -642,8 +642,8 @@ def eligible(names: Sequence[str]) -> list[bool]:
 
 
 def judged(names: Texts, rows: Int64, judge: Callable[[list[str]], list[bool]]) -> Bools:
-    """`judge` of the text in each of `rows`, asked once for each distinct one."""
-    codes = names.codes[rows]
+    """`judge` of the text in each of `rows`, asked once for each distinct one; False where there is none."""
+    codes = np.where(rows >= 0, names.codes[rows], NONE)
     distinct = np.unique(codes[codes >= 0])
     flags = np.zeros(len(names.values) + 1, bool)
     flags[distinct] = judge([names.values[code] for code in distinct.tolist()])

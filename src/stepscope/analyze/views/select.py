@@ -370,12 +370,9 @@ def _metrics(view: CompilersView) -> list[dict[str, Any]]:
     ]
 
 
-def _breaks_absent(view: CompilersView) -> str:
-    return NO_BREAK if any(facts.graph_breaks is not None for facts in view.backends) else BREAKS_UNSEEN
-
-
-def _transfers_absent(view: CompilersView) -> str:
-    return NO_TRANSFER if any(facts.transfers is not None for facts in view.backends) else TRANSFERS_UNSEEN
+def _unseen(figure: str, none: str, unseen: str) -> Callable[[CompilersView], str]:
+    """Why a table is empty: there was `none`, or where no backend knows that figure it was `unseen`."""
+    return lambda view: none if any(getattr(facts, figure) is not None for facts in view.backends) else unseen
 
 
 def _by_group(**makers: _Make) -> Table:
@@ -411,8 +408,10 @@ TABLES: dict[str, Table] = {
         kind=_compiler_part(lambda view: view.steps, NO_STEPS),
         step=_compiler_part(lambda view: view.points, NO_STEPS),
     ),
-    "graph-breaks": Table(_compiler_part(_causes("graph_break"), _breaks_absent)),
-    "transfers": Table(_compiler_part(_causes("transfer", "fallback"), _transfers_absent)),
+    "graph-breaks": Table(_compiler_part(_causes("graph_break"), _unseen("graph_breaks", NO_BREAK, BREAKS_UNSEEN))),
+    "transfers": Table(
+        _compiler_part(_causes("transfer", "fallback"), _unseen("transfers", NO_TRANSFER, TRANSFERS_UNSEEN))
+    ),
     "xla-metrics": Table(_compiler_part(_metrics, NO_METRICS)),
 }
 COMPILER_TABLES = frozenset({"compiles", "compile-steps", "graph-breaks", "transfers", "xla-metrics"})
