@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from stepscope.analyze.views.diff import DiffSide
     from stepscope.analyze.views.select import Rows, Selection
     from stepscope.engine.step_labels import LabelledSteps
-    from stepscope.model.views.diff import Diff
-    from stepscope.model.views.flame import FlameGraph
-    from stepscope.model.views.hotspots import Hotspots
-    from stepscope.model.views.memory import MemoryRecording
+    from stepscope.model.memory import MemoryRecording
+    from stepscope.model.sampled import FlameGraph, Hotspots
+    from stepscope.model.views import Diff
     from stepscope.read.raw import RawRun
     from stepscope.tables.schema import Tables
 

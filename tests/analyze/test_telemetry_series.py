@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.analyze.pictures.series import MAX_SUBJECTS, telemetry
 from stepscope.engine import step_labels
-from stepscope.model.views.telemetry_series import Telemetry
+from stepscope.model.timeline import Telemetry
 from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows
 
 SECOND = 1000 * MS

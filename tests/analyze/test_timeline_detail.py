@@ -10,7 +10,7 @@ from stepscope.analyze.pictures.slice_detail import detail
 from stepscope.analyze.pictures.timeline import Timeline
 from stepscope.analyze.pictures.timeline_viewport import search, viewport
 from stepscope.errors import UsageError
-from stepscope.model.views.timeline import SliceDetail
+from stepscope.model.timeline import SliceDetail
 from tests.analyze.timelines import PROJECT, SOURCE, US, a_step, drawn, of_rows, of_traces
 from tests.analyze.traces import BACK_THREAD, Slices
 from tests.builders import MS, T0, step_rows

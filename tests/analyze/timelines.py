@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.timeline import Timeline, timeline
-from stepscope.model.views.timeline import TimelineWindow
+from stepscope.model.timeline import TimelineWindow
 from tests.analyze.traces import US, Slices, tables
 from tests.builders import T0, make_tables
 

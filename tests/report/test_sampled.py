@@ -10,7 +10,7 @@ from rich.console import Console
 
 from stepscope.analyze.input import loader_waits
 from stepscope.model import Place
-from stepscope.model.views.waits import (
+from stepscope.model.sampled import (
     LoaderWait,
     RankLine,
     RankLines,

@@ -18,19 +18,18 @@ from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import memory
-from stepscope.analyze.views.memory_device import DeviceMemory
-from stepscope.analyze.views.memory_lines import Spots
+from stepscope.analyze.views.memory_recordings import DeviceMemory, Spots
 from stepscope.engine.journal import event_data, mean
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place
-from stepscope.model.views.memory import MemoryView
-from stepscope.model.views.memory_losses import (
+from stepscope.model.memory import (
     GrowthLine,
     MemoryGrowth,
     MemoryLimit,
     MemoryLosses,
     MemoryPeak,
+    MemoryView,
     RetryFacts,
 )
 from stepscope.tables.arrays import Int64

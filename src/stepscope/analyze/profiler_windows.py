@@ -10,7 +10,7 @@ import polars as pl
 from stepscope.engine.journal import event_data, mean
 from stepscope.engine.step_labels import STEADY, LabelledSteps
 from stepscope.model import WindowFacts
-from stepscope.model.facts_machine import ProfilerFacts
+from stepscope.model.machine import ProfilerFacts
 from stepscope.tables.categories import ANNOTATION, OPERATORS
 from stepscope.tables.categories import STEP as MARK
 from stepscope.tables.schema import Tables

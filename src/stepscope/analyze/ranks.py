@@ -19,8 +19,8 @@ from stepscope.analyze.step_times import with_all_phases
 from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.step_labels import STEADY, LabelledSteps
 from stepscope.model import PHASES, Place, Site
-from stepscope.model.views.ranks import RanksFacts, RankWork
-from stepscope.model.views.waits import RankLine, RankLines
+from stepscope.model.ranks import RanksFacts, RankWork
+from stepscope.model.sampled import RankLine, RankLines
 from stepscope.read.raw import Frame
 from stepscope.tables.arrays import Bools, Floats, Int64
 from stepscope.tables.phases import DATA_WAIT, in_file, is_wait, last_part

@@ -16,8 +16,8 @@ import polars as pl
 from stepscope.engine.journal import event_data, mean
 from stepscope.engine.step_labels import EDGE, STEADY, LabelledSteps
 from stepscope.model import PHASES, FixedCosts, LoaderFacts, PartitionPart, StepFacts
-from stepscope.model.facts_machine import MachineFacts
-from stepscope.model.views.pipeline import Pipeline, RankWait
+from stepscope.model.machine import MachineFacts
+from stepscope.model.ranks import Pipeline, RankWait
 from stepscope.tables.schema import Tables
 
 FEW_STEPS = 10  # below this many steady steps a mean moves by several percent between runs

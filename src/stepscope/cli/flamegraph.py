@@ -27,7 +27,7 @@ from stepscope.errors import UsageError
 if TYPE_CHECKING:
     from stepscope.analyze.pictures.sampled_flame import FlameOptions
     from stepscope.api import ReadOptions
-    from stepscope.model.views.flame import FlameGraph, FlameTree
+    from stepscope.model.sampled import FlameGraph, FlameTree
 
 OTHERS = "others"
 # Suffix of the file to write -> format; the longest that fits counts.

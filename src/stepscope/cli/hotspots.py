@@ -27,7 +27,7 @@ from stepscope.errors import UnreadableInputError, UsageError
 if TYPE_CHECKING:
     from stepscope.analyze.host.hotspots import HotspotOptions
     from stepscope.api import Run
-    from stepscope.model.views.hotspots import Hotspots
+    from stepscope.model.sampled import Hotspots
 
 DEFAULT_ROWS = 10  # of each table on a terminal; files get all
 ALL = "all"

@@ -13,7 +13,7 @@ from stepscope.analyze.machine.readings import average, growths, level
 from stepscope.comparison.measured_steps import MeasuredSteps
 from stepscope.comparison.thresholds import LEAST_READINGS
 from stepscope.engine.journal import event_data, mean
-from stepscope.model.views.machine import GpuClocks
+from stepscope.model.machine import GpuClocks
 from stepscope.tables.schema import Tables
 
 NEW_ITERATORS = 2  # in the measured part: the first may be of workers that then stay

@@ -20,9 +20,8 @@ from stepscope.comparison.measured_steps import MeasuredSteps
 from stepscope.engine.journal import event_data
 from stepscope.engine.step_labels import COMPILING, label
 from stepscope.model import Analysis
-from stepscope.model.comparison import AppliedKnob, Flag, Measure
-from stepscope.model.views.machine import GpuClocks
-from stepscope.model.views.trial import APPLIED, REFUSED, standing
+from stepscope.model.comparison import APPLIED, REFUSED, AppliedKnob, Flag, Measure, standing
+from stepscope.model.machine import GpuClocks
 from stepscope.tables.schema import Tables
 
 INTERRUPTED = 128 + 2  # a shell's status of a command that SIGINT ended, which is how --max-steps ends it

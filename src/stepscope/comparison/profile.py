@@ -24,7 +24,7 @@ from stepscope.analyze.views.select import Selection
 from stepscope.comparison import measure
 from stepscope.model import Analysis, DeviceLines, Diagnosis, RunFacts, SourceFiles, StackFacts
 from stepscope.model.comparison import Measure
-from stepscope.model.views.hotspots import HotspotRow, Hotspots
+from stepscope.model.sampled import HotspotRow, Hotspots
 from stepscope.tables.schema import Tables
 
 NO_STACKS = "no sampled stacks"

@@ -23,7 +23,7 @@ from stepscope.report.escape import plain
 if TYPE_CHECKING:
     from stepscope.analyze.pictures.timeline import Timeline
     from stepscope.api import Run
-    from stepscope.model.views.timeline import SliceDetail, SliceRef, StackPlace, TimelineStep, TimelineWindow
+    from stepscope.model.timeline import SliceDetail, SliceRef, StackPlace, TimelineStep, TimelineWindow
     from stepscope.report.places import Shortener
 
 Document = dict[str, Any]

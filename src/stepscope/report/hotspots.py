@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stepscope.analyze.host.stack_selection import PARKED
-from stepscope.model.views.hotspots import HotspotRow, Hotspots, SampledProcess
+from stepscope.model.sampled import HotspotRow, Hotspots, SampledProcess
 from stepscope.report import csv_text, words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.places import Shortener

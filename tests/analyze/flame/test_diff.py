@@ -14,7 +14,7 @@ from stepscope.analyze.pictures.flame_diff import flame_diff, flame_rank_diff
 from stepscope.analyze.pictures.flame_tree import Limits
 from stepscope.analyze.pictures.sampled_flame import FlameOptions
 from stepscope.errors import UsageError
-from stepscope.model.views.flame import FlameGraph
+from stepscope.model.sampled import FlameGraph
 from tests.analyze.flame.trees import context, inclusive, keys, stack, steps, tree, values
 from tests.builders import rank_info
 

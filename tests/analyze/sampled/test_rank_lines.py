@@ -18,7 +18,7 @@ from stepscope.analyze import ranks as rank_facts
 from stepscope.analyze.host.sampled_loop import sampled_loop
 from stepscope.analyze.host.stack_selection import idle_sampled
 from stepscope.engine.call_tree import UserPaths
-from stepscope.model.views.waits import RankLines
+from stepscope.model.sampled import RankLines
 from stepscope.read.stacks.sampled_files import read_stack_files
 from tests.builders import make_tables, step_rows
 from tests.records import replace

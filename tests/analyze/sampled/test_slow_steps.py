@@ -12,7 +12,7 @@ import pytest
 from stepscope.analyze import Context
 from stepscope.analyze.host import slow_steps
 from stepscope.engine.call_tree import UserPaths
-from stepscope.model.views.waits import SlowSteps
+from stepscope.model.sampled import SlowSteps
 from tests.builders import MS, T0, make_tables
 
 TRAIN = "/home/user/project/train.py"

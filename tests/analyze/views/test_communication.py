@@ -15,7 +15,7 @@ from stepscope.analyze.views import communication
 from stepscope.engine import spans
 from stepscope.engine import spans as base
 from stepscope.engine.collective_names import is_collective_call, is_collective_kernel, kind_of
-from stepscope.model.views.communication import CollectiveRow
+from stepscope.model.views import CollectiveRow
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.analyze.traces import Slices, tables
 from tests.analyze.views.collective_traces import US, Rank, opened, written

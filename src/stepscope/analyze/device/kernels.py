@@ -15,12 +15,12 @@ from math import ceil
 import numpy as np
 
 from stepscope.analyze.device.trace_loss import TraceLoss, host_rows, trace_loss
-from stepscope.analyze.views import tensor_cores
+from stepscope.analyze.views import kernels
 from stepscope.engine import intervals
 from stepscope.engine.device_work import KERNEL
 from stepscope.engine.scene import Scene
 from stepscope.engine.slice_tree import below
-from stepscope.model.views.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE
+from stepscope.model.device import ATTENTION, LAYOUT, MATRIX, POINTWISE
 from stepscope.tables.arrays import NONE, Bools, Int64
 
 FIRST_TENSOR_CORES = 7  # major compute capability of Volta
@@ -100,7 +100,7 @@ class Kernels:
     def _below_product(self) -> Bools:
         """Kernels below an operator that could use tensor cores."""
         span = self.scene.span
-        return self._below(span.names.pick(tensor_cores.eligible(span.names.values)) & span.is_operator)
+        return self._below(span.names.pick(kernels.eligible(span.names.values)) & span.is_operator)
 
     def _below(self, wanted: Bools) -> Bools:
         """Kernels below one of the operators `wanted`, a flag for each row of the span."""
@@ -109,7 +109,7 @@ class Kernels:
     def products(self) -> TraceLoss:
         """Products and convolutions on ordinary cores, where the device has others."""
         span = self.scene.span
-        used = self._by_name(tensor_cores.uses_tensor_cores(span.names.values))
+        used = self._by_name(kernels.uses_tensor_cores(span.names.values))
         ordinary = self._able & self._below_product & ~used & self._flags(_PRODUCT) & ~self._flags(_DOUBLE)
         ordinary &= ~self._flags(_CONVERSION)
         lengths = self.ends - self.starts
@@ -301,7 +301,7 @@ def _product_kernels(scene: Scene) -> tuple[Int64, Int64]:
     """Kernels on tensor cores that products launched themselves, and the rows of these operators."""
     span, found = scene.span, scene.found
     slices = np.flatnonzero((found.kind == KERNEL) & (scene.step_of(found.start_ns) >= 0))
-    used = span.names.pick(tensor_cores.uses_tensor_cores(span.names.values))
+    used = span.names.pick(kernels.uses_tensor_cores(span.names.values))
     products = span.names.where(frozenset(_PRODUCTS)) & span.is_operator
     above = found.operator[slices]
     chosen = (above >= 0) & used[found.rows[slices]] & products[np.maximum(above, 0)]

@@ -23,9 +23,11 @@ from stepscope.engine.host_activity import HostActivity
 from stepscope.engine.intervals import EMPTY, Intervals
 from stepscope.engine.scene import Scene
 from stepscope.engine.spans import Span
-from stepscope.model.views.device_losses import (
+from stepscope.model.device import (
     ALLOCATOR,
     ATTENTION,
+    COLLECTIVES,
+    COMPILE,
     COMPILED,
     COPY_IN,
     DATA_PARALLEL,
@@ -34,13 +36,16 @@ from stepscope.model.views.device_losses import (
     LAUNCH,
     LAYOUT,
     LINALG,
+    LOADER,
     MATRIX,
     OPTIMIZER,
     POINTWISE,
     SYNC,
     ZERO_GRAD,
+    Replay,
+    WhatIf,
+    matrix,
 )
-from stepscope.model.views.replay import COLLECTIVES, COMPILE, LOADER, Replay, WhatIf, matrix
 from stepscope.tables.arrays import Bools, Int64
 
 MAX_RESIDUAL = 0.05  # of the recorded steps: a replay that is further off does not know the trace

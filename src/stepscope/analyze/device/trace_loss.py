@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from msgspec import Struct, field
 
-from stepscope.analyze.views.kernel_names import short_names
+from stepscope.analyze.views.kernels import short_names
 from stepscope.engine import attribution, intervals
 from stepscope.engine.host_activity import matches
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.scene import Scene
 from stepscope.engine.spans import Span
-from stepscope.model.views.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE, Loss, LossLine
+from stepscope.model.device import ATTENTION, LAYOUT, MATRIX, POINTWISE, Loss, LossLine
 from stepscope.tables.arrays import Int64
 
 LINES = 5  # of each loss; more than a finding names

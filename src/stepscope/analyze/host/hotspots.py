@@ -25,7 +25,7 @@ from stepscope.engine.call_tree import CallFrame, CallTree
 from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
 from stepscope.model import PHASES
-from stepscope.model.views.hotspots import HotspotRow, Hotspots, SampledProcess
+from stepscope.model.sampled import HotspotRow, Hotspots, SampledProcess
 from stepscope.tables.arrays import NONE
 from stepscope.tables.schema import Tables
 

@@ -28,7 +28,7 @@ from stepscope.engine.source_lines import Lines
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import UserCode, is_torch, knows_no_tensors
 from stepscope.model import LoopFacts, Place, PythonFacts
-from stepscope.model.facts_machine import PauseFacts, PauseLine
+from stepscope.model.machine import PauseFacts, PauseLine
 from stepscope.tables.phases import OPTIMIZER
 from stepscope.tables.schema import Tables
 

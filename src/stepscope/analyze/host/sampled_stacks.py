@@ -19,7 +19,7 @@ from stepscope.engine.samples import Samples
 from stepscope.engine.step_labels import STEADY as STEADY_STEP
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import PHASES, HotLine, StackFacts, StepFacts
-from stepscope.model.views.waits import CallerLine, LoaderWait, SampledViews, StageTime
+from stepscope.model.sampled import CallerLine, LoaderWait, SampledViews, StageTime
 from stepscope.tables import phases
 from stepscope.tables.arrays import NONE, Floats, Int64
 from stepscope.tables.schema import Tables

@@ -20,8 +20,8 @@ from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.samples import Samples
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import PHASES, Place
-from stepscope.model.facts_machine import DriftFacts, DriftLine
-from stepscope.model.views.waits import SlowLine, SlowSteps
+from stepscope.model.machine import DriftFacts, DriftLine
+from stepscope.model.sampled import SlowLine, SlowSteps
 from stepscope.tables.arrays import Bools, Int64
 
 SLOW_RATIO = 1.5  # of the median: half a step more is what one sees as a hiccup in a log of step times

@@ -22,7 +22,7 @@ from stepscope.engine.journal import event_data
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import LoaderFacts, Place
-from stepscope.model.facts_machine import EpochFacts, TraceLoader, WaveFacts
+from stepscope.model.machine import EpochFacts, TraceLoader, WaveFacts
 from stepscope.tables.arrays import Bools, Int64, climb
 from stepscope.tables.schema import Tables
 

@@ -21,7 +21,7 @@ from stepscope.analyze.host.sampled_loop import SampledLoop, is_fetch
 from stepscope.engine.call_tree import UserPaths, at, is_worker_loop, rows_of
 from stepscope.engine.intervals import Intervals, covered, intersect, subtract, total, union
 from stepscope.model import PHASES, StepFacts
-from stepscope.model.views.waits import LoaderWait, WaitPart
+from stepscope.model.sampled import LoaderWait, WaitPart
 from stepscope.read.raw import Frame
 from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
 from stepscope.tables.phases import DATA_WAIT, in_file, is_wait, last_part

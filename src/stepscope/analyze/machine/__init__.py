@@ -12,7 +12,7 @@ from stepscope.analyze.input import loader_epochs
 from stepscope.analyze.machine import cores, hardware, processes, readings
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import IoFacts, LoaderFacts, PythonFacts, StepFacts
-from stepscope.model.facts_machine import MachineFacts
+from stepscope.model.machine import MachineFacts
 
 
 def machine_facts(

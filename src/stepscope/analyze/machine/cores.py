@@ -17,7 +17,7 @@ from stepscope.analyze.machine.readings import average, growths, level, seconds,
 from stepscope.engine.journal import event_data, mean
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place
-from stepscope.model.facts_machine import CpuFacts, MemoryPressureFacts, PoolFacts
+from stepscope.model.machine import CpuFacts, MemoryPressureFacts, PoolFacts
 from stepscope.tables.schema import Tables
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -68,7 +68,6 @@ def cpu_facts(tables: Tables, labelled: LabelledSteps, mean_ms: float | None, wa
         involuntary_switches_per_s=average(growths(readings, "involuntary_switches", pids)),
         pressure_pct=level(readings, "psi_cpu_some_pct")[0],
         load=level(readings, "load_1m")[0],
-        voluntary_switches_per_s=average(growths(readings, "voluntary_switches", pids)),
         migrations_per_s=average(growths(readings, "migrations", pids)),
         stolen_cores=level(readings, "stolen_cores")[0],
         pool=pool_facts(readings, pids, shared, threads, mean_ms),

@@ -15,8 +15,7 @@ import polars as pl
 from stepscope.analyze.machine.readings import growths, level
 from stepscope.engine.journal import mean
 from stepscope.engine.step_labels import LabelledSteps
-from stepscope.model.facts_machine import PageFaultFacts
-from stepscope.model.views.machine import GpuClocks, NumaFacts, StorageFacts, StorageMount
+from stepscope.model.machine import GpuClocks, NumaFacts, PageFaultFacts, StorageFacts, StorageMount
 from stepscope.tables.schema import Tables
 
 _IDLE, _POWER_CAP = 0x1, 0x4
@@ -144,13 +143,11 @@ def numa(tables: Tables, readings: pl.DataFrame | None) -> NumaFacts | None:
     known = [(pid, node) for pid, node in at if node is not None]
     if not known:
         return None
-    gpus = _gpus(hardware[0])
     counts = Counter(node for _, node in known)
     return NumaFacts(
         nodes=len(nodes[0]),
         main_nodes={node: count / len(known) for node, count in sorted(counts.items())},
-        gpu_nodes=gpus,
-        away_share=_away(known, _nearest(readings, gpus)),
+        away_share=_away(known, _nearest(readings, _gpus(hardware[0]))),
     )
 
 
@@ -207,8 +204,7 @@ def storage(tables: Tables, readings: pl.DataFrame | None) -> StorageFacts | Non
         requested_bytes_per_s=requested,
         device_bytes_per_s=device,
         cold_share=_cold(requested, device),
-        early_cold_share=_third(readings, pids, first=True),
-        late_cold_share=_third(readings, pids, first=False),
+        late_cold_share=_late_cold(readings, pids),
         blocked_share=blocked,
         blocked_readings=looks,
         io_delay_share=sum(delays.values()) / len(delays) / 1e9 if delays else None,
@@ -236,12 +232,9 @@ def _cold(requested: float | None, device: float | None) -> float | None:
     return min(1.0, device / requested)
 
 
-def _third(readings: pl.DataFrame, pids: list[int], *, first: bool) -> float | None:
+def _late_cold(readings: pl.DataFrame, pids: list[int]) -> float | None:
     times: list[int] = readings["time_ns"].unique().sort().to_list()
-    begin, end = times[0], times[-1]
-    third = (end - begin) // 3
-    inside = pl.col("time_ns") <= begin + third if first else pl.col("time_ns") >= end - third
-    part = readings.filter(inside)
+    part = readings.filter(pl.col("time_ns") >= times[-1] - (times[-1] - times[0]) // 3)
     if part["time_ns"].n_unique() < _LEAST:
         return None
     return _cold(_total(part, "requested_bytes", pids), _total(part, "read_bytes", pids))

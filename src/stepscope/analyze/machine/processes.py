@@ -12,7 +12,7 @@ import polars as pl
 from stepscope.engine.journal import event_data
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place, ProcessFacts
-from stepscope.model.facts_machine import Child, ChildrenFacts, CpuFacts
+from stepscope.model.machine import Child, ChildrenFacts, CpuFacts
 from stepscope.tables.processes import OTHER
 from stepscope.tables.schema import Tables
 

@@ -18,7 +18,7 @@ from stepscope.analyze.host.stack_selection import idle_sampled
 from stepscope.analyze.pictures.flame_tree import ROOT, FrameIndex, Names, Paths, flame_tree, merged, summed
 from stepscope.analyze.pictures.sampled_flame import Boxes, FlameOptions, PlannedTree, Side, notes_of, stacked, title
 from stepscope.errors import UsageError
-from stepscope.model.views.flame import FlameGraph, FlameTree
+from stepscope.model.sampled import FlameGraph, FlameTree
 
 SCALED = "scaled to the same total"
 

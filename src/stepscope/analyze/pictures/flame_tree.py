@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from stepscope.engine.call_tree import CallFrame
 from stepscope.engine.user_code import UserCode
-from stepscope.model.views.flame import FlameFrame, FlameTree
+from stepscope.model.sampled import FlameFrame, FlameTree
 from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
 
 ROOT = FlameFrame("all", "", None, "root")

@@ -19,7 +19,7 @@ from stepscope.analyze.pictures.flame_tree import Paths, depths, merged, summed,
 from stepscope.analyze.pictures.trace_paths import FUNCTION, OPERATOR, TraceFrame
 from stepscope.engine.call_tree import CallTree
 from stepscope.engine.user_code import UserCode
-from stepscope.model.views.flame import FlameFrame
+from stepscope.model.sampled import FlameFrame
 from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
 
 MIN_SHARE = 0.01  # of the operators of a path: what costs less counts for the operator, or function, around it

@@ -39,7 +39,7 @@ from stepscope.engine.samples import Samples
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.errors import UnreadableInputError
 from stepscope.model import PHASES
-from stepscope.model.views.flame import FlameFrame, FlameGraph, FlameTree
+from stepscope.model.sampled import FlameFrame, FlameGraph, FlameTree
 from stepscope.tables.arrays import NONE, Bools, Floats, Int32
 
 MAX_RANK_TREES = 64  # more trees than anyone chooses from; --rank draws any other

@@ -16,8 +16,15 @@ import polars as pl
 
 from stepscope.engine.step_labels import STEADY, LabelledSteps
 from stepscope.model import PHASES
-from stepscope.model.views.step_series import LongStep, ProcessSteps, StepDistribution, StepEvent, StepPhases
-from stepscope.model.views.telemetry_series import Telemetry, TelemetrySeries
+from stepscope.model.timeline import (
+    LongStep,
+    ProcessSteps,
+    StepDistribution,
+    StepEvent,
+    StepPhases,
+    Telemetry,
+    TelemetrySeries,
+)
 from stepscope.tables.schema import Tables
 
 UNATTRIBUTED = "unattributed"

@@ -15,7 +15,7 @@ from stepscope.engine.spans import Span
 from stepscope.errors import UsageError
 from stepscope.model import PHASES
 from stepscope.model.findings import Place
-from stepscope.model.views.timeline import SliceDetail, SliceFact, SliceRef, StackPlace
+from stepscope.model.timeline import SliceDetail, SliceFact, SliceRef, StackPlace
 from stepscope.tables.arrays import NONE, Int64
 
 MAX_FRAMES = 64

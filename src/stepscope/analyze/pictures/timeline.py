@@ -24,7 +24,7 @@ from stepscope.engine.device_work import COMMUNICATION, work
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.user_code import UserCode
 from stepscope.model import PHASES
-from stepscope.model.views.timeline import KINDS, TimelineStep, TimelineTrack, TrackKind
+from stepscope.model.timeline import KINDS, TimelineStep, TimelineTrack, TrackKind
 from stepscope.tables import categories
 from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64
 from stepscope.tables.schema import Tables

@@ -14,7 +14,7 @@ import polars as pl
 
 from stepscope.analyze.pictures.timeline import KIND, Timeline
 from stepscope.analyze.pictures.timeline_levels import Items, Level, thinned
-from stepscope.model.views.timeline import KINDS, SearchHit, SearchResult, TimelineWindow, TrackSlices
+from stepscope.model.timeline import KINDS, SearchHit, SearchResult, TimelineWindow, TrackSlices
 from stepscope.tables.arrays import Bools, Int64
 
 MAX_SLICES = 20_000  # of one window

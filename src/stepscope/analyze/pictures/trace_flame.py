@@ -19,11 +19,11 @@ from stepscope.analyze.device.device_time import EARLY, NO_LAUNCH, NO_STACKS, RE
 from stepscope.analyze.pictures.flame_tree import ROOT, FrameIndex, Limits, Paths, flame_tree, merged, summed
 from stepscope.analyze.pictures.operator_leaves import OperatorLeaves, split
 from stepscope.analyze.pictures.trace_paths import BUILTIN, KERNEL, TraceFrame, TraceNames, forest, has_stacks
-from stepscope.analyze.views.kernel_names import short_names
+from stepscope.analyze.views.kernels import short_names
 from stepscope.engine.call_tree import CallTree
 from stepscope.engine.device_work import BEFORE_RECORDING, GRAPH, in_state, links_of, work
 from stepscope.engine.spans import Span
-from stepscope.model.views.flame import FlameTree
+from stepscope.model.sampled import FlameTree
 from stepscope.tables import categories
 from stepscope.tables.arrays import NONE, Bools, Floats, Int64
 

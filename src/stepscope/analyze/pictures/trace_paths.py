@@ -26,7 +26,7 @@ from stepscope.engine.origins import MAX_FRAMES
 from stepscope.engine.slice_names import callee_name
 from stepscope.engine.slice_tree import nearest, nearest_around
 from stepscope.engine.spans import Span, texts
-from stepscope.model.views.flame import FlameFrame
+from stepscope.model.sampled import FlameFrame
 from stepscope.read.raw import Frame
 from stepscope.tables import phases
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64

@@ -21,7 +21,7 @@ from stepscope.report.escape import plain
 if TYPE_CHECKING:
     from stepscope.analyze.pictures.sampled_flame import FlameOptions
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views.flame import FlameGraph
+    from stepscope.model.sampled import FlameGraph
 
 TITLE = "Flame graph"
 BY = (("function", "Function"), ("line", "Line"))

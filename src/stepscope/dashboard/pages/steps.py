@@ -17,7 +17,7 @@ from stepscope.report import words
 if TYPE_CHECKING:
     from stepscope.engine.step_labels import LabelledSteps
     from stepscope.model import StepFacts
-    from stepscope.model.views.step_series import LongStep, StepDistribution, StepPhases
+    from stepscope.model.timeline import LongStep, StepDistribution, StepPhases
 
 POINTS, EMBEDDED_POINTS = 600, 300  # of a chart
 LONGEST, LEAST_LONGEST = 100, 10  # steps in the table of the longest, where more and where fewer are above the median

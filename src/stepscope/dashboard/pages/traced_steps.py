@@ -11,7 +11,7 @@ from stepscope.report import words
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views.overview import Overview, StepBreakdown
+    from stepscope.model.views import Overview, StepBreakdown
 
 POINTS, EMBEDDED_POINTS = 400, 200
 MANY = 120
