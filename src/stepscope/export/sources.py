@@ -14,10 +14,9 @@ from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.export.entry import Timed, timed
 from stepscope.export.survey import Survey, Surveyor
 from stepscope.read import read_paths
-from stepscope.read.events import raw_events
-from stepscope.read.metadata import whole
+from stepscope.read.kineto import raw_events
 from stepscope.read.raw import RawRank, RawRun
-from stepscope.read.text import moment_ns
+from stepscope.read.text import moment_ns, whole_number
 
 Progress = Callable[[float], None]
 # As in the reader: times later than this are since 1970, whatever base the file names.
@@ -121,7 +120,7 @@ def survey(source: Source, *, launches: bool, progress: Progress) -> None:
     events = raw_events(source.path, progress=_share(progress))
     result = source.survey = surveyor.run(timed(events, surveyor.result.counts))
     result.metadata = events.metadata()
-    base_ns = moment_ns(whole(result.metadata.pop("baseTimeNanoseconds", None))) or 0
+    base_ns = moment_ns(whole_number(result.metadata.pop("baseTimeNanoseconds", None))) or 0
     result.base_ns = 0 if (result.first_ns or 0) > _SINCE_1970_NS else base_ns
     quality = events.quality()
     result.counts["lost"] += quality.lost
