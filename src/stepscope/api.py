@@ -128,7 +128,7 @@ class Run:
 
     def _raw(self) -> RawRun:
         """What lies in the paths, read as far as must be known before tables are made."""
-        from stepscope.read import read_foreign, read_run
+        from stepscope.read import read_run, read_third_party
         from stepscope.read.raw import Losses, RawRun
 
         if self.recorded:
@@ -136,7 +136,7 @@ class Run:
         recordings, others = self._inputs
         if recordings and not others:
             return RawRun(folder=self.folder, hosts=(), ranks=(), losses=Losses())
-        return read_foreign(others)
+        return read_third_party(others)
 
     @cached_property
     def _inputs(self) -> tuple[tuple[MemoryRecording, ...], tuple[Path, ...]]:
@@ -339,7 +339,7 @@ def _cache(options: ReadOptions) -> Path | None:
 
 def _with_cells(options: ReadOptions, folder: Path) -> ReadOptions:
     """With the cells of the notebook that the run was recorded in, if it was, as the user's code."""
-    from stepscope.read.cells import cells
+    from stepscope.read.run_folder import cells
 
     root, maps = cells(folder)
     if root is None:

@@ -15,8 +15,7 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.views import memory
 from stepscope.analyze.views.memory_recordings import POINTS
 from stepscope.model.memory import MemoryOperator, MemoryRecording, MemoryView
-from stepscope.read.memory_recordings import read_recordings
-from stepscope.read.memory_timeline import CATEGORIES
+from stepscope.read.memory_recordings import CATEGORIES, read_recordings
 from tests.analyze.shared_traces import files, needs_traces, run_of
 from tests.analyze.traces import tables
 

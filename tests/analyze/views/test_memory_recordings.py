@@ -19,8 +19,8 @@ from stepscope.engine.user_code import CodeOptions, UserCode
 from stepscope.errors import UnreadableInputError
 from stepscope.model.findings import Place
 from stepscope.model.memory import MemoryCurve, MemoryRecording, MemoryState, MemoryView
+from stepscope.read.memory_recordings import read_memory_timeline
 from stepscope.read.memory_snapshot import read_memory_snapshot
-from stepscope.read.memory_timeline import read_memory_timeline
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.analyze.traces import tables
 from tests.read.memory_files import FILE, ROUND, SEGMENT, START_US, Allocator, stack
