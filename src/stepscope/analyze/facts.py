@@ -46,13 +46,13 @@ from stepscope.analyze.device_losses.lost import Lost
 from stepscope.analyze.sampled import hot_lines
 from stepscope.analyze.sampled import views as sampled_views
 from stepscope.analyze.sampled_time import SampledTime
-from stepscope.analyze.views.build import LazyViews
+from stepscope.analyze.views.lazy_views import LazyViews
 from stepscope.engine import host_calls
 from stepscope.model import Analysis, SourceFiles
-from stepscope.model import facts as model
+from stepscope.model import run_facts as model
 from stepscope.model.comparison import TrialFacts
 from stepscope.model.compilers import CompilersView
-from stepscope.model.device import DeviceLosses, PassesFacts, Replay
+from stepscope.model.device_losses import DeviceLosses, PassesFacts, Replay
 from stepscope.model.machine import MachineFacts
 from stepscope.model.memory import MemoryLosses, MemoryRecording
 from stepscope.model.ranks import Pipeline, RanksFacts

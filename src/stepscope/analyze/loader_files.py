@@ -13,7 +13,7 @@ import polars as pl
 from stepscope.engine.host_calls import BUILTIN, Window
 from stepscope.engine.samples import short
 from stepscope.engine.source_lines import Lines
-from stepscope.model.facts import FileReads
+from stepscope.model.run_facts import FileReads
 
 # Files of libraries in which everything is about bringing a file in. Decoding what was read is not: PIL opens and reads
 # a picture's header in `open`, and decodes it elsewhere.

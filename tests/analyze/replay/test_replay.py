@@ -9,7 +9,7 @@ import pytest
 from stepscope.analyze import analyze, replay
 from stepscope.analyze.replay.what_ifs import TENSOR_CORE_RATES
 from stepscope.diagnose.thresholds import TENSOR_CORES
-from stepscope.model.device import (
+from stepscope.model.device_losses import (
     ALLOCATOR,
     COLLECTIVES,
     COPY_IN,

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct
 
-from stepscope.analyze.views import memory
-from stepscope.analyze.views.memory_recordings import DeviceMemory, Spots
+from stepscope.analyze.views import trace_memory
+from stepscope.analyze.views.memory_blocks import DeviceMemory, Spots
 from stepscope.engine.spans import Base, Span
 from stepscope.model.memory import GrowthLine
 from stepscope.tables.arrays import Int64
@@ -48,14 +48,14 @@ def traced(base: Base) -> Iterator[TracedGrowth]:
 
 def _span(base: Base, span: Span) -> Iterator[TracedGrowth]:
     ends = span.steps["end_ns"].to_numpy()
-    for found in memory.allocations(base, span):
+    for found in trace_memory.allocations(base, span):
         device = found.device
         positions = np.searchsorted(np.maximum.accumulate(device.times_ns), ends, side="right")
         if not positions[-1]:
             continue
         levels = device.levels[positions]
         rises = np.diff(levels)
-        gpu = span.gpus.get(memory.number(device.device)) if device.device != "cpu" else None
+        gpu = span.gpus.get(trace_memory.number(device.device)) if device.device != "cpu" else None
         yield TracedGrowth(
             process=span.ref.process,
             rank=span.ref.rank,

@@ -15,7 +15,7 @@ from stepscope.analyze.passes import copies, doubles, extra_calls, recompute, wi
 from stepscope.analyze.passes.training import TrainingScene, scenes
 from stepscope.analyze.sampled_time import SampledTime
 from stepscope.engine.samples import Samples
-from stepscope.model.device import PassesFacts, PassFacts
+from stepscope.model.device_losses import PassesFacts, PassFacts
 
 __all__ = ["facts"]
 

@@ -19,7 +19,7 @@ from stepscope.engine import intervals
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples, short
 from stepscope.engine.tree import climb
-from stepscope.model.device import Recompute
+from stepscope.model.device_losses import Recompute
 from stepscope.tables.arrays import NONE, Bools, Int64
 
 ENOUGH_SAMPLES = 50

@@ -21,7 +21,7 @@ from stepscope.engine.attribution import PlaceSums
 from stepscope.engine.samples import bare
 from stepscope.engine.tree import nearest
 from stepscope.model import Place
-from stepscope.model.device import WideGradients
+from stepscope.model.device_losses import WideGradients
 from stepscope.tables.arrays import NONE, Int64
 
 MIN_CALLS = 8  # per step of one kind: fewer add up to no more than a few passes over the tensor

@@ -20,7 +20,7 @@ from stepscope.engine import intervals
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
 from stepscope.engine.scene import Scene
 from stepscope.engine.spans import Span
-from stepscope.model.device import Replay, WhatIf
+from stepscope.model.device_losses import Replay, WhatIf
 from stepscope.tables.arrays import Int64
 
 __all__ = ["facts", "graph_of"]

@@ -22,7 +22,7 @@ from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL
 from stepscope.engine.host_activity import HostActivity
 from stepscope.engine.intervals import EMPTY, Intervals
 from stepscope.engine.scene import Scene
-from stepscope.model.device import (
+from stepscope.model.device_losses import (
     ALLOCATOR,
     ATTENTION,
     COLLECTIVES,

@@ -12,25 +12,11 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.analyze.views.memory_recordings import (
-    DeviceMemory,
-    Seen,
-    Spots,
-    blocks,
-    lines,
-    pair,
-    seen,
-    spots,
-    sums,
-)
+from stepscope.analyze.views.memory_blocks import DeviceMemory, Seen, Spots, blocks, lines, pair, seen, spots, sums
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.tree import climb, upward
 from stepscope.engine.user_code import NO_OPTIONS, UserCode, user_code
-from stepscope.model.memory import (
-    MemoryOperator,
-    MemoryRecording,
-    MemoryView,
-)
+from stepscope.model.memory import MemoryOperator, MemoryRecording, MemoryView
 from stepscope.tables.arrays import NONE, Int64
 
 NO_ADDRESSES = "allocations carry no addresses (PyTorch before 1.10), so that no block can be followed"

@@ -19,15 +19,9 @@ from stepscope.analyze.compilers.prepared import (
     per_step_ns,
     total_ns,
 )
-from stepscope.analyze.compilers.reports import Report, longest_ns, step_estimate_ms
+from stepscope.analyze.compilers.xla_reports import Report, longest_ns, step_estimate_ms
 from stepscope.analyze.windows import event_data
-from stepscope.model.compilers import (
-    CompilerCause,
-    CompilerCheck,
-    CompilerFacts,
-    CompilerSteps,
-    CompilersView,
-)
+from stepscope.model.compilers import CompilerCause, CompilerCheck, CompilerFacts, CompilerSteps, CompilersView
 from stepscope.tables.schema import Tables
 
 METRICS = "CompilationMetrics"  # the source that tells everything of torch.compile
