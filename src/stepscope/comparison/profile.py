@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from stepscope.analyze.hotspots.table import HotspotOptions
-from stepscope.analyze.sampled.selection import StackSelection
+from stepscope.analyze.host.hotspots import HotspotOptions
+from stepscope.analyze.host.stack_selection import StackSelection
 from stepscope.analyze.views.select import Selection
 from stepscope.analyze.views.trace_diff import DiffSide
 from stepscope.comparison import measure

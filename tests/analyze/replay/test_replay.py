@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from stepscope.analyze import analyze, replay
-from stepscope.analyze.replay.what_ifs import TENSOR_CORE_RATES
+from stepscope.analyze import analyze
+from stepscope.analyze.device import replay
+from stepscope.analyze.device.replay import TENSOR_CORE_RATES
 from stepscope.diagnose.thresholds import TENSOR_CORES
 from stepscope.model.device_losses import (
     ALLOCATOR,

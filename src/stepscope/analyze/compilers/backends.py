@@ -20,8 +20,14 @@ from stepscope.analyze.compilers.prepared import (
     total_ns,
 )
 from stepscope.analyze.compilers.xla_reports import Report, longest_ns, step_estimate_ms
-from stepscope.analyze.windows import event_data
-from stepscope.model.compilers import CompilerCause, CompilerCheck, CompilerFacts, CompilerSteps, CompilersView
+from stepscope.engine.journal import event_data
+from stepscope.model.compilers import (
+    CompilerCause,
+    CompilerCheck,
+    CompilerFacts,
+    CompilerSteps,
+    CompilersView,
+)
 from stepscope.tables.schema import Tables
 
 METRICS = "CompilationMetrics"  # the source that tells everything of torch.compile

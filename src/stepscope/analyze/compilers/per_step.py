@@ -37,7 +37,7 @@ from stepscope.analyze.compilers.prepared import (
     total_ns,
 )
 from stepscope.analyze.compilers.xla_reports import Rate, Report, estimated_wall_ns
-from stepscope.analyze.steps import mean
+from stepscope.engine.journal import mean
 from stepscope.engine.step_labels import STEADY
 from stepscope.model.compilers import CompilerFacts, CompilerPoint, CompilerSteps, CompileStorm, EagerAfterLimit
 from stepscope.tables.arrays import Bools, Int64

@@ -18,8 +18,7 @@ from stepscope.analyze.compilers.prepared import (
     TORCH_XLA,
     WARMUP_STEPS,
 )
-from stepscope.analyze.windows import event_data
-from stepscope.engine.user_code import parse_json
+from stepscope.engine.journal import event_data, parse_json
 from stepscope.model.compilers import CompilerMetric, CompilerWarning
 from stepscope.tables.schema import Tables
 

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from stepscope.analyze.views.kernels import judged
 from stepscope.engine import collective_names as words
-from stepscope.engine import intervals, tree
+from stepscope.engine import intervals, slice_tree
 from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL, Work, work
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Base, Span
@@ -66,8 +66,8 @@ def _of_collectives(span: Span) -> Bools:
     flags = on_host(span, words.is_collective_call)
     if not flags.any():
         return flags
-    inside = tree.nearest(span.parent, flags) >= 0
-    return inside | tree.above(span.parent, np.flatnonzero(flags))
+    inside = slice_tree.nearest(span.parent, flags) >= 0
+    return inside | slice_tree.above(span.parent, np.flatnonzero(flags))
 
 
 def _rows(span: Span) -> Iterator[CollectiveRow]:

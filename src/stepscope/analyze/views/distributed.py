@@ -23,7 +23,7 @@ from stepscope.engine import intervals
 from stepscope.engine.device_work import work
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.step_windows import StepWindows, step_windows
+from stepscope.engine.trace_steps import StepWindows, step_windows
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import CollectiveOverWorkers, Distributed, WorkerShare
 from stepscope.tables.arrays import NONE, Int64

@@ -14,10 +14,9 @@ from msgspec import Struct, field
 from stepscope.engine.device_work import work
 from stepscope.engine.module_calls import ModuleCalls, Paths, module_class
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.tree import climb
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import ModuleNode, ModuleTree
-from stepscope.tables.arrays import NONE, Int32, Int64
+from stepscope.tables.arrays import NONE, Int32, Int64, climb
 
 # Columns of sums by path. Times are self times.
 _CALLS, _IN_STEPS, _OPERATORS, _HOST, _BACK_HOST, _DEVICE, _BACK_DEVICE = range(7)

@@ -24,10 +24,10 @@ from msgspec import Struct
 
 from stepscope.analyze.views.kernels import eligible, judged, known_sum, uses_tensor_cores
 from stepscope.analyze.views.trace_memory import around
-from stepscope.engine import attribution, intervals, tree
+from stepscope.engine import attribution, intervals, slice_tree
 from stepscope.engine.device_work import LINKED, in_state, work
+from stepscope.engine.slice_tree import nearest_around, upward
 from stepscope.engine.spans import Base, Span, texts
-from stepscope.engine.tree import nearest_around, upward
 from stepscope.engine.user_code import UserCode, user_code
 from stepscope.model.findings import Place
 from stepscope.model.trace import SpanRef
@@ -280,7 +280,7 @@ def _eligible(calls: Calls) -> Bools:
     names, device = calls.span.names, calls.device
     result = judged(names, calls.rows, eligible)
     result[device.call[judged(names, device.rows, uses_tensor_cores)]] = True
-    return result | tree.above(calls.caller, np.flatnonzero(result))
+    return result | slice_tree.above(calls.caller, np.flatnonzero(result))
 
 
 def _has_stack(calls: Calls) -> Bools:

@@ -20,7 +20,7 @@ from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work
 from stepscope.engine.host_activity import LOADER_RANGE, HostActivity, host_activity, matches
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.step_windows import StepWindows, step_windows
+from stepscope.engine.trace_steps import StepWindows, step_windows
 from stepscope.model.views import (
     DEVICE,
     DEVICE_PARTS,

@@ -19,9 +19,9 @@ from msgspec import Struct, field
 
 from stepscope.engine.device_work import work
 from stepscope.engine.module_calls import MAX_LEVELS, ModuleCalls, Paths, module_class
+from stepscope.engine.slice_tree import nearest
 from stepscope.engine.spans import Span
-from stepscope.engine.tree import climb, nearest
-from stepscope.tables.arrays import NONE, Bools, Int64
+from stepscope.tables.arrays import NONE, Bools, Int64, climb
 
 STEP, LOADER, MODULE, BACKWARD, OPTIMIZER, OPERATORS = range(6)
 TYPES = ("ProfilerStep", "DataLoader", "Module", "Backward", "Optimizer", "Operators")

@@ -12,12 +12,26 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.analyze.views.memory_blocks import DeviceMemory, Seen, Spots, blocks, lines, pair, seen, spots, sums
+from stepscope.analyze.views.memory_blocks import (
+    DeviceMemory,
+    Seen,
+    Spots,
+    blocks,
+    lines,
+    pair,
+    seen,
+    spots,
+    sums,
+)
+from stepscope.engine.slice_tree import upward
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.tree import climb, upward
 from stepscope.engine.user_code import NO_OPTIONS, UserCode, user_code
-from stepscope.model.memory import MemoryOperator, MemoryRecording, MemoryView
-from stepscope.tables.arrays import NONE, Int64
+from stepscope.model.memory import (
+    MemoryOperator,
+    MemoryRecording,
+    MemoryView,
+)
+from stepscope.tables.arrays import NONE, Int64, climb
 
 NO_ADDRESSES = "allocations carry no addresses (PyTorch before 1.10), so that no block can be followed"
 NO_TOTALS = "the trace does not say what was allocated when it began: its curve shows the change since then"

@@ -219,7 +219,7 @@ def empty(context: PageContext) -> bool:
 
 
 def _telemetry(context: PageContext) -> Telemetry | None:
-    from stepscope.analyze.telemetry_series import telemetry
+    from stepscope.analyze.pictures.series import telemetry
     from stepscope.dashboard.pages.steps import labelled
 
     between = None

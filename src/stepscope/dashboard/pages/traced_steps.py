@@ -37,7 +37,7 @@ def build(context: PageContext) -> list[Block]:
 
 
 def _chart(item: Overview, context: PageContext, *, several: bool) -> Block:
-    from stepscope.analyze.thinning import pick, positions
+    from stepscope.analyze.pictures.series import pick, positions
 
     limit = EMBEDDED_POINTS if context.embedded else POINTS
     steps = list(item.steps)
