@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.record.agent import frames
 from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.probes.graph_breaks import LOGGER
+from stepscope.record.agent.probes.compiles import LOGGER
 
 
 class FakeDynamo:

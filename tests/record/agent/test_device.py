@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.agent.device import DeviceTimer
 from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.phases import StepRow
+from stepscope.record.agent.segments import StepRow
+from stepscope.record.agent.step_readings import DeviceTimer
 
 
 class FakeEvent:

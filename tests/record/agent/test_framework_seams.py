@@ -14,8 +14,7 @@ import pytest
 from stepscope.record.agent import core, marks
 from stepscope.record.agent.config import Config
 from stepscope.record.agent.imports import FRAMEWORK_MODULES
-from stepscope.record.agent.probes.framework_seams import FrameworkSeamsProbe
-from stepscope.record.agent.probes.frameworks import CALL, FRAMEWORKS, OPTIMIZER, Framework, Seam
+from stepscope.record.agent.probes.frameworks import CALL, FRAMEWORKS, OPTIMIZER, Framework, FrameworkSeamsProbe, Seam
 from tests.record.agent import fake_frameworks
 from tests.record.agent.fake_frameworks import FAKE
 from tests.record.agent.processes import SCRIPTS, run_script

@@ -9,9 +9,8 @@ import pytest
 
 from stepscope.read.raw import Losses
 from stepscope.read.stacks.stretches import read_times
-from stepscope.record.host import stack_files
-from stepscope.record.host.pyspy_counts import Counted, Stretch
-from stepscope.record.host.stack_files import SpyPart, write_segment
+from stepscope.record.host import pyspy_stacks
+from stepscope.record.host.pyspy_stacks import Counted, SpyPart, Stretch, write_segment
 from tests.read.stack_text import parse
 
 START_NS = 1_700_000_000_000_000_000
@@ -55,7 +54,7 @@ def test_names_that_are_no_valid_text_are_written_all_the_same(tmp_path: Path) -
 
 
 def test_too_many_stretches_leave_the_stacks_without_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack_files, "MOST_STRETCHES", 1)
+    monkeypatch.setattr(pyspy_stacks, "MOST_STRETCHES", 1)
     parts = [part(1, START_NS, "thread (1);a (/t.py:1)", "thread (1);b (/t.py:2)")]
     assert write_segment(tmp_path / "stacks-0.raw", parts) == (True, None)
     assert [path.name for path in tmp_path.iterdir()] == ["stacks-0.raw"]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.knobs.allocator import AllocatorConf, variables
 from stepscope.record.agent.knobs.base import KnobBase
 from stepscope.record.agent.knobs.cudnn import AllowTf32, Benchmark
+from stepscope.record.agent.knobs.launched import AllocatorConf, allocator_variables
 from stepscope.record.agent.knobs.linalg import LinalgLibrary
 
 pytestmark = pytest.mark.torch
@@ -131,7 +131,7 @@ def test_the_allocator_is_asked_for_its_settings(
     import torch
 
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": [], "allocator_settings": settings})
-    for name in variables(CONF):
+    for name in allocator_variables(CONF):
         monkeypatch.setenv(name, environment)
     knob = AllocatorConf()
     agent = install(knob, "allocator.conf", CONF)

@@ -11,24 +11,22 @@ import os
 import platform
 import sys
 import threading
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from stepscope.record.agent import knobs, marks
 from stepscope.record.agent.clock import Clock
 from stepscope.record.agent.compiling import skip_own_code
 from stepscope.record.agent.config import Config, from_environment
-from stepscope.record.agent.device import DeviceTimer
-from stepscope.record.agent.framework_steps import FrameworkSteps
 from stepscope.record.agent.guard import Guard, HookList
 from stepscope.record.agent.journal import EventLog, Journal, append_line, masked_command, rank_identity
-from stepscope.record.agent.page_faults import PageFaults
 from stepscope.record.agent.probes import ProbeSet
-from stepscope.record.agent.probes.autograd import AutogradProbe
 from stepscope.record.agent.probes.compiles import CompilesProbe
-from stepscope.record.agent.probes.framework_seams import FrameworkSeamsProbe
-from stepscope.record.agent.probes.module_forward import ModuleForwardProbe
-from stepscope.record.agent.probes.ptracer import allow_tracing
+from stepscope.record.agent.probes.frameworks import FrameworkSeamsProbe
+from stepscope.record.agent.probes.side_events import allow_tracing
+from stepscope.record.agent.probes.training import AutogradProbe, ModuleForwardProbe
 from stepscope.record.agent.step_queue import QueuedCutter
+from stepscope.record.agent.step_readings import DeviceTimer, FrameworkSteps, PageFaults
 from stepscope.record.agent.steps import StepRow
 
 if TYPE_CHECKING:
@@ -137,7 +135,7 @@ class Agent:
         self.knobs = self.guard.wrap("knobs", lambda: knobs.attach(self), inject=False)()
         self.probes.install_all()
         early = () if forked else ("seed", "window", "sampler")
-        for module in (*early, "memory_log", "losses", "source_log"):  # each in a file of its own, and adds itself
+        for module in (*early, "memory", "losses", "source_log"):  # each in a file of its own, and adds itself
             self.guard.wrap(module, lambda module=module: _attach(module, self), inject=False)()
         self.guard.wrap("compiling", skip_own_code, inject=False)()
 
@@ -374,14 +372,7 @@ def _at_end_of_process(agent: Agent) -> None:
 
 
 def _attach(module: str, agent: Agent) -> None:
-    from importlib import import_module
-    from importlib.util import find_spec
-
-    name = "stepscope.record.agent." + module
-    if find_spec(name) is not None:
-        attach = getattr(import_module(name), "attach", None)
-        if attach is not None:
-            attach(agent)
+    import_module("stepscope.record.agent." + module).attach(agent)
 
 
 def _role() -> str:

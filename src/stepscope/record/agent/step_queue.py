@@ -12,8 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Callable, List
 
-from stepscope.record.agent.open_step import Emit
-from stepscope.record.agent.phases import BACKWARD, DATA_WAIT, OPTIMIZER, Iterator, StepRow
+from stepscope.record.agent.segments import BACKWARD, DATA_WAIT, OPTIMIZER, Emit, Iterator, StepRow
 from stepscope.record.agent.steps import StepCutter
 
 BACKWARD_START, BACKWARD_END, OPTIMIZER_START, OPTIMIZER_END, CLOSURE_START, CLOSURE_END = range(6)

@@ -19,8 +19,7 @@ from stepscope.record.agent import memory
 from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.probes.loader import LoaderProbe
 from stepscope.record.agent.probes.user_profiler import UserProfilerProbe
-from stepscope.record.agent.window_budget import Budget
-from stepscope.record.agent.window_plan import HIGH, LOW, AutoPlan, Boundary, Opening, make_plan
+from stepscope.record.agent.window_plan import HIGH, LOW, AutoPlan, Boundary, Budget, Opening, make_plan
 from stepscope.record.agent.window_session import (
     Session,
     anything_enabled,

@@ -64,13 +64,13 @@ KNOBS: dict[str, KnobEntry] = {
         values.whole(1, 4096),
     ),
     "cpu.affinity": KnobEntry(
-        "affinity", "MainAffinity", "CPUs, such as 0-3,8", "the CPUs the training process may use", values.is_cpu_list
+        "process", "MainAffinity", "CPUs, such as 0-3,8", "the CPUs the training process may use", values.is_cpu_list
     ),
     "cpu.worker_affinity": KnobEntry(
-        "affinity", "WorkerAffinity", "CPUs, such as 4-7", "the CPUs that loader workers may use", values.is_cpu_list
+        "process", "WorkerAffinity", "CPUs, such as 4-7", "the CPUs that loader workers may use", values.is_cpu_list
     ),
     "gc": KnobEntry(
-        "collector", "Collector", "freeze, off or a threshold (a whole number from 1)",
+        "process", "Collector", "freeze, off or a threshold (a whole number from 1)",
         "Python's garbage collector, from the first steady step on", values.collector,
     ),
     "amp.dtype": KnobEntry(
@@ -90,21 +90,21 @@ KNOBS: dict[str, KnobEntry] = {
         values.one_of("cusolver", "magma", "default"),
     ),
     "memory_format": KnobEntry(
-        "memory_format", "MemoryFormat", "channels_last", "memory format of the model's convolutions",
+        "model", "MemoryFormat", "channels_last", "memory format of the model's convolutions",
         values.one_of("channels_last"),
     ),
     "compile": KnobEntry(
-        "compile", "Compile", "true, false, default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs",
+        "model", "Compile", "true, false, default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs",
         "torch.compile of the model, or false to run what the script compiles as it is written",
         values.one_of("true", "false", *values.COMPILE_MODES),
     ),
     "compile.mode": KnobEntry(
-        "compile", "CompileMode", "default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs",
+        "model", "CompileMode", "default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs",
         "the mode of what the script compiles, else of the model, which is then compiled",
         values.one_of(*values.COMPILE_MODES),
     ),
     "compile.dynamic": KnobEntry(
-        "compile", "CompileDynamic", _TRUTH, "whether shapes are dynamic in what the script or compile=true compiles",
+        "model", "CompileDynamic", _TRUTH, "whether shapes are dynamic in what the script or compile=true compiles",
         values.truth,
     ),
     "optimizer.fused": KnobEntry(
@@ -114,23 +114,23 @@ KNOBS: dict[str, KnobEntry] = {
         "optimizer", "Foreach", _TRUTH, "each operation of the update is done for all parameters at once", values.truth
     ),
     "zero_grad.set_to_none": KnobEntry(
-        "zero_grad", "SetToNone", _TRUTH, "zero_grad lets go of gradients instead of filling them with zeros",
+        "optimizer", "SetToNone", _TRUTH, "zero_grad lets go of gradients instead of filling them with zeros",
         values.truth,
     ),
     "allocator.conf": KnobEntry(
-        "allocator", "AllocatorConf", "settings such as expandable_segments:True",
+        "launched", "AllocatorConf", "settings such as expandable_segments:True",
         "PYTORCH_CUDA_ALLOC_CONF of the command", values.allocator_conf, LAUNCH,
     ),
     "host.allocator": KnobEntry(
-        "host_allocator", "HostAllocator", "keep, keep_all, huge_pages, jemalloc or tcmalloc",
+        "launched", "HostAllocator", "keep, keep_all, huge_pages, jemalloc or tcmalloc",
         "how the process gets memory of the host, and whether it gives it back",
         values.one_of("keep", "keep_all", "huge_pages", "jemalloc", "tcmalloc"), LAUNCH,
     ),
     "env:NAME": KnobEntry(
-        "environment", "Environment", "any text", "an environment variable of the command", values.anything, LAUNCH
+        "launched", "Environment", "any text", "an environment variable of the command", values.anything, LAUNCH
     ),
     "arg:--flag": KnobEntry(
-        "arguments", "Argument", "any text, or nothing for a flag that takes no value", "a flag of the script's own",
+        "launched", "Argument", "any text, or nothing for a flag that takes no value", "a flag of the script's own",
         values.anything, LAUNCH,
     ),
 }  # fmt: skip

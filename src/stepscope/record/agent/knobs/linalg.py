@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.knobs.calls import Call, CallPatches
 from stepscope.record.agent.knobs.cudnn import NO_DEVICE
+from stepscope.record.agent.patches import CallPatches
+from stepscope.record.agent.wrapper_importlib_bootstrap import Call
 
 if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent
@@ -34,7 +35,7 @@ class LinalgLibrary(KnobBase):
         except RuntimeError as error:
             report(False, reason=str(error).splitlines()[0][:200])
             return
-        self._patches = CallPatches(agent, self.name)
+        self._patches = CallPatches(agent.guard, "knob." + self.name)
         self._patches.change(home, "preferred_linalg_library", self._changed)
 
     def uninstall(self) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.knobs.calls import Call, CallPatches
+from stepscope.record.agent.patches import CallPatches
+from stepscope.record.agent.wrapper_importlib_bootstrap import Call
 
 if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent
@@ -29,7 +30,7 @@ class MatmulPrecision(KnobBase):
         self._place: Place | None = None
         self._before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(value)
-        self._patches = CallPatches(agent, self.name)
+        self._patches = CallPatches(agent.guard, "knob." + self.name)
         self._patches.change(torch, "set_float32_matmul_precision", self._changed)
 
     def uninstall(self) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.record.agent.frames import user_place
 from stepscope.record.agent.knobs.base import KnobBase, Report
-from stepscope.record.agent.knobs.calls import Answer, Call, CallPatches
+from stepscope.record.agent.patches import CallPatches
+from stepscope.record.agent.wrapper_importlib_bootstrap import Answer, Call
 
 if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent
@@ -28,7 +29,7 @@ class _Threads(KnobBase):
         self._overridden: tuple[Any, ...] | None = None
         self._own = os.path.dirname(torch.__file__) + os.sep
         getattr(torch, self.setter)(self._count)
-        self._calls = CallPatches(agent, self.name)
+        self._calls = CallPatches(agent.guard, "knob." + self.name)
         self._calls.change(torch, self.setter, self._change)
 
     def uninstall(self) -> None:

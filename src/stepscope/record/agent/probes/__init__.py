@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 # (module under this package, class). Installed in this order, taken out in reverse. A new probe is a new line here.
 PROBES: tuple[tuple[str, str], ...] = (
-    ("ptracer", "PtracerProbe"),
+    ("side_events", "PtracerProbe"),
     ("sites", "SitesProbe"),
     ("loader", "LoaderProbe"),
-    ("autograd", "AutogradProbe"),
-    ("optimizer", "OptimizerProbe"),
-    ("scaler", "ScalerProbe"),
-    ("module_forward", "ModuleForwardProbe"),
-    ("profiler_step", "ProfilerStepProbe"),
+    ("training", "AutogradProbe"),
+    ("training", "OptimizerProbe"),
+    ("training", "ScalerProbe"),
+    ("training", "ModuleForwardProbe"),
+    ("user_profiler", "ProfilerStepProbe"),
     ("xla", "XlaProbe"),
-    ("collector", "CollectorProbe"),
-    ("saves", "SavesProbe"),
-    ("children", "ChildrenProbe"),
+    ("side_events", "CollectorProbe"),
+    ("side_events", "SavesProbe"),
+    ("side_events", "ChildrenProbe"),
     ("compiles", "CompilesProbe"),
-    ("nvtx", "NvtxProbe"),
-    ("framework_seams", "FrameworkSeamsProbe"),
+    ("side_events", "NvtxProbe"),
+    ("frameworks", "FrameworkSeamsProbe"),
     ("user_profiler", "UserProfilerProbe"),
 )
 
@@ -74,7 +74,7 @@ class ProbeSet:
             probe = self._guarded(module, lambda module=module, class_name=class_name: self._load(module, class_name))
             if probe is not None:
                 self._probes.append(probe)
-                self._guarded(module, lambda probe=probe: self._install(probe))
+                self._guarded(probe.name, lambda probe=probe: self._install(probe))
 
     def add(self, probe: Probe) -> None:
         """Take in a probe that is installed already, so that it is suspended and resumed with the others."""

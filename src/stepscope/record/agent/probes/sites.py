@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from stepscope.record.agent.frames import caller, place_fields
 from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.masking import MASK, is_secret_name, mask_text
-from stepscope.record.agent.probes.patch import PatchSet
+from stepscope.record.agent.patches import Patches
 
 if TYPE_CHECKING:
     from stepscope.record.agent.core import Agent
@@ -74,7 +74,7 @@ class SitesProbe:
     name = "sites"
 
     def __init__(self) -> None:
-        self._patches = PatchSet()
+        self._patches = Patches()
         self._written: dict[Any, int] = {}
         self._optimizer: Any = None
 
