@@ -18,7 +18,7 @@ from stepscope.record.agent.compiling import is_dynamo_compiling_check
 from stepscope.record.agent.patches import Patches
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.steps import StepRow
 
 NAME = "losses"

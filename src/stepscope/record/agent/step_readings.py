@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Callable
 from stepscope.record.agent.segments import StepRow
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
     from stepscope.record.agent.guard import Guard
+    from stepscope.record.agent.journal import EventLog
 
 # Readings nobody asked for, of fetches that are no edges or wait to be judged; undecided edges are far fewer.
 READINGS_LIMIT = 4096
@@ -93,15 +93,16 @@ PENDING_LIMIT = 256
 class DeviceTimer:
     """Records an edge per step and writes `device_step` {step, device_ns} once the device has reached it."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, guard: Guard, events: EventLog, is_paused: Callable[[], bool]) -> None:
+        self._events = events
+        self._is_paused = is_paused
         self._last: tuple[int, Any] | None = None  # (end of the step before the edge, event)
         self._pending: deque[tuple[int, Any, Any]] = deque()
         self._spare: list[Any] = []
         build = getattr(sys.modules.get("torch"), "version", None)
         self.possible = bool(getattr(build, "cuda", None) or getattr(build, "hip", None))
-        self.step_edge = agent.guard.wrap("device", self._step_edge)
-        self.drain = agent.guard.wrap("device", self._drain)
+        self.step_edge = guard.wrap("device", self._step_edge)
+        self.drain = guard.wrap("device", self._drain)
 
     @property
     def in_use(self) -> bool:
@@ -113,8 +114,8 @@ class DeviceTimer:
 
     def _step_edge(self, row: StepRow) -> None:
         """Record the edge at the end of `row`; its device time is known when the edge before ended the step before."""
-        cuda = self._cuda()
-        if cuda is None:
+        cuda: Any = sys.modules["torch"].cuda if self.in_use and not self._is_paused() else None
+        if cuda is None or cuda.is_current_stream_capturing():
             self._last = None
             return
         self._drain()
@@ -133,15 +134,8 @@ class DeviceTimer:
         while self._pending and self._pending[0][2].query():
             step, first, second = self._pending.popleft()
             elapsed_ms = first.elapsed_time(second)
-            self._agent.events.write("device_step", step=step, device_ns=int(elapsed_ms * 1e6))
+            self._events.write("device_step", step=step, device_ns=int(elapsed_ms * 1e6))
             self._spare.append(first)
-
-    def _cuda(self) -> Any | None:
-        """torch.cuda when events may be recorded now."""
-        if not self.in_use or self._agent.user_profiler_active:
-            return None
-        cuda: Any = sys.modules["torch"].cuda
-        return None if cuda.is_current_stream_capturing() else cuda
 
 
 NEVER = 1 << 62

@@ -31,7 +31,7 @@ from stepscope.record.agent.window_session import (
 )
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.steps import StepRow
 
 NAME = "window"

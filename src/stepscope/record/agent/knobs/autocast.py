@@ -20,7 +20,7 @@ from stepscope.record.agent.patches import CallPatches, Patches
 from stepscope.record.agent.wrapper_importlib_bootstrap import Answer
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.knobs.base import Report
     from stepscope.record.agent.steps import StepRow
 

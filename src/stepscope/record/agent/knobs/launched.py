@@ -8,11 +8,10 @@ import sys
 from typing import TYPE_CHECKING, Any, Sequence
 
 from stepscope.record.agent.knobs import masked
-from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.knobs.cudnn import NO_DEVICE
+from stepscope.record.agent.knobs.base import NO_DEVICE, KnobBase
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.knobs.base import Report
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping, NamedTuple, Tuple
 from stepscope.record.agent.frames import user_place
 from stepscope.record.agent.knobs.base import KnobBase, Report
 from stepscope.record.agent.knobs.values import TRUTHS
-from stepscope.record.agent.patches import Arguments, CallPatches, Patches, parameter_names
+from stepscope.record.agent.patches import Arguments, CallPatches, parameter_names
 from stepscope.record.agent.wrapper_importlib_bootstrap import Call
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
 
 NUM_WORKERS = "num_workers"
 PREFETCH = "prefetch_factor"
@@ -36,19 +36,17 @@ class _Loaders:
     def __init__(self, agent: Agent) -> None:
         from torch.utils.data import DataLoader
 
-        self.knobs: dict[str, _LoaderKnob] = {}  # by argument
+        self.knobs: dict[str, LoaderArgument] = {}  # by argument
         self._names = parameter_names(DataLoader.__init__)
         self._made: dict[int, tuple[Any, Any]] = {}  # id -> (weak reference, (arguments changed, place))
         self.made_any = False
         self._calls = CallPatches(agent.guard, "knob." + _FAMILY)
         self._calls.change(DataLoader, "__init__", self._change, self._after_init, self._refused)
-        self._patches = Patches()
         iterate = agent.guard.pair("knob." + _FAMILY, lambda loader: loader, self._after_iterator)
-        self._patches.install(lambda: self._patches.around(DataLoader, "_get_iterator", iterate))
+        self._calls.around(DataLoader, "_get_iterator", iterate)
 
     def remove(self) -> None:
         self._calls.remove()
-        self._patches.remove()
         self._made.clear()
 
     def _change(self, *args: Any, **kwargs: Any) -> Call | None:
@@ -85,24 +83,26 @@ class _Loaders:
         for name in names:
             knob = self.knobs.get(name)
             if knob is not None:
-                value = knob.read(loader, iterator)
-                applied = value == knob.wish
-                reason = None if applied else "the loader or torch has made something else of it"
-                knob.report(applied, knob.observe(value, iterator), reason, place)
+                knob.look(loader, iterator, place)
 
 
-class _LoaderKnob(KnobBase):
-    """One argument of the loader."""
+class LoaderArgument(KnobBase):
+    """One argument of the loader, that after the dot of the knob's name.
+
+    `num_workers` and `prefetch_factor` are numbers; the latter and `persistent_workers` are of loaders with workers,
+    `pin_memory` is for an accelerator.
+    """
 
     family = _FAMILY
-    argument = ""
+    missed = "the script made no DataLoader"
 
     def install(self, agent: Agent, value: str, report: Report) -> None:
-        self.wish: Any = self.convert(value)
+        self._argument = self.name.partition(".")[2]
+        self.wish: Any = int(value) if self._argument in (NUM_WORKERS, PREFETCH) else TRUTHS[value]
         self.report = report
         if _Loaders.shared is None:
             _Loaders.shared = _Loaders(agent)
-        _Loaders.shared.knobs[self.argument] = self
+        _Loaders.shared.knobs[self._argument] = self
 
     def uninstall(self) -> None:
         shared, _Loaders.shared = _Loaders.shared, None
@@ -114,62 +114,18 @@ class _LoaderKnob(KnobBase):
         if not self.report.made and shared is not None and shared.made_any:
             self.report(False, reason=_NEVER_READ)
 
-    def convert(self, text: str) -> Any:
-        """The argument for a value of the table."""
-        return TRUTHS[text]
-
-    def read(self, loader: Any, _iterator: Any) -> Any:
-        """What holds for the batches of an iterator, which `loader` has just made."""
-        return getattr(loader, self.argument, None)
-
-    def observe(self, value: Any, _iterator: Any) -> str:
-        """`value`, which `read` gave, in words, with what else can be seen of it."""
-        return str(value).lower()
-
-
-class NumWorkers(_LoaderKnob):
-    """`num_workers`, of loaders that can have workers."""
-
-    argument = NUM_WORKERS
-    missed = "the script made no DataLoader"
-
-    def convert(self, text: str) -> int:
-        return int(text)
-
-    def observe(self, value: Any, iterator: Any) -> str:
-        alive = sum(worker.is_alive() for worker in getattr(iterator, "_workers", ()))
-        return f"{value}, processes alive: {alive}"
-
-
-class PrefetchFactor(_LoaderKnob):
-    """`prefetch_factor`, of loaders with workers."""
-
-    argument = PREFETCH
-    missed = NumWorkers.missed
-
-    def convert(self, text: str) -> int:
-        return int(text)
-
-    def observe(self, value: Any, iterator: Any) -> str:
-        ahead = getattr(iterator, "_tasks_outstanding", None)
-        return str(value) if ahead is None else f"{value}, batches asked for ahead: {ahead}"
-
-
-class PinMemory(_LoaderKnob):
-    """`pin_memory`, where there is an accelerator."""
-
-    argument = PIN
-    missed = NumWorkers.missed
-
-    def read(self, loader: Any, iterator: Any) -> Any:
-        return getattr(iterator, "_pin_memory", loader.pin_memory)
-
-
-class PersistentWorkers(_LoaderKnob):
-    """`persistent_workers`, of loaders with workers."""
-
-    argument = PERSISTENT
-    missed = NumWorkers.missed
+    def look(self, loader: Any, iterator: Any, place: Any) -> None:
+        """Report what holds for the batches of `iterator`, which `loader` has just made."""
+        value = getattr(loader, self._argument, None)
+        if self._argument == PIN:
+            value = getattr(iterator, "_pin_memory", value)
+        words = str(value).lower()
+        if self._argument == NUM_WORKERS:
+            words += f", processes alive: {sum(worker.is_alive() for worker in getattr(iterator, '_workers', ()))}"
+        elif self._argument == PREFETCH and getattr(iterator, "_tasks_outstanding", None) is not None:
+            words += f", batches asked for ahead: {iterator._tasks_outstanding}"
+        applied = value == self.wish
+        self.report(applied, words, None if applied else "the loader or torch has made something else of it", place)
 
 
 def _given(dataset: Any, workers: int, wishes: dict[str, Any]) -> Given:

@@ -20,7 +20,7 @@ from stepscope.record.agent.patches import CallPatches, Patches
 from stepscope.record.agent.wrapper_importlib_bootstrap import Call
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.knobs.base import Report
     from stepscope.record.agent.steps import StepRow
 
@@ -266,7 +266,7 @@ class Plan:
 
 
 class Compile(KnobBase):
-    """compile: true, a mode, or false."""
+    """compile (true, a mode, or false), compile.mode and compile.dynamic: one plan of all that are given."""
 
     missed = "no training step was completed after it"
 
@@ -287,14 +287,6 @@ class Compile(KnobBase):
         """A last look."""
         if self._plan is not None:
             self._plan.look()
-
-
-class CompileMode(Compile):
-    """compile.mode: the mode of the script's own torch.compile, else the models are compiled with it."""
-
-
-class CompileDynamic(Compile):
-    """compile.dynamic: whether shapes are taken as dynamic from the first compilation on."""
 
 
 def _compile_in_place(torch: Any, model: Any, arguments: dict[str, Any]) -> None:

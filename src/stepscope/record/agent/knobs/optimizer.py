@@ -19,17 +19,18 @@ from stepscope.record.agent.patches import Arguments, CallPatches, Patches, para
 from stepscope.record.agent.wrapper_importlib_bootstrap import Call
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.knobs.base import Report
 
 PENDING_LIMIT = 1_000  # optimizers made and not yet stepped that are looked after
 
 
-class _Argument(KnobBase):
+_EXCLUDES = {"fused": "foreach", "foreach": "fused"}
+
+
+class OptimizerArgument(KnobBase):
     """Changes one argument of every constructor in torch.optim that has it; subclasses call these."""
 
-    argument = ""
-    other = ""  # the argument that excludes it
     missed = "the script made no optimizer"
 
     def install(self, agent: Agent, value: str, report: Report) -> None:
@@ -37,6 +38,7 @@ class _Argument(KnobBase):
         import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+        self.argument = self.name.partition(".")[2]
         self._value, self._report = TRUTHS[value], report
         self._pending: dict[int, tuple[ref[Any], Place | None]] = {}  # optimizers that have not taken a step
         self._refusals: dict[int, str] = {}
@@ -79,13 +81,14 @@ class _Argument(KnobBase):
         function = vars(kind).get("__init__")
         if function is None or self.argument not in inspect.signature(function).parameters:
             return
-        names, has_other = parameter_names(function), self.other in inspect.signature(function).parameters
+        names, other = parameter_names(function), _EXCLUDES[self.argument]
+        has_other = other in inspect.signature(function).parameters
 
         def change(*args: Any, **kwargs: Any) -> Call:
             arguments = Arguments(names, args, kwargs)
             arguments.set(self.argument, self._value)
-            if self._value and has_other and arguments.get(self.other):
-                arguments.set(self.other, None)
+            if self._value and has_other and arguments.get(other):
+                arguments.set(other, None)
             return arguments.call(args[0])
 
         def unfold(*args: Any, **kwargs: Any) -> Call | None:
@@ -126,18 +129,6 @@ class _Argument(KnobBase):
             self._report(False, observed, f"{name} refuses it: {refusal}", place)
         else:
             self._report(False, observed, "its parameter groups, or a checkpoint loaded, have their own", place)
-
-
-class Fused(_Argument):
-    """One kernel for many parameters."""
-
-    argument, other = "fused", "foreach"
-
-
-class Foreach(_Argument):
-    """Each operation of the update for all parameters at once."""
-
-    argument, other = "foreach", "fused"
 
 
 _NAMES = ["self", "set_to_none"]

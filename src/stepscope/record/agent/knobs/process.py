@@ -16,7 +16,7 @@ from stepscope.record.agent.patches import Patches
 from stepscope.record.agent.window_plan import NOISY_STEPS, is_steady
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.steps import StepRow
 
 _LOADERS_LOOKED_AT = 20  # a script that starts workers again for every epoch has told enough by then

@@ -21,7 +21,7 @@ from stepscope.record.agent.frames import Place, is_user_file
 from stepscope.record.agent.masking import mask_text
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.segments import StepRow
 
 PACKAGE = "torch._dynamo"
@@ -73,6 +73,7 @@ class CompilesProbe:
             self._tap = GraphBreakTap(agent, self._break_told)
             hook = agent.guard.wrap(self.name, self._compile_begins)
             self._hook = lambda: hook() or KEY
+            agent.after_compile.append(agent.guard.wrap(self.name, self.arm))
             agent.add_boundary_hook(self._at_boundary, self.name)
             agent.add_finish_hook(self._finish, self.name)
             utils = _dynamo_utils()

@@ -20,7 +20,7 @@ from stepscope.record.agent.patches import Patches
 from stepscope.record.agent.step_readings import FrameworkSteps, reader
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.guard import After, Before
     from stepscope.record.agent.steps import StepRow
 

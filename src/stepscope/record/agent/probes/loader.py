@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from stepscope.record.agent.patches import Patches
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
 
 _SERIAL = "_stepscope_serial"
 _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CRITICAL = frozenset(
-    os.path.join(_FOLDER, name + ".py") for name in ("steps", "step_queue", "segments", "step_readings", "core")
+    os.path.join(_FOLDER, name + ".py") for name in ("steps", "step_queue", "segments", "step_readings", "agent")
 )
 _PLAIN = (list, tuple)
 _NO_LENGTH = (TypeError, NotImplementedError, AttributeError)

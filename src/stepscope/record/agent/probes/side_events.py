@@ -17,7 +17,7 @@ from stepscope.record.agent.masking import mask_argv
 from stepscope.record.agent.patches import Patch, Patches
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
 
 SHORTEST_NS = 1_000_000  # shorter collections of the young generations are only counted
 

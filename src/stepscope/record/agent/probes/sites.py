@@ -17,7 +17,7 @@ from stepscope.record.agent.masking import MASK, is_secret_name, mask_text
 from stepscope.record.agent.patches import Patches
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
 
 EVENTS_PER_SITE = 5  # a constructor inside a loop is written a few times, then no more
 SITES_LIMIT = 500

@@ -18,7 +18,7 @@ from stepscope.record.agent.patches import Patches
 from stepscope.record.agent.wrapper_importlib_bootstrap import make_wrapper
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.guard import After
     from stepscope.record.agent.segments import StepRow
 
@@ -144,6 +144,8 @@ class AutogradProbe:
             self._functional.around(torch.autograd, "grad", agent.guard.pair(self.name, before, after))
 
         self._functional.install(make)
+        if self.without_functional not in agent.before_compile:
+            agent.before_compile.append(self.without_functional)
 
     def without_functional(self) -> None:
         """Leave `torch.autograd.grad` alone: the script trains otherwise, or compiles what Dynamo knows by identity."""
@@ -298,6 +300,7 @@ class ModuleForwardProbe:
             self._agent = agent
             self._called = agent.guard.wrap(self.name, self._call)
             self._is_compiling = is_compiling_check()
+            agent.before_compile.append(self.remove)
             agent.add_boundary_hook(self._at_boundary, self.name, unfed_only=True)
             agent.steps.ask_use = lambda: agent.guard.wrap(self.name, self._ask)() or False
         self._installed = True

@@ -20,7 +20,7 @@ from stepscope.record.agent.patches import Patches
 from stepscope.record.agent.window_session import in_our_call, in_shared_call
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
 
 NAME = "user_profiler"
 MAKING = "the script made a profiler of its own"
