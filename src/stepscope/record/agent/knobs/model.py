@@ -1,27 +1,108 @@
-"""compile, compile.mode and compile.dynamic: torch.compile of the model, or of what the script compiles.
+"""The models of a script: the outermost modules that are called in training.
 
-Where the script compiles nothing, the models are compiled in place after the first training step: their classes, names
-and checkpoints stay what they are. Where it does, its own calls get the mode or the setting of dynamic shapes, and
-`compile=false` has what it compiles run as it is written. A compiler that fails leaves the model as it is written too.
+Found by a global forward pre-hook that is in place until the first training step is over, and no longer: it would slow
+every module call down. Once torch.compile is used there is none at all, for Dynamo would compile anew without it; what
+the script hands to torch.compile is a model then.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Callable
+from weakref import WeakKeyDictionary, ref
 
-from stepscope.record.agent.compiling import skip_own_code
+from stepscope.record.agent.compiling import is_compiling_check, skip_own_code
 from stepscope.record.agent.frames import Place, user_place
-from stepscope.record.agent.knobs import roots
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.knobs.calls import Call, CallPatches
 from stepscope.record.agent.knobs.values import COMPILE_MODES, TRUTHS
+from stepscope.record.agent.patches import CallPatches, Patches
+from stepscope.record.agent.wrapper_importlib_bootstrap import Call
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.knobs.base import Report
     from stepscope.record.agent.steps import StepRow
+
+NAME = "knob_roots"
+
+_finders: WeakKeyDictionary[Agent, RootFinder] = WeakKeyDictionary()
+
+
+def finder(agent: Agent) -> RootFinder:
+    """The finder that all knobs of `agent` share, started on first use."""
+    found = _finders.get(agent)
+    if found is None:
+        found = _finders[agent] = RootFinder(agent)
+        found.start()
+    return found
+
+
+class RootFinder:
+    """Listens until `close`."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._patches = Patches()
+        self._handle: Any = None
+        self._inner: set[int] = set()  # ids of the roots and all that is inside them
+        self._listeners: list[Callable[[Any], Any]] = []
+        self._roots: list[ref[Any]] = []
+
+    def listen(self, knob: str, listener: Callable[[Any], Any]) -> None:
+        """Call `listener(module)` right before the first call of each root, on the switch of `knob`."""
+        self._listeners.append(self._agent.guard.wrap("knob." + knob, listener))
+
+    def start(self) -> None:
+        """Put the hook in, and be told of torch.compile."""
+        import torch
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        self._is_grad_enabled = torch.is_grad_enabled
+        self._module_type = torch.nn.Module
+        is_compiling, called = is_compiling_check(), self._agent.guard.wrap(NAME, self._called)
+
+        def before_forward(module: Any, _inputs: Any) -> None:
+            if not is_compiling():
+                called(module)
+
+        pair = self._agent.guard.pair(NAME, self._before_compile)
+        self._patches.install(lambda: self._patches.around(torch, "compile", pair))
+        self._handle = register_module_forward_pre_hook(before_forward)
+
+    def close(self) -> list[Any]:
+        """End the search. Returns the models found that still exist, in order; may be asked again."""
+        self._remove_hook()
+        self._patches.remove()
+        self._inner.clear()
+        self._listeners.clear()
+        return [module for module in (reference() for reference in self._roots) if module is not None]
+
+    def _remove_hook(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _called(self, module: Any) -> None:
+        thread = self._agent.training_thread
+        if id(module) in self._inner or (thread is not None and thread != get_ident()):
+            return
+        if module.training and self._is_grad_enabled():
+            self._note(module)
+
+    def _note(self, module: Any) -> None:
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            self._roots.append(ref(module))
+            self._inner.update(map(id, module.modules()))
+            for listener in self._listeners:
+                listener(module)
+
+    def _before_compile(self, target: Any = None, *_args: Any, **_kwargs: Any) -> None:
+        self._remove_hook()
+        module = target if isinstance(target, self._module_type) else getattr(target, "__self__", None)
+        if isinstance(module, self._module_type) and id(module) not in self._inner:
+            self._note(module)
+
 
 STEPS_TO_SEE = 5  # after them a compiled frame must have run
 
@@ -49,9 +130,9 @@ class Plan:
         self._rows = 0
         self._set_up = False
         self._model_place: Place | None = None
-        self._finder = roots.finder(agent)
+        self._finder = finder(agent)
         self._finder.listen(knob, self._note_model)
-        self._patches = CallPatches(agent, knob)
+        self._patches = CallPatches(agent.guard, "knob." + knob)
         self._patches.change(torch, "compile", self._changed, None, self._refused)
         agent.add_boundary_hook(self._at_boundary, "knob." + knob)
 
@@ -185,7 +266,7 @@ class Plan:
 
 
 class Compile(KnobBase):
-    """compile: true, a mode, or false."""
+    """compile (true, a mode, or false), compile.mode and compile.dynamic: one plan of all that are given."""
 
     missed = "no training step was completed after it"
 
@@ -208,14 +289,6 @@ class Compile(KnobBase):
             self._plan.look()
 
 
-class CompileMode(Compile):
-    """compile.mode: the mode of the script's own torch.compile, else the models are compiled with it."""
-
-
-class CompileDynamic(Compile):
-    """compile.dynamic: whether shapes are taken as dynamic from the first compilation on."""
-
-
 def _compile_in_place(torch: Any, model: Any, arguments: dict[str, Any]) -> None:
     """`model.compile`. Of a class that is torch's own, which Dynamo would leave alone when it comes first, as
     torch.compile does it for such: with a function around it."""
@@ -231,3 +304,84 @@ def _frames(which: str) -> int:
     utils = sys.modules.get("torch._dynamo.utils")
     counters = getattr(utils, "counters", None)
     return int(counters["frames"][which]) if counters is not None else 0
+
+
+class MemoryFormat(KnobBase):
+    """Converts every root it is told of."""
+
+    missed = "no model was called in training"
+
+    def install(self, agent: Agent, value: str, report: Report) -> None:
+        """`value`: channels_last."""
+        import torch
+
+        self._torch: Any = torch
+        self._agent, self._report = agent, report
+        self._format = getattr(torch, value)
+        self._weight: Any = None  # one that was converted
+        self._place: Place | None = None
+        self._output: tuple[str, bool] | None = None  # class of the first convolution seen, and whether it heeds it
+        self._handle: Any = None
+        self._is_compiling = is_compiling_check()
+        self._finder = finder(agent)
+        self._finder.listen(self.name, self._convert)
+
+    def uninstall(self) -> None:
+        """End the search. Converted weights stay as they are: their values are the same."""
+        if hasattr(self, "_finder"):
+            self._finder.close()
+            self._remove_hook()
+            self._weight = None
+
+    def at_first_step(self) -> None:
+        """Read a weight, and what was seen of the first convolution."""
+        found = self._finder.close()
+        self._remove_hook()
+        weight, self._weight = self._weight, None
+        if weight is None:
+            if found:
+                self._report(False, reason="the model has no weights of four dimensions", place=self._place)
+            return
+        applied = bool(weight.is_contiguous(memory_format=self._format))
+        words = f"a weight of {tuple(weight.shape)} has its channels {'last' if applied else 'not last'}"
+        if self._output is not None:
+            kind, heeded = self._output
+            words += f", and {kind} returns {'the same' if heeded else 'another format'}"
+            applied = applied and heeded
+        self._report(applied, words, None if applied else "it does not stay so", self._place)
+
+    def _convert(self, module: Any) -> None:
+        if self._place is None:
+            self._place = user_place()
+        weights = [one for one in module.parameters() if one.dim() == 4]
+        if not weights:
+            return
+        module.to(memory_format=self._format)
+        # Of one by one, or of one channel, both formats are the same.
+        telling = [one for one in weights if one.shape[1] > 1 and one.shape[2] * one.shape[3] > 1]
+        if self._weight is None:
+            self._weight = (telling or weights)[0]
+            if telling and not self._agent.compile_used:
+                self._look_at_outputs()
+
+    def _look_at_outputs(self) -> None:
+        from torch.nn.modules.module import register_module_forward_hook
+
+        convolution, is_compiling = self._torch.nn.Conv2d, self._is_compiling
+        look = self._agent.guard.wrap("knob." + self.name, self._look)
+
+        def after_forward(module: Any, _inputs: Any, output: Any) -> None:
+            if isinstance(module, convolution) and not is_compiling():
+                look(module, output)
+
+        self._handle = register_module_forward_hook(after_forward)
+
+    def _look(self, module: Any, output: Any) -> None:
+        if getattr(output, "dim", int)() == 4 and output.shape[1] > 1 and output.shape[2] * output.shape[3] > 1:
+            self._output = (type(module).__name__, bool(output.is_contiguous(memory_format=self._format)))
+            self._remove_hook()
+
+    def _remove_hook(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
