@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from stepscope.dashboard import static_page
+from stepscope.dashboard.pages import PageContext, device_lines
 from stepscope.diagnose import RULES
 from stepscope.model import (
     Abstention,
@@ -20,9 +22,10 @@ from stepscope.model import (
     Report,
     TraceFacts,
 )
-from stepscope.report import build, html, jsonfile
+from stepscope.report import build, jsonfile
 from tests.records import replace
 from tests.report.fabricate import ITEM_LINE, LOOP_LINE, analysis, diagnosis, run_facts, write_script
+from tests.report.pages import page_of, run_of
 from tests.report.test_terminal import HOSTILE, shown, words_of
 
 MS = 1_000_000
@@ -149,6 +152,12 @@ def report(folder: Path) -> Report:
     return build(foreign(folder), NONE_FOUND)
 
 
+def page_of_lines(report: Report, facts: Analysis) -> str:
+    run = run_of(report, facts)
+    shown = list(device_lines.made(PageContext(run=run, base=run), device_lines.DEVICE))
+    return static_page.render("lines", [static_page.Section("Lines", shown)])
+
+
 def test_quality_comes_before_any_figure(report: Report) -> None:
     flat = words_of(shown(report))
     assert flat.startswith(
@@ -185,7 +194,6 @@ def test_why_there_is_no_line_is_said(folder: Path) -> None:
     none = DeviceLines("device", MS, (), {"no stacks": MS}, {"no stacks": 1.0}, 0.0, 0.0, 5)
     report = build(foreign(folder, device_lines=none), NONE_FOUND)
     assert "no line could be found: 100 % no stacks" in words_of(shown(report))
-    assert "No line could be found." in html.render(report)
 
 
 def test_library_code_is_marked_as_a_guess(folder: Path) -> None:
@@ -254,12 +262,12 @@ def test_json_states_quality_first_and_survives_a_round_trip(report: Report) -> 
     assert report.views["device_lines"]["lines"][0]["code"].startswith("total = total")
 
 
-def test_the_page_holds_both_tables(report: Report) -> None:
-    page = html.render(report)
-    assert page.index("Read 2 traces") < page.index("Device time</h2>")
+def test_pages_hold_lines_and_what_is_wrong_with_traces(report: Report, folder: Path) -> None:
+    facts = foreign(folder)
+    page = page_of_lines(report, facts)
     for part in ("gemm_kernel 300 ms", "train.py:14", "mostly its backward", "launched before the recording began"):
         assert part in page
-    assert "the file ends in the middle of an event" in page
+    assert "the file ends in the middle of an event" in page_of(report, facts)
 
 
 def test_hostile_names_do_nothing(folder: Path) -> None:
@@ -280,6 +288,6 @@ def test_hostile_names_do_nothing(folder: Path) -> None:
     assert "\x1b" not in text
     assert "\x9b" not in text
     assert "\u202e" not in text
-    page = html.render(report)
-    assert "<script" not in page
-    assert "\u202e" not in page
+    for page in (page_of(report, facts), page_of_lines(report, facts)):
+        assert "<script" not in page
+        assert "\u202e" not in page

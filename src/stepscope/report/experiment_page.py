@@ -24,31 +24,29 @@ def with_experiment(report: Report, experiment: Mapping[str, Any]) -> Report:
     return msgspec.structs.replace(report, views={**report.views, "experiment": dict(experiment)})
 
 
-def write(
-    experiment: Experiment, report: Report | None, folder: Path, render: outputs.Render = outputs.plain_page
-) -> tuple[Path, ...]:
+def write(experiment: Experiment, report: Report | None, folder: Path, render: outputs.Render) -> tuple[Path, ...]:
     """Write experiment.json, and report.json and report.html with the experiment in them; returns their paths.
 
-    `report` is that of a run of the baseline, and `render` makes a page of it; without one the page is a plain one that
-    holds the experiment alone. Raises `EnvironmentRefusal` where the folder cannot be written.
+    `report` is that of a run of the baseline, None where there is none; `render` makes the page. Raises
+    `EnvironmentRefusal` where the folder cannot be written.
     """
     path = folder / NAME
     outputs.write_file(path, dumps(experiment))
-    if report is None:
-        return path, *outputs.write(with_experiment(_without_run(experiment), document(experiment)), folder)
-    return path, *outputs.write(with_experiment(report, document(experiment)), folder, render)
+    shown = with_experiment(report or _without_run(experiment), document(experiment))
+    return path, *outputs.write(shown, folder, render)
 
 
-def leave_with(experiment: Experiment, run: Path, render: outputs.Render = outputs.plain_page) -> Path | None:
+def leave_with(experiment: Experiment, run: Path, render: outputs.Render | None) -> Path | None:
     """Lay experiment.json into the run folder that the candidates came from, and show it in the report that lies there.
 
-    The report itself stays as it was, `render` makes a page of it; one that cannot be read is left alone. None where
-    nothing can be written.
+    The report itself stays as it was, `render` makes a page of it; one that cannot be read is left alone, as it is
+    without `render`. None where nothing can be written.
     """
     try:
         outputs.write_file(run / NAME, dumps(experiment))
-        report = jsonfile.load(run / outputs.JSON_NAME)
-        outputs.write(with_experiment(report, document(experiment)), run, render)
+        if render is not None:
+            report = jsonfile.load(run / outputs.JSON_NAME)
+            outputs.write(with_experiment(report, document(experiment)), run, render)
     except EnvironmentRefusal:
         return None
     except UnreadableInputError:

@@ -135,8 +135,8 @@ def _points(view: CompilersView, kind: str) -> Iterator[Block]:
         f"Steps that compiled, {words.term(kind)}",
         "bars",
         sentence=(
-            f"{words.count(len(points))} {words.term(kind)} steps compiled, broke or moved something to the host; step "
-            f"{worst.step} compiled longest, {words.milliseconds(worst.compile_ms)}."
+            f"{words.things(len(points), f'{words.term(kind)} step')} compiled, broke or moved something to the host; "
+            f"step {worst.step} compiled longest, {words.milliseconds(worst.compile_ms)}."
         ),
         x=("step", "count", [point.step for point in points]),
         y=("time", "ms"),

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stepscope.dashboard import blocks
+from stepscope.dashboard import blocks, static_page
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext
-from stepscope.dashboard.pages.rows import Col, rows_table
+from stepscope.dashboard.pages.rows import Alone, Col, TableContext, rows_table
+from stepscope.model import Report
 from stepscope.report import experiment_words as say
 from stepscope.report import words
 
@@ -86,7 +87,13 @@ def load(folder: Path) -> dict[str, Any]:
     return document(read(folder))
 
 
-def build(context: PageContext, document: Row) -> Iterator[Block]:
+def render(report: Report) -> str:
+    """The experiment of a report as one HTML file without scripts, where there is no run to show beside it."""
+    shown = list(build(Alone(), report.views["experiment"]))
+    return static_page.render(str(report.run.get("name")), [static_page.Section("Experiment", shown)])
+
+
+def build(context: TableContext, document: Row) -> Iterator[Block]:
     """The conclusion, the intervals drawn, and the tables behind."""
     candidates = say.ranked(document)
     won = bool(say.winners(document))
@@ -185,7 +192,7 @@ def _drawn_ceiling(value: float | None) -> float | None:
     return value if value is not None and -MOST_DRAWN < value < 0 else None
 
 
-def _tables(context: PageContext, document: Row, candidates: list[Row]) -> Iterator[Block]:
+def _tables(context: TableContext, document: Row, candidates: list[Row]) -> Iterator[Block]:
     phases = [{**phase, "name": say.name(row)} for row in candidates for phase in row.get("phases") or ()]
     title = "Where the difference is"
     yield from rows_table(context, "candidate-phases", title, "PhaseEffect", _PHASE, phases)

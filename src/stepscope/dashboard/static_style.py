@@ -1,4 +1,4 @@
-"""The style sheet of report.html: readable in light and dark, on paper, and without colour."""
+"""The style sheet of pages without scripts: readable in light and dark, on paper, and without colour."""
 
 from __future__ import annotations
 
@@ -23,21 +23,9 @@ code, pre, .number { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas,
 .figures div { min-width: 6rem; }
 .figures dt { color: var(--soft); font-size: .85rem; }
 .figures dd { margin: 0; font-size: 1.35rem; font-weight: 600; font-variant-numeric: tabular-nums; }
-.notes { list-style: none; margin: 1rem 0 0; padding: 0; }
-.notes li { border-left: 4px solid var(--warning); background: var(--box); padding: .35rem .8rem; margin: .3rem 0; }
-.notes li.plain { border-color: var(--line); }
 svg { display: block; width: 100%; height: auto; }
 svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
-.bar { border-radius: 5px; overflow: hidden; }
-.bar rect { stroke: var(--page); stroke-width: 2; }
 .swatch { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .5em; }
-.bar .on-part { fill: #fff; font-weight: 600; }
-.series polyline { fill: none; stroke: var(--accent); stroke-width: 1.2; vector-effect: non-scaling-stroke; }
-.series line { stroke: var(--line); }
-.series .median { stroke: var(--soft); stroke-dasharray: 5 4; }
-.compiling .wall { fill: none; stroke: var(--soft); }
-.compiling .spent { fill: var(--accent); }
-.compiling line { stroke: var(--line); }
 .finding { border: 1px solid var(--line); border-left-width: 5px; border-radius: 6px; padding: .9rem 1.1rem; margin:
   .9rem 0; }
 .finding.explained { margin-left: 1.6rem; }
@@ -64,10 +52,7 @@ pre .hit { background: color-mix(in srgb, var(--warning) 18%, transparent); font
 .intervals .zero { stroke: var(--soft); stroke-dasharray: 5 4; }
 .intervals .name { fill: var(--text); }
 .intervals .bar { fill: var(--soft); opacity: .45; }
-.intervals .faster .bar { fill: var(--good); }
-.intervals .slower .bar { fill: var(--critical); }
 .intervals .tick { stroke: var(--text); stroke-width: 2.5; }
-.intervals .dot { fill: var(--text); opacity: .65; }
 .intervals .ceiling { fill: none; stroke: var(--accent); stroke-width: 1.5; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
@@ -79,8 +64,6 @@ details { border-top: 1px solid var(--line); padding: .6rem 0; }
 summary { cursor: pointer; font-weight: 600; }
 summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 td code { white-space: pre-wrap; overflow-wrap: anywhere; display: block; min-width: 9rem; }
-td.source { width: 30%; max-width: 1px; min-width: 9rem; }
-td.source code { white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
 td.line code { white-space: nowrap; min-width: 0; }
 a { color: var(--accent); }
 @media print { body { max-width: none; } details > * { display: block; } }
