@@ -10,7 +10,7 @@ import pytest
 
 from stepscope.dashboard import blocks, static_page
 from stepscope.dashboard.static_page import Section
-from tests.report.test_html import Page
+from tests.dashboard.test_plain_report import Page
 from tests.report.test_terminal import HOSTILE, words_of
 
 

@@ -17,7 +17,7 @@ from stepscope.tables.schema import Tables
 from tests.analyze.memory_scenes import GIB, HARDWARE, MIB, STEPS, memory_tables, readings, struck_steps
 from tests.analyze.test_memory_losses import leaking
 from tests.builders import T0, make_tables, step_rows
-from tests.report.pages import page_of
+from tests.dashboard.plain_pages import page_of
 
 RETRIES = "memory.allocator_retries"
 

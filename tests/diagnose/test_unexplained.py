@@ -19,10 +19,10 @@ from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TORCH, TRAIN, stack
 from tests.analyze.test_pool import pool_tables
 from tests.builders import MS, T0, make_tables, rank_info, step_rows
+from tests.dashboard.plain_pages import page_of
 from tests.diagnose.test_children import process, started
 from tests.diagnose.test_children import tables as with_children
 from tests.records import replace
-from tests.report.pages import page_of
 
 EVENT = {"kind": "exit", "reason": "atexit"}  # of a run that the agent recorded
 

@@ -18,11 +18,11 @@ from stepscope.report import build, jsonfile
 from stepscope.report.metrics import metric
 from stepscope.report.table import Choice, document
 from stepscope.report.table_output import to_csv
+from tests.dashboard.plain_pages import page_of
+from tests.dashboard.test_plain_report import Page
 from tests.records import annotated, replace
 from tests.report.fabricate import analysis, finding, run_facts, step_facts, write_script
 from tests.report.fabricate_compilers import ARTICLE, cause, facts, steps, view, xla_view
-from tests.report.pages import page_of
-from tests.report.test_html import Page
 from tests.report.test_terminal import HOSTILE, shown, words_of
 
 NOTHING = Diagnosis((), ())
@@ -201,9 +201,10 @@ def test_a_rank_of_its_own_is_named(file: str) -> None:
 def test_values_are_a_chain(file: str, changes: list[tuple[str | None, str | None]], values: str) -> None:
     found = tuple(Change(step, old, new) for step, (old, new) in enumerate(changes))
     one = cause(file, subject="x", changes=found, count=len(found) or 1)
-    text = words_of(block(shown(report_of(file, replace(view(file), causes=(one,))), width=200)))
+    found_view = replace(view(file), causes=(one,))
 
-    assert f" {values} " in text
+    assert f" {values} " in words_of(block(shown(report_of(file, found_view), width=200)))
+    assert f" {values} " in words_of(shown_page(file, found_view).text)
 
 
 def test_the_page_holds_every_cause_change_step_and_metric(file: str) -> None:
@@ -216,18 +217,19 @@ def test_the_page_holds_every_cause_change_step_and_metric(file: str) -> None:
     assert "64" in page.text  # the last value of the chain, which the terminal leaves out
     assert "Steps that compiled" in page.text
     assert "Functions at their limit of versions" in page.text
-    colours = [value for tag, name, value in page.attributes if tag == "rect" and name == "fill"]
+    drawn = shown_page(file, view(file), steps=())  # no other drawing
+    colours = [value for tag, name, value in drawn.attributes if tag == "rect" and name == "fill"]
     assert [colours.count(colour) for colour in dict.fromkeys(colours)] == [12, 12]
     assert "script" not in page.tags
     xla = shown_page(file, xla_view(file), **alone(file)).text
     assert "CompileTime" in xla
-    assert "966 /s 337 0 InboundData bytes 30 165,160" in words_of(xla)
+    assert "3.03 /s 966 ms 337 ms 0 InboundData bytes 30 161 KiB" in words_of(xla)
     assert "MarkStep" in xla
 
 
 def test_the_drawing_needs_neither_times_of_steps_nor_compiles(file: str) -> None:
     def drawing(*points: CompilerPoint) -> int:
-        return shown_page(file, replace(view(file), points=points)).tags.count("rect")
+        return shown_page(file, replace(view(file), points=points), steps=()).tags.count("rect")
 
     untimed = [CompilerPoint(step, "train", None, 5.0, 1, 0, 0, 0) for step in range(3)]
     assert drawing(*untimed) == 3

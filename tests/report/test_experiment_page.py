@@ -14,10 +14,10 @@ from stepscope.dashboard.pages import experiments
 from stepscope.model import Report
 from stepscope.report import build, experiment_page, jsonfile
 from stepscope.report.experiment_document import document, load
+from tests.dashboard.plain_pages import page_of as page_of_report
+from tests.dashboard.test_plain_report import Page
 from tests.report.fabricate import analysis, diagnosis, write_script
 from tests.report.fabricate_experiment import BY_HAND, equal, experiment, hostile, screening, self_test
-from tests.report.pages import page_of as page_of_report
-from tests.report.test_html import Page
 from tests.report.test_terminal import HOSTILE, shown, words_of
 from tests.run_folders import make_run_folder
 
@@ -50,6 +50,7 @@ def test_the_experiment_comes_first_and_the_report_stays_whole(report: Report) -
         "faster -38 % -40 % -36 % -57 % 3",
         "data wait -21.2 ms 21.6 ms 0.40 ms -22.0 ms -20.4 ms",
         "000-baseline 61.6 ms 001-candidate 38.2 ms",
+        "in the script train.py:77: DataLoader(",
         "loader.num_workers 2 yes 2",
         "compile=true was not applied: no model was called",
         "other processes took 0.4 cores",
@@ -77,6 +78,7 @@ def test_what_is_drawn_lies_in_its_picture(report: Report) -> None:
     assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("rect", "class", "bar")]) == 3
     assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("line", "class", "tick")]) == 3
     assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("line", "class", "ceiling")]) == 2
+    assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("rect", "class", "dot")]) == 8
     assert min(places) >= 0
     assert max(places) <= 960
 

@@ -12,9 +12,9 @@ import pytest
 from stepscope.model.comparison import AppliedKnob
 from stepscope.model.views.trial import TrialFacts
 from stepscope.report import build, jsonfile
+from tests.dashboard.plain_pages import page_of
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, write_script
-from tests.report.pages import page_of
 from tests.report.test_terminal import HOSTILE, shown, words_of
 
 
@@ -43,7 +43,7 @@ def test_a_run_without_knobs_has_no_line(folder: Path) -> None:
 
     assert report.views["trial"] is None
     assert "Knobs" not in shown(report)
-    assert "<td>Knobs</td>" not in page_of(report)
+    assert "Knobs" not in page_of(report)
 
 
 def test_knobs_that_were_applied_and_one_that_was_not(folder: Path) -> None:
@@ -60,15 +60,16 @@ def test_knobs_that_were_applied_and_one_that_was_not(folder: Path) -> None:
     )
 
     assert f"Knobs {said}" in terminal
-    assert said in page
+    assert f"<p class='unexplained'>Knobs: {said}</p>" in page
     assert "not all were applied" in page
 
 
-def test_the_line_stands_before_the_parts_of_a_step(folder: Path) -> None:
+def test_the_line_stands_before_the_findings(folder: Path) -> None:
     terminal, page = both(folder, knob(folder, "gc", "off"))
 
     assert terminal.index("Knobs gc=off (applied)") < terminal.index("Where a step goes")
-    assert "<td>Knobs</td><td>gc=off (applied)</td>" in page
+    assert page.index("Knobs: gc=off (applied)") < page.index("<article") < page.index("Where a mean step goes")
+    assert "<p>Knobs: gc=off (applied)" in page
     assert "not all were applied" not in page
 
 

@@ -7,14 +7,12 @@ harmless text wherever they end up; numbers that are not finite become None, whi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.dashboard.pictures import chart, findings, flame, mark, series, timeline
 from stepscope.dashboard.values import MAX_TEXT, UNITS, Block, Help, Link, cell, cleaned, number, unit_of
 from stepscope.report.escape import plain
-
-if TYPE_CHECKING:
-    from stepscope.report.table import TableDocument
+from stepscope.report.table import TableDocument, unit_of_row
 
 Shorten = Callable[[str, "int | None"], str]
 
@@ -24,6 +22,7 @@ __all__ = [
     "Link",
     "Shorten",
     "absent_block",
+    "capital",
     "cell",
     "cell_link",
     "chart",
@@ -151,9 +150,12 @@ def absent_block(reason: str, record: str = "", command: str | None = None, *, t
 def sentence(words: str) -> str:
     """A reason as a sentence: a capital letter in front, a full stop at the end."""
     words = words.strip()
-    if not words:
-        return ""
-    return words[0].upper() + words[1:] + ("" if words[-1] in ".!?…" else ".")
+    return capital(words) + ("" if words[-1:] in ".!?…" else ".")
+
+
+def capital(words: str) -> str:
+    """With a capital letter in front."""
+    return words[:1].upper() + words[1:]
 
 
 def figure(
@@ -346,7 +348,8 @@ def _document_column(
         return column(key, label, "text", help=column_meaning(found.table, key), link=link)
     unit = unit_of(key, stated) or "number"
     help_of, signed = column_meaning(found.table, key), "delta" in key
-    return column(key, label, unit, help=help_of, bar=bar, signed=signed, link=link)
+    made = column(key, label, unit, help=help_of, bar=bar, signed=signed, link=link)
+    return {**made, "unit_key": "unit"} if any(unit_of_row(row, key) for row in found.rows) else made
 
 
 def _document_row(row: Mapping[str, Any], keys: Iterable[str], shorten: Shorten) -> dict[str, Any]:

@@ -16,9 +16,13 @@ def series(
     *,
     low: Iterable[Any] | None = None,
     high: Iterable[Any] | None = None,
+    points: Iterable[Iterable[Any]] | None = None,
     role: str | None = None,
 ) -> dict[str, Any]:
-    """One line, area or set of bars; `low` and `high` of intervals; `role` gives it one colour on all pages."""
+    """One line, area or set of bars; `role` gives it one colour on all pages.
+
+    Of intervals `low` and `high`, and `points`: for every x the measurements that its value is the mean of.
+    """
     made: dict[str, Any] = {
         "name": plain(name),
         "unit": UNITS.get(unit, "number"),
@@ -28,6 +32,8 @@ def series(
     if low is not None and high is not None:
         made["low"] = [number(value) for value in low]
         made["high"] = [number(value) for value in high]
+    if points is not None:
+        made["points"] = [[number(value) for value in each] for each in points]
     return made
 
 

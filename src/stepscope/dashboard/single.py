@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.dashboard import bundle, static_page
 from stepscope.dashboard.shrink import LEVELS, shrunk
 from stepscope.errors import StepscopeError
+from stepscope.report.places import command_line
 
 if TYPE_CHECKING:
     from stepscope import api
@@ -55,7 +56,8 @@ def render(run: api.Run, report: Report, *, source: bool = True) -> str:
     found = documents(run, report, source=source)
     if built is None:
         return plain(report, found, f"This is the plain form of the report: {bundle.missing()}.")
-    without_scripts = static_page.body(_name(report), list(_sections(found)), NO_SCRIPT_BYTES)
+    shown = list(_sections(found))
+    without_scripts = static_page.body(_name(report), shown, NO_SCRIPT_BYTES, command_line(report.run))
     for level in LEVELS:
         embedded = {
             "schema": SCHEMA,
@@ -70,7 +72,7 @@ def render(run: api.Run, report: Report, *, source: bool = True) -> str:
 
 def plain(report: Report, found: Mapping[str, Mapping[str, Any]], note: str | None = None) -> str:
     """The pages of `documents` as one page without scripts, of at most 3 MB; `note` is a sentence at its end."""
-    return static_page.render(_name(report), list(_sections(found)), note)
+    return static_page.render(_name(report), list(_sections(found)), note, command_line(report.run))
 
 
 def documents(run: api.Run, report: Report, *, source: bool = True) -> dict[str, dict[str, Any]]:
@@ -142,7 +144,6 @@ def _head(context: PageContext, report: Report, empty: Mapping[str, bool]) -> di
     from stepscope.dashboard.pages import PAGES
     from stepscope.dashboard.server.live import FINISHED, standing
     from stepscope.report import escape
-    from stepscope.report.places import command_line
 
     run = report.run
     return {

@@ -50,8 +50,8 @@ class Section(Struct, frozen=True):
     opened: bool = True
 
 
-def render(title: str, sections: Sequence[Section], note: str | None = None) -> str:
-    """A whole page of at most 3 MB; `note` is a sentence at its end."""
+def render(title: str, sections: Sequence[Section], note: str | None = None, command: str | None = None) -> str:
+    """A whole page of at most 3 MB; `note` is a sentence at its end, `command` made what it shows."""
     last = f"<p class='soft'>{markup(note, 600)}</p>\n" if note else ""
     head = (
         "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
@@ -61,12 +61,13 @@ def render(title: str, sections: Sequence[Section], note: str | None = None) -> 
         f"<title>{markup(title, 120)} – stepscope</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
     )
     end = f"\n{last}</main>\n</body>\n</html>\n"
-    return head + body(title, sections, MAX_BYTES - len((head + end).encode("utf-8"))) + end
+    return head + body(title, sections, MAX_BYTES - len((head + end).encode("utf-8")), command) + end
 
 
-def body(title: str, sections: Sequence[Section], most_bytes: int) -> str:
+def body(title: str, sections: Sequence[Section], most_bytes: int, command: str | None = None) -> str:
     """What the page shows, to stand in another page beside `STYLE`: as much of it as fits into `most_bytes`."""
     heading = f"<h1>{markup(title, 120)}</h1>\n"
+    heading += f"<p class='soft'><code>{markup(command)}</code></p>\n" if command else ""
     for shown in (sections, sections[:1]):
         for level in LEVELS:
             made = heading + "\n".join(_section(section, level) for section in shown)
@@ -150,7 +151,8 @@ def _figure(item: Item, level: Level) -> str:
 def _facts(block: Block, level: Level) -> str:
     rows = block["rows"][: level.rows]
     columns = [_plain_column("label", "Name"), _plain_column("value", "Value"), _plain_column("note", "Note")]
-    return _heading(block["title"]) + _rows(columns, rows, _first(len(rows), len(block["rows"])), level)
+    whole = Level(level.rows, level.cards, level.text, level.text)  # commands are copied
+    return _heading(block["title"]) + _rows(columns, rows, _first(len(rows), len(block["rows"])), whole)
 
 
 def _choice(_block: Block, _level: Level) -> str:
@@ -193,7 +195,8 @@ def _style(column: Item) -> str | None:
 
 def _cell(row: Item, column: Item, level: Level, indented: bool) -> str:
     value = row.get(column["key"])
-    said = markup(value_text(value, column["unit"], signed=bool(column.get("signed"))), level.cell)
+    unit = str(row.get(column["unit_key"])) if "unit_key" in column else column["unit"]
+    said = markup(value_text(value, unit, signed=bool(column.get("signed"))), level.cell)
     if indented:
         said = "&nbsp;" * (2 * min(int(row.get("depth") or 0), 20)) + said
     if isinstance(value, Mapping):
@@ -306,7 +309,8 @@ def _place(where: Item, level: Level, *, alone: bool) -> str:
         for line in where["source"] or ()
         if line["here"] or not alone
     )
-    return f"{head}<pre>{lines}</pre>" if lines else head
+    edited = "<p class='soft'>The file was edited since the run.</p>" if lines and where["edited"] else ""
+    return f"{head}<pre>{lines}</pre>{edited}" if lines else head
 
 
 # ---- charts ----------------------------------------------------------------------------------------------------------
@@ -433,6 +437,8 @@ def _intervals(block: Block) -> str:
         for value in row.get(key) or ()
         if value is not None
     ]
+    singles = (each for row in block["series"] for each in row.get("points") or ())
+    ends += [value for each in singles for value in each if value is not None]
     if not names or not ends:
         return ""
     low, high = min(0.0, *ends), max(0.0, *ends)
@@ -453,16 +459,22 @@ def _intervals(block: Block) -> str:
                     f"<rect class='bar' x='{x(least):.1f}' y='{middle - 6}' "
                     f"width='{max(x(most) - x(least), 1):.1f}' height='12'/>"
                 )
+            marks += [
+                f"<rect class='dot' x='{x(each) - 3:.1f}' y='{middle - 3:.1f}' width='6' height='6' rx='3'/>"
+                for each in _at(row.get("points") or (), at) or ()
+                if each is not None
+            ]
             if value is not None:
                 style = "ceiling" if row["role"] == "ceiling" else "tick"
                 across = f"{x(value):.1f}"
                 marks.append(f"<line class='{style}' x1='{across}' y1='{middle - 9}' x2='{across}' y2='{middle + 9}'/>")
     unit = block["y"]["unit"]
-    said = f"{value_text(low, unit, signed=True)} to {value_text(high, unit, signed=True)}"
+    said = f"{block['y']['label']}, {value_text(low, unit, signed=True)} to {value_text(high, unit, signed=True)}"
+    signs = "Bar: interval; tick: estimate; dots: single measurements; dashed: no change."
     return (
         f"<svg class='intervals' viewBox='0 0 {WIDTH} {tall}' role='img' "
         f"aria-label='{markup(block['sentence'], 2_000)}'>{''.join(marks)}</svg>"
-        f"<p class='soft'>{markup(block['y']['label'])}, {markup(said)}. Bar: interval; tick: estimate.</p>"
+        f"<p class='soft'>{markup(said)}. {signs}</p>"
     )
 
 

@@ -52,6 +52,7 @@ pre .hit { background: color-mix(in srgb, var(--warning) 18%, transparent); font
 .intervals .zero { stroke: var(--soft); stroke-dasharray: 5 4; }
 .intervals .name { fill: var(--text); }
 .intervals .bar { fill: var(--soft); opacity: .45; }
+.intervals .dot { fill: var(--text); opacity: .7; }
 .intervals .tick { stroke: var(--text); stroke-width: 2.5; }
 .intervals .ceiling { fill: none; stroke: var(--accent); stroke-width: 1.5; }
 .scroll { overflow-x: auto; }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Mapping
 from typing import Any
 
 from stepscope.model import ProfiledFacts, Report
 from stepscope.report import compiler_words, words
+from stepscope.report.escape import plain
+from stepscope.report.places import command_line
 
 _SLOWED = 1.05  # from here on profiled steps are called slower: below it a mean of few steps moves by itself
 _NOTHING = 0.005  # of the step: shown as a whole percentage it is none
@@ -52,6 +55,14 @@ def framework(report: Report) -> str | None:
     elif not facts["supported"]:
         text += f"; all its seams were found, though they were read in {' and '.join(facts['checked'])}"
     return text
+
+
+def quality(report: Report) -> list[str]:
+    """What reading traces cost, before any figure; nothing of a recording of ours on a CPU that lost nothing."""
+    facts = report.quality.get("reading") or {}
+    if not facts or (report.run.get("hosts") and not (facts["device_events"] or facts["lost"] or facts["repaired"])):
+        return []
+    return [text for text in (reading(report), links(report)) if text]
 
 
 def reading(report: Report) -> str | None:
@@ -284,6 +295,19 @@ def disagreement(row: Mapping[str, Any]) -> str:
     """Two figures of one quantity, and where each is from."""
     first, second = (words.quantity(row[key], str(row["unit"])) for key in ("value", "other"))
     return f"disagree on {row['quantity']}: {first} by {row['source']}, {second} by {row['other_source']}"
+
+
+def next_steps(report: Report) -> list[tuple[str, str]]:
+    """(what for, command) of what is worth doing after the report."""
+    steps, command = [], command_line(report.run)
+    if command and any(finding.get("try") for finding in report.findings):
+        folder = shlex.quote(plain(report.run.get("folder") or "RUN"))
+        steps.append(("prove a fix", f"stepscope experiment --from {folder} -- {command}"))
+    if report.findings and command:
+        steps.append(("after a change", f"stepscope run -- {command}"))
+    if any(note["source"] == "sampler" and note["level"] == "warning" for note in report.quality.get("notes", ())):
+        steps.append(("more evidence", "stepscope doctor"))
+    return steps
 
 
 def without_steps(report: Report) -> str:

@@ -6,7 +6,6 @@ column with the raw figures. CSV starts with a line of column names; a missing f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,12 +16,11 @@ from rich.text import Text
 from stepscope.report import csv_text, words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.places import Shortener
-from stepscope.report.table import TableDocument, as_json
+from stepscope.report.table import TableDocument, as_json, unit_of_row
 from stepscope.report.text_table import TextColumn, lines
 
 MAX_NAME = 60  # characters of a name in a table
 MAX_NOTES = 4
-IN_UNIT = re.compile(r"total|value_per_second|p\d+(\.\d+)?")  # columns whose unit stands in the row, as `unit`
 MIN_WIDTH = 132  # of a table that goes to a file or a pipe: nobody has to fit it on a screen
 
 
@@ -95,9 +93,8 @@ def shown_value(row: dict[str, Any], key: str, shorten: Shortener) -> str:
     if isinstance(value, str):
         indent = "  " * (row.get("depth") or row.get("level") or 0) if key in ("name", "key") else ""
         return indent + plain(value, MAX_NAME + len(indent))
-    if IN_UNIT.fullmatch(key) and isinstance(row.get("unit"), str):
-        return _in_unit(value, row["unit"])
-    return _figure(key, value)
+    unit = unit_of_row(row, key)
+    return _figure(key, value) if unit is None else _in_unit(value, unit)
 
 
 def _in_unit(value: float, unit: str) -> str:

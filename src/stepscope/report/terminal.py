@@ -22,7 +22,7 @@ from stepscope.report.compilers import compiler_blocks
 from stepscope.report.escape import one_line, plain
 from stepscope.report.experiment_terminal import experiment_blocks
 from stepscope.report.glyphs import Glyphs, glyphs_for
-from stepscope.report.places import Shortener, command_line
+from stepscope.report.places import Shortener
 from stepscope.report.sampled import sampled_blocks
 from stepscope.report.terminal_bars import bar, legend
 from stepscope.report.terminal_device import device_blocks
@@ -45,7 +45,7 @@ def render(report: Report, console: Console, *, page: str | None = None, again: 
     glyphs = glyphs_for(console.encoding)
     shorten = Shortener(report.run)
     blocks = [
-        Group(*_reading(report), *_headline(report), *_trial(report, shorten), *_warnings(report, glyphs)),
+        Group(*_quality(report), *_headline(report), *_trial(report, shorten), *_warnings(report, glyphs)),
         *_partition(report, width, glyphs),
         *overview_blocks(report, width, glyphs),
         *device_blocks(report, shorten, width, glyphs),
@@ -80,14 +80,9 @@ def render(report: Report, console: Console, *, page: str | None = None, again: 
         console.print(text, soft_wrap=True)
 
 
-def _reading(report: Report) -> Iterator[RenderableType]:
-    """What reading traces cost, before any figure; nothing of a recording of ours on a CPU that lost nothing."""
-    facts = report.quality.get("reading") or {}
-    if not facts or (report.run.get("hosts") and not (facts["device_events"] or facts["lost"] or facts["repaired"])):
-        return
-    for text in (sentences.reading(report), sentences.links(report)):
-        if text:
-            yield Text(text, style="dim")
+def _quality(report: Report) -> Iterator[RenderableType]:
+    for text in sentences.quality(report):
+        yield Text(text, style="dim")
 
 
 def _headline(report: Report) -> Iterator[RenderableType]:
@@ -177,17 +172,9 @@ def _hot_line(row: dict[str, Any], shorten: Shortener) -> str:
 
 
 def _next(report: Report, page: str | None, again: str | None) -> Iterator[Text]:
-    steps = []
-    command = command_line(report.run)
     folder = shlex.quote(plain(report.run.get("folder") or "RUN"))
-    if command and any(finding.get("try") for finding in report.findings):
-        steps.append(("prove a fix", f"stepscope experiment --from {folder} -- {command}"))
-    if report.findings and command:
-        steps.append(("after a change", f"stepscope run -- {command}"))
-    if any(note["source"] == "sampler" and note["level"] == "warning" for note in report.quality.get("notes", ())):
-        steps.append(("more evidence", "stepscope doctor"))
     again = plain(again) if again else f"stepscope analyze {folder} --html report.html"
-    steps.append(("everything", plain(page) if page else again))
+    steps = [*sentences.next_steps(report), ("everything", plain(page) if page else again)]
     for index, (label, text) in enumerate(steps):
         yield Text.assemble(("    " if index else "Next", "bold"), (f"  {label:<14}  ", "dim"), text)
 

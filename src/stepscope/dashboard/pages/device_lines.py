@@ -14,19 +14,18 @@ if TYPE_CHECKING:
 DEVICE, HOST = "device", "cpu_op"  # whose time it is
 
 
-def known(context: PageContext, basis: str) -> bool:
-    """Whether lines are known by this time, `DEVICE` or `HOST`."""
-    lines = context.run.analysis.device_lines
-    return lines is not None and lines.basis == basis and bool(lines.lines)
-
-
 def made(context: PageContext, basis: str) -> Iterator[Block]:
-    """The table, where lines are known by this time. It is of all traces together."""
-    if not known(context, basis):
+    """The table by this time, `DEVICE` or `HOST`, of all traces together; or why no line could be found."""
+    found = context.run.analysis.device_lines
+    if found is None or found.basis != basis or not found.total_ns:
         return
     from stepscope.report import sentences, words
 
     view: dict[str, Any] = context.run.report(source=context.source).views["device_lines"]
+    without = [f"{words.percent(share)} {why}" for why, share in sentences.unattributed(view)]
+    if not found.lines:
+        yield blocks.empty(sentences.DEVICE_LINES[basis], f"No line could be found. {', '.join(without)}")
+        return
     rows = [
         {
             "place": _place(context, row),
@@ -38,8 +37,7 @@ def made(context: PageContext, basis: str) -> Iterator[Block]:
         for row in view["lines"]
     ]
     whose = "" if context.scope.worker is None and context.scope.span is None else ", all traces together"
-    notes = [sentences.line_footer(view)]
-    notes += [f"{words.percent(share)}: {why}" for why, share in sentences.unattributed(view)]
+    notes = [sentences.line_footer(view), *without]
     yield blocks.table(
         "device-lines",
         f"{sentences.DEVICE_LINES[view['basis']]}{whose}",
@@ -59,7 +57,7 @@ def made(context: PageContext, basis: str) -> Iterator[Block]:
         ],
         rows,
         limit=context.limit,
-        total=len(context.run.analysis.device_lines.lines) if context.run.analysis.device_lines else None,
+        total=len(found.lines),
         sorted_by="ns",
         notes=[note for note in notes if note],
     )

@@ -46,13 +46,16 @@ _PHASE = (
     Col("95 %, from", "low_ms", "ms", signed=True),
     Col("to", "high_ms", "ms", signed=True),
 )
+_SIDES = (("baseline", "Baseline"), ("candidate", "With the change"))
+_TIMES = (("median", "median_ms"), ("95th percentile", "p95_ms"))
 _PAIR = (
     Col("Candidate", "name"),
     Col("Pair", "pair", "number"),
     Col("Baseline", "baseline"),
-    Col("its mean step", "baseline_ms", "ms"),
+    Col("its mean step", "baseline_mean_ms", "ms"),
     Col("With the change", "candidate"),
-    Col("mean step of that", "candidate_ms", "ms"),
+    Col("mean step of that", "candidate_mean_ms", "ms"),
+    *(Col(f"{side}, {label}", f"{name}_{key}", "ms") for label, key in _TIMES for name, side in _SIDES),
 )
 _EFFECT = (
     Col("Knob", "name"),
@@ -145,6 +148,7 @@ def _notes(row: Row) -> Iterator[dict[str, str]]:
         ("prediction", say.beyond(row)),
         ("figure", say.rate_note(row)),
         ("loss", say.trains_alike(row)),
+        *(("in the script", line) for line in row.get("change") or ()),
         *(("doubt", flag) for flag in say.flags(row)),
     ):
         if text:
@@ -170,6 +174,7 @@ def _intervals(candidates: list[Row]) -> Iterator[Block]:
             [found["change"] for _, found in drawn],
             low=[found["low"] for _, found in drawn],
             high=[found["high"] for _, found in drawn],
+            points=[_pair_changes(row) for row, _ in drawn],
             role="measured",
         )
     ]
@@ -186,6 +191,12 @@ def _intervals(candidates: list[Row]) -> Iterator[Block]:
         series=made,
         help=blocks.help_(CEILING_HELP),
     )
+
+
+def _pair_changes(row: Row) -> list[float]:
+    """What each pair of runs says alone: its mean step times, candidate over baseline, less 1."""
+    pairs = [(pair["baseline"]["mean_ms"], pair["candidate"]["mean_ms"]) for pair in row.get("runs") or ()]
+    return [after / before - 1 for before, after in pairs if before and after and before > 0 and after > 0]
 
 
 def _drawn_ceiling(value: float | None) -> float | None:
@@ -218,15 +229,9 @@ def _tables(context: TableContext, document: Row, candidates: list[Row]) -> Iter
 
 
 def _pair(row: Row, number: int, pair: Row) -> dict[str, Any]:
-    before, after = pair["baseline"], pair["candidate"]
-    return {
-        "name": say.name(row),
-        "pair": number,
-        "baseline": before.get("label"),
-        "baseline_ms": before.get("mean_ms"),
-        "candidate": after.get("label"),
-        "candidate_ms": after.get("mean_ms"),
-    }
+    sides = {side: pair[side].get("label") for side, _ in _SIDES}
+    times = {f"{side}_{key}": pair[side].get(key) for side in sides for key in ("mean_ms", "median_ms", "p95_ms")}
+    return {"name": say.name(row), "pair": number, **sides, **times}
 
 
 def _distinct(reports: Iterable[Row]) -> Iterator[Row]:

@@ -74,10 +74,11 @@ def build(context: PageContext) -> list[Block]:
     views = context.run.analysis.views
     exchange = [*gpu_exchange.made(context, views)] if views is not None else []
     if found.absent is not None:
-        return [found.absent, *exchange]
+        return [found.absent, *_times(context, None), *exchange]
     gpus = [gpu for item in found.spans for gpu in item.gpus]
     if not gpus or views is None:
-        return [traced.absent(context, "gpus", TITLE, "this trace holds no kernels of a device"), *exchange]
+        why = traced.absent(context, "gpus", TITLE, "this trace holds no kernels of a device")
+        return [why, *_times(context, None), *exchange]
     one = _one(context, gpus)
     several = len({gpu.span for gpu in gpus}) > 1
     options = [(_key(gpu), _label(gpu, several=several)) for gpu in gpus]
@@ -196,13 +197,13 @@ def _compared(context: PageContext, gpus: Sequence[GpuSummary]) -> Iterator[Bloc
     yield traced.block(context, "gpus", gpus, title="All GPUs")
 
 
-def _times(context: PageContext, traces: set[str]) -> Iterator[Block]:
-    """What the devices did in the traces, by kind."""
+def _times(context: PageContext, traces: set[str] | None) -> Iterator[Block]:
+    """What the devices did in the traces, by kind; None is all traces."""
     from stepscope.report import sentences
 
     report = context.run.report(source=context.source)
     keys = ("label", *(key for _, key, _ in _TIMES))
-    found = [row for row in sentences.device_rows(report) if row["trace"] in traces]
+    found = [row for row in sentences.device_rows(report) if traces is None or row["trace"] in traces]
     rows = [{key: row[key] for key in keys} for row in found]
     if not rows:
         return
@@ -212,7 +213,7 @@ def _times(context: PageContext, traces: set[str]) -> Iterator[Block]:
         [
             blocks.column("label", "Trace", "text"),
             *(
-                blocks.column(key, traced.heading(label), unit, help=blocks.meaning("DeviceTime", key))
+                blocks.column(key, blocks.capital(label), unit, help=blocks.meaning("DeviceTime", key))
                 for label, key, unit in _TIMES
             ),
         ],

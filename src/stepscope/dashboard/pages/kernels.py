@@ -48,7 +48,7 @@ def build(context: PageContext) -> list[Block]:
     """The page; raises `UsageError` for a scope that names no span."""
     found = traced.chosen(context, "kernels", TITLE)
     if found.absent is not None:
-        return [found.absent]
+        return [found.absent, *device_lines.made(context, device_lines.DEVICE)]
     group = context.choice("group", [key for key, _ in GROUPS])
     devices = _devices(found)
     device = context.choice("device", [EVERY, *devices])
@@ -64,7 +64,8 @@ def build(context: PageContext) -> list[Block]:
         *traced.choice(context, "Device", "device", device, _options(devices)),
     ]
     if not rows:
-        return [*made, blocks.text("No kernel of this choice ran.", "note")]
+        none = blocks.text("No kernel of this choice ran.", "note")
+        return [*made, none, *device_lines.made(context, device_lines.DEVICE)]
     table = traced.block(
         context,
         "kernels",

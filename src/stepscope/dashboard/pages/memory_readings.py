@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import traced
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
@@ -145,7 +144,7 @@ def _table(
         [
             blocks.column(
                 key,
-                traced.heading(label),
+                blocks.capital(label),
                 unit,
                 help=blocks.meaning("MemoryLimit", "bytes") if key == "limit_bytes" else blocks.meaning(record, key),
             )

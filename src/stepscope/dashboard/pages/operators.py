@@ -61,11 +61,12 @@ def build(context: PageContext) -> list[Block]:
     """The page; raises `UsageError` for a scope that names no span."""
     found = traced.chosen(context, "operators", TITLE)
     if found.absent is not None:
-        return [found.absent]
+        return [found.absent, *device_lines.made(context, device_lines.HOST)]
     group = context.choice("group", [key for key, _ in GROUPS])
     rows = _rows(context, found, group)
     if not rows:
-        return [traced.absent(context, "operators", TITLE, NO_OPERATORS)]
+        none = traced.absent(context, "operators", TITLE, NO_OPERATORS)
+        return [none, *device_lines.made(context, device_lines.HOST)]
     one = context.params.get("operator")
     if one is not None:  # long and odd names come as they are shown
         one = next((row.name for row in rows if blocks.cell(row.name) == one), one)

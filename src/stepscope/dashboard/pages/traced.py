@@ -218,17 +218,12 @@ def block(
         limit=context.limit,
         shorten=context.shorten,
         title=title,
-        columns=[(heading(label), key) for label, key in columns or made.shown.columns],
+        columns=[(blocks.capital(label), key) for label, key in columns or made.shown.columns],
         bars=bars,
         links=None if context.embedded else links,
         open_depth=open_depth,
         notes=notes,
     )
-
-
-def heading(label: str) -> str:
-    """A column's name with a capital letter in front."""
-    return label[:1].upper() + label[1:]
 
 
 def choice(context: PageContext, label: str, param: str, value: str, options: Sequence[tuple[str, str]]) -> list[Block]:

@@ -7,14 +7,21 @@ from pathlib import Path
 from stepscope.api import Run
 from stepscope.dashboard import single
 from stepscope.model import Analysis, Diagnosis, Report
-from tests.builders import make_tables
+from tests.builders import MS, make_tables, step_rows
 from tests.report.fabricate import analysis
+
+MOST_STEPS = 600
 
 
 def run_of(report: Report, facts: Analysis) -> Run:
-    """A run without tables that says these."""
+    """A run that says these, and has as many steps as they count; no other table has a row."""
     run = Run((Path(facts.run.folder),), recorded=False)
-    vars(run).update(tables=make_tables(), analysis=facts, diagnosis=Diagnosis((), ()))
+    rows = [
+        row
+        for kind in facts.steps
+        for row in step_rows(min(kind.count, MOST_STEPS), wall_ns=int(kind.mean_ms * MS), kind=kind.kind)
+    ]
+    vars(run).update(tables=make_tables(steps=rows), analysis=facts, diagnosis=Diagnosis((), ()))
     return run.showing(report)
 
 

@@ -11,6 +11,7 @@ import pytest
 from stepscope.dashboard import static_page
 from stepscope.model import Abstention, Diagnosis, Evidence, Note, Place, Quality, Try
 from stepscope.report import build
+from tests.dashboard.plain_pages import page_of
 from tests.records import replace
 from tests.report.fabricate import (
     analysis,
@@ -22,7 +23,6 @@ from tests.report.fabricate import (
     step_facts,
     write_script,
 )
-from tests.report.pages import page_of
 from tests.report.test_terminal import HOSTILE
 
 VOID = {"meta", "rect", "line", "polyline", "polygon", "br"}
@@ -146,7 +146,7 @@ def test_it_can_be_read_without_seeing_it(folder: Path) -> None:
     heads = [name for tag, name, _ in page.attributes if tag == "th" and name == "scope"]
     assert len(heads) == page.tags.count("th") > 0
     labels = [name for tag, name, _ in page.attributes if tag == "svg" and name == "aria-label"]
-    assert len(labels) == page.tags.count("svg")
+    assert len(labels) == page.tags.count("svg") == 2
 
 
 def test_hostile_names_stay_text(folder: Path) -> None:
