@@ -12,7 +12,7 @@ from stepscope.comparison.changes import Judged, rows
 from stepscope.comparison.profile import LOAD, Amount, Amounts, Thing, merged, relative_to
 from stepscope.model import Abstention, Diagnosis, Finding, Ignored, Place
 from stepscope.model.comparison import Change
-from stepscope.model.views.diff import Diff, DiffRow
+from stepscope.model.views import Diff, DiffRow
 from tests.records import replace
 
 FLOOR = 0.5

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.errors import UnreadableInputError
-from stepscope.model.views.memory import CHANGED, EXISTING, MemoryRecording
+from stepscope.model.memory import CHANGED, EXISTING, MemoryRecording
 from stepscope.read.memory_timeline import is_memory_timeline, read_memory_timeline
 from tests.analyze.shared_traces import TRACES, needs_traces
 

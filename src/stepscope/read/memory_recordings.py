@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.model.views.memory import MemoryRecording
+from stepscope.model.memory import MemoryRecording
 from stepscope.read.formats import read_head
 from stepscope.read.memory_snapshot import is_memory_snapshot, read_memory_snapshot
 from stepscope.read.memory_timeline import is_memory_timeline, read_memory_timeline

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from stepscope.errors import UnreadableInputError
 from stepscope.model.findings import Place
-from stepscope.model.views.memory import (
+from stepscope.model.memory import (
     ALLOCATED,
     FREE,
     IN_USE,

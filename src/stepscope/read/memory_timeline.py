@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import UnreadableInputError
-from stepscope.model.views.memory import CHANGED, EXISTING, MemoryRecording
+from stepscope.model.memory import CHANGED, EXISTING, MemoryRecording
 from stepscope.read.inflate import Limits
 from stepscope.read.jsonl import decode
 from stepscope.read.text import integer

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import memory
-from stepscope.analyze.views.memory_device import POINTS, pair, thinned
-from stepscope.model.views.memory import MemoryCurve, MemoryOperator, MemoryView
+from stepscope.analyze.views.memory_recordings import POINTS, pair, thinned
+from stepscope.model.memory import MemoryCurve, MemoryOperator, MemoryView
 from tests.analyze.traces import BACK_THREAD, TRACE, US, Slices, tables
 from tests.builders import T0
 

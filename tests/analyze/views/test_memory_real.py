@@ -13,8 +13,8 @@ import pytest
 from stepscope import api
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import memory
-from stepscope.analyze.views.memory_device import POINTS
-from stepscope.model.views.memory import MemoryOperator, MemoryRecording, MemoryView
+from stepscope.analyze.views.memory_recordings import POINTS
+from stepscope.model.memory import MemoryOperator, MemoryRecording, MemoryView
 from stepscope.read.memory_recordings import read_recordings
 from stepscope.read.memory_timeline import CATEGORIES
 from tests.analyze.shared_traces import files, needs_traces, run_of

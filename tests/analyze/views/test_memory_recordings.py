@@ -18,7 +18,7 @@ from stepscope.analyze.views import memory
 from stepscope.engine.user_code import CodeOptions, UserCode
 from stepscope.errors import UnreadableInputError
 from stepscope.model.findings import Place
-from stepscope.model.views.memory import MemoryCurve, MemoryRecording, MemoryState, MemoryView
+from stepscope.model.memory import MemoryCurve, MemoryRecording, MemoryState, MemoryView
 from stepscope.read.memory_snapshot import read_memory_snapshot
 from stepscope.read.memory_timeline import read_memory_timeline
 from tests.analyze.shared_traces import TRACES, needs_traces

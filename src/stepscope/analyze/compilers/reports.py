@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 from msgspec import Struct
 
-from stepscope.analyze.compilers.constants import RING
-from stepscope.engine.user_code import parse_json
-from stepscope.model.views.compilers import CompilerMetric
+from stepscope.analyze.compilers.prepared import (
+    PER_STEP,
+    RING,
+    SLOW_COMPILE_NS,
+    SLOW_EXECUTE_NS,
+    TORCH_COMPILE,
+    TORCH_XLA,
+    WARMUP_STEPS,
+)
+from stepscope.engine.journal import event_data, parse_json
+from stepscope.model.compilers import CompilerMetric, CompilerWarning
 from stepscope.tables.schema import Tables
 
 COMPILE = ("CompileTime", "EagerOpCompileTime")
@@ -169,3 +178,132 @@ def _metric(row: Mapping[str, Any], rank: int | None) -> CompilerMetric:
         percentiles=tuple((percent, value / scale) for percent, value in percentiles(row)),
         rank=rank,
     )
+
+
+PREFIX = "pt-xla-profiler:"
+TOO_FREQUENT, TOO_SLOW, NOT_LOWERED = "too_frequent", "too_slow", "not_lowered"
+_MARKS = ((" too frequent", TOO_FREQUENT), (" too slow", TOO_SLOW))
+_ORDER = {TOO_FREQUENT: 0, TOO_SLOW: 1, NOT_LOWERED: 2}
+_COUNTS = re.compile(r"([0-9]{1,15}) counts during ([0-9]{1,15}) steps")
+_UNITS = ((86_400_000_000_000, "d"), (3_600_000_000_000, "h"), (60_000_000_000, "m"), (10**9, "s"), (10**6, "ms"))
+
+
+class Rate(Struct, frozen=True):
+    """Compilations and steps of one process, warm-up included, as the article counts them."""
+
+    process: str
+    compiles: int
+    steps: int
+
+    @property
+    def too_frequent(self) -> bool:
+        """The article's rule."""
+        return self.steps > WARMUP_STEPS and self.compiles / self.steps > PER_STEP
+
+
+def quoted(tables: Tables) -> tuple[CompilerWarning, ...]:
+    """The lines a log holds: the last of each kind, with how often it came."""
+    found: dict[tuple[str, str], CompilerWarning] = {}
+    for row, data in event_data(tables, "xla_warning"):
+        text = data.get("text")
+        if not isinstance(text, str) or not text.strip():
+            continue
+        warning = _read(text, data, row["process"])
+        kind = warning.rule, warning.metric
+        known = found.get(kind)
+        if known is None or (warning.count or 0) >= (known.count or 0):
+            found[kind] = warning
+    return tuple(found.values())
+
+
+def made(reports: Sequence[Report], rates: Mapping[str, Rate | None]) -> tuple[CompilerWarning, ...]:
+    """The lines that hold by the conditions, each once, of the process with the highest count.
+
+    Args:
+        rates: backend -> compilations and steps as the article counts them.
+    """
+    found: dict[tuple[str, str], CompilerWarning] = {}
+    for backend, metric, source in ((TORCH_COMPILE, "compiles", "frames by steps"), (TORCH_XLA, "CompileTime", "")):
+        rate = rates.get(backend)
+        if rate is not None and rate.too_frequent:
+            text = _frequent("CompileTime", rate.compiles, rate.steps)
+            source = source or f"compilations by steps of {rate.process}"
+            found[TOO_FREQUENT, metric] = CompilerWarning(
+                TOO_FREQUENT, text, backend, metric, rate.compiles, rate.steps, False, 0, source
+            )
+    for report in reports:
+        for warning in _of_report(report):
+            kind = warning.rule, warning.metric
+            if kind not in found or (warning.count or 0) > (found[kind].count or 0):
+                found[kind] = warning
+    return tuple(found.values())
+
+
+def together(quotes: Iterable[CompilerWarning], others: Iterable[CompilerWarning]) -> tuple[CompilerWarning, ...]:
+    """Quoted lines, and the made ones of kinds that are not quoted; by rule and metric."""
+    quotes = tuple(quotes)
+    known = {(one.rule, one.metric) for one in quotes}
+    found = (*quotes, *(one for one in others if (one.rule, one.metric) not in known))
+    return tuple(sorted(found, key=lambda one: (_ORDER.get(one.rule, len(_ORDER)), one.metric)))
+
+
+def _of_report(report: Report) -> Iterator[CompilerWarning]:
+    steps = report.marks or 0
+    source = "metrics report" if report.rank is None else f"metrics report of rank {report.rank}"
+
+    def line(rule: str, text: str, metric: str, count: int | None) -> CompilerWarning:
+        return CompilerWarning(rule, text, TORCH_XLA, metric, count, report.marks, False, 0, source)
+
+    for name in TRANSFER:
+        count = report.samples(name)
+        if steps and count / steps > PER_STEP:
+            yield line(TOO_FREQUENT, _frequent(name, count, steps), name, count)
+    for name, bound in (("CompileTime", SLOW_COMPILE_NS), ("ExecuteTime", SLOW_EXECUTE_NS)):
+        longest = longest_ns(report, name)
+        if longest is not None and longest > bound:
+            text = f"{name} too slow: longest instance took {xla_time(longest)}"
+            yield line(TOO_SLOW, text, name, report.samples(name))
+    operators = report.unlowered()
+    if operators:
+        yield line(NOT_LOWERED, f"Op(s) not lowered: {', '.join(operators)}", "aten::", sum(operators.values()))
+
+
+def _frequent(metric: str, count: int, steps: int) -> str:
+    return f"{metric} too frequent: {count} counts during {steps} steps"
+
+
+def _read(text: str, data: Mapping[str, Any], process: str | None) -> CompilerWarning:
+    """A line of a log; one of no known form is quoted under the rule "other"."""
+    text = text.strip().removeprefix(PREFIX).strip()
+    rule, metric = "other", ""
+    for mark, name in _MARKS:
+        if mark in text:
+            rule, metric = name, text.partition(mark)[0].strip()
+            break
+    if text.startswith("Op(s) not lowered"):
+        rule, metric = NOT_LOWERED, "aten::"
+    counts = _COUNTS.search(text)
+    repeats = data.get("repeats")
+    source = data.get("source")
+    return CompilerWarning(
+        rule=rule,
+        text=text,
+        backend=TORCH_XLA,
+        metric=metric,
+        count=int(counts[1]) if counts else None,
+        steps=int(counts[2]) if counts else None,
+        verbatim=True,
+        repeats=repeats if isinstance(repeats, int) and not isinstance(repeats, bool) else 0,
+        source=source if isinstance(source, str) else f"log of {process}",
+    )
+
+
+def xla_time(ns: float) -> str:
+    """A time as torch_xla writes it: "05m12s003ms000.000us"; leading units that are 0 left out."""
+    rest, parts = max(ns, 0.0), ""
+    for size, unit in _UNITS:
+        value = int(rest // size)
+        rest -= value * size
+        if value or parts:
+            parts += f"{value:0{3 if unit == 'ms' else 2}d}{unit}"
+    return f"{parts}{rest / 1e3:07.3f}us"

@@ -10,28 +10,27 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from stepscope.analyze.views import (
-    communication,
-    counters,
-    distributed,
-    gpus,
-    kernels,
-    memory,
-    modules,
-    operators,
-    overview,
-)
-from stepscope.analyze.views.absent import reasons
-from stepscope.analyze.views.tensorboard import tensorboard
+from stepscope.analyze.views import communication, distributed, gpus, kernels, memory, modules, operators, overview
+from stepscope.analyze.views.kernels import plugin_kernels
+from stepscope.analyze.views.operators import plugin_operators
+from stepscope.analyze.views.overview import plugin_rows
+from stepscope.analyze.views.select import reasons
 from stepscope.engine.spans import Base
 from stepscope.engine.user_code import UserCode
-from stepscope.model.views import SpanViews, Views
-from stepscope.model.views.communication import CollectiveRow, Distributed
-from stepscope.model.views.memory import MemoryRecording, MemoryView
-from stepscope.model.views.modules import ModuleTree
-from stepscope.model.views.operators import KernelRow, OperatorRow
-from stepscope.model.views.overview import Counter, GpuSummary, Overview
-from stepscope.model.views.spans import SpanRef
+from stepscope.model.memory import MemoryRecording, MemoryView
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import (
+    CollectiveRow,
+    Counter,
+    Distributed,
+    GpuSummary,
+    KernelRow,
+    ModuleTree,
+    OperatorRow,
+    Overview,
+    SpanViews,
+    Views,
+)
 from stepscope.tables.arrays import return_freed_memory
 
 
@@ -105,7 +104,7 @@ class LazyViews(Views):
 
     @cached_property
     def counters(self) -> tuple[Counter, ...]:
-        return counters.counters(self.base)
+        return gpus.counters(self.base)
 
     @cached_property
     def communication(self) -> tuple[CollectiveRow, ...]:
@@ -122,3 +121,36 @@ class LazyViews(Views):
     @cached_property
     def absent(self) -> dict[str, str]:
         return reasons(self.base, self)
+
+
+MAX_ROWS = 500  # of operators and of kernels
+MAX_SPANS = 64
+
+
+def tensorboard(spans: Sequence[SpanViews]) -> dict[str, Any]:
+    """{"workers": {worker: {"spans": {number: {...}}}}}; numbers of spans are texts, from "1" on."""
+    workers: dict[str, Any] = {}
+    for views in spans[:MAX_SPANS]:
+        own = workers.setdefault(views.span.worker, {"spans": {}})
+        own["spans"][str(views.span.span)] = _span(views)
+    return {"workers": workers}
+
+
+def _span(views: SpanViews) -> dict[str, Any]:
+    steps = plugin_rows(views.overview) if views.overview is not None else {}
+    return {
+        **steps,
+        "gpu": {str(gpu.gpu.device): _gpu(gpu) for gpu in views.gpus},
+        "operators": plugin_operators(views.operators[:MAX_ROWS]),
+        "kernels": plugin_kernels(views.kernels[:MAX_ROWS]),
+    }
+
+
+def _gpu(gpu: GpuSummary) -> dict[str, Any]:
+    figures = {
+        "utilization_pct": gpu.utilization_pct,
+        "sm_efficiency_pct": gpu.sm_efficiency_pct,
+        "achieved_occupancy_pct": gpu.achieved_occupancy_pct,
+        "tensor_core_pct": gpu.tensor_core_pct,
+    }
+    return {name: None if value is None else round(value, 2) for name, value in figures.items()}

@@ -7,79 +7,35 @@ Nothing is taken for 0 that is not known: without addresses there are no blocks,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.analyze.views.memory_device import DeviceMemory, Pairs, pair
-from stepscope.analyze.views.memory_lines import Spots, blocks, lines, spots
-from stepscope.analyze.views.memory_operators import around, by_operator
-from stepscope.analyze.views.memory_recordings import Seen, seen
+from stepscope.analyze.views.memory_recordings import (
+    DeviceMemory,
+    Seen,
+    Spots,
+    blocks,
+    lines,
+    pair,
+    seen,
+    spots,
+    sums,
+)
+from stepscope.engine.slice_tree import upward
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.user_code import NO_OPTIONS, UserCode, user_code
-from stepscope.model.views.memory import (
-    MemoryBlock,
-    MemoryCurve,
-    MemoryLine,
+from stepscope.model.memory import (
     MemoryOperator,
     MemoryRecording,
-    MemoryState,
     MemoryView,
-    OutOfMemory,
 )
-from stepscope.tables.arrays import Int64
+from stepscope.tables.arrays import NONE, Int64, climb
 
 NO_ADDRESSES = "allocations carry no addresses (PyTorch before 1.10), so that no block can be followed"
 NO_TOTALS = "the trace does not say what was allocated when it began: its curve shows the change since then"
 LOST = "releases are missing: at the peak more of the recorded blocks seem to stand than were allocated"
-
-
-class _Parts:
-    """The view while it is being put together."""
-
-    def __init__(self) -> None:
-        self.curves: list[MemoryCurve] = []
-        self.operators: list[MemoryOperator] = []
-        self.lines: list[MemoryLine] = []
-        self.blocks: list[MemoryBlock] = []
-        self.states: list[MemoryState] = []
-        self.out_of_memory: list[OutOfMemory] = []
-        self.notes: list[str] = []
-        self.pairs = self.unpaired_allocations = self.unpaired_releases = 0
-
-    def count(self, pairs: Pairs) -> None:
-        open_ended = int(np.count_nonzero(pairs.unreleased)) + pairs.unseen
-        self.pairs += len(pairs.allocation) - open_ended
-        self.unpaired_allocations += open_ended
-        self.unpaired_releases += len(pairs.lone)
-
-    def add(self, found: Seen) -> None:
-        if found.curve is not None:
-            self.curves.append(found.curve)
-        if found.state is not None:
-            self.states.append(found.state)
-        if found.pairs is not None:
-            self.count(found.pairs)
-        self.lines += found.lines
-        self.blocks += found.blocks
-        self.out_of_memory += found.out_of_memory
-        self.notes += found.notes
-
-    def view(self) -> MemoryView:
-        return MemoryView(
-            curves=tuple(self.curves),
-            operators=tuple(self.operators),
-            lines=tuple(self.lines),
-            blocks=tuple(self.blocks),
-            pairs=self.pairs,
-            unpaired_allocations=self.unpaired_allocations,
-            unpaired_releases=self.unpaired_releases,
-            notes=tuple(dict.fromkeys(self.notes)),
-            states=tuple(self.states),
-            out_of_memory=tuple(self.out_of_memory),
-        )
 
 
 def view(base: Base, recordings: Sequence[MemoryRecording] = (), code: UserCode | None = None) -> MemoryView | None:
@@ -92,13 +48,24 @@ def view(base: Base, recordings: Sequence[MemoryRecording] = (), code: UserCode 
     traced = [span for span in base.spans if span.memory.height]
     if not traced and not recordings:
         return None
-    parts = _Parts()
-    for span in traced:
-        _add_span(base, span, parts)
     code = code or user_code(base.tables, {}, NO_OPTIONS)
-    for recording in recordings:
-        parts.add(seen(recording, code))
-    return parts.view()
+    found = [one for span in traced for one in _of_span(base, span)]
+    found += [seen(recording, code) for recording in recordings]
+    pairs, unpaired_allocations, unpaired_releases = np.sum(
+        [(0, 0, 0), *(one.counts for one in found)], axis=0
+    ).tolist()
+    return MemoryView(
+        curves=tuple(one.curve for one in found if one.curve is not None),
+        operators=tuple(row for one in found for row in one.operators),
+        lines=tuple(row for one in found for row in one.lines),
+        blocks=tuple(row for one in found for row in one.blocks),
+        pairs=pairs,
+        unpaired_allocations=unpaired_allocations,
+        unpaired_releases=unpaired_releases,
+        notes=tuple(dict.fromkeys(note for one in found for note in one.notes)),
+        states=tuple(one.state for one in found if one.state is not None),
+        out_of_memory=tuple(row for one in found for row in one.out_of_memory),
+    )
 
 
 class Allocations(Struct, frozen=True):
@@ -123,22 +90,22 @@ def allocations(base: Base, span: Span) -> list[Allocations]:
     return found
 
 
-def _add_span(base: Base, span: Span, parts: _Parts) -> None:
+def _of_span(base: Base, span: Span) -> Iterator[Seen]:
+    """What is to be told of each device in a trace."""
     for found in allocations(base, span):
-        device, own, operator = found.device, found.spots, found.operator
-        parts.curves.append(device.curve())
-        parts.operators += by_operator(span, device, operator)
-        parts.lines += lines(device, own)
-        parts.notes += _notes(span, device)
-        if device.pairs is not None:
-            parts.blocks += blocks(device, own, partial(_name, span, operator))
-            parts.count(device.pairs)
+        device, rows = found.device, found.operator
 
+        def name(event: int, rows: Int64 = rows) -> str | None:
+            return span.names.values[span.names.codes[rows[event]]] if rows[event] >= 0 else None
 
-def _name(span: Span, rows: Int64, event: int) -> str | None:
-    """The name of the row that belongs to an event."""
-    row = rows[event]
-    return span.names.values[span.names.codes[row]] if row >= 0 else None
+        yield Seen(
+            curve=device.curve(),
+            operators=tuple(by_operator(span, device, rows)),
+            lines=tuple(lines(device, found.spots)),
+            blocks=tuple(blocks(device, found.spots, name)) if device.pairs is not None else (),
+            counts=device.pairs.counts if device.pairs is not None else (0, 0, 0),
+            notes=tuple(_notes(span, device)),
+        )
 
 
 def _devices(span: Span) -> Iterator[tuple[DeviceMemory, Int64]]:
@@ -203,3 +170,112 @@ def _notes(span: Span, device: DeviceMemory) -> Iterator[str]:
     recorded = device.recorded_bytes
     if recorded is not None and not device.relative and recorded > device.levels[device.peak]:
         yield f"{label}: {LOST}"
+
+
+class Around(Struct, frozen=True):
+    """For each row of `span.memory` the row of the innermost operator or function around it, and of the innermost
+    operator; `NONE` where there is none.
+    """
+
+    slice: Int64
+    operator: Int64
+
+
+def around(span: Span, *, until_end: bool = False) -> Around:
+    """What runs on the thread of each row of `span.memory` at its time; its end is inside of a slice if `until_end`."""
+    memory = span.memory
+    innermost = np.full(memory.height, NONE, np.int64)
+    codes = {track: code for code, track in enumerate(span.tracks.values)}
+    tracks = memory["track"].replace_strict(codes, default=NONE, return_dtype=pl.Int64).fill_null(NONE).to_numpy()
+    times = memory["time_ns"].to_numpy()
+    relevant = (span.is_operator | span.is_function) & ~span.on_device
+    for code in np.unique(tracks[tracks >= 0]).tolist():
+        rows = np.flatnonzero((span.tracks.codes == code) & relevant)
+        own = np.flatnonzero(tracks == code)
+        innermost[own] = _innermost(span, rows, times[own], until_end)
+    operator = climb(span.parent, innermost, span.is_operator)
+    return Around(innermost, operator)
+
+
+def _innermost(span: Span, rows: Int64, times: Int64, until_end: bool) -> Int64:
+    """The innermost of `rows`, all of one track, around each time."""
+    if not len(rows):
+        return np.full(len(times), NONE, np.int64)
+    starts = span.start_ns[rows]
+    if not (np.diff(starts) > 0).all():
+        depths = span.series("depth").gather(rows).fill_null(0).to_numpy()
+        order = np.lexsort((depths, starts))
+        rows, starts = rows[order], starts[order]
+    place = np.searchsorted(starts, times, side="right") - 1
+    # the last to begin is innermost, unless it has ended: then one around it is
+    node = np.where(place >= 0, rows[np.maximum(place, 0)], NONE)
+    relevant = np.zeros(len(span), bool)
+    relevant[rows] = True
+    last = times - until_end
+    return climb(span.parent, node, lambda at, which: relevant[at] & (span.ends(at) > last[which]))
+
+
+def by_operator(span: Span, device: DeviceMemory, operator: Int64) -> Iterator[MemoryOperator]:
+    """What each operator did to the memory of a device, the most allocated first.
+
+    Args:
+        operator: the row of the innermost operator around each event of the device, `NONE` outside all.
+    """
+    positive = np.maximum(device.sizes, 0)
+    counts = (device.sizes > 0).astype(np.int64)
+    peak = np.zeros(len(operator), np.int64)
+    if device.pairs is not None and device.at_peak is not None:
+        standing = device.pairs.allocation[device.at_peak]
+        peak[standing] = device.sizes[standing]
+    rows, group = np.unique(operator, return_inverse=True)
+    columns = [sums(group, values, len(rows)) for values in (positive, device.sizes, counts, peak)]
+    codes = np.where(rows >= 0, span.names.codes[rows], NONE)
+    own = _by_name(codes, columns)
+    of, names = _ancestors(span, rows)
+    total = _by_name(names, [column[of] for column in columns])
+    calls = np.bincount(span.names.codes[span.is_operator] + 1, minlength=len(span.names.values) + 1)
+    zero = (0, 0, 0, 0)
+    found = []
+    for code, whole in total.items():
+        allocated, increase, allocations, at_peak = own.get(code, zero)
+        if not any((*whole, allocated, increase)):
+            continue
+        found.append(
+            MemoryOperator(
+                name=span.names.values[code] if code >= 0 else None,
+                device=device.device,
+                calls=int(calls[code + 1]) if code >= 0 else 0,
+                allocations=allocations,
+                self_allocated_bytes=allocated,
+                total_allocated_bytes=whole[0],
+                self_increase_bytes=increase,
+                total_increase_bytes=whole[1],
+                total_allocations=whole[2],
+                at_peak_bytes=at_peak if device.pairs is not None else None,
+                source=device.source,
+                worker=device.worker,
+                span=device.span,
+            )
+        )
+    yield from sorted(found, key=lambda row: (-row.self_allocated_bytes, -row.total_allocated_bytes, row.name or ""))
+
+
+def _by_name(codes: Int64, columns: list[Int64]) -> dict[int, tuple[int, int, int, int]]:
+    """The sums of four columns by code of a name."""
+    names, group = np.unique(codes, return_inverse=True)
+    added = [sums(group, column, len(names)).tolist() for column in columns]
+    return {
+        int(code): (allocated, increase, allocations, at_peak)
+        for code, allocated, increase, allocations, at_peak in zip(names.tolist(), *added, strict=True)
+    }
+
+
+def _ancestors(span: Span, rows: Int64) -> tuple[Int64, Int64]:
+    """(index in `rows`, code of a name) once for every name among each row and the operators around it."""
+    width = len(span.names.values) + 1
+    keys = [np.flatnonzero(rows < 0) * width]  # outside all operators: a name of its own, code NONE
+    for which, at in upward(span.parent, rows):
+        operators = span.is_operator[at]
+        keys.append(which[operators] * width + span.names.codes[at[operators]] + 1)
+    distinct = np.unique(np.concatenate(keys))
+    return distinct // width, distinct % width - 1
