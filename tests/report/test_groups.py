@@ -11,7 +11,7 @@ from rich.console import Console
 
 from stepscope.model import Diagnosis, Disagreement, Report
 from stepscope.report import build, terminal
-from stepscope.report.groups import groups, members
+from stepscope.report.sentences import groups, members
 from tests.dashboard.plain_pages import page_of
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, three_findings, write_script

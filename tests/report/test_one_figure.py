@@ -18,7 +18,7 @@ from stepscope import api
 from stepscope.dashboard import pages, single
 from stepscope.dashboard.pages import PageContext
 from stepscope.report import comparison_document, jsonfile, notebook, sentences, terminal, words
-from stepscope.report.groups import groups
+from stepscope.report.sentences import groups
 from tests.analyze.shared_traces import TRACES
 from tests.builders import MS, T0, Row, step_rows
 from tests.comparison.run_sets import make_run

@@ -168,7 +168,7 @@ def _head(context: PageContext, report: Report, empty: Mapping[str, bool]) -> di
 
 
 def _page(built: bundle.Bundle, report: Report, embedded: Mapping[str, Any], without_scripts: str) -> str:
-    from stepscope.dashboard.static_style import STYLE
+    from stepscope.dashboard.static_page import STYLE
     from stepscope.report.escape import markup
 
     scripts = [inline_script(text) for text in built.scripts]

@@ -21,14 +21,11 @@ from stepscope.report import compiler_words, sentences, words
 from stepscope.report.compilers import compiler_blocks
 from stepscope.report.escape import one_line, plain
 from stepscope.report.experiment_terminal import experiment_blocks
-from stepscope.report.glyphs import Glyphs, glyphs_for
 from stepscope.report.places import Shortener
 from stepscope.report.sampled import sampled_blocks
-from stepscope.report.terminal_bars import bar, legend
-from stepscope.report.terminal_device import device_blocks
-from stepscope.report.terminal_findings import findings_block
-from stepscope.report.terminal_risks import risks_block
-from stepscope.report.terminal_views import memory_block, overview_blocks
+from stepscope.report.terminal_devices import device_blocks, memory_block, overview_blocks
+from stepscope.report.terminal_findings import findings_block, risks_block
+from stepscope.report.terminal_parts import Glyphs, bar, glyphs_for, legend
 from stepscope.report.trial import refused, trial_line
 
 MAX_WIDTH = 100  # longer lines are hard to read

@@ -189,7 +189,7 @@ def _of_causes(context: PageContext, name: str, rows: Sequence[Mapping[str, Any]
     Reasons quote source lines: not where no source is wanted.
     """
     from stepscope.report import compiler_words as said
-    from stepscope.report.compilers_document import without_quotes
+    from stepscope.report.document import without_quotes
     from stepscope.report.table_columns import SHOWN
 
     several = len({row["backend"] for row in rows}) > 1
