@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from stepscope.analyze.host.hotspots import HotspotOptions
     from stepscope.analyze.pictures.sampled_flame import FlameOptions
     from stepscope.analyze.pictures.timeline import Timeline
-    from stepscope.analyze.views.diff import DiffSide
     from stepscope.analyze.views.select import Rows, Selection
+    from stepscope.analyze.views.trace_diff import DiffSide
     from stepscope.engine.step_labels import LabelledSteps
     from stepscope.model.memory import MemoryRecording
     from stepscope.model.sampled import FlameGraph, Hotspots
@@ -128,7 +128,7 @@ class Run:
 
     def _raw(self) -> RawRun:
         """What lies in the paths, read as far as must be known before tables are made."""
-        from stepscope.read import read_foreign, read_run
+        from stepscope.read import read_run, read_third_party
         from stepscope.read.raw import Losses, RawRun
 
         if self.recorded:
@@ -136,7 +136,7 @@ class Run:
         recordings, others = self._inputs
         if recordings and not others:
             return RawRun(folder=self.folder, hosts=(), ranks=(), losses=Losses())
-        return read_foreign(others)
+        return read_third_party(others)
 
     @cached_property
     def _inputs(self) -> tuple[tuple[MemoryRecording, ...], tuple[Path, ...]]:
@@ -233,18 +233,18 @@ class Run:
 
     def diff(self, other: Run, *, selection: Selection | None = None, against: Selection | None = None) -> Diff:
         """This run and `other` side by side; a selection names one span of either."""
-        from stepscope.analyze.views import diff
+        from stepscope.analyze.views import trace_diff
 
-        return diff.diff(self.diff_side(selection), other.diff_side(against))
+        return trace_diff.diff(self.diff_side(selection), other.diff_side(against))
 
     def diff_side(self, selection: Selection | None = None) -> DiffSide:
         """What is laid against another run, of all spans or the one that `selection` names; raises `UsageError`."""
-        from stepscope.analyze.views import diff, select
+        from stepscope.analyze.views import select, trace_diff
 
         source = select.Source(self._context.base, self._context.code)
         ref = source.only(selection or select.Selection())
         label = f"{self.folder.name}/{ref.label}" if ref is not None else self.folder.name
-        return diff.side(source.base, ref, label)
+        return trace_diff.side(source.base, ref, label)
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
@@ -339,7 +339,7 @@ def _cache(options: ReadOptions) -> Path | None:
 
 def _with_cells(options: ReadOptions, folder: Path) -> ReadOptions:
     """With the cells of the notebook that the run was recorded in, if it was, as the user's code."""
-    from stepscope.read.cells import cells
+    from stepscope.read.run_folder import cells
 
     root, maps = cells(folder)
     if root is None:

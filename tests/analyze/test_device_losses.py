@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.model.device import (
+from stepscope.model.device_losses import (
     ALLOCATOR,
     ATTENTION,
     COMPILED,

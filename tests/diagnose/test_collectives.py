@@ -10,7 +10,7 @@ import pytest
 from stepscope.diagnose import RULES, diagnose
 from stepscope.diagnose.thresholds import COLLECTIVES
 from stepscope.model import Analysis, Finding, Place
-from stepscope.model.facts import HotLine, LoopFacts, StackFacts
+from stepscope.model.run_facts import HotLine, LoopFacts, StackFacts
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import (
     CollectiveOverWorkers,

@@ -11,7 +11,7 @@ from stepscope.diagnose import diagnose
 from stepscope.diagnose.evaluation import told_places
 from stepscope.diagnose.thresholds import DOUBLES, PASSES, PIPELINE, RECOMPUTE
 from stepscope.model import CATEGORIES, Analysis, Finding, LoopFacts, Place
-from stepscope.model.device import (
+from stepscope.model.device_losses import (
     Doubles,
     ExtraCall,
     ModelCopy,

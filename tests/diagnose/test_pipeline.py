@@ -10,7 +10,7 @@ from stepscope.analyze import analyze
 from stepscope.diagnose import pipeline
 from stepscope.diagnose.thresholds import PIPELINE
 from stepscope.model import Analysis
-from stepscope.model.device import DeviceLosses
+from stepscope.model.device_losses import DeviceLosses
 from stepscope.model.ranks import Pipeline
 from tests.analyze.scenes import loader_tables
 from tests.analyze.test_ranks import rank_rows, sites

@@ -32,13 +32,13 @@ from stepscope.analyze.host.removable_calls import Calls
 from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.analyze.input import loader
 from stepscope.analyze.machine import processes, readings
-from stepscope.analyze.views.build import LazyViews
+from stepscope.analyze.views.lazy_views import LazyViews
 from stepscope.engine import host_calls
 from stepscope.model import Analysis, SourceFiles
-from stepscope.model import facts as model
+from stepscope.model import run_facts as model
 from stepscope.model.comparison import TrialFacts
 from stepscope.model.compilers import CompilersView
-from stepscope.model.device import DeviceLosses, PassesFacts, Replay
+from stepscope.model.device_losses import DeviceLosses, PassesFacts, Replay
 from stepscope.model.machine import MachineFacts
 from stepscope.model.memory import MemoryLosses, MemoryRecording
 from stepscope.model.ranks import Pipeline, RanksFacts

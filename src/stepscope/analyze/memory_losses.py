@@ -17,8 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.views import memory
-from stepscope.analyze.views.memory_recordings import DeviceMemory, Spots
+from stepscope.analyze.views import trace_memory
+from stepscope.analyze.views.memory_blocks import DeviceMemory, Spots
 from stepscope.engine.journal import event_data, mean
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.step_labels import LabelledSteps
@@ -356,14 +356,14 @@ def traced_growth(base: Base) -> Iterator[TracedGrowth]:
 
 def _span(base: Base, span: Span) -> Iterator[TracedGrowth]:
     ends = span.steps["end_ns"].to_numpy()
-    for found in memory.allocations(base, span):
+    for found in trace_memory.allocations(base, span):
         device = found.device
         positions = np.searchsorted(np.maximum.accumulate(device.times_ns), ends, side="right")
         if not positions[-1]:
             continue
         levels = device.levels[positions]
         rises = np.diff(levels)
-        gpu = span.gpus.get(memory.number(device.device)) if device.device != "cpu" else None
+        gpu = span.gpus.get(trace_memory.number(device.device)) if device.device != "cpu" else None
         yield TracedGrowth(
             process=span.ref.process,
             rank=span.ref.rank,

@@ -17,8 +17,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from stepscope.analyze.views import diff as views
-from stepscope.analyze.views.diff import STEP
+from stepscope.analyze.views import trace_diff as views
+from stepscope.analyze.views.trace_diff import STEP
 from stepscope.comparison import estimates, thresholds
 from stepscope.comparison.profile import (
     CORES_USED,

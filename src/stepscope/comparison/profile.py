@@ -19,8 +19,8 @@ from msgspec import Struct
 
 from stepscope.analyze.host.hotspots import HotspotOptions
 from stepscope.analyze.host.stack_selection import StackSelection
-from stepscope.analyze.views.diff import DiffSide
 from stepscope.analyze.views.select import Selection
+from stepscope.analyze.views.trace_diff import DiffSide
 from stepscope.comparison import measure
 from stepscope.model import Analysis, DeviceLines, Diagnosis, RunFacts, SourceFiles, StackFacts
 from stepscope.model.comparison import Measure

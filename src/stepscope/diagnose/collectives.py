@@ -19,7 +19,7 @@ from stepscope.diagnose.dataparallel import runs as data_parallel_runs
 from stepscope.diagnose.replayed import BY_SUBTRACTION, replayed
 from stepscope.diagnose.thresholds import COLLECTIVES
 from stepscope.model import Analysis, Evidence, Finding, Place
-from stepscope.model.device import COLLECTIVES as ALL_COLLECTIVES
+from stepscope.model.device_losses import COLLECTIVES as ALL_COLLECTIVES
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import DEVICE, HOST, CollectiveRow, Overview, WorkerShare
 

@@ -7,7 +7,7 @@ from stepscope.diagnose.common import clip_share
 from stepscope.diagnose.pass_basis import Claim, Words
 from stepscope.diagnose.thresholds import DOUBLES
 from stepscope.model import Analysis, Evidence, Finding
-from stepscope.model.device import Doubles, PassFacts
+from stepscope.model.device_losses import Doubles, PassFacts
 from stepscope.model.trace import GpuProperties
 
 DOUBLE_RULE = "compute.double_precision"

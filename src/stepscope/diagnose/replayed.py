@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from stepscope.diagnose.thresholds import REPLAY
 from stepscope.model import Analysis, Evidence
-from stepscope.model.device import (
+from stepscope.model.device_losses import (
     ALLOCATOR,
     ATTENTION,
     COLLECTIVES,

@@ -43,7 +43,7 @@ from stepscope.diagnose.input_trace import profiled
 from stepscope.diagnose.thresholds import PYTHON
 from stepscope.model import Analysis, Finding
 from stepscope.model.compilers import CompilerFacts
-from stepscope.model.device import PassFacts
+from stepscope.model.device_losses import PassFacts
 from stepscope.model.machine import MachineFacts
 
 

@@ -21,10 +21,9 @@ from msgspec import Struct, field
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.export.entry import DECODING_ERRORS, FLOWS, Entry, Timed, safe, timed
 from stepscope.read import read_paths
-from stepscope.read.events import raw_events
-from stepscope.read.metadata import whole
+from stepscope.read.kineto import raw_events
 from stepscope.read.raw import RawRank, RawRun
-from stepscope.read.text import moment_ns
+from stepscope.read.text import moment_ns, whole_number
 
 MEMORY = "[memory]"
 STEP = re.compile(r"ProfilerStep#(\d{1,18})")
@@ -291,7 +290,7 @@ def survey(source: Source, *, launches: bool, progress: Progress) -> None:
     events = raw_events(source.path, progress=_share(progress))
     result = source.survey = surveyor.run(timed(events, surveyor.result.counts))
     result.metadata = events.metadata()
-    base_ns = moment_ns(whole(result.metadata.pop("baseTimeNanoseconds", None))) or 0
+    base_ns = moment_ns(whole_number(result.metadata.pop("baseTimeNanoseconds", None))) or 0
     result.base_ns = 0 if (result.first_ns or 0) > _SINCE_1970_NS else base_ns
     quality = events.quality()
     result.counts["lost"] += quality.lost

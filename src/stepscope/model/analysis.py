@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from stepscope.model.facts import (
+from stepscope.model.run_facts import (
     FixedCosts,
     IoFacts,
     LoaderFacts,
@@ -31,7 +31,7 @@ from stepscope.schema import REPORT_SCHEMA
 if TYPE_CHECKING:
     from stepscope.model.comparison import TrialFacts
     from stepscope.model.compilers import CompilersView
-    from stepscope.model.device import DeviceLosses, PassesFacts, Replay
+    from stepscope.model.device_losses import DeviceLosses, PassesFacts, Replay
     from stepscope.model.machine import MachineFacts
     from stepscope.model.memory import MemoryLosses
     from stepscope.model.ranks import Pipeline, RanksFacts

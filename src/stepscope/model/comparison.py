@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from stepscope.model.facts import Settings, SourceFiles
+from stepscope.model.run_facts import Settings, SourceFiles
 from stepscope.schema import Knob
 
 FASTER = "faster"

@@ -29,10 +29,9 @@ from stepscope.model.memory import (
     BlockRows,
     MemoryRecording,
 )
-from stepscope.read.inflate import Limits
 from stepscope.read.plain_pickle import loads
+from stepscope.read.streams import Limits, read_whole, stem
 from stepscope.read.text import clean, integer, moment_ns
-from stepscope.read.whole_file import read_whole, stem
 
 MAX_FRAMES = 2_000  # of one stack
 MAX_DEVICES = 4_096

@@ -10,7 +10,7 @@ from stepscope.analyze import analyze
 from stepscope.analyze.device import replay
 from stepscope.analyze.device.replay import TENSOR_CORE_RATES
 from stepscope.diagnose.thresholds import TENSOR_CORES
-from stepscope.model.device import (
+from stepscope.model.device_losses import (
     ALLOCATOR,
     COLLECTIVES,
     COPY_IN,

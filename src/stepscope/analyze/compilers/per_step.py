@@ -36,7 +36,7 @@ from stepscope.analyze.compilers.prepared import (
     per_step_ns,
     total_ns,
 )
-from stepscope.analyze.compilers.reports import Rate, Report, estimated_wall_ns
+from stepscope.analyze.compilers.xla_reports import Rate, Report, estimated_wall_ns
 from stepscope.engine.journal import mean
 from stepscope.engine.step_labels import STEADY
 from stepscope.model.compilers import CompilerFacts, CompilerPoint, CompilerSteps, CompileStorm, EagerAfterLimit

@@ -23,7 +23,16 @@ from stepscope.engine.device_work import FILL, KERNEL
 from stepscope.engine.scene import Scene
 from stepscope.engine.scene import scenes as all_scenes
 from stepscope.engine.spans import Base
-from stepscope.model.device import ALLOCATOR, COPY_IN, DATA_PARALLEL, DEVICE_COPY, LINALG, SYNC, TILES, DeviceLosses
+from stepscope.model.device_losses import (
+    ALLOCATOR,
+    COPY_IN,
+    DATA_PARALLEL,
+    DEVICE_COPY,
+    LINALG,
+    SYNC,
+    TILES,
+    DeviceLosses,
+)
 from stepscope.model.trace import GpuProperties
 from stepscope.tables.arrays import Bools
 

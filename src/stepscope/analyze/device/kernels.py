@@ -20,7 +20,7 @@ from stepscope.engine import intervals
 from stepscope.engine.device_work import KERNEL
 from stepscope.engine.scene import Scene
 from stepscope.engine.slice_tree import below
-from stepscope.model.device import ATTENTION, LAYOUT, MATRIX, POINTWISE
+from stepscope.model.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE
 from stepscope.tables.arrays import NONE, Bools, Int64
 
 FIRST_TENSOR_CORES = 7  # major compute capability of Volta

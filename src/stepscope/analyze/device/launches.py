@@ -17,7 +17,7 @@ from stepscope.engine import intervals
 from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.slice_tree import below
-from stepscope.model.device import COMPILED, HOST, LAUNCH, OPTIMIZER, ZERO_GRAD
+from stepscope.model.device_losses import COMPILED, HOST, LAUNCH, OPTIMIZER, ZERO_GRAD
 from stepscope.tables.arrays import NONE, Bools, Int64
 
 # Preparing one launch takes eager PyTorch 5 to 100 us, and under a profiler with stacks a few times that. A longer gap

@@ -23,7 +23,7 @@ from stepscope.engine.host_activity import HostActivity
 from stepscope.engine.intervals import EMPTY, Intervals
 from stepscope.engine.scene import Scene
 from stepscope.engine.spans import Span
-from stepscope.model.device import (
+from stepscope.model.device_losses import (
     ALLOCATOR,
     ATTENTION,
     COLLECTIVES,

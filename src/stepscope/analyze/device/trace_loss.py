@@ -13,7 +13,7 @@ from stepscope.engine.host_activity import matches
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.scene import Scene
 from stepscope.engine.spans import Span
-from stepscope.model.device import ATTENTION, LAYOUT, MATRIX, POINTWISE, Loss, LossLine
+from stepscope.model.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE, Loss, LossLine
 from stepscope.tables.arrays import Int64
 
 LINES = 5  # of each loss; more than a finding names

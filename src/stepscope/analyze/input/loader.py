@@ -23,7 +23,7 @@ from stepscope.engine.samples import Samples, short
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import BatchContent, HotLine, LoaderFacts, StepFacts
-from stepscope.model.facts import FileReads
+from stepscope.model.run_facts import FileReads
 from stepscope.tables.schema import Tables
 
 MAX_LINES = 20

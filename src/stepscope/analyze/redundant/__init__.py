@@ -16,7 +16,7 @@ from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.analyze.redundant import backward_work, extra_calls, float64, model_copies
 from stepscope.analyze.redundant.training_steps import TrainingScene, scenes
 from stepscope.engine.samples import Samples
-from stepscope.model.device import PassesFacts, PassFacts
+from stepscope.model.device_losses import PassesFacts, PassFacts
 
 
 def facts(context: Context) -> PassesFacts | None:

@@ -25,7 +25,7 @@ from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples, bare, short
 from stepscope.engine.slice_tree import nearest
 from stepscope.model import Place
-from stepscope.model.device import ExtraCall
+from stepscope.model.device_losses import ExtraCall
 from stepscope.tables.arrays import NONE, Bools, Int64, climb
 
 ENOUGH_SAMPLES = (

@@ -17,7 +17,7 @@ import polars as pl
 
 from stepscope.analyze.redundant.training_steps import TrainingScene, lines, outermost, summed, weights_of
 from stepscope.engine import intervals
-from stepscope.model.device import Doubles
+from stepscope.model.device_losses import Doubles
 from stepscope.tables.arrays import Bools, Int64
 
 MIN_ELEMENTS = 1_024  # of an input: below it an operator's time is that of its call, whatever the type

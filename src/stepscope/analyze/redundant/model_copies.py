@@ -21,7 +21,7 @@ from stepscope.engine.intervals import EMPTY
 from stepscope.engine.samples import Samples, short
 from stepscope.engine.slice_tree import nearest
 from stepscope.model import Place
-from stepscope.model.device import ModelCopy
+from stepscope.model.device_losses import ModelCopy
 from stepscope.tables.arrays import Int64, climb
 
 MAX_FACTS = 10

@@ -24,7 +24,7 @@ from stepscope.engine.scene import scenes as all_scenes
 from stepscope.engine.slice_tree import nearest
 from stepscope.engine.spans import Base
 from stepscope.engine.step_labels import LabelledSteps
-from stepscope.model.device import PassLine
+from stepscope.model.device_losses import PassLine
 from stepscope.tables.arrays import NONE, Bools, Int64
 
 RECURRING = 0.5  # of the mean: with a median below it few steps make the loss, and the median counts

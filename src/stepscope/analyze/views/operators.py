@@ -23,7 +23,7 @@ import polars as pl
 from msgspec import Struct
 
 from stepscope.analyze.views.kernels import eligible, judged, known_sum, uses_tensor_cores
-from stepscope.analyze.views.memory import around
+from stepscope.analyze.views.trace_memory import around
 from stepscope.engine import attribution, intervals, slice_tree
 from stepscope.engine.device_work import LINKED, in_state, work
 from stepscope.engine.slice_tree import nearest_around, upward

@@ -11,7 +11,16 @@ from typing import Any
 
 from msgspec import Struct
 
-from stepscope.analyze.views import communication, distributed, gpus, kernels, memory, modules, operators, overview
+from stepscope.analyze.views import (
+    communication,
+    distributed,
+    gpus,
+    kernels,
+    modules,
+    operators,
+    overview,
+    trace_memory,
+)
 from stepscope.engine.spans import Base
 from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
@@ -268,7 +277,7 @@ def _distributed_part(part: str) -> _Make:
 
 def _memory_part(part: Callable[[MemoryView], Sequence[Any]], absent: str = NO_BLOCKS) -> _Make:
     def make(source: Source, selection: Selection) -> Rows:
-        view = memory.view(source.base, source.recordings, source.code)
+        view = trace_memory.view(source.base, source.recordings, source.code)
         if view is None:
             return Rows((), NO_MEMORY)
         wanted = {"worker": selection.worker, "span": selection.span}

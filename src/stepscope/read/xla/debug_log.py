@@ -1,19 +1,49 @@
-"""What PT_XLA_DEBUG prints: an analysis of every compilation and execution, warnings, and a table of frames at exit.
-
-The lines stand among those of the script, and those of several processes may be mixed: what an analysis says goes to
-the oldest one that still lacks it. A log has no times. Its steps are its syncs, as long as the warnings, which tell
-theirs, agree.
-"""
+"""Frames as torch_xla prints them, `name (file:line)`, innermost first, and which of them is the user's."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec import Struct, field
 
 from stepscope.read.text import clean
-from stepscope.read.xla.frames import Place, frame_of, user_place
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "\\site-packages\\")
+
+
+class Place(NamedTuple):
+    """A line of code."""
+
+    file: str
+    line: int
+    function: str
+
+
+def frame_of(line: str) -> Place | None:
+    """The frame that `line` is, or None."""
+    text = line.strip()
+    name, bracket, rest = text.partition(" (")
+    if not bracket or not rest.endswith(")") or len(text) > 4096:
+        return None
+    file, colon, number = rest[:-1].rpartition(":")
+    if not colon or not file or not number.isdecimal() or len(number) > 9:
+        return None
+    return Place(clean(file), int(number), clean(name))
+
+
+def user_place(frames: Sequence[Place]) -> Place | None:
+    """The innermost frame that belongs to no installed package, nor to Python or torch_xla itself."""
+    own = [frame for frame in frames if not any(part in frame.file for part in _LIBRARIES)]
+    named = [frame for frame in own if not _is_runtime(frame.file)]
+    return next(iter(named or own), None)
+
+
+def _is_runtime(file: str) -> bool:
+    return file.startswith("<") or "/lib/python3." in file or "/torch_xla/" in file
+
 
 MAX_TEXT = 2_000
 MAX_COMPILES = 100_000  # kept one by one; what comes later is counted without its graph
@@ -32,7 +62,7 @@ _SYNCS = (
 _FREQUENT = re.compile(r"(\w{1,100}) too frequent: (\d{1,15}) counts during (\d{1,15}) steps")
 _NOT_LOWERED = "Op(s) not lowered: "
 _COUNTED = re.compile(r"FRAME \(count=(\d{1,15})\):")
-_PREFIX = re.compile(r"\A\s*\[[^\]]{1,40}\]: ?")  # of a launcher that says which process a line is of
+_LAUNCHER_PREFIX = re.compile(r"\A\s*\[[^\]]{1,40}\]: ?")  # of a launcher that says which process a line is of
 _OPERATOR = re.compile(r"Unlowered Op: \"([^\"]{1,200})\"")
 _TABLE_LINES = ("===", "---", "Note: _local_scalar_dense")
 _ANY_FALLBACK = "xla_fallback"  # what the table calls every operator since its names were lost
@@ -202,7 +232,7 @@ class Analyses:
         table = self._table
         if table is None:
             return False
-        line = _PREFIX.sub("", line, count=1)
+        line = _LAUNCHER_PREFIX.sub("", line, count=1)
         if line.startswith("=" * 40):
             self._close_table()
             return True

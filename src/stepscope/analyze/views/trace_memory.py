@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.analyze.views.memory_recordings import (
+from stepscope.analyze.views.memory_blocks import (
     DeviceMemory,
     Seen,
     Spots,

@@ -1,7 +1,6 @@
-"""The views of profiler traces: what the TensorBoard plugin showed, under the names its users know, and more.
+"""All views of traces as the report shows them, each made when it is asked for, the TensorBoard plugin's own too.
 
-`LazyViews` makes each as the report shows it when it is asked for; `select.rows` makes one table in full, in the
-grouping asked for.
+The plugin's figures are in its units and under its names, worker by worker and span by span.
 """
 
 from __future__ import annotations
@@ -10,7 +9,16 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from stepscope.analyze.views import communication, distributed, gpus, kernels, memory, modules, operators, overview
+from stepscope.analyze.views import (
+    communication,
+    distributed,
+    gpus,
+    kernels,
+    modules,
+    operators,
+    overview,
+    trace_memory,
+)
 from stepscope.analyze.views.kernels import plugin_kernels
 from stepscope.analyze.views.operators import plugin_operators
 from stepscope.analyze.views.overview import plugin_rows
@@ -71,7 +79,7 @@ class LazyViews(Views):
 
     @cached_property
     def memory(self) -> MemoryView | None:
-        found = memory.view(self.base, self._recordings, self._code)
+        found = trace_memory.view(self.base, self._recordings, self._code)
         return_freed_memory(self.base.tables.events.height)
         return found
 

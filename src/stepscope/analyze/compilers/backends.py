@@ -19,7 +19,7 @@ from stepscope.analyze.compilers.prepared import (
     per_step_ns,
     total_ns,
 )
-from stepscope.analyze.compilers.reports import Report, longest_ns, step_estimate_ms
+from stepscope.analyze.compilers.xla_reports import Report, longest_ns, step_estimate_ms
 from stepscope.engine.journal import event_data
 from stepscope.model.compilers import (
     CompilerCause,
