@@ -168,12 +168,12 @@ def _report(
     with RaiseOnTermination():
         run = api.open_run(outcome.run, options=api.ReadOptions(ignored=ignored))
         with contextlib.nullcontext() if quiet else outputs.progress("making the report"):
-            report = run.report(source=source)
-            page = outputs.write(report, outcome.run, single.renderer(run, source=source))[1]
+            report, render = run.report(source=source), single.renderer(run, source=source)
+            page = outputs.write(report, outcome.run, render)[1]
         if not quiet:
             outputs.show(report, sys.stderr, page=str(page))
         if not quiet:
-            plan.write(report)
+            plan.write(report, render)
         elif plan.json_file is not None:
             outputs.write_file(Path(plan.json_file), jsonfile.dumps(report), make_folder=True)
     return run

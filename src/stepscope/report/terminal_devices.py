@@ -1,4 +1,4 @@
-"""The overview of profiled steps and the GPUs on the terminal, under the names of the TensorBoard plugin too."""
+"""The devices' part of the terminal report: where their time goes by kind, and which lines of the user's it is for."""
 
 from __future__ import annotations
 
@@ -9,12 +9,66 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from stepscope.model import Report
-from stepscope.report import words
+from stepscope.report import sentences, words
 from stepscope.report.escape import plain
-from stepscope.report.glyphs import Glyphs
 from stepscope.report.places import Shortener
-from stepscope.report.terminal_bars import bar, legend
-from stepscope.report.text_table import TextColumn, lines
+from stepscope.report.terminal_parts import Glyphs, TextColumn, bar, legend, lines
+
+TRACES = 4  # rows of the table of times
+LINES = 5
+LINES_BESIDE_FINDINGS = 3
+# (heading, key): compute, exposed communication, exposed copies and idle sum to the span
+COLUMNS = (
+    ("span", "total_ns"),
+    ("compute", "compute_ns"),
+    ("+ comm.", "exposed_communication_ns"),
+    ("+ copies", "exposed_memcpy_ns"),
+    ("idle", "idle_ns"),
+)
+
+
+def device_blocks(report: Report, shorten: Shortener, width: int, glyphs: Glyphs) -> Iterator[RenderableType]:
+    """The table of times and the lines, each only where there is something to show."""
+    rows = sentences.device_rows(report)
+    if rows:
+        yield Group(*_times(rows, width))
+    view = report.views.get("device_lines")
+    # what stacks sampled on the host says more about the host than operators do
+    if view and view["total_ns"] and (view["basis"] == "device" or not report.views.get("stacks")):
+        yield Group(*_lines(report, view, shorten, glyphs))
+
+
+def _times(rows: list[dict[str, Any]], width: int) -> Iterator[RenderableType]:
+    shown = rows[:TRACES]
+    columns = [TextColumn("Device time", [plain(row["label"], 80) for row in shown], flexible=True)]
+    for name, key in COLUMNS:
+        columns.append(TextColumn(name, [words.nanoseconds(row[key]) for row in shown], flexible=False))
+    columns.append(TextColumn("busy", [words.percent(row["busy_share"]) for row in shown], flexible=False))
+    yield from lines(columns, width)
+    said = "+ is what no compute hides; these four sum to the span"
+    more = f"{len(rows) - TRACES} more rows in the report's files; " if len(rows) > TRACES else ""
+    yield Text(f"{more}{said}", style="dim")
+
+
+def _lines(report: Report, view: dict[str, Any], shorten: Shortener, glyphs: Glyphs) -> Iterator[RenderableType]:
+    yield Text(sentences.DEVICE_LINES[view["basis"]], style="bold")
+    for row in view["lines"][: LINES_BESIDE_FINDINGS if report.findings else LINES]:
+        place = row["place"]
+        text = f"{words.percent(row['share']):>7}  {shorten(place['file'], place['line'])}"
+        text += f"  {plain(place['function'] or '', 60)}"
+        notes = sentences.line_notes(row)
+        line = Text(text, no_wrap=True, overflow="ellipsis")
+        yield line + Text(f"  {notes}" if notes else "", style="dim")
+        if row.get("code") and row["exact_line"]:
+            yield Text(f"{'':9}{glyphs.quote} {plain(row['code'])}", style="dim", no_wrap=True, overflow="ellipsis")
+    if not view["lines"]:
+        yield Text("no line could be found:", style="dim")
+    for why, share in sentences.unattributed(view):
+        yield Text(f"{words.percent(share):>7}  {plain(why, 120)}", style="dim", no_wrap=True, overflow="ellipsis")
+    footer = sentences.line_footer(view)
+    if footer:
+        yield Text(footer, style="dim")
+
 
 SPANS = 3  # shown one by one
 GPUS = 6
@@ -25,7 +79,7 @@ GPU_COLUMNS = (
     ("tensor cores", "tensor_core_pct"),
 )
 PEAKS = 4
-LINES = 3
+MEMORY_LINES = 3
 SMALLEST = 0.0005  # share of a part that is still shown
 
 
@@ -54,7 +108,7 @@ def memory_block(report: Report, shorten: Shortener) -> Iterator[RenderableType]
     rows += [Text(_peak(curve, several=len(shown) > 1)) for curve in shown[:PEAKS]]
     devices = {curve["device"] for curve in shown}
     own = [line for line in view["lines"] if line["device"] in devices and line["at_peak_bytes"] and line["place"]]
-    for line in own[:LINES]:
+    for line in own[:MEMORY_LINES]:
         text = f"{words.size(line['at_peak_bytes']):>10}  {shorten(line['place']['file'], line['place']['line'])}"
         rows.append(Text(text, no_wrap=True, overflow="ellipsis"))
     for state in view["states"][:PEAKS]:

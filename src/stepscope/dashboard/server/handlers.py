@@ -17,10 +17,9 @@ from stepscope.api import ReadOptions, Run
 from stepscope.dashboard import timeline_api
 from stepscope.dashboard.server import live
 from stepscope.dashboard.server.answers import NotReady, NotThere, StillPreparing, encoded, preparing
-from stepscope.dashboard.server.catalog import EXPERIMENT, Place, Places
-from stepscope.dashboard.server.entries import Catalog, standing
-from stepscope.dashboard.server.journals import Journals, Progress
-from stepscope.dashboard.server.prepare import Prepared, Shelf, is_too_early
+from stepscope.dashboard.server.catalog import EXPERIMENT, Catalog, Place, Places, standing
+from stepscope.dashboard.server.live import Journals, Progress
+from stepscope.dashboard.server.prepare import Prepared, PreparedRuns, is_too_early
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report.escape import plain
 
@@ -39,19 +38,19 @@ _NUMBER = re.compile(r"\d{1,19}")
 Params = Mapping[str, str]
 
 
-class Desk:
+class Handlers:
     """Everything there is to ask, of the runs in `paths`."""
 
     def __init__(self, paths: tuple[Path, ...], options: ReadOptions, *, source: bool = True) -> None:
         self._source = source
         self._places = Places(paths)
-        self._shelf = Shelf(options, self._describe, timeline_api.prepare, self._ahead)
-        self._catalog = Catalog(self._places, lambda place: self._shelf.look(place).run)
+        self._prepared_runs = PreparedRuns(options, self._describe, timeline_api.prepare, self._ahead)
+        self._catalog = Catalog(self._places, lambda place: self._prepared_runs.look(place).run)
         self._journals: dict[str, Journals] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        self._shelf.close()
+        self._prepared_runs.close()
 
     # ---------------------------------------------------------------------------------------------------------- runs
 
@@ -84,7 +83,7 @@ class Desk:
             "error": None,
         }
         try:
-            prepared = self._shelf.look(place)
+            prepared = self._prepared_runs.look(place)
         except StillPreparing as still:
             return {**head, "preparing": still.document}
         except StepscopeError as error:
@@ -155,7 +154,7 @@ class Desk:
         """The whole run; of one that goes on and has nothing to show yet, that is no error."""
         place = self._places.get(key)
         try:
-            return self._shelf.look(place)
+            return self._prepared_runs.look(place)
         except StillPreparing:
             raise
         except StepscopeError as error:
@@ -173,7 +172,7 @@ class Desk:
             raise UsageError(f"steps {steps[0]} to {steps[1]}: not in this run; {there}")
         if steps[0] <= known["first"] and steps[1] >= known["last"]:
             return whole
-        return self._shelf.look(whole.place, steps)
+        return self._prepared_runs.look(whole.place, steps)
 
     # ------------------------------------------------------------------------------------------------------ timeline
 
@@ -224,12 +223,12 @@ class Desk:
         progress = self._progress(place) if place.recorded else None
         how = standing(place, progress)
         running = how.state == live.RUNNING
-        pending = self._shelf.refresh(place, running=running) if place.recorded else False
+        pending = self._prepared_runs.refresh(place, running=running) if place.recorded else False
         again = AGAIN_S if running else SOON_S if pending else None
         return {
             "schema": LIVE_SCHEMA,
             "state": how.state,
-            "revision": self._shelf.revision(place),
+            "revision": self._prepared_runs.revision(place),
             "steps": progress.steps if progress is not None else None,
             "last_step_ms": progress.last_ms if progress is not None else None,
             "mean_ms": progress.mean_ms if progress is not None else None,
