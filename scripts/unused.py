@@ -3,13 +3,14 @@
     python scripts/unused.py
 
 vulture (https://github.com/jendrikseipp/vulture) looks for them in the package alone: what only tests use is unused. It
-goes by name, so it misses a name that something else has too. What is used by its text (`TEXTS`, `FIGURES`) counts as
+goes by name, so it misses a name that something else has too. What is used by its text (`TEXTS`, `COLUMNS`) counts as
 used; what others call or read is in `ALLOWED`, each name with who does.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,14 +24,12 @@ LEAST_CONFIDENCE = 60  # percent: all that vulture finds
 # files whose texts name functions, classes or fields: tables of names, and surfaces, which take fields by key
 TEXTS = (
     *("report/**/*.py", "dashboard/**/*.py"),
-    *("cli/__init__.py", "read/chunks.py", "schema.py", "tables/schema.py"),
+    *("cli/__init__.py", "read/event_columns.py", "schema.py", "tables/schema.py"),
     *("record/agent/knobs/__init__.py", "record/agent/probes/__init__.py"),
 )
-FIGURES = "report/metrics/*.py"  # whose keywords are fields of documents
+COLUMNS = "report/table_columns.py"  # whose texts are lists of fields
 ALLOWED = {
-    "called by Python or IPython": (
-        *("__getattr__", "__dir__", "__doc__", "load_ipython_extension", "unload_ipython_extension"),
-    ),
+    "called by Python or IPython": (*("__getattr__", "__dir__", "load_ipython_extension", "unload_ipython_extension"),),
     "read or called by a library that it is set for": (
         *("redirect_slashes", "should_exit", "fast_dtype", "suppress_errors", "_compiled_call_impl"),
         "on_broken_pipe",
@@ -39,7 +38,13 @@ ALLOWED = {
         *("add_metadata", "add_metadata_json", "export_memory_timeline", "export_stacks", "preset_metadata_json"),
         *("run_folder", "self_cpu_time_total", "toggle_collection_dynamic", "total_average"),
     ),
-    "of report.json, documented, and shown by no surface": ("library_function", "trainer"),
+    "of report.json, documented, and shown by no surface": (
+        *("library_function", "trainer", "self_samples", "attributed_share", "guessed_share", "kind_ns"),
+        *("max_threads_per_multiprocessor", "warp_size", "tensor_core_plugin_pct", "algorithm_bytes_per_s"),
+        *("backward_host_self_ns", "backward_device_self_ns", "peak_recorded_bytes", "total_allocations"),
+        "blocks_in_use",
+    ),
+    "how far a replay can be trusted, to which tests hold it on real traces": ("recorded_median_ns", "residual"),
     "in an annotation that is text": ("One",),
     "of the arguments of a trace's entry, taken by key": ("sort_index",),
 }
@@ -53,8 +58,9 @@ def _nodes(pattern: str) -> Iterator[ast.AST]:
 def named() -> set[str]:
     """Names that are used by their text."""
     texts = (node.value for pattern in TEXTS for node in _nodes(pattern) if isinstance(node, ast.Constant))
-    figures = (node.arg for node in _nodes(FIGURES) if isinstance(node, ast.keyword))
-    return {text for text in (*texts, *figures) if isinstance(text, str)}
+    columns = (node.value for node in _nodes(COLUMNS) if isinstance(node, ast.Constant))
+    words = (word for text in columns if isinstance(text, str) for word in re.findall(r"\w+", text))
+    return {text for text in (*texts, *words) if isinstance(text, str)}
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ Work = Callable[[], dict[str, Any]]
 
 def read(paths: list[Path]) -> Work:
     """Take every chunk of every trace."""
-    from stepscope.read.formats import open_trace
+    from stepscope.read.kineto import open_trace
 
     def work() -> dict[str, Any]:
         events = 0

@@ -26,16 +26,15 @@ from stepscope.model import Analysis, Diagnosis, ProfiledFacts, Report
 if TYPE_CHECKING:
     from stepscope.analyze import CodeOptions
     from stepscope.analyze.context import Context
-    from stepscope.analyze.flame.graph import FlameOptions
-    from stepscope.analyze.hotspots.table import HotspotOptions
-    from stepscope.analyze.timeline.index import Timeline
-    from stepscope.analyze.views.diff import DiffSide
+    from stepscope.analyze.host.hotspots import HotspotOptions
+    from stepscope.analyze.pictures.sampled_flame import FlameOptions
+    from stepscope.analyze.pictures.timeline import Timeline
     from stepscope.analyze.views.select import Rows, Selection
+    from stepscope.analyze.views.trace_diff import DiffSide
     from stepscope.engine.step_labels import LabelledSteps
-    from stepscope.model.views.diff import Diff
-    from stepscope.model.views.flame import FlameGraph
-    from stepscope.model.views.hotspots import Hotspots
-    from stepscope.model.views.memory import MemoryRecording
+    from stepscope.model.memory import MemoryRecording
+    from stepscope.model.sampled import FlameGraph, Hotspots
+    from stepscope.model.views import Diff
     from stepscope.read.raw import RawRun
     from stepscope.tables.schema import Tables
 
@@ -129,7 +128,7 @@ class Run:
 
     def _raw(self) -> RawRun:
         """What lies in the paths, read as far as must be known before tables are made."""
-        from stepscope.read import read_foreign, read_run
+        from stepscope.read import read_run, read_third_party
         from stepscope.read.raw import Losses, RawRun
 
         if self.recorded:
@@ -137,7 +136,7 @@ class Run:
         recordings, others = self._inputs
         if recordings and not others:
             return RawRun(folder=self.folder, hosts=(), ranks=(), losses=Losses())
-        return read_foreign(others)
+        return read_third_party(others)
 
     @cached_property
     def _inputs(self) -> tuple[tuple[MemoryRecording, ...], tuple[Path, ...]]:
@@ -203,49 +202,49 @@ class Run:
 
     def hotspots(self, options: HotspotOptions | None = None) -> Hotspots:
         """The deepest functions by sampled time; raises `UsageError` where no sample is of what was asked for."""
-        from stepscope.analyze.hotspots import table
+        from stepscope.analyze.host import hotspots
 
-        return table.of_run(self._context, options or table.DEFAULTS)
+        return hotspots.of_run(self._context, options or hotspots.DEFAULTS)
 
     def flame_graph(self, options: FlameOptions | None = None) -> FlameGraph:
         """Sampled stacks, and the operators and kernels of windows, as trees; raises `UsageError` as `hotspots`."""
-        from stepscope.analyze.flame import graph
+        from stepscope.analyze.pictures import sampled_flame
 
-        return graph.flame_graph(self._context, options)
+        return sampled_flame.flame_graph(self._context, options)
 
     def flame_diff(self, other: Run, options: FlameOptions | None = None) -> FlameGraph:
         """This run's sampled stacks against `other`'s; raises `UsageError` where their units or modes differ."""
-        from stepscope.analyze.flame import diff
+        from stepscope.analyze.pictures import flame_diff
 
-        return diff.flame_diff(self._context, other._context, options)
+        return flame_diff.flame_diff(self._context, other._context, options)
 
     def flame_rank_diff(self, rank: int, options: FlameOptions | None = None) -> FlameGraph:
         """The sampled stacks of one rank against the mean of the others."""
-        from stepscope.analyze.flame import diff
+        from stepscope.analyze.pictures import flame_diff
 
-        return diff.flame_rank_diff(self._context, rank, options)
+        return flame_diff.flame_rank_diff(self._context, rank, options)
 
     @cached_property
     def timeline(self) -> Timeline:
         """Every step, slice and sampled stack by track and time, ready to be cut into windows."""
-        from stepscope.analyze.timeline import index
+        from stepscope.analyze.pictures import timeline
 
-        return index.timeline(self._context)
+        return timeline.timeline(self._context)
 
     def diff(self, other: Run, *, selection: Selection | None = None, against: Selection | None = None) -> Diff:
         """This run and `other` side by side; a selection names one span of either."""
-        from stepscope.analyze.views import diff
+        from stepscope.analyze.views import trace_diff
 
-        return diff.diff(self.diff_side(selection), other.diff_side(against))
+        return trace_diff.diff(self.diff_side(selection), other.diff_side(against))
 
     def diff_side(self, selection: Selection | None = None) -> DiffSide:
         """What is laid against another run, of all spans or the one that `selection` names; raises `UsageError`."""
-        from stepscope.analyze.views import diff, select
+        from stepscope.analyze.views import select, trace_diff
 
         source = select.Source(self._context.base, self._context.code)
         ref = source.only(selection or select.Selection())
         label = f"{self.folder.name}/{ref.label}" if ref is not None else self.folder.name
-        return diff.side(source.base, ref, label)
+        return trace_diff.side(source.base, ref, label)
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
@@ -340,7 +339,7 @@ def _cache(options: ReadOptions) -> Path | None:
 
 def _with_cells(options: ReadOptions, folder: Path) -> ReadOptions:
     """With the cells of the notebook that the run was recorded in, if it was, as the user's code."""
-    from stepscope.read.cells import cells
+    from stepscope.read.run_folder import cells
 
     root, maps = cells(folder)
     if root is None:

@@ -24,8 +24,7 @@ from msgspec import Struct
 
 from stepscope import api
 from stepscope.errors import EnvironmentRefusal, StepscopeError
-from stepscope.read.cells import FOLDER as CELLS
-from stepscope.read.cells import INDEX
+from stepscope.read.run_folder import CELLS, CELLS_INDEX
 
 MAGIC = "stepscope"
 MOST_CELLS = 300
@@ -218,7 +217,7 @@ def _keep_cells(shell: Any, folder: Path, began: float) -> None:
         if _keep(folder / CELLS / file, text, began):
             index[name] = file
     if index:
-        _keep(folder / CELLS / INDEX, json.dumps(index, indent=1), began)
+        _keep(folder / CELLS / CELLS_INDEX, json.dumps(index, indent=1), began)
 
 
 def _compiled_cells(shell: Any) -> Iterator[tuple[str, int, str]]:

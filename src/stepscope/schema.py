@@ -14,7 +14,7 @@ REPORT_SCHEMA = "stepscope.report/1"
 TABLES_SCHEMA = "stepscope.tables/6"
 
 # Of a step in which no loader was asked nothing is known to wait for data: what lies before its first forward pass is
-# "before_forward" then. The journal has it in its column of the data wait, with no fetches (`read.steps`).
+# "before_forward" then. The journal has it in its column of the data wait, with no fetches (`read.run_folder`).
 PHASES = ("data_wait", "before_forward", "forward", "backward", "optimizer", "other")
 CATEGORIES = (
     "input",

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.analyze.calls import Calls, prepare
 from stepscope.analyze.context import Context
-from stepscope.analyze.sampled_time import prepare as prepare_time
-from stepscope.analyze.steps import facts as step_facts
+from stepscope.analyze.host.removable_calls import Calls, prepare
+from stepscope.analyze.host.sampled_time import prepare as prepare_time
+from stepscope.analyze.step_times import step_facts as step_facts
 from stepscope.model import Place, PythonFacts
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TORCH, TRAIN, stack

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import CodeOptions, analyze
-from stepscope.analyze.device_lines import EARLY, ENGINE, LIBRARIES, NO_FORWARD, NO_LAUNCH, NO_STACKS, REPLAYED
+from stepscope.analyze.device.device_time import (
+    EARLY,
+    ENGINE,
+    LIBRARIES,
+    NO_FORWARD,
+    NO_LAUNCH,
+    NO_STACKS,
+    REPLAYED,
+)
 from stepscope.model import DeviceLine, DeviceLines
 from tests.analyze.traces import BACK_THREAD, US, Slices, tables
 

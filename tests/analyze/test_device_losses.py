@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.model.views.device_losses import (
+from stepscope.model.device_losses import (
     ALLOCATOR,
     ATTENTION,
     COMPILED,
@@ -27,7 +27,7 @@ from stepscope.model.views.device_losses import (
     DeviceLosses,
     Loss,
 )
-from stepscope.model.views.overview import DEVICE
+from stepscope.model.views import DEVICE
 from tests.analyze import shared_traces
 from tests.analyze.device_scenes import (
     A100,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyze import analyze
-from stepscope.analyze.device_losses.shapes import MULTIPLE, waste
+from stepscope.analyze.device.kernels import MULTIPLE, waste
 from tests.analyze.device_scenes import Scene, short_launches
 
 TILED = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyze import analyze
-from stepscope.analyze.dimensions import explain
+from stepscope.analyze.host.loops import explain
 from stepscope.model import LoopFacts
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import (

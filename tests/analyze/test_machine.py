@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.model.facts_machine import MachineFacts
+from stepscope.model.machine import MachineFacts
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TORCH, TRAIN, stack
 from tests.builders import MS, PID, T0, make_tables, step_rows

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.model.facts_machine import MachineFacts
-from stepscope.model.views.machine import GpuClocks, StorageFacts
+from stepscope.model.machine import GpuClocks, MachineFacts, StorageFacts
 from stepscope.tables.schema import Tables
 from tests.analyze.test_machine import SECOND, telemetry
 from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows
@@ -166,7 +165,7 @@ def test_workers_read_in_place_of_the_training_process() -> None:
 
 def test_a_second_pass_that_the_page_cache_serves() -> None:
     found = storage_of(storage_tables(*storage_rows(device=20e6, until=15)))
-    assert found.early_cold_share == pytest.approx(1)
+    assert found.cold_share == pytest.approx(0.37, abs=0.01)
     assert found.late_cold_share == 0
 
 
@@ -205,7 +204,7 @@ def numa_tables(hardware: dict[str, Any], *cpus: int, gpu: bool = True) -> Table
 def test_a_main_thread_away_from_its_gpu() -> None:
     numa = machine_of(numa_tables(TWO_NODES, 0, 1, 1, 2)).numa
     assert numa is not None
-    assert (numa.nodes, numa.gpu_nodes) == (2, {"gpu:0": 1})
+    assert numa.nodes == 2
     assert numa.main_nodes == {"0": pytest.approx(0.75, abs=0.02), "1": pytest.approx(0.25, abs=0.02)}
     assert numa.away_share == pytest.approx(0.75, abs=0.02)
 

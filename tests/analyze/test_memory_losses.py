@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.model.views.memory_losses import MemoryGrowth, MemoryLimit, MemoryLosses
+from stepscope.model.memory import MemoryGrowth, MemoryLimit, MemoryLosses
 from stepscope.tables.schema import Tables
 from tests.analyze.memory_scenes import DEVICE, GIB, MIB, STEPS, memory_tables, readings, struck_steps
 from tests.analyze.scenes import Trace

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.analyze import device
+from stepscope.analyze.device import device_time
 from stepscope.engine import intervals, spans
 from stepscope.engine.device_work import KERNEL, Work, work
 from stepscope.engine.spans import Span
@@ -83,13 +83,13 @@ def test_device_time_agrees_with_tracelens(name: str) -> None:
         exact = ours
         span = span_of(name)
         found = as_float64(work(span))
-        ours = device.time(span, found, device.LAUNCHED, found.launch >= 0)
+        ours = device_time.device_time(span, found, device_time.LAUNCHED, found.launch >= 0)
         assert exact.memcpy_ns == 3_715_404  # the sum of the durations in the file: no copy overlaps another
         assert exact.busy_ns == pytest.approx(ours.busy_ns, rel=0.001)
     if name == MULTIMEM:
         span = span_of(name)
         found = without_multimem(span)
-        ours = device.time(span, found, device.LAUNCHED, found.launch >= 0)
+        ours = device_time.device_time(span, found, device_time.LAUNCHED, found.launch >= 0)
     for key, field in FIGURES.items():
         # half a microsecond for its printed digits
         assert getattr(ours, field) / 1e6 == pytest.approx(expected[key], rel=0.001, abs=0.0005), key

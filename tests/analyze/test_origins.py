@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze import analyze
-from stepscope.analyze.device_lines import ENGINE, LIBRARIES
+from stepscope.analyze.device.device_time import ENGINE, LIBRARIES
 from stepscope.engine import origins
 from stepscope.model import DeviceLines
 from stepscope.tables.arrays import positions

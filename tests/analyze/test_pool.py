@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.model.facts_machine import CpuFacts, PoolFacts
+from stepscope.model.machine import CpuFacts, PoolFacts
 from stepscope.tables.schema import Tables
 from tests.analyze.test_machine import SECOND, telemetry
 from tests.builders import T0, make_tables, rank_info, step_rows

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.model.views.ranks import RanksFacts
+from stepscope.model.ranks import RanksFacts
 from tests.analyze.scenes import TORCH, TRAIN, stack
 from tests.builders import MS, T0, make_tables, step_rows
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyze import step_series
+from stepscope.analyze.pictures import series
 from stepscope.engine import step_labels
 from tests.builders import MS, make_tables, step_rows
 
@@ -18,7 +18,7 @@ def rows(count: int = 40, **columns: Any) -> list[dict[str, Any]]:
 def test_parts_sum_to_the_step() -> None:
     given = rows()
     given[7] = {**given[7], "wall_ns": 30 * MS}
-    found = step_series.parts(step_labels.label(make_tables(steps=given)), "train", "rank-0", 100)
+    found = series.step_phases(step_labels.label(make_tables(steps=given)), "train", "rank-0", 100)
     sums = [sum(values[at] or 0 for values in found.parts_ms.values()) for at in range(len(found.steps))]
     assert sums == pytest.approx(found.wall_ms)
     assert found.parts_ms["unattributed"][7] == pytest.approx(20)
@@ -26,13 +26,13 @@ def test_parts_sum_to_the_step() -> None:
 
 def test_phases_that_overlap_a_little_leave_nothing_negative() -> None:
     given = [{**row, "wall_ns": row["wall_ns"] - 1000} for row in rows()]
-    found = step_series.parts(step_labels.label(make_tables(steps=given)), "train", "rank-0", 100)
+    found = series.step_phases(step_labels.label(make_tables(steps=given)), "train", "rank-0", 100)
     assert "unattributed" not in found.parts_ms
 
 
 def test_steps_of_traces_have_no_parts() -> None:
     given = [{"step": n, "wall_ns": 10 * MS} for n in range(5)]
-    found = step_series.parts(step_labels.label(make_tables(steps=given)), "train", "rank-0", 100)
+    found = series.step_phases(step_labels.label(make_tables(steps=given)), "train", "rank-0", 100)
     assert (found.parts_ms, found.total) == ({}, 5)
 
 
@@ -41,7 +41,7 @@ def test_every_stall_stays_when_steps_are_thinned() -> None:
     stalls = (17, 1_500, 2_998)
     for at in stalls:
         given[at] = {**given[at], "wall_ns": 500 * MS}
-    found = step_series.parts(step_labels.label(make_tables(steps=given)), "train", "rank-0", 60)
+    found = series.step_phases(step_labels.label(make_tables(steps=given)), "train", "rank-0", 60)
     assert len(found.steps) <= 60
     assert set(stalls) <= set(found.steps)
     assert found.total == 3_000
@@ -49,9 +49,9 @@ def test_every_stall_stays_when_steps_are_thinned() -> None:
 
 def test_a_kind_without_steps_has_no_distribution() -> None:
     labelled = step_labels.label(make_tables(steps=rows()))
-    assert step_series.distribution(labelled, "eval") is None
-    assert step_series.processes(labelled, "eval") == ()
-    assert step_series.longest(make_tables(), labelled, "eval", 10) == ()
+    assert series.distribution(labelled, "eval") is None
+    assert series.processes_of(labelled, "eval") == ()
+    assert series.longest(make_tables(), labelled, "eval", 10) == ()
 
 
 def test_processes_are_in_order_of_rank() -> None:
@@ -61,8 +61,8 @@ def test_processes_are_in_order_of_rank() -> None:
         *({**row, "rank": 2, "process": "rank-2", "kind": "eval"} for row in rows(5, first_step=40)),
     ]
     labelled = step_labels.label(make_tables(steps=given))
-    assert step_series.processes(labelled, "train") == ("rank-2", "rank-10")
-    found = [(row.kind, row.process, row.steps) for row in step_series.by_process(labelled)]
+    assert series.processes_of(labelled, "train") == ("rank-2", "rank-10")
+    found = [(row.kind, row.process, row.steps) for row in series.by_process(labelled)]
     assert found == [("train", "rank-2", 40), ("train", "rank-10", 40), ("eval", "rank-2", 5)]
 
 
@@ -71,7 +71,7 @@ def test_the_longest_are_measured_against_their_own_process() -> None:
     quick = rows()
     quick[20] = {**quick[20], "wall_ns": 50 * MS, "data_wait_ns": 41 * MS}
     tables = make_tables(steps=[*quick, *slow])
-    first = step_series.longest(tables, step_labels.label(tables), "train", 3)[0]
+    first = series.longest(tables, step_labels.label(tables), "train", 3)[0]
     assert (first.process, first.step, first.phase) == ("rank-0", 20, "data_wait")
     assert (first.extra_ms, first.phase_extra_ms) == pytest.approx((40, 40))
 
@@ -89,5 +89,5 @@ def test_events_of_a_step_are_named_and_odd_ones_survive() -> None:
         {"kind": "region", "step": 20, "duration_ns": 10 * MS, "data": "[1]"},
     ]
     tables = make_tables(steps=given, journal=noted)
-    first = step_series.longest(tables, step_labels.label(tables), "train", 1)[0]
+    first = series.longest(tables, step_labels.label(tables), "train", 1)[0]
     assert [(event.kind, event.name) for event in first.events] == [("gc", None), ("save", "a.pt"), ("region", None)]

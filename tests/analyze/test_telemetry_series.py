@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyze.telemetry_series import MAX_SUBJECTS, telemetry
+from stepscope.analyze.pictures.series import MAX_SUBJECTS, telemetry
 from stepscope.engine import step_labels
-from stepscope.model.views.telemetry_series import Telemetry
+from stepscope.model.timeline import Telemetry
 from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows
 
 SECOND = 1000 * MS

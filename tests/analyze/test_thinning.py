@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyze.thinning import pick, positions, shared_positions
+from stepscope.analyze.pictures.series import pick, positions, shared_positions
 
 NUMBERS = st.one_of(st.none(), st.floats(-1e9, 1e9), st.just(float("nan")))
 

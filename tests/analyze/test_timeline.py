@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze.timeline import levels
-from stepscope.analyze.timeline.index import Timeline
-from stepscope.analyze.timeline.parts import MAX_DEPTH
-from stepscope.analyze.timeline.window import moments, window
+from stepscope.analyze.pictures import timeline_levels
+from stepscope.analyze.pictures.timeline import MAX_DEPTH, Timeline
+from stepscope.analyze.pictures.timeline_viewport import moments, viewport
 from tests.analyze.timelines import MAIN, US, Drawn, a_step, drawn, of_rows, of_traces
 from tests.analyze.traces import Slices
 from tests.builders import MS, T0, step_rows
 
 
 def whole(made: Timeline, width: int = 1_000, **more: Any) -> list[Drawn]:
-    return drawn(window(made, 0, made.length_ns, width, **more))
+    return drawn(viewport(made, 0, made.length_ns, width, **more))
 
 
 def test_a_small_trace_is_drawn_slice_by_slice() -> None:
@@ -94,7 +93,7 @@ def test_slices_of_another_worker_are_left_out() -> None:
 
 def test_a_slice_that_began_before_the_window_is_in_it() -> None:
     made = of_traces(a_step())
-    found = window(made, 550 * US, 560 * US, 100)
+    found = viewport(made, 550 * US, 560 * US, 100)
     names = {(each.name, each.start_us) for each in drawn(found)}
     assert ("gemm_f16", 500) in names
     assert (MAIN, 0) in names
@@ -147,7 +146,7 @@ def test_a_window_holds_no_more_than_it_may() -> None:
     for number in range(3_000):
         trace.add("cpu_op", f"op{number % 7}", number * 10, 9, depth=number % 3)
     made = of_traces(trace)
-    found = window(made, 0, made.length_ns, 8_000, limit=100)
+    found = viewport(made, 0, made.length_ns, 8_000, limit=100)
     assert 0 < len(drawn(found)) <= 100
     assert found.total == 3_000 == sum(each.count for each in drawn(found))
 
@@ -194,12 +193,12 @@ def test_windows_count_every_slice_and_show_every_wide_one(
     slices: list[tuple[int, int, int, str]], width: int, left: float, right: float
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(levels, "_FEW", 4)  # so that few slices have coarser copies too
-        patch.setattr(levels, "_BINS", 2)
+        patch.setattr(timeline_levels, "_FEW", 4)  # so that few slices have coarser copies too
+        patch.setattr(timeline_levels, "_BINS", 2)
         trace = laid_out(slices)
         made = of_traces(trace)
     low, high = sorted((int(left * made.length_ns), int(right * made.length_ns) + 1))
-    found = window(made, low, high, width)
+    found = viewport(made, low, high, width)
     shown = drawn(found)
     first = min(row["start_ns"] for row in trace.events)
     inside = [

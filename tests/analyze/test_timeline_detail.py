@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyze.timeline.detail import detail
-from stepscope.analyze.timeline.index import Timeline
-from stepscope.analyze.timeline.search import search
-from stepscope.analyze.timeline.window import window
+from stepscope.analyze.pictures.slice_detail import detail
+from stepscope.analyze.pictures.timeline import Timeline
+from stepscope.analyze.pictures.timeline_viewport import search, viewport
 from stepscope.errors import UsageError
-from stepscope.model.views.timeline import SliceDetail
+from stepscope.model.timeline import SliceDetail
 from tests.analyze.timelines import PROJECT, SOURCE, US, a_step, drawn, of_rows, of_traces
 from tests.analyze.traces import BACK_THREAD, Slices
 from tests.builders import MS, T0, step_rows
@@ -19,7 +18,7 @@ from tests.builders import MS, T0, step_rows
 
 def named(made: Timeline, name: str) -> SliceDetail:
     """The detail of the first slice of that name."""
-    shown = drawn(window(made, 0, made.length_ns, 1_000))
+    shown = drawn(viewport(made, 0, made.length_ns, 1_000))
     return detail(made, next(each.id for each in shown if each.name == name))
 
 

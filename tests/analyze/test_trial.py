@@ -14,8 +14,7 @@ from msgspec.structs import asdict
 
 from stepscope.analyze import trial
 from stepscope.analyze.trial import MAX_LOSSES, MAX_TEXT, SILENT, SILENT_RANK
-from stepscope.model.comparison import AppliedKnob
-from stepscope.model.views.trial import APPLIED, PARTLY, REFUSED, TrialFacts, standing
+from stepscope.model.comparison import APPLIED, PARTLY, REFUSED, AppliedKnob, TrialFacts, standing
 from stepscope.tables.schema import SCHEMAS, Tables
 from tests.builders import T0, make_tables, rank_info
 

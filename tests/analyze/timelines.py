@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.timeline.index import Timeline, timeline
-from stepscope.model.views.timeline import TimelineWindow
+from stepscope.analyze.pictures.timeline import Timeline, timeline
+from stepscope.model.timeline import TimelineWindow
 from tests.analyze.traces import US, Slices, tables
 from tests.builders import T0, make_tables
 

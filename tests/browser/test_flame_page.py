@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.flame.diff import flame_diff
-from stepscope.analyze.flame.graph import flame_graph
+from stepscope.analyze.pictures.flame_diff import flame_diff
+from stepscope.analyze.pictures.sampled_flame import flame_graph
 from stepscope.report.flame import page as flame_page
 from stepscope.report.flame import svg
 from tests.analyze.flame.trees import context, stack, steps, tree

@@ -12,7 +12,7 @@ import pytest
 from stepscope import api, cli
 from stepscope.analyze import compilers
 from stepscope.cli.options import CHECKS
-from stepscope.model.views.compilers import CompilersView
+from stepscope.model.compilers import CompilersView
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, write_script
 from tests.report.fabricate_compilers import cause, facts, view

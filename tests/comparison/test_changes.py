@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from stepscope.analyze.views.diff import DiffSide, diff
+from stepscope.analyze.views.trace_diff import DiffSide, diff
 from stepscope.comparison import changes
 from stepscope.comparison.changes import Judged, rows
 from stepscope.comparison.profile import LOAD, Amount, Amounts, Thing, merged, relative_to
 from stepscope.model import Abstention, Diagnosis, Finding, Ignored, Place
 from stepscope.model.comparison import Change
-from stepscope.model.views.diff import Diff, DiffRow
+from stepscope.model.views import Diff, DiffRow
 from tests.records import replace
 
 FLOOR = 0.5
@@ -122,7 +122,7 @@ def table_row(key: str, base: float | None, other: float | None) -> DiffRow:
 
 def found_in(overview: list[DiffRow], plugin: Sequence[DiffRow] = (), kernels: Sequence[DiffRow] = ()) -> Diff:
     tables = {"overview": tuple(overview), "tensorboard": tuple(plugin), "kernels": tuple(kernels)}
-    return Diff("a", "b", True, 5, 5, {name: rows for name, rows in tables.items() if rows}, {}, ())
+    return Diff("a", "b", True, {name: rows for name, rows in tables.items() if rows}, {}, ())
 
 
 def test_parts_of_profiled_steps_leave_the_step_itself_out() -> None:

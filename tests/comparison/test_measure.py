@@ -16,8 +16,8 @@ from stepscope.analyze import analyze
 from stepscope.comparison.measure import RESTART, UNATTRIBUTED, measure, of_overviews
 from stepscope.comparison.measured_steps import select
 from stepscope.model.comparison import Measure
-from stepscope.model.views.overview import Overview, StepBreakdown, Summary
-from stepscope.model.views.spans import SpanRef
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import Overview, StepBreakdown, Summary
 from stepscope.tables.schema import Tables
 from tests.builders import MS, PHASE_COLUMNS, T0, make_tables, rank_info, step_rows
 

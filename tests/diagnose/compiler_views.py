@@ -12,7 +12,7 @@ from typing import Any
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.model import Analysis, Diagnosis, Finding, Place
-from stepscope.model.views.compilers import (
+from stepscope.model.compilers import (
     Change,
     CompilerCause,
     CompilerFacts,

@@ -8,7 +8,7 @@ from typing import Any
 from stepscope.analyze import analyze
 from stepscope.diagnose import RULES, diagnose
 from stepscope.model import Analysis, Diagnosis, Finding, Place
-from stepscope.model.views.waits import RankLine, RankLines, SampledViews
+from stepscope.model.sampled import RankLine, RankLines, SampledViews
 from tests.analyze.scenes import TRAIN
 from tests.analyze.test_ranks import rank_rows, sites
 from tests.builders import make_tables

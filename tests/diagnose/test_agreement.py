@@ -9,8 +9,8 @@ import pytest
 from stepscope.analyze import analyze
 from stepscope.diagnose import agreement, diagnose
 from stepscope.model import Analysis, Finding, WindowFacts
-from stepscope.model.views.ranks import RanksFacts, RankWork
-from stepscope.model.views.waits import RankLines, SampledViews
+from stepscope.model.ranks import RanksFacts, RankWork
+from stepscope.model.sampled import RankLines, SampledViews
 from tests.analyze.scenes import loader_tables
 from tests.diagnose.test_causes import at, finding, scene
 from tests.records import replace

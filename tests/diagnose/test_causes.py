@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from stepscope.analyze import analyze
 from stepscope.diagnose import RULES, causes, diagnose
 from stepscope.model import Analysis, Finding, LoopFacts, Place
-from stepscope.model.facts_machine import DriftFacts, MachineFacts
-from stepscope.model.views.waits import CallerLine, SampledViews
+from stepscope.model.machine import DriftFacts, MachineFacts
+from stepscope.model.sampled import CallerLine, SampledViews
 from tests.analyze.scenes import loader_tables, loop_tables, python_tables
 from tests.builders import make_tables
 from tests.records import replace

@@ -10,7 +10,7 @@ import pytest
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.model import Finding
-from stepscope.model.facts_machine import ChildrenFacts
+from stepscope.model.machine import ChildrenFacts
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TRAIN
 from tests.analyze.test_machine import SECOND

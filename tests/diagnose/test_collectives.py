@@ -10,12 +10,20 @@ import pytest
 from stepscope.diagnose import RULES, diagnose
 from stepscope.diagnose.thresholds import COLLECTIVES
 from stepscope.model import Analysis, Finding, Place
-from stepscope.model.facts import HotLine, LoopFacts, StackFacts
-from stepscope.model.views import SpanViews, Views
-from stepscope.model.views.communication import CollectiveOverWorkers, CollectiveRow, Distributed, WorkerShare
-from stepscope.model.views.operators import OperatorRow
-from stepscope.model.views.overview import Overview, StepBreakdown, Summary
-from stepscope.model.views.spans import SpanRef
+from stepscope.model.run_facts import HotLine, LoopFacts, StackFacts
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import (
+    CollectiveOverWorkers,
+    CollectiveRow,
+    Distributed,
+    OperatorRow,
+    Overview,
+    SpanViews,
+    StepBreakdown,
+    Summary,
+    Views,
+    WorkerShare,
+)
 from tests.analyze.scenes import TRAIN
 from tests.analyze.test_ranks import rank_rows
 from tests.builders import MS

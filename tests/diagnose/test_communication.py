@@ -11,9 +11,8 @@ from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.diagnose.thresholds import RANKS
 from stepscope.model import Analysis, Place
-from stepscope.model.views import Views
-from stepscope.model.views.communication import Distributed, WorkerShare
-from stepscope.model.views.spans import SpanRef
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import Distributed, Views, WorkerShare
 from tests.analyze.scenes import TRAIN
 from tests.analyze.test_ranks import rank_rows
 from tests.builders import MS, make_tables, rank_info, step_rows

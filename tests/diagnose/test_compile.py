@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.model.views.compilers import Change, EagerAfterLimit
+from stepscope.model.compilers import Change, EagerAfterLimit
 from stepscope.report import build
 from tests.diagnose.compiler_views import (
     CALL,

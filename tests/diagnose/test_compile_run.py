@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepscope.diagnose import REPORT_FLOOR, diagnose
 from stepscope.model import SEVERITIES
-from stepscope.model.views.compilers import CompilerCause, CompilersView, EagerAfterLimit
+from stepscope.model.compilers import CompilerCause, CompilersView, EagerAfterLimit
 from tests.diagnose.compiler_views import (
     TORCH,
     XLA,

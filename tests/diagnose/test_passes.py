@@ -11,7 +11,7 @@ from stepscope.diagnose import diagnose
 from stepscope.diagnose.evaluation import told_places
 from stepscope.diagnose.thresholds import DOUBLES, PASSES, PIPELINE, RECOMPUTE
 from stepscope.model import CATEGORIES, Analysis, Finding, LoopFacts, Place
-from stepscope.model.views.passes import (
+from stepscope.model.device_losses import (
     Doubles,
     ExtraCall,
     ModelCopy,
@@ -21,7 +21,7 @@ from stepscope.model.views.passes import (
     Recompute,
     WideGradients,
 )
-from stepscope.model.views.spans import GpuProperties
+from stepscope.model.trace import GpuProperties
 from tests.analyze.scenes import TRAIN
 from tests.builders import make_tables, rank_info, step_rows
 from tests.records import replace

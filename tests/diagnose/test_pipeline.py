@@ -10,8 +10,8 @@ from stepscope.analyze import analyze
 from stepscope.diagnose import pipeline
 from stepscope.diagnose.thresholds import PIPELINE
 from stepscope.model import Analysis
-from stepscope.model.views.device_losses import DeviceLosses
-from stepscope.model.views.pipeline import Pipeline
+from stepscope.model.device_losses import DeviceLosses
+from stepscope.model.ranks import Pipeline
 from tests.analyze.scenes import loader_tables
 from tests.analyze.test_ranks import rank_rows, sites
 from tests.builders import MS, make_tables, step_rows

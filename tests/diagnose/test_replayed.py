@@ -11,8 +11,7 @@ from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.diagnose.replayed import BY_SUBTRACTION, replayed
 from stepscope.model import Analysis, Finding
-from stepscope.model.views.device_losses import ALLOCATOR, COPY_IN, POINTWISE, SYNC
-from stepscope.model.views.replay import LOADER, Replay, WhatIf
+from stepscope.model.device_losses import ALLOCATOR, COPY_IN, LOADER, POINTWISE, SYNC, Replay, WhatIf
 from tests.analyze import shared_traces
 from tests.analyze.device_scenes import V100, allocations, pointwise_run, products, reads_value, repeated
 from tests.analyze.scenes import loader_tables

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope import cli
-from stepscope.read.formats import open_trace
+from stepscope.read.kineto import open_trace
 from tests.export.traces import SHARED, check_format, export, load, load_loosely, needs_shared, ns, of, timed
 
 SECRET = b"example-not-a-secret"

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.read.formats import Limits, open_trace
+from stepscope.read.kineto import open_trace
+from stepscope.read.streams import Limits
 from stepscope.read.trace import MISSING, Text, TraceSummary
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "traces"

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from stepscope.api import open_run
 from stepscope.errors import UnreadableInputError
-from stepscope.read.events import raw_events
-from stepscope.read.formats import Limits, open_trace
+from stepscope.read.kineto import open_trace, raw_events
+from stepscope.read.streams import Limits
 from stepscope.report import jsonfile
 from tests.read.collected import BASE, SHARED, Collected, event, kernel, read, written
 from tests.run_folders import make_run_folder

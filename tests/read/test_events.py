@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read.events import raw_events
-from stepscope.read.formats import Limits
+from stepscope.read.kineto import raw_events
+from stepscope.read.streams import Limits
 from tests.read.collected import event, kernel, written
 
 ENTRIES = [

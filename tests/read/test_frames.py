@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.read.formats import Limits
+from stepscope.read.streams import Limits
 from tests.read.collected import SHARED, Collected, event, kernel, read, written
 
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")
@@ -50,7 +50,7 @@ def test_any_size_of_pieces_gives_the_same(tmp_path: Path, indent: int | None, r
     assert expected[3].quality.events == len(events)
     assert expected[3].quality.lost == expected[3].quality.salvaged == 0
     assert expected[3].quality.problems == ()
-    assert expected[3].rank == (4 if root.endswith("tail") else None)
+    assert expected[3].metadata.get("distributedInfo", {}).get("rank") == (4 if root.endswith("tail") else None)
     for name in ("trace.json", "trace.json.gz"):
         for size in (1, 7, 64, 200, 201, 202, 203, 1000, len(text) - 1):
             assert whole(read(tmp_path, text, name, Limits(piece_bytes=size))) == expected
@@ -120,7 +120,7 @@ def test_large_traces_come_in_several_chunks(tmp_path: Path):
 
 
 def test_progress_reaches_the_end(tmp_path: Path):
-    from stepscope.read.formats import open_trace
+    from stepscope.read.kineto import open_trace
 
     path = written(tmp_path, [event()] * 20_000)
     seen: list[tuple[int, int]] = []

@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.errors import UnreadableInputError
 from stepscope.model.findings import Place
-from stepscope.model.views.memory import (
+from stepscope.model.memory import (
     ALLOCATED,
     FREE,
     IN_USE,

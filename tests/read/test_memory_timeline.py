@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stepscope.errors import UnreadableInputError
-from stepscope.model.views.memory import CHANGED, EXISTING, MemoryRecording
-from stepscope.read.memory_timeline import is_memory_timeline, read_memory_timeline
+from stepscope.model.memory import CHANGED, EXISTING, MemoryRecording
+from stepscope.read.memory_recordings import is_memory_timeline, read_memory_timeline
 from tests.analyze.shared_traces import TRACES, needs_traces
 
 T = 1_700_000_000_000_000_000

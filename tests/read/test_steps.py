@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.model import STEP_COLUMNS, STEPS_SCHEMA
 from stepscope.read.raw import Losses
-from stepscope.read.steps import read_steps
+from stepscope.read.run_folder import read_steps
 from tests.builders import MS, T0, full_steps, step_rows
 
 HEADER = {"schema": STEPS_SCHEMA, "columns": list(STEP_COLUMNS)}

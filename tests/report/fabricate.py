@@ -31,8 +31,7 @@ from stepscope.model import (
     Try,
     WindowFacts,
 )
-from stepscope.model.views import Views
-from stepscope.model.views.operators import OperatorRow
+from stepscope.model.views import OperatorRow, Views
 from tests.records import blank, replace
 
 SCRIPT = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepscope.model import Place
-from stepscope.model.views.compilers import (
+from stepscope.model.compilers import (
     Change,
     CompilerCause,
     CompilerFacts,

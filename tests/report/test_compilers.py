@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from stepscope.analyze.views import select
 from stepscope.model import Analysis, Diagnosis, Place, Report
-from stepscope.model.views.compilers import Change, CompilerPoint, CompilersView, CompileStorm
+from stepscope.model.compilers import Change, CompilerPoint, CompilersView, CompileStorm
 from stepscope.report import build, html, jsonfile
 from stepscope.report.metrics import metric
 from stepscope.report.table import Choice, document

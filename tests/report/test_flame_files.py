@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze.flame.builder import Limits
-from stepscope.analyze.flame.diff import flame_diff
-from stepscope.analyze.flame.graph import FlameOptions, flame_graph
-from stepscope.model.views.flame import FlameGraph
+from stepscope.analyze.pictures.flame_diff import flame_diff
+from stepscope.analyze.pictures.flame_tree import Limits
+from stepscope.analyze.pictures.sampled_flame import FlameOptions, flame_graph
+from stepscope.model.sampled import FlameGraph
 from stepscope.report.flame import exports, svg
 from tests.analyze.flame.trees import PROJECT, context, stack, steps, tree
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.model.views.flame import FlameFrame, FlameGraph, FlameTree
+from stepscope.model.sampled import FlameFrame, FlameGraph, FlameTree
 from stepscope.report.flame import colours, page
 from stepscope.report.flame.document import document
 

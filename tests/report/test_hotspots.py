@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.model.views.hotspots import HotspotRow, Hotspots, SampledProcess
+from stepscope.model.sampled import HotspotRow, Hotspots, SampledProcess
 from stepscope.report.hotspots import show, to_csv, to_json
 from stepscope.report.outputs import console
 from stepscope.report.places import Shortener

@@ -7,13 +7,11 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import stepscope.model
-from stepscope.report.metrics import SECTIONS
-from stepscope.report.metrics.__main__ import page
+from stepscope.report.metrics import SECTIONS, figures, page
 from stepscope.report.table_columns import SHOWN
 from tests.records import annotated
 
@@ -24,7 +22,7 @@ INTERNAL = {"MemoryRecording", "BlockRows"}
 UNITS = {"_ns": "ns", "_ms": "ms", "_s": "s", "bytes": "bytes", "_pct": "percent", "share": "share"}
 
 
-def records() -> Iterator[Any]:
+def records() -> Iterator[type]:
     """All records of the model."""
     for item in pkgutil.walk_packages(stepscope.model.__path__, "stepscope.model."):
         module = importlib.import_module(item.name)
@@ -33,45 +31,41 @@ def records() -> Iterator[Any]:
                 yield value
 
 
-def names_of(record: Any) -> tuple[str, str]:
-    """As a section may name it: with its module where two records have one name."""
-    return f"{record.__module__.rpartition('.')[2]}.{record.__name__}", record.__name__
+def test_every_figure_of_the_model_is_declared_and_nothing_else() -> None:
+    missing, unknown = [], []
+    for record in records():
+        fields, declared = annotated(record), figures(record.__doc__ or "")
+        counted = {name for name, kind in fields.items() if FIGURE.search(kind)} - declared.keys()
+        missing += [f"{record.__name__}.{name}" for name in counted if record.__name__ not in INTERNAL]
+        unknown += [f"{record.__name__}.{name}" for name in declared.keys() - fields.keys()]
+    assert (missing, unknown) == ([], [])
 
 
-def test_every_figure_of_the_model_is_defined() -> None:
-    sections = {section.record: section.metrics for section in SECTIONS}
-    known = {
-        record: next((sections[name] for name in names_of(record) if name in sections), {}) for record in records()
+def test_every_record_with_figures_has_one_section() -> None:
+    described = [section.described for section in SECTIONS]
+    assert all(section.metrics for section in SECTIONS)
+    assert [record for record in records() if figures(record.__doc__ or "") and described.count(record) != 1] == []
+
+
+def test_a_figure_is_declared_in_the_last_paragraph() -> None:
+    declared = figures("""A record.
+
+        level: Depth, of
+            a tree.
+        total_ns: All of it: everything.
+        low (share): The lower end.
+        """)
+    assert {name: (one.unit, one.definition) for name, one in declared.items()} == {
+        "level": ("count", "Depth, of a tree."),
+        "total_ns": ("ns", "All of it: everything."),
+        "low": ("share", "The lower end."),
     }
-    missing = [
-        f"{record.__name__}.{name}"
-        for record in records()
-        if record.__name__ not in INTERNAL
-        for name, kind in annotated(record).items()
-        if FIGURE.search(kind) and name not in known[record]
-    ]
-    assert missing == []
-
-
-def test_nothing_is_defined_that_there_is_not() -> None:
-    named = {section.record for section in SECTIONS}
-    fields = {
-        next((name for name in names_of(record) if name in named), record.__name__): set(annotated(record))
-        for record in records()
-    }
-    unknown = [
-        f"{section.record}.{name}"
-        for section in SECTIONS
-        if section.record in fields
-        for name in section.metrics
-        if name not in fields[section.record]
-    ]
-    assert unknown == []
+    assert figures("A record.\n\nWhat `level` is: prose.") == {}
 
 
 def test_units_are_those_of_the_names() -> None:
     wrong = [
-        (section.record, name, metric.unit)
+        (section.title, name, metric.unit)
         for section in SECTIONS
         for name, metric in section.metrics.items()
         for end, unit in UNITS.items()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stepscope.analyze.sampled import waits
+from stepscope.analyze.input import loader_waits
 from stepscope.model import Place
-from stepscope.model.views.waits import (
+from stepscope.model.sampled import (
     LoaderWait,
     RankLine,
     RankLines,
@@ -160,7 +160,7 @@ def test_names_can_do_no_harm(width: int) -> None:
 
 
 def test_every_kind_of_part_has_words() -> None:
-    assert set(waits.KINDS.values()) == set(KINDS)
+    assert set(loader_waits.KINDS.values()) == set(KINDS)
 
 
 def test_what_is_said_elsewhere_is_not_said_again() -> None:

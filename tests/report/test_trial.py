@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.model.comparison import AppliedKnob
-from stepscope.model.views.trial import TrialFacts
+from stepscope.model.comparison import AppliedKnob, TrialFacts
 from stepscope.report import build, html, jsonfile
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, write_script

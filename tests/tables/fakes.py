@@ -95,7 +95,7 @@ class FakeSource:
         **summary: Any,
     ) -> None:
         self._rows, self._arrows, self._allocations, self._size = rows, arrows, allocations, size
-        usual: dict[str, Any] = {"base_ns": 0, "rank": None, "world_size": None, "threads": {}, "processes": {}}
+        usual: dict[str, Any] = {"base_ns": 0, "world_size": None, "threads": {}}
         self._summary = TraceSummary(**{**usual, "quality": TraceQuality(events=len(rows)), **summary})
 
     def chunks(self) -> Iterator[TraceChunk]:

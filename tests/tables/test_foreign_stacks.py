@@ -25,10 +25,7 @@ LOOP = f"{TRAIN};BaseProcess.run (multiprocessing/process.py:108);_worker_loop (
 
 def build(*paths: Path) -> Tables:
     segments = tuple(
-        RawSegment(
-            *(number, path.name, "py-spy", None, None, None, None, None, None, None, "ok"),
-            stacks=PySpyRaw(path, path.name),
-        )
+        RawSegment(number=number, file=path.name, source="py-spy", status="ok", stacks=PySpyRaw(path, path.name))
         for number, path in enumerate(paths)
     )
     host = RawHost("", None, (), (), (), segments)

@@ -8,7 +8,7 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.facts import Facts
 from stepscope.engine.user_code import NO_OPTIONS, CodeOptions, user_files
 from stepscope.model import Analysis
-from stepscope.model.views.memory import MemoryRecording
+from stepscope.model.memory import MemoryRecording
 from stepscope.tables.schema import Tables
 
 __all__ = ["CodeOptions", "Context", "analyze", "facts", "user_files"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from stepscope.engine import origins, samples, spans, step_labels, step_windows
+from stepscope.engine import origins, samples, spans, step_labels, trace_steps
 from stepscope.engine.call_tree import CallTree, call_tree
 from stepscope.engine.origins import Origins
 from stepscope.engine.samples import Samples
@@ -36,7 +36,7 @@ class Context:
     def labelled(self) -> LabelledSteps:
         """The steps with what makes each of them unusual."""
         recorded = bool(self.tables.manifests) or self.tables.journal.height > 0
-        return step_labels.label(self.tables, step_windows.cut(self.spans, recorded=recorded))
+        return step_labels.label(self.tables, trace_steps.cut(self.spans, recorded=recorded))
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
@@ -46,7 +46,7 @@ class Context:
     @cached_property
     def profiled(self) -> ProfiledFacts | None:
         """The steps that the views of traces are of, beside the steady ones of a recorded run."""
-        walls = step_windows.walls_ns(self.spans)
+        walls = trace_steps.walls_ns(self.spans)
         if not len(walls):
             return None
         outside = None if "train" in self.labelled.fallback else self.labelled.steady()["wall_ns"].mean()

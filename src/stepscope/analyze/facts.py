@@ -13,56 +13,38 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepscope.analyze import (
-    calls,
     compilers,
-    device,
-    device_lines,
-    device_losses,
-    fixed,
-    framework,
-    host,
-    io,
-    loader,
-    loader_files,
-    loops,
     machine,
     memory_losses,
-    passes,
-    pipeline,
-    processes,
+    profiler_windows,
     ranks,
-    regions,
-    replay,
-    sampled_time,
+    redundant,
     sites,
-    steps,
-    system,
+    step_times,
     trial,
-    windows,
 )
-from stepscope.analyze.calls import Calls
 from stepscope.analyze.context import Context
-from stepscope.analyze.device_losses.lost import Lost
-from stepscope.analyze.sampled import hot_lines
-from stepscope.analyze.sampled import views as sampled_views
-from stepscope.analyze.sampled_time import SampledTime
-from stepscope.analyze.views.build import LazyViews
+from stepscope.analyze.device import device_losses, device_time, replay
+from stepscope.analyze.device.device_losses import TraceLosses
+from stepscope.analyze.host import file_io, loops, python_time, regions, removable_calls, sampled_stacks, sampled_time
+from stepscope.analyze.host import sampled_stacks as sampled_views
+from stepscope.analyze.host.removable_calls import Calls
+from stepscope.analyze.host.sampled_time import SampledTime
+from stepscope.analyze.input import loader
+from stepscope.analyze.machine import processes, readings
+from stepscope.analyze.views.lazy_views import LazyViews
 from stepscope.engine import host_calls
 from stepscope.model import Analysis, SourceFiles
-from stepscope.model import facts as model
-from stepscope.model.facts_machine import MachineFacts
+from stepscope.model import run_facts as model
+from stepscope.model.comparison import TrialFacts
+from stepscope.model.compilers import CompilersView
+from stepscope.model.device_losses import DeviceLosses, PassesFacts, Replay
+from stepscope.model.machine import MachineFacts
+from stepscope.model.memory import MemoryLosses, MemoryRecording
+from stepscope.model.ranks import Pipeline, RanksFacts
+from stepscope.model.sampled import SampledViews
 from stepscope.model.trace import DeviceLines, DeviceTime, ReadingFacts, TraceFacts
 from stepscope.model.views import Views
-from stepscope.model.views.compilers import CompilersView
-from stepscope.model.views.device_losses import DeviceLosses
-from stepscope.model.views.memory import MemoryRecording
-from stepscope.model.views.memory_losses import MemoryLosses
-from stepscope.model.views.passes import PassesFacts
-from stepscope.model.views.pipeline import Pipeline
-from stepscope.model.views.ranks import RanksFacts
-from stepscope.model.views.replay import Replay
-from stepscope.model.views.trial import TrialFacts
-from stepscope.model.views.waits import SampledViews
 
 
 class _OfWindow(NamedTuple):
@@ -93,7 +75,7 @@ class Facts(Analysis):
 
     @cached_property
     def _framework(self) -> model.FrameworkFacts | None:
-        return framework.facts(self._context.tables, self._train)
+        return sites.framework(self._context.tables, self._train)
 
     @cached_property
     def run(self) -> model.RunFacts:
@@ -104,11 +86,11 @@ class Facts(Analysis):
     @cached_property
     def quality(self) -> model.Quality:
         quality = self._context.tables.quality
-        return msgspec.structs.replace(quality, notes=(*quality.notes, *framework.notes(self._framework)))
+        return msgspec.structs.replace(quality, notes=(*quality.notes, *sites.framework_notes(self._framework)))
 
     @cached_property
     def steps(self) -> tuple[model.StepFacts, ...]:
-        return steps.facts(self._context.labelled)
+        return step_times.step_facts(self._context.labelled)
 
     @cached_property
     def _train(self) -> model.StepFacts | None:
@@ -116,11 +98,11 @@ class Facts(Analysis):
 
     @cached_property
     def fixed(self) -> model.FixedCosts:
-        return fixed.facts(self._context.tables, self._context.labelled)
+        return step_times.fixed_costs(self._context.tables, self._context.labelled)
 
     @cached_property
     def windows(self) -> tuple[model.WindowFacts, ...]:
-        return windows.facts(self._context.tables, self._context.labelled)
+        return profiler_windows.profiler_windows(self._context.tables, self._context.labelled)
 
     @cached_property
     def sites(self) -> tuple[model.Site, ...]:
@@ -128,7 +110,7 @@ class Facts(Analysis):
 
     @cached_property
     def processes(self) -> tuple[model.ProcessFacts, ...]:
-        return processes.facts(self._context.tables)
+        return processes.processes(self._context.tables)
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -136,7 +118,7 @@ class Facts(Analysis):
 
     @cached_property
     def system(self) -> dict[str, Any]:
-        return system.summary(self._context.tables, self._context.labelled)
+        return readings.telemetry_summary(self._context.tables, self._context.labelled)
 
     @cached_property
     def settings(self) -> model.Settings | None:
@@ -156,11 +138,11 @@ class Facts(Analysis):
 
     @cached_property
     def stacks(self) -> model.StackFacts | None:
-        return hot_lines.facts(self._context.tables, self._context.sampled, self._train)
+        return sampled_stacks.stack_facts(self._context.tables, self._context.sampled, self._train)
 
     @cached_property
     def sampled(self) -> SampledViews | None:
-        return sampled_views.build(self._context, self._context.labelled, self._train)
+        return sampled_views.sampled_views(self._context, self._context.labelled, self._train)
 
     @cached_property
     def _sampled_time(self) -> SampledTime | None:
@@ -168,7 +150,7 @@ class Facts(Analysis):
 
     @cached_property
     def _calls(self) -> Calls | None:
-        return calls.prepare(self._context.sampled, self._sampled_time)
+        return removable_calls.prepare(self._context.sampled, self._sampled_time)
 
     # --------------------------------------------------------------------------------------- slices of the traces
 
@@ -179,13 +161,13 @@ class Facts(Analysis):
         tables, labelled, lines, sampled = context.tables, context.labelled, context.lines, context.sampled
         mean_ms = self._train.mean_ms if self._train else None
         window = host_calls.prepare(tables, context.spans, context.code, labelled)
-        found = loops.facts(window, lines, sampled, mean_ms, self._sampled_time)
+        found = loops.loops(window, lines, sampled, mean_ms, self._sampled_time)
         return _OfWindow(
             loops=found,
-            io=io.facts(tables, labelled, sampled, window, lines, mean_ms, self._calls),
+            io=file_io.file_io(tables, labelled, sampled, window, lines, mean_ms, self._calls),
             regions=regions.facts(tables, labelled, window),
-            python=host.facts(sampled, window, lines, found, self._calls),
-            opened_per_step=loader_files.opened_per_step(window),
+            python=python_time.python_facts(sampled, window, lines, found, self._calls),
+            opened_per_step=loader.opened_per_step(window),
         )
 
     @cached_property
@@ -206,19 +188,19 @@ class Facts(Analysis):
 
     @cached_property
     def traces(self) -> tuple[TraceFacts, ...]:
-        return device.traces(self._context.tables, self._context.spans)
+        return device_time.trace_facts(self._context.tables, self._context.spans)
 
     @cached_property
     def reading(self) -> ReadingFacts | None:
-        return device.reading(self.traces)
+        return device_time.reading_facts(self.traces)
 
     @cached_property
     def device_time(self) -> tuple[DeviceTime, ...]:
-        return device.times(self._context.spans)
+        return device_time.device_times(self._context.spans)
 
     @cached_property
     def device_lines(self) -> DeviceLines | None:
-        return device_lines.facts(self._context.base)
+        return device_time.device_lines(self._context.base)
 
     @cached_property
     def profiled(self) -> model.ProfiledFacts | None:
@@ -234,16 +216,16 @@ class Facts(Analysis):
     # --------------------------------------------------------------------------------------------- what is lost
 
     @cached_property
-    def _lost(self) -> tuple[Lost, ...]:
-        return tuple(Lost(scene) for scene in device_losses.scenes(self._context.base))
+    def _lost(self) -> tuple[TraceLosses, ...]:
+        return tuple(TraceLosses(scene) for scene in device_losses.device_scenes(self._context.base))
 
     @cached_property
     def device_losses(self) -> tuple[DeviceLosses, ...]:
-        return device_losses.facts(self._lost)
+        return device_losses.device_losses(self._lost)
 
     @cached_property
     def replays(self) -> tuple[Replay, ...]:
-        return replay.facts(self._lost)
+        return replay.replays(self._lost)
 
     @cached_property
     def memory_losses(self) -> MemoryLosses | None:
@@ -251,24 +233,26 @@ class Facts(Analysis):
 
     @cached_property
     def passes(self) -> PassesFacts | None:
-        return passes.facts(self._context)
+        return redundant.facts(self._context)
 
     @cached_property
     def loader(self) -> model.LoaderFacts | None:
-        context, cores = self._context, system.cores_used(self.system)
+        context, cores = self._context, readings.cores_used(self.system)
         opened = self._of_window.opened_per_step
-        return loader.facts(
+        return loader.loader_facts(
             context.tables, context.labelled, self._train, context.sampled, cores, context.lines, opened
         )
 
     @cached_property
     def machine(self) -> MachineFacts:
         context = self._context
-        return machine.facts(context, context.labelled, self._train, self.loader, self.io, self.python, self._calls)
+        return machine.machine_facts(
+            context, context.labelled, self._train, self.loader, self.io, self.python, self._calls
+        )
 
     @cached_property
     def pipeline(self) -> Pipeline | None:
-        return pipeline.facts(self._context.labelled, self._train, self.loader, self.machine)
+        return step_times.pipeline(self._context.labelled, self._train, self.loader, self.machine)
 
     @cached_property
     def ranks(self) -> RanksFacts | None:

@@ -6,18 +6,24 @@ in the phases of the exchange. Only durations are compared, so that clocks of di
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.steps import with_all_phases
+from stepscope.analyze.host.sampled_loop import SampledLoop
+from stepscope.analyze.step_times import with_all_phases
+from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.step_labels import STEADY, LabelledSteps
-from stepscope.model import PHASES, Site
-from stepscope.model.views.ranks import RanksFacts, RankWork
-from stepscope.tables.arrays import Floats
-from stepscope.tables.phases import DATA_WAIT
+from stepscope.model import PHASES, Place, Site
+from stepscope.model.ranks import RanksFacts, RankWork
+from stepscope.model.sampled import RankLine, RankLines
+from stepscope.read.raw import Frame
+from stepscope.tables.arrays import Bools, Floats, Int64
+from stepscope.tables.phases import DATA_WAIT, in_file, is_wait, last_part
 
 MIN_STEPS = 8  # two for each quarter of the run; fewer tell a slow rank from a slow moment by luck
 QUARTERS = 4
@@ -145,3 +151,229 @@ def _sampled(context: Context) -> set[str]:
     return {
         str(phase) for phase, count in within.iter_rows() if phase != DATA_WAIT and count >= MIN_PHASE * max(total, 1)
     }
+
+
+MIN_SAMPLES = 50  # of a rank's loop: with fewer, chance alone moves a share of a fifth by a quarter of it
+MIN_SPREAD = 0.02  # of the loop: smaller differences between ranks are not worth a look
+MIN_SIGMA = (
+    4.0  # a difference must be so many times what chance makes of samples, as the extremes of all ranks are taken
+)
+MIN_WAIT = 0.05  # of the loop, by which the others must wait longer than the straggler
+MIN_PART = 0.25  # of that: a line must explain so much of it to be named
+NAMED_RANKS = 4  # more are counted
+MAX_LINES = 20
+SHARES, MS = "share of samples", "ms per step"
+_EXCHANGES = ("torch/distributed/", "torch/nn/parallel/distributed.py", "deepspeed/", "horovod/", "torch_xla/")
+_US_PER_SAMPLE = 10_000  # of files that hold weights: what a sampler of 100 Hz has; how sure they are is not in them
+_KEY = ["line", "phase", "waiting"]
+
+
+class _Shares(Struct, frozen=True):
+    """`share` of a rank's samples, shape (ranks, keys). A key is a line, a phase, and whether ranks wait there."""
+
+    ranks: tuple[int, ...]
+    samples: Int64  # by rank
+    keys: pl.DataFrame  # line, phase, waiting, leaf
+    share: Floats
+
+
+class _Straggler(Struct, frozen=True):
+    """Positions: of the rank, of its line and of the line of the wait (keys; None where none stands out)."""
+
+    rank: int
+    line: int | None
+    wait: int
+    waiters: tuple[int, ...]
+
+
+def rank_lines(
+    context: Context, loop: SampledLoop | None, users: UserPaths, idle: bool | None
+) -> tuple[RankLines | None, str]:
+    """Where ranks differ, or None and why that cannot be said.
+
+    Args:
+        idle: whether waiting threads were sampled (`hotspot_idle`); without, nobody is seen to wait.
+    """
+    if loop is None:
+        return None, "no stack was sampled in a training loop"
+    per_sample = _US_PER_SAMPLE if "us" in context.tables.segments["unit"] else 1
+    enough = loop.rows.group_by("rank").agg(pl.col("samples").sum() // per_sample)
+    enough = enough.filter(pl.col("samples") >= MIN_SAMPLES)
+    if enough.height < 2:
+        several = loop.rows["rank"].drop_nulls().n_unique() > 1
+        reason = f"fewer than two ranks have {MIN_SAMPLES} samples in their loop"
+        return None, reason if several else "one rank alone was sampled"
+    shares = _shares(loop.rows.join(enough.select("rank"), on="rank", how="semi"), users, per_sample)
+    together = _exchanging(loop.rows, users)
+    found = _straggler(shares) if together and idle is not False else None
+    step_ms = _step_ms(context, shares.ranks)
+    lines = _lines(shares, step_ms, users)
+    if found is not None:
+        verdict = _verdict(found, shares, step_ms, users)
+    elif idle is False:
+        verdict = "waiting was not sampled, so none can be said to wait for another"
+    elif not together:
+        verdict = "nothing in the samples shows that the ranks exchange gradients, so none waits for another"
+    elif lines:
+        verdict = "the ranks differ, but none of them keeps the others waiting"
+    else:
+        verdict = "no line tells the ranks apart"
+    return RankLines(
+        unit=SHARES if step_ms is None else MS,
+        ranks=shares.ranks,
+        lines=lines,
+        straggler=None if found is None else shares.ranks[found.rank],
+        straggler_place=None if found is None else _place(shares, found.line, users),
+        waiters=() if found is None else tuple(shares.ranks[rank] for rank in found.waiters),
+        waiter_place=None if found is None else _place(shares, found.wait, users),
+        verdict=verdict,
+        source=f"sampled stacks of main threads, {loop.basis}",
+    ), ""
+
+
+def _shares(rows: pl.DataFrame, users: UserPaths, per_sample: int) -> _Shares:
+    nodes = rows_of(rows["node"])
+    leaf = users.leaf_names(rows["node"]).set(pl.Series(at(users.user, nodes, False)), None)
+    waits = pl.Series(at(users.marked(_waits), nodes, False))
+    by_rank = rows.select(
+        "rank",
+        "phase",
+        "samples",
+        leaf=leaf,
+        line=pl.Series(at(users.line, at(users.innermost, nodes, -1), -1)),
+        waiting=waits & (pl.col("phase") != DATA_WAIT),
+    )
+    leaves = (
+        by_rank.group_by(*_KEY, "leaf")
+        .agg(pl.col("samples").sum())
+        .sort(["samples", "leaf"], descending=[True, False])
+        .unique(_KEY, keep="first", maintain_order=True)
+    )
+    keys = leaves.select(*_KEY, "leaf").sort(_KEY).with_row_index("key")
+    cells = by_rank.group_by("rank", *_KEY).agg(pl.col("samples").sum()).join(keys.drop("leaf"), on=_KEY)
+    ranks, row = np.unique(cells["rank"].to_numpy(), return_inverse=True)
+    count = np.zeros((len(ranks), keys.height), np.int64)
+    count[row, cells["key"].to_numpy()] = cells["samples"].to_numpy()
+    samples = count.sum(axis=1)
+    share = count / samples[:, None]
+    return _Shares(tuple(int(rank) for rank in ranks), np.maximum(samples // per_sample, 1), keys, share)
+
+
+def _straggler(shares: _Shares) -> _Straggler | None:
+    """The rank that waits least for the others, where that is notably less than they wait."""
+    waiting = shares.keys["waiting"].to_numpy()
+    wait = shares.share[:, waiting].sum(axis=1)
+    least = int(np.argmin(wait))
+    others = np.arange(len(wait)) != least
+    usual = float(np.median(wait[others]))
+    ahead = usual - float(wait[least])
+    samples = int(shares.samples[least]), int(np.median(shares.samples[others]))
+    if ahead < max(MIN_WAIT, MIN_SIGMA * float(_sigma((usual + float(wait[least])) / 2, *samples))):
+        return None
+    more = shares.share[least] - np.median(shares.share[others], axis=0)
+    named = (shares.keys["line"] >= 0).to_numpy()
+    work, rest = np.where(named & ~waiting, more, -np.inf), np.where(named & waiting, -more, -np.inf)
+    line = int(np.argmax(work))
+    return _Straggler(
+        rank=least,
+        line=line if work[line] >= MIN_PART * ahead else None,
+        wait=int(np.argmax(rest)),
+        waiters=tuple(int(rank) for rank in np.flatnonzero(others & (wait - wait[least] >= ahead / 2))),
+    )
+
+
+def _lines(shares: _Shares, step_ms: Floats | None, users: UserPaths) -> tuple[RankLine, ...]:
+    """The lines whose shares differ by more than chance, largest difference first."""
+    most, least = shares.share.argmax(axis=0), shares.share.argmin(axis=0)
+    key = np.arange(shares.keys.height)
+    high, low = shares.share[most, key], shares.share[least, key]
+    chance = _sigma((high + low) / 2, shares.samples[most], shares.samples[least])
+    notable: Bools = (high - low >= np.maximum(MIN_SPREAD, MIN_SIGMA * chance)) & (shares.keys["line"] >= 0).to_numpy()
+    values = shares.share if step_ms is None else shares.share * step_ms[:, None]
+    found = []
+    for index in np.flatnonzero(notable):
+        place = _place(shares, int(index), users)
+        own = values[:, index]
+        if place is None:
+            continue
+        found.append(
+            RankLine(
+                place=place,
+                phase=shares.keys["phase"][int(index)],
+                by_rank=dict(zip(shares.ranks, own.tolist(), strict=True)),
+                spread=float(own.max() - own.min()),
+                most=shares.ranks[int(own.argmax())],
+                waiting=shares.keys["waiting"][int(index)],
+                leaf=shares.keys["leaf"][int(index)],
+            )
+        )
+    return tuple(sorted(found, key=lambda line: (-line.spread, line.place.file, line.place.line or 0))[:MAX_LINES])
+
+
+def _verdict(found: _Straggler, shares: _Shares, step_ms: Floats | None, users: UserPaths) -> str:
+    rank, waiters = shares.ranks[found.rank], [shares.ranks[waiter] for waiter in found.waiters]
+
+    def amount(position: int, key: int) -> str:
+        share = float(shares.share[position, key])
+        return f"{100 * share:.0f} %" if step_ms is None else f"{share * step_ms[position]:.3g} ms"
+
+    of = "of its loop" if step_ms is None else "a step"
+    line, wait = _place(shares, found.line, users), _place(shares, found.wait, users)
+    if line is not None and found.line is not None:
+        works = f"rank {rank} spends {amount(found.rank, found.line)} {of} at {_short(line)}"
+    else:
+        works = f"rank {rank} works longer than the others, at no single line"
+    waits = f"{_rank_words(waiters, len(shares.ranks))} for it"
+    if wait is None:
+        return f"{works}; {waits}"
+    longest = found.waiters[int(np.argmax(shares.share[list(found.waiters), found.wait]))]
+    where = f"at {_short(wait)} in {shares.keys['phase'][found.wait]}"
+    return f"{works}; {waits} {where}: {amount(longest, found.wait)} {of}, rank {rank} {amount(found.rank, found.wait)}"
+
+
+def _rank_words(waiters: list[int], ranks: int) -> str:
+    if len(waiters) == 1:
+        return f"rank {waiters[0]} waits"
+    if len(waiters) > NAMED_RANKS:
+        return f"all {ranks - 1} others wait" if len(waiters) == ranks - 1 else f"{len(waiters)} of {ranks} ranks wait"
+    return f"ranks {', '.join(map(str, waiters[:-1]))} and {waiters[-1]} wait"
+
+
+def _short(place: Place) -> str:
+    line = "" if place.line is None else f":{place.line}"
+    return f"{posixpath.basename(place.file)}{line}"
+
+
+def _place(shares: _Shares, key: int | None, users: UserPaths) -> Place | None:
+    return None if key is None else users.place(shares.keys["line"][key])
+
+
+def _sigma(share: Floats | float, samples: Int64 | int, others: Int64 | int) -> Floats:
+    """What chance makes of the difference of two shares."""
+    return np.sqrt(np.maximum(share * (1.0 - share), 0.0) * (1.0 / np.asarray(samples) + 1.0 / np.asarray(others)))
+
+
+def _step_ms(context: Context, ranks: tuple[int, ...]) -> Floats | None:
+    """The mean steady step of every rank; None unless all are known."""
+    means = dict(context.labelled.steady().group_by("rank").agg(pl.col("wall_ns").mean() / 1e6).iter_rows())
+    known = [means.get(rank) for rank in ranks]
+    return None if None in known else np.array(known, np.float64)
+
+
+def _exchanging(rows: pl.DataFrame, users: UserPaths) -> bool:
+    """Whether any rank's loop passes through what makes ranks wait for each other."""
+    return bool(at(users.passes(_exchanges), rows_of(rows["node"]), False).any())
+
+
+def _exchanges(frame: Frame) -> bool:
+    return any(f"/{part}" in f"/{frame.file}" for part in _EXCHANGES)
+
+
+def _waits(leaf: Frame) -> bool:
+    """Whether time on top of which this frame stands may be time in which a rank waits for others.
+
+    On a CPU, backward runs in the calling thread and waits for the others' gradients there, too.
+    """
+    if "/torch/distributed/" in f"/{leaf.file}" or is_wait(leaf, on_device=True):
+        return True
+    return last_part(leaf.function) == "_engine_run_backward" and in_file(leaf.file, "torch/autograd/graph.py")

@@ -10,9 +10,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from stepscope.analyze.windows import event_data
-from stepscope.model.comparison import AppliedKnob
-from stepscope.model.views.trial import TrialFacts
+from stepscope.engine.journal import event_data
+from stepscope.model.comparison import AppliedKnob, TrialFacts
 from stepscope.read.text import integer, number, string
 from stepscope.tables.schema import Tables
 

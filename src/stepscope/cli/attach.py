@@ -74,7 +74,7 @@ def _say(attached: Attached, pid: int) -> None:
 
 def _show(wanted: Wanted) -> None:
     from stepscope import api
-    from stepscope.analyze.hotspots.table import HotspotOptions
+    from stepscope.analyze.host.hotspots import HotspotOptions
     from stepscope.report import outputs
 
     with outputs.reading("reading") as progress:

@@ -15,7 +15,7 @@ from stepscope.errors import EnvironmentRefusal, StepscopeError
 
 if TYPE_CHECKING:
     from stepscope.api import Run
-    from stepscope.model.views.compilers import CompilerCheck
+    from stepscope.model.compilers import CompilerCheck
 
 PASSED = 0
 FAILED = StepscopeError.exit_code

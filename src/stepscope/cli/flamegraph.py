@@ -25,9 +25,9 @@ from stepscope.cli.options import (
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepscope.analyze.flame.graph import FlameOptions
+    from stepscope.analyze.pictures.sampled_flame import FlameOptions
     from stepscope.api import ReadOptions
-    from stepscope.model.views.flame import FlameGraph, FlameTree
+    from stepscope.model.sampled import FlameGraph, FlameTree
 
 OTHERS = "others"
 # Suffix of the file to write -> format; the longest that fits counts.
@@ -125,10 +125,9 @@ def flamegraph(
 def _options(
     phase: str | None, rank: int | None, process: str, by: str, min_share: float, *, parked: bool, source: bool
 ) -> FlameOptions:
-    from stepscope.analyze.flame.builder import Limits
-    from stepscope.analyze.flame.graph import FlameOptions
-    from stepscope.analyze.flame.names import BY
-    from stepscope.analyze.sampled.selection import StackSelection
+    from stepscope.analyze.host.stack_selection import StackSelection
+    from stepscope.analyze.pictures.flame_tree import BY, Limits
+    from stepscope.analyze.pictures.sampled_flame import FlameOptions
 
     if by not in BY:
         raise UsageError(f"--by {by}: unknown; use {' or '.join(BY)}")
@@ -175,7 +174,7 @@ def _prepared(
 
 
 def _rendered(draw: Callable[[int], FlameGraph], form: str, key: str | None) -> str:
-    from stepscope.analyze.flame.builder import MAX_NODES
+    from stepscope.analyze.pictures.flame_tree import MAX_NODES
     from stepscope.report.flame import exports, page, svg
 
     nodes = MAX_NODES

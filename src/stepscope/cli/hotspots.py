@@ -25,9 +25,9 @@ from stepscope.cli.options import (
 from stepscope.errors import UnreadableInputError, UsageError
 
 if TYPE_CHECKING:
-    from stepscope.analyze.hotspots.table import HotspotOptions
+    from stepscope.analyze.host.hotspots import HotspotOptions
     from stepscope.api import Run
-    from stepscope.model.views.hotspots import Hotspots
+    from stepscope.model.sampled import Hotspots
 
 DEFAULT_ROWS = 10  # of each table on a terminal; files get all
 ALL = "all"
@@ -89,8 +89,8 @@ def hotspots(
     With --json FILE or --csv FILE what is shown is written; `-` is stdout. --file, --library-name and --num-rows are
     accepted as older names of PATH, --library and --rows.
     """
-    from stepscope.analyze.hotspots.table import GROUPS, HotspotOptions
-    from stepscope.analyze.sampled.selection import PROCESSES, StackSelection
+    from stepscope.analyze.host.hotspots import GROUPS, HotspotOptions
+    from stepscope.analyze.host.stack_selection import PROCESSES, StackSelection
     from stepscope.report import outputs
 
     wanted = Wanted(

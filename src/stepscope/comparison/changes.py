@@ -17,8 +17,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from stepscope.analyze.views import diff as views
-from stepscope.analyze.views.diff import STEP
+from stepscope.analyze.views import trace_diff as views
+from stepscope.analyze.views.trace_diff import STEP
 from stepscope.comparison import estimates, thresholds
 from stepscope.comparison.profile import (
     CORES_USED,
@@ -35,7 +35,7 @@ from stepscope.comparison.profile import (
 )
 from stepscope.model import Diagnosis, Finding
 from stepscope.model.comparison import Change, Measure
-from stepscope.model.views.diff import Diff, DiffRow
+from stepscope.model.views import Diff, DiffRow
 
 MAX_ROWS = 200  # of a kind; the rest are smaller than all of these
 NS_PER_MS = 1e6

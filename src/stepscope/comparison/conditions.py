@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import polars as pl
 
-from stepscope.analyze import gpu_clocks, pool
-from stepscope.analyze.loader import known_cores
-from stepscope.analyze.readings import average, growths, level
-from stepscope.analyze.steps import mean
-from stepscope.analyze.windows import event_data
+from stepscope.analyze.input.loader import known_cores
+from stepscope.analyze.machine import cores, hardware
+from stepscope.analyze.machine.readings import average, growths, level
 from stepscope.comparison.measured_steps import MeasuredSteps
 from stepscope.comparison.thresholds import LEAST_READINGS
-from stepscope.model.views.machine import GpuClocks
+from stepscope.engine.journal import event_data, mean
+from stepscope.model.machine import GpuClocks
 from stepscope.tables.schema import Tables
 
 NEW_ITERATORS = 2  # in the measured part: the first may be of workers that then stay
@@ -59,7 +58,7 @@ def conditions(tables: Tables, measured: MeasuredSteps) -> dict[str, float]:
 
 def gpus(tables: Tables, found: pl.DataFrame | None) -> tuple[GpuClocks, ...]:
     """The GPUs of the run, over these readings."""
-    return gpu_clocks.facts(tables, found)
+    return hardware.gpu_clocks(tables, found)
 
 
 def _come_and_go(tables: Tables, measured: MeasuredSteps) -> bool:
@@ -88,7 +87,7 @@ def _others(found: pl.DataFrame) -> float | None:
     for rows in found.partition_by("host", maintain_order=True):
         own = rows.filter(pl.col("metric") == "cpu_pct").group_by("time_ns").agg(pl.col("value").sum()).sort("time_ns")
         if own.height:
-            others = pool.others(rows, float(own["value"].sum()) / own.height / 100.0)
+            others = cores.others(rows, float(own["value"].sum()) / own.height / 100.0)
             parts += [] if others is None else [others]
     return sum(parts) / len(parts) if parts else None
 

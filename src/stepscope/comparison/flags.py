@@ -14,15 +14,14 @@ import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
-from stepscope.analyze.memory_losses.readings import readings as memory_readings
-from stepscope.analyze.windows import event_data
+from stepscope.analyze.memory_losses import memory_readings as memory_readings
 from stepscope.comparison import conditions, thresholds
 from stepscope.comparison.measured_steps import MeasuredSteps
+from stepscope.engine.journal import event_data
 from stepscope.engine.step_labels import COMPILING, label
 from stepscope.model import Analysis
-from stepscope.model.comparison import AppliedKnob, Flag, Measure
-from stepscope.model.views.machine import GpuClocks
-from stepscope.model.views.trial import APPLIED, REFUSED, standing
+from stepscope.model.comparison import APPLIED, REFUSED, AppliedKnob, Flag, Measure, standing
+from stepscope.model.machine import GpuClocks
 from stepscope.tables.schema import Tables
 
 INTERRUPTED = 128 + 2  # a shell's status of a command that SIGINT ended, which is how --max-steps ends it

@@ -15,7 +15,7 @@ from stepscope.comparison import conditions, flags
 from stepscope.comparison.measured_steps import restarts_ns, select
 from stepscope.model import PHASES, Analysis
 from stepscope.model.comparison import Flag, Measure, PhaseTime, SteadyStep
-from stepscope.model.views.overview import Overview
+from stepscope.model.views import Overview
 from stepscope.tables.schema import Tables
 
 UNATTRIBUTED = "unattributed"  # wall time of phases whose probe was off

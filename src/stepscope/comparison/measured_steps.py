@@ -14,7 +14,6 @@ import polars as pl
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from stepscope.analyze.windows import event_data
 from stepscope.comparison.thresholds import (
     WARMUP_EXTREME_STEP,
     WARMUP_LEAST_CHANGE,
@@ -23,6 +22,7 @@ from stepscope.comparison.thresholds import (
     WARMUP_SPREADS,
     WARMUP_WINDOW,
 )
+from stepscope.engine.journal import event_data
 from stepscope.read.text import integer
 from stepscope.tables.schema import Tables
 

@@ -17,14 +17,14 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from stepscope.analyze.hotspots.table import HotspotOptions
-from stepscope.analyze.sampled.selection import StackSelection
-from stepscope.analyze.views.diff import DiffSide
+from stepscope.analyze.host.hotspots import HotspotOptions
+from stepscope.analyze.host.stack_selection import StackSelection
 from stepscope.analyze.views.select import Selection
+from stepscope.analyze.views.trace_diff import DiffSide
 from stepscope.comparison import measure
 from stepscope.model import Analysis, DeviceLines, Diagnosis, RunFacts, SourceFiles, StackFacts
 from stepscope.model.comparison import Measure
-from stepscope.model.views.hotspots import HotspotRow, Hotspots
+from stepscope.model.sampled import HotspotRow, Hotspots
 from stepscope.tables.schema import Tables
 
 NO_STACKS = "no sampled stacks"

@@ -18,7 +18,7 @@ from stepscope.comparison.measure import QUANTILES
 from stepscope.comparison.profile import STEP_TIME, Profile
 from stepscope.comparison.thresholds import LOSS_BAND, THRESHOLD, WIDTH
 from stepscope.model.comparison import Comparison, Measure, Outcome, SideFacts
-from stepscope.model.facts import SourceFiles
+from stepscope.model.run_facts import SourceFiles
 from stepscope.schema import Knob
 
 NOISE_UNKNOWN = (

@@ -21,9 +21,9 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.report.escape import plain
 
 if TYPE_CHECKING:
-    from stepscope.analyze.timeline.index import Timeline
+    from stepscope.analyze.pictures.timeline import Timeline
     from stepscope.api import Run
-    from stepscope.model.views.timeline import SliceDetail, SliceRef, StackPlace, TimelineStep, TimelineWindow
+    from stepscope.model.timeline import SliceDetail, SliceRef, StackPlace, TimelineStep, TimelineWindow
     from stepscope.report.places import Shortener
 
 Document = dict[str, Any]
@@ -91,7 +91,7 @@ def block(
     embedded: bool = False,
 ) -> Document:
     """The TimelineBlock of the page; `at` (ns), else `steps`, else `span` is where its first window stands."""
-    from stepscope.analyze.timeline.window import moments
+    from stepscope.analyze.pictures.timeline_viewport import moments
 
     timeline = run.timeline
     if embedded:
@@ -120,7 +120,7 @@ def window(
     steps: tuple[int, int] | None = None,
 ) -> Document:
     """The TimelineWindow from `from_ns` to `to_ns`; without them of `steps`, or of the first traces."""
-    from stepscope.analyze.timeline import window as windows
+    from stepscope.analyze.pictures import timeline_viewport as windows
 
     timeline = run.timeline
     worker = _worker(timeline, worker)
@@ -129,19 +129,19 @@ def window(
     last = last if to_ns is None else min(to_ns, max(timeline.length_ns, 1))
     if last <= first:
         raise UsageError(f"from {first} to {last}: not a window of this timeline, which lasts {timeline.length_ns} ns")
-    return _window(windows.window(timeline, first, last, width, worker=worker))
+    return _window(windows.viewport(timeline, first, last, width, worker=worker))
 
 
 def detail(run: Run, identifier: int) -> Document:
     """The SliceDetail of one slice."""
-    from stepscope.analyze.timeline.detail import detail as detail_of
+    from stepscope.analyze.pictures.slice_detail import detail as detail_of
 
     return _detail(detail_of(run.timeline, identifier), _shortener(run))
 
 
 def search(run: Run, text: str, *, worker: str | None = None, limit: int = 200) -> Document:
     """The SearchResult: slices whose name contains `text`, in order of time, whatever the case of letters."""
-    from stepscope.analyze.timeline.search import search as search_in
+    from stepscope.analyze.pictures.timeline_viewport import search as search_in
 
     timeline = run.timeline
     found = search_in(timeline, text[:MAX_TEXT], worker=_worker(timeline, worker), limit=limit)
@@ -209,7 +209,7 @@ def _notes(timeline: Timeline, worker: str | None) -> list[str]:
 
 def _steps(timeline: Timeline, steps: tuple[TimelineStep, ...], worker: str | None) -> list[Document]:
     """Steps for the ruler. Of very many all stay that lie in traces, and the longest of the others."""
-    from stepscope.analyze.thinning import positions
+    from stepscope.analyze.pictures.series import positions
 
     group = timeline.workers
     own = [step for step in steps if worker is None or group.get(step.process, step.process) == worker]
@@ -220,8 +220,8 @@ def _steps(timeline: Timeline, steps: tuple[TimelineStep, ...], worker: str | No
 
 def _embedded(run: Run, timeline: Timeline) -> Document:
     """The block of the single-file report: a few traced steps with as many slices and details as fit."""
-    from stepscope.analyze.timeline.window import moments
-    from stepscope.analyze.timeline.window import window as cut
+    from stepscope.analyze.pictures.timeline_viewport import moments
+    from stepscope.analyze.pictures.timeline_viewport import viewport as cut
 
     from_ns, to_ns = _middle_steps(timeline) or moments(timeline)
     to_ns = max(to_ns, from_ns + 1)
@@ -262,7 +262,7 @@ def _middle_steps(timeline: Timeline) -> tuple[int, int] | None:
 
 def _details(run: Run, timeline: Timeline, found: TimelineWindow) -> dict[str, Document]:
     """Details of the longest slices of a window, as many of each track as fit."""
-    from stepscope.analyze.timeline.detail import detail as detail_of
+    from stepscope.analyze.pictures.slice_detail import detail as detail_of
 
     by_track = [
         sorted((-duration, identifier) for duration, identifier in zip(track.duration, track.id, strict=True))

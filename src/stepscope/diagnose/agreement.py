@@ -18,7 +18,7 @@ from stepscope.diagnose.input_trace import profiled
 from stepscope.diagnose.rules import DEVICE_WORK, RULES, TRAINED
 from stepscope.diagnose.thresholds import AGREEMENT, RANKS
 from stepscope.model import Analysis, Disagreement, Finding
-from stepscope.model.views.overview import DEVICE, HOST, IDLE_PARTS, Overview
+from stepscope.model.views import DEVICE, HOST, IDLE_PARTS, Overview
 
 _WAITS = (input.RULE, input_extra.WAVES_RULE)
 # Shares of a window that are carried over to the steady step; of those, idle time of the device.

@@ -11,7 +11,7 @@ from stepscope.diagnose.common import bare, clip_share
 from stepscope.diagnose.pass_basis import Claim, Words
 from stepscope.diagnose.thresholds import PASSES, RECOMPUTE
 from stepscope.model import Analysis, Evidence, Finding, Place
-from stepscope.model.views.passes import PassFacts, Recompute, WideGradients
+from stepscope.model.device_losses import PassFacts, Recompute, WideGradients
 
 RECOMPUTE_RULE = "compute.recompute"
 GRADIENTS_RULE = "memory.short_lived_gradients"

@@ -19,10 +19,9 @@ from stepscope.diagnose.dataparallel import runs as data_parallel_runs
 from stepscope.diagnose.replayed import BY_SUBTRACTION, replayed
 from stepscope.diagnose.thresholds import COLLECTIVES
 from stepscope.model import Analysis, Evidence, Finding, Place
-from stepscope.model.views.communication import CollectiveRow, WorkerShare
-from stepscope.model.views.overview import DEVICE, HOST, Overview
-from stepscope.model.views.replay import COLLECTIVES as ALL_COLLECTIVES
-from stepscope.model.views.spans import SpanRef
+from stepscope.model.device_losses import COLLECTIVES as ALL_COLLECTIVES
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import DEVICE, HOST, CollectiveRow, Overview, WorkerShare
 
 SMALL_RULE = "communication.many_small_collectives"
 EXPOSED_RULE = "communication.exposed"

@@ -21,7 +21,7 @@ from stepscope.diagnose.common import (
 )
 from stepscope.diagnose.thresholds import RANKS
 from stepscope.model import Analysis, Evidence, Finding, Interval, Place, StepFacts
-from stepscope.model.views.ranks import RanksFacts
+from stepscope.model.ranks import RanksFacts
 
 STRAGGLER_RULE = "communication.straggler"
 UNBALANCED_RULE = "communication.unbalanced_work"

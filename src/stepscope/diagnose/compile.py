@@ -43,7 +43,7 @@ from stepscope.diagnose.compile_words import (
 )
 from stepscope.diagnose.thresholds import COMPILE
 from stepscope.model import Evidence, Finding, Place
-from stepscope.model.views.compilers import CompilerCause, CompilersView, EagerAfterLimit
+from stepscope.model.compilers import CompilerCause, CompilersView, EagerAfterLimit
 
 LIMIT_RULE = "compile.limit_hit"
 CLOSE_RULE = "compile.close_to_limit"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from stepscope.diagnose.common import ALL, lowest, severity, shown
 from stepscope.diagnose.thresholds import COMPILE
 from stepscope.model import SEVERITIES, Evidence, Finding, Place
-from stepscope.model.views.compilers import CompilerCause, CompilerFacts, CompilersView
+from stepscope.model.compilers import CompilerCause, CompilerFacts, CompilersView
 
 TORCH = "torch.compile"
 XLA = "torch_xla"

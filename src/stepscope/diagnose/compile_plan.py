@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from stepscope.diagnose import compile, compile_run, transfers
 from stepscope.diagnose.compile_basis import TORCH, Basis, Claim, basis, settle
 from stepscope.model import Analysis, Finding
-from stepscope.model.views.compilers import CompilerFacts, CompilersView
+from stepscope.model.compilers import CompilerFacts, CompilersView
 
 
 def of_rule(name: str) -> Callable[[Analysis], list[Finding]]:

@@ -34,7 +34,7 @@ from stepscope.diagnose.compile_basis import (
 from stepscope.diagnose.compile_words import because, clipped, grows, recompile_fix, what
 from stepscope.diagnose.thresholds import COMPILE
 from stepscope.model import Finding
-from stepscope.model.views.compilers import CompilerCause, CompilerFacts, CompilersView, CompileStorm
+from stepscope.model.compilers import CompilerCause, CompilerFacts, CompilersView, CompileStorm
 
 FREQUENT_RULE = "compile.too_frequent"
 STORM_RULE = "compile.storm"

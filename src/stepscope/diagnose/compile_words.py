@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from stepscope.diagnose.common import shown
 from stepscope.diagnose.compile_basis import function_name, spot, unclear
 from stepscope.diagnose.thresholds import COMPILE
-from stepscope.model.views.compilers import Change, CompilerCause
+from stepscope.model.compilers import Change, CompilerCause
 
 _TENSOR_SIZE = re.compile(r"(.{1,80}?)\.size\((-?\d{1,3})\)$")
 TEXT_SHOWN = 160  # characters of a compiler's own text

@@ -11,8 +11,7 @@ from stepscope.diagnose.device_basis import Claim, Words, ms
 from stepscope.diagnose.thresholds import DEVICE, TENSOR_CORES
 from stepscope.diagnose.thresholds import LAYOUT as LAYOUT_LIMITS
 from stepscope.model import Analysis, Evidence, Finding, StepFacts, Try
-from stepscope.model.views.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE, DeviceLosses, Loss
-from stepscope.model.views.replay import matrix
+from stepscope.model.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE, DeviceLosses, Loss, matrix
 
 MATRIX_RULE = "compute.no_tensor_cores"
 ATTENTION_RULE = "compute.attention_unfused"

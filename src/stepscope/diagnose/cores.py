@@ -20,7 +20,7 @@ from stepscope.diagnose.common import (
 from stepscope.diagnose.system import CHILDREN_RULE, OTHERS_RULE, THREADS_RULE, THROTTLED_RULE, device_doubt
 from stepscope.diagnose.thresholds import CORES
 from stepscope.model import Analysis, Evidence, Finding, Place, StepFacts, Try
-from stepscope.model.facts_machine import Child, CpuFacts, PoolFacts
+from stepscope.model.machine import Child, CpuFacts, PoolFacts
 
 LEARN_THREADS = (
     "https://pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html#tuning-the-number-of-threads"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepscope.diagnose import device_basis as basis
 from stepscope.diagnose.device_basis import Claim, Words, ms
 from stepscope.model import Analysis, Evidence, Finding
-from stepscope.model.views.device_losses import DATA_PARALLEL, DeviceLosses, Loss
+from stepscope.model.device_losses import DATA_PARALLEL, DeviceLosses, Loss
 
 RULE = "communication.data_parallel"
 LEARN = "https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-nn-ddp-instead"

@@ -18,7 +18,7 @@ from stepscope.diagnose.common import clip_share, finding_id, lowest, severity, 
 from stepscope.diagnose.replayed import BY_SUBTRACTION, Gain, replayed
 from stepscope.diagnose.thresholds import DEVICE
 from stepscope.model import Analysis, Evidence, Finding, Place, Try
-from stepscope.model.views.device_losses import DeviceLosses, Loss
+from stepscope.model.device_losses import DeviceLosses, Loss
 
 NAME_SHOWN = 60  # characters of a kernel
 _FUNCTION = re.compile(r"(?:.*/)?([^/]{1,200})\((\d{1,9})\): (.{1,200})")

@@ -25,7 +25,7 @@ from stepscope.diagnose.pass_basis import Claim, Words
 from stepscope.diagnose.system import device_doubt
 from stepscope.diagnose.thresholds import PASSES, PIPELINE
 from stepscope.model import Analysis, Evidence, Finding, Place, StepFacts
-from stepscope.model.views.passes import ExtraCall, ModelCopy, PassFacts
+from stepscope.model.device_losses import ExtraCall, ModelCopy, PassFacts
 
 EVALUATION_RULE = "host.evaluation_in_step"
 COPY_RULE = "host.model_copied_in_step"

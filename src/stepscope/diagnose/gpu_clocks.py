@@ -6,7 +6,7 @@ from stepscope.diagnose.common import clip_share, finding_id, lowest, severity, 
 from stepscope.diagnose.cores import numa_caveat, numa_evidence
 from stepscope.diagnose.thresholds import CLOCKS
 from stepscope.model import Analysis, Evidence, Finding
-from stepscope.model.views.machine import GpuClocks
+from stepscope.model.machine import GpuClocks
 
 RULE = "system.gpu_clocks"
 LEARN = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"

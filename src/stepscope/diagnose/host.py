@@ -28,7 +28,7 @@ from stepscope.diagnose.evaluation import told_places
 from stepscope.diagnose.system import asked_for, device_doubt
 from stepscope.diagnose.thresholds import CAUSES, CONFIDENCE, DRIFT, LOOP, PYTHON
 from stepscope.model import Analysis, Evidence, Finding, Interval, LoopFacts, Place, PythonFacts, StepFacts
-from stepscope.model.facts_machine import DriftFacts
+from stepscope.model.machine import DriftFacts
 
 LOOP_RULE = "host.per_item_loop"
 PYTHON_RULE = "host.python_on_critical_path"

@@ -19,7 +19,7 @@ from stepscope.diagnose.input import LEARN, in_waves, waiting
 from stepscope.diagnose.system import device_doubt
 from stepscope.diagnose.thresholds import EPOCHS
 from stepscope.model import Analysis, Evidence, Finding, StepFacts, Try
-from stepscope.model.facts_machine import EpochFacts, WaveFacts
+from stepscope.model.machine import EpochFacts, WaveFacts
 
 WAVES_RULE = "input.prefetch_waves"
 FIRST_RULE = "input.first_batch"

@@ -14,9 +14,9 @@ from stepscope.diagnose.common import clip_share, finding_id, severity, shown
 from stepscope.diagnose.replayed import BY_SUBTRACTION, Gain, replayed
 from stepscope.diagnose.thresholds import TRACED_LOADER
 from stepscope.model import Analysis, Evidence, Finding, Place, Try
-from stepscope.model.facts_machine import TraceLoader
-from stepscope.model.views.overview import DEVICE, Overview
-from stepscope.model.views.replay import LOADER
+from stepscope.model.device_losses import LOADER
+from stepscope.model.machine import TraceLoader
+from stepscope.model.views import DEVICE, Overview
 
 
 class _Wait(Struct, frozen=True):

@@ -12,7 +12,7 @@ from stepscope.diagnose import device_basis as basis
 from stepscope.diagnose.device_basis import Claim, Words, ms
 from stepscope.diagnose.thresholds import LAUNCH as LIMITS
 from stepscope.model import Analysis, Evidence, Finding, Try
-from stepscope.model.views.device_losses import COMPILED, HOST, LAUNCH, DeviceLosses, Loss
+from stepscope.model.device_losses import COMPILED, HOST, LAUNCH, DeviceLosses, Loss
 
 LAUNCH_RULE = "launch.short_kernels"
 COMPILED_RULE = "launch.compiled_kernels"

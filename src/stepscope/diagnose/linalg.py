@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepscope.diagnose import device_basis as basis
 from stepscope.diagnose.device_basis import Claim, Words, ms
 from stepscope.model import Analysis, Evidence, Finding, Try
-from stepscope.model.views.device_losses import LINALG, DeviceLosses, Loss
+from stepscope.model.device_losses import LINALG, DeviceLosses, Loss
 
 RULE = "compute.serial_linalg"
 LEARN = "https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cuda.preferred_linalg_library"

@@ -10,7 +10,7 @@ from stepscope.diagnose import sync
 from stepscope.diagnose.common import clip_share, finding_id, lowest, severity, steps_confidence, train_steps
 from stepscope.diagnose.thresholds import MEMORY
 from stepscope.model import Analysis, Evidence, Finding, Place, Risk, Try
-from stepscope.model.views.memory_losses import MemoryLimit, MemoryPeak, RetryFacts
+from stepscope.model.memory import MemoryLimit, MemoryPeak, RetryFacts
 
 RETRIES_RULE = "memory.allocator_retries"
 NEAR_RULE = "memory.near_limit"

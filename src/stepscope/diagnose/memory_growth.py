@@ -11,7 +11,7 @@ from stepscope.diagnose.memory import RETRIES_RULE, gib
 from stepscope.diagnose.sync import ALLOCATOR_RULE
 from stepscope.diagnose.thresholds import MEMORY
 from stepscope.model import Analysis, Evidence, Finding, Place, Risk
-from stepscope.model.views.memory_losses import MemoryGrowth
+from stepscope.model.memory import MemoryGrowth
 
 RULE = "memory.growth"
 LEARN = "https://docs.pytorch.org/docs/stable/notes/faq.html"

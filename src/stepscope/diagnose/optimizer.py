@@ -8,7 +8,7 @@ from stepscope.diagnose.launch import SLOWED
 from stepscope.diagnose.thresholds import DEVICE
 from stepscope.diagnose.thresholds import LAUNCH as LIMITS
 from stepscope.model import Analysis, Evidence, Finding, Try
-from stepscope.model.views.device_losses import OPTIMIZER, ZERO_GRAD, DeviceLosses, Loss
+from stepscope.model.device_losses import OPTIMIZER, ZERO_GRAD, DeviceLosses, Loss
 
 OPTIMIZER_RULE = "launch.unfused_optimizer"
 ZERO_RULE = "launch.zeroing_gradients"

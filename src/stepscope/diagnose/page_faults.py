@@ -6,7 +6,7 @@ from stepscope.diagnose.common import clip_share, finding_id, lowest, severity, 
 from stepscope.diagnose.common import train_steps as of_training
 from stepscope.diagnose.thresholds import PAGE_FAULTS
 from stepscope.model import Analysis, Evidence, Finding, Try
-from stepscope.model.facts_machine import PageFaultFacts
+from stepscope.model.machine import PageFaultFacts
 
 RULE = "memory.page_faults"
 LEARN = "https://man7.org/linux/man-pages/man3/mallopt.3.html"

@@ -7,7 +7,7 @@ from msgspec import Struct
 from stepscope.diagnose.common import clip_share, finding_id, lowest, severity, steps_confidence, train_steps
 from stepscope.diagnose.thresholds import PASSES
 from stepscope.model import Analysis, Evidence, Finding, Place
-from stepscope.model.views.passes import PassFacts, PassLine
+from stepscope.model.device_losses import PassFacts, PassLine
 
 
 class Words(Struct, frozen=True):

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 
 from stepscope.diagnose.thresholds import PIPELINE
 from stepscope.model import Analysis
-from stepscope.model.views.pipeline import Pipeline
-from stepscope.model.views.ranks import RanksFacts
+from stepscope.model.ranks import Pipeline, RanksFacts
 
 
 def without_main(analysis: Analysis, loss_ms: float, *, behind: float = 0.0) -> float:

@@ -7,8 +7,8 @@ from stepscope.diagnose.common import clip_share
 from stepscope.diagnose.pass_basis import Claim, Words
 from stepscope.diagnose.thresholds import DOUBLES
 from stepscope.model import Analysis, Evidence, Finding
-from stepscope.model.views.passes import Doubles, PassFacts
-from stepscope.model.views.spans import GpuProperties
+from stepscope.model.device_losses import Doubles, PassFacts
+from stepscope.model.trace import GpuProperties
 
 DOUBLE_RULE = "compute.double_precision"
 LEARN_CPU = "https://pytorch.org/docs/stable/notes/numerical_accuracy.html"

@@ -12,9 +12,11 @@ from msgspec import Struct
 
 from stepscope.diagnose.thresholds import REPLAY
 from stepscope.model import Analysis, Evidence
-from stepscope.model.views.device_losses import (
+from stepscope.model.device_losses import (
     ALLOCATOR,
     ATTENTION,
+    COLLECTIVES,
+    COMPILE,
     COMPILED,
     COPY_IN,
     DATA_PARALLEL,
@@ -23,13 +25,15 @@ from stepscope.model.views.device_losses import (
     LAUNCH,
     LAYOUT,
     LINALG,
+    LOADER,
     MATRIX,
     OPTIMIZER,
     POINTWISE,
     SYNC,
     ZERO_GRAD,
+    Replay,
+    WhatIf,
 )
-from stepscope.model.views.replay import COLLECTIVES, COMPILE, LOADER, Replay, WhatIf
 
 BY_SUBTRACTION = "The ceiling is by subtraction: these steps could not be replayed without the loss."
 _WITHOUT = {

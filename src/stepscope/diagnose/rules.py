@@ -42,9 +42,9 @@ from stepscope.diagnose.compile_plan import of_rule
 from stepscope.diagnose.input_trace import profiled
 from stepscope.diagnose.thresholds import PYTHON
 from stepscope.model import Analysis, Finding
-from stepscope.model.facts_machine import MachineFacts
-from stepscope.model.views.compilers import CompilerFacts
-from stepscope.model.views.passes import PassFacts
+from stepscope.model.compilers import CompilerFacts
+from stepscope.model.device_losses import PassFacts
+from stepscope.model.machine import MachineFacts
 
 
 class Need(Struct, frozen=True):

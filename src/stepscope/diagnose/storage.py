@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from stepscope.diagnose.thresholds import STORAGE
 from stepscope.model import Analysis, Evidence
-from stepscope.model.views.machine import StorageFacts
+from stepscope.model.machine import StorageFacts
 
 # Kinds of file systems whose data lies on other machines, as the kernel calls them.
 NETWORK = frozenset(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepscope.diagnose import device_basis as basis
 from stepscope.diagnose.device_basis import Claim, Words, ms
 from stepscope.model import Analysis, Evidence, Finding
-from stepscope.model.views.device_losses import ALLOCATOR, SYNC, DeviceLosses, Loss
+from stepscope.model.device_losses import ALLOCATOR, SYNC, DeviceLosses, Loss
 
 SYNC_RULE = "sync.host_waits"
 ALLOCATOR_RULE = "memory.allocator_in_steps"

@@ -18,7 +18,7 @@ from stepscope.diagnose.common import (
 )
 from stepscope.diagnose.thresholds import MEMORY_PRESSURE, PAUSES, PROFILER
 from stepscope.model import Analysis, Evidence, Finding, Place, StepFacts
-from stepscope.model.facts_machine import MemoryPressureFacts, PauseFacts, ProfilerFacts
+from stepscope.model.machine import MemoryPressureFacts, PauseFacts, ProfilerFacts
 
 GC_RULE = "system.garbage_collection"
 THREADS_RULE = "system.threads_beyond_cores"

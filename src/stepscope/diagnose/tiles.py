@@ -6,7 +6,7 @@ from stepscope.diagnose import device_basis as basis
 from stepscope.diagnose.device_basis import Claim, Words, ms
 from stepscope.diagnose.thresholds import TENSOR_CORES
 from stepscope.model import Analysis, Evidence, Finding
-from stepscope.model.views.device_losses import TILES, DeviceLosses, Loss
+from stepscope.model.device_losses import TILES, DeviceLosses, Loss
 
 RULE = "compute.sizes_off_tiles"
 LEARN = "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html"

@@ -7,7 +7,7 @@ from msgspec import Struct
 from stepscope.diagnose import device_basis as basis
 from stepscope.diagnose.device_basis import Claim, Words, ms
 from stepscope.model import Analysis, Evidence, Finding, Try
-from stepscope.model.views.device_losses import COPY_IN, DEVICE_COPY, DeviceLosses, Loss
+from stepscope.model.device_losses import COPY_IN, DEVICE_COPY, DeviceLosses, Loss
 
 RULE = "transfer.host_to_device"
 DEVICE_RULE = "transfer.device_to_device"

@@ -15,7 +15,7 @@ from stepscope.diagnose.compile_run import saveable_ms
 from stepscope.diagnose.compile_words import clipped
 from stepscope.diagnose.thresholds import EXECUTION, TRANSFERS, UNLOWERED
 from stepscope.model import Evidence, Finding, Place
-from stepscope.model.views.compilers import CompilerCause, CompilerFacts, CompilerMetric, CompilersView
+from stepscope.model.compilers import CompilerCause, CompilerFacts, CompilerMetric, CompilersView
 
 TRANSFER_RULE = "transfer.device_to_host"
 UNLOWERED_RULE = "compile.unlowered"

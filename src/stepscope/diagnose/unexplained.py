@@ -15,7 +15,7 @@ from stepscope.diagnose.common import clip_share, train_steps
 from stepscope.diagnose.system import CHILDREN_RULE, OTHERS_RULE, THREADS_RULE, THROTTLED_RULE
 from stepscope.diagnose.thresholds import SILENCE
 from stepscope.model import Analysis, Finding, StepFacts, Unexplained, UnexplainedPart
-from stepscope.model.facts_machine import CpuFacts
+from stepscope.model.machine import CpuFacts
 
 _CORES = (THREADS_RULE, THROTTLED_RULE, OTHERS_RULE, CHILDREN_RULE)
 _UNKNOWN = ("idle_unknown", "host_unknown")  # of a trace: what no slice tells

@@ -17,9 +17,8 @@ from msgspec import Struct
 from stepscope.engine.origins import Origin
 from stepscope.engine.slice_names import called_by_name
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.tree import climb
 from stepscope.model.findings import Place
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, climb
 
 _PLACE = ("file", "line", "function", "exact")
 

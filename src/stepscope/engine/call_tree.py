@@ -6,15 +6,21 @@ code, the totals of a flame graph) is computed once per node, level by level, ho
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 from msgspec import Struct
 
+from stepscope.engine.user_code import UserCode
+from stepscope.model import Place
+from stepscope.read.raw import Frame
 from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
+from stepscope.tables.phases import in_file, last_part
 from stepscope.tables.schema import Tables
 
 
@@ -90,3 +96,114 @@ def call_tree(tables: Tables) -> CallTree:
         frame=nodes["frame"].to_numpy().astype(np.int32),
         frames=tuple(CallFrame(f or "?", file or "", line) for _, f, file, line in frames.iter_rows()),
     )
+
+
+_T = TypeVar("_T", bound=np.generic)
+_WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+
+
+class UserPaths:
+    """Arrays are by node; -1 means none."""
+
+    def __init__(self, tree: CallTree, code: UserCode) -> None:
+        self.tree = tree
+        self.code = code
+        self._frames = [Frame(*frame) for frame in tree.frames]
+        self._files = [code.resolve(frame.file) for frame in self._frames]
+
+    @cached_property
+    def user(self) -> Bools:
+        """Whether the frame itself is the user's own code."""
+        return self._by_node(np.array([file is not None for file in self._files], bool))
+
+    @cached_property
+    def innermost(self) -> Int32:
+        """The node of the user's innermost frame on the path."""
+        found = self.tree.innermost(self.user)
+        fork = self.innermost_of(is_worker_loop)
+        return np.where(self.is_below(found, fork), found, np.int32(NONE))
+
+    @cached_property
+    def line(self) -> Int32:
+        """The number of the user's line in the frame itself; see `place`."""
+        return self._by_node(self._line_of_frame)
+
+    @cached_property
+    def function(self) -> Int32:
+        """The number of the user's function in the frame itself."""
+        known: dict[tuple[str, str], int] = {}
+        numbers = [
+            NONE if file is None else known.setdefault((file, frame.function), len(known))
+            for file, frame in zip(self._files, self._frames, strict=True)
+        ]
+        return self._by_node(np.array(numbers, np.int32))
+
+    @cached_property
+    def source_line(self) -> Int64:
+        """The line of the frame itself in its file."""
+        lines = [NONE if frame.line is None else frame.line for frame in self._frames]
+        return self._by_node(np.array(lines, np.int64))
+
+    def place(self, line: int) -> Place | None:
+        """The place of a line by its number; None for -1."""
+        return Place(*self._places[line]) if line >= 0 else None
+
+    def leaf_names(self, nodes: pl.Series) -> pl.Series:
+        """ "file:function" of the innermost frames of these nodes; null where there is none."""
+        names = pl.Series([f"{frame.file or '?'}:{frame.function}" for frame in self._frames], dtype=pl.String)
+        frame = pl.Series(at(self.tree.frame, rows_of(nodes), NONE))
+        return names.gather(frame.set(frame < 0, None))
+
+    def marked(self, mark: Callable[[Frame], bool]) -> Bools:
+        """Whether `mark` says yes to the frame itself."""
+        return self._by_node(np.array([mark(frame) for frame in self._frames], bool))
+
+    def innermost_of(self, mark: Callable[[Frame], bool]) -> Int32:
+        """The innermost frame on the path that `mark` says yes to, as a node."""
+        return self.tree.innermost(self.marked(mark))
+
+    def passes(self, mark: Callable[[Frame], bool]) -> Bools:
+        """Whether any frame on the path is one that `mark` says yes to."""
+        found: Bools = self.innermost_of(mark) >= 0
+        return found
+
+    def is_below(self, node: Int32, above: Int32) -> Bools:
+        """Whether `node` is one and deeper than `above`; every node is deeper than none."""
+        found: Bools = (node >= 0) & (at(self.tree.depth, node, NONE) > at(self.tree.depth, above, NONE))
+        return found
+
+    @cached_property
+    def _lines(self) -> tuple[list[tuple[str, int | None, str]], Int32]:
+        known: dict[tuple[str, int | None, str], int] = {}
+        numbers = [
+            NONE if file is None else known.setdefault((file, frame.line, frame.function), len(known))
+            for file, frame in zip(self._files, self._frames, strict=True)
+        ]
+        return list(known), np.array(numbers, np.int32)
+
+    @property
+    def _places(self) -> list[tuple[str, int | None, str]]:
+        return self._lines[0]
+
+    @property
+    def _line_of_frame(self) -> Int32:
+        return self._lines[1]
+
+    def _by_node(self, of_frame: npt.NDArray[_T]) -> npt.NDArray[_T]:
+        return of_frame[self.tree.frame] if len(self.tree) else of_frame[:0]
+
+
+def at(values: npt.NDArray[_T], nodes: npt.NDArray[np.integer], none: object) -> npt.NDArray[_T]:
+    """`values` of these nodes, `none` where a node is -1."""
+    found: npt.NDArray[_T] = np.append(values, np.array([none], values.dtype))[nodes]
+    return found
+
+
+def rows_of(nodes: pl.Series) -> Int64:
+    """A column of nodes as an array in which null is -1."""
+    return nodes.fill_null(NONE).to_numpy().astype(np.int64)
+
+
+def is_worker_loop(frame: Frame) -> bool:
+    """Whether a loader worker's own path begins here."""
+    return last_part(frame.function) == "_worker_loop" and in_file(frame.file, _WORKER_LOOP)

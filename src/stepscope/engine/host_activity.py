@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.engine import intervals, tree
+from stepscope.engine import intervals, slice_tree
 from stepscope.engine.collective_names import is_collective_call
 from stepscope.engine.device_work import COPY, Work
 from stepscope.engine.intervals import Intervals
@@ -136,7 +136,7 @@ class HostActivity(Struct, frozen=True, dict=True):
         calls = self._named(_SYNC, self._calls)
         calls &= ~self._named(_ASYNC, calls)
         calls |= self._calls & self._blocking[self.rows]
-        chosen = tree.above(self.span.parent, self.rows[calls], self.span.names.where(_ITEM))
+        chosen = slice_tree.above(self.span.parent, self.rows[calls], self.span.names.where(_ITEM))
         return self._times(calls | chosen[self.rows])
 
     @cached_property

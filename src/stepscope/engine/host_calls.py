@@ -17,9 +17,9 @@ import polars as pl
 from msgspec import Struct
 
 from stepscope.engine.slice_names import PYTHON_NAME, callee_name
+from stepscope.engine.slice_tree import nearest, nearest_around
 from stepscope.engine.spans import Span
 from stepscope.engine.step_labels import LabelledSteps
-from stepscope.engine.tree import nearest, nearest_around
 from stepscope.engine.user_code import TORCH_FILE, UserCode
 from stepscope.model import PHASES
 from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64

@@ -14,9 +14,9 @@ import numpy as np
 import polars as pl
 from msgspec import Struct, field
 
+from stepscope.engine.slice_tree import nearest
 from stepscope.engine.spans import Span
-from stepscope.engine.tree import climb, nearest
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, climb
 
 PREFIX = "nn.Module: "
 MAX_LEVELS = 100  # of modules in each other; deeper calls (endless recursion) count for their ancestor there

@@ -19,10 +19,9 @@ import numpy as np
 import polars as pl
 from msgspec import Struct, field
 
-from stepscope.engine import tree
-from stepscope.engine.tree import climb
+from stepscope.engine import slice_tree
 from stepscope.engine.user_code import UserCode
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Rows, positions
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Rows, climb, positions
 from stepscope.tables.categories import FUNCTION, OPERATORS
 from stepscope.tables.schema import Tables
 
@@ -142,7 +141,7 @@ def _leading(events: pl.DataFrame, user: Int32, library: Int32) -> Int64:
         inside = np.searchsorted(begin, start + own["duration_ns"].to_numpy()) - np.searchsorted(begin, start, "right")
         loops.append(own["row"].to_numpy()[inside >= STEPS_OF_LOOP].astype(np.int64))
     parent = positions(events["id"], events["parent"])
-    return np.flatnonzero(tree.above(parent, np.concatenate(loops)) & (user >= 0))
+    return np.flatnonzero(slice_tree.above(parent, np.concatenate(loops)) & (user >= 0))
 
 
 def _mark(

@@ -13,9 +13,9 @@ from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work
 from stepscope.engine.host_activity import HostActivity, host_activity
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.module_calls import ModuleCalls
+from stepscope.engine.slice_tree import nearest
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.step_windows import StepWindows, step_windows
-from stepscope.engine.tree import nearest
+from stepscope.engine.trace_steps import StepWindows, step_windows
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 
 

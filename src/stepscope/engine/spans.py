@@ -20,7 +20,7 @@ from msgspec import Struct
 from stepscope.engine.origins import Origins
 from stepscope.engine.slice_names import is_annotation
 from stepscope.engine.source_lines import Lines
-from stepscope.model.views.spans import GpuProperties, SpanRef
+from stepscope.model.trace import GpuProperties, SpanRef
 from stepscope.tables import categories
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 from stepscope.tables.categories import STEP as MARK

@@ -8,20 +8,17 @@ module. What the reader says about it (`CodeOptions`) wins over all of that. Not
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import re
+import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import polars as pl
 from msgspec import Struct
 
-from stepscope.engine.libraries import CHECKOUTS, FRAMEWORKS, LIBRARY_PARTS, STANDARD, WITHOUT_TENSORS
-
-if TYPE_CHECKING:
-    from stepscope.tables.schema import Tables
+from stepscope.engine.journal import parse_json
+from stepscope.tables.schema import Tables
 
 # Folders of installed code. A virtual environment may lie below the project, so they win over the roots.
 _INSTALLED = re.compile(r"/(site-packages|dist-packages|lib(64)?/python\d+(\.\d+)?t?)/|/lib/python\d+\.zip/")
@@ -30,7 +27,6 @@ _GENERATED = re.compile(r"(^|/)([a-z2-7]{2})/c\2[a-z2-7]{30,}\.py$")
 _NATIVE = re.compile(r"(\.(so|dylib|dll|pyd|exe)(\.\d+)*|^\?)$")  # where samplers that unwind native code find a frame
 _PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages)/")
 _RECORDER = re.compile(r"(^|/)stepscope/record/agent/")  # of whichever installation recorded the run
-MOST_DIGITS, LARGEST = 20, 2**62  # of a whole number in what a recording says
 _OWN_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"  # this package itself
 
 
@@ -207,22 +203,42 @@ def _named_files(tables: Tables) -> set[str]:
     return {file for file in files if file.startswith("/")}
 
 
-def parse_json(text: str | None) -> object:
-    """The value of a JSON text, None where it is absent or broken (the run folder is untrusted input)."""
-    if not text:
-        return None
-    try:
-        value: object = json.loads(text, parse_int=_fitting)
-    except ValueError:
-        return None
-    return value
-
-
-def _fitting(digits: str) -> int | None:
-    """A whole number that a column can hold, and the sum of two; what is larger counts or measures nothing."""
-    value = int(digits) if len(digits) < MOST_DIGITS else None
-    return value if value is not None and abs(value) < LARGEST else None
-
-
 def _with_slash(root: str) -> str:
     return root if root.endswith("/") else root + "/"
+
+
+_FRAMEWORKS = """
+    torch torch_xla torchvision torchaudio torchtext torchdata functorch triton numpy scipy pandas PIL cv2 stepscope
+    IPython ipykernel pydevd debugpy
+"""
+_DISTRIBUTIONS = """
+    absl accelerate aiohttp aiter albumentations apex bitsandbytes boto3 causal_conv1d click colossalai
+    compressed_tensors dask datasets deepspeed detectron2 diffusers einops fairscale fairseq fairseq2 fastai fastapi
+    filelock fla flair flash_attn flash_attn_3 flash_attn_interface flashinfer fsspec gluonts gradio h5py
+    huggingface_hub hydra ignite jinja2 joblib keras kornia librosa lightning lightning_fabric liger_kernel lmdb loguru
+    mamba_ssm markupsafe matplotlib megatron mlflow mmcv mmdet mmengine monai mpmath msgpack networkx
+    nltk omegaconf open_clip opt_einsum orjson packaging peft pkg_resources pluggy
+    polars psutil pyarrow pydantic pytest pytorch_lightning ray requests rich
+    safetensors sentence_transformers sentencepiece setuptools sgl_kernel sglang skimage sklearn soundfile spacy
+    starlette submitit sympy tensorboard tensorboardX tensorflow timm tokenizers torch_geometric torchao torchmetrics
+    torchrec torchtitan tqdm transformer_engine transformers trl typer typing_extensions urllib3 uvicorn uvloop vllm
+    wandb webdataset xformers yacs yaml zarr zmq
+"""
+# Often built from a checkout, so that they lie in a folder of their name and not among installed packages.
+_CHECKOUTS = """
+    aiter apex deepspeed flash_attn flashinfer megatron sglang torch torchvision transformer_engine transformers triton
+    vllm xformers
+"""
+# Whose functions call no operator of torch, also not in C, where a sampler would not see it.
+_WITHOUT_TENSORS = """
+    absl boto3 click cv2 dask fsspec h5py jinja2 joblib librosa lmdb loguru matplotlib mlflow msgpack networkx nltk
+    numpy omegaconf orjson pandas PIL polars psutil pyarrow requests rich scipy sentencepiece skimage sklearn soundfile
+    sympy tensorboard tensorboardX tokenizers tqdm urllib3 wandb yaml zarr
+"""
+_FORMER = "asynchat asyncore distutils imp sre_compile sre_constants sre_parse"  # of the standard library, once
+
+FRAMEWORKS = frozenset(_FRAMEWORKS.split())
+CHECKOUTS = frozenset(_CHECKOUTS.split())
+STANDARD = frozenset(sys.stdlib_module_names) | frozenset(_FORMER.split())
+WITHOUT_TENSORS = frozenset(_WITHOUT_TENSORS.split())
+LIBRARY_PARTS = FRAMEWORKS | frozenset(_DISTRIBUTIONS.split()) | STANDARD

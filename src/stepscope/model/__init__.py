@@ -8,7 +8,21 @@ unless a name says otherwise; `None` means "not measured" and is never replaced 
 from __future__ import annotations
 
 from stepscope.model.analysis import Analysis, Report
-from stepscope.model.facts import (
+from stepscope.model.findings import (
+    Abstention,
+    Diagnosis,
+    Disagreement,
+    Evidence,
+    Finding,
+    Ignored,
+    Interval,
+    Place,
+    Risk,
+    Try,
+    Unexplained,
+    UnexplainedPart,
+)
+from stepscope.model.run_facts import (
     BatchContent,
     FixedCosts,
     FrameworkFacts,
@@ -29,20 +43,6 @@ from stepscope.model.facts import (
     StackFacts,
     StepFacts,
     WindowFacts,
-)
-from stepscope.model.findings import (
-    Abstention,
-    Diagnosis,
-    Disagreement,
-    Evidence,
-    Finding,
-    Ignored,
-    Interval,
-    Place,
-    Risk,
-    Try,
-    Unexplained,
-    UnexplainedPart,
 )
 from stepscope.model.trace import DeviceLine, DeviceLines, DeviceTime, ReadingFacts, TraceFacts
 from stepscope.schema import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from stepscope.model.facts import (
+from stepscope.model.run_facts import (
     FixedCosts,
     IoFacts,
     LoaderFacts,
@@ -29,17 +29,14 @@ from stepscope.model.trace import DeviceLines, DeviceTime, ReadingFacts, TraceFa
 from stepscope.schema import REPORT_SCHEMA
 
 if TYPE_CHECKING:
-    from stepscope.model.facts_machine import MachineFacts
+    from stepscope.model.comparison import TrialFacts
+    from stepscope.model.compilers import CompilersView
+    from stepscope.model.device_losses import DeviceLosses, PassesFacts, Replay
+    from stepscope.model.machine import MachineFacts
+    from stepscope.model.memory import MemoryLosses
+    from stepscope.model.ranks import Pipeline, RanksFacts
+    from stepscope.model.sampled import SampledViews
     from stepscope.model.views import Views
-    from stepscope.model.views.compilers import CompilersView
-    from stepscope.model.views.device_losses import DeviceLosses
-    from stepscope.model.views.memory_losses import MemoryLosses
-    from stepscope.model.views.passes import PassesFacts
-    from stepscope.model.views.pipeline import Pipeline
-    from stepscope.model.views.ranks import RanksFacts
-    from stepscope.model.views.replay import Replay
-    from stepscope.model.views.trial import TrialFacts
-    from stepscope.model.views.waits import SampledViews
 
 
 @dataclass(frozen=True)

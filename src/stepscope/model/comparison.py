@@ -6,11 +6,12 @@ not independent of each other, so a single pair has no interval and gets no verd
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct, field
 
-from stepscope.model.facts import Settings, SourceFiles
+from stepscope.model.run_facts import Settings, SourceFiles
 from stepscope.schema import Knob
 
 FASTER = "faster"
@@ -28,6 +29,9 @@ class AppliedKnob(Struct, frozen=True):
 
     `observed` is what was read back from torch, the loader or the process after it was applied; `reason` says why it
     was not. `file` and `line` are the user's place that the knob stands for, where it is known.
+
+    line: Number of the user's line that the knob stands for.
+    rank: Rank of the process that reported it; missing where none did.
     """
 
     knob: str
@@ -50,7 +54,12 @@ class Flag(Struct, frozen=True):
 
 
 class PhaseTime(Struct, frozen=True):
-    """One exclusive part of the mean measured step; all parts of a measure sum to its mean."""
+    """One exclusive part of the mean measured step; all parts of a measure sum to its mean.
+
+    ms: Mean time of the part. Parts exclude each other and sum to the mean step: the phases of the journal, what of the
+        step is of no known phase (unattributed), and between steps ending a loader's workers and making its next
+        iterator (loader_restart). Of traces, the parts of the overview.
+    """
 
     category: str
     ms: float
@@ -60,6 +69,12 @@ class SteadyStep(Struct, frozen=True):
     """The step as `analyze` tells it of the same run: of `steps` steady steps out of `of`.
 
     A measure is of more steps: a user also pays for stalls, first batches and restarts of the loader.
+
+    steps: Steady steps: what `steps.count` of the run's report is.
+    of: All steps of the kind, those left out included.
+    mean_ms: Mean of the steady steps, as in the report; `mean_ms` of the measure has stalls in it too.
+    median_ms: Their median, as in the report.
+    p95_ms: Their 95th percentile, as in the report.
     """
 
     steps: int
@@ -72,9 +87,20 @@ class SteadyStep(Struct, frozen=True):
 class Measure(Struct, frozen=True):
     """One run, reduced to what a comparison needs.
 
-    `steps` were measured after `dropped` steps of warm-up. `samples_per_step` and `samples_per_second` are None where
-    no batch was seen. `losses` are (step, value) of the first rank over all its steps, () where none is known.
-    `fixed_cost_s` is what was paid before the first step.
+    steps: Measured steps: all after warm-up but those under a profiler, each counted once for all ranks.
+    dropped: Steps before them, dropped as warm-up: until the step time is at the level of the later steps.
+    mean_ms: Mean wall time of the measured steps, stalls and first batches of epochs included, mean over ranks; with
+        the time between two steps that iterating the loader again took.
+    median_ms: Median of the measured steps, without the time between steps.
+    p95_ms: 95th percentile of the same.
+    samples_per_step: Mean rows of the batches of a measured step, summed over ranks.
+    samples_per_second: The same by the mean step.
+    fixed_cost_s: From the start of the command to the first step.
+    losses (loss): (step, value) of the first rank that has any, over all steps.
+    started_ns: Start of the recording, since the epoch.
+    warmup_s: How much longer the dropped steps took than as many measured ones.
+    conditions (mixed): Figures of the machine during the measured steps, see below.
+    steady (mixed): The steady step of the same run as `analyze` tells it, see below.
     """
 
     label: str
@@ -92,9 +118,9 @@ class Measure(Struct, frozen=True):
     knobs: tuple[AppliedKnob, ...] = ()
     flags: tuple[Flag, ...] = ()
     started_ns: int | None = None
-    warmup_s: float | None = None  # how much longer the dropped steps took than as many measured ones
+    warmup_s: float | None = None
     signal: str | None = None  # what cut most of the steps
-    conditions: dict[str, float] = field(default_factory=dict)  # of the machine meanwhile, by `comparison.conditions`
+    conditions: dict[str, float] = field(default_factory=dict)
     settings: Settings | None = None  # of the framework that runs the loop
     steady: SteadyStep | None = None
 
@@ -102,9 +128,13 @@ class Measure(Struct, frozen=True):
 class Effect(Struct, frozen=True):
     """Candidate over baseline of one figure: the geometric mean of the ratios of pairs.
 
-    `low` and `high` hold the ratio with 95 %; they are None with too few pairs. `spread` is the standard deviation of
-    the log ratios, None of a single pair. `p_value` is two-sided, that the ratio is 1, corrected for the number of
-    candidates.
+    ratio: Candidate over baseline: the geometric mean over pairs. Below 1 a time is shorter.
+    low (ratio): Lower end of the 95 % interval, by Student of the log ratios; missing with too few pairs.
+    high (ratio): Upper end of the same.
+    pairs: Pairs of runs, one of each side, that lie next to each other.
+    spread (ratio): Standard deviation of the log ratios; missing of a single pair.
+    p_value (probability): Of a log ratio as far from 0 as this or farther if there were no effect, corrected for the
+        number of candidates (Holm).
     """
 
     ratio: float
@@ -118,9 +148,10 @@ class Effect(Struct, frozen=True):
 class Verdict(Struct, frozen=True):
     """The word for an effect, and a sentence that says it in full.
 
-    `resolution` is X of "no difference larger than X", as a fraction. `pairs_needed` is how many further pairs an
-    undecided comparison needs, if the spread stays what it is. `figure` names what it rests on where that is not the
-    headline.
+    `figure` names what it rests on where that is not the headline.
+
+    resolution (ratio): X of `no difference larger than X`, as a fraction of the baseline.
+    pairs_needed: Further pairs that would decide it, if the spread stays what it is.
     """
 
     word: str
@@ -131,7 +162,14 @@ class Verdict(Struct, frozen=True):
 
 
 class PhaseEffect(Struct, frozen=True):
-    """What a phase of the step changed by, in ms: candidate less baseline, with 95 % limits where pairs allow it."""
+    """What a phase of the step changed by, in ms: candidate less baseline, with 95 % limits where pairs allow it.
+
+    baseline_ms: Mean of the phase in the baseline's runs.
+    candidate_ms: The same in the candidate's.
+    difference_ms: Candidate less baseline, mean over pairs.
+    low_ms: Lower end of its 95 % interval, from the differences between pairs; missing with fewer than three of them.
+    high_ms: Upper end of its 95 % interval, from the differences between pairs; missing with fewer than three of them.
+    """
 
     category: str
     baseline_ms: float
@@ -145,7 +183,10 @@ class Equivalence(Struct, frozen=True):
     """Whether a candidate trains like the baseline.
 
     `judged` is False where a loss is not known; `equal` says that all compared losses are the same bit for bit.
-    `difference` is the relative difference of the mean loss over the compared steps, `band` the most that is accepted.
+
+    difference (ratio): Relative difference of the mean loss over the compared steps.
+    band (ratio): The most that is accepted; wider where the baseline's runs differ among themselves.
+    steps: Steps whose losses were compared.
     """
 
     judged: bool
@@ -173,7 +214,11 @@ class Outcome(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """One row of what grew, shrank, came or went. Values are per step in `unit`; None where a side has none of it."""
+    """One row of what grew, shrank, came or went. Values are per step in `unit`; None where a side has none of it.
+
+    difference (mixed): Candidate less baseline, in the row's unit.
+    line: Number of the user's line that the row is about.
+    """
 
     kind: str  # phase, category, function, operator, kernel, line, finding, utilisation, environment, window
     name: str
@@ -190,8 +235,10 @@ class Change(Struct, frozen=True):
 class SideFacts(Struct, frozen=True):
     """One side of a comparison: its runs or traces, and the knobs or names that describe it.
 
-    `figures` are means over the runs that were paired, by the names of `Outcome.effects`, and percentiles of their
-    steps (p5_ms, p25_ms, p75_ms, p99_ms). `roots` are the folders that the files of changes are relative to.
+    `roots` are the folders that the files of changes are relative to.
+
+    figures (mixed): Means over its compared runs, by the names of a measured run's figures; also percentiles of their
+        steps.
     """
 
     label: str
@@ -216,3 +263,36 @@ class Comparison(Struct, frozen=True):
     absent: dict[str, str]
     notes: tuple[str, ...] = ()
     schema: str = COMPARISON_SCHEMA
+
+
+APPLIED, PARTLY, REFUSED = "applied", "partly", "not applied"
+
+
+class TrialFacts(Struct, frozen=True):
+    """Knobs as each process reported them, one entry for each place; those that no process reported are not applied.
+
+    losses (loss): (step, value) of the tensor that `backward` was called on, of a step's several calls the mean. What
+        is no finite number is the text nan, inf or -inf.
+    seed: The number that the generators of Python, numpy and torch were started from.
+    losses_rank: Rank that the losses are of, the first that has any.
+    skipped: Entries of the recording about knobs and losses that make no sense.
+    """
+
+    knobs: tuple[AppliedKnob, ...]
+    losses: tuple[tuple[int, float], ...]
+    seed: int | None
+    losses_rank: int | None = None
+    skipped: int = 0
+
+
+def standing(reports: Sequence[AppliedKnob]) -> str:
+    """What became of one knob by all reports of it: APPLIED, PARTLY (not at every place), or REFUSED.
+
+    It has to be applied at some place of every rank. A refusal without a place is of the knob as a whole, whatever was
+    reported before it.
+    """
+    applied = {report.rank for report in reports if report.applied}
+    refused = [report for report in reports if not report.applied]
+    if not applied or any(report.file is None or report.rank not in applied for report in refused):
+        return REFUSED
+    return PARTLY if refused else APPLIED

@@ -8,7 +8,11 @@ from msgspec import Struct
 
 
 class Place(Struct, frozen=True):
-    """A line of the user's code. `share` is its part of a finding's cost or an operator's time (0 to 1), or None."""
+    """A line of the user's code.
+
+    line: Line in the file. Where only the function is known, the line it begins on.
+    share: The place's part of what it is a place of: of the cost of a finding, of the time of an operator.
+    """
 
     file: str
     line: int | None
@@ -44,7 +48,11 @@ class Disagreement(Struct, frozen=True):
 
 
 class Interval(Struct, frozen=True):
-    """A prediction, as fractions of the mean steady step."""
+    """A prediction, as fractions of the mean steady step.
+
+    low (share): Lower end of what the fix should gain of the mean step, by a model of cores and CPU time.
+    high (share): Upper end of the same.
+    """
 
     low: float
     high: float
@@ -58,6 +66,12 @@ class Finding(Struct, frozen=True):
 
     `explains` are ids of findings of the same run whose cost is mostly this one's, told where it shows: no loss in
     addition. `disagreements` have lowered `confidence`.
+
+    cost_ms_per_step: What the loss costs in a mean step of its basis, measured as the rule says (docs/findings.md).
+    share: The same by `step_ms`.
+    step_ms: The mean step of `basis`: of steady steps as the headline has it, of profiled ones, or of all of the run.
+    gain_ceiling (share): Upper bound of what the run could gain if this one loss vanished. Ceilings do not add up.
+    ranks: Ranks it was seen on.
     """
 
     id: str
@@ -88,6 +102,8 @@ class Risk(Struct, frozen=True):
     """What may slow down or end a run later, without a cost that was measured: never ranked among findings.
 
     `explains` are ids of findings of the same run that it is behind.
+
+    ranks: Ranks it was seen on.
     """
 
     id: str
@@ -126,7 +142,11 @@ class Ignored(Struct, frozen=True):
 
 
 class UnexplainedPart(Struct, frozen=True):
-    """A part of the mean training step that neither a finding nor known work accounts for."""
+    """A part of the mean training step that neither a finding nor known work accounts for.
+
+    ms: Of the mean steady step; the parts exclude each other.
+    share: The same by the mean step.
+    """
 
     what: str
     ms: float
@@ -139,6 +159,9 @@ class Unexplained(Struct, frozen=True):
 
     `unseen` is what was not recorded at all, so that nothing can be said of it. "Nothing worth fixing" is only said
     where neither is: `large` is False and `unseen` empty.
+
+    ms: Of the mean steady step: what no finding and no known work accounts for. The sum of its parts.
+    share: The same by the mean step.
     """
 
     ms: float
@@ -151,8 +174,8 @@ class Unexplained(Struct, frozen=True):
 class Diagnosis(Struct, frozen=True):
     """What the rules said of a run, findings in order of cost.
 
-    `counted_share` is the sum of the shares of findings of steady or profiled steps that no other explains: above 1
-    they overlap, without that it is known which of them holds the time of which.
+    counted_share: Sum of the shares of findings of steady or profiled steps that no other explains. Above 1 they
+        overlap.
     """
 
     findings: tuple[Finding, ...]

@@ -1,51 +1,52 @@
-"""Files to rows: one file per format, and visible tables that say which reader takes a path.
+"""Files to rows: one file per format; what a path holds is told by its first bytes.
 
-Run folders are read here; `read.traces` finds traces that others recorded and `read.formats` opens one; `read.stacks`
-does both for files of sampled stacks, `read.xla` for reports and logs of torch_xla. Readers check every value and never
-raise on a bad record: they skip it, count it, and go on.
+Readers check every value and never raise on a bad record: they skip it, count it, and go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRun
 from stepscope.read.run_folder import is_run_folder, read_run_folder
 
-__all__ = ["READERS", "RawRun", "is_run_folder", "read_foreign", "read_paths", "read_run"]
+__all__ = ["RawRun", "is_run_folder", "read_paths", "read_run", "read_third_party"]
 
-# Tried in order; the first detector that says yes decides.
-READERS: tuple[tuple[Callable[[Path], bool], Callable[[Path], RawRun]], ...] = ((is_run_folder, read_run_folder),)
+_WHICH = "give the folder that `stepscope run` printed"
 
 
 def read_run(folder: Path) -> RawRun:
-    """Read what `folder` holds; raises UnreadableInputError when no reader knows it or nothing in it can be read."""
+    """Read a run folder; raises UnreadableInputError when it is none or nothing in it can be read."""
     try:
-        for detect, read in READERS:
-            if detect(folder):
-                return read(folder)
+        if is_run_folder(folder):
+            return read_run_folder(folder)
+        if not folder.exists():
+            raise UnreadableInputError(f"{folder}: no such file or folder; {_WHICH}")
+        if folder.is_dir() and not any(folder.iterdir()):
+            raise UnreadableInputError(f"{folder}: an empty folder; {_WHICH}")
     except OSError as error:
         raise UnreadableInputError(f"{folder}: {error.strerror or error}; check its permissions") from error
-    raise UnreadableInputError(f"{folder}: {_what_is_wrong(folder)}")
+    raise UnreadableInputError(f"{folder}: not a run folder (no host-* or rank-* in it); {_WHICH}")
 
 
 def read_paths(paths: Sequence[Path]) -> RawRun:
-    """One run folder, or what `read_foreign` takes; raises UnreadableInputError as `read_run` does."""
+    """One run folder, or what `read_third_party` takes; raises UnreadableInputError as `read_run` does."""
     if len(paths) == 1 and is_run_folder(paths[0]):
         return read_run(paths[0])
-    return read_foreign(paths)
+    return read_third_party(paths)
 
 
-def read_foreign(paths: Sequence[Path]) -> RawRun:
-    """Traces, files of sampled stacks, or reports of torch_xla, that others recorded: files and folders of them.
+def read_third_party(paths: Sequence[Path]) -> RawRun:
+    """Traces, files of sampled stacks, or reports of torch_xla that something else recorded: files and folders of them.
 
     Raises UnreadableInputError as `read_run` does, and where two of these kinds are named in one call.
     """
     from stepscope.read.stacks.sampled_files import holds_stacks, is_stack_file, open_stacks, read_stack_files
+    from stepscope.read.streams import read_head
     from stepscope.read.traces import holds_traces, read_traces
-    from stepscope.read.xla import holds_xla, is_xla_file, read_xla_files
+    from stepscope.read.xla.files import holds_xla, is_xla_file, read_xla_files
 
     if not paths:
         raise UnreadableInputError("no path given; give a run folder, traces, files of sampled stacks or of torch_xla")
@@ -60,8 +61,8 @@ def read_foreign(paths: Sequence[Path]) -> RawRun:
             if ours:
                 return read(paths)
         for path in files:
-            if path.is_file() and not _may_be_trace(path):
-                open_stacks(path)  # nothing we know: raises with what the file is
+            if path.is_file() and not read_head(path).lstrip().startswith((b"{", b"[")):
+                open_stacks(path)  # no format is known: raises with what the file is
         if folders and not files and not holds_traces(folders):
             if holds_stacks(folders):
                 return read_stack_files(paths)
@@ -70,17 +71,3 @@ def read_foreign(paths: Sequence[Path]) -> RawRun:
         return read_traces(paths)
     except OSError as error:
         raise UnreadableInputError(f"{paths[0]}: {error.strerror or error}; check its permissions") from error
-
-
-def _may_be_trace(path: Path) -> bool:
-    from stepscope.read.formats import read_head
-
-    return read_head(path).lstrip().startswith((b"{", b"["))
-
-
-def _what_is_wrong(folder: Path) -> str:
-    if not folder.exists():
-        return "no such file or folder; give the folder that `stepscope run` printed"
-    if folder.is_dir() and not any(folder.iterdir()):
-        return "an empty folder; give the folder that `stepscope run` printed"
-    return "not a run folder (no host-* or rank-* in it); give the folder that `stepscope run` printed"

@@ -14,32 +14,147 @@ from typing import Any
 import msgspec
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read.chunks import ChunkBuilder
-from stepscope.read.frames import Frames
-from stepscope.read.inflate import ByteStream, Limits, Progress
-from stepscope.read.metadata import rank_and_size, read_metadata, whole
-from stepscope.read.records import Event, ExactEvent, LooseEvent
-from stepscope.read.text import moment_ns
-from stepscope.read.times import EXACT_MICROSECONDS, loses_nanoseconds
+from stepscope.read.event_columns import (
+    EXACT_MICROSECONDS,
+    ChunkBuilder,
+    Event,
+    ExactEvent,
+    LooseEvent,
+    loses_nanoseconds,
+)
+from stepscope.read.event_list import DAMAGE, Frames, first_value
+from stepscope.read.streams import BYTE_ORDER_MARK, ByteStream, Limits, Progress, read_head
+from stepscope.read.text import clean, moment_ns, number, whole_number
 from stepscope.read.trace import TraceChunk, TraceQuality, TraceSummary
 
+METADATA_KEYS = (
+    "schemaVersion",
+    "baseTimeNanoseconds",
+    "displayTimeUnit",
+    "deviceProperties",
+    "distributedInfo",
+    "with_stack",
+    "with_modules",
+    "with_flops",
+    "record_shapes",
+    "profile_memory",
+    "cuda_runtime_version",
+    "cuda_driver_version",
+    "cupti_version",
+    "hip_runtime_version",
+    "hip_driver_version",
+    "roctracer_version",
+)
+_NESTED = {"deviceProperties", "distributedInfo"}
+_MAX_DEVICES = 64
+_MAX_RAW_BYTES = 2**22  # before nested parts are cut; the groups of thousands of ranks are long
+_MAX_GROUPS_BYTES = 2**16
+_MAX_TEXT_CHARS = 256
+_DISTRIBUTED_KEYS = ("backend", "rank", "world_size", "pg_count", "pg_config", "nccl_version")
+
+_Metadata = msgspec.defstruct("_Metadata", [(key, msgspec.Raw, msgspec.Raw()) for key in METADATA_KEYS])
+_DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Metadata)
 _SAMPLES = 8
 _FREED_BYTES = 2**24
 _SURE_BYTES = 4 * 2**20  # of far times without decimals, after which a writer is taken to write none
 _FAR_DECIMAL = re.compile(rb'"ts"\s*:\s*-?\d{13,}\.\d*[1-9]')
 # Times later than this after their base (September 2001 from 1970) are times since 1970, whatever the base says.
 _SINCE_1970_NS = 10**18
+_GIVE = "give a file that torch.profiler's export_chrome_trace wrote"
+_KEY = re.compile(rb'"(' + "|".join(METADATA_KEYS).encode() + rb')"\s*:\s*')
 
 
-def detect(path: Path, head: bytes) -> bool:
+def read_metadata(head: bytes, tail: bytes) -> dict[str, Any]:
+    """Allow-listed values of the text before the event list's bracket and of the text behind the closing one."""
+    result: dict[str, Any] = {}
+    for text, whole in ((head, head + b"[]}"), (tail, b'{"":[]' + tail)):
+        if not text.strip():
+            continue
+        try:
+            found = _DECODER.decode(whole)
+            raws = {key: getattr(found, key) for key in METADATA_KEYS}
+        except DAMAGE:
+            raws = _search(text)
+        for key, raw in raws.items():
+            value = _value(key, raw) if raw else None
+            if value is not None:
+                result.setdefault(key, value)
+    return result
+
+
+def _search(text: bytes) -> dict[str, Any]:
+    """The raw values of the keys in text that is no valid JSON."""
+    found: dict[str, Any] = {}
+    seen: set[str] = set()
+    for match in _KEY.finditer(text):
+        key = match[1].decode()
+        if key in seen:
+            continue
+        seen.add(key)
+        value = first_value(text[match.end() : match.end() + _MAX_RAW_BYTES])
+        if value is not None:
+            found[key] = msgspec.json.encode(value)
+    return found
+
+
+def _value(key: str, raw: Any) -> Any:
+    if len(bytes(raw)) > _MAX_RAW_BYTES:
+        return None
+    value = first_value(bytes(raw))
+    if key not in _NESTED:
+        return clean(value)[:_MAX_TEXT_CHARS] if isinstance(value, str) else value if _is_figure(value) else None
+    if key == "deviceProperties":
+        devices = value if isinstance(value, list) else [value]
+        return [_flat(device) for device in devices[:_MAX_DEVICES] if isinstance(device, dict)]
+    if not isinstance(value, dict):
+        return None
+    return {name: value[name] for name in _DISTRIBUTED_KEYS if name in value and _bounded(name, value[name])}
+
+
+def _bounded(name: str, value: Any) -> bool:
+    """Whether a value of `distributedInfo` is of a size that everything downstream can carry."""
+    if isinstance(value, list | dict):
+        return name == "pg_config" and len(msgspec.json.encode(value)) <= _MAX_GROUPS_BYTES
+    return not isinstance(value, str) or len(value) <= _MAX_GROUPS_BYTES
+
+
+def _is_figure(value: Any) -> bool:
+    """Whether it is a number that a column can hold, or a truth."""
+    return isinstance(value, bool) or number(value) is not None
+
+
+def _flat(device: dict[str, Any]) -> dict[str, Any]:
+    """Numbers and short text of a device; nothing nested."""
+    return {
+        clean(name)[:_MAX_TEXT_CHARS]: clean(value)[:_MAX_TEXT_CHARS] if isinstance(value, str) else value
+        for name, value in device.items()
+        if isinstance(value, str) or _is_figure(value)
+    }
+
+
+def rank_and_size(metadata: dict[str, Any]) -> tuple[int | None, int | None]:
+    """The rank and the world size that `distributedInfo` gives."""
+    info = metadata.get("distributedInfo") or {}
+    rank, size = whole_number(info.get("rank")), whole_number(info.get("world_size"))
+    return rank if rank is not None and 0 <= rank < 2**31 else None, size if size is not None and size > 0 else None
+
+
+def is_trace(head: bytes) -> bool:
     """Whether a file begins like JSON; whether there are events in it shows only later."""
-    del path
-    return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[", b'"')
+    return head.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] in (b"{", b"[", b'"')
 
 
-def open_kineto(path: Path, limits: Limits, progress: Progress | None = None) -> KinetoSource:
-    """Open a trace; nothing but its size is read yet. Raises OSError."""
-    return KinetoSource(path, limits, progress)
+def open_trace(path: Path, *, limits: Limits | None = None, progress: Progress | None = None) -> KinetoSource:
+    """Open the trace `path`; `progress` gets the bytes of the file consumed and its size.
+
+    Raises UnreadableInputError where it does not begin like a trace or cannot be read.
+    """
+    try:
+        if is_trace(read_head(path)):
+            return KinetoSource(path, limits or Limits(), progress)
+    except OSError as error:
+        raise UnreadableInputError(f"{path}: {error.strerror or error}; check the path and its permissions") from error
+    raise UnreadableInputError(f"{path}: no trace event in it; {_GIVE}")
 
 
 class KinetoSource:
@@ -48,15 +163,17 @@ class KinetoSource:
     def __init__(self, path: Path, limits: Limits, progress: Progress | None) -> None:
         self._path = path
         self._bytes = ByteStream(path, limits, progress)
-        self._decoders = EventDecoder()
-        self._frames = Frames(self._watched(limits.barren_bytes), self._decoders.decode, limits)
+        self._frames = Frames(self._watched(limits.barren_bytes), EventDecoder().decode, limits)
         self._builder = ChunkBuilder()
         self._earliest: int | None = None
 
     def chunks(self) -> Iterator[TraceChunk]:
         """The trace in order; raises UnreadableInputError when not a single event can be read."""
         builder = self._builder
-        _keep_freed_memory()
+        # glibc returns large blocks to the system at once; what it takes for large grows with the largest block that
+        # was freed. One is freed here whose pages were never touched, so that blocks of the size of a stretch are used
+        # again.
+        bytes(_FREED_BYTES)
         try:
             for events in self._frames.batches():
                 builder.add(events)
@@ -65,7 +182,8 @@ class KinetoSource:
         except OSError as error:
             raise UnreadableInputError(f"{self._path}: {error.strerror or error}; check the file") from error
         if self._useful() <= 0:
-            raise UnreadableInputError(f"{self._path}: {self._nothing()}")
+            why = f" ({self._bytes.problem})" if self._bytes.problem else ""
+            raise UnreadableInputError(f"{self._path}: no trace event in it{why}; {_GIVE}")
         yield self._seen(builder.take())
 
     def _watched(self, barren_bytes: int) -> Iterator[bytes]:
@@ -80,10 +198,6 @@ class KinetoSource:
     def _useful(self) -> int:
         return self._builder.events - self._builder.lost - self._builder.unsupported
 
-    def _nothing(self) -> str:
-        why = f"no trace event in it ({self._bytes.problem})" if self._bytes.problem else "no trace event in it"
-        return f"{why}; give a file that torch.profiler's export_chrome_trace wrote"
-
     def _seen(self, chunk: TraceChunk) -> TraceChunk:
         if self._earliest is None and len(chunk.slices):
             self._earliest = int(chunk.slices.start_ns.min())
@@ -92,21 +206,16 @@ class KinetoSource:
     def summary(self) -> TraceSummary:
         """Known only after the last chunk."""
         metadata = read_metadata(self._frames.head, self._frames.tail)
-        rank, size = rank_and_size(metadata)
-        base = moment_ns(whole(metadata.get("baseTimeNanoseconds"))) or 0
-        problems = [*self._frames.problems]
-        if self._bytes.problem:
-            problems.insert(0, self._bytes.problem)
+        base = moment_ns(whole_number(metadata.get("baseTimeNanoseconds"))) or 0
+        problems = [*([self._bytes.problem] if self._bytes.problem else []), *self._frames.problems]
         if base and self._earliest is not None and self._earliest > _SINCE_1970_NS:
             problems.append("its times are since 1970 although it names another base; the base was left out")
             base = 0
         builder = self._builder
         return TraceSummary(
             base_ns=base,
-            rank=rank,
-            world_size=size,
-            threads=builder.names.threads,
-            processes=builder.names.named_processes(),
+            world_size=rank_and_size(metadata)[1],
+            threads=builder.threads,
             metadata=metadata,
             quality=TraceQuality(
                 events=builder.events + self._frames.lost,
@@ -116,15 +225,6 @@ class KinetoSource:
                 problems=tuple(problems),
             ),
         )
-
-
-def _keep_freed_memory() -> None:
-    """Let the C library use freed blocks again, of the size of a stretch, instead of asking for new pages each time.
-
-    glibc returns large blocks to the system at once; what it takes for large grows with the largest block that was
-    freed. So one is freed whose pages were never touched. Elsewhere it does nothing.
-    """
-    bytes(_FREED_BYTES)
 
 
 class EventDecoder:
@@ -143,7 +243,7 @@ class EventDecoder:
         try:
             events: list[Any] = self._fastest.decode(text)
         except msgspec.ValidationError:
-            events = self._decode_loosely(text)
+            events = [_usual(event) for event in self._loose.decode(text)]
             self._misfits += 1
             if self._misfits > _SAMPLES:  # no single odd entry: the file is like that
                 self._fastest = self._loose
@@ -165,9 +265,6 @@ class EventDecoder:
         self._whole_bytes += len(text)
         return self._whole_bytes - len(text) <= _SURE_BYTES and _FAR_DECIMAL.search(text) is not None
 
-    def _decode_loosely(self, text: bytes) -> list[Any]:
-        return [_usual(event) for event in self._loose.decode(text)]
-
 
 def _usual(event: Any) -> Any:
     """Replace what has no usable type by what stands for missing."""
@@ -176,5 +273,55 @@ def _usual(event: Any) -> Any:
     event.name = event.name if isinstance(event.name, str) else None
     event.pid = event.pid if type(event.pid) in (int, str) else "?"
     event.tid = event.tid if type(event.tid) in (int, str) else "?"
-    event.id = event.id if event.id is None or type(event.id) in (int, str) else whole(event.id)
+    event.id = event.id if event.id is None or type(event.id) in (int, str) else whole_number(event.id)
     return event
+
+
+def raw_events(path: Path, limits: Limits | None = None, progress: Progress | None = None) -> RawEvents:
+    """Open `path` for one pass over its entries; raises UnreadableInputError where that is no Chrome trace."""
+    try:
+        if not is_trace(read_head(path)):
+            raise UnreadableInputError(f"{path}: no Chrome trace; give a .json or .json.gz file of a profiler")
+        return RawEvents(path, limits or Limits(), progress)
+    except OSError as error:
+        raise UnreadableInputError(f"{path}: {error.strerror or error}; check the path and its permissions") from error
+
+
+class RawEvents:
+    """Iterate once; `metadata()` and `quality()` are known afterwards."""
+
+    def __init__(self, path: Path, limits: Limits, progress: Progress | None) -> None:
+        self._path = path
+        self._bytes = ByteStream(path, limits, progress)
+        self._frames = Frames(self._bytes, _decode_raw, limits)
+        self._count = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Entries in file order; raises UnreadableInputError when there is none or the file cannot be read."""
+        try:
+            for batch in self._frames.batches():
+                self._count += len(batch)
+                yield from map(bytes, batch)
+        except OSError as error:
+            raise UnreadableInputError(f"{self._path}: {error.strerror or error}; check the file") from error
+        if not self._count:
+            raise UnreadableInputError(f"{self._path}: no trace event in it; give a file of a profiler")
+
+    def metadata(self) -> dict[str, Any]:
+        """Allow-listed top-level metadata."""
+        return read_metadata(self._frames.head, self._frames.tail)
+
+    def quality(self) -> TraceQuality:
+        """What the pass cost; `unsupported` is 0, because no entry is judged here."""
+        frames = self._frames
+        problems = [self._bytes.problem] if self._bytes.problem else []
+        return TraceQuality(self._count + frames.lost, frames.repaired, frames.lost, 0, (*problems, *frames.problems))
+
+
+_RAW_ENTRIES: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def _decode_raw(text: bytes) -> list[Any]:
+    entries = _RAW_ENTRIES.decode(text)
+    text.decode()  # the decoder does not look inside texts that it skips
+    return entries

@@ -5,16 +5,150 @@ To add a format, write a file with a detector and a reader that returns recordin
 
 from __future__ import annotations
 
+import re
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from stepscope.model.views.memory import MemoryRecording
-from stepscope.read.formats import read_head
+from stepscope.errors import UnreadableInputError
+from stepscope.model.memory import CHANGED, EXISTING, MemoryRecording
+from stepscope.read.jsonl import decode
 from stepscope.read.memory_snapshot import is_memory_snapshot, read_memory_snapshot
-from stepscope.read.memory_timeline import is_memory_timeline, read_memory_timeline
+from stepscope.read.streams import Limits, read_head, read_whole, stem
+from stepscope.read.text import integer
+
+# In the order of torch.profiler's numbers.
+CATEGORIES = (
+    *("parameter", "optimizer_state", "input", "temporary"),
+    *("activation", "gradient", "autograd_detail", "unknown"),
+)
+UNNAMED_DEVICE = "unknown"
+MAX_CATEGORIES = 64
+MAX_BYTES = 2**48
+_PREEXISTING, _CREATE, _INCREMENT_VERSION, _DESTROY = range(1, 5)
+_BEGINNING = re.compile(rb"\s*\[\s*\[\s*(?:-?\d+\s*[,\]]|\]\s*,\s*\[)")
+_PICTURE = b"GPU Memory Timeline HTML"
+_EARLIEST_EPOCH_NS = 10**18  # 2001; smaller times count from elsewhere
+_LATEST_NS = 4 * 10**18
+
+
+def is_memory_timeline(path: Path, head: bytes) -> bool:
+    """Whether the first (unpacked) bytes are those of a timeline; `[]` is one only by its name."""
+    if _BEGINNING.match(head) or _PICTURE in head:
+        return True
+    return path.name.endswith((".raw.json.gz", ".raw.json")) and head.strip() == b"[]"
+
+
+def read_memory_timeline(path: Path, limits: Limits | None = None) -> tuple[MemoryRecording, ...]:
+    """The recording; raises UnreadableInputError where the file holds none."""
+    text = read_whole(path, limits or Limits())
+    if _PICTURE in text[:65_536]:
+        raise UnreadableInputError(
+            f"{path}: a picture without figures; call export_memory_timeline with .json.gz instead"
+        )
+    try:
+        value = decode(text)
+    except ValueError:
+        raise UnreadableInputError(f"{path}: no valid JSON, perhaps cut off; export the timeline again") from None
+    rows = _Rows()
+    if isinstance(value, list) and len(value) == 2 and _is_table(value[0], value[1]):
+        _by_category(value[0], value[1], rows)
+    elif isinstance(value, list):
+        _raw(value, rows)
+    if not rows.kind:
+        raise UnreadableInputError(f"{path}: no row of a memory timeline in it; give a file of export_memory_timeline")
+    return (rows.recording(stem(path)),)
+
+
+class _Rows:
+    """Events as columns, and how many rows were left out."""
+
+    def __init__(self) -> None:
+        self.kind = array("b")
+        self.time_ns = array("q")
+        self.bytes = array("q")
+        self.category = array("b")
+        self.lost = 0
+
+    def add(self, kind: int, time_ns: int, size: int, category: int) -> None:
+        self.kind.append(kind)
+        self.time_ns.append(time_ns)
+        self.bytes.append(size)
+        self.category.append(category)
+
+    def recording(self, name: str) -> MemoryRecording:
+        known = [time for time in self.time_ns if time >= 0]
+        first = min(known, default=0)
+        count = len(self.kind)
+        used = max(self.category, default=0)
+        more = (f"category {number}" for number in range(len(CATEGORIES), used + 1))
+        return MemoryRecording(
+            source="timeline",
+            worker=name,
+            device=UNNAMED_DEVICE,
+            clock="epoch" if first >= _EARLIEST_EPOCH_NS else "start",
+            kind=self.kind,
+            time_ns=array("q", [first if time < 0 else time for time in self.time_ns]),
+            bytes=self.bytes,
+            address=array("q", [-1]) * count,
+            stack=array("q", [-1]) * count,
+            category=self.category,
+            categories=(*CATEGORIES, *more),
+            problems=(f"{self.lost} rows could not be read",) if self.lost else (),
+        )
+
+
+def _is_table(times: Any, sizes: Any) -> bool:
+    """Whether this is the form by category: numbers, and lists of sizes."""
+    return (
+        isinstance(times, list)
+        and isinstance(sizes, list)
+        and len(times) == len(sizes)
+        and all(isinstance(row, list) for row in sizes)
+        and not any(isinstance(time, list) for time in times)
+    )
+
+
+def _raw(value: list[Any], rows: _Rows) -> None:
+    for row in value:
+        numbers = [integer(cell) for cell in row] if isinstance(row, list) and len(row) == 4 else [None]
+        time, action, size, category = (*numbers, None, None, None)[:4]
+        if time is None or action is None or size is None or category is None or not _plausible(time, size, category):
+            rows.lost += 1
+        elif action == _PREEXISTING:
+            rows.add(EXISTING, -1, size, category)
+        elif action in (_CREATE, _INCREMENT_VERSION, _DESTROY):
+            rows.add(CHANGED, time, size, category)
+        else:
+            rows.lost += 1
+
+
+def _by_category(times: list[Any], sizes: list[list[Any]], rows: _Rows) -> None:
+    """Sizes by category, of which the first column is always 0, as changes from one row to the next."""
+    empty: list[int] = []
+    table = [empty, *sizes]
+    for time, (before, after) in zip(times, pairwise(table), strict=True):
+        moment = integer(time)
+        now = [integer(cell) for cell in after[: MAX_CATEGORIES + 1]]
+        if moment is None or None in now or not all(_plausible(moment * 1000, cell or 0, 0) for cell in now):
+            rows.lost += 1
+            after[:] = before  # the next row's changes count from the last good one
+            continue
+        past = [*before, *[0] * (len(now) - len(before))]
+        for category, (old, new) in enumerate(zip(past[1:], now[1:], strict=False)):
+            change = (new or 0) - old
+            if change or category == 0:  # one row at least, so that the moment is kept
+                rows.add(CHANGED, max(moment, 0) * 1000 if moment >= 0 else -1, change, category)
+
+
+def _plausible(time_ns: int, size: int, category: int) -> bool:
+    return time_ns <= _LATEST_NS and abs(size) <= MAX_BYTES and 0 <= category < MAX_CATEGORIES
+
 
 Detect = Callable[[Path, bytes], bool]
 Read = Callable[[Path], tuple[MemoryRecording, ...]]

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from stepscope.errors import UnreadableInputError
 from stepscope.model.findings import Place
-from stepscope.model.views.memory import (
+from stepscope.model.memory import (
     ALLOCATED,
     FREE,
     IN_USE,
@@ -29,10 +29,9 @@ from stepscope.model.views.memory import (
     BlockRows,
     MemoryRecording,
 )
-from stepscope.read.inflate import Limits
 from stepscope.read.plain_pickle import loads
+from stepscope.read.streams import Limits, read_whole, stem
 from stepscope.read.text import clean, integer, moment_ns
-from stepscope.read.whole_file import read_whole, stem
 
 MAX_FRAMES = 2_000  # of one stack
 MAX_DEVICES = 4_096

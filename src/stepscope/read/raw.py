@@ -6,8 +6,9 @@ epoch clock of the recording host. Text is always valid Unicode: a byte that was
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -76,12 +77,15 @@ class RawStack(NamedTuple):
     record: int
 
 
-class RawStretch(NamedTuple):
-    """A time in which a thread stood in one stack: the stack's `record` in its file, and when, on the run's clock."""
+class Stretches(Struct):
+    """Times in which a thread stood in one stack, as columns: a day of sampling has millions of them.
 
-    record: int
-    start_ns: int
-    end_ns: int
+    `record` is the stack's in its file; times are on the run's clock.
+    """
+
+    record: array[int] = field(default_factory=lambda: array("q"))
+    start_ns: array[int] = field(default_factory=lambda: array("q"))
+    end_ns: array[int] = field(default_factory=lambda: array("q"))
 
 
 class StackSource(Protocol):
@@ -106,22 +110,22 @@ class StackSource(Protocol):
         """The stacks; what cannot be read is counted in `losses`. `progress` gets the bytes read so far."""
 
 
-class RawSegment(Struct, frozen=True):
+class RawSegment(Struct, frozen=True, kw_only=True):
     """A stretch of sampling, or a file of stacks that others recorded. Fields are None where nothing tells them."""
 
     number: int
     file: str
-    source: str  # "py-spy" | "agent", or the tool that wrote a foreign file
-    pid: int | None
-    start_ns: int | None
-    end_ns: int | None
-    rate_hz: float | None
-    idle: bool | None
-    blocking: bool | None
-    errors: int | None
+    source: str  # "py-spy" | "agent", or the tool that wrote a third-party file
     status: str
     stacks: StackSource
-    stretches: Sequence[RawStretch] = ()  # empty where no sample's time is known
+    pid: int | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+    rate_hz: float | None = None
+    idle: bool | None = None
+    blocking: bool | None = None
+    errors: int | None = None
+    stretches: Stretches = field(default_factory=Stretches)  # empty where no sample's time is known
 
 
 class RawHost(Struct, frozen=True):

@@ -6,23 +6,33 @@ followed. The one exception is a trace that the user's own profiler wrote, which
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from msgspec.structs import asdict
 
 from stepscope.errors import UnreadableInputError
+from stepscope.files import open_regular, read_small
+from stepscope.model import PHASES, STEP_COLUMNS
 from stepscope.read import jsonl
-from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, Row, TraceRef
+from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, Row, Stretches, TraceRef
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
-from stepscope.read.stacks.stretches import read_times
-from stepscope.read.steps import read_steps
-from stepscope.read.text import boolean, integer, length_ns, moment_ns, number, string
+from stepscope.read.text import LONGEST_NS, boolean, integer, length_ns, moment_ns, number, string
 
 MAX_USER_TRACE_BYTES = 500 * 10**6
 MAX_USER_TRACES = 20  # per rank: a script that traces every step must not make a report take hours
-
+MAX_COUNT = 10**12  # steps, samples or fetches beyond this are damage
+MAX_TIMES_BYTES = 64 * 2**20  # of a segment of some seconds
+MAX_RECORD = 2**31
+MAX_INDEX_BYTES = 1_000_000  # of the cells of a notebook
+MAX_CELLS = 1_000
+TIMES_SCHEMA = "stepscope.times/1"
 LAST_WORD = "last-word.json"
+CELLS, CELLS_INDEX = "notebook", "cells.json"
 
 _RANK = re.compile(r"rank-(\d{1,9})(?:\.(\d{1,9}))?")
 _HOST = re.compile(r"host-(.+)", re.DOTALL)
@@ -56,70 +66,85 @@ def _has_content(part: RawHost | RawRank) -> bool:
     return any(value for name, value in asdict(part).items() if name not in ("name", "rank"))
 
 
+class _Files:
+    """The files of a host's or rank's folder by name; what cannot be read of one is counted under its name."""
+
+    def __init__(self, folder: Path, losses: Losses) -> None:
+        self.folder, self.losses = folder, losses
+
+    def named(self, name: str) -> tuple[Path, Losses, str]:
+        """What a reader takes: path, losses, label."""
+        return self.folder / name, self.losses, f"{self.folder.name}/{name}"
+
+    def object(self, name: str) -> Row | None:
+        """The one object of a JSON file."""
+        return jsonl.read_object(*self.named(name))
+
+    def rows(self, name: str, good: Callable[[Row], bool]) -> list[Row]:
+        """The rows of a file of JSON lines; what is not `good` is a bad line."""
+        rows = jsonl.read_rows(*self.named(name))
+        found = [row for row in rows if good(row)]
+        self.losses.add("bad_lines", f"{self.folder.name}/{name}", len(rows) - len(found))
+        return found
+
+    def last_word(self) -> Row | None:
+        """What the recorder said in the block that it had taken ahead of time; None where nothing was."""
+        return next(iter(jsonl.read_rows(*self.named(LAST_WORD))), None)
+
+
 # --------------------------------------------------------------------------------------------------------- host
 
 
 def _host(folder: Path, losses: Losses) -> RawHost:
-    label = folder.name
-
-    def rows(name: str) -> list[Row]:
-        return jsonl.read_rows(folder / name, losses, f"{label}/{name}")
-
-    manifest = jsonl.read_object(folder / "manifest.json", losses, f"{label}/manifest.json")
-    last_word = _last_word(folder, losses)
+    files = _Files(folder, losses)
+    manifest, last_word = files.object("manifest.json"), files.last_word()
     if last_word is not None and (manifest or {}).get("ended_ns") is None:
         manifest = {**(manifest or {}), **last_word}
-    system = [row for row in rows("system.jsonl") if _timed(row, losses, f"{label}/system.jsonl")]
     return RawHost(
-        name=label.removeprefix("host-"),
+        name=folder.name.removeprefix("host-"),
         manifest=manifest,
-        agents=tuple(_with_pid(rows("agents.jsonl"), losses, f"{label}/agents.jsonl")),
-        processes=tuple(_with_pid(rows("processes.jsonl"), losses, f"{label}/processes.jsonl")),
-        system=tuple(system),
-        segments=tuple(_segments(folder, rows("stacks.jsonl"), losses)),
+        agents=tuple(files.rows("agents.jsonl", _has_pid)),
+        processes=tuple(files.rows("processes.jsonl", _has_pid)),
+        system=tuple(files.rows("system.jsonl", _has_time)),
+        segments=tuple(_segments(files)),
     )
 
 
-def _last_word(folder: Path, losses: Losses) -> Row | None:
-    """What was said in the block taken ahead of time; None where nothing was."""
-    return next(iter(jsonl.read_rows(folder / LAST_WORD, losses, f"{folder.name}/{LAST_WORD}")), None)
+def _has_pid(row: Row) -> bool:
+    return integer(row.get("pid")) is not None
 
 
-def _with_pid(rows: list[Row], losses: Losses, label: str) -> list[Row]:
-    good = [row for row in rows if integer(row.get("pid")) is not None]
-    losses.add("bad_lines", label, len(rows) - len(good))
-    return good
+def _has_time(row: Row) -> bool:
+    return moment_ns(row.get("time_ns")) is not None
 
 
-def _timed(row: Row, losses: Losses, label: str) -> bool:
-    if moment_ns(row.get("time_ns")) is not None:
-        return True
-    losses.add("bad_lines", label)
-    return False
-
-
-def _segments(folder: Path, index: list[Row], losses: Losses) -> list[RawSegment]:
+def _segments(files: _Files) -> Iterator[RawSegment]:
     """Segments of the index, then raw files without a line there: the sampler was killed before it wrote one."""
-    segments: list[RawSegment] = []
     seen: set[str] = set()
-    for row in index:
-        file = string(row.get("file"))
-        if file is None or not _RAW_FILE.fullmatch(file) or file in seen or (folder / file).is_symlink():
-            losses.add("bad_lines", f"{folder.name}/stacks.jsonl")
-            continue
+
+    def is_new(row: Row) -> bool:
+        file = row.get("file")
+        if not isinstance(file, str) or not _is_raw(files.folder, file) or file in seen:
+            return False
         seen.add(file)
-        segments.append(_segment(folder, file, row, losses))
-    for path in sorted(folder.glob("stacks-*.raw")):
-        if path.name not in seen and _RAW_FILE.fullmatch(path.name) and not path.is_symlink():
-            segments.append(_segment(folder, path.name, {}, losses))
-    return segments
+        return True
+
+    for row in files.rows("stacks.jsonl", is_new):
+        yield _segment(files, row["file"], row)
+    for path in sorted(files.folder.glob("stacks-*.raw")):
+        if path.name not in seen and _is_raw(files.folder, path.name):
+            yield _segment(files, path.name, {})
 
 
-def _segment(folder: Path, file: str, row: Row, losses: Losses) -> RawSegment:
+def _is_raw(folder: Path, file: str) -> bool:
+    return _RAW_FILE.fullmatch(file) is not None and not (folder / file).is_symlink()
+
+
+def _segment(files: _Files, file: str, row: Row) -> RawSegment:
     match = _RAW_FILE.fullmatch(file)
     from_agent, counter = (match[1], int(match[2])) if match else (None, 0)
     segment = integer(row.get("segment"))
-    times = file.removesuffix(".raw") + ".times.json"
+    path, _, label = files.named(file)
     return RawSegment(
         number=counter if segment is None else segment,
         file=file,
@@ -132,63 +157,97 @@ def _segment(folder: Path, file: str, row: Row, losses: Losses) -> RawSegment:
         blocking=boolean(row.get("blocking")),
         errors=integer(row.get("errors")),
         status=string(row.get("status")) or "unknown",
-        stacks=PySpyRaw(folder / file, f"{folder.name}/{file}"),
-        stretches=read_times(folder / times, losses, f"{folder.name}/{times}"),
+        stacks=PySpyRaw(path, label),
+        stretches=read_times(*files.named(file.removesuffix(".raw") + ".times.json")),
     )
+
+
+class _Columns(msgspec.Struct):
+    record: list[int]
+    start_us: list[int]
+    end_us: list[int]
+
+
+class _Times(msgspec.Struct):
+    """`stacks-K.times.json` beside `stacks-K.raw`: when a thread stood in which record."""
+
+    schema: str
+    start_ns: int
+    stretches: _Columns
+
+
+def read_times(path: Path, losses: Losses, label: str) -> Stretches:
+    """The times of a segment's samples; none where there is no such file or it is none.
+
+    Counts `unreadable_files`, and `bad_stretches` for single ones that end before they begin or lie nowhere.
+    """
+    found = Stretches()
+    try:
+        if path.stat().st_size > MAX_TIMES_BYTES:
+            losses.add("oversized_files", label)
+            return found
+        times = msgspec.json.decode(read_small(path, MAX_TIMES_BYTES), type=_Times)
+        if times.schema != TIMES_SCHEMA or moment_ns(times.start_ns) is None:
+            raise ValueError
+    except FileNotFoundError:
+        return found
+    except (OSError, ValueError, RecursionError):  # a msgspec error is a ValueError
+        losses.add("unreadable_files", label)
+        return found
+    columns, start_ns = times.stretches, times.start_ns
+    for record, start_us, end_us in zip(columns.record, columns.start_us, columns.end_us, strict=False):
+        if 0 <= record < MAX_RECORD and 0 <= start_us <= end_us <= LONGEST_NS // 1000:
+            found.record.append(record)
+            found.start_ns.append(start_ns + start_us * 1000)
+            found.end_ns.append(start_ns + end_us * 1000)
+    longest = max(len(columns.record), len(columns.start_us), len(columns.end_us))
+    losses.add("bad_stretches", label, longest - len(found.record))
+    return found
 
 
 # --------------------------------------------------------------------------------------------------------- rank
 
 
 def _rank(folder: Path, losses: Losses) -> RawRank:
+    files = _Files(folder, losses)
     match = _RANK.fullmatch(folder.name)
-    info = jsonl.read_object(folder / "rank.json", losses, f"{folder.name}/rank.json")
-    journal = _journal(folder, losses)
+    info = files.object("rank.json")
     recorded = integer((info or {}).get("rank"))
+    journal = [
+        {**row, "duration_ns": length_ns(row.get("duration_ns")), "step": integer(row.get("step"))}
+        for row in files.rows("events.jsonl", lambda row: string(row.get("kind")) is not None and _has_time(row))
+    ]
     return RawRank(
         name=folder.name,
         rank=recorded if recorded is not None and 0 <= recorded < 2**31 else int(match[1]) if match else 0,
         info=info,
-        steps=tuple(read_steps(folder / "steps.jsonl", losses, f"{folder.name}/steps.jsonl")),
+        steps=tuple(read_steps(*files.named("steps.jsonl"))),
         journal=tuple(journal),
         traces=tuple(_traces(folder, journal, losses)),
-        last_word=_last_word(folder, losses),
+        last_word=files.last_word(),
     )
 
 
-def _journal(folder: Path, losses: Losses) -> list[Row]:
-    label = f"{folder.name}/events.jsonl"
-    rows: list[Row] = []
-    for row in jsonl.read_rows(folder / "events.jsonl", losses, label):
-        if string(row.get("kind")) is None or moment_ns(row.get("time_ns")) is None:
-            losses.add("bad_lines", label)
-            continue
-        rows.append({**row, "duration_ns": length_ns(row.get("duration_ns")), "step": integer(row.get("step"))})
-    return rows
-
-
 def _traces(folder: Path, journal: list[Row], losses: Losses) -> list[TraceRef]:
-    """The traces of a rank, not opened: our own windows, then those that the user's profiler wrote."""
-    traces = [TraceRef(path, path.name.removesuffix(".gz"), "stepscope") for path in _own_traces(folder)]
-    adopted = {trace.name for trace in traces}
+    """The traces of a rank, not opened: our own windows, then those that the user's profiler wrote.
+
+    Of our own the plain file is taken where both exist, as the packed one is then not finished.
+    """
+    own: dict[str, TraceRef] = {}
+    for path in sorted(folder.iterdir()):
+        if _TRACE.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+            name = path.name.removesuffix(".gz")
+            own.setdefault(name, TraceRef(path, name, "stepscope"))
     user = [row["path"] for row in journal if row["kind"] == "user_trace" and isinstance(row.get("path"), str)]
-    paths = [text for text in dict.fromkeys(user) if Path(text).name.removesuffix(".gz") not in adopted]
+    paths = [text for text in dict.fromkeys(user) if Path(text).name.removesuffix(".gz") not in own]
     losses.add("user_traces_left_out", folder.name, len(paths) - MAX_USER_TRACES)
+    traces = list(own.values())
     for text in paths[:MAX_USER_TRACES]:
         if _adoptable(Path(text)):
             traces.append(TraceRef(Path(text), text, "user"))
         else:
             losses.add("user_traces_left_out", f"{folder.name}: {text}")
     return traces
-
-
-def _own_traces(folder: Path) -> list[Path]:
-    """Trace files of a rank; the plain file where both exist, as the packed one is then not finished."""
-    paths: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        if _TRACE.fullmatch(path.name) and path.is_file() and not path.is_symlink():
-            paths.setdefault(path.name.removesuffix(".gz"), path)
-    return list(paths.values())
 
 
 def _adoptable(path: Path) -> bool:
@@ -198,3 +257,97 @@ def _adoptable(path: Path) -> bool:
         )
     except (OSError, ValueError):  # ValueError: a NUL in the name
         return False
+
+
+# --------------------------------------------------------------------------------------------------------- steps
+
+
+def _count(value: Any) -> int | None:
+    number = integer(value)
+    return number if number is not None and 0 <= number <= MAX_COUNT else None
+
+
+# A column that a journal of an older or newer recorder lacks is None; one that is not known here is left out. A row
+# that breaks a bound is skipped and counted, as is a step number that was there before; rows out of order are sorted.
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(STEP_COLUMNS, _count),
+    **{f"{phase}_ns": length_ns for phase in PHASES},
+    "wall_ns": length_ns,
+    "device_ns": length_ns,
+    "start_ns": moment_ns,
+    "kind": string,
+    "signal": string,
+    "first_batch": boolean,
+    "in_window": boolean,
+}
+_REQUIRED = ("step", "kind", "start_ns", "wall_ns")
+
+
+def read_steps(path: Path, losses: Losses, label: str) -> list[Row]:
+    """The steps of a journal in order of time; every row has all of `STEP_COLUMNS` and `before_forward_ns`."""
+    columns: tuple[str, ...] | None = None
+    rows: dict[int, Row] = {}
+    last_start = -1
+    for value in jsonl.read_values(path, losses, label):
+        if isinstance(value, dict):
+            # An appended second header (a recorder that was started again) may name other columns.
+            columns = _header(value) or columns
+            if _header(value) is None:
+                losses.add("bad_lines", label)
+            continue
+        row = _row(value, columns or STEP_COLUMNS)
+        if row is None or row["step"] in rows:
+            losses.add("bad_steps", label)
+            continue
+        if row["start_ns"] < last_start:
+            losses.add("unordered_steps", label)
+        last_start = row["start_ns"]
+        rows[row["step"]] = row
+    return sorted(rows.values(), key=lambda row: (row["start_ns"], row["step"]))
+
+
+def _header(value: Row) -> tuple[str, ...] | None:
+    columns = value.get("columns")
+    if isinstance(columns, list) and columns and all(isinstance(name, str) for name in columns):
+        return tuple(columns)
+    return None
+
+
+def _row(value: Any, columns: tuple[str, ...]) -> Row | None:
+    if not isinstance(value, list) or len(value) != len(columns):
+        return None
+    given = dict(zip(columns, value, strict=True))
+    row: Row = {}
+    for name in STEP_COLUMNS:
+        raw = given.get(name)
+        checked = None if raw is None else _CHECKS[name](raw)
+        if checked is None and (raw is not None or name in _REQUIRED):
+            return None
+        row[name] = checked
+    row["before_forward_ns"] = None
+    if row["fetches"] == 0:  # no loader was asked: nothing says that this was a wait for data
+        row["before_forward_ns"], row["data_wait_ns"] = row["data_wait_ns"], None
+    return row
+
+
+# ------------------------------------------------------------------------------------------------- notebook cells
+
+
+def cells(run: Path) -> tuple[Path | None, tuple[tuple[str, str], ...]]:
+    """The folder with a notebook's cells in a run, None where there is none, and (name of the code, file) of each.
+
+    The index maps names that the kernel had compiled cells under to files; what does not look right in it is left out,
+    and no name leads out of the folder.
+    """
+    folder = (run / CELLS).absolute()
+    if not folder.is_dir():
+        return None, ()
+    try:
+        with open_regular(folder / CELLS_INDEX) as handle:
+            named = json.loads(handle.read(MAX_INDEX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return folder, ()
+    if not isinstance(named, dict):
+        return folder, ()
+    pairs = [(name, file) for name, file in named.items() if isinstance(file, str) and name.startswith("/")]
+    return folder, tuple((name, str(folder / Path(file).name)) for name, file in pairs[:MAX_CELLS])

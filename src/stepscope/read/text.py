@@ -68,6 +68,15 @@ def number(value: Any) -> float | None:
     return float(whole) if whole is not None else None
 
 
+def whole_number(value: Any) -> int | None:
+    """An integer, also where a writer put it into text."""
+    if type(value) is str and value.strip().removeprefix("-").isdecimal() and len(value) < 20:
+        return integer(int(value))
+    if type(value) is float and value.is_integer():
+        return integer(int(value))
+    return integer(value)
+
+
 def string(value: Any) -> str | None:
     """Text, or None."""
     return value if isinstance(value, str) else None

@@ -32,7 +32,7 @@ class Text(Struct, frozen=True):
 
 
 class Slices(Struct, frozen=True):
-    """Events with a duration. `launch` holds what a kernel's or collective's arguments say, as compact JSON text."""
+    """Events with a duration."""
 
     category: Text
     name: Text
@@ -119,10 +119,8 @@ class TraceSummary(Struct, frozen=True):
     """What is known of a trace after its last chunk. `metadata` holds allow-listed keys only."""
 
     base_ns: int  # add it to every time of the chunks
-    rank: int | None  # as the trace's own metadata gives it
     world_size: int | None
     threads: dict[str, str]  # track -> thread name
-    processes: dict[str, str]  # "pid" -> process name or labels
     metadata: dict[str, Any] = field(default_factory=dict)
     quality: TraceQuality = field(default_factory=TraceQuality)
 

@@ -17,13 +17,11 @@ from msgspec import Struct
 
 from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular
-from stepscope.read.formats import FORMATS, read_head
-from stepscope.read.inflate import ByteStream, Limits
-from stepscope.read.metadata import rank_and_size, read_metadata
+from stepscope.read.kineto import is_trace, rank_and_size, read_metadata
 from stepscope.read.raw import Losses, RawRank, RawRun, TraceRef
+from stepscope.read.streams import GZIP, ByteStream, Limits, common_folder, files_in, name_below, natural, read_head
 
 MAX_FILES = 100_000
-MAX_DEPTH = 8
 _SUFFIXES = (".json", ".json.gz")
 _HEAD_BYTES = 2**20
 _TAIL_BYTES = 2**16
@@ -67,7 +65,7 @@ def read_traces(paths: Sequence[Path]) -> RawRun:
 
 def holds_traces(folders: Sequence[Path]) -> bool:
     """Whether there is a trace in one of the folders; looks no further than to the first."""
-    return any(_look(file, folder, Losses()) is not None for folder in folders for file in _files(folder))
+    return any(_look(file, folder, Losses()) is not None for folder in folders for file in _candidates(folder))
 
 
 def find_traces(paths: Sequence[Path], losses: Losses) -> tuple[RawRank, ...]:
@@ -81,48 +79,24 @@ def find_traces(paths: Sequence[Path], losses: Losses) -> tuple[RawRank, ...]:
     for path in paths:
         if not path.exists():
             raise UnreadableInputError(f"{path}: no such file or folder; give traces of torch.profiler")
-        for file in _files(path):
+        for file in _candidates(path):
             trace = _look(file, path, losses)
             if trace is not None:
                 found.append(trace)
-    return _by_rank(_distinct(found), _root(paths), losses)
-
-
-def _root(paths: Sequence[Path]) -> str:
-    """The folder that the folders of traces are named in."""
-    return os.path.commonpath([str((path if path.is_dir() else path.parent).absolute()) for path in paths])
+    return _by_rank(_distinct(found), common_folder(paths), losses)
 
 
 def _distinct(found: list[_Found]) -> list[_Found]:
     """One of each file; the plain one where a packed one lies beside it."""
     kept: dict[str, _Found] = {}
-    for trace in sorted(found, key=lambda trace: _natural(str(trace.path))):
+    for trace in sorted(found, key=lambda trace: natural(str(trace.path))):
         kept.setdefault(os.path.realpath(trace.path).removesuffix(".gz"), trace)
     return list(kept.values())
 
 
-def _natural(text: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d{1,18})", text)]
-
-
-# --------------------------------------------------------------------------------------------------------- files
-
-
-def _files(path: Path) -> Iterator[Path]:
+def _candidates(path: Path) -> Iterator[Path]:
     """`path` itself, or every file in it that may be a trace."""
-    if not path.is_dir():
-        yield path
-        return
-    count = 0
-    for folder, folders, names in os.walk(path):
-        depth = len(Path(folder).relative_to(path).parts)
-        folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < MAX_DEPTH else []
-        for name in sorted(names):
-            if name.endswith(_SUFFIXES) and not name.startswith(".") and name not in _PLACES:
-                count += 1
-                if count > MAX_FILES:
-                    return
-                yield Path(folder) / name
+    return (file for file in files_in(path, MAX_FILES, _SUFFIXES) if file == path or file.name not in _PLACES)
 
 
 def _look(path: Path, top: Path, losses: Losses) -> _Found | None:
@@ -133,7 +107,7 @@ def _look(path: Path, top: Path, losses: Losses) -> _Found | None:
         if named and not path.is_file():
             raise UnreadableInputError(f"{path}: no file and no folder; give traces of torch.profiler")
         head = read_head(path, _HEAD_BYTES)
-        if not any(detect(path, head) for detect, _ in FORMATS):
+        if not is_trace(head):
             if not named:
                 losses.add("foreign_files", label)
                 return None
@@ -158,10 +132,11 @@ def _look(path: Path, top: Path, losses: Losses) -> _Found | None:
 def _tail(path: Path, head: bytes) -> bytes:
     """The last bytes of a file after unpacking; of a large packed one none, as that would mean to read it all."""
     size = path.stat().st_size
-    if not head or (size > _MAX_SCANNED_BYTES and _packed(path)):
-        return b""
-    if not _packed(path):
-        with open_regular(path, follow=True) as file:
+    with open_regular(path, follow=True) as file:
+        packed = file.read(2) == GZIP
+        if not head or (size > _MAX_SCANNED_BYTES and packed):
+            return b""
+        if not packed:
             file.seek(max(0, size - _TAIL_BYTES))
             return file.read()
     last: deque[bytes] = deque()
@@ -172,11 +147,6 @@ def _tail(path: Path, head: bytes) -> bytes:
         while length - len(last[0]) >= _TAIL_BYTES:
             length -= len(last.popleft())
     return b"".join(last)[-_TAIL_BYTES:]
-
-
-def _packed(path: Path) -> bool:
-    with open_regular(path, follow=True) as file:
-        return file.read(2) == b"\x1f\x8b"
 
 
 def _rank_of_name(path: Path, top: Path) -> int | None:
@@ -192,7 +162,7 @@ def _rank_of_name(path: Path, top: Path) -> int | None:
 # --------------------------------------------------------------------------------------------------------- ranks
 
 
-def _by_rank(found: list[_Found], root: str, losses: Losses) -> tuple[RawRank, ...]:
+def _by_rank(found: list[_Found], root: Path, losses: Losses) -> tuple[RawRank, ...]:
     workers: dict[tuple[str, str], list[_Found]] = {}
     for trace in found:
         key = trace.worker
@@ -226,14 +196,10 @@ def _count_missing(found: list[_Found], ranks: dict[int, list[_Found]], losses: 
         losses.add("missing_ranks", found[0].top.name, numbers - len(ranks))
 
 
-def _raw_rank(rank: int, traces: list[_Found], root: str) -> RawRank:
-    refs = tuple(
-        TraceRef(trace.path, trace.path.name.removesuffix(".gz"), "user", _below(root, trace.path), trace.rank)
-        for trace in traces
-    )
-    return RawRank(name=f"rank-{rank}", rank=rank, info=None, steps=(), journal=(), traces=refs)
-
-
-def _below(root: str, path: Path) -> str:
-    folder = Path(os.path.relpath(path.parent.absolute(), root)).as_posix()
-    return "" if folder == "." else folder
+def _raw_rank(rank: int, traces: list[_Found], root: Path) -> RawRank:
+    refs = []
+    for trace in traces:
+        folder = name_below(root, trace.path.parent)
+        name = trace.path.name.removesuffix(".gz")
+        refs.append(TraceRef(trace.path, name, "user", "" if folder == "." else folder, trace.rank))
+    return RawRank(name=f"rank-{rank}", rank=rank, info=None, steps=(), journal=(), traces=tuple(refs))

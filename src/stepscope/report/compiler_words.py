@@ -1,6 +1,6 @@
 """What compilers did to a run in words, the same on the terminal and on the page. Plain text, not escaped.
 
-Rows are those of the view `compilers` in the document (`model.views.compilers` as plain values).
+Rows are those of the view `compilers` in the document (`model.compilers` as plain values).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.model.views.compilers import CompilersView
+from stepscope.model.compilers import CompilersView
 from stepscope.report.values import field_names, plain_value
 
 MAX_ROWS = 100

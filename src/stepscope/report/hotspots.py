@@ -15,8 +15,8 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from stepscope.analyze.sampled.selection import PARKED
-from stepscope.model.views.hotspots import HotspotRow, Hotspots, SampledProcess
+from stepscope.analyze.host.stack_selection import PARKED
+from stepscope.model.sampled import HotspotRow, Hotspots, SampledProcess
 from stepscope.report import csv_text, words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.places import Shortener

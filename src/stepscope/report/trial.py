@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stepscope.model import Report
-from stepscope.model.views.trial import APPLIED, REFUSED, TrialFacts, standing
+from stepscope.model.comparison import APPLIED, REFUSED, TrialFacts, standing
 from stepscope.report import words
 from stepscope.report.escape import plain
 from stepscope.report.places import Shortener

@@ -25,7 +25,8 @@ from msgspec import Struct
 
 from stepscope.cached import DIGEST_BYTES, INDEX, key_of
 from stepscope.errors import UnreadableInputError
-from stepscope.read.formats import Limits, open_trace
+from stepscope.read.kineto import open_trace
+from stepscope.read.streams import Limits
 from stepscope.read.trace import TraceSource
 from stepscope.tables.ingest import ingest
 from stepscope.tables.trace_entry import StoredTrace, index_of, read

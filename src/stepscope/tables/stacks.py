@@ -88,17 +88,18 @@ class StackRows:
         for stack in segment.stacks.read(self._names, losses, report):
             total += stack.samples
             rows[stack.record] = self._add(host, position, per_file, stack, segment, same)
-        if not segment.stretches:
+        if not segment.stretches.record:
             rows.clear()
         self._note_processes(self.taken[host], per_file, first)
         self.taken[host].hints.update({(per_file, pid): hint for pid, hint in segment.stacks.hints.items()})
         self._sums.append((total, losses.counts.get("skipped_samples", 0) - skipped_before))
-        for stretch in segment.stretches:
-            row = rows.get(stretch.record)
+        times = segment.stretches
+        for record, start_ns, end_ns in zip(times.record, times.start_ns, times.end_ns, strict=True):
+            row = rows.get(record)
             if row is not None:
                 self._stretches["row"].append(row)
-                self._stretches["start_ns"].append(stretch.start_ns)
-                self._stretches["end_ns"].append(stretch.end_ns)
+                self._stretches["start_ns"].append(start_ns)
+                self._stretches["end_ns"].append(end_ns)
 
     def _add(
         self,
@@ -203,7 +204,7 @@ class _Joined:
                     "skipped_samples": skipped,
                     "errors": segment.errors,
                     "status": segment.status,
-                    "timed": bool(segment.stretches),
+                    "timed": bool(segment.stretches.record),
                 }
             )
         return pl.DataFrame(found, schema=SCHEMAS["segments"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from stepscope.analyze.compilers import build
 from stepscope.analyze.context import Context
-from stepscope.model.views.compilers import CompilersView
+from stepscope.model.compilers import CompilersView
 from stepscope.tables.schema import Tables
 from tests.builders import MS, T0, make_tables, step_rows
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyze import user_files
 from stepscope.model import Place
-from stepscope.model.views.compilers import Change, CompilerCause
+from stepscope.model.compilers import Change, CompilerCause
 from tests.analyze.compilers.scenes import STEP_MS, TORCH, TRAIN, Row, compile_row, growing, view
 from tests.builders import MS, T0, make_tables, step_rows
 

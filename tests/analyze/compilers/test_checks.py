@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.analyze.compilers import CHECKS, checks
 from stepscope.model import Place
-from stepscope.model.views.compilers import CompilerCheck, CompilersView
+from stepscope.model.compilers import CompilerCheck, CompilersView
 from tests.analyze.compilers.scenes import TRAIN, compile_row, growing, view, xla_compiles, xla_counters
 from tests.builders import step_rows
 

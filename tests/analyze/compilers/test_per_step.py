@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze import analyze
-from stepscope.model.views.compilers import CompilerSteps, CompilersView
+from stepscope.model.compilers import CompilerSteps, CompilersView
 from tests.analyze.compilers.scenes import STEP_MS, compile_row, growing, view, xla_compiles, xla_counters
 from tests.builders import MS, T0, make_tables, step_rows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.model.views.compilers import CompileStorm
+from stepscope.model.compilers import CompileStorm
 from tests.analyze.compilers.scenes import compile_row, sequence, view, xla_compiles, xla_counters
 from tests.builders import MS, T0, step_rows
 

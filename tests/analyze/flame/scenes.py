@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.flame.builder import FrameIndex, Limits
-from stepscope.analyze.flame.trace import TraceWindows
-from stepscope.analyze.flame.trace_leaves import OperatorLeaves
-from stepscope.model.views.flame import FlameTree
+from stepscope.analyze.pictures.flame_tree import FrameIndex, Limits
+from stepscope.analyze.pictures.operator_leaves import OperatorLeaves
+from stepscope.analyze.pictures.trace_flame import TraceWindows
+from stepscope.model.sampled import FlameTree
 from stepscope.tables.schema import Tables
 from tests.analyze.traces import BACK_THREAD, US, Slices, tables
 from tests.builders import T0

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.flame.builder import Limits
-from stepscope.analyze.flame.graph import FlameOptions, flame_graph
-from stepscope.analyze.sampled.selection import StackSelection
+from stepscope.analyze.host.stack_selection import StackSelection
+from stepscope.analyze.pictures.flame_tree import Limits
+from stepscope.analyze.pictures.sampled_flame import FlameOptions, flame_graph
 from stepscope.errors import UnreadableInputError, UsageError
 from tests.analyze.flame.trees import context, frame_at, inclusive, keys, paths, stack, steps, tree, values
 from tests.builders import MS, T0, make_tables, rank_info, step_rows

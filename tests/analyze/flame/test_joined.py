@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.flame.diff import flame_rank_diff
-from stepscope.analyze.flame.graph import FlameOptions, flame_graph
-from stepscope.analyze.sampled.selection import StackSelection
+from stepscope.analyze.host.stack_selection import StackSelection
+from stepscope.analyze.pictures.flame_diff import flame_rank_diff
+from stepscope.analyze.pictures.sampled_flame import FlameOptions, flame_graph
 from tests.analyze.flame.trees import PROJECT, frame_at, keys, paths, stack, tree, values
 from tests.analyze.shared_traces import SHARED, run_of
 from tests.analyze.traces import US, Slices, tables

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from stepscope import api
 from stepscope.analyze.context import Context
-from stepscope.analyze.flame.builder import FrameIndex
-from stepscope.analyze.flame.trace import TraceWindows
+from stepscope.analyze.pictures.flame_tree import FrameIndex
+from stepscope.analyze.pictures.trace_flame import TraceWindows
 from tests.analyze import shared_traces
 from tests.analyze.flame.scenes import ALL, ENGINE, SOURCE, TRAIN, kinds, leaves_of, of, own_values, training, trees
 from tests.analyze.traces import US, Slices, tables

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stepscope.analyze.context import Context
-from stepscope.model.views.flame import FlameGraph, FlameTree
+from stepscope.model.sampled import FlameGraph, FlameTree
 from tests.builders import MS, T0, make_tables, step_rows
 
 Path = tuple[str, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analyze.hotspots.idle import idle_sampled
+from stepscope.analyze.host.stack_selection import idle_sampled
 from stepscope.tables.schema import Tables
 from tests.analyze.hotspots.test_table import found, stack
 from tests.builders import make_tables

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyze.hotspots.table import NO_FRAME
-from stepscope.analyze.sampled.selection import StackSelection
-from stepscope.model.views.hotspots import Hotspots
+from stepscope.analyze.host.hotspots import NO_FRAME
+from stepscope.analyze.host.stack_selection import StackSelection
+from stepscope.model.sampled import Hotspots
 from stepscope.read.stacks.sampled_files import read_stack_files
 from stepscope.tables import build
 from tests.analyze.hotspots.test_table import found, library

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.hotspots.table import GROUPS, NO_FRAME, HotspotOptions, hotspots, of_run
-from stepscope.analyze.sampled.selection import StackSelection
+from stepscope.analyze.host.hotspots import GROUPS, NO_FRAME, HotspotOptions, hotspots, of_run
+from stepscope.analyze.host.stack_selection import StackSelection
 from stepscope.engine.user_code import CodeOptions
 from stepscope.errors import UsageError
-from stepscope.model.views.hotspots import HotspotRow, Hotspots
+from stepscope.model.sampled import HotspotRow, Hotspots
 from stepscope.tables.schema import Tables
 from tests.analyze.sampled.test_selection import selections, stack_rows
 from tests.builders import MS, T0, make_tables, step_rows

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope import api
-from stepscope.model.views.passes import PassFacts
+from stepscope.model.device_losses import PassFacts
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.model.views.passes import ExtraCall, PassesFacts, PassFacts
+from stepscope.model.device_losses import ExtraCall, PassesFacts, PassFacts
 from stepscope.tables.schema import Tables
 from tests.analyze.passes.scenes import DOUBLE, USER, Steps
 from tests.builders import MS, T0, make_tables, step_rows

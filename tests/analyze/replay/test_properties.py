@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze import replay
 from stepscope.analyze.context import Context
-from stepscope.analyze.device_losses import scenes
-from stepscope.analyze.device_losses.lost import Lost
-from stepscope.analyze.replay.graph import Graph
-from stepscope.analyze.replay.play import Change, play
+from stepscope.analyze.device import replay, replay_graph
+from stepscope.analyze.device.device_losses import TraceLosses, device_scenes
+from stepscope.analyze.device.replay_graph import Change, Graph, play
 from stepscope.engine import intervals
 from stepscope.engine.intervals import Intervals
 from tests.analyze.device_scenes import ADD, SGEMM, Scene
@@ -43,8 +39,8 @@ def graphs(draw: st.DrawFn) -> Graph:
             scene.work(ADD, start + late - 10, length, launch=launch, stream=stream)
         for name, start, length in draw(st.lists(calls, max_size=4)):
             scene.call(name, start, length)
-    (found,) = scenes(Context(scene.tables()).base)
-    graph = replay.graph_of(Lost(found))
+    (found,) = device_scenes(Context(scene.tables()).base)
+    graph = replay.graph_of(TraceLosses(found))
     assert graph is not None
     return graph
 
@@ -71,8 +67,8 @@ def test_a_wait_that_ends_before_what_it_waits_for_replays_as_recorded() -> None
     scene.work(ADD, 10, 12, launch=scene.call("cudaLaunchKernel", 5, 2))
     scene.call("cudaDeviceSynchronize", 10, 11)  # over 1 us before the kernel, by its own clock
     scene.kernel(SGEMM, 100, 50)
-    (found,) = scenes(Context(scene.tables()).base)
-    graph = replay.graph_of(Lost(found))
+    (found,) = device_scenes(Context(scene.tables()).base)
+    graph = replay.graph_of(TraceLosses(found))
     assert graph is not None
     assert len(graph.waits.begin_ns) == 1
     assert (play(graph, Change()).start_ns == graph.slices.start_ns).all()
@@ -114,8 +110,7 @@ def test_slices_of_a_chain_come_out_as_one_by_one(graph: Graph, cut: Intervals, 
     change = Change(cut, graph.slices.duration_ns // 2, flags)
     one_by_one = play(graph, change)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("graph", "play"):
-            patch.setattr(sys.modules[f"stepscope.analyze.replay.{module}"], "LEAST_CHAIN", 0)
+        patch.setattr(replay_graph, "LEAST_CHAIN", 0)
         graph.slices.__dict__.pop("chains")
         chained = play(graph, change)
     assert chained.start_ns.tolist() == one_by_one.start_ns.tolist()

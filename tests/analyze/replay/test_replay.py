@@ -6,11 +6,22 @@ from collections.abc import Callable
 
 import pytest
 
-from stepscope.analyze import analyze, replay
-from stepscope.analyze.replay.what_ifs import TENSOR_CORE_RATES
+from stepscope.analyze import analyze
+from stepscope.analyze.device import replay
+from stepscope.analyze.device.replay import TENSOR_CORE_RATES
 from stepscope.diagnose.thresholds import TENSOR_CORES
-from stepscope.model.views.device_losses import ALLOCATOR, COPY_IN, LAUNCH, MATRIX, POINTWISE, SYNC
-from stepscope.model.views.replay import COLLECTIVES, LOADER, Replay, matrix
+from stepscope.model.device_losses import (
+    ALLOCATOR,
+    COLLECTIVES,
+    COPY_IN,
+    LAUNCH,
+    LOADER,
+    MATRIX,
+    POINTWISE,
+    SYNC,
+    Replay,
+    matrix,
+)
 from tests.analyze import shared_traces
 from tests.analyze.device_scenes import (
     ADD,

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze import analyze
-from stepscope.model.views.device_losses import SYNC
-from stepscope.model.views.replay import LOADER, Replay
+from stepscope.model.device_losses import LOADER, SYNC, Replay
 from tests.analyze.device_scenes import ADD, V100, Scene
 
 STEPS = 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.analyze import analyze
-from stepscope.model.views.waits import CallerLine
+from stepscope.model.sampled import CallerLine
 from tests.analyze.scenes import TRAIN, stack
 from tests.builders import make_tables, step_rows
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from stepscope import tables
 from stepscope.analyze import Context
-from stepscope.analyze.hotspots.idle import idle_sampled
-from stepscope.analyze.sampled import rank_lines
-from stepscope.analyze.sampled.loop import sampled_loop
-from stepscope.analyze.sampled.user_paths import UserPaths
-from stepscope.model.views.waits import RankLines
+from stepscope.analyze import ranks as rank_facts
+from stepscope.analyze.host.sampled_loop import sampled_loop
+from stepscope.analyze.host.stack_selection import idle_sampled
+from stepscope.engine.call_tree import UserPaths
+from stepscope.model.sampled import RankLines
 from stepscope.read.stacks.sampled_files import read_stack_files
 from tests.builders import make_tables, step_rows
 from tests.records import replace
@@ -71,7 +71,7 @@ def facts_of(
     ]
     context = Context(make_tables(steps=known, stacks=rows))
     users = UserPaths(context.calls, context.code)
-    return rank_lines.facts(context, sampled_loop(context, users), users, idle)
+    return rank_facts.rank_lines(context, sampled_loop(context, users), users, idle)
 
 
 FAST = {"forward": 200, "backward": 700, "loss": 100}
@@ -158,7 +158,7 @@ def test_weights_in_microseconds_are_no_samples() -> None:
     for unit in ("samples", "us"):
         context = Context(replace(tables_of, segments=tables_of.segments.with_columns(unit=pl.lit(unit))))
         users = UserPaths(context.calls, context.code)
-        found[unit] = rank_lines.facts(context, sampled_loop(context, users), users, True)
+        found[unit] = rank_facts.rank_lines(context, sampled_loop(context, users), users, True)
     assert found["samples"][0] is not None
     assert found["samples"][0].straggler == 0
     assert found["us"] == (None, "fewer than two ranks have 50 samples in their loop")
@@ -186,7 +186,7 @@ COUNTS = st.fixed_dictionaries(
 @given(counts=COUNTS, ranks=st.integers(2, 5))
 def test_equal_ranks_have_no_straggler(counts: Counts, ranks: int) -> None:
     found, _ = facts_of([counts] * ranks)
-    if sum(counts.values()) < rank_lines.MIN_SAMPLES:
+    if sum(counts.values()) < rank_facts.MIN_SAMPLES:
         assert found is None
         return
     assert found is not None
@@ -205,7 +205,7 @@ def test_order_of_rows_changes_nothing(ranks: list[Counts], order: random.Random
     for line in found.lines:
         assert line.spread == pytest.approx(max(line.by_rank.values()) - min(line.by_rank.values()))
         assert line.by_rank[line.most] == max(line.by_rank.values())
-        assert line.spread >= rank_lines.MIN_SPREAD
+        assert line.spread >= rank_facts.MIN_SPREAD
     assert found.straggler not in found.waiters
     assert (found.straggler is None) == (found.waiters == ())
 
@@ -215,7 +215,7 @@ def test_two_real_ranks_of_which_one_sleeps() -> None:
     context = Context(tables.build(read_stack_files([SAMPLERS / "ddp_idle.txt"])))
     users = UserPaths(context.calls, context.code)
     idle = idle_sampled(context.tables)
-    found, _ = rank_lines.facts(context, sampled_loop(context, users), users, idle)
+    found, _ = rank_facts.rank_lines(context, sampled_loop(context, users), users, idle)
     assert idle is True
     assert found is not None
     assert found.ranks == (0, 1)
@@ -235,6 +235,6 @@ def test_two_real_ranks_of_which_one_sleeps() -> None:
 def test_two_real_ranks_without_their_waiting() -> None:
     context = Context(tables.build(read_stack_files([SAMPLERS / "ddp.txt"])))
     users = UserPaths(context.calls, context.code)
-    found, _ = rank_lines.facts(context, sampled_loop(context, users), users, idle_sampled(context.tables))
+    found, _ = rank_facts.rank_lines(context, sampled_loop(context, users), users, idle_sampled(context.tables))
     assert found is not None
     assert found.straggler is None

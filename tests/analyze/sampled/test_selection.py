@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyze.sampled.selection import PROCESSES, StackSelection, check, choose
+from stepscope.analyze.host.stack_selection import PROCESSES, StackSelection, check, choose
 from stepscope.errors import UsageError
 from stepscope.tables.schema import Tables
 from tests.builders import make_tables

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from stepscope.analyze import Context
-from stepscope.analyze.sampled import slow_steps
-from stepscope.analyze.sampled.user_paths import UserPaths
-from stepscope.model.views.waits import SlowSteps
+from stepscope.analyze.host import slow_steps
+from stepscope.engine.call_tree import UserPaths
+from stepscope.model.sampled import SlowSteps
 from tests.builders import MS, T0, make_tables
 
 TRAIN = "/home/user/project/train.py"
@@ -24,7 +24,7 @@ LOG = [f"train ({TRAIN}:15)"]
 
 def facts_of(**rows: Any) -> tuple[SlowSteps | None, str]:
     context = Context(make_tables(**rows))
-    return slow_steps.facts(context, UserPaths(context.calls, context.code))
+    return slow_steps.slow_steps(context, UserPaths(context.calls, context.code))
 
 
 def steps_of(walls_ms: Sequence[float], **more: Any) -> list[dict[str, Any]]:

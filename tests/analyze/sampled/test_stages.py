@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.sampled import stages
+from stepscope.analyze.host import sampled_stacks
 from tests.builders import MS, T0, make_tables, rank_info, step_rows
 
 # 100 steps of 10 ms from T0 on, the first of which is slow: warm-up
@@ -24,7 +24,7 @@ def stack(samples: int, start_ms: float, end_ms: float, **more: Any) -> dict[str
 
 
 def found(**tables: Any) -> dict[str, int]:
-    return {each.stage: each.samples for each in stages.facts(Context(make_tables(**tables)))}
+    return {each.stage: each.samples for each in sampled_stacks.stages(Context(make_tables(**tables)))}
 
 
 def test_time_before_the_first_step_is_startup_and_the_rest_goes_by_step() -> None:
@@ -98,19 +98,19 @@ def test_every_rank_goes_by_its_own_steps() -> None:
     steps = [*STEPS, *({**row, **late, "start_ns": row["start_ns"] + 500 * MS} for row in STEPS)]
     stacks = [stack(10, 200, 400), stack(10, 200, 400, pid=101, **late)]
     tables = make_tables(steps=steps, stacks=stacks, ranks=[rank_info(0), rank_info(1)])
-    counts = {each.stage: each.samples for each in stages.facts(Context(tables))}
+    counts = {each.stage: each.samples for each in sampled_stacks.stages(Context(tables))}
     assert counts == {"startup": 10, "steady": 10}
 
 
 def test_shares_and_waiting() -> None:
     stacks = [stack(30, 200, 700), stack(10, 200, 700, waiting=True, frames=[*MAIN, "wait (threading.py:320)"])]
-    (steady,) = stages.facts(Context(make_tables(steps=STEPS, stacks=stacks)))
+    (steady,) = sampled_stacks.stages(Context(make_tables(steps=STEPS, stacks=stacks)))
     assert (steady.stage, steady.share, steady.waiting_share) == ("steady", 1.0, 0.25)
 
 
 def test_waiting_is_unknown_where_it_was_not_sampled() -> None:
     tables = make_tables(steps=STEPS, stacks=[stack(30, 200, 700)])
-    (steady,) = stages.facts(Context(_without_idle(tables)))
+    (steady,) = sampled_stacks.stages(Context(_without_idle(tables)))
     assert steady.waiting_share is None
 
 
@@ -154,7 +154,7 @@ def test_no_sample_is_lost(rows: list[dict[str, Any]], with_steps: bool) -> None
         stretches += [stack(1, at, at + length, **common) for at, length in row["seen"]]
     steps = STEPS if with_steps else []
     tables = make_tables(steps=steps, stacks=stacks, stretches=stretches)
-    facts = stages.facts(Context(tables))
+    facts = sampled_stacks.stages(Context(tables))
     wanted = sum(row["samples"] for row in rows if row["role"] == "rank" and row["main"])
     assert sum(each.samples for each in facts) == wanted
     assert all(each.samples > 0 for each in facts)

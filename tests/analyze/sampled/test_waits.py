@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope import tables
-from stepscope.analyze import Context, steps
-from stepscope.analyze.hotspots.idle import idle_sampled
-from stepscope.analyze.sampled import waits
-from stepscope.analyze.sampled.loop import sampled_loop
-from stepscope.analyze.sampled.user_paths import UserPaths
-from stepscope.model.views.waits import LoaderWait
+from stepscope.analyze import Context, step_times
+from stepscope.analyze.host.sampled_loop import sampled_loop
+from stepscope.analyze.host.stack_selection import idle_sampled
+from stepscope.analyze.input import loader_waits
+from stepscope.engine.call_tree import UserPaths
+from stepscope.model.sampled import LoaderWait
 from stepscope.read.stacks.sampled_files import read_stack_files
 from tests.builders import MS, PID, T0, make_tables, step_rows
 
@@ -59,7 +59,7 @@ Tick = tuple[str, str | None, str | None, str | None, str | None]
 def facts_of(context: Context, idle: bool | None = True) -> tuple[LoaderWait, ...]:
     users = UserPaths(context.calls, context.code)
     loop = sampled_loop(context, users)
-    return () if loop is None else waits.facts(context, loop, users, idle, None)
+    return () if loop is None else loader_waits.loader_waits(context, loop, users, idle, None)
 
 
 def row(thread: str, frames: Sequence[str], **more: Any) -> dict[str, Any]:
@@ -334,6 +334,6 @@ def test_the_measured_wait_is_that_of_the_partition() -> None:
         rows = [{**step, "wall_ns": 20 * MS, **({} if data_wait_ms else {"data_wait_ns": None})} for step in known]
         context = Context(make_tables(steps=rows, stacks=stacks))
         (wait,) = facts_of(context)
-        parts = {part.category: part.ms for part in steps.partition(context.labelled.steady())}
+        parts = {part.category: part.ms for part in step_times.partition(context.labelled.steady())}
         assert wait.wait_ms_per_step == (None if data_wait_ms is None else pytest.approx(parts["data_wait"]))
         assert [part.ms_per_step is None for part in wait.parts] == [data_wait_ms is None] * len(wait.parts)

@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import overview
-from stepscope.model.views.overview import DEVICE, DEVICE_PARTS, HOST_PARTS, IDLE_PARTS, PLUGIN_PARTS, Overview
+from stepscope.model.views import DEVICE, DEVICE_PARTS, HOST_PARTS, IDLE_PARTS, PLUGIN_PARTS, Overview
 from tests.analyze.traces import US, Slices, tables
 from tests.builders import T0
 
@@ -58,9 +58,9 @@ def launched(
 
 
 def check_sums(found: Overview) -> None:
-    parts = (*DEVICE_PARTS, *IDLE_PARTS) if found.basis == DEVICE else HOST_PARTS
+    parts = (*DEVICE_PARTS, *IDLE_PARTS) if found.basis == DEVICE else tuple(HOST_PARTS)
     for one in found.steps:
-        assert tuple(one.plugin_ns) == PLUGIN_PARTS
+        assert tuple(one.plugin_ns) == tuple(PLUGIN_PARTS)
         assert tuple(one.parts_ns) == parts
         for shares in (one.plugin_ns, one.parts_ns):
             assert min(shares.values()) >= 0

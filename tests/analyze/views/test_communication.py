@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze import device
+from stepscope.analyze.device import device_time
 from stepscope.analyze.views import communication
 from stepscope.engine import spans
 from stepscope.engine import spans as base
 from stepscope.engine.collective_names import is_collective_call, is_collective_kernel, kind_of
-from stepscope.model.views.communication import CollectiveRow
+from stepscope.model.views import CollectiveRow
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.analyze.traces import Slices, tables
 from tests.analyze.views.collective_traces import US, Rank, opened, written
@@ -262,7 +262,7 @@ def test_exposed_time_is_that_of_the_device_facts(rows: list[tuple[str, int, int
         if sort != "c":
             (busy if sort == "n" else compute).update(range(start, start + length))
     found = of(trace)
-    facts = next(item for item in device.times(spans.spans(tables(trace))) if item.scope == device.ALL)
+    facts = next(item for item in device_time.device_times(spans.spans(tables(trace))) if item.scope == device_time.ALL)
     assert sum(row.exposed_ns for row in found) == facts.exposed_communication_ns == len(busy - compute) * US
     assert all(0 <= row.exposed_ns <= row.total_ns - row.overlapped_ns for row in found)
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.views import counters, gpus, overview
-from stepscope.model.views.overview import Counter
+from stepscope.analyze.views import gpus, overview
+from stepscope.model.views import Counter
 from tests.analyze.shared_traces import PRESENT, files, needs_traces, run_of
 from tests.analyze.traces import US, Slices, tables
 from tests.builders import T0
@@ -21,7 +21,7 @@ LENGTH_US = 1000  # of the traces here: buckets of 5 µs
 def counters_of(trace: Slices) -> dict[str, Counter]:
     """Of one device, by metric; a range of the host makes the trace `LENGTH_US` long."""
     trace.add("user_annotation", "whole", 0, LENGTH_US)
-    found = counters.counters(Context(tables(trace)).base)
+    found = gpus.counters(Context(tables(trace)).base)
     assert all((one.start_ns, one.end_ns, one.bucket_ns) == (T0, T0 + LENGTH_US * US, 5 * US) for one in found)
     assert all(len(one.values) == 200 for one in found)
     return {one.metric: one for one in found}
@@ -90,7 +90,7 @@ def test_copies_spread_their_bytes_over_their_time() -> None:
 
 @given(st.integers(1, 10**18), st.integers(5, 300))
 def test_buckets_are_round_and_few(length: int, most: int) -> None:
-    size = counters.bucket_ns(length, most)
+    size = gpus.bucket_ns(length, most)
     assert str(size).rstrip("0") in ("1", "2", "5")
     assert -(-length // size) <= most
     smaller = size * 2 // 5 if str(size)[0] == "5" else size // 2
@@ -101,12 +101,12 @@ def test_buckets_are_round_and_few(length: int, most: int) -> None:
 @pytest.mark.parametrize("name", files() if PRESENT else [])
 def test_buckets_make_up_the_whole(name: str) -> None:
     base = Context(run_of(name).tables).base
-    found = counters.counters(base)
+    found = gpus.counters(base)
     summaries = {one.gpu.device: one for one in gpus.summaries(base, overview.overviews(base))}
     assert {one.device for one in found if one.metric == "utilization_pct"} == set(summaries)
     for one in found:
-        assert 1 < len(one.values) <= counters.MAX_BUCKETS
-        assert one.unit == counters.UNITS[one.metric]
+        assert 1 < len(one.values) <= gpus.MAX_BUCKETS
+        assert one.unit == gpus.UNITS[one.metric]
         assert min(one.values) >= 0
         if one.metric.endswith("_pct"):
             assert max(one.values) <= 100.000001
@@ -125,4 +125,4 @@ def test_buckets_make_up_the_whole(name: str) -> None:
 def test_nothing_of_a_trace_without_a_device() -> None:
     trace = Slices()
     trace.add("cpu_op", "aten::mm", 0, 10)
-    assert counters.counters(Context(tables(trace)).base) == ()
+    assert gpus.counters(Context(tables(trace)).base) == ()

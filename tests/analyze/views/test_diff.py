@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analyze.views import diff
-from stepscope.analyze.views.diff import DiffSide
+from stepscope.analyze.views import trace_diff
+from stepscope.analyze.views.trace_diff import DiffSide
 from stepscope.engine.module_calls import MAX_LEVELS
-from stepscope.model.views.diff import Diff, DiffRow
-from stepscope.model.views.operators import OperatorRow
+from stepscope.model.views import Diff, DiffRow, OperatorRow
 from tests.analyze import shared_traces
 from tests.analyze.traces import tables
 from tests.analyze.views.module_traces import US, Nested, base_of
@@ -19,7 +18,7 @@ TWO_STEPS = [(0.0, 1000.0), (1000.0, 1000.0)]
 
 
 def side_of(trace: Nested, label: str, steps_us: list[tuple[float, float]] | None = None) -> DiffSide:
-    return diff.side(base_of(trace.tables(steps_us)), None, label)
+    return trace_diff.side(base_of(trace.tables(steps_us)), None, label)
 
 
 def training(
@@ -71,7 +70,7 @@ def outline(found: Diff) -> list[tuple[int, str]]:
 
 
 def test_steps_are_matched_part_by_part_in_order() -> None:
-    found = diff.diff(
+    found = trace_diff.diff(
         side_of(training(), "a", TWO_STEPS),
         side_of(
             training(loader="enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", loading_us=100),
@@ -111,7 +110,7 @@ def test_steps_are_matched_part_by_part_in_order() -> None:
 
 def test_what_has_no_partner_stands_between_what_has_one() -> None:
     other = training(layers=("Conv2d_0", "GELU_0", "Dropout_0", "ReLU_0", "Extra_0"))
-    found = diff.diff(side_of(training(), "a", TWO_STEPS), side_of(other, "b", TWO_STEPS))
+    found = trace_diff.diff(side_of(training(), "a", TWO_STEPS), side_of(other, "b", TWO_STEPS))
     inside = [(one.level, one.key, *us(one)[:2]) for one in found.tables["tree"] if one.key.split()[0] == "Module"]
     gap = "not matched: Module BatchNorm2d_0 | Module GELU_0, Module Dropout_0"
     rows = {one.key: one for one in found.tables["tree"]}
@@ -130,14 +129,14 @@ def test_what_has_no_partner_stands_between_what_has_one() -> None:
 
 def test_modules_that_were_numbered_differently_meet() -> None:
     other = training(layers=("Conv2d_5", "BatchNorm2d_1", "ReLU_7"))
-    found = diff.diff(side_of(training(), "a", TWO_STEPS), side_of(other, "b", TWO_STEPS))
+    found = trace_diff.diff(side_of(training(), "a", TWO_STEPS), side_of(other, "b", TWO_STEPS))
     keys = [key for level, key in outline(found) if level == 2 and key.startswith("Module")]
     assert keys == ["Module Conv2d_0 | Conv2d_5", "Module BatchNorm2d_0 | BatchNorm2d_1", "Module ReLU_0 | ReLU_7"]
 
 
 def test_a_renamed_kernel_is_found_by_its_operator_and_position() -> None:
     sides = [side_of(training(kernel=name), name, TWO_STEPS) for name in ("gemm_old", "gemm_new")]
-    found = diff.diff(*sides)
+    found = trace_diff.diff(*sides)
     flat = table(found, "kernels")
     assert us(flat["gemm_old"]) == (60, None, -60)
     assert us(flat["gemm_new"]) == (None, 60, 60)
@@ -156,7 +155,7 @@ def test_kernels_of_one_operator_stay_apart_by_position() -> None:
             trace.launch(last, start + 40, 5, operator)
             trace.launch("gemm", start + 10, 30, operator)
         sides.append(side_of(trace, last, [(0, 1000)]))
-    found = diff.diff(*sides)
+    found = trace_diff.diff(*sides)
     kernels = [one for one in found.tables["tree"] if ", kernel " in one.key]
     assert [(one.key, one.base_calls, one.base_device_ns) for one in kernels] == [
         ("aten::linear, kernel 1: gemm", 2, 60 * US),
@@ -170,7 +169,7 @@ def test_micro_batches_stay_apart_and_repeated_calls_are_one() -> None:
         trace.annotation("enumerate(DataLoader)#X.__next__", start, 100)
         for call in range(3):
             trace.module("Net_0", start + 100 + 100 * call, 50)
-    found = diff.diff(*[side_of(trace, "a", [(0, 1000)])] * 2)
+    found = trace_diff.diff(*[side_of(trace, "a", [(0, 1000)])] * 2)
     below = [(one.key, one.base_calls) for one in found.tables["tree"] if one.level == 1]
     assert below == [("DataLoader X.__next__", 1), ("Module Net_0", 3)] * 2
 
@@ -178,9 +177,8 @@ def test_micro_batches_stay_apart_and_repeated_calls_are_one() -> None:
 def test_without_steps_there_are_totals_and_a_word_about_it() -> None:
     with_steps = side_of(training(), "known", TWO_STEPS)
     without = side_of(training(steps=4), "unknown")
-    found = diff.diff(with_steps, without)
+    found = trace_diff.diff(with_steps, without)
     assert not found.per_step
-    assert (found.base_steps, found.other_steps) == (2, None)
     assert any("unknown has no steps" in note for note in found.notes)
     assert us(table(found, "kernels")["gemm_old"]) == (120, 240, 120)
     assert us(table(found, "modules")["Net_0"])[:2] == (2 * 375, 4 * 375)
@@ -190,9 +188,9 @@ def test_without_steps_there_are_totals_and_a_word_about_it() -> None:
 
 def test_steps_make_lengths_comparable() -> None:
     long = side_of(training(steps=4), "long", [(1000.0 * step, 1000.0) for step in range(4)])
-    found = diff.diff(side_of(training(), "short", TWO_STEPS), long)
+    found = trace_diff.diff(side_of(training(), "short", TWO_STEPS), long)
     assert found.per_step
-    assert (found.base_steps, found.other_steps) == (2, 4)
+    assert found.notes[0] == "times and calls per step: 2 steps of short, 4 of long"
     for name, rows in found.tables.items():
         for one in rows:
             assert one.delta_ns == pytest.approx(0), (name, one.key)
@@ -201,20 +199,20 @@ def test_steps_make_lengths_comparable() -> None:
 
 def test_what_one_side_lacks_is_absent_with_a_reason() -> None:
     bare = side_of(training(modules=False, device=False), "bare", TWO_STEPS)
-    found = diff.diff(side_of(training(), "full", TWO_STEPS), bare)
+    found = trace_diff.diff(side_of(training(), "full", TWO_STEPS), bare)
     assert set(found.absent) == {"kernels", "modules"}
     assert found.absent["modules"].startswith("bare: no modules")
     assert found.absent["kernels"].startswith("bare: ")
     rows = {one.key: one for one in found.tables["tree"]}
     assert rows["ProfilerStep"].other_device_ns is None
     assert rows["ProfilerStep"].base_device_ns == 120 * US
-    assert "Operators" in {one.key for one in diff.diff(bare, bare).tables["tree"]}
+    assert "Operators" in {one.key for one in trace_diff.diff(bare, bare).tables["tree"]}
 
 
 def test_nothing_at_all_raises_nothing() -> None:
     nothing = side_of(Nested(), "nothing")
     for one, two in ((nothing, nothing), (nothing, side_of(training(), "full", TWO_STEPS))):
-        found = diff.diff(one, two)
+        found = trace_diff.diff(one, two)
         assert set(found.absent) >= {"operators", "kernels", "modules", "tree"}
         assert not set(found.absent) & set(found.tables)
 
@@ -228,7 +226,7 @@ def test_endless_recursion_is_compared_to_its_end() -> None:
     trace.launch("mul", 300, 7, multiplied)
     trace.launch("mul_back", 1100, 5, trace.backward("MulBackward0", 1100, 10, multiplied))
     one = side_of(trace, "deep")
-    rows = diff.diff(one, one).tables["tree"]
+    rows = trace_diff.diff(one, one).tables["tree"]
     assert max(row.level for row in rows) >= MAX_LEVELS
     assert rows[0].base_device_ns == 12 * US
     assert all(row.delta_ns == 0 for row in rows)
@@ -238,8 +236,8 @@ def test_traces_without_steps_beside_others_are_told() -> None:
     traces = [training(), Nested(trace="worker0.900000000.pt.trace.json")]
     traces[1].operator("aten::mm", 10_000, 10)
     made = tables(*traces, steps=[{"step": 0, "start_ns": T0, "wall_ns": 1000 * US, "in_window": True}])
-    one = diff.side(base_of(made), None, "mixed")
-    found = diff.diff(one, one)
+    one = trace_diff.side(base_of(made), None, "mixed")
+    found = trace_diff.diff(one, one)
     assert found.per_step
     assert any(note.startswith("mixed: 1 of its traces") for note in found.notes)
 
@@ -259,7 +257,7 @@ def test_rows_are_in_order_of_the_larger_change() -> None:
     other = one_side(
         operator("same", 90, 90), operator("host", 40, 5), operator("device", 10, 20), operator("new", 6, 1)
     )
-    found = diff.diff(base, other)
+    found = trace_diff.diff(base, other)
     rows = found.tables["operators"]
     assert [one.key for one in rows] == ["device", "host", "new", "gone", "same"]
     assert us(rows[2]) == (None, 3, 3)
@@ -277,7 +275,7 @@ WORKERS_4 = "kineto_tb_plugin/resnet50_num_workers_4"
 def test_more_loader_workers_on_a_real_run() -> None:
     """The first spans of two runs; figures of the plugin's overview."""
     bases = [base_of(shared_traces.run_of(name).tables) for name in (WORKERS_0, WORKERS_4)]
-    found = diff.diff(*(diff.side(base, base.spans[0].ref) for base in bases))
+    found = trace_diff.diff(*(trace_diff.side(base, base.spans[0].ref) for base in bases))
     assert found.per_step
     parts = table(found, "tensorboard")
     loader = us(parts["DataLoader"])
@@ -298,13 +296,13 @@ def test_more_loader_workers_on_a_real_run() -> None:
 @shared_traces.needs_traces
 def test_two_spans_of_one_worker() -> None:
     base = base_of(shared_traces.run_of(WORKERS_0).tables)
-    first, second = (diff.side(base, span.ref) for span in base.spans)
-    found = diff.diff(first, second)
+    first, second = (trace_diff.side(base, span.ref) for span in base.spans)
+    found = trace_diff.diff(first, second)
     assert (found.base, found.other) == ("worker0/span1", "worker0/span2")
     assert us(table(found, "tensorboard")["DataLoader"]) == pytest.approx((59262, 35504, 35504 - 59262), abs=1)
-    both = diff.side(base)
+    both = trace_diff.side(base)
     assert both.steps == 12
-    together = table(diff.diff(both, both), "tensorboard")["DataLoader"]
+    together = table(trace_diff.diff(both, both), "tensorboard")["DataLoader"]
     assert us(together)[0] == pytest.approx((59262 + 35504) / 2, abs=1)
 
 
@@ -312,13 +310,13 @@ def test_two_spans_of_one_worker() -> None:
 def test_an_optimized_run_against_its_control() -> None:
     names = [f"hta/trace_diff/{name}/{name}.json.gz" for name in ("control", "test")]
     bases = [base_of(shared_traces.run_of(name).tables) for name in names]
-    control, test = (diff.side(base) for base in bases)
-    found = diff.diff(control, test)
+    control, test = (trace_diff.side(base) for base in bases)
+    found = trace_diff.diff(control, test)
     assert found.per_step
     operators = table(found, "operators")
     assert operators["CompiledFunction"].base_ns is None
     assert operators["aten::bmm"].other_ns is None
-    back = diff.diff(test, control)
+    back = trace_diff.diff(test, control)
     for name, rows in found.tables.items():
         if name != "tree":
             opposite = table(back, name)
@@ -328,8 +326,8 @@ def test_an_optimized_run_against_its_control() -> None:
 @shared_traces.needs_traces
 @pytest.mark.parametrize("name", shared_traces.files() if shared_traces.PRESENT else [])
 def test_any_trace_equals_itself(name: str) -> None:
-    one = diff.side(base_of(shared_traces.run_of(name).tables))
-    found = diff.diff(one, one)
+    one = trace_diff.side(base_of(shared_traces.run_of(name).tables))
+    found = trace_diff.diff(one, one)
     assert set(found.tables) | set(found.absent) == {
         *("overview", "tensorboard", "operators", "kernels", "modules", "tree")
     }

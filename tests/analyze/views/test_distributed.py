@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyze.views import communication, distributed
 from stepscope.engine import spans as base
-from stepscope.model.views.communication import Distributed, WorkerShare
+from stepscope.model.views import Distributed, WorkerShare
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.analyze.traces import Slices, tables
 from tests.analyze.views.collective_traces import US, Rank, opened, written

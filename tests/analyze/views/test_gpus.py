@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import gpus, overview
-from stepscope.model.views.overview import GpuSummary
+from stepscope.model.views import GpuSummary
 from tests.analyze.shared_traces import PRESENT, SHARED, files, needs_traces, run_of
 from tests.analyze.traces import US, Slices, tables
 from tests.builders import T0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.model.views.overview import HOST
+from stepscope.model.views import HOST
 from tests.analyze.traces import BACK_THREAD, US, Slices
 from tests.analyze.views.stepped import DATALOADER, launched, overview_of, step, used
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze.views.kernel_names import short_names
+from stepscope.analyze.views.kernels import short_names
 from tests.analyze import shared_traces
 
 LAMBDA = "::{lambda()#1}::operator()() const::{lambda(float, float)#1}"

@@ -13,7 +13,7 @@ import pytest
 from stepscope import api
 from stepscope.analyze.views import operators
 from stepscope.engine.spans import Base
-from stepscope.model.views.operators import OperatorRow
+from stepscope.model.views import OperatorRow
 from tests.analyze.views.module_traces import US, base_of
 
 SCRIPT = Path(__file__).with_name("scripts") / "key_averages.py"

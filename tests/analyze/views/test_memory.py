@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.views import memory
-from stepscope.analyze.views.memory_device import POINTS, pair, thinned
-from stepscope.model.views.memory import MemoryCurve, MemoryOperator, MemoryView
+from stepscope.analyze.views import trace_memory
+from stepscope.analyze.views.memory_blocks import POINTS, pair, thinned
+from stepscope.model.memory import MemoryCurve, MemoryOperator, MemoryView
 from tests.analyze.traces import BACK_THREAD, TRACE, US, Slices, tables
 from tests.builders import T0
 
@@ -39,7 +39,7 @@ class Recorded:
     def view(self) -> MemoryView:
         if not self.slices.events:
             self.slices.add("cpu_op", "aten::nothing", 0, 1_000_000, track="9/9")
-        found = memory.view(Context(tables(self.slices, memory=self.rows)).base)
+        found = trace_memory.view(Context(tables(self.slices, memory=self.rows)).base)
         assert found is not None
         return found
 
@@ -216,8 +216,8 @@ def test_traces_of_2021_carry_no_addresses_and_no_totals():
 def test_nothing_recorded_is_none():
     slices = Slices()
     slices.add("cpu_op", "aten::mm")
-    assert memory.view(Context(tables(slices)).base) is None
-    assert memory.view(Context(tables()).base) is None
+    assert trace_memory.view(Context(tables(slices)).base) is None
+    assert trace_memory.view(Context(tables()).base) is None
 
 
 def test_rows_that_say_nothing():

@@ -12,11 +12,10 @@ import pytest
 
 from stepscope import api
 from stepscope.analyze.context import Context
-from stepscope.analyze.views import memory
-from stepscope.analyze.views.memory_device import POINTS
-from stepscope.model.views.memory import MemoryOperator, MemoryRecording, MemoryView
-from stepscope.read.memory_recordings import read_recordings
-from stepscope.read.memory_timeline import CATEGORIES
+from stepscope.analyze.views import trace_memory
+from stepscope.analyze.views.memory_blocks import POINTS
+from stepscope.model.memory import MemoryOperator, MemoryRecording, MemoryView
+from stepscope.read.memory_recordings import CATEGORIES, read_recordings
 from tests.analyze.shared_traces import files, needs_traces, run_of
 from tests.analyze.traces import tables
 
@@ -75,7 +74,7 @@ def test_operators_are_those_of_pytorch(recorded: Path):
     """Self and total memory of every operator, as `key_averages()` gives them."""
     averages: dict[str, list[int]] = json.loads((recorded / "averages.json.txt").read_text())
     run = api.open_run(recorded / "trace.json", options=api.ReadOptions(cache=False))
-    found = memory.view(Context(run.tables).base)
+    found = trace_memory.view(Context(run.tables).base)
     assert found is not None
     named = [row for row in found.operators if row.name is not None]
     assert len(named) > 15
@@ -111,7 +110,7 @@ def test_a_snapshot_of_pytorch(recorded: Path):
         pytest.skip("PyTorch could not name the functions of its own recording")
     (snapshot,), _ = read_recordings([recorded / "snapshot.pickle"])
     assert snapshot.problems == ()
-    found = memory.view(Context(tables()).base, (snapshot,))
+    found = trace_memory.view(Context(tables()).base, (snapshot,))
     assert found is not None
     (curve,), (state,) = found.curves, found.states
     assert curve.clock == "order"
@@ -150,7 +149,7 @@ PLUGIN_PEAKS = {
 
 
 def shared_view(name: str) -> MemoryView | None:
-    return memory.view(Context(run_of(name).tables).base)
+    return trace_memory.view(Context(run_of(name).tables).base)
 
 
 def of(found: MemoryView, device: str, name: str) -> MemoryOperator:

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.views import memory
+from stepscope.analyze.views import trace_memory
 from stepscope.engine.user_code import CodeOptions, UserCode
 from stepscope.errors import UnreadableInputError
 from stepscope.model.findings import Place
-from stepscope.model.views.memory import MemoryCurve, MemoryRecording, MemoryState, MemoryView
+from stepscope.model.memory import MemoryCurve, MemoryRecording, MemoryState, MemoryView
+from stepscope.read.memory_recordings import read_memory_timeline
 from stepscope.read.memory_snapshot import read_memory_snapshot
-from stepscope.read.memory_timeline import read_memory_timeline
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.analyze.traces import tables
 from tests.read.memory_files import FILE, ROUND, SEGMENT, START_US, Allocator, stack
@@ -38,7 +38,7 @@ def recording_of(allocator: Allocator, folder: Path) -> MemoryRecording:
 
 
 def view_of(*recordings: MemoryRecording) -> MemoryView:
-    found = memory.view(BASE, recordings, CODE)
+    found = trace_memory.view(BASE, recordings, CODE)
     assert found is not None
     return found
 
@@ -213,14 +213,14 @@ def test_whose_code_it_is(tmp_path: Path, options: CodeOptions, expected: Place 
     allocator.record()
     allocator.allocate(10, line=3)
     code = UserCode(["/home/me/project"], [FILE], options=options)
-    found = memory.view(BASE, (recording_of(allocator, tmp_path),), code)
+    found = trace_memory.view(BASE, (recording_of(allocator, tmp_path),), code)
     assert found is not None
     (line,) = found.lines
     assert line.place == expected
 
 
 def test_by_default_the_tables_tell_whose_code_it_is(tmp_path: Path):
-    found = memory.view(BASE, (recording_of(used(), tmp_path),))
+    found = trace_memory.view(BASE, (recording_of(used(), tmp_path),))
     assert found is not None
     assert found.lines
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyze.views import modules
 from stepscope.engine.module_calls import MAX_LEVELS
-from stepscope.model.views.modules import ModuleNode, ModuleTree
+from stepscope.model.views import ModuleNode, ModuleTree
 from tests.analyze.traces import tables
 from tests.analyze.views.module_traces import US, Nested, base_of
 

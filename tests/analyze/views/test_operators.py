@@ -15,7 +15,7 @@ from stepscope import api
 from stepscope.analyze import analyze
 from stepscope.analyze.views import operators
 from stepscope.engine.spans import Base
-from stepscope.model.views.operators import OperatorRow
+from stepscope.model.views import OperatorRow
 from stepscope.tables.schema import Tables
 from tests.analyze import shared_traces
 from tests.analyze.scenes import CALL_LINE, LOOP_SOURCE, TRAIN, loop_trace, steps_with_window

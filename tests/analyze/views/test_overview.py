@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.views import overview, plugin_steps
-from stepscope.model.views.overview import DEVICE, HOST
+from stepscope.analyze.views import overview
+from stepscope.model.views import DEVICE, HOST
 from tests.analyze.shared_traces import PRESENT, SHARED, files, needs_traces, run_of
 from tests.analyze.traces import US, Slices
 from tests.analyze.views.stepped import DATALOADER, check_sums, launched, overview_of, overviews_of, step, used
@@ -30,7 +30,7 @@ def test_the_plugins_breakdown(run: str) -> None:
     assert {f"{run}/{one.span.label}" for one in found} == {name for name in ORACLE if name.startswith(run)}
     for one in found:
         expected = ORACLE[f"{run}/{one.span.label}"]
-        rows = plugin_steps.plugin_rows(one)
+        rows = overview.plugin_rows(one)
         assert rows == {key: expected[key] for key in ("average_step_us", "partition_us", "partition_pct", "steps")}
         assert one.dropped_steps == 0
         check_sums(one)
@@ -84,7 +84,7 @@ def test_every_trace_sums_to_its_steps(name: str) -> None:
 def test_rows_without_a_device_leave_its_parts_out() -> None:
     trace = Slices()
     trace.add("cpu_op", "aten::add", 0, 30)
-    rows = plugin_steps.plugin_rows(overview_of(trace, step(4, 0, 100)))
+    rows = overview.plugin_rows(overview_of(trace, step(4, 0, 100)))
     assert rows == {
         "average_step_us": 100,
         "partition_us": {"DataLoader": 0, "CPU Exec": 30, "Other": 70},

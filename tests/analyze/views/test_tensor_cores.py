@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analyze.views.tensor_cores import ELIGIBLE, PLUGIN_ELIGIBLE, eligible, plugin_tensor_cores
-from stepscope.analyze.views.tensor_cores import uses_tensor_cores as uses
+from stepscope.analyze.views.kernels import eligible, plugin_tensor_cores
+from stepscope.analyze.views.kernels import uses_tensor_cores as uses
 
 TENSILE = "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_{}_SN_LDSB1_AFC1_ISA942_WG32_8_1"
 WITH = {
@@ -112,9 +112,7 @@ def test_the_plugin_knows_nothing_newer_than_ampere() -> None:
 def test_eligible_operators() -> None:
     names = ["aten::mm", "aten::convolution_backward", "AddmmBackward0", "aten::relu"]
     assert eligible(names) == [True, True, True, False]
-    assert eligible(names, plugin=True) == [True, False, False, False]
     assert eligible(["autograd::engine::evaluate_function: MmBackward0"]) == [True]
-    assert PLUGIN_ELIGIBLE < ELIGIBLE
 
 
 def test_a_name_of_any_length_is_read() -> None:

@@ -6,9 +6,10 @@ import gzip
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from stepscope.read.raw import FrameNames, Losses
-from stepscope.read.stacks import collapsed, prefixes, pyspy_raw, source, speedscope
+from stepscope.read.stacks import collapsed, pyspy_raw, source, speedscope
 from stepscope.read.stacks.collapsed import Austin, Collapsed
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
 from stepscope.read.stacks.sampled_files import open_stacks
@@ -42,11 +43,11 @@ def test_too_many_different_threads_are_still_told_apart(monkeypatch: pytest.Mon
 
 
 def test_hints_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(prefixes, "MAX_PROCESSES", 3)
-    source = PySpyRaw(Path("x"))
+    monkeypatch.setattr(source, "MAX_PROCESSES", 3)
+    stacks = PySpyRaw(Path("x"))
     lines = [f'process {n}:"torchrun t.py {n}";f (x.py:1) 1' for n in range(9)]
-    assert len(list(source.parse([lines], FrameNames(), Losses()))) == 9
-    assert len(source.hints) == 3
+    assert len(list(stacks.parse([lines], FrameNames(), Losses()))) == 9
+    assert len(stacks.hints) == 3
 
 
 def test_records_and_lines_that_are_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -54,7 +55,7 @@ def test_records_and_lines_that_are_too_long(tmp_path: Path, monkeypatch: pytest
     long = ";".join(["f (x.py:1)"] * 100)
     parsed = parse([f"{long} 3", "f (x.py:1) 4"])
     assert ([stack.samples for stack in parsed.stacks], parsed.skipped_samples) == ([4], 3)
-    monkeypatch.setattr(source, "MAX_LINE_BYTES", 2**20)
+    monkeypatch.setattr(pyspy_raw, "LINES", replace(source.LINES, longest=2**20))
     path = tmp_path / "x"
     path.write_bytes(b"f (x.py:1) 1\n" + b"x" * (3 * 2**20) + b" 7\nf (x.py:1) 2\n")
     parsed = read_all(PySpyRaw(path))

@@ -26,7 +26,7 @@ def test_a_file(tmp_path: Path):
     assert (segment.file, segment.source, segment.number, segment.status) == ("node.txt", "py-spy", 0, "ok")
     assert (segment.pid, segment.start_ns, segment.end_ns, segment.rate_hz, segment.idle) == (None,) * 5
     assert [stack.samples for stack in read_all(segment.stacks).stacks] == [3]
-    assert not segment.stretches
+    assert not segment.stretches.record
     assert "abc" not in repr(run)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.read.stacks.prefixes import hint_of
+from stepscope.read.stacks.source import hint_of
 
 HELPERS = (
     "resource_tracker import main;main(5)",

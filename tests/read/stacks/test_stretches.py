@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.read import read_run
-from stepscope.read.raw import RawRun, RawStretch
+from stepscope.read.raw import RawRun
 from tests.builders import T0
 from tests.run_folders import make_run_folder
 
@@ -30,21 +30,23 @@ def times(record: Any, start_us: Any, end_us: Any, **more: Any) -> dict[str, Any
 
 def test_times_of_stacks(tmp_path: Path):
     run = run_with(tmp_path, times([1, 0], [0, 500], [500, 2000]))
-    stretches = run.hosts[0].segments[0].stretches
-    assert list(stretches) == [RawStretch(1, T0, T0 + 500_000), RawStretch(0, T0 + 500_000, T0 + 2_000_000)]
-    assert (len(stretches), stretches[-1], list(stretches[:1])) == (2, stretches[1], [stretches[0]])
+    found = run.hosts[0].segments[0].stretches
+    assert [*zip(found.record, found.start_ns, found.end_ns, strict=True)] == [
+        (1, T0, T0 + 500_000),
+        (0, T0 + 500_000, T0 + 2_000_000),
+    ]
     assert not run.losses.counts
 
 
 def test_absent_times(tmp_path: Path):
     run = read_run(make_run_folder(tmp_path, stacks_raw=RAW))
-    assert not run.hosts[0].segments[0].stretches
+    assert not run.hosts[0].segments[0].stretches.record
     assert not run.losses.counts
 
 
 def test_single_bad_stretches_are_counted(tmp_path: Path):
     run = run_with(tmp_path, times([0, -1, 1, 1, 0, 1], [0, 0, 10, -5, 10**18, 3], [9, 9, 5, 9, 10**18 + 1]))
-    assert [stretch.record for stretch in run.hosts[0].segments[0].stretches] == [0]
+    assert list(run.hosts[0].segments[0].stretches.record) == [0]
     assert run.losses.files == {"bad_stretches": ["host-a/stacks-0.times.json"]}
     assert run.losses.counts == {"bad_stretches": 5}
 
@@ -66,5 +68,5 @@ def test_single_bad_stretches_are_counted(tmp_path: Path):
 )
 def test_damaged_times_cost_the_times_alone(tmp_path: Path, content: Any):
     run = run_with(tmp_path, content)
-    assert not run.hosts[0].segments[0].stretches
+    assert not run.hosts[0].segments[0].stretches.record
     assert run.losses.counts == {"unreadable_files": 1}

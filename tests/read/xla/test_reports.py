@@ -157,7 +157,7 @@ def test_a_written_report_reads_back(
 )
 @pytest.mark.parametrize("what", ["step14.metrics.txt", "short.txt", "stdout.txt"])
 def test_recorded_reports_hold_what_was_counted(name: str, what: str, compiles: int, transfers: int) -> None:
-    from stepscope.read.xla import read_xla_files
+    from stepscope.read.xla.files import read_xla_files
 
     run = read_xla_files([recorded(f"{name}.{what}")])
     assert sum(event["count"] for event in events(run, "compile")) == compiles

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.read.xla import read_xla_files
+from stepscope.read.xla.files import read_xla_files
 from tests.read.xla.texts import SCALAR, counts, events, read, recorded, report, section, total_ns
 
 

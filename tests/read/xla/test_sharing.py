@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.read.xla.sharing import evenly, in_order, split
+from stepscope.read.xla.journal import evenly, in_order, split
 
 counts = st.lists(st.integers(0, 50), max_size=20)
 

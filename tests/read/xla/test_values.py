@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.read.xla.values import time_ns, value
+from stepscope.read.xla.report import time_ns, value
 from tests.read.xla.texts import time_text
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import stepscope
 from stepscope.read.raw import Losses
-from stepscope.read.stacks.stretches import read_times
+from stepscope.read.run_folder import read_times
 from stepscope.record.agent.config import Config
 from stepscope.record.agent.sampler import FallbackSampler, Stretches
 from tests.read.stack_text import parse
@@ -25,7 +25,7 @@ PROGRAM = """
 import json, multiprocessing, sys, time
 from stepscope.record.agent.config import Config
 from stepscope.read.raw import Losses
-from stepscope.read.stacks.stretches import read_times
+from stepscope.read.run_folder import read_times
 from stepscope.record.agent.sampler import FallbackSampler, Stretches
 folder, seconds, quiet = sys.argv[1], 1.0, sys.argv[2] == "quiet"
 def busy_line(seconds):
@@ -96,16 +96,17 @@ def test_the_times_beside_them_tell_when_it_was(tmp_path: Path) -> None:
     printed, rows, pid = sample(tmp_path, "busy")
     (row, *_) = [row for row in rows if row["pid"] == pid]
     losses = Losses()
-    found = list(read_times(tmp_path / row["times"], losses, "x"))
+    times = read_times(tmp_path / row["times"], losses, "x")
+    found = list(zip(times.record, times.start_ns, times.end_ns, strict=True))
     records = (tmp_path / row["file"]).read_text().splitlines()
     assert not losses.counts
-    assert {stretch.record for stretch in found} == set(range(len(records)))
-    assert all(row["start_ns"] <= stretch.start_ns <= stretch.end_ns <= row["end_ns"] + 1000 for stretch in found)
+    assert {record for record, _, _ in found} == set(range(len(records)))
+    assert all(row["start_ns"] <= start <= end <= row["end_ns"] + 1000 for _, start, end in found)
     began, ended = printed["busy"]
     busy = [
-        (stretch.start_ns, stretch.end_ns)
-        for stretch in found
-        if "busy_line (" in records[stretch.record] and f"process {pid}:" in records[stretch.record]
+        (start, end)
+        for record, start, end in found
+        if "busy_line (" in records[record] and f"process {pid}:" in records[record]
     ]
     right = sum(max(0, min(end, ended) - max(start, began)) for start, end in busy)
     assert right > 0.8 * (ended - began)

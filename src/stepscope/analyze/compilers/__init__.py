@@ -1,19 +1,18 @@
 """What compilers did to a run: compiles, recompiles, graph breaks, fallbacks and transfers, from typed tables.
 
-One file per question: `causes` (why), `per_step` (what it took of steps), `points` (when), `storms` (how often),
-`article` (torch_xla's own words), `eager` (after the limit), `facts` (each backend), `checks` (for CI). `prepared` puts
-the events into steps once for all of them, `spans` measures time as a union.
+`prepared` puts the events into steps once for all, and measures time as a union. `causes` says why it compiled,
+`per_step` what it took of steps, when, how often and after the limit, `xla_reports` what torch_xla says of itself,
+`backends` what each backend did, what was not seen, and what a check in CI asks.
 """
 
 from __future__ import annotations
 
-from stepscope.analyze.compilers import article, causes, eager, facts, notes, per_step, points, reports, storms
-from stepscope.analyze.compilers.checks import CHECKS, checks
-from stepscope.analyze.compilers.constants import TORCH_XLA
+from stepscope.analyze.compilers import backends, causes, per_step, xla_reports
+from stepscope.analyze.compilers.backends import CHECKS, checks
 from stepscope.analyze.compilers.prepared import prepare
 from stepscope.analyze.context import Context
 from stepscope.engine.step_labels import LabelledSteps
-from stepscope.model.views.compilers import CompilersView, CompileStorm
+from stepscope.model.compilers import CompilersView
 
 __all__ = ["CHECKS", "build", "checks"]
 
@@ -21,32 +20,26 @@ __all__ = ["CHECKS", "build", "checks"]
 def build(context: Context, labelled: LabelledSteps) -> CompilersView | None:
     """All of it; None where the run holds no compile event, no counters and no warning of a log."""
     tables = context.tables
-    quotes = article.quoted(tables)
+    quotes = xla_reports.quoted(tables)
     if tables.compiles.is_empty() and tables.counters.is_empty() and not quotes:
         return None
     prepared = prepare(tables, labelled)
-    told = reports.latest(tables)
-    names = facts.backends(prepared, told, bool(quotes))
-    processes = {name: facts.processes(prepared, name, told) for name in names}
-    own = {name: told if name == TORCH_XLA else () for name in names}
+    told = xla_reports.latest(tables)
+    used = backends.backends(prepared, told, bool(quotes))
     groups = causes.groups(prepared, context.code)
-    steps = {name: per_step.facts(prepared, name, own[name], processes[name]) for name in names}
-    rates = {name: storms.article_rate(prepared, name, own[name], processes[name]) for name in names}
-    found: list[CompileStorm] = []
-    for name in names:
-        storm = storms.storm(prepared, name, own[name], processes[name], steps[name])
-        if storm is not None:
-            found.append(storm)
-    backends = tuple(facts.facts(tables, prepared, name, own[name], processes[name]) for name in names)
-    all_steps = tuple(kind for one in backends for kind in per_step.known(steps[one.backend], one))
+    steps = {one.name: per_step.facts(one) for one in used}
+    rates = {one.name: per_step.article_rate(one) for one in used}
+    storms = (per_step.storm(one, rates[one.name], steps[one.name]) for one in used)
+    found = tuple(backends.facts(tables, one) for one in used)
+    all_steps = tuple(kind for one in found for kind in per_step.known(steps[one.backend], one))
     return CompilersView(
-        backends=backends,
+        backends=found,
         causes=tuple(group.cause for group in groups),
         steps=all_steps,
-        points=points.points(prepared),
-        metrics=reports.metrics(told),
-        warnings=article.together(quotes, article.made(told, rates)),
-        limits=eager.limits(prepared, groups),
-        storms=tuple(found),
-        notes=notes.notes(prepared, backends, all_steps),
+        points=per_step.points(prepared),
+        metrics=xla_reports.metrics(told),
+        warnings=xla_reports.together(quotes, xla_reports.made(told, rates)),
+        limits=per_step.limits(used, groups),
+        storms=tuple(storm for storm in storms if storm is not None),
+        notes=backends.notes(prepared, found, all_steps),
     )

@@ -12,12 +12,10 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.analyze.compilers import spans
-from stepscope.analyze.compilers.constants import CHANGES_SHOWN, STEPS_SHOWN, TORCH_COMPILE
-from stepscope.analyze.compilers.prepared import Prepared
+from stepscope.analyze.compilers.prepared import CHANGES_SHOWN, STEPS_SHOWN, TORCH_COMPILE, Prepared, by_group
 from stepscope.engine.user_code import UserCode
 from stepscope.model import Place
-from stepscope.model.views.compilers import Change, CompilerCause
+from stepscope.model.compilers import Change, CompilerCause
 
 Row = Mapping[str, Any]
 _KEY = ("backend", "kind", "function", "def_file", "def_line", "file", "line", "cause", "operator")
@@ -40,7 +38,7 @@ def groups(prepared: Prepared, code: UserCode) -> tuple[Group, ...]:
         own = row["owner"] == row["pos"]
         of_row[row["pos"]] = numbers.setdefault(key, len(numbers)) if own else of_row[row["owner"]]
     assigned = np.array([of_row[row["pos"]] for row in rows], np.int64)
-    whole, inside = spans.by_group(prepared.rows, assigned, prepared.steps)
+    whole, inside = by_group(prepared.rows, assigned, prepared.steps)
     members: list[list[Row]] = [[] for _ in numbers]
     for row, number in zip(rows, assigned.tolist(), strict=True):
         if row["owner"] == row["pos"]:
@@ -49,25 +47,19 @@ def groups(prepared: Prepared, code: UserCode) -> tuple[Group, ...]:
         Group(_cause(own, code, _ms(whole.get(number)), _ms(inside.get(number))), tuple(own))
         for number, own in enumerate(members)
     ]
-    return _with_distinct_ids(sorted(found, key=_rank))
+    ranked = sorted(found, key=_rank)
+    seen: Counter[str] = Counter()
+    for number, group in enumerate(ranked):  # two causes whose files differ by folder alone would share an id
+        cause = group.cause
+        seen[cause.id] += 1
+        if seen[cause.id] > 1:
+            ranked[number] = replace(group, cause=replace(cause, id=f"{cause.id}-{seen[cause.id]}"))
+    return tuple(ranked)
 
 
 def _rank(group: Group) -> tuple[bool, float, int, str]:
     cause = group.cause
     return cause.total_ms is None, -(cause.total_ms or 0.0), -cause.count, cause.id
-
-
-def _with_distinct_ids(found: Iterable[Group]) -> tuple[Group, ...]:
-    """Two causes whose files differ by folder alone would share an id."""
-    seen: Counter[str] = Counter()
-    result = []
-    for group in found:
-        cause = group.cause
-        seen[cause.id] += 1
-        if seen[cause.id] > 1:
-            group = replace(group, cause=replace(cause, id=f"{cause.id}-{seen[cause.id]}"))
-        result.append(group)
-    return tuple(result)
 
 
 def _cause(rows: Sequence[Row], code: UserCode, total_ms: float | None, inside_ms: float | None) -> CompilerCause:

@@ -1,4 +1,5 @@
 """The views of profiler traces: what the TensorBoard plugin showed, under the names its users know, and more.
 
-`build.build` makes all of them as the report shows them; `select.rows` makes one table in full, as it was asked for.
+`lazy_views.LazyViews` makes each as the report shows it when it is asked for; `select.rows` makes one table in full, in
+the grouping asked for.
 """

@@ -1,28 +1,31 @@
 """Several workers of one run: what each did in its mean step, and who waited for whom in collectives.
 
+Files of one folder are of one run, as for the TensorBoard plugin. Files of several folders are only if each says which
+rank it is, no two the same, and nothing speaks against it: two runs that lie side by side both have a rank 0.
+
 Clocks of different hosts are not compared. A collective ends on all ranks at nearly the same moment, and the rank that
 came last waits for nobody: the shortest of its durations is what the transfer took, the rest of each is waiting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.analyze.views.collective_calls import Calls, calls
-from stepscope.analyze.views.communication import computation
-from stepscope.analyze.views.peers import Peers, peers
+from stepscope.analyze.views.communication import Calls, calls, computation
 from stepscope.engine import collective_names as words
 from stepscope.engine import intervals
 from stepscope.engine.device_work import work
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.step_windows import StepWindows, step_windows
-from stepscope.model.views.communication import CollectiveOverWorkers, Distributed, WorkerShare
-from stepscope.model.views.spans import SpanRef
+from stepscope.engine.trace_steps import StepWindows, step_windows
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import CollectiveOverWorkers, Distributed, WorkerShare
 from stepscope.tables.arrays import NONE, Int64
 
 NO_COLLECTIVES = "no worker ran a collective while recording"
@@ -67,7 +70,10 @@ def view(base: Base) -> Distributed | None:
     found = peers(base)
     if isinstance(found, str):
         return None
-    workers = [_worker(span) for spans in found.workers for span in spans]
+    workers = []
+    for span in (span for spans in found.workers for span in spans):
+        done = work(span)
+        workers.append(_Worker(span.ref, calls(span, done), computation(span, done), step_windows(span, done)))
     if not any(len(worker.found) for worker in workers):
         return None
     matches = _match(workers)
@@ -88,11 +94,6 @@ def why_absent(base: Base) -> str | None:
         return found
     there = any(len(calls(span, work(span))) for spans in found.workers for span in spans)
     return None if there else NO_COLLECTIVES
-
-
-def _worker(span: Span) -> _Worker:
-    done = work(span)
-    return _Worker(span.ref, calls(span, done), computation(span, done), step_windows(span, done))
 
 
 # ---------------------------------------------------------------------------------------------------------- steps
@@ -262,3 +263,104 @@ def _notes(found: Peers, workers: Sequence[_Worker], matches: _Matches) -> Itera
     groups = {message.group for message in messages}
     if partial and len(groups) == 1:
         yield f"{partial} collectives were found on some of the workers only"
+
+
+MAX_RANKS = 1 << 16  # a size of the world beyond this is no size but damage
+_APART_NS = 3600 * 10**9  # clocks of the hosts of one run do not differ by an hour
+
+ALONE = "one worker alone: give traces of several ranks of the same run, or the folder with them"
+
+
+class Peers(Struct, frozen=True):
+    """The spans of workers of one run, by worker; `missing` are ranks that are known of and have no trace."""
+
+    workers: tuple[tuple[Span, ...], ...]
+    missing: tuple[int, ...]
+    guessed: bool  # nothing says which ranks the files are of
+
+
+def peers(base: Base) -> Peers | str:
+    """The workers to compare, or why there are none."""
+    by_process: dict[str, list[Span]] = {}
+    for span in base.spans:
+        by_process.setdefault(span.ref.process, []).append(span)
+    recorded = bool(base.tables.manifests) or base.tables.journal.height > 0
+    workers = _last_of_each_rank(by_process.values()) if recorded else list(by_process.values())
+    if len(workers) < 2:
+        return ALONE
+    claims = {
+        (process, trace): rank
+        for process, trace, rank in base.tables.traces.select("process", "trace", "claimed_rank").iter_rows()
+    }
+    claimed = [claims.get((spans[0].ref.process, spans[0].ref.trace)) for spans in workers]
+    if not recorded:
+        reason = _not_one_run(workers, claimed)
+        if reason is not None:
+            return reason
+    guessed = not recorded and None in claimed
+    ranks = {spans[0].ref.rank for spans in workers}
+    missing = () if guessed else _absent_ranks(base, workers, ranks)
+    return Peers(tuple(tuple(spans) for spans in workers), missing, guessed)
+
+
+def _last_of_each_rank(workers: Iterable[list[Span]]) -> list[list[Span]]:
+    """Of ranks that were started several times, what ran last."""
+    last: dict[int, list[Span]] = {}
+    for spans in workers:
+        known = last.get(spans[0].ref.rank)
+        if known is None or _begin(spans) > _begin(known):
+            last[spans[0].ref.rank] = spans
+    return [last[rank] for rank in sorted(last)]
+
+
+def _not_one_run(workers: Sequence[list[Span]], claimed: Sequence[int | None]) -> str | None:
+    folders = list(dict.fromkeys(spans[0].ref.run for spans in workers))
+    repeated = [rank for rank, count in Counter(rank for rank in claimed if rank is not None).items() if count > 1]
+    if len(folders) < 2:
+        if repeated:
+            named = _some(
+                [spans[0].ref.worker for spans, rank in zip(workers, claimed, strict=True) if rank in repeated]
+            )
+            return f"two runs in one folder: {named} are all rank {min(repeated)}; give the files of one run"
+    else:
+        several = f"{len(workers)} workers of {len(folders)} folders ({_some(folders)})"
+        if repeated:
+            return f"{several}, of which two are rank {min(repeated)}: different runs; give one of them"
+        if None in claimed:
+            return f"{several}, and not all say which rank they are: give the folder of one run"
+        begins = sorted((_begin(spans), _end(spans)) for spans in workers)
+        if any(after[0] - before[1] > _APART_NS for before, after in pairwise(begins)):
+            return f"{several}, recorded more than an hour apart: different runs; give one of them"
+    sizes = {size for spans in workers if (size := _world_size(spans)) is not None}
+    if len(sizes) > 1:
+        return (
+            f"workers of runs of different sizes ({_some([str(size) for size in sorted(sizes)])} ranks): give one run"
+        )
+    return None
+
+
+def _absent_ranks(base: Base, workers: Sequence[list[Span]], ranks: set[int]) -> tuple[int, ...]:
+    sizes = [info.world_size for info in base.tables.ranks] + [_world_size(spans) for spans in workers]
+    size = max((size for size in sizes if size is not None), default=0)
+    return tuple(rank for rank in range(size) if rank not in ranks) if size <= MAX_RANKS else ()
+
+
+def _world_size(spans: Sequence[Span]) -> int | None:
+    for span in spans:
+        info = span.metadata.get("distributedInfo")
+        size = info.get("world_size") if isinstance(info, dict) else None
+        if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+            return size
+    return None
+
+
+def _begin(spans: Sequence[Span]) -> int:
+    return min((int(span.start_ns.min()) for span in spans if len(span)), default=0)
+
+
+def _end(spans: Sequence[Span]) -> int:
+    return max((int(span.end_ns.max()) for span in spans if len(span)), default=0)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,26 +1,31 @@
-"""How well each device of a trace was used, over its steps: what the TensorBoard plugin called the GPU summary.
+"""How well each device of a trace was used: over its steps (the TensorBoard plugin's GPU summary), and over time.
 
-All figures are of kernels alone, clipped to the time from the first step's start to the last one's end. They come from
-what the writer noted at each launch (grid, registers, shared memory), not from counters of the device: estimates.
+The summary is of kernels alone, clipped to the time from the first step's start to the last one's end. Its figures come
+from what the writer noted at each launch (grid, registers, shared memory), not from counters of the device: estimates.
+
+Over time there are utilisation, SM efficiency, queue length and copy bandwidth, in buckets of 1, 2 or 5 times a power
+of ten ns, few enough to draw. A value is the mean over its bucket; the last one may be shorter, and is a mean over what
+it holds. Kernels start and end millions of times, so a load that slices add to is one sweep over all changes; its
+integral up to any time is then a look-up, for the whole window or for each of many buckets.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.analyze.views import tensor_cores
-from stepscope.analyze.views.device_load import Load, load
+from stepscope.analyze.views.kernels import eligible, judged, plugin_tensor_cores, uses_tensor_cores
 from stepscope.engine import intervals
-from stepscope.engine.device_work import Work, by_device, work
+from stepscope.engine.device_work import COPY, Work, by_device, work
+from stepscope.engine.slice_tree import below
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.tree import below
-from stepscope.model.views.overview import GpuSummary, Overview
-from stepscope.model.views.spans import GpuProperties
+from stepscope.engine.trace_steps import step_windows
+from stepscope.model.trace import GpuProperties
+from stepscope.model.views import Counter, GpuSummary, Overview
 from stepscope.tables.arrays import Bools, Floats, Int64
 
 
@@ -62,14 +67,14 @@ def _of_span(span: Span, overview: Overview) -> Iterator[GpuSummary]:
     found = work(span)
     start = overview.steps[0].start_ns
     end = overview.steps[-1].start_ns + overview.steps[-1].wall_ns
-    linked, eligible = _eligible(span, found)
+    below_eligible = below(span.parent, found.operator, span.names.pick(eligible(span.names.values)) & span.is_operator)
     for device, own in by_device(found).items():
         chosen = np.flatnonzero(own & found.is_kernel)
         if not len(chosen):
             continue
         rows, starts, ends = found.rows[chosen], found.start_ns[chosen], found.end_ns[chosen]
         inside = np.maximum(np.minimum(ends, end) - np.maximum(starts, start), 0)
-        kernels = _Kernels(inside)
+        used = _Kernels(inside)
         busy = intervals.total(intervals.clip(intervals.union(starts, ends), start, end))
         sm = sm_load(span, rows)
         occupancy = _floats(span, "occupancy_percent", rows)
@@ -79,11 +84,11 @@ def _of_span(span: Span, overview: Overview) -> Iterator[GpuSummary]:
             window_ns=end - start,
             utilization_pct=100 * busy / (end - start),
             sm_efficiency_pct=None if sm is None else 100 * float(sm.mean(np.asarray([start, end]))[0]),
-            achieved_occupancy_pct=kernels.mean(np.where((occupancy >= 0) & np.isfinite(occupancy), occupancy, np.nan)),
-            tensor_core_pct=kernels.percent(_by_name(span, rows, tensor_cores.uses_tensor_cores)),
-            tensor_core_plugin_pct=kernels.percent(_by_name(span, rows, tensor_cores.plugin_tensor_cores)),
+            achieved_occupancy_pct=used.mean(np.where((occupancy >= 0) & np.isfinite(occupancy), occupancy, np.nan)),
+            tensor_core_pct=used.percent(judged(span.names, rows, uses_tensor_cores)),
+            tensor_core_plugin_pct=used.percent(judged(span.names, rows, plugin_tensor_cores)),
             kernels=int((inside > 0).sum()),
-            tensor_core_eligible_pct=kernels.percent(eligible[chosen], linked[chosen]),
+            tensor_core_eligible_pct=used.percent(below_eligible[chosen], found.operator[chosen] >= 0),
         )
 
 
@@ -93,16 +98,107 @@ def _floats(span: Span, column: str, rows: Int64) -> Floats:
     return values[rows]
 
 
-def _by_name(span: Span, rows: Int64, judge: Callable[[list[str]], list[bool]]) -> Bools:
-    """`judge` of each row's name, asked once for each distinct one."""
-    codes = span.names.codes[rows]
-    distinct = np.unique(codes[codes >= 0])
-    flags = np.zeros(len(span.names.values) + 1, bool)
-    flags[distinct] = judge([span.names.values[code] for code in distinct])
-    return flags[codes]
+MAX_BUCKETS = 250
+MAX_BYTES_PER_NS = 1e7  # a copy that claims more is a damaged record
+# metric -> unit, in the order shown
+UNITS = {
+    "utilization_pct": "%",
+    "sm_efficiency_pct": "%",
+    "queue_length": "launches",
+    "copy_bytes_per_s": "bytes/s",
+}
+_NS_PER_S = 1e9
 
 
-def _eligible(span: Span, found: Work) -> tuple[Bools, Bools]:
-    """Of each slice of work whether it has an operator, and whether one that it is below can use tensor cores."""
-    able = span.names.pick(tensor_cores.eligible(span.names.values)) & span.is_operator
-    return found.operator >= 0, below(span.parent, found.operator, able)
+def counters(base: Base) -> tuple[Counter, ...]:
+    """By span, device and metric; a metric that the trace has no source for is left out."""
+    return tuple(counter for span in base.spans for counter in _counters_of(span))
+
+
+def _counters_of(span: Span) -> Iterator[Counter]:
+    found = work(span)
+    if not len(found):
+        return
+    windows = step_windows(span, found)
+    start = min(int(found.start_ns.min()), *windows.start_ns.tolist())
+    end = max(int(found.end_ns.max()), *windows.end_ns.tolist())
+    if end <= start:
+        return
+    bucket = bucket_ns(end - start)
+    edges = np.append(np.arange(start, end, bucket, dtype=np.int64), end)
+    for device, own in by_device(found).items():
+        for metric, values in _of_device(span, found, own, edges):
+            yield Counter(span.ref, device, metric, UNITS[metric], start, end, bucket, tuple(values.tolist()))
+
+
+def bucket_ns(length_ns: int, most: int = MAX_BUCKETS) -> int:
+    """The smallest bucket of 1, 2 or 5 times a power of ten that cuts this length into at most `most`."""
+    size = 1
+    while True:
+        for factor in (1, 2, 5):
+            if -(-length_ns // (size * factor)) <= most:
+                return size * factor
+        size *= 10
+
+
+def _of_device(span: Span, found: Work, own: Bools, edges: Int64) -> Iterator[tuple[str, Floats]]:
+    kernels = own & found.is_kernel
+    if kernels.any():
+        busy = intervals.covered(intervals.union(found.start_ns[kernels], found.end_ns[kernels]), edges[:-1], edges[1:])
+        yield "utilization_pct", 100 * busy / np.diff(edges)
+        sm = sm_load(span, found.rows[kernels])
+        if sm is not None:
+            yield "sm_efficiency_pct", 100 * sm.mean(edges)
+    launched = np.flatnonzero(own & (found.launch >= 0))
+    if len(launched):  # launches whose first slice on the device has not begun
+        launched = launched[np.lexsort((found.start_ns[launched], found.launch[launched]))]
+        launch, first = np.unique(found.launch[launched], return_index=True)  # a graph is one launch of many kernels
+        queued = load(span.start_ns[launch], found.start_ns[launched[first]], np.ones(len(launch)))
+        yield "queue_length", queued.mean(edges)
+    copies = np.flatnonzero(own & (found.kind == COPY))
+    size = span.column("bytes", found.rows[copies])
+    copies, size = copies[size > 0], size[size > 0]
+    if len(copies):  # bytes per ns, each copy's spread evenly over its time
+        starts = found.start_ns[copies]
+        lasting = np.maximum(found.end_ns[copies] - starts, 1)
+        copied = load(starts, starts + lasting, np.minimum(size / lasting, MAX_BYTES_PER_NS))
+        yield "copy_bytes_per_s", _NS_PER_S * copied.mean(edges)
+
+
+_FIXED = 1_000_000_000  # amounts are summed as whole billionths: what was added goes away again exactly
+
+
+class Load(Struct, frozen=True):
+    """`integral[i]` is the sum of the load over time, in its unit times ns, up to `times[i]`, ns since `origin_ns`."""
+
+    origin_ns: int
+    times: Floats
+    integral: Floats
+
+    def until(self, points_ns: Int64) -> Floats:
+        """The integral up to each of these times."""
+        if not len(self.times):
+            return np.zeros(len(points_ns))
+        return np.interp((points_ns - self.origin_ns).astype(np.float64), self.times, self.integral)
+
+    def mean(self, edges_ns: Int64) -> Floats:
+        """The mean load between each two of these times; no two are the same."""
+        return np.diff(self.until(edges_ns)) / np.diff(edges_ns)
+
+
+def load(start_ns: Int64, end_ns: Int64, amount: Floats, *, limit: float | None = None) -> Load:
+    """The load of slices that each add `amount` (at most a billion) from start to end, never above `limit` in sum."""
+    lasting = end_ns > start_ns
+    starts, ends, amounts = start_ns[lasting], end_ns[lasting], amount[lasting]
+    if not len(starts):
+        return Load(0, np.empty(0), np.empty(0))
+    origin = int(starts.min())
+    fixed = np.rint(amounts * _FIXED).astype(np.int64)
+    times = np.concatenate([starts, ends]) - origin
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    level = np.cumsum(np.concatenate([fixed, -fixed])[order])[:-1] / _FIXED
+    if limit is not None:
+        np.minimum(level, limit, out=level)
+    integral = np.concatenate([[0.0], np.cumsum(level * np.diff(times))])
+    return Load(origin, times.astype(np.float64), integral)

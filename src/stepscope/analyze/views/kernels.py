@@ -1,32 +1,44 @@
-"""Kernels: calls, durations, launch configuration, delay of the launch, and who launched them.
+"""Kernels: calls, durations, launch configuration, delay of the launch, who launched them, and what their names say.
 
 Grouped by name, or by launch: name, operator, blocks of the grid, threads of a block, registers and shared memory.
 `plugin_kernels` gives the rows of the TensorBoard plugin's table.
+
+`short_names`: a C++ kernel keeps its function's name; what else is needed comes from its template arguments, in steps
+of detail until no two kernels of a table share a name. Profilers demangle what they can, so names still mangled are
+those a demangler gives up on (new types, too many arguments). Those are read identifier by identifier, in one pass,
+which works for any of them and cannot be made to run away by a crafted name. Names of generated kernels (Triton,
+cuBLAS, Tensile) are kept, without their tails of tuning parameters.
+
+`uses_tensor_cores`: no trace says which instructions a kernel ran. Libraries that write matrix kernels put the
+instruction, or a family that is only ever built on it, into the kernel's name; those marks are below, one line per
+family, with where the name comes from. A kernel written by hand that bears none of them counts as using none. What is
+0 % here may still be arithmetic in 16 bits, and what counts here may keep the cores busy for a part of its time only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.views.kernel_names import short_names
-from stepscope.analyze.views.tensor_cores import uses_tensor_cores
 from stepscope.engine import attribution
 from stepscope.engine.device_work import GRAPH, LINKED, in_state, work
-from stepscope.engine.spans import Base, Span
-from stepscope.model.views.operators import KernelRow
-from stepscope.model.views.spans import SpanRef
-from stepscope.tables.arrays import NONE
+from stepscope.engine.spans import Base, Span, Texts
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import KernelRow
+from stepscope.tables.arrays import NONE, Bools, Int64
 
 NAME, LAUNCH = "name", "launch"
-_CONFIGURATION = {
+_CONFIGURATION = {  # of a launch, by the column of `events`
     "grid": "blocks",
     "block": "threads",
     "registers": "registers",
-    "shared_memory": "shared_memory_bytes",
+    "shared_memory_bytes": "shared_memory_bytes",
 }
 
 
@@ -52,7 +64,10 @@ def table(
                 callers = kernels.group_by(*keys, caller="operator").agg(pl.col("duration_ns").sum())
                 figures.append(_named(item, _figures(kernels, keys)))
                 operators.append(_named(item, callers))
-                places.append(_named(item, _places(base, item, kernels, groups)))
+                of = (kernels[name].cast(pl.Int64).to_numpy() for name in ("group", "origin", "duration_ns"))
+                sums = attribution.place_sums(base, item, *of)
+                numbered = groups.with_columns(pl.col("group").cast(pl.Int64))
+                places.append(_named(item, sums.join(numbered, on="group").drop("group")))
     if not figures:
         return ()
     joined = _joined(figures, operators, places, keys)
@@ -127,7 +142,7 @@ def _figures(kernels: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
         max_ns=weight.max(),
         blocks=_weighted("blocks_per_sm"),
         occupied=_weighted("occupancy"),
-        delay_ns=pl.when(pl.col("delay_ns").is_not_null().any()).then(pl.col("delay_ns").sum()),
+        delay_ns=known_sum("delay_ns"),
         launches=pl.col("delay_ns").count().cast(pl.Int64),
         device=pl.when(pl.col("device").n_unique() == 1).then(pl.col("device").first()),
         devices=pl.col("device").n_unique().cast(pl.Int64),
@@ -140,10 +155,9 @@ def _weighted(column: str) -> pl.Expr:
     return pl.when(some).then((pl.col(column).fill_null(0) * (pl.col("duration_ns") / 1000)).sum())
 
 
-def _places(base: Base, span: Span, kernels: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    number = kernels["group"].cast(pl.Int64).to_numpy()
-    sums = attribution.place_sums(base, span, number, kernels["origin"].to_numpy(), kernels["duration_ns"].to_numpy())
-    return sums.join(groups.with_columns(pl.col("group").cast(pl.Int64)), on="group").drop("group")
+def known_sum(name: str) -> pl.Expr:
+    """The sum of what is known; null where nothing is."""
+    return pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()).alias(name)
 
 
 def _joined(
@@ -157,10 +171,7 @@ def _joined(
             pl.col("calls", "total_ns", "launches").sum(),
             pl.col("min_ns").min(),
             pl.col("max_ns").max(),
-            *(
-                pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()).alias(name)
-                for name in ("blocks", "occupied", "delay_ns")
-            ),
+            *(known_sum(name) for name in ("blocks", "occupied", "delay_ns")),
             device=pl.when((pl.col("devices").max() == 1) & (pl.col("device").n_unique() == 1)).then(
                 pl.col("device").first()
             ),
@@ -186,23 +197,26 @@ def _joined(
 def _row(row: dict[str, Any], short: str, cores: bool, everything: int, by: str) -> KernelRow:
     place, exact = attribution.place_of_row(row) if row["file"] is not None else (None, False)
     total = row["total_ns"]
-    configuration = row if by == LAUNCH else {}
+
+    def mean(weighted: float | None) -> float | None:
+        if weighted is None:
+            return None
+        return weighted / (total / 1000) if total else 0.0
+
+    launch = {name: row[name] if by == LAUNCH else None for name in _CONFIGURATION}
     return KernelRow(
         name=row["name"],
         short_name=short,
         operator=row["caller"],
-        grid=configuration.get("grid"),
-        block=configuration.get("block"),
-        registers=configuration.get("registers"),
-        shared_memory_bytes=configuration.get("shared_memory"),
+        **launch,
         calls=row["calls"],
         total_ns=total,
         mean_ns=total / row["calls"],
         min_ns=row["min_ns"],
         max_ns=row["max_ns"],
         share=total / everything if everything else 0.0,
-        blocks_per_sm=_mean(row["blocks"], total),
-        occupancy_pct=_mean(row["occupied"], total),
+        blocks_per_sm=mean(row["blocks"]),
+        occupancy_pct=mean(row["occupied"]),
         tensor_cores=cores,
         launch_delay_ns=row["delay_ns"] / row["launches"] if row["launches"] else None,
         device=row["device"],
@@ -211,7 +225,431 @@ def _row(row: dict[str, Any], short: str, cores: bool, everything: int, by: str)
     )
 
 
-def _mean(weighted: float | None, total_ns: int) -> float | None:
-    if weighted is None:
-        return None
-    return weighted / (total_ns / 1000) if total_ns else 0.0
+LEVELS = 5  # of detail
+_LONGEST = 100  # characters of a short name; what would take more gets a number instead
+_SHORTENED = 20_000  # characters of a name that are looked at
+_PLAIN = 1_000  # of a name without arguments
+_IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*$")
+_NAMESPACES = re.compile(r"(?:\(anonymous namespace\)::|<unnamed>::|(?<!\w)[A-Za-z_]\w*::)+")
+_WORD = re.compile(r"(?<!\w)[A-Za-z_]\w*")
+_PAIRS = {")": "(", ">": "<", "]": "[", "}": "{"}
+
+# Kernels that only carry another one: the first template argument is the name.
+_CARRIERS = frozenset({"Kernel", "Kernel2", "kernel", "kentry", "device_kernel", "globalKernel", "kernel_entry"})
+# Kernels that only say how they go over their data: what they compute is in a template argument.
+_GENERIC = re.compile(r"elementwise|reduce_kernel|multi_tensor_apply|gpu_kernel|for_each|transform_kernel|trampoline")
+# Template arguments that do not say what is computed.
+_TYPES = frozenset(
+    (
+        *("anonymous", "namespace", "unnamed", "const", "volatile", "unsigned", "signed", "char", "bool", "short"),
+        *("int", "long", "float", "double", "void", "size_t", "int8_t", "int16_t", "int32_t", "int64_t", "uint8_t"),
+        *("uint16_t", "uint32_t", "uint64_t", "half", "__half", "Half", "BFloat16", "bfloat16_t", "complex"),
+        *("Float8_e4m3fn", "Float8_e5m2", "__nv_bfloat16", "__hip_bfloat16", "array", "Array", "pair", "tuple", "true"),
+        *("false", "nullptr", "decltype"),
+    )
+)
+_FRAMES = frozenset(
+    (
+        *("gpu_kernel_impl", "gpu_kernel_impl_nocast", "gpu_index_kernel", "BinaryFunctor", "AUnaryFunctor"),
+        *("BUnaryFunctor", "ReduceOp", "func_wrapper_t", "TensorListMetadata", "FusedOptimizerTensorListMetadata"),
+        *("TensorListScalarListMetadata", "depth_to_max", "TrivialOffsetCalculator", "OffsetCalculator"),
+        *("LoadWithoutCast", "StoreWithoutCast", "LoadWithCast", "StoreWithCast", "OpaqueType", "ROCPRIM_400200_NS"),
+        *("detail", "target_arch", "lambda", "operator"),
+    )
+)
+# Plain names with a tail of tuning parameters: what is kept in front of it.
+_TAILS = (
+    # Tensile: layouts and types, then the tile
+    re.compile(r"(?P<a>(?:Custom_)?Cijk_[A-Za-z]+_[A-Za-z]+_[A-Z0-9]+)(?:_.*)?(?P<b>_MT\d+x\d+x\d+).*"),
+    # xmma: up to the tile
+    re.compile(r"(?P<a>\w*xmma_\w*?)_tilesize(?P<b>\d+x\d+x\d+)\w*"),
+    # TensorRT-LLM: types, then the tile
+    re.compile(r"(?P<a>(?:bmm|gemm)_\w+?)(?P<b>_t\d+x\d+x\d+(?:u\d+)?)_\w+"),
+)
+_SOURCE_NAME = re.compile(r"\d{1,4}")
+_LITERAL = re.compile(r"L([a-z])(n?\d{1,18})E")
+_NESTED = re.compile(r"N[KVr]*(?:St|S[0-9A-Z]*_)?")
+_NO_NAME = re.compile(r"DF\d+[b_x]|[ST]\d*_")  # types with a number in them, and references back
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """A short name for each of these different names, no two alike."""
+    result = [_at_level(name, 0) for name in names]
+    for level in range(1, LEVELS):
+        counts = Counter(result)
+        again = [number for number, short in enumerate(result) if counts[short] > 1]
+        if not again:
+            return result
+        for number in again:
+            result[number] = _at_level(names[number], level)
+    return _numbered(result)
+
+
+def _numbered(names: list[str]) -> list[str]:
+    """The names with a number behind those that are still alike (cut at the same place)."""
+    counts, seen, taken = Counter(names), Counter[str](), set(names)
+    result = []
+    for name in names:
+        seen[name] += 1
+        number = seen[name]
+        short = name
+        while counts[name] > 1 and (short == name or short in taken):
+            short = f"{name} #{number}"
+            number += 1
+        taken.add(short)
+        result.append(short)
+    return result
+
+
+@lru_cache(maxsize=8192)
+def _at_level(name: str, level: int) -> str:
+    """The name in the detail asked for, or in the most that is short enough."""
+    name = name[:_SHORTENED]
+    parts = None if name.startswith("_Z") else _parts(name)
+    for detail in range(level, -1, -1):
+        text = _mangled(name, detail) if parts is None else _written(*parts, detail)
+        if len(text) <= _LONGEST or detail == 0:
+            break
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """Function, namespaces and template arguments; of a kernel that only carries another, those of the other."""
+    function, namespaces, arguments = _taken_apart(name)
+    if function in _CARRIERS and arguments:
+        first, *others = _split(arguments)
+        inner, _, deeper = _taken_apart(first)
+        if inner and inner not in _TYPES:
+            return inner, "", ", ".join([deeper, *others] if deeper else others)
+    return (function, namespaces, arguments) if function else (name, "", "")
+
+
+def _written(function: str, namespaces: str, arguments: str, level: int) -> str:
+    """The name with as much of its template arguments as the level asks for."""
+    if level == 0 and not arguments:
+        return _without_tail(function)
+    if level <= 1:
+        telling = _telling(arguments) if _GENERIC.search(function) else None
+        if level == 0 or telling is not None:
+            return f"{function}<{telling}>" if telling else function
+    if level <= 2:
+        shown = [_argument(argument) for argument in _split(arguments)]
+        return f"{function}<{', '.join(shown)}>" if shown else function
+    plain = _NAMESPACES.sub("", arguments).replace(" >", ">")
+    if level == 3:
+        return f"{function}<{plain}>" if plain else function
+    return f"{namespaces}{function}<{plain}>" if plain else f"{namespaces}{function}"
+
+
+def _without_tail(name: str) -> str:
+    for pattern in _TAILS if len(name) <= _PLAIN else ():
+        match = pattern.fullmatch(name)
+        if match:
+            parts = [part.strip("_") for part in match.groupdict().values() if part]
+            return " ".join(parts)
+    return name
+
+
+def _taken_apart(name: str) -> tuple[str, str, str]:
+    """Function, its namespaces (with the last ::), and the text of its template arguments, of a C++ declaration."""
+    text = name.strip().removesuffix(" const").removesuffix(" [clone .kd]").removesuffix(".kd")
+    if text.endswith(")"):
+        text = text[: _opening(text)].rstrip()
+    arguments = ""
+    if text.endswith(">"):
+        start = _opening(text)
+        arguments, text = text[start + 1 : -1].strip(), text[:start].rstrip()
+    match = _IDENTIFIER.search(text)
+    if match is None:
+        return "", "", ""
+    spaces = re.search(r"(?:\(anonymous namespace\)::|<unnamed>::|[A-Za-z_]\w*::)*$", text[: match.start()])
+    return match[0], spaces[0] if spaces else "", arguments
+
+
+def _opening(text: str) -> int:
+    """Where the bracket opens that the last character closes; the end where none does."""
+    closing = [text[-1]]
+    for place in range(len(text) - 2, -1, -1):
+        char = text[place]
+        # comparisons and arrows inside parentheses are no brackets
+        if char in ">" and (closing[-1] == ")" or text[place - 1] == "-"):
+            continue
+        if char in _PAIRS:
+            closing.append(char)
+        elif char == _PAIRS[closing[-1]]:
+            closing.pop()
+            if not closing:
+                return place
+    return len(text)
+
+
+def _split(arguments: str) -> list[str]:
+    """Template arguments at their outer commas."""
+    parts, start, round_ones, others = [], 0, 0, 0
+    for place, char in enumerate(arguments):
+        if char in "()":
+            round_ones += 1 if char == "(" else -1
+        elif round_ones > 0:
+            continue  # comparisons and arrows inside parentheses are no brackets
+        elif char in "<[{":
+            others += 1
+        elif char in ">]}":
+            others -= 1
+        elif char == "," and others <= 0:
+            parts.append(arguments[start:place].strip())
+            start = place + 1
+    parts.append(arguments[start:].strip())
+    return [part for part in parts if part]
+
+
+def _argument(text: str) -> str:
+    """A template argument without namespaces and its own arguments; of a lambda the function around it."""
+    if text.startswith("(") and not text.startswith("(anonymous"):
+        return text.rpartition(")")[2] or text  # a value of an enumeration
+    outer = _NAMESPACES.sub("", re.split(r"::\{lambda|::operator\(\)", text, maxsplit=1)[0])
+    head = re.split(r"[<(]", outer, maxsplit=1)[0].strip()
+    if head in _FRAMES:
+        return _telling(text) or head
+    return head or text[:24]
+
+
+def _telling(arguments: str) -> str | None:
+    """The first word of the arguments that says what is computed."""
+    for match in _WORD.finditer(arguments):
+        word, rest = match[0], arguments[match.end() : match.end() + 3]
+        namespace = rest.startswith("::") and not arguments[match.end() + 2 :].startswith(("operator()", "{lambda"))
+        if not namespace and word not in _TYPES and word not in _FRAMES:
+            return word
+    return None
+
+
+def _mangled(name: str, level: int) -> str:
+    """The function of a mangled name and the identifiers and numbers among its template arguments."""
+    spaces, at = _nested(name)
+    if not spaces:
+        return name
+    arguments = _identifiers(name, at)
+    function = spaces[-1]
+    if function in _CARRIERS:
+        words = [word for word in arguments if not word.isdigit() and word not in spaces]
+        if words:
+            function, arguments = words[0], arguments[arguments.index(words[0]) + 1 :]
+    shown = arguments[: (0, 3, 8, 16, 64)[level]]
+    return f"{function}<{', '.join(shown)}>" if shown else function
+
+
+def _nested(name: str) -> tuple[list[str], int]:
+    """The names in front of a mangled name's arguments, outermost first, and where they end."""
+    at, found = 2, []
+    while at < len(name) and name[at] in "NLKVr":
+        at += 1
+    while at < len(name):
+        if name.startswith("St", at):
+            at += 2
+            continue
+        word, after = _source_name(name, at)
+        if word is None:
+            break
+        if not word.startswith("_GLOBAL__"):  # an anonymous namespace
+            found.append(word)
+        at = after
+    return found, at
+
+
+def _identifiers(name: str, at: int) -> list[str]:
+    """Identifiers and numbers of a mangled name from `at` on; of a nested name the last part."""
+    found: list[str] = []
+    while at < len(name):
+        literal = _LITERAL.match(name, at) if name[at] == "L" else None
+        if literal is not None:
+            found.append(str(bool(int(literal[2]))).lower() if literal[1] == "b" else literal[2].replace("n", "-"))
+            at = literal.end()
+            continue
+        skipped = _NO_NAME.match(name, at)
+        if skipped is not None:
+            at = skipped.end()
+            continue
+        nested = _NESTED.match(name, at)
+        word, after = _source_name(name, nested.end() if nested else at)
+        if word is not None:
+            further, beyond = _source_name(name, after) if nested else (None, after)
+            while further is not None:
+                word, after = further, beyond
+                further, beyond = _source_name(name, after)
+            found.append(word)
+        at = after if word is not None or not nested else nested.end()
+    return found
+
+
+def _source_name(name: str, at: int) -> tuple[str | None, int]:
+    """The identifier with its length in front that begins at `at`, and where to go on."""
+    match = _SOURCE_NAME.match(name, at)
+    if match is None or match[0].startswith("0"):
+        return None, at + 1
+    end = match.end() + int(match[0])
+    word = name[match.end() : end]
+    if end > len(name) or not _WORD.fullmatch(word):
+        return None, match.end()
+    return word, end
+
+
+# Names that hold a mark below by accident or against better knowledge; looked at first.
+_WITHOUT = (
+    # cuBLAS and cuDNN (xmma) and CUTLASS name their kernels on ordinary cores by the instruction too
+    r"[_\d](ffma|dfma|hfma2?)[_\d]",
+    r"_simt_|OpClassSimt",
+    # generated by TorchInductor without tl.dot: pointwise, reductions, scans, foreach
+    r"^triton_(poi|per|red|for|spl)_",
+    # helpers beside matrix kernels: combining split results, preparing and converting gradients of attention
+    r"flash_fwd_splitkv_combine|flash_bwd_(dot_do_o|convert_dq|convert_dkv|clear_dkvaccum)|[Ff]lashAttn\w*(Combine|Preprocess|Postprocess)",
+    r"(Splitkv|SplitKV)Combine|Fmha\w*(SplitKVCombine|OGradDotO|ConvertQGrad)|[Cc]ompute\w*OffsetsKernel",
+    # sums of partial results of a matrix product that was split
+    r"splitKreduce|_finalize_matmul",
+    # memory-efficient attention with 32-bit floats before Ampere, and with anything before Volta
+    r"fmha_cutlass[FB]_f32_\w*_sm(70|75)|fmha_cutlass[FB]_\w*_sm50",
+)
+
+_MARKS = (
+    # Volta and Turing: HMMA 884 and 1688 in cuBLAS and cuDNN 7 (volta_h884gemm, turing_s1688cudnn), IMMA 8816
+    r"[hs]884|[hsc]1688|i8816|hmma|(?<![a-z])imma|i8i8\w*imma|bmma_|dmma",
+    # cuDNN kernels without the instruction in the name, after NVIDIA's PyProf (pyprof/prof/tc.py)
+    r"dgrad_1x1_stride_2x2|first_layer_wgrad_kernel|conv1x1|conv2d_c1_k1|direct_group",
+    # Ampere and later: 16816, IMMA 16832, sparse 16832 and 16864, DMMA 884, in CUTLASS, cuBLAS and cuDNN
+    r"16816|16832|16864|d884|_s161616",
+    # xmma, the generator of cuBLAS and cuDNN: with an mma shape (tensor16x8x8) or as a family (FFMA is left out above)
+    r"tensor\d+x\d+x\d+|xmma_(gemm|sparse_gemm|implicit_gemm|sparse_conv|warp_specialized)|xmma_(f|d|w)(prop|grad)",
+    # CUTLASS by operator class: cutlass_80_tensorop_, cutlass_80_wmma_tensorop_, cutlass3x_sm90_tensorop_; or mangled
+    r"tensorop|OpClass(Wmma|BlockScaled)?TensorOp|MmaTensorOp",
+    # Hopper: wgmma (GMMA), warp groups of xmma, mainloops of CUTLASS 3 (MainloopSm90TmaGmma…)
+    r"wgmma|gmma|warpgroupsize\d|(Mainloop|Collective)\w{0,40}Sm(90|1\d\d)|SM(90|1\d\d)_\d+x\d+x\d+",
+    # Blackwell: fifth-generation instructions (tcgen05, UTCMMA, UMMA)
+    r"tcgen05|utc\w?mma|(?<![a-z])u(tc)?mma|UMMA|SM1\d\d_MMA",
+    # cuBLASLt of CUDA 12.3 and later, Hopper and Blackwell: nvjet_hsh_256x128_…, nvjet_tst_…, nvjet_sm100_…
+    r"nvjet",
+    # kernels generated by TensorRT-LLM for Blackwell: bmm_…_sm100f, gemm_…_sm100a, fmhaSm100aKernel_…
+    r"^(bmm|gemm)_\w+_sm1\d\d[af]?$|fmhaSm\d+",
+    # DeepGEMM: sm90_fp8_gemm_1d2d_impl, sm100_bf16_gemm_impl
+    r"deep_gemm|sm(90|1\d\d)_\w{0,40}gemm\w{0,40}_impl",
+    # FlashAttention 2 (flash_fwd_kernel, pytorch_flash) and 3 (FlashAttnFwdSm90), FlashMLA
+    r"flash_fwd_(splitkv_)?(mla_)?kernel|flash_bwd_dq_dk_dv|[Ff]lashAttn(Fwd|Bwd)|flash_fwd_(splitkv_)?mla",
+    # memory-efficient attention of xFormers and PyTorch, TensorRT's fused attention, cuDNN's attention
+    r"fmha_cutlass[FB]|fmha_v2_|fmha_(fprop|dgrad|bprop)|sdpa_sm\d+|_flash_(fprop|bprop)",
+    # FlashInfer: prefill is built on mma, decode on ordinary cores
+    r"(Batch|Single)Prefill\w*Kernel|PrefillWith\w*KVCache\w*Kernel",
+    # quantized weights in vLLM: Marlin, Machete
+    r"marlin|machete",
+    # products with 4-bit weights in PyTorch
+    r"tinygemm_m16n8k16",
+    # Triton kernels that call tl.dot: TorchInductor's templates, triton_kernels, vLLM and SGLang, attention of the
+    # Triton tutorials and of AOTriton (attn_fwd, bwd_kernel_dk_dv)
+    r"^triton_tem_|^triton_(mm|bmm|tem_fused|flex_attention)|_(p_)?matmul_ogs|^fused_moe_kernel|kernel_unified_attention",
+    r"^_?attn_(fwd|bwd)|^bwd_kernel_(dk_dv|dq|fuse)|^_fwd_grouped_kernel_stage1|^_bwd_kernel_(dk_dv|dq)",
+    # AMD, Tensile in rocBLAS and hipBLASLt: matrix instruction MI16x16x16x1; older ones say MFMA
+    r"Cijk_\w*_MI\d+x\d+x\d+|[Mm]fma|MFMA",
+    # AMD, Composable Kernel and MIOpen: xdlops are MFMA, wmma is RDNA's; igemm_*_gtcx is MIOpen's MFMA assembly
+    r"xdlops|_xdl(_|ops|$)|Xdl|igemm_\w*_gtcx|_wmma_|Wmma",
+    # AMD, ck_tile, plain or mangled: attention and matrix products
+    r"ck_tile\w{0,200}(FmhaFwd|FmhaBwdDQDKDV|GemmKernel|GroupedGemm|FlatmmKernel)|ck_tile::.{0,200}(FmhaFwd\w*Kernel|FmhaBwdDQDKDV|GemmKernel|GroupedGemm|FlatmmKernel)",
+    # AMD, aiter's assembly: fmha_fwd_hd128_…, fmoe_…, mla_…, f4gemm_…
+    r"aiter(::|\d+)\w*?(fmha_[fb]wd|fmoe|mla_a|pa_(bf16|fp16|a16w)|f4gemm|f8gemm|bf16gemm|i8gemm|fp8gemm|flatmm)",
+)
+
+# Every mark above holds one of these, in lower case: names are long, and most have none.
+_HINTS = (
+    *("884", "1688", "8816", "1681", "1683", "1686", "1616", "mma", "dgrad", "first_layer", "conv1x1", "conv2d_c1"),
+    *("direct_group", "tensorop", "tensor1", "tensor8", "warpgroup", "sm9", "sm1", "nvjet", "gemm", "flash", "fmha"),
+    *("sdpa", "prefill", "marlin", "machete", "triton_", "matmul", "moe", "attention", "attn", "bwd_kernel"),
+    *("_fwd_grouped", "cijk", "xdl", "aiter", "ck_tile"),
+)
+
+_READ = 4_000  # characters of a name that are looked at
+
+_PLUGIN_MARKS = (
+    *("h884", "s884", "h1688", "s1688", "hmma", "i8816", "16816", "dgrad_1x1_stride_2x2", "first_layer_wgrad_kernel"),
+    *("conv1x1", "conv2d_c1_k1", "direct_group", "xmma_implicit_gemm", "xmma_sparse_conv"),
+    *("xmma_warp_specialized_implicit_gemm", "xmma_gemm", "xmma_sparse_gemm", "c1688"),
+)
+
+# Operators that end in a matrix product: those that autocast runs in 16 bits, and others of native_functions.yaml.
+_OPERATORS = (
+    *("_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "convolution", "prelu", "addmm", "addmv", "addr"),
+    *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "cudnn_convolution", "matmul", "mm", "mv"),
+    *("cudnn_convolution_transpose", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot"),
+    *("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
+    *("cudnn_convolution_transpose_backward", "cudnn_convolution_backward_weight", "addmm_"),
+    *("cudnn_convolution_transpose_backward_weight", "cudnn_convolution_transpose_backward_input"),
+    *("cudnn_convolution_backward_input", "cudnn_convolution_backward", "convolution_backward"),
+    *("_convolution_double_backward", "convolution_overrideable", "baddbmm_", "addbmm_"),
+    *("convolution_backward_overrideable", "cudnn_convolution_relu", "cudnn_convolution_add_relu", "bilinear"),
+    *("miopen_convolution", "miopen_convolution_relu", "miopen_convolution_add_relu", "einsum", "tensordot"),
+    *("miopen_convolution_transpose", "miopen_convolution_backward_input", "miopen_convolution_backward_weight"),
+    *("miopen_convolution_backward", "thnn_conv2d", "_slow_conv2d_forward", "_slow_conv2d_backward", "inner"),
+    *("slow_conv3d", "slow_conv3d_forward", "slow_conv_transpose2d", "slow_conv_transpose3d", "_addmm_activation"),
+    *("slow_conv_dilated2d", "slow_conv_dilated3d", "_int_mm", "_scaled_mm", "_scaled_grouped_mm", "_grouped_mm"),
+    *("_scaled_mm_v2", "_scaled_grouped_mm_v2", "_weight_int4pack_mm", "_weight_int8pack_mm", "_mixed_dtypes_linear"),
+    *("_sparse_semi_structured_linear", "_sparse_semi_structured_mm", "_sparse_semi_structured_addmm"),
+    *("_cslt_sparse_mm", "scaled_dot_product_attention", "_scaled_dot_product_flash_attention"),
+    *("_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention"),
+    *("_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention"),
+    *("_scaled_dot_product_cudnn_attention_backward", "_scaled_dot_product_attention_math"),
+    *("_scaled_dot_product_fused_attention_overrideable", "_flash_attention_forward", "_flash_attention_backward"),
+    *("_efficient_attention_forward", "_efficient_attention_backward", "_cudnn_attention_forward"),
+    *("_cudnn_attention_backward", "_native_multi_head_attention", "_trilinear", "_transformer_encoder_layer_fwd"),
+    *("_cudnn_rnn", "_cudnn_rnn_backward", "miopen_rnn", "miopen_rnn_backward", "lstm", "gru", "rnn_tanh", "rnn_relu"),
+    *("linear_backward", "kron", "linalg_matmul"),
+)
+# The same of derivatives.yaml.
+_DERIVATIVES = (
+    *("Convolution", "ConvolutionBackward", "CudnnConvolution", "Mm", "Bmm", "Addmm", "Baddbmm", "Addbmm", "Addmv"),
+    *("Mv", "Linear", "CudnnRnn", "MiopenRnn", "MiopenConvolution", "Prelu", "PreluKernel"),
+    *("ScaledDotProductFlashAttention", "ScaledDotProductEfficientAttention", "FlashAttention"),
+    *("ScaledDotProductCudnnAttention", "EfficientAttention", "GroupedMm", "ScaledGroupedMm"),
+)
+ELIGIBLE = frozenset(
+    (
+        *(f"aten::{name}" for name in _OPERATORS),
+        *(f"{name}Backward{number}" for name in _DERIVATIVES for number in ("", "0", "1")),
+        *("flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_backward", "FlashAttnFunc"),
+        *("FlashAttnFuncBackward", "CudnnConvolutionTransposeBackward"),
+    )
+)
+
+
+def uses_tensor_cores(names: Iterable[str]) -> list[bool]:
+    """For each kernel name whether it uses tensor cores or matrix cores."""
+    return [_uses(name) for name in names]
+
+
+@lru_cache(maxsize=8192)
+def _uses(name: str) -> bool:
+    name = name[:_READ]
+    lower = name.lower()
+    if not any(hint in lower for hint in _HINTS):
+        return False
+    without, marks = _patterns()
+    return marks.search(name) is not None and without.search(name) is None
+
+
+def plugin_tensor_cores(names: Iterable[str]) -> list[bool]:
+    """The same with the marks of the TensorBoard plugin: up to Ampere, no AMD, kernels on ordinary cores included."""
+    marks = re.compile("|".join(map(re.escape, _PLUGIN_MARKS)))
+    return [marks.search(name) is not None for name in names]
+
+
+def eligible(names: Sequence[str]) -> list[bool]:
+    """For each operator name whether such operators can use tensor cores, given the right types and sizes."""
+    return [name.removeprefix("autograd::engine::evaluate_function: ") in ELIGIBLE for name in names]
+
+
+def judged(names: Texts, rows: Int64, judge: Callable[[list[str]], list[bool]]) -> Bools:
+    """`judge` of the text in each of `rows`, asked once for each distinct one; False where there is none."""
+    codes = np.where(rows >= 0, names.codes[rows], NONE)
+    distinct = np.unique(codes[codes >= 0])
+    flags = np.zeros(len(names.values) + 1, bool)
+    flags[distinct] = judge([names.values[code] for code in distinct.tolist()])
+    return flags[codes]
+
+
+@cache
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    return re.compile("|".join(_WITHOUT)), re.compile("|".join(f"(?:{mark})" for mark in _MARKS))

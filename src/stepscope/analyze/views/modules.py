@@ -6,16 +6,17 @@ so that self times and what no module caused sum to all there is. Totals are sum
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from msgspec import Struct, field
 
 from stepscope.engine.device_work import work
 from stepscope.engine.module_calls import ModuleCalls, Paths, module_class
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.tree import climb
-from stepscope.model.views.modules import ModuleNode, ModuleTree
-from stepscope.model.views.spans import SpanRef
-from stepscope.tables.arrays import NONE, Int32, Int64
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import ModuleNode, ModuleTree
+from stepscope.tables.arrays import NONE, Int32, Int64, climb
 
 # Columns of sums by path. Times are self times.
 _CALLS, _IN_STEPS, _OPERATORS, _HOST, _BACK_HOST, _DEVICE, _BACK_DEVICE = range(7)
@@ -47,18 +48,13 @@ class _Sums(Struct):
         calls = ModuleCalls(span)
         if not len(calls.rows):
             return
-        places = self._places(calls)
+        places = self.paths.take_in(calls.paths)  # the number here of each path of the span
+        more = len(self.paths.name) - len(self.table)
+        self.table = np.concatenate([self.table, np.zeros((more, self.table.shape[1]), np.int64)])
         own = np.zeros((len(places), self.table.shape[1]), np.int64)
         self._host(span, calls, own)
         self._device(span, calls, own)
         np.add.at(self.table, places, own)
-
-    def _places(self, calls: ModuleCalls) -> Int64:
-        """The number here of each path of a span."""
-        places = self.paths.take_in(calls.paths)
-        more = len(self.paths.name) - len(self.table)
-        self.table = np.concatenate([self.table, np.zeros((more, self.table.shape[1]), np.int64)])
-        return places
 
     def _host(self, span: Span, calls: ModuleCalls, own: Int64) -> None:
         """Calls, and host time by the self times of all slices of the host."""
@@ -138,7 +134,15 @@ class _Sums(Struct):
 
     def _node(self, number: int, depth: int, path: str, totals: Int64) -> ModuleNode:
         own, total = self.table[number].tolist(), totals.tolist()
-        device, back = self.device_slices > 0, self.links_back
+        times: dict[str, Any] = {}
+        for name, column, known in (
+            ("host", _HOST, True),
+            ("device", _DEVICE, self.device_slices > 0),
+            ("backward_host", _BACK_HOST, self.links_back),
+            ("backward_device", _BACK_DEVICE, self.links_back and self.device_slices > 0),
+        ):
+            times[f"{name}_self_ns"] = own[column] if known else None
+            times[f"{name}_total_ns"] = total[column] if known else None
         return ModuleNode(
             path=path,
             name=self.paths.name[number],
@@ -146,15 +150,8 @@ class _Sums(Struct):
             depth=depth,
             calls=own[_CALLS],
             calls_per_step=own[_IN_STEPS] / self.steps if self.steps else None,
-            host_self_ns=own[_HOST],
-            host_total_ns=total[_HOST],
-            device_self_ns=own[_DEVICE] if device else None,
-            device_total_ns=total[_DEVICE] if device else None,
-            backward_host_self_ns=own[_BACK_HOST] if back else None,
-            backward_host_total_ns=total[_BACK_HOST] if back else None,
-            backward_device_self_ns=own[_BACK_DEVICE] if back and device else None,
-            backward_device_total_ns=total[_BACK_DEVICE] if back and device else None,
             operators=own[_OPERATORS],
+            **times,
         )
 
 

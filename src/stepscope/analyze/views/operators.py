@@ -1,29 +1,38 @@
 """Operators: calls, host and device time, memory, tensor cores and the user's line behind them, by name or by shapes.
 
-Recursion: a call within a call of the same row adds to the row's calls and self figures, and nothing to its totals.
-`plugin_operators` gives the rows of the TensorBoard plugin's table; its totals are plain sums.
+A call whose only inner call is one of the same operator is one call with it (the dispatcher entering twice), as
+`torch.profiler.key_averages` and the TensorBoard plugin count. Recursion: a call within a call of the same row adds to
+the row's calls and self figures, and nothing to its totals. `plugin_operators` gives the rows of the TensorBoard
+plugin's table; its totals are plain sums.
+
+`stacks`: newer traces hold Python functions around the call; the stack is those of the user's, innermost first. Traces
+of 2021 hold a call stack with each operator that Python called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 
-from stepscope.analyze.views.call_stacks import stacks
-from stepscope.analyze.views.operator_times import Calls
-from stepscope.analyze.views.tensor_cores import eligible, uses_tensor_cores
-from stepscope.engine import attribution, intervals, tree
+from stepscope.analyze.views.kernels import eligible, judged, known_sum, uses_tensor_cores
+from stepscope.analyze.views.trace_memory import around
+from stepscope.engine import attribution, intervals, slice_tree
+from stepscope.engine.device_work import LINKED, in_state, work
+from stepscope.engine.slice_tree import nearest_around, upward
 from stepscope.engine.spans import Base, Span, texts
+from stepscope.engine.user_code import UserCode, user_code
 from stepscope.model.findings import Place
-from stepscope.model.views.operators import OperatorRow
-from stepscope.model.views.spans import SpanRef
-from stepscope.tables.arrays import Bools, Int64
-
-__all__ = ["plugin_operators", "stacks", "table"]
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import CallStack, OperatorRow
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 
 NAME, SHAPES = "name", "shapes"
 _DENSE = 4_000_000  # up to as many possible groups counting is faster than sorting
@@ -33,14 +42,11 @@ _SUMS = (
     *("steps_calls", "steps_self_ns", "steps_total_ns"),  # of calls that begin in a step
 )
 _DEVICE = (
-    "device_self_ns",
-    "device_total_ns",
-    "device_self_sum_ns",
-    "device_total_sum_ns",
-    "cores_self",
-    "cores_total",
+    *("device_self_ns", "device_total_ns", "device_self_sum_ns", "device_total_sum_ns"),
+    *("cores_self", "cores_total"),
 )
 _MEMORY = ("self_memory_bytes", "total_memory_bytes", "self_device_memory_bytes", "total_device_memory_bytes")
+_SHOWN = (*_KEYS, *_SUMS[:4], *_DEVICE[:4], *_MEMORY, "has_call_stack")  # of a row, as they are
 
 
 class _Part(NamedTuple):
@@ -69,7 +75,7 @@ def table(
     figures = (
         pl.concat([part.figures for part in parts])
         .group_by(_KEYS)
-        .agg(*(_known_sum(name) for name in every), pl.col("eligible", "has_call_stack").any())
+        .agg(*(known_sum(name) for name in every), pl.col("eligible", "has_call_stack").any())
     )
     places = attribution.heaviest(pl.concat([part.places for part in parts]), _KEYS)
     joined = figures.join(places, on=_KEYS, how="left", nulls_equal=True)
@@ -105,48 +111,26 @@ def plugin_operators(rows: Sequence[OperatorRow]) -> list[dict[str, Any]]:
 
 
 def _row(row: dict[str, Any], steps: int) -> OperatorRow:
-    place, exact = _place(row) if row["file"] is not None else (None, False)
+    place, exact = None, False
+    if row["file"] is not None:  # the place has its share of the time it was chosen by
+        place, exact = attribution.place_of_row(row)
+        share = row["weight"] / row["weighed_ns"] if row["weighed_ns"] > 0 else None
+        place = msgspec.structs.replace(place, share=share)
     return OperatorRow(
-        name=row["name"],
-        shapes=row["shapes"],
-        calls=row["calls"],
+        **{name: row[name] for name in _SHOWN},
         calls_per_step=row["steps_calls"] / steps if steps else None,
-        host_self_ns=row["host_self_ns"],
-        host_total_ns=row["host_total_ns"],
         host_self_ns_per_step=row["steps_self_ns"] / steps if steps else None,
         host_total_ns_per_step=row["steps_total_ns"] / steps if steps else None,
-        runtime_ns=row["runtime_ns"],
-        device_self_ns=row["device_self_ns"],
-        device_total_ns=row["device_total_ns"],
-        device_self_sum_ns=row["device_self_sum_ns"],
-        device_total_sum_ns=row["device_total_sum_ns"],
-        self_memory_bytes=row["self_memory_bytes"],
-        total_memory_bytes=row["total_memory_bytes"],
-        self_device_memory_bytes=row["self_device_memory_bytes"],
-        total_device_memory_bytes=row["total_device_memory_bytes"],
         tensor_core_eligible=row["eligible"],
         tensor_core_self_pct=_percent(row["cores_self"], row["device_self_sum_ns"]),
         tensor_core_total_pct=_percent(row["cores_total"], row["device_total_sum_ns"]),
-        has_call_stack=row["has_call_stack"],
         place=place,
         place_exact=exact,
     )
 
 
-def _place(row: dict[str, Any]) -> tuple[Place, bool]:
-    """The place with its share of the time it was chosen by, and whether its line is exact."""
-    place, exact = attribution.place_of_row(row)
-    share = row["weight"] / row["weighed_ns"] if row["weighed_ns"] > 0 else None
-    return msgspec.structs.replace(place, share=share), exact
-
-
 def _percent(part: int | None, whole: int | None) -> float | None:
     return 100 * part / whole if whole and part is not None else None
-
-
-def _known_sum(name: str) -> pl.Expr:
-    """The sum of what is known; null where nothing is."""
-    return pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()).alias(name)
 
 
 def _part(base: Base, span: Span, by: str, step: int | None) -> _Part:
@@ -236,7 +220,7 @@ class _Grouped:
             return [pl.Series(name, [None] * self._count, pl.Int64) for name in _DEVICE]
         device = calls.device
         duration = device.end_ns - device.start_ns
-        cores = np.where(_on_cores(calls.span, device.rows), duration, 0)
+        cores = np.where(judged(calls.span.names, device.rows, uses_tensor_cores), duration, 0)
         own = np.flatnonzero(self._chosen[device.call])
         slices, groups = self._everywhere(device.call)
         self_groups = self._groups[device.call[own]]
@@ -291,26 +275,12 @@ class _Grouped:
         return pl.Series(name, lengths)
 
 
-def _on_cores(span: Span, rows: Int64) -> Bools:
-    """Which device slices use tensor cores. Only names of device slices are looked at."""
-    codes = span.names.codes[rows]
-    distinct = np.unique(codes[codes >= 0])
-    flags = np.zeros(len(span.names.values) + 1, bool)
-    flags[distinct] = uses_tensor_cores([span.names.values[code] for code in distinct.tolist()])
-    return flags[codes]
-
-
 def _eligible(calls: Calls) -> Bools:
     """Calls of operators that can use tensor cores, that did, and those around them."""
-    names = calls.span.names
-    codes = names.codes[calls.rows]
-    distinct = np.unique(codes[codes >= 0])
-    flags = np.zeros(len(names.values) + 1, bool)
-    flags[distinct] = eligible([names.values[code] for code in distinct.tolist()])
-    result: Bools = flags[codes]
-    device = calls.device
-    result[device.call[_on_cores(calls.span, device.rows)]] = True
-    return result | tree.above(calls.caller, np.flatnonzero(result))
+    names, device = calls.span.names, calls.device
+    result = judged(names, calls.rows, eligible)
+    result[device.call[judged(names, device.rows, uses_tensor_cores)]] = True
+    return result | slice_tree.above(calls.caller, np.flatnonzero(result))
 
 
 def _has_stack(calls: Calls) -> Bools:
@@ -321,3 +291,276 @@ def _has_stack(calls: Calls) -> Bools:
     if stacks.null_count() < len(stacks):
         found |= stacks.fill_null("") != ""
     return found.to_numpy()
+
+
+_OLD_RUNTIME = "Runtime"  # of 2021: times in whole microseconds, and an External id on every call
+
+
+class Device(Struct, frozen=True):
+    """Device slices that could be linked to an operator: their row, times, and the call that launched each."""
+
+    rows: Int64
+    start_ns: Int64
+    end_ns: Int64
+    call: Int64
+
+
+class Allocations(Struct, frozen=True):
+    """Allocations and releases of memory while an operator ran: bytes, the innermost call, and where the block is."""
+
+    bytes: Int64
+    call: Int64
+    on_host: Bools
+
+
+class Calls:
+    """All calls of operators of a span. `rows` are rows of the span; all else goes by position in `rows`."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        operators = np.flatnonzero(span.is_operator)
+        number = np.full(len(span) + 1, NONE, np.int32)  # the last stands for no row
+        number[operators] = np.arange(len(operators), dtype=np.int32)
+        around = nearest_around(span.parent, span.is_operator)
+        caller = number[around[operators]]
+        repeated = _repeated(caller, span.names.codes[operators])
+        root = np.arange(len(operators), dtype=np.int32)
+        root[repeated] = caller[repeated]
+        root = _last(root)
+        counted = (np.cumsum(~repeated) - 1).astype(np.int32)
+        self.rows: Int64 = operators[~repeated]
+        outer = caller[~repeated]
+        self.caller: Int64 = np.where(outer >= 0, counted[root[outer]], NONE).astype(np.int64)
+        around[operators] = operators
+        at = number[around]
+        self._call: Int32 = np.where(at >= 0, counted[root[at]], NONE).astype(np.int32) if len(root) else at
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def of(self, rows: Int64) -> Int64:
+        """The innermost call that each row of the span is or lies in, `NONE` without one."""
+        return np.where(rows >= 0, self._call[np.maximum(rows, 0)], NONE).astype(np.int64)
+
+    def summed(self, calls: Int64, values: Int64) -> Int64:
+        """Values added up by call; those of no call are left out. Exact up to 2**53."""
+        known = calls >= 0
+        return np.bincount(calls[known], weights=values[known], minlength=len(self)).astype(np.int64)
+
+    @cached_property
+    def duration_ns(self) -> Int64:
+        return self.span.duration_ns[self.rows]
+
+    @cached_property
+    def runtime_ns(self) -> Int64:
+        """Calls of the device's runtime and driver that each call makes itself."""
+        span = self.span
+        rows = np.flatnonzero(span.is_runtime & ~span.on_device)
+        old = span.categories.where([_OLD_RUNTIME])[rows]
+        parent = span.parent[rows]
+        inside = (parent >= 0) & span.is_runtime[parent]  # a driver call within a runtime call
+        calls = np.where(inside, NONE, self.of(rows))
+        if old.any():
+            calls[old] = self._by_external_id(rows[old])
+        return self.summed(calls, span.duration_ns[rows])
+
+    @cached_property
+    def host_self_ns(self) -> Int64:
+        """Duration without the calls made by it, and without its own runtime calls."""
+        return self.duration_ns - self.summed(self.caller, self.duration_ns) - self.runtime_ns
+
+    @cached_property
+    def device(self) -> Device:
+        """Linked device slices that are work."""
+        found = work(self.span)
+        call = self.of(np.where(in_state(self.span, found, LINKED), found.operator, NONE))
+        known = call >= 0
+        return Device(found.rows[known], found.start_ns[known], found.end_ns[known], call[known])
+
+    @cached_property
+    def beside_others(self) -> Bools:
+        """Device slices that run while another of `device` does."""
+        device = self.device
+        order = np.argsort(device.start_ns, kind="stable")
+        start, end = device.start_ns[order], device.end_ns[order]
+        begins_inside = np.zeros(len(order), bool)
+        begins_inside[1:] = np.maximum.accumulate(end)[:-1] > start[1:]
+        result = np.zeros(len(order), bool)
+        result[order] = begins_inside
+        # one that others begin in ends after the next one begins
+        result[order[:-1][end[:-1] > start[1:]]] = True
+        return result
+
+    @cached_property
+    def has_device(self) -> bool:
+        """Whether the trace holds device slices at all."""
+        return bool((self.span.is_kernel | self.span.is_copy | self.span.is_fill).any())
+
+    @cached_property
+    def device_ns(self) -> Int64:
+        """Plain sum of the device slices each call launched itself."""
+        return self.summed(self.device.call, self.device.end_ns - self.device.start_ns)
+
+    @cached_property
+    def memory(self) -> Allocations | None:
+        """Allocations and releases by innermost call on their thread; None where the trace recorded no memory."""
+        memory = self.span.memory
+        if memory.is_empty():
+            return None
+        rows = np.flatnonzero((memory["bytes"].is_not_null() & memory["track"].is_not_null()).to_numpy())
+        call = self.of(around(self.span, until_end=True).operator[rows])
+        known = call >= 0
+        device = texts(memory["device"][rows])
+        on_host = device.where(["cpu"]) | (device.codes == NONE)
+        return Allocations(memory["bytes"][rows].to_numpy()[known], call[known], on_host[known])
+
+    def up(self, calls: Int64) -> Iterator[tuple[Int64, Int64]]:
+        """(positions in `calls`, calls): first each call itself, then the one around it, and so on to the outermost."""
+        return upward(self.caller, calls)
+
+    def inner(self, groups: Int64) -> Bools:
+        """Calls that lie in a call of the same group (recursion). `groups` holds the group of each call."""
+        result = np.zeros(len(self), bool)
+        for left, at in self.up(self.caller):
+            result[left[groups[at] == groups[left]]] = True
+        return result
+
+    def _by_external_id(self, rows: Int64) -> Int64:
+        """The calls that runtime calls name by their External id."""
+        ids = self.span.column("external_id")
+        operators = np.flatnonzero(self.span.is_operator & (ids > 0))
+        if not len(operators):
+            return np.full(len(rows), NONE, np.int64)
+        operators = operators[np.argsort(ids[operators], kind="stable")]
+        known, wanted = ids[operators], ids[rows]
+        place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        return np.where(known[place] == wanted, self.of(operators[place]), NONE)
+
+
+def _repeated(caller: npt.NDArray[np.int32], codes: Int32) -> Bools:
+    """Calls that are the only one in a call of the same name."""
+    inside = np.flatnonzero(caller >= 0)
+    only = np.bincount(caller[inside], minlength=len(caller)) == 1
+    repeated = np.zeros(len(caller), bool)
+    outer = caller[inside]
+    repeated[inside] = only[outer] & (codes[inside] == codes[outer])
+    return repeated
+
+
+def _last(root: Int32) -> Int32:
+    """Follow the numbers until one stands for itself."""
+    for _ in range(64):
+        further = root[root]
+        if np.array_equal(further, root):
+            break
+        root = further
+    return root
+
+
+MAX_FRAMES = 64
+_FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
+_Frames = tuple[Place, ...]
+_KEPT = "operator calls"
+
+
+def stacks(
+    base: Base,
+    name: str,
+    shapes: str | None = None,
+    *,
+    span: SpanRef | None = None,
+    code: UserCode | None = None,
+) -> tuple[CallStack, ...]:
+    """The stacks behind calls of operator `name` (with input `shapes`, where given), costliest first.
+
+    Calls without any frame are left out. `code` tells whose the frames of traces of 2021 are; None: as found without
+    what the user says of it.
+    """
+    sums: dict[_Frames, list[int]] = {}
+    code = code or user_code(base.tables, {})
+    for item in base.spans:
+        if span is None or item.ref == span:
+            _add(base, item, (name, shapes), code, sums)
+    found = [CallStack(frames, *figures) for frames, figures in sums.items()]
+    found.sort(key=lambda stack: (-stack.device_self_ns, -stack.host_self_ns, -stack.calls, str(stack.frames)))
+    return tuple(found)
+
+
+def _add(
+    base: Base, span: Span, operator: tuple[str, str | None], code: UserCode, sums: dict[_Frames, list[int]]
+) -> None:
+    """Adds calls, host and device self time of the operator's stacks in one span to `sums`."""
+    name, shapes = operator
+    calls = _calls(span)
+    wanted = span.names.where([name])[calls.rows]
+    if shapes is not None:
+        wanted &= (span.series("shapes")[calls.rows] == shapes).fill_null(False).to_numpy()
+    chosen = np.flatnonzero(wanted)
+    if not len(chosen):
+        return
+    rows = calls.rows[chosen]
+    text = span.series("call_stack")[rows]
+    frames, numbers = _recorded(code, text) if (text.fill_null("") != "").any() else _functions(base, span, rows)
+    figures = [np.ones(len(chosen), np.int64), calls.host_self_ns[chosen], calls.device_ns[chosen]]
+    known = numbers >= 0
+    totals = [np.bincount(numbers[known], weights=values[known], minlength=len(frames)) for values in figures]
+    for number, stack in enumerate(frames):
+        if stack:
+            entry = sums.setdefault(stack, [0, 0, 0])
+            for place, total in enumerate(totals):
+                entry[place] += round(total[number])
+
+
+def _calls(span: Span) -> Calls:
+    """Kept: of a large trace they take a second, and whoever looks at one operator looks at the next."""
+    if _KEPT not in span.kept:
+        span.kept[_KEPT] = Calls(span)
+    found: Calls = span.kept[_KEPT]
+    return found
+
+
+def _recorded(code: UserCode, text: pl.Series) -> tuple[list[_Frames], Int64]:
+    """The distinct stacks that operators carry as text, and which one each has; `NONE` without one."""
+    distinct = text.unique(maintain_order=True).drop_nulls().to_list()
+    numbers = text.replace_strict(distinct, list(range(len(distinct))), default=None, return_dtype=pl.Int64)
+    return [_parsed(stack, code) for stack in distinct], numbers.fill_null(NONE).to_numpy()
+
+
+def _parsed(stack: str, code: UserCode) -> _Frames:
+    """The user's frames; where there are none those of libraries outside torch, else all."""
+    matches = [_FRAME.fullmatch(part.strip()) for part in stack.split(";", MAX_FRAMES)[:MAX_FRAMES]]
+    frames = [Place(match[1], int(match[2]), match[3]) for match in matches if match]
+    own = [(code.resolve(frame.file), frame) for frame in frames]
+    users = tuple(Place(file, frame.line, frame.function) for file, frame in own if file is not None)
+    return users or tuple(frame for frame in frames if code.library(frame.file)) or tuple(frames)
+
+
+def _functions(base: Base, span: Span, rows: Int64) -> tuple[list[_Frames], Int64]:
+    """The distinct stacks of the user's functions around rows, and which one each has; `NONE` without one."""
+    tree, names = base.origins, span.names
+    number = np.zeros(len(rows), np.int64)  # of the stack so far
+    at = rows + span.first
+    levels: list[tuple[Int64, Int64]] = []
+    for _ in range(MAX_FRAMES):
+        walk = tree.walk(at, boundary=False)
+        if (walk.stop < 0).all():
+            break
+        place = np.where(walk.stop >= 0, tree.user[np.maximum(walk.stop, 0)], NONE).astype(np.int64)
+        callee = np.where(walk.below >= 0, names.codes[np.maximum(walk.below - span.first, 0)], NONE).astype(np.int64)
+        levels.append((place, callee))
+        step = (place + 1) * (len(names.values) + 1) + callee + 1
+        step = np.unique(step, return_inverse=True)[1]
+        number = np.unique(number * (int(step.max()) + 1) + step, return_inverse=True)[1].astype(np.int64)
+        at = np.where(walk.stop >= 0, tree.parent[np.maximum(walk.stop, 0)], NONE)
+    if not levels:
+        return [], np.full(len(rows), NONE, np.int64)
+    firsts = np.unique(number, return_index=True)[1]
+    frames = [
+        tuple(
+            attribution.place(base, int(place[first]), names.values[callee[first]] if callee[first] >= 0 else None)[0]
+            for place, callee in levels
+            if place[first] >= 0
+        )
+        for first in firsts.tolist()
+    ]
+    return frames, number

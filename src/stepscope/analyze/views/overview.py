@@ -1,20 +1,38 @@
 """The steps of each trace and where their time goes: the TensorBoard plugin's breakdown, and ours.
 
-Both take the same steps apart, and both sum to them exactly; docs/metrics.md defines every part.
+Every moment of a step counts once in either, for the first part that covers it, so both sum to the step exactly. In the
+plugin's, over all threads and devices, runtime calls, loaders and collectives count under every name that writers of
+traces have given them. In ours, of a trace without device work the same is asked of the host alone, by other names:
+time of a host without a device is no idle time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from stepscope.analyze.views.idle import own_lengths
-from stepscope.analyze.views.plugin_steps import plugin_lengths
-from stepscope.engine.device_work import work
+from stepscope.analyze.views.communication import computation
+from stepscope.engine import intervals
+from stepscope.engine.collective_names import is_backend_range, is_collective_call
+from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work, work
+from stepscope.engine.host_activity import LOADER_RANGE, HostActivity, host_activity, matches
+from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.step_windows import step_windows
-from stepscope.model.views.overview import PLUGIN_PARTS, Overview, StepBreakdown, Summary
+from stepscope.engine.trace_steps import StepWindows, step_windows
+from stepscope.model.views import (
+    DEVICE,
+    DEVICE_PARTS,
+    HOST,
+    HOST_PARTS,
+    IDLE_PARTS,
+    PLUGIN_PARTS,
+    Overview,
+    StepBreakdown,
+    Summary,
+)
+from stepscope.tables import categories
 from stepscope.tables.arrays import Int64
 
 
@@ -46,7 +64,7 @@ def _overview(span: Span) -> Overview | None:
         span=span.ref,
         steps=steps,
         wall=_summary(wall, wall),
-        plugin=_summaries(PLUGIN_PARTS, plugin, wall),
+        plugin=_summaries(tuple(PLUGIN_PARTS), plugin, wall),
         parts=_summaries(parts, own, wall),
         dropped_steps=windows.dropped,
         has_steps=windows.has_steps,
@@ -63,3 +81,125 @@ def _summary(lengths: Int64, wall: Int64) -> Summary:
     median, p95 = np.percentile(lengths, [50, 95])
     total = int(lengths.sum())
     return Summary(total / len(lengths), float(median), float(p95), total / int(wall.sum()))
+
+
+NS_PER_US = 1000
+# Shown only where the trace has something of the kind.
+_DEVICE_ONLY = ("Kernel", "Memcpy", "Memset", "Runtime")
+
+
+def plugin_lengths(span: Span, found: Work, windows: StepWindows) -> Int64:
+    """ns by step and part, shape (steps, len(PLUGIN_PARTS)); rows sum to the step."""
+    return intervals.partition_lengths(windows.start_ns, windows.end_ns, _sets(span, found))
+
+
+def _sets(span: Span, found: Work) -> list[Intervals]:
+    """In the order of PLUGIN_PARTS, without Other."""
+    names = span.names
+    host = ~span.on_device
+    operators = host & span.categories.where(categories.OPERATORS)
+    ranges = operators | (host & span.categories.where([categories.ANNOTATION]))
+    loader = ranges & names.pick(matches(LOADER_RANGE, names.values).tolist())
+    collective = ranges & names.pick([is_backend_range(name) for name in names.values])
+    steps = names.pick(matches("^ProfilerStep#", names.values).tolist())
+
+    def times(rows: Any) -> Intervals:
+        return intervals.union(span.start_ns[rows], span.ends(rows))
+
+    return [
+        found.covered(KERNEL),
+        found.covered(COPY),
+        found.covered(FILL),
+        intervals.merge(found.covered(COMMUNICATION), times(collective)),
+        times(span.is_runtime & host),
+        times(loader),
+        times(operators & ~loader & ~collective & ~steps),
+    ]
+
+
+def plugin_rows(overview: Overview) -> dict[str, Any]:
+    """The overview as the plugin's page held it, in whole µs (and percent of the step with two digits).
+
+    Keys: `average_step_us`, `partition_us` and `partition_pct` by part, `steps` with `step` and the parts of each.
+    Parts of devices and of communication are left out where the trace has none.
+    """
+    seen = {part for part in PLUGIN_PARTS if any(step.plugin_ns[part] for step in overview.steps)}
+    device = bool(seen.intersection(_DEVICE_ONLY))
+    absent = set() if device else set(_DEVICE_ONLY)
+    if "Communication" not in seen:
+        absent.add("Communication")
+    parts = [part for part in PLUGIN_PARTS if part not in absent]
+    mean = overview.wall.mean_ns
+    return {
+        "average_step_us": _us(mean),
+        "partition_us": {part: _us(overview.plugin[part].mean_ns) for part in parts},
+        "partition_pct": {
+            part: round(100 * overview.plugin[part].mean_ns / mean, 2) if mean else 0.0 for part in parts
+        },
+        "steps": [
+            {"step": step.step, **{part: _us(step.plugin_ns[part]) for part in parts}} for step in overview.steps
+        ],
+    }
+
+
+def _us(time_ns: float) -> int:
+    return round(time_ns / NS_PER_US)
+
+
+def own_lengths(span: Span, found: Work, windows: StepWindows) -> tuple[str, tuple[str, ...], Int64]:
+    """(basis, parts, ns by step and part); rows sum to the step."""
+    host = host_activity(span, found)
+    if len(found):
+        return DEVICE, *_lengths(windows, _device_sets(found, host), (*DEVICE_PARTS, *IDLE_PARTS))
+    return HOST, *_lengths(windows, _host_sets(span, found, host), tuple(HOST_PARTS))
+
+
+def _lengths(windows: StepWindows, sets: dict[str, Intervals], parts: tuple[str, ...]) -> tuple[tuple[str, ...], Int64]:
+    """(parts, ns by step and part): the one part without a set is what none covers."""
+    lengths = intervals.partition_lengths(windows.start_ns, windows.end_ns, list(sets.values()))
+    order = list(sets)
+    return parts, lengths[:, [order.index(part) if part in sets else len(order) for part in parts]]
+
+
+def _device_sets(found: Work, host: HostActivity) -> dict[str, Intervals]:
+    """In the order of precedence: a compilation that waits for its benchmark compiles; an operator that launches
+    launches."""
+    return {
+        "compute": found.covered(KERNEL, FILL),
+        "exposed_communication": found.covered(COMMUNICATION),
+        "exposed_copies": found.covered(COPY),
+        "idle_data": host.data,
+        "idle_compile": host.compiling,
+        "idle_sync": host.synchronizing,
+        "idle_allocator": host.allocating,
+        "idle_launch": host.launching,
+        "idle_io": host.io,
+        "idle_operators": host.operators,
+        "idle_python": host.python,
+    }
+
+
+def _host_sets(span: Span, found: Work, host: HostActivity) -> dict[str, Intervals]:
+    """In the order of precedence: an operator that holds a collective and computes nothing meanwhile communicates."""
+    alone = intervals.subtract(_collectives(span), computation(span, found))
+    return {
+        "host_data": host.data,
+        "host_compile": host.compiling,
+        "host_optimizer": host.optimizer,
+        "host_convolution": host.kind("convolution"),
+        "host_attention": host.kind("attention"),
+        "host_matmul": host.kind("matmul"),
+        "host_normalization": host.kind("normalization"),
+        "host_copies": host.kind("copies"),
+        "host_communication": alone,
+        "host_operators": host.computing,
+        "host_io": host.io,
+        "host_python": host.python,
+    }
+
+
+def _collectives(span: Span) -> Intervals:
+    """Collectives of all threads: gloo runs them beside the training thread."""
+    ranges = span.categories.where([categories.ANNOTATION, *categories.OPERATORS]) & ~span.on_device
+    rows = ranges & span.names.pick([is_collective_call(name) for name in span.names.values])
+    return intervals.union(span.start_ns[rows], span.ends(rows))

@@ -1,46 +1,59 @@
-"""One table in full: the rows of a view in the grouping, span, device or step that was asked for."""
+"""One table in full: the rows of a view in the grouping, span, device or step that was asked for.
+
+Rows are records or mappings of one level, so that each is a line of a CSV file. Where there is none, a reason says what
+to record: an empty table says nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from stepscope.analyze.views import (
-    call_stacks,
     communication,
-    compiler_tables,
-    counters,
     distributed,
     gpus,
     kernels,
-    memory,
     modules,
     operators,
     overview,
-)
-from stepscope.analyze.views.absent import (
-    NO_BLOCKS,
-    NO_COLLECTIVES,
-    NO_DEVICE,
-    NO_FAILURE,
-    NO_MEMORY,
-    NO_MODULES,
-    NO_OPERATORS,
-    NO_SNAPSHOT,
-    NO_STACKS,
-    NO_TRACE,
+    trace_memory,
 )
 from stepscope.engine.spans import Base
 from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
-from stepscope.model.views.compilers import CompilersView
-from stepscope.model.views.memory import MemoryRecording, MemoryView
-from stepscope.model.views.overview import Overview
-from stepscope.model.views.spans import SpanRef
+from stepscope.model.compilers import CompilerCause, CompilersView
+from stepscope.model.findings import Place
+from stepscope.model.memory import MemoryRecording, MemoryView
+from stepscope.model.trace import SpanRef
+from stepscope.model.views import Overview, Views
 
-MEMORY_TABLES = ("memory", "out-of-memory")
+NO_TRACE = "no trace of torch.profiler was read"
+NO_DEVICE = (
+    "no trace holds work of a device: recorded on a CPU, without ProfilerActivity.CUDA or leave for CUPTI, or cut off"
+)
+NO_OPERATORS = "no trace holds operators: record with ProfilerActivity.CPU"
+NO_MEMORY = "no trace holds allocations: record with profile_memory=True"
+NO_BLOCKS = "the recording of memory does not tell"
+NO_SNAPSHOT = "no memory snapshot was given: write one with torch.cuda.memory._dump_snapshot"
+NO_FAILURE = "no allocation failed while memory was recorded"
+NO_MODULES = "no trace holds modules: record with with_stack=True"
+NO_STACKS = "no call stack behind that operator: check its name, or record with with_stack=True"
+NO_COLLECTIVES = "no trace holds a collective: one process alone, or none ran while recording"
+NO_COMPILER = (
+    "no compiler was seen: record with `stepscope run` a script that uses torch.compile or torch_xla, or give a report "
+    "of torch_xla"
+)
+NO_COMPILE = "nothing was compiled"
+NO_CHANGE = "the compiler told of no change of a value, shape or type"
+NO_STEPS = "no step is known in which something was compiled"
+NO_BREAK = "no graph broke"
+BREAKS_UNSEEN = "graph breaks were not watched: they are told by torch.compile in a recording of `stepscope run`"
+NO_TRANSFER = "nothing was moved to the host by what was watched"
+TRANSFERS_UNSEEN = "transfers were not watched: they are told by traces and by reports of torch_xla"
+NO_METRICS = "no report of torch_xla was read, and torch_xla was not used in the run"
 
 
 class Selection(Struct, frozen=True):
@@ -55,7 +68,7 @@ class Selection(Struct, frozen=True):
 
 
 class Rows(Struct, frozen=True):
-    """Rows as dataclasses or mappings, all of one kind; `absent` says why there is none."""
+    """Rows as records or mappings, all of one kind; `absent` says why there is none."""
 
     rows: Sequence[Any]
     absent: str | None = None
@@ -94,12 +107,15 @@ class Source(Struct, frozen=True):
         return found[0]
 
 
+_Make = Callable[[Source, Selection], Rows]
+
+
 class Table(Struct, frozen=True):
     """One line of the list of tables."""
 
-    make: Callable[[Source, Selection], Rows]
+    make: _Make
     groups: tuple[str, ...] = ()
-    takes: frozenset[str] = field(default_factory=frozenset)  # device, step, name
+    takes: tuple[str, ...] = ()  # device, step
 
 
 def rows(source: Source, table: str, selection: Selection) -> Rows:
@@ -112,18 +128,41 @@ def rows(source: Source, table: str, selection: Selection) -> Rows:
         if getattr(selection, name) is not None and name not in found.takes:
             raise UsageError(f"--{name}: not for the table {table}")
     if table in COMPILER_TABLES:
-        return _compiler_rows(source, table, selection)
-    if not source.base.spans and not (source.recordings and table.startswith(MEMORY_TABLES)):
+        for name in ("worker", "span"):
+            if getattr(selection, name) is not None:
+                raise UsageError(f"--{name}: not for the table {table}, which is not made from traces")
+    elif not source.base.spans and not (source.recordings and table.startswith(("memory", "out-of-memory"))):
         return Rows((), NO_TRACE)
     return found.make(source, selection)
 
 
-def _compiler_rows(source: Source, table: str, selection: Selection) -> Rows:
-    """Tables of all ranks together; raises `UsageError` where a part of the traces is asked for."""
-    for name in ("worker", "span"):
-        if getattr(selection, name) is not None:
-            raise UsageError(f"--{name}: not for the table {table}, which is not made from traces")
-    return TABLES[table].make(source, selection)
+def reasons(base: Base, views: Views) -> dict[str, str]:
+    """A reason for each of `views` that is empty."""
+    found = {
+        "overview": (any(span.overview and span.overview.steps for span in views.spans), NO_TRACE),
+        "gpus": (any(span.gpus for span in views.spans), NO_DEVICE),
+        "operators": (bool(views.operators), NO_OPERATORS),
+        "kernels": (bool(views.kernels), NO_DEVICE),
+        "memory": (views.memory is not None, NO_MEMORY),
+        "modules": (views.modules is not None, NO_MODULES),
+        "counters": (bool(views.counters), NO_DEVICE),
+        "communication": (bool(views.communication), communication.why_absent(base) or NO_COLLECTIVES),
+    }
+    absent = {name: why if base.spans else NO_TRACE for name, (there, why) in found.items() if not there}
+    if views.distributed is None:
+        absent["distributed"] = distributed.why_absent(base) or NO_COLLECTIVES
+    return absent
+
+
+def _rows(found: Sequence[Any], absent: str, notes: tuple[str, ...] = ()) -> Rows:
+    return Rows(found, None if found else absent, notes)
+
+
+def _fields(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
+# ------------------------------------------------------------------------------------------------------- of traces
 
 
 def _overviews(source: Source, selection: Selection) -> tuple[Overview, ...]:
@@ -132,19 +171,16 @@ def _overviews(source: Source, selection: Selection) -> tuple[Overview, ...]:
 
 
 def _overview(source: Source, selection: Selection) -> Rows:
-    return Rows([row for item in _overviews(source, selection) for row in _parts(item)], notes=_step_notes(source))
-
-
-def _parts(item: Overview) -> Iterator[dict[str, Any]]:
     """The step as a whole, then each part of both partitions."""
-    for partition, parts in (("step", {"all": item.wall}), ("stepscope", item.parts), ("tensorboard", item.plugin)):
-        for part, summary in parts.items():
-            yield {"span": item.span, "partition": partition, "part": part, "summary": summary}
-
-
-def _step_notes(source: Source) -> tuple[str, ...]:
+    found = [
+        {"span": item.span, "partition": partition, "part": part, "summary": summary}
+        for item in _overviews(source, selection)
+        for partition, parts in (("step", {"all": item.wall}), ("stepscope", item.parts), ("tensorboard", item.plugin))
+        for part, summary in parts.items()
+    ]
     bare = [item.span.label for item in overview.overviews(source.base) if not item.has_steps]
-    return (f"no step is marked in {', '.join(bare[:4])}: its whole length counts as one",) if bare else ()
+    notes = (f"no step is marked in {', '.join(bare[:4])}: its whole length counts as one",) if bare else ()
+    return Rows(found, notes=notes)
 
 
 def _steps(source: Source, selection: Selection) -> Rows:
@@ -170,68 +206,98 @@ def _gpus(source: Source, selection: Selection) -> Rows:
         for item in gpus.summaries(source.base, overview.overviews(source.base))
         if item.span in chosen and selection.device in (None, item.gpu.device)
     ]
-    return Rows(found, None if found else NO_DEVICE)
+    return _rows(found, NO_DEVICE)
 
 
 def _operators(source: Source, selection: Selection) -> Rows:
-    by = selection.group or "name"
-    found = operators.table(source.base, span=source.only(selection), by=by, step=selection.step)
-    return Rows(found, None if found else NO_OPERATORS)
+    by, span = selection.group or "name", source.only(selection)
+    return _rows(operators.table(source.base, span=span, by=by, step=selection.step), NO_OPERATORS)
 
 
 def _stacks(source: Source, selection: Selection) -> Rows:
     if selection.name is None:
         raise UsageError("--table stacks: of which operator? add --filter NAME with its full name")
-    found = call_stacks.stacks(source.base, selection.name, span=source.only(selection), code=source.code)
-    return Rows(
-        [{**_named(stack), "stack": " < ".join(_frame(frame) for frame in stack.frames)} for stack in found],
-        None if found else NO_STACKS,
+    found = operators.stacks(source.base, selection.name, span=source.only(selection), code=source.code)
+    frames = [[f"{frame.file}:{frame.line} {frame.function or ''}".rstrip() for frame in one.frames] for one in found]
+    return _rows(
+        [
+            {**_fields(stack, "calls", "host_self_ns", "device_self_ns"), "stack": " < ".join(texts)}
+            for stack, texts in zip(found, frames, strict=True)
+        ],
+        NO_STACKS,
     )
 
 
-def _named(stack: Any) -> dict[str, Any]:
-    return {"calls": stack.calls, "host_self_ns": stack.host_self_ns, "device_self_ns": stack.device_self_ns}
-
-
-def _frame(place: Any) -> str:
-    return f"{place.file}:{place.line} {place.function or ''}".rstrip()
-
-
 def _kernels(source: Source, selection: Selection) -> Rows:
-    by = selection.group or "name"
-    found = kernels.table(source.base, span=source.only(selection), by=by, device=selection.device)
-    return Rows(found, None if found else NO_DEVICE)
+    by, span = selection.group or "name", source.only(selection)
+    return _rows(kernels.table(source.base, span=span, by=by, device=selection.device), NO_DEVICE)
 
 
-def _memory_part(
-    part: Callable[[MemoryView], Sequence[Any]], absent: str = NO_BLOCKS
-) -> Callable[[Source, Selection], Rows]:
+def _modules(source: Source, selection: Selection) -> Rows:
+    tree = modules.tree(source.base, source.only(selection))
+    return _rows(tree.nodes if tree is not None else (), NO_MODULES)
+
+
+def _counters(source: Source, selection: Selection) -> Rows:
+    chosen = set(source.chosen(selection))
+    found = [
+        {
+            **_fields(item, "span", "device", "metric", "unit"),
+            "time_ns": item.start_ns + at * item.bucket_ns,
+            "since_start_ns": at * item.bucket_ns,
+            "value": value,
+        }
+        for item in gpus.counters(source.base)
+        if item.span in chosen and selection.device in (None, item.device)
+        for at, value in enumerate(item.values)
+    ]
+    return _rows(found, NO_DEVICE)
+
+
+def _communication(source: Source, selection: Selection) -> Rows:
+    chosen = set(source.chosen(selection))
+    found = [row for row in communication.collectives(source.base) if row.span in chosen]
+    return _rows(found, "" if found else communication.why_absent(source.base) or NO_COLLECTIVES)
+
+
+def _distributed_part(part: str) -> _Make:
     def make(source: Source, selection: Selection) -> Rows:
-        view = memory.view(source.base, source.recordings, source.code)
+        chosen = set(source.chosen(selection))
+        view = distributed.view(source.base)
         if view is None:
-            return Rows((), NO_MEMORY)
-        found = [row for row in part(view) if _is_of(row, selection)]
-        return Rows(found, None if found else absent, view.notes)
+            return Rows((), distributed.why_absent(source.base) or NO_COLLECTIVES)
+        found = [row for row in getattr(view, part) if getattr(row, "span", None) in (None, *chosen)]
+        return _rows(found, NO_COLLECTIVES, view.notes)
 
     return make
 
 
-def _is_of(row: Any, selection: Selection) -> bool:
-    """Whether a row about memory is of the worker and span that are asked for."""
-    values = row if isinstance(row, dict) else {name: getattr(row, name, None) for name in ("worker", "span")}
-    return all(
-        wanted is None or values.get(name) is None or values[name] == wanted
-        for name, wanted in (("worker", selection.worker), ("span", selection.span))
-    )
+# ------------------------------------------------------------------------------------------------------- of memory
+
+
+def _memory_part(part: Callable[[MemoryView], Sequence[Any]], absent: str = NO_BLOCKS) -> _Make:
+    def make(source: Source, selection: Selection) -> Rows:
+        view = trace_memory.view(source.base, source.recordings, source.code)
+        if view is None:
+            return Rows((), NO_MEMORY)
+        wanted = {"worker": selection.worker, "span": selection.span}
+        found = [
+            row
+            for row in part(view)
+            if all(
+                value is None or (row.get(name) if isinstance(row, dict) else getattr(row, name, None)) in (None, value)
+                for name, value in wanted.items()
+            )
+        ]
+        return _rows(found, absent, view.notes)
+
+    return make
 
 
 def _curve_points(view: MemoryView) -> list[dict[str, Any]]:
     return [
         {
-            "source": curve.source,
-            "worker": curve.worker,
-            "span": curve.span,
-            "device": curve.device,
+            **_fields(curve, "source", "worker", "span", "device"),
             "time_ns": time,
             "since_start_ns": time - curve.times_ns[0],
             "allocated_bytes": allocated,
@@ -245,78 +311,92 @@ def _curve_points(view: MemoryView) -> list[dict[str, Any]]:
     ]
 
 
-def _modules(source: Source, selection: Selection) -> Rows:
-    tree = modules.tree(source.base, source.only(selection))
-    return Rows(tree.nodes) if tree is not None else Rows((), NO_MODULES)
-
-
-def _counters(source: Source, selection: Selection) -> Rows:
-    chosen = set(source.chosen(selection))
-    found = [
-        {
-            "span": item.span,
-            "device": item.device,
-            "metric": item.metric,
-            "unit": item.unit,
-            "time_ns": item.start_ns + at * item.bucket_ns,
-            "since_start_ns": at * item.bucket_ns,
-            "value": value,
-        }
-        for item in counters.counters(source.base)
-        if item.span in chosen and selection.device in (None, item.device)
-        for at, value in enumerate(item.values)
-    ]
-    return Rows(found, None if found else NO_DEVICE)
-
-
-def _communication(source: Source, selection: Selection) -> Rows:
-    chosen = set(source.chosen(selection))
-    found = [row for row in communication.collectives(source.base) if row.span in chosen]
-    return Rows(found, None if found else communication.why_absent(source.base) or NO_COLLECTIVES)
-
-
-def _distributed_part(part: str) -> Callable[[Source, Selection], Rows]:
-    def make(source: Source, selection: Selection) -> Rows:
-        chosen = set(source.chosen(selection))
-        view = distributed.view(source.base)
-        if view is None:
-            return Rows((), distributed.why_absent(source.base) or NO_COLLECTIVES)
-        found = [row for row in getattr(view, part) if getattr(row, "span", None) in (None, *chosen)]
-        return Rows(found, None if found else NO_COLLECTIVES, view.notes)
-
-    return make
+# ---------------------------------------------------------------------------------------------------- of compilers
 
 
 def _compiler_part(
     part: Callable[[CompilersView], Sequence[Any]], absent: str | Callable[[CompilersView], str]
-) -> Callable[[Source, Selection], Rows]:
+) -> _Make:
     def make(source: Source, _: Selection) -> Rows:
         view = source.compilers
         if view is None:
-            return Rows((), compiler_tables.NO_COMPILER)
-        found = part(view)
-        why = absent if isinstance(absent, str) else absent(view)
-        return Rows(found, None if found else why, view.notes)
+            return Rows((), NO_COMPILER)
+        return _rows(part(view), absent if isinstance(absent, str) else absent(view), view.notes)
 
     return make
 
 
-def _by_group(**makers: Callable[[Source, Selection], Rows]) -> Callable[[Source, Selection], Rows]:
-    """The maker of the grouping that is asked for, the first by default."""
+def _causes(*kinds: str) -> Callable[[CompilersView], list[dict[str, Any]]]:
+    """Causes of these kinds, most expensive first."""
+    return lambda view: [_cause(cause) for cause in view.causes if cause.kind in kinds]
 
-    def make(source: Source, selection: Selection) -> Rows:
-        return makers[selection.group or next(iter(makers))](source, selection)
 
-    return make
+def _cause(cause: CompilerCause) -> dict[str, Any]:
+    changes = cause.changes
+    return {
+        **_fields(cause, "backend", "kind", "cause", "subject"),
+        "old": changes[0].old if changes else None,
+        "new": changes[-1].new if changes else None,
+        **_fields(cause, "operator", "count", "total_ms", "longest_ms", "in_main_steps_ms"),
+        **_fields(cause, "step_count", "first_step", "last_step"),
+        "steps_of": ", ".join(cause.kinds) or None,
+        **_place("", cause.place),
+        "function": cause.function,
+        **_place("definition_", cause.definition),
+        **_place("call_", cause.call),
+        **_fields(cause, "cache_entries", "limit"),
+        "ranks": ", ".join(str(rank) for rank in cause.ranks),
+        **_fields(cause, "text", "hint", "source", "id"),
+    }
+
+
+def _place(prefix: str, place: Place | None) -> dict[str, Any]:
+    return {f"{prefix}file": place.file if place else None, f"{prefix}line": place.line if place else None}
+
+
+def _changes(view: CompilersView) -> list[dict[str, Any]]:
+    """A row per change that was kept."""
+    return [
+        {
+            **_fields(cause, "backend", "kind", "cause"),
+            "step": change.step,
+            "subject": change.subject or cause.subject,
+            **_fields(change, "old", "new"),
+            **_place("", cause.place),
+            "function": cause.function,
+        }
+        for cause in view.causes
+        for change in cause.changes
+    ]
+
+
+def _metrics(view: CompilersView) -> list[dict[str, Any]]:
+    """Metrics and counters of torch_xla, each percentile in a column of its own."""
+    names = ("rank", "name", "kind", "unit", "samples", "total", "per_second", "value_per_second")
+    return [
+        {**_fields(metric, *names), **{f"p{percent:g}": value for percent, value in metric.percentiles}}
+        for metric in view.metrics
+    ]
+
+
+def _unseen(figure: str, none: str, unseen: str) -> Callable[[CompilersView], str]:
+    """Why a table is empty: there was `none`, or where no backend knows that figure it was `unseen`."""
+    return lambda view: none if any(getattr(facts, figure) is not None for facts in view.backends) else unseen
+
+
+def _by_group(**makers: _Make) -> Table:
+    """The table whose grouping chooses its maker, the first by default."""
+    names = tuple(makers)
+    return Table(lambda source, selection: makers[selection.group or names[0]](source, selection), names)
 
 
 TABLES: dict[str, Table] = {
     "overview": Table(_overview),
     "steps": Table(_steps),
-    "gpus": Table(_gpus, takes=frozenset({"device"})),
-    "operators": Table(_operators, ("name", "shapes"), frozenset({"step"})),
-    "stacks": Table(_stacks, takes=frozenset({"name"})),
-    "kernels": Table(_kernels, ("name", "launch"), frozenset({"device"})),
+    "gpus": Table(_gpus, takes=("device",)),
+    "operators": Table(_operators, ("name", "shapes"), ("step",)),
+    "stacks": Table(_stacks),
+    "kernels": Table(_kernels, ("name", "launch"), ("device",)),
     "memory": Table(_memory_part(lambda view: view.curves)),
     "memory-curve": Table(_memory_part(_curve_points)),
     "memory-operators": Table(_memory_part(lambda view: view.operators)),
@@ -325,26 +405,22 @@ TABLES: dict[str, Table] = {
     "memory-states": Table(_memory_part(lambda view: view.states, NO_SNAPSHOT)),
     "out-of-memory": Table(_memory_part(lambda view: view.out_of_memory, NO_FAILURE)),
     "modules": Table(_modules),
-    "counters": Table(_counters, takes=frozenset({"device"})),
+    "counters": Table(_counters, takes=("device",)),
     "communication": Table(_communication),
     "distributed": Table(_distributed_part("workers")),
     "distributed-collectives": Table(_distributed_part("collectives")),
-    "compiles": Table(
-        _by_group(
-            cause=_compiler_part(compiler_tables.causes, compiler_tables.NO_COMPILE),
-            change=_compiler_part(compiler_tables.changes, compiler_tables.NO_CHANGE),
-        ),
-        ("cause", "change"),
+    "compiles": _by_group(
+        cause=_compiler_part(_causes("compile", "recompile", "limit_hit", "failure"), NO_COMPILE),
+        change=_compiler_part(_changes, NO_CHANGE),
     ),
-    "compile-steps": Table(
-        _by_group(
-            kind=_compiler_part(lambda view: view.steps, compiler_tables.NO_STEPS),
-            step=_compiler_part(lambda view: view.points, compiler_tables.NO_STEPS),
-        ),
-        ("kind", "step"),
+    "compile-steps": _by_group(
+        kind=_compiler_part(lambda view: view.steps, NO_STEPS),
+        step=_compiler_part(lambda view: view.points, NO_STEPS),
     ),
-    "graph-breaks": Table(_compiler_part(compiler_tables.breaks, compiler_tables.breaks_absent)),
-    "transfers": Table(_compiler_part(compiler_tables.transfers, compiler_tables.transfers_absent)),
-    "xla-metrics": Table(_compiler_part(compiler_tables.metrics, compiler_tables.NO_METRICS)),
+    "graph-breaks": Table(_compiler_part(_causes("graph_break"), _unseen("graph_breaks", NO_BREAK, BREAKS_UNSEEN))),
+    "transfers": Table(
+        _compiler_part(_causes("transfer", "fallback"), _unseen("transfers", NO_TRANSFER, TRANSFERS_UNSEEN))
+    ),
+    "xla-metrics": Table(_compiler_part(_metrics, NO_METRICS)),
 }
 COMPILER_TABLES = frozenset({"compiles", "compile-steps", "graph-breaks", "transfers", "xla-metrics"})

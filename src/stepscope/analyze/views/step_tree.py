@@ -1,5 +1,8 @@
 """The structure of steps: loader, modules, backward pass and optimizer in their order, all steps laid over each other.
 
+An item is a slice that is one of these or an operator between them, below another item or directly below its step. Work
+of the device belongs to the item around its launch; in the backward pass also to the module of its forward operator.
+
 Items of equal type and name that follow each other are one node, with as many calls. The second time that others have
 come between is a node of its own, so that the micro-batches of a step stay apart. All sums are over all steps.
 """
@@ -7,17 +10,20 @@ come between is a node of its own, so that the micro-batches of a step stay apar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 from msgspec import Struct, field
 
-from stepscope.analyze.views import step_items
-from stepscope.analyze.views.step_items import BACKWARD, LOADER, MODULE, OPERATORS, STEP, Items
-from stepscope.engine.module_calls import MAX_LEVELS, Paths, module_class
+from stepscope.engine.device_work import work
+from stepscope.engine.module_calls import MAX_LEVELS, ModuleCalls, Paths, module_class
+from stepscope.engine.slice_tree import nearest
 from stepscope.engine.spans import Span
-from stepscope.tables.arrays import NONE, Int64
+from stepscope.tables.arrays import NONE, Bools, Int64, climb
 
+STEP, LOADER, MODULE, BACKWARD, OPTIMIZER, OPERATORS = range(6)
 TYPES = ("ProfilerStep", "DataLoader", "Module", "Backward", "Optimizer", "Operators")
 MAX_TURNS = 16  # nodes of one type and name below one parent; what comes later counts for the last
 _IN_RUNS = (BACKWARD, OPERATORS)  # of many slices in a row that are one thing
@@ -74,7 +80,7 @@ def tree(spans: Sequence[Span]) -> StepTree | None:
     paths, parts = Paths(), list[Items]()
     items = steps = 0
     for span in chosen:
-        parts.append(step_items.find(span, paths, items, steps))
+        parts.append(find(span, paths, items, steps))
         items += parts[-1].items.height
         steps += max(parts[-1].steps, 1)
     known = all(part.steps for part in parts)
@@ -196,3 +202,252 @@ def _finish(root: StepNode) -> None:
         if node.children and not node.calls:
             node.at_ns = min(node.at_ns, *(child.at_ns for child in node.children))
         node.children.sort(key=lambda child: child.at_ns)
+
+
+_LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
+_OPTIMIZERS = ("Optimizer.",)
+_STEPS = ("ProfilerStep#",)
+
+ITEMS = {
+    "item": pl.Int64,  # from 0 on over all spans
+    "outer": pl.Int64,  # the item around it, or `NONE`
+    "step": pl.Int64,  # of items without outer one: from 0 on over all spans; `NONE` outside of steps
+    "type": pl.Int64,
+    "name": pl.String,
+    "start_ns": pl.Int64,
+    "at_ns": pl.Int64,  # start, from the beginning of the step or outer item
+    "host_ns": pl.Int64,
+}
+# The modules' parts of items of the backward pass. `path` is an entry of `Paths`.
+INNER = {"item": pl.Int64, "path": pl.Int64, "at_ns": pl.Int64, "host_ns": pl.Int64}
+# Work of the device. `item` is `NONE` directly below the step, `path` outside of modules' backward passes.
+# `position` counts the slices of one call of the operator.
+SLICES = {
+    "item": pl.Int64,
+    "path": pl.Int64,
+    "operator": pl.String,
+    "position": pl.Int64,
+    "kernel": pl.String,
+    "ns": pl.Int64,
+    "slices": pl.Int64,
+}
+
+
+class Items(Struct, frozen=True):
+    """Of one span. `wall_ns` is of all its steps, or of the whole span where it has none (`steps` 0)."""
+
+    items: pl.DataFrame
+    inner: pl.DataFrame
+    slices: pl.DataFrame
+    steps: int
+    wall_ns: int
+    has_device: bool
+
+
+def find(span: Span, paths: Paths, first_item: int, first_step: int) -> Items:
+    """The items of a span, numbered from `first_item` on; the ways of its modules are entered into `paths`."""
+    search = _Search(span)
+    rows = search.rows
+    outer = climb(span.parent, span.parent[rows], search.is_item)
+    inside = outer >= 0
+    step = search.steps_at(span.start_ns[rows])
+    begin = np.where(inside, span.start_ns[np.maximum(outer, 0)], search.starts[np.maximum(step, 0)])
+    items = pl.DataFrame(
+        {
+            "item": np.arange(first_item, first_item + len(rows)),
+            "outer": np.where(inside, np.searchsorted(rows, outer) + first_item, NONE),
+            "step": np.where(step >= 0, step + first_step, NONE),
+            "type": search.types[rows].astype(np.int64),
+            "name": search.item_names(),
+            "start_ns": span.start_ns[rows],
+            "at_ns": span.start_ns[rows] - begin,
+            "host_ns": span.duration_ns[rows],
+        },
+        schema=ITEMS,
+    )
+    at_ns = items["at_ns"].to_numpy()
+    places = paths.take_in(search.calls.paths) if len(search.calls.rows) else np.empty(0, np.int64)
+    return Items(
+        items=items,
+        inner=search.inner(places, at_ns, first_item),
+        slices=search.slices(places, first_item),
+        steps=len(span.steps),
+        wall_ns=int((search.ends - search.starts).sum()),
+        has_device=len(search.work) > 0,
+    )
+
+
+class _Search:
+    """The arrays of a span that its items are found by."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self.calls = ModuleCalls(span)
+        self.work = work(span)
+        self.host = ~(span.on_device | span.categories.where(["gpu_user_annotation"]))
+        steps = span.steps
+        if len(steps):
+            self.starts, self.ends = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
+        else:  # the whole span stands for a step
+            self.starts = span.start_ns[self.host].min(keepdims=True) if self.host.any() else np.zeros(1, np.int64)
+            self.ends = span.ends(self.host).max(keepdims=True) if self.host.any() else np.zeros(1, np.int64)
+
+    def _named(self, beginnings: tuple[str, ...]) -> Bools:
+        names = self.span.names
+        return names.pick([name.startswith(beginnings) for name in names.values]) & self.host & ~self.span.is_function
+
+    @cached_property
+    def types(self) -> npt.NDArray[np.int8]:
+        """The type of each row that is an item, else 0."""
+        span, calls = self.span, self.calls
+        types = np.zeros(len(span), np.int8)
+        types[self._named(_LOADERS)] = LOADER
+        types[self._named(_OPTIMIZERS)] = OPTIMIZER
+        types[calls.is_call] = MODULE
+        back = np.flatnonzero(calls.is_backward & self.host)
+        around = climb(span.parent, span.parent[back], (types > 0) | calls.is_backward)
+        types[back[(around < 0) | (types[np.maximum(around, 0)] > 0)]] = BACKWARD
+        main = self._main_track(types)
+        around_any = nearest(span.parent, (types > 0) | calls.is_backward | span.is_operator)
+        own = np.flatnonzero(span.is_operator & self.host & ~calls.is_backward & (types == 0))
+        above = span.parent[own]
+        own = own[(above < 0) | (around_any[np.maximum(above, 0)] < 0)]
+        types[own[np.isin(span.tracks.codes[own], self._engines(types, main))]] = BACKWARD
+        types[own[span.tracks.codes[own] == main]] = OPERATORS
+        return types
+
+    def _engines(self, types: npt.NDArray[np.int8], main: int) -> Int64:
+        """Tracks that run nothing but the backward pass: what the engine does by itself there, such as sums of
+        gradients, belongs to it.
+        """
+        codes = self.span.tracks.codes
+        others = np.unique(codes[(types > 0) & (types != BACKWARD)])
+        return np.setdiff1d(np.unique(codes[types == BACKWARD]), [*others.tolist(), main])
+
+    def _main_track(self, types: npt.NDArray[np.int8]) -> int:
+        """The track with most steps, loaders, modules and optimizers; without any, with most operators."""
+        span = self.span
+        for chosen in (self._named(_STEPS), (types > 0) & (types != BACKWARD), span.is_operator):
+            codes = span.tracks.codes[chosen & self.host]
+            codes = codes[codes >= 0]
+            if len(codes):
+                return int(np.bincount(codes).argmax())
+        return NONE
+
+    @cached_property
+    def is_item(self) -> Bools:
+        found: Bools = self.types > 0
+        return found
+
+    @cached_property
+    def rows(self) -> Int64:
+        return np.flatnonzero(self.is_item)
+
+    @cached_property
+    def item_of(self) -> Int64:
+        """For each row, and last for `NONE`, the innermost item around it: its position in `rows`."""
+        near = nearest(self.span.parent, self.is_item)
+        place = np.full(len(self.span) + 1, NONE, np.int64)
+        place[self.rows] = np.arange(len(self.rows))
+        return np.append(place[near], NONE)
+
+    def steps_at(self, times: Int64) -> Int64:
+        step = np.searchsorted(self.starts, times, side="right") - 1
+        inside = (step >= 0) & (times < self.ends[np.maximum(step, 0)])
+        return np.where(inside, step, NONE)
+
+    def item_names(self) -> npt.NDArray[np.object_]:
+        """The name of each of `rows`; empty where the type says it all."""
+        types, codes = self.types[self.rows], self.span.names.codes[self.rows]
+        distinct, back = np.unique(codes, return_inverse=True)
+        texts = [_short(self.span.names.values[code]) if code >= 0 else "" for code in distinct.tolist()]
+        names = np.array([*texts, ""], object)[back]
+        names[(types == BACKWARD) | (types == OPERATORS)] = ""
+        calls = self.calls
+        names[types == MODULE] = np.array([*calls.paths.name, ""], object)[calls.path]
+        return names
+
+    def inner(self, places: Int64, at_ns: Int64, first_item: int) -> pl.DataFrame:
+        """Parts of the backward items by module, from the self times of all slices below them.
+
+        Args:
+            at_ns: start of each item, which the parts' starts are counted from.
+        """
+        empty = pl.DataFrame(schema=INNER)
+        if not len(places):
+            return empty
+        owners = self.calls.owners
+        rows = np.flatnonzero(owners.backward & self.host)
+        item = self.item_of[rows]
+        back = self._is_backward_item(item)
+        rows, item = rows[back], item[back]
+        found = pl.DataFrame(
+            {
+                "item": item + first_item,
+                "path": places[owners.path[rows]],
+                "at_ns": self.span.start_ns[rows] - self.span.start_ns[self.rows[item]] + at_ns[item],
+                "host_ns": self.span.series("self_ns").fill_null(0).to_numpy()[rows],
+            },
+            schema=INNER,
+        )
+        return found.group_by("item", "path").agg(pl.col("at_ns").min(), pl.col("host_ns").sum())
+
+    def slices(self, places: Int64, first_item: int) -> pl.DataFrame:
+        """Work of the device, as `SLICES`; of what was launched outside of steps nothing."""
+        span, found = self.span, self.work
+        duration = np.full(len(span), NONE, np.int64)
+        duration[found.rows] = found.end_ns - found.start_ns
+        links = span.links.filter(pl.Series(duration[span.links["event"].to_numpy()] >= 0, dtype=pl.Boolean))
+        columns = {name: links[name].to_numpy() for name in ("event", "launch", "operator", "frame")}
+        item, source = np.full(links.height, NONE, np.int64), np.full(links.height, NONE, np.int64)
+        for name in ("launch", "operator", "frame"):
+            left = np.flatnonzero((item < 0) & (columns[name] >= 0))
+            item[left] = self.item_of[columns[name][left]]
+            source[left] = np.where(source[left] < 0, columns[name][left], source[left])
+        path = np.full(links.height, NONE, np.int64)
+        if len(places):
+            owners = self.calls.owners_of(links)
+            back = owners.backward & self._is_backward_item(item)
+            path[back] = places[owners.path[back]]
+        in_step = (source >= 0) & (self.steps_at(span.start_ns[np.maximum(source, 0)]) >= 0)
+        kept = np.flatnonzero((item >= 0) | in_step)
+        operator = columns["operator"][kept]
+        return pl.DataFrame(
+            {
+                "item": np.where(item >= 0, item + first_item, NONE)[kept],
+                "path": path[kept],
+                "operator": _name_at(span, operator),
+                "position": _positions(operator, span.start_ns[source[kept]]),
+                "kernel": _name_at(span, columns["event"][kept]),
+                "ns": duration[columns["event"][kept]],
+                "slices": np.ones(len(kept), np.int64),
+            },
+            schema=SLICES,
+        )
+
+    def _is_backward_item(self, item: Int64) -> Bools:
+        return np.append(self.types[self.rows] == BACKWARD, False)[item]
+
+
+def _positions(operators: Int64, times: Int64) -> Int64:
+    """For each slice how many the same call of an operator launched before it; 0 where no operator is known."""
+    order = np.lexsort((times, operators))
+    first = np.searchsorted(operators[order], operators[order], side="left")
+    position = np.zeros(len(operators), np.int64)
+    position[order] = np.arange(len(operators)) - first
+    position[operators < 0] = 0
+    return position
+
+
+def _name_at(span: Span, rows: Int64) -> pl.Series:
+    """Names of rows; null for `NONE`."""
+    names = span.series("name").gather(np.maximum(rows, 0)) if len(rows) else pl.Series([], dtype=pl.String)
+    return names.set(pl.Series(rows < 0, dtype=pl.Boolean), None)
+
+
+def _short(name: str) -> str:
+    """A loader's or optimizer's name without what its type says."""
+    for beginning in (*_LOADERS, *_OPTIMIZERS):
+        if name.startswith(beginning):
+            return name.removeprefix(beginning)
+    return name

@@ -15,7 +15,7 @@ from stepscope.dashboard.pages import traced
 if TYPE_CHECKING:
     from stepscope.analyze.views.select import Rows
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views.compilers import CompilerFacts, CompilersView
+    from stepscope.model.compilers import CompilerFacts, CompilersView
 
 TITLE = "Compiles"
 WARNINGS = 8
@@ -71,7 +71,7 @@ def build(context: PageContext) -> list[Block]:
     """The page."""
     view = context.run.analysis.compilers
     if view is None or not _seen(view):
-        from stepscope.analyze.views.compiler_tables import NO_COMPILER
+        from stepscope.analyze.views.select import NO_COMPILER
 
         return [traced.absent(context, "compilers", TITLE, NO_COMPILER)]
     told: Mapping[str, Any] = context.run.report(source=context.source).views["compilers"]

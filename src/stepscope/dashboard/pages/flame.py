@@ -19,9 +19,9 @@ from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInput
 from stepscope.report.escape import plain
 
 if TYPE_CHECKING:
-    from stepscope.analyze.flame.graph import FlameOptions
+    from stepscope.analyze.pictures.sampled_flame import FlameOptions
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views.flame import FlameGraph
+    from stepscope.model.sampled import FlameGraph
 
 TITLE = "Flame graph"
 BY = (("function", "Function"), ("line", "Line"))
@@ -112,8 +112,8 @@ def _document(context: PageContext, by: str, rank: int | None) -> dict[str, Any]
 
 
 def _options(context: PageContext, by: str, rank: int | None) -> FlameOptions:
-    from stepscope.analyze.flame.graph import FlameOptions
-    from stepscope.analyze.sampled.selection import StackSelection
+    from stepscope.analyze.host.stack_selection import StackSelection
+    from stepscope.analyze.pictures.sampled_flame import FlameOptions
 
     return FlameOptions(selection=StackSelection(rank=rank), by=by, source=context.source)
 

@@ -12,8 +12,7 @@ from stepscope.report.escape import plain
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views.operators import OperatorRow
-    from stepscope.model.views.overview import Counter, GpuSummary
+    from stepscope.model.views import Counter, GpuSummary, OperatorRow
 
 TITLE = "GPU summary"
 SYNC = "gpu"

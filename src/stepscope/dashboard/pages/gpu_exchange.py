@@ -11,8 +11,7 @@ from stepscope.dashboard.pages import traced
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views import Views
-    from stepscope.model.views.communication import Distributed, WorkerShare
+    from stepscope.model.views import Distributed, Views, WorkerShare
 
 MAX_WORKERS = 64  # in one picture
 _STEP = (

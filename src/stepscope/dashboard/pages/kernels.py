@@ -12,7 +12,7 @@ from stepscope.dashboard.pages.traced import Chosen
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views.operators import KernelRow
+    from stepscope.model.views import KernelRow
 
 TITLE = "Kernels"
 GROUPS = (("name", "Name"), ("launch", "Launch: operator, grid, block, registers"))

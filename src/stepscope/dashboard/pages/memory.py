@@ -17,7 +17,7 @@ from stepscope.report.table_columns import SHOWN
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
     from stepscope.dashboard.pages.memory_curves import Recording
-    from stepscope.model.views.memory import MemoryBlock, MemoryLine, MemoryOperator, MemoryView, OutOfMemory
+    from stepscope.model.memory import MemoryBlock, MemoryLine, MemoryOperator, MemoryView, OutOfMemory
 
 NO_ALLOCATIONS = "no trace holds allocations: record with profile_memory=True"
 _LINES = (
@@ -64,7 +64,7 @@ def build(context: PageContext) -> list[Block]:
     views = context.run.analysis.views
     view = views.memory if views is not None else None
     if view is None:
-        from stepscope.analyze.views.absent import NO_TRACE
+        from stepscope.analyze.views.select import NO_TRACE
 
         why = NO_TRACE if views is None else views.absent.get("memory", NO_ALLOCATIONS)
         return [traced.absent(context, "memory", "Allocations", why), *memory_readings.made(context)]

@@ -12,7 +12,7 @@ from stepscope.report.escape import plain
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views.memory import MemoryBlock, MemoryCurve, MemoryLine, MemoryOperator
+    from stepscope.model.memory import MemoryBlock, MemoryCurve, MemoryLine, MemoryOperator
 
 HOST, UNKNOWN = "cpu", "unknown"
 ORDER = "order"  # the clock of recordings without times

@@ -11,7 +11,7 @@ from stepscope.dashboard.pages import traced
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views.memory_losses import MemoryGrowth, MemoryLosses, MemoryPeak, RetryFacts
+    from stepscope.model.memory import MemoryGrowth, MemoryLosses, MemoryPeak, RetryFacts
 
 _PEAKS = (
     ("rank", "rank", "count"),

@@ -12,7 +12,7 @@ from stepscope.dashboard.pages.traced import Chosen
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views.modules import ModuleNode, ModuleTree
+    from stepscope.model.views import ModuleNode, ModuleTree
 
 TITLE = "Modules"
 OPEN_DEPTH = 2  # levels that are unfolded at first

@@ -14,7 +14,7 @@ from stepscope.dashboard.pages.traced import Chosen
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views.operators import OperatorRow
+    from stepscope.model.views import OperatorRow
 
 TITLE = "Operators"
 NO_OPERATORS = "this trace holds no operators: record with ProfilerActivity.CPU"

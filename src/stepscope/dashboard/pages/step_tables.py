@@ -112,9 +112,9 @@ _REGION = (
 
 def by_process(context: PageContext, steps: LabelledSteps) -> list[Block]:
     """Each process and kind, where there is more than one."""
-    from stepscope.analyze import step_series
+    from stepscope.analyze.pictures import series
 
-    found = step_series.by_process(steps)
+    found = series.by_process(steps)
     if len(found) < 2:
         return []
     rows = [{**asdict(row), "kind": words.term(row.kind)} for row in found]
@@ -142,7 +142,7 @@ def ranks(context: PageContext) -> list[Block]:
 
 def logged(context: PageContext) -> list[Block]:
     """The losses that were kept, and what the script logged, over the steps."""
-    from stepscope.analyze.thinning import pick, positions
+    from stepscope.analyze.pictures.series import pick, positions
 
     made = []
     for number, (name, points) in enumerate(_logged(context)):

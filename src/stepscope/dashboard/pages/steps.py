@@ -17,7 +17,7 @@ from stepscope.report import words
 if TYPE_CHECKING:
     from stepscope.engine.step_labels import LabelledSteps
     from stepscope.model import StepFacts
-    from stepscope.model.views.step_series import LongStep, StepDistribution, StepPhases
+    from stepscope.model.timeline import LongStep, StepDistribution, StepPhases
 
 POINTS, EMBEDDED_POINTS = 600, 300  # of a chart
 LONGEST, LEAST_LONGEST = 100, 10  # steps in the table of the longest, where more and where fewer are above the median
@@ -91,7 +91,7 @@ def _facts(context: PageContext) -> tuple[StepFacts, ...]:
     """What the steps of the scope cost, by kind. A kind without a steady step in it is measured by what there is."""
     import polars as pl
 
-    from stepscope.analyze import steps
+    from stepscope.analyze import step_times
     from stepscope.engine.step_labels import STEADY, LabelledSteps
 
     read = context.run.analysis.steps
@@ -100,7 +100,7 @@ def _facts(context: PageContext) -> tuple[StepFacts, ...]:
     found = labelled(context)
     kinds = found.frame.filter(pl.col("reason") == STEADY)["kind"].unique().to_list()
     steady = LabelledSteps(found.frame.filter(pl.col("kind").is_in(kinds)), found.fallback)
-    known = {facts.kind: facts for facts in (*read, *steps.facts(steady))}
+    known = {facts.kind: facts for facts in (*read, *step_times.step_facts(steady))}
     return tuple(known[facts.kind] for facts in read)
 
 
@@ -113,29 +113,29 @@ def _why_none(context: PageContext) -> str:
 
 
 def _of_kind(context: PageContext, kind: str) -> list[Block]:
-    from stepscope.analyze import step_series
+    from stepscope.analyze.pictures import series
 
     steps = labelled(context)
     facts = next(each for each in _facts(context) if each.kind == kind)
-    known = step_series.processes(steps, kind)
+    known = series.processes_of(steps, kind)
     chosen = selectors.processes(context.run, context.scope.worker)
     own = [process for process in known if chosen is None or process in chosen]
     made = [_figures(facts), *_said(facts, context)]
     if not own:
         return [*made, blocks.text(f"{context.scope.worker} has no {words.term(kind)} step of its own.", "note")]
     limit = EMBEDDED_POINTS if context.embedded else POINTS
-    parts = step_series.parts(steps, kind, own[0], limit)
+    parts = series.step_phases(steps, kind, own[0], limit)
     traced = traced_steps.build(context)
     made += _partition(facts)
     if parts.parts_ms or not traced:
         made.append(_chart(parts, context, several=len(own) > 1))
     made += traced
-    found = step_series.distribution(steps, kind, own)
+    found = series.distribution(steps, kind, own)
     if found is not None and sum(found.steady) + sum(found.others) > 1:
         made.append(_distribution(found, facts))
-    longest = step_series.longest(context.run.tables, steps, kind, min(LONGEST, context.limit), own)
+    longest = series.longest(context.run.tables, steps, kind, min(LONGEST, context.limit), own)
     longest = tuple(row for at, row in enumerate(longest) if at < LEAST_LONGEST or row.extra_ms > 0)
-    of_kind = (row for row in step_series.by_process(steps) if row.kind == kind and row.process in own)
+    of_kind = (row for row in series.by_process(steps) if row.kind == kind and row.process in own)
     made.append(_longest(longest, sum(row.steps for row in of_kind), context))
     return made
 

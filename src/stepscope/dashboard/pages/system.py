@@ -15,8 +15,8 @@ from stepscope.report import words
 from stepscope.report.table_columns import USE
 
 if TYPE_CHECKING:
-    from stepscope.model.facts_machine import MachineFacts
-    from stepscope.model.views.telemetry_series import Telemetry
+    from stepscope.model.machine import MachineFacts
+    from stepscope.model.timeline import Telemetry
 
 POINTS, EMBEDDED_POINTS = 500, 150
 SYNC = "time"
@@ -219,7 +219,7 @@ def empty(context: PageContext) -> bool:
 
 
 def _telemetry(context: PageContext) -> Telemetry | None:
-    from stepscope.analyze.telemetry_series import telemetry
+    from stepscope.analyze.pictures.series import telemetry
     from stepscope.dashboard.pages.steps import labelled
 
     between = None

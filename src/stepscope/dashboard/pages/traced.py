@@ -93,7 +93,7 @@ class Chosen(Struct, frozen=True):
 
 def chosen(context: PageContext, view: str, title: str) -> Chosen:
     """The spans of the scope for a page on `view`, a key of `Views.absent` and of `ADVICE`."""
-    from stepscope.analyze.views.absent import NO_TRACE
+    from stepscope.analyze.views.select import NO_TRACE
 
     views = context.run.analysis.views
     if views is None:

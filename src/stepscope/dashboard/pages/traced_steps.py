@@ -11,7 +11,7 @@ from stepscope.report import words
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views.overview import Overview, StepBreakdown
+    from stepscope.model.views import Overview, StepBreakdown
 
 POINTS, EMBEDDED_POINTS = 400, 200
 MANY = 120
@@ -37,7 +37,7 @@ def build(context: PageContext) -> list[Block]:
 
 
 def _chart(item: Overview, context: PageContext, *, several: bool) -> Block:
-    from stepscope.analyze.thinning import pick, positions
+    from stepscope.analyze.pictures.series import pick, positions
 
     limit = EMBEDDED_POINTS if context.embedded else POINTS
     steps = list(item.steps)

@@ -13,19 +13,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
-from stepscope.read.stacks.prefixes import NO_PREFIXES, Prefixes, split_prefixes
 from stepscope.read.stacks.source import (
     BYTES,
+    LINES,
     MAX_FRAMES,
     MAX_SAMPLES,
     MICROSECONDS,
+    NO_PREFIXES,
     FileSource,
     FrameTexts,
+    Prefixes,
     Progress,
     count_of,
     pyspy_frame,
-    read_lines,
+    split_prefixes,
 )
+from stepscope.read.streams import read_lines
 from stepscope.read.text import LONGEST_NS, clean
 
 MAX_STACK_CHARS = 4 * 2**20
@@ -82,7 +85,7 @@ class Collapsed(FileSource):
         texts = FrameTexts(names, self.frame_of)
         equal = _EqualStacks()
         record = 0
-        for lines in read_lines(self.path, self.label, losses, progress):
+        for lines in read_lines(self.path, self.label, losses, LINES, progress):
             for raw in lines:
                 line = raw.rstrip("\r ")
                 if not line or (line.startswith("# ") and self._note(line)):

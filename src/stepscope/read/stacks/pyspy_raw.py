@@ -13,16 +13,21 @@ from itertools import chain
 from pathlib import Path
 
 from stepscope.read.raw import FrameNames, Losses, RawStack
-from stepscope.read.stacks.prefixes import NO_PREFIXES, START_PROCESS, START_THREAD, Prefixes, split_prefixes
 from stepscope.read.stacks.source import (
+    LINES,
     MAX_FRAMES,
+    NO_PREFIXES,
+    START_PROCESS,
+    START_THREAD,
     FileSource,
     FrameTexts,
+    Prefixes,
     Progress,
     count_of,
     pyspy_frame,
-    read_lines,
+    split_prefixes,
 )
+from stepscope.read.streams import read_lines
 from stepscope.read.text import clean
 
 MAX_RECORD_CHARS = 4 * 2**20  # py-spy stops at 4096 frames; the longest seen stack of 3000 took 180 KB
@@ -42,7 +47,7 @@ class PySpyRaw(FileSource):
 
     def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
         """The stacks. Samples of stacks and `skipped_samples` are the file's own sum where counts are legible."""
-        return self.parse(read_lines(self.path, self.label, losses, progress), names, losses)
+        return self.parse(read_lines(self.path, self.label, losses, LINES, progress), names, losses)
 
     def parse(self, blocks: Iterable[list[str]], names: FrameNames, losses: Losses) -> Iterator[RawStack]:
         """The stacks of blocks of lines."""

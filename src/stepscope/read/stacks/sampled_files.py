@@ -12,16 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read.formats import HEAD_BYTES, read_head
 from stepscope.read.raw import FrameNames, Losses, RawHost, RawRun, RawSegment
 from stepscope.read.stacks import speedscope
 from stepscope.read.stacks.collapsed import Austin, Collapsed, Tachyon
-from stepscope.read.stacks.prefixes import START_PROCESS, START_THREAD
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
-from stepscope.read.stacks.source import BYTE_ORDER_MARK, FileSource
-
-MAX_FILES = 10_000
-MAX_DEPTH = 8
+from stepscope.read.stacks.source import START_PROCESS, START_THREAD, FileSource
+from stepscope.read.streams import BYTE_ORDER_MARK, HEAD_BYTES, common_folder, files_in, name_below, read_head
 
 Detect = Callable[[bytes], bool]
 Open = Callable[[Path, str, bytes], FileSource]
@@ -142,6 +138,7 @@ _PPROF = "a binary file, not stacks as text; give py-spy's raw format, collapsed
 _TEXT = (
     "no sampled stacks in it; give py-spy's raw format (`py-spy record --format raw`), collapsed stacks or speedscope"
 )
+_NO_FILE = "no file of sampled stacks in it; give files of `py-spy record --format raw`, collapsed stacks or speedscope"
 _BROKEN = "a packed file that cannot be unpacked; copy it anew"
 
 _EVENT = re.compile(rb'"ph"\s*:\s*"|"traceEvents"')
@@ -181,81 +178,38 @@ def read_stack_files(paths: Sequence[Path]) -> RawRun:
     if not paths:
         raise UnreadableInputError("no path given; give a file of sampled stacks or a folder of them")
     losses = Losses()
-    root = os.path.commonpath([str((path if path.is_dir() else path.parent).absolute()) for path in paths])
+    root = common_folder(paths)
     sources: dict[str, FileSource] = {}
     for path in paths:
-        for file in _files_in(path, losses):
-            source = open_stacks(file, _below(root, file))
-            sources.setdefault(os.path.realpath(file), source)
-    if not any(_has_stack(source.path) for source in sources.values()):
-        raise UnreadableInputError(f"{paths[0]}: {_nothing(found=bool(sources))}")
-    segments = tuple(_segment(number, source) for number, source in enumerate(sources.values()))
+        for file in _stack_files(path, losses):
+            sources.setdefault(os.path.realpath(file), open_stacks(file, name_below(root, file)))
+    # One record at least must be readable; of a file of lines only the beginning is looked at.
+    if not any(True for source in sources.values() for _ in open_stacks(source.path).read(FrameNames(), Losses())):
+        nothing = "not one stack in it can be read; record again" if sources else _NO_FILE
+        raise UnreadableInputError(f"{paths[0]}: {nothing}")
+    segments = tuple(
+        RawSegment(number=number, file=source.label, source=source.tool, idle=source.idle, status="ok", stacks=source)
+        for number, source in enumerate(sources.values())
+    )
     host = RawHost(name="", manifest=None, agents=(), processes=(), system=(), segments=segments)
-    return RawRun(folder=Path(root), hosts=(host,), ranks=(), losses=losses)
+    return RawRun(folder=root, hosts=(host,), ranks=(), losses=losses)
 
 
 def holds_stacks(folders: Sequence[Path]) -> bool:
     """Whether there is a file of stacks in one of the folders; looks no further than to the first."""
-    return any(True for folder in folders for _ in _files_in(folder, Losses()))
+    return any(True for folder in folders for _ in _stack_files(folder, Losses()))
 
 
-def _segment(number: int, source: FileSource) -> RawSegment:
-    return RawSegment(
-        number=number,
-        file=source.label,
-        source=source.tool,
-        pid=None,
-        start_ns=None,
-        end_ns=None,
-        rate_hz=None,
-        idle=source.idle,
-        blocking=None,
-        errors=None,
-        status="ok",
-        stacks=source,
-    )
-
-
-def _files_in(path: Path, losses: Losses) -> Iterator[Path]:
+def _stack_files(path: Path, losses: Losses) -> Iterator[Path]:
     """`path` itself, or the files of stacks in it, in the order of their names."""
     if not path.is_dir():
         yield path
         return
-    count = 0
-    for folder, folders, names in os.walk(path):
-        depth = len(Path(folder).relative_to(path).parts)
-        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=_natural)
-        if depth >= MAX_DEPTH:
-            folders.clear()
-        for name in sorted((name for name in names if not name.startswith(".")), key=_natural):
-            file = Path(folder) / name
-            count += 1
-            if count > MAX_FILES:
-                return
-            label = str(file.relative_to(path))
-            try:
-                if is_stack_file(file):
-                    yield file
-                else:
-                    losses.add("foreign_files", label)
-            except OSError:
-                losses.add("unreadable_files", label)
-
-
-def _natural(text: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", text)]
-
-
-def _has_stack(path: Path) -> bool:
-    """Whether one record at least can be read; of a file of lines only the beginning is."""
-    return any(True for _ in open_stacks(path).read(FrameNames(), Losses()))
-
-
-def _below(root: str, path: Path) -> str:
-    return Path(os.path.relpath(path.absolute(), root)).as_posix()
-
-
-def _nothing(*, found: bool) -> str:
-    if found:
-        return "not one stack in it can be read; record again"
-    return "no file of sampled stacks in it; give files of `py-spy record --format raw`, collapsed stacks or speedscope"
+    for file in files_in(path):
+        try:
+            if is_stack_file(file):
+                yield file
+            else:
+                losses.add("foreign_files", str(file.relative_to(path)))
+        except OSError:
+            losses.add("unreadable_files", str(file.relative_to(path)))

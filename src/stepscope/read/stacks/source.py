@@ -5,10 +5,169 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from stepscope.read.inflate import ByteStream, Limits
 from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
+from stepscope.read.streams import Limits, LineRules
 from stepscope.read.text import clean
+
+MAX_PROCESSES = 100_000
+START_PROCESS = re.compile(r'process \d{1,18}:"')
+START_THREAD = re.compile(r"thread \((?:\d{1,20}|0x[0-9A-Fa-f]{1,16})\)")
+
+# A command line ends at the first quote that another prefix follows; it may itself hold quotes and semicolons.
+_PROCESS = re.compile(r'process (\d{1,18}):"(.*?)"(?:;(?=process \d{1,18}:"|thread \()|\Z)', re.DOTALL)
+# Without thread prefixes it ends at the first quote that a semicolon follows.
+_PROCESS_BARE = re.compile(r'process (\d{1,18}):"(.*?)"(?:;|\Z)', re.DOTALL)
+_THREAD = re.compile(r"thread \((\d{1,20}|0x[0-9A-Fa-f]{1,16})\)(?::[ ]([^;]*))?(?:;|\Z)")
+_PROCESS_FRAME = re.compile(r'process (\d{1,18}):"(.*)"?', re.DOTALL)
+_THREAD_FRAME = re.compile(r"thread \((\d{1,20}|0x[0-9A-Fa-f]{1,16})\)(?::[ ](.*))?", re.DOTALL)
+
+
+class Prefixes(NamedTuple):
+    """What stands before the frames; `pids` lists ancestors first."""
+
+    pids: tuple[int, ...]
+    thread: str | None
+    name: str | None
+
+
+NO_PREFIXES = Prefixes((), None, None)
+
+
+def split_prefixes(text: str, hints: dict[int, str]) -> tuple[Prefixes, int] | None:
+    """The prefixes of a record (none at all, perhaps) and where they end; None when one is cut off. Fills `hints`."""
+    pids: list[int] = []
+    position = 0
+    above = ""
+    while text.startswith("process ", position) and START_PROCESS.match(text, position):
+        match = _PROCESS.match(text, position) or _PROCESS_BARE.match(text, position)
+        if match is None:
+            return None
+        pids.append(int(match[1]))
+        _note(pids[-1], match[2], above, hints)
+        above = match[2]
+        position = match.end()
+    match = _THREAD.match(text, position)
+    if match:
+        return Prefixes(tuple(pids), match[1], match[2]), match.end()
+    return Prefixes(tuple(pids), None, None), position
+
+
+class PrefixFrame(NamedTuple):
+    """A prefix that stands as a frame of its own, in formats that keep frames apart; `command` is for hints alone."""
+
+    pid: int | None
+    thread: str | None
+    name: str | None
+    command: str
+
+
+def prefix_frame(name: str) -> PrefixFrame | None:
+    """What a frame's name says that is a prefix; None for any other frame."""
+    match = _PROCESS_FRAME.fullmatch(name) if name.startswith("process ") else None
+    if match:
+        return PrefixFrame(int(match[1]), None, None, match[2].removesuffix('"'))
+    match = _THREAD_FRAME.fullmatch(name) if name.startswith("thread (") else None
+    if match:
+        return PrefixFrame(None, match[1], clean(match[2]) if match[2] else None, "")
+    return None
+
+
+def prefixes_of_frames(prefixes: list[PrefixFrame], hints: dict[int, str]) -> Prefixes:
+    """The prefixes that begin a stack, together. Fills `hints`."""
+    pids: list[int] = []
+    thread = name = None
+    above = ""
+    for prefix in prefixes:
+        if prefix.pid is not None:
+            pids.append(prefix.pid)
+            _note(prefix.pid, prefix.command, above, hints)
+            above = prefix.command
+        else:
+            thread, name = prefix.thread, prefix.name
+    return Prefixes(tuple(pids), thread, name)
+
+
+def _note(pid: int, command: str, above: str, hints: dict[int, str]) -> None:
+    hint = hint_of(command, above)
+    if hint is not None and len(hints) < MAX_PROCESSES:
+        hints.setdefault(pid, hint)
+
+
+# ----------------------------------------------------------------------------------------------------- command lines
+
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.semaphore_tracker", "multiprocessing.forkserver")
+_LAUNCHER_PROGRAMS = {
+    *("torchrun", "torchrun.py", "accelerate", "accelerate-launch", "deepspeed", "deepspeed.py", "composer"),
+    *("horovodrun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "hydra_pmi_proxy"),
+    *("srun", "sbatch", "salloc", "jsrun", "aprun", "flux", "colossalai", "stepscope"),
+}
+_LAUNCHER_MODULES = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "torch.distributed.elastic",
+    "accelerate.commands",
+    "accelerate.launch",
+    "deepspeed.launcher",
+    "horovod.runner",
+    "composer.cli",
+    "colossalai.cli",
+    "mpi4py.run",
+    "stepscope",
+)
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*(?:-dbg|t|w)?(?:\.exe)?", re.IGNORECASE)
+_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+_MAX_CHARS = 4096
+
+
+def hint_of(command: str, above: str = "") -> str | None:
+    """ "launcher", "helper", "spawned", or None where the command line says none of these.
+
+    `above` is the parent's: a process with the same one was forked from it and does not do its parent's work. What
+    a fork server forks was spawned.
+    """
+    text = command[:_MAX_CHARS]
+    if "--multiprocessing-fork" in text or "from multiprocessing.spawn import" in text:
+        return "spawned"
+    if any(f"from {module} import" in text for module in _HELPERS):
+        return "spawned" if command == above else "helper"
+    return "launcher" if command != above and _launches(text) else None
+
+
+def _launches(text: str) -> bool:
+    words = text.split()
+    if not words:
+        return False
+    if not _PYTHON.fullmatch(_base(words[0])):
+        return _is_launcher_program(words[0])
+    return _python_runs_launcher(words[1:])
+
+
+def _python_runs_launcher(words: list[str]) -> bool:
+    """Whether the script or module behind `python` and its options is a launcher."""
+    position = 0
+    while position < len(words) and words[position].startswith("-"):
+        option = words[position]
+        if option == "-m" or (option.startswith("-") and not option.startswith("--") and option.endswith("m")):
+            module = words[position + 1] if position + 1 < len(words) else ""
+            return any(module == known or module.startswith(f"{known}.") for known in _LAUNCHER_MODULES)
+        if option == "-c":
+            return False
+        position += 2 if option in _WITH_VALUE else 1
+    return position < len(words) and _is_launcher_program(words[position])
+
+
+def _is_launcher_program(word: str) -> bool:
+    name = _base(word)
+    if name in _LAUNCHER_PROGRAMS:
+        return True
+    return word.replace("\\", "/").endswith(("torch/distributed/run.py", "torch/distributed/launch.py"))
+
+
+def _base(word: str) -> str:
+    return word.replace("\\", "/").rpartition("/")[2]
+
 
 Progress = Callable[[int], None]
 
@@ -20,11 +179,9 @@ MAX_SAMPLES = 10**15  # of one stack; sums of thousands of these still fit 64 bi
 MAX_FRAMES = 20_000  # of one stack
 MAX_DISTINCT_FRAMES = 500_000  # the largest projects have some ten thousand lines that call
 MAX_FRAME_CHARS = 64 * 2**20
-MAX_LINE_BYTES = 16 * 2**20
 # Stacks repeat themselves, deep ones pack to a hundredth, and files may be long. What packs better than any of ours is
 # read as far as costs some seconds.
-LIMITS = Limits(unpacked_bytes=256 * 2**30, ratio_from_bytes=2**27)
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+LINES = LineRules(Limits(unpacked_bytes=256 * 2**30, ratio_from_bytes=2**27), 16 * 2**20, "skipped_records")
 # Stands for every frame beyond these bounds: a file of nothing but different frames must not fill the memory.
 MORE_FRAMES = Frame("(more different frames than are kept)", "", None)
 
@@ -59,71 +216,6 @@ def count_of(digits: str) -> int | None:
     if digits.isdigit() and digits.isascii() and len(digits) <= MAX_COUNT_DIGITS:
         return int(digits)
     return None
-
-
-# ------------------------------------------------------------------------------------------------------------- lines
-
-
-def read_lines(path: Path, label: str, losses: Losses, progress: Progress | None = None) -> Iterator[list[str]]:
-    """Blocks of lines without their newlines, one block in memory whatever the file; an absent file has none.
-
-    Bytes that are no UTF-8 become lone surrogates, as `os.fsdecode` makes them; only a newline ends a line. Counts
-    `unreadable_files`, `cut_off_files` (packed, and damaged) and, for lines that are too long, `skipped_records`.
-    """
-
-    def told(consumed: int, _size: int) -> None:
-        if progress is not None:
-            progress(consumed)
-
-    try:
-        stream = ByteStream(path, LIMITS, told)
-        splitter = _Splitter()
-        for number, piece in enumerate(stream):
-            yield splitter.add(piece if number else piece.removeprefix(BYTE_ORDER_MARK))
-        yield splitter.last()
-        losses.add("skipped_records", label, splitter.too_long)
-        if stream.problem is not None:
-            losses.add("cut_off_files", label)
-    except FileNotFoundError:
-        return
-    except OSError:
-        losses.add("unreadable_files", label)
-
-
-class _Splitter:
-    """Pieces of bytes to lines; what comes after a piece's last newline waits for the next piece."""
-
-    def __init__(self) -> None:
-        self.too_long = 0
-        self._rest: list[bytes] = []
-        self._held = 0
-
-    def add(self, piece: bytes) -> list[str]:
-        """The lines that `piece` ends."""
-        cut = piece.rfind(b"\n")
-        if cut < 0:
-            self._held += len(piece)
-            if self._held > MAX_LINE_BYTES:
-                self._rest.clear()
-            else:
-                self._rest.append(piece)
-            return []
-        lines = self._lines(piece[:cut])
-        self._rest = [piece[cut + 1 :]]
-        self._held = len(self._rest[0])
-        return lines
-
-    def last(self) -> list[str]:
-        """The line that no newline ends."""
-        return self._lines(b"") if self._held else []
-
-    def _lines(self, piece: bytes) -> list[str]:
-        too_long = self._held > MAX_LINE_BYTES
-        lines = b"".join((*self._rest, piece)).decode("utf-8", "surrogateescape").split("\n")
-        if too_long:
-            self.too_long += 1
-            del lines[0]
-        return lines
 
 
 # ------------------------------------------------------------------------------------------------------------ frames

@@ -16,21 +16,24 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from stepscope.read.inflate import ByteStream, Limits
 from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
-from stepscope.read.stacks.prefixes import NO_PREFIXES, Prefixes, PrefixFrame, prefix_frame, prefixes_of_frames
 from stepscope.read.stacks.source import (
-    BYTE_ORDER_MARK,
     BYTES,
     MAX_DISTINCT_FRAMES,
     MAX_FRAMES,
     MAX_SAMPLES,
     MICROSECONDS,
     MORE_FRAMES,
+    NO_PREFIXES,
     SAMPLES,
     FileSource,
+    Prefixes,
+    PrefixFrame,
     Progress,
+    prefix_frame,
+    prefixes_of_frames,
 )
+from stepscope.read.streams import BYTE_ORDER_MARK, ByteStream, Limits
 from stepscope.read.text import LONGEST_NS, clean, integer
 
 MAX_BYTES = 2**30

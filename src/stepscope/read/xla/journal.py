@@ -8,17 +8,62 @@ share by number, and `source` says so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from stepscope.read.raw import Row
-from stepscope.read.xla.analyses import Analyses, Compile
-from stepscope.read.xla.frames import Place
-from stepscope.read.xla.report import STEPS, Report
-from stepscope.read.xla.sections import EAGER_COMPILE, SCALAR, TRANSFER, StepChange
-from stepscope.read.xla.sharing import evenly, in_order, split
+from stepscope.read.xla.debug_log import Analyses, Compile, Place
+from stepscope.read.xla.report import EAGER_COMPILE, SCALAR, STEPS, TRANSFER, Report, StepChange
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def in_order(counts: Sequence[int], keys: Sequence[Key]) -> Iterator[Counter[Key]]:
+    """For each of `counts`, its share of `keys`, of which there must be as many as all counts together, or more."""
+    position = 0
+    for count in counts:
+        yield Counter(keys[position : position + count])
+        position += count
+
+
+def evenly(counts: Sequence[int], weights: Mapping[Key, int], rest: Key) -> Iterator[Counter[Key]]:
+    """For each of `counts`, its share of the keys, each of which is had `weights` times; `rest` for what is over."""
+    whole = sum(counts)
+    left = Counter({key: weight for key, weight in weights.items() if weight > 0})
+    left[rest] += max(0, whole - sum(left.values()))
+    for count in counts:
+        share = _share(count, left)
+        left -= share
+        yield share
+
+
+def _share(count: int, left: Counter[Key]) -> Counter[Key]:
+    """`count` of what is `left`, in its proportions; what rounding leaves goes to the largest remainders."""
+    total = sum(left.values())
+    if count <= 0 or total <= 0:
+        return Counter()
+    share = Counter({key: have * count // total for key, have in left.items()})
+    over = count - sum(share.values())
+    order = sorted(left, key=lambda key: (-(left[key] * count % total), -left[key], str(key)))
+    for key in order[: max(0, over)]:
+        share[key] += 1
+    return +share
+
+
+def split(total: float, parts: Mapping[Key, int]) -> dict[Key, int]:
+    """`total` as whole numbers in proportion to `parts`; together they are `total`, rounded."""
+    whole, count = round(total), sum(parts.values())
+    found: dict[Key, int] = {}
+    given = taken = 0
+    for key, part in parts.items():
+        taken += part
+        upto = whole * taken // count if count else 0
+        found[key] = upto - given
+        given = upto
+    return found
+
 
 BACKEND = "torch_xla"
 MAX_EVENTS = 400_000
@@ -296,17 +341,5 @@ def changes_of(sections: Sequence[StepChange], whole: StepChange) -> tuple[StepC
     rest = StepChange(None)
     rest.add(whole)
     for change in sections:
-        rest.compiles -= change.compiles
-        rest.compile_ns -= change.compile_ns
-        rest.eager_compiles -= change.eager_compiles
-        rest.eager_compile_ns -= change.eager_compile_ns
-        rest.transfers -= change.transfers
-        rest.transfer_ns -= change.transfer_ns
-        rest.transfer_bytes -= change.transfer_bytes
-        for name, count in change.operators.items():
-            rest.operators[name] = rest.operators.get(name, 0) - count
-    rest.operators = {name: count for name, count in rest.operators.items() if count > 0}
-    for name in ("compiles", "compile_ns", "eager_compiles", "eager_compile_ns", "transfers", "transfer_ns"):
-        setattr(rest, name, max(0, getattr(rest, name)))
-    rest.transfer_bytes = max(0.0, rest.transfer_bytes)
+        rest.add(change, -1)
     return (*sections, rest) if rest else tuple(sections)

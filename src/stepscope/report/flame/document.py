@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stepscope.model.views.flame import FlameFrame, FlameGraph, FlameTree
+from stepscope.model.sampled import FlameFrame, FlameGraph, FlameTree
 from stepscope.report.escape import plain
 from stepscope.report.flame.colours import CHANGES, KINDS, LEGEND, change
 

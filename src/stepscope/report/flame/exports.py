@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from stepscope.model.views.flame import FlameFrame, FlameGraph, FlameTree
+from stepscope.model.sampled import FlameFrame, FlameGraph, FlameTree
 from stepscope.report.escape import plain
 from stepscope.report.flame.document import LONGEST_NAME, rounded
 

@@ -12,7 +12,7 @@ import re
 from functools import cache
 from importlib import resources
 
-from stepscope.model.views.flame import FlameGraph
+from stepscope.model.sampled import FlameGraph
 from stepscope.report.escape import markup
 from stepscope.report.flame.document import document, embedded
 

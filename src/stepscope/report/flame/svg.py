@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from stepscope.model.views.flame import FlameFrame, FlameGraph, FlameTree
+from stepscope.model.sampled import FlameFrame, FlameGraph, FlameTree
 from stepscope.report.escape import markup, plain
 from stepscope.report.flame.colours import CHANGES, KINDS
 from stepscope.report.flame.document import LONGEST_NAME, changes, rounded

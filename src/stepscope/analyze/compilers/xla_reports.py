@@ -1,0 +1,309 @@
+"""What torch_xla's own metrics and counters say: their last state per process, and the time of a step they imply."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+from msgspec import Struct
+
+from stepscope.analyze.compilers.prepared import (
+    PER_STEP,
+    RING,
+    SLOW_COMPILE_NS,
+    SLOW_EXECUTE_NS,
+    TORCH_COMPILE,
+    TORCH_XLA,
+    WARMUP_STEPS,
+)
+from stepscope.engine.journal import event_data, parse_json
+from stepscope.model.compilers import CompilerMetric, CompilerWarning
+from stepscope.tables.schema import Tables
+
+COMPILE = ("CompileTime", "EagerOpCompileTime")
+EXECUTE = ("ExecuteTime", "ExecuteReplicatedTime", "DynamoSyncInputExecuteTime")
+TRANSFER = ("TransferFromDeviceTime", "TransferFromServerTime")  # the name of today and of reports before 2024
+STEPS = "MarkStep"
+ATEN = "aten::"
+READ_SCALAR = "aten::_local_scalar_dense"  # what .item() is; no missing operator
+
+
+class Report(Struct, frozen=True):
+    """The last state of a process.
+
+    torch_xla prints no name whose value is 0, so a name that is missing is 0, if the report holds metrics at all
+    (`complete`): of a debug log nothing but the number of steps may be known.
+    """
+
+    process: str
+    rank: int | None
+    last_step: int | None
+    metrics: Mapping[str, Mapping[str, Any]]  # rows of the table `counters`
+    counters: Mapping[str, float]
+
+    @property
+    def complete(self) -> bool:
+        """Whether what is missing here is 0."""
+        return bool(self.metrics)
+
+    @property
+    def marks(self) -> int | None:
+        """Steps as torch_xla counts them; None where the report does not say."""
+        value = self.counters.get(STEPS)
+        return None if value is None else int(value)
+
+    def samples(self, name: str) -> int:
+        """Samples of a metric."""
+        return int(self.metrics.get(name, {}).get("samples") or 0)
+
+    def compiles(self) -> int:
+        """Compilations, those of eager mode included."""
+        return sum(self.samples(name) for name in COMPILE)
+
+    def compile_ns(self) -> float | None:
+        """Time of all compilations; None where the report does not tell."""
+        if not self.complete:
+            return None
+        return sum(float(self.metrics[name]["total"]) for name in COMPILE if name in self.metrics)
+
+    def transfers(self) -> int:
+        """Transfers from device to host."""
+        return sum(self.samples(name) for name in TRANSFER)
+
+    def unlowered(self) -> dict[str, int]:
+        """Operators that ran on the CPU -> calls, in order of their names."""
+        found = {name: int(value) for name, value in self.counters.items() if ATEN in name and name != READ_SCALAR}
+        return dict(sorted(found.items()))
+
+    def first_step(self, rows: pl.DataFrame) -> int:
+        """The number of the first step, as far as the last one and `rows` of the process tell it."""
+        low = rows["step"].drop_nulls().min()
+        counted = self.last_step - self.marks + 1 if self.last_step is not None and self.marks else None
+        told = [value for value in (low, counted) if isinstance(value, int)]
+        return max(min(told, default=0), 0)
+
+
+def latest(tables: Tables) -> tuple[Report, ...]:
+    """One per process with counters, in order of rank."""
+    rows = tables.counters.with_row_index("input").sort("step", "input", nulls_last=False)
+    found = []
+    for (process,), own in rows.partition_by("process", as_dict=True, maintain_order=True).items():
+        last = own.unique("name", keep="last", maintain_order=True).sort("input")
+        by_name = {str(row["name"]): row for row in last.iter_rows(named=True)}
+        step = own["step"].max()
+        found.append(
+            Report(
+                process=str(process),
+                rank=own["rank"][0],
+                last_step=step if isinstance(step, int) else None,
+                metrics={name: row for name, row in by_name.items() if row["kind"] == "metric"},
+                counters={name: row["total"] for name, row in by_name.items() if row["kind"] != "metric"},
+            )
+        )
+    return tuple(sorted(found, key=lambda report: (report.rank is None, report.rank or 0, report.process)))
+
+
+def metrics(reports: Sequence[Report]) -> tuple[CompilerMetric, ...]:
+    """All metrics, then all counters, of each report in its own order; ns become ms."""
+    found: list[CompilerMetric] = []
+    for report in reports:
+        found += [_metric(row, report.rank) for row in report.metrics.values()]
+        found += [
+            CompilerMetric(name, "counter", "count", None, total, None, None, (), report.rank)
+            for name, total in report.counters.items()
+        ]
+    return tuple(found)
+
+
+def percentiles(row: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
+    """(percent, value in the table's unit), ascending; what is no number is left out."""
+    values = parse_json(row["percentiles"])
+    found = []
+    for percent, value in values.items() if isinstance(values, dict) else ():
+        try:
+            found.append((float(percent), float(value)))
+        except (TypeError, ValueError):
+            continue
+    return tuple(sorted(found))
+
+
+def longest_ns(report: Report, name: str) -> float | None:
+    """The highest percentile of a metric: the longest of its last samples, or close to it."""
+    row = report.metrics.get(name)
+    values = percentiles(row) if row is not None and row["unit"] == "ns" else ()
+    return values[-1][1] if values else None
+
+
+def span_ns(report: Report) -> float | None:
+    """How long the process ran, at least, by the rates of its metrics.
+
+    A rate is the number of a metric's last samples (`RING` at most) over the time between the first and the last of
+    them. So samples / rate is a time that passed; of a metric with more samples than that it holds as far as the rate
+    was the same before, which is assumed of executions alone: those come once per step.
+    """
+    found = []
+    for name, row in report.metrics.items():
+        rate, samples = row["samples_per_second"], row["samples"]
+        if rate and rate > 0 and samples:
+            found.append((samples if name in EXECUTE else min(samples, RING)) / rate)
+    return max(found) * 1e9 if found else None
+
+
+def estimated_wall_ns(report: Report) -> float | None:
+    """Wall time of all its steps, estimated: the span, and no less than the compilations took."""
+    span = span_ns(report)
+    return None if span is None else max(span, report.compile_ns() or 0.0)
+
+
+def step_estimate_ms(reports: Sequence[Report]) -> float | None:
+    """The mean step of all reports with steps and rates."""
+    told = [(wall, report.marks) for report in reports if report.marks and (wall := estimated_wall_ns(report))]
+    marks = sum(count for _, count in told)
+    return sum(wall for wall, _ in told) / marks / 1e6 if marks else None
+
+
+def _metric(row: Mapping[str, Any], rank: int | None) -> CompilerMetric:
+    scale = 1e6 if row["unit"] == "ns" else 1.0
+    rate = row["value_per_second"]
+    return CompilerMetric(
+        name=row["name"],
+        kind="metric",
+        unit="ms" if row["unit"] == "ns" else row["unit"],
+        samples=row["samples"],
+        total=row["total"] / scale,
+        per_second=row["samples_per_second"],
+        value_per_second=None if rate is None else rate / scale,
+        percentiles=tuple((percent, value / scale) for percent, value in percentiles(row)),
+        rank=rank,
+    )
+
+
+PREFIX = "pt-xla-profiler:"
+TOO_FREQUENT, TOO_SLOW, NOT_LOWERED = "too_frequent", "too_slow", "not_lowered"
+_MARKS = ((" too frequent", TOO_FREQUENT), (" too slow", TOO_SLOW))
+_ORDER = {TOO_FREQUENT: 0, TOO_SLOW: 1, NOT_LOWERED: 2}
+_COUNTS = re.compile(r"([0-9]{1,15}) counts during ([0-9]{1,15}) steps")
+_UNITS = ((86_400_000_000_000, "d"), (3_600_000_000_000, "h"), (60_000_000_000, "m"), (10**9, "s"), (10**6, "ms"))
+
+
+class Rate(Struct, frozen=True):
+    """Compilations and steps of one process, warm-up included, as the article counts them."""
+
+    process: str
+    compiles: int
+    steps: int
+
+    @property
+    def too_frequent(self) -> bool:
+        """The article's rule."""
+        return self.steps > WARMUP_STEPS and self.compiles / self.steps > PER_STEP
+
+
+def quoted(tables: Tables) -> tuple[CompilerWarning, ...]:
+    """The lines a log holds: the last of each kind, with how often it came."""
+    found: dict[tuple[str, str], CompilerWarning] = {}
+    for row, data in event_data(tables, "xla_warning"):
+        text = data.get("text")
+        if not isinstance(text, str) or not text.strip():
+            continue
+        warning = _read(text, data, row["process"])
+        kind = warning.rule, warning.metric
+        known = found.get(kind)
+        if known is None or (warning.count or 0) >= (known.count or 0):
+            found[kind] = warning
+    return tuple(found.values())
+
+
+def made(reports: Sequence[Report], rates: Mapping[str, Rate | None]) -> tuple[CompilerWarning, ...]:
+    """The lines that hold by the conditions, each once, of the process with the highest count.
+
+    Args:
+        rates: backend -> compilations and steps as the article counts them.
+    """
+    found: dict[tuple[str, str], CompilerWarning] = {}
+    for backend, metric, source in ((TORCH_COMPILE, "compiles", "frames by steps"), (TORCH_XLA, "CompileTime", "")):
+        rate = rates.get(backend)
+        if rate is not None and rate.too_frequent:
+            text = _frequent("CompileTime", rate.compiles, rate.steps)
+            source = source or f"compilations by steps of {rate.process}"
+            found[TOO_FREQUENT, metric] = CompilerWarning(
+                TOO_FREQUENT, text, backend, metric, rate.compiles, rate.steps, False, 0, source
+            )
+    for report in reports:
+        for warning in _of_report(report):
+            kind = warning.rule, warning.metric
+            if kind not in found or (warning.count or 0) > (found[kind].count or 0):
+                found[kind] = warning
+    return tuple(found.values())
+
+
+def together(quotes: Iterable[CompilerWarning], others: Iterable[CompilerWarning]) -> tuple[CompilerWarning, ...]:
+    """Quoted lines, and the made ones of kinds that are not quoted; by rule and metric."""
+    quotes = tuple(quotes)
+    known = {(one.rule, one.metric) for one in quotes}
+    found = (*quotes, *(one for one in others if (one.rule, one.metric) not in known))
+    return tuple(sorted(found, key=lambda one: (_ORDER.get(one.rule, len(_ORDER)), one.metric)))
+
+
+def _of_report(report: Report) -> Iterator[CompilerWarning]:
+    steps = report.marks or 0
+    source = "metrics report" if report.rank is None else f"metrics report of rank {report.rank}"
+
+    def line(rule: str, text: str, metric: str, count: int | None) -> CompilerWarning:
+        return CompilerWarning(rule, text, TORCH_XLA, metric, count, report.marks, False, 0, source)
+
+    for name in TRANSFER:
+        count = report.samples(name)
+        if steps and count / steps > PER_STEP:
+            yield line(TOO_FREQUENT, _frequent(name, count, steps), name, count)
+    for name, bound in (("CompileTime", SLOW_COMPILE_NS), ("ExecuteTime", SLOW_EXECUTE_NS)):
+        longest = longest_ns(report, name)
+        if longest is not None and longest > bound:
+            text = f"{name} too slow: longest instance took {xla_time(longest)}"
+            yield line(TOO_SLOW, text, name, report.samples(name))
+    operators = report.unlowered()
+    if operators:
+        yield line(NOT_LOWERED, f"Op(s) not lowered: {', '.join(operators)}", "aten::", sum(operators.values()))
+
+
+def _frequent(metric: str, count: int, steps: int) -> str:
+    return f"{metric} too frequent: {count} counts during {steps} steps"
+
+
+def _read(text: str, data: Mapping[str, Any], process: str | None) -> CompilerWarning:
+    """A line of a log; one of no known form is quoted under the rule "other"."""
+    text = text.strip().removeprefix(PREFIX).strip()
+    rule, metric = "other", ""
+    for mark, name in _MARKS:
+        if mark in text:
+            rule, metric = name, text.partition(mark)[0].strip()
+            break
+    if text.startswith("Op(s) not lowered"):
+        rule, metric = NOT_LOWERED, "aten::"
+    counts = _COUNTS.search(text)
+    repeats = data.get("repeats")
+    source = data.get("source")
+    return CompilerWarning(
+        rule=rule,
+        text=text,
+        backend=TORCH_XLA,
+        metric=metric,
+        count=int(counts[1]) if counts else None,
+        steps=int(counts[2]) if counts else None,
+        verbatim=True,
+        repeats=repeats if isinstance(repeats, int) and not isinstance(repeats, bool) else 0,
+        source=source if isinstance(source, str) else f"log of {process}",
+    )
+
+
+def xla_time(ns: float) -> str:
+    """A time as torch_xla writes it: "05m12s003ms000.000us"; leading units that are 0 left out."""
+    rest, parts = max(ns, 0.0), ""
+    for size, unit in _UNITS:
+        value = int(rest // size)
+        rest -= value * size
+        if value or parts:
+            parts += f"{value:0{3 if unit == 'ms' else 2}d}{unit}"
+    return f"{parts}{rest / 1e3:07.3f}us"

@@ -1,0 +1,110 @@
+"""What one trace contributes to each kind of loss, and how the traces of a run are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from msgspec import Struct, field
+
+from stepscope.analyze.views.kernels import short_names
+from stepscope.engine import attribution, intervals
+from stepscope.engine.host_activity import matches
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.scene import Scene
+from stepscope.engine.spans import Span
+from stepscope.model.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE, Loss, LossLine
+from stepscope.tables.arrays import Int64
+
+LINES = 5  # of each loss; more than a finding names
+PARTS = 8
+KERNELS = (MATRIX, ATTENTION, LAYOUT, POINTWISE)  # whose parts are kernels
+
+
+class TraceLoss(Struct, frozen=True):
+    """A loss in one trace: ns of each step, and what caused it, one value for each cause.
+
+    `rows` are host slices from which the user's line is looked up, `weights` ns, and `named` rows whose names are told;
+    -1 where there is none.
+    """
+
+    scene: Scene
+    per_step_ns: Int64
+    rows: Int64
+    weights: Int64
+    named: Int64
+    details: dict[str, float] = field(default_factory=dict)  # sums over the trace; `joined` makes them per step
+    labels: tuple[str, ...] | None = None  # texts to tell in place of the names of `named`, one for each row
+    times: Intervals = intervals.EMPTY  # of the whole trace
+
+
+def trace_loss(
+    scene: Scene,
+    times: Intervals,
+    rows: Int64,
+    weights: Int64,
+    named: Int64,
+    details: dict[str, float] | None = None,
+) -> TraceLoss:
+    """A piece whose time is the set `times`."""
+    covered = intervals.covered(times, scene.starts, scene.ends)
+    return TraceLoss(scene, covered, rows, weights, named, details or {}, times=times)
+
+
+def host_rows(span: Span, pattern: str) -> Int64:
+    """Slices of the host with such names."""
+    rows = np.flatnonzero(span.names.pick(matches(pattern, span.names.values).tolist()) & ~span.on_device)
+    return rows[~span.categories.where(["gpu_user_annotation"])[rows]]
+
+
+def run_loss(kind: str, pieces: Sequence[TraceLoss]) -> Loss | None:
+    """One loss of all traces together; None where no step lost anything."""
+    kernels = kind in KERNELS
+    per_step = np.concatenate([one.per_step_ns for one in pieces]) if pieces else np.empty(0, np.int64)
+    if not len(per_step) or not per_step.sum():
+        return None
+    steps = len(per_step)
+    parts: dict[str, int] = {}
+    details: dict[str, float] = {}
+    for one in pieces:
+        for name, weight in _by_name(one):
+            parts[name] = parts.get(name, 0) + weight
+        for name, value in one.details.items():
+            details[name] = details.get(name, 0.0) + value
+    ordered = sorted(parts.items(), key=lambda item: (-item[1], item[0]))[:PARTS]
+    named = [name for name, _ in ordered]
+    shown = dict(zip(named, short_names(named) if kernels else named, strict=True))
+    return Loss(
+        kind=kind,
+        ns_per_step=float(per_step.mean()),
+        median_ns=float(np.median(per_step)),
+        calls_per_step=sum(len(one.rows) for one in pieces) / steps,
+        lines=_lines(pieces, steps),
+        parts={shown[name]: ns / steps for name, ns in ordered},
+        details={name: value / steps for name, value in sorted(details.items())},
+    )
+
+
+def _by_name(one: TraceLoss) -> Iterator[tuple[str, int]]:
+    """(name, ns) of one trace."""
+    if one.labels is not None:
+        yield from zip(one.labels, one.weights.tolist(), strict=True)
+        return
+    names = one.scene.span.names
+    known = one.named >= 0
+    codes = names.codes[one.named[known]]
+    distinct, number = np.unique(codes, return_inverse=True)
+    sums = np.zeros(len(distinct), np.int64)
+    np.add.at(sums, number, one.weights[known])
+    for code, weight in zip(distinct.tolist(), sums.tolist(), strict=True):
+        if code >= 0:
+            yield names.values[code], weight
+
+
+def _lines(pieces: Sequence[TraceLoss], steps: int) -> tuple[LossLine, ...]:
+    """The user's lines of most weight."""
+    parts = ((one.scene.base, one.scene.span, one.rows, one.weights) for one in pieces)
+    return tuple(
+        LossLine(line.place, line.weight / steps, line.rows / steps, line.exact)
+        for line in attribution.heaviest_lines(parts, LINES)
+    )

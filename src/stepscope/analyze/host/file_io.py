@@ -1,0 +1,301 @@
+"""Blocking file I/O of the main thread inside training steps.
+
+Three sources, best first: `torch.save` calls the journal timed, built-in I/O functions the window timed, and sampled
+stacks that stand in an I/O function or on a line whose text makes such a call. A line named by a better source is not
+counted again. Reading done below the loader belongs to the input, and I/O between steps is no step cost.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import polars as pl
+from msgspec.structs import replace
+
+from stepscope.analyze.host.removable_calls import PLACE_COLUMNS, Calls, entry_of, place_of
+from stepscope.analyze.host.sampled_time import Share
+from stepscope.engine.host_calls import BUILTIN, Function, Window
+from stepscope.engine.journal import event_data
+from stepscope.engine.samples import Samples, bare, short
+from stepscope.engine.source_lines import Lines
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.model import IoFacts, Place
+from stepscope.tables.schema import Tables
+
+MAX_FACTS = 20
+ENOUGH_SAMPLES = 100  # in steady steps, to bound what a window timed
+_WINDOW = "built-in I/O functions timed"
+# Built-in functions as torch.profiler names them.
+_BUILTIN_IO = re.compile(
+    r"^<built-in method (write|writelines|flush|read|readline|readlines|readinto|close|truncate|__exit__) of _io\."
+    r"|^<built-in function (open|io_open|print|fsync|fdatasync|sync|replace|rename|copy_file_range|sendfile)>"
+)
+# Functions that do nothing but bring data to or from a file: everything below them is I/O cost.
+_WRAPPERS = [
+    "save",
+    "torch.save",
+    "dump",
+    "savez",
+    "savez_compressed",
+    "savetxt",
+    "to_csv",
+    "to_parquet",
+    "to_json",
+    "to_pickle",
+    "write_text",
+    "write_bytes",
+    "read_text",
+    "read_bytes",
+    "imwrite",
+    "imsave",
+    "savefig",
+    "save_image",
+    "save_file",
+    "save_pretrained",
+    "save_checkpoint",
+    "copyfile",
+    "copy2",
+    "copytree",
+    "move",
+    "make_archive",
+    "writerow",
+    "writerows",
+    "loadtxt",
+    "read_csv",
+    "read_parquet",
+    "add_image",
+    "emit",
+]
+_IO_FILES = (
+    r"(^|/)(pathlib(/\w+)?|shutil|gzip|bz2|lzma|zipfile|tarfile|csv|tempfile|logging/__init__|logging/handlers|"
+    r"torch/serialization|PIL/ImageFile|PIL/\w+ImagePlugin|numpy/lib/(_?npyio\w*|_?format\w*))\.py$"
+)
+_IO_TEXT = re.compile(
+    r"\.(write|writelines|flush|fsync|read|readline|readlines|save|dump|to_csv|to_parquet|savetxt|savez|imwrite|"
+    r"write_text|write_bytes|read_text|read_bytes|writerow|writerows)\(|\b(open|fsync|fdatasync|print|copyfile|copytree)\("
+)
+
+
+def file_io(
+    tables: Tables,
+    labelled: LabelledSteps,
+    samples: Samples | None,
+    window: Window | None,
+    lines: Lines,
+    mean_ms: float | None,
+    calls: Calls | None,
+) -> tuple[IoFacts, ...] | None:
+    """None when neither stacks nor a window could have seen any; costliest first."""
+    rows = sampled_io(calls.located(), lines) if calls is not None else None
+    found = _saves(tables, labelled)
+    traced = window is not None and window.has_functions
+    if mean_ms is None or (samples is None and not traced and not found):
+        return None
+    for fact in [*_from_window(window, lines, calls), *_from_samples(rows, calls)]:
+        known = next((i for i, other in enumerate(found) if _same(fact, other)), None)
+        if known is None:
+            found.append(fact)
+        elif fact.entry is not None and found[known].entry is None:  # a save, of which the recorder knew the entry
+            found[known] = replace(found[known], place=fact.place, entry=fact.entry)
+    found.sort(key=lambda fact: -fact.ms_per_step)
+    found = found[:MAX_FACTS]
+    return tuple(found if calls is None or rows is None else _with_calls(found, rows, calls))
+
+
+def _with_calls(found: list[IoFacts], rows: pl.DataFrame, calls: Calls) -> list[IoFacts]:
+    """The facts with the calls that hold them."""
+    shares: dict[int | None, Share | None] = {}
+    numbers = [calls.number(fact.place) for fact in found]
+    factors = _bounded(found, numbers, rows, calls)
+    result = []
+    for fact, number in zip(found, numbers, strict=True):
+        if _WINDOW in fact.source:
+            fact = replace(fact, ms_per_step=fact.ms_per_step * factors.get(number, 1.0))
+        if number not in shares:
+            shares[number] = calls.share(number, rows["row"])
+        whole = shares[number]
+        if whole is not None:
+            fact = replace(
+                fact,
+                call=calls.place(number),
+                call_ms_per_step=whole.ms,
+                call_at_most_ms_per_step=whole.at_most_ms,
+            )
+        result.append(fact)
+    return result
+
+
+def _bounded(
+    found: list[IoFacts], numbers: list[int | None], rows: pl.DataFrame, calls: Calls
+) -> dict[int | None, float]:
+    """What to scale the window's times of a call by: few steps, not believed beyond what steady samples allow."""
+    timed: dict[int, float] = {}
+    for fact, number in zip(found, numbers, strict=True):
+        if number is not None and _WINDOW in fact.source:
+            timed[number] = timed.get(number, 0.0) + fact.ms_per_step
+    factors: dict[int | None, float] = {}
+    if calls.time.samples < ENOUGH_SAMPLES:
+        return factors
+    for number, ms in timed.items():
+        inside = rows.join(calls.of_row.filter(pl.col("call") == number), on="row", how="semi")
+        sampled = calls.time.share(inside)
+        if 0 < sampled.at_most_ms < ms:
+            factors[number] = sampled.ms / ms
+    return factors
+
+
+def sampled_io(rows: pl.DataFrame, lines: Lines) -> pl.DataFrame:
+    """The rows of `Calls.located` whose main thread stands in file I/O outside the loader, with `operation`.
+
+    Below a line that only leads to training it is the library's own function that does it.
+    """
+    rows = rows.filter((pl.col("phase") != "data_wait") & pl.col("user_file").is_not_null())
+    below = short(pl.col("below_function"))
+    library = pl.col("leaf_file").fill_null("").str.contains(_IO_FILES) | pl.col("below_file").fill_null(
+        ""
+    ).str.contains(_IO_FILES)
+    own = pl.col("library_file").is_not_null()
+    on_disk = pl.col("leaf_file").fill_null("").str.contains(_IO_FILES)
+    rows = rows.with_columns(
+        pl.when(own)
+        .then(pl.when(on_disk).then(short(pl.col("library_function"))))
+        .when(below.is_in([*_WRAPPERS, "print"]))
+        .then(below)
+        .when(library & pl.col("below_function").is_not_null())
+        .then(below)
+        .alias("operation")
+    )
+    alone = rows.filter(pl.col("operation").is_null() & pl.col("below_function").is_null())
+    texts = {
+        (file, line): _operation_in(lines.text(file, line))
+        for file, line in alone.select("user_file", "user_line").unique().rows()
+    }
+    by_text = pl.DataFrame(
+        [(file, line, operation) for (file, line), operation in texts.items() if operation],
+        schema={"user_file": pl.String, "user_line": pl.Int64, "by_text": pl.String},
+        orient="row",
+    )
+    rows = rows.join(by_text, on=["user_file", "user_line"], how="left", maintain_order="left").with_columns(
+        pl.when(pl.col("below_function").is_null()).then("by_text").otherwise("operation").alias("operation")
+    )
+    return rows.filter(pl.col("operation").is_not_null()).drop("by_text")
+
+
+def _operation_in(text: str | None) -> str | None:
+    match = _IO_TEXT.search(text) if text else None
+    return (match[1] or match[2]) if match else None
+
+
+def _same(fact: IoFacts, other: IoFacts) -> bool:
+    """Whether two sources speak of the same I/O: the same line, or the same call of the same function."""
+    if fact.entry is not None and other.operation == "torch.save":
+        return "save" in fact.operation and other.place == fact.entry
+    if fact.place.file != other.place.file:
+        return False
+    if fact.place.line == other.place.line:
+        return True
+    names = {
+        (each.operation.rsplit(".", 1)[-1], (each.place.function or "").rsplit(".", 1)[-1]) for each in (fact, other)
+    }
+    return len(names) == 1
+
+
+def _saves(tables: Tables, labelled: LabelledSteps) -> list[IoFacts]:
+    """`torch.save` calls that began inside a steady training step, by line."""
+    steady = labelled.steady("train").filter(pl.col("start_ns").is_not_null())
+    if steady.is_empty():
+        return []
+    spans: dict[str, pl.DataFrame] = {
+        str(part["process"][0]): part.sort("start_ns") for part in steady.partition_by("process")
+    }
+    grouped: dict[tuple[str, int | None, str | None], list[tuple[int, str]]] = {}
+    for row, data in event_data(tables, "save"):
+        own, time, duration = spans.get(row["process"]), row["time_ns"], row["duration_ns"]
+        if own is None or time is None or duration is None or not isinstance(data.get("file"), str):
+            continue
+        index = int(own["start_ns"].search_sorted(time, side="right")) - 1
+        if index < 0 or time >= own["start_ns"][index] + own["wall_ns"][index]:
+            continue
+        line, function = data.get("line"), data.get("function")
+        key = (data["file"], line if isinstance(line, int) else None, function if isinstance(function, str) else None)
+        grouped.setdefault(key, []).append((duration, str(data.get("path") or "")))
+    return [
+        IoFacts(
+            operation="torch.save",
+            place=Place(file, line, function, None),
+            calls_per_step=len(calls) / steady.height,
+            ms_per_step=sum(duration for duration, _ in calls) / steady.height / 1e6,
+            source="events.jsonl, torch.save timed in steady steps",
+            measured=True,
+            count=len(calls),
+            detail=calls[-1][1] or None,
+        )
+        for (file, line, function), calls in grouped.items()
+    ]
+
+
+def _from_window(window: Window | None, lines: Lines, calls: Calls | None) -> list[IoFacts]:
+    """Built-in I/O functions the window timed, by the user's function and the call that leads to them.
+
+    What a library does below a line that only leads to training is left to the samples, which know its place.
+    """
+    if window is None or not window.step_times_known:
+        return []
+    led = set(calls.entries().iter_rows()) if calls is not None else set()
+    timed: dict[tuple[Function, str], list[int]] = {}  # calls, ns
+    for part in window.parts:
+        among = (part.what == BUILTIN) & ~part.in_loader & (part.caller >= 0) & part.inside
+        own = np.flatnonzero(part.named(lambda name: _BUILTIN_IO.search(name) is not None, among))
+        counted = set()
+        for row, via, caller in zip(own.tolist(), part.via[own].tolist(), part.caller[own].tolist(), strict=True):
+            function, label = part.function_at(caller), part.label(via)
+            call = via if label in _WRAPPERS else row
+            if call in counted or (function.file, bare(function.name), label) in led:
+                continue
+            counted.add(call)
+            sums = timed.setdefault((function, label), [0, 0])
+            sums[0], sums[1] = sums[0] + 1, sums[1] + int(part.duration_ns[call])
+    costliest = sorted(timed.items(), key=lambda item: (-item[1][1], item[0][0].file, item[0][0].line or 0))
+    found = []
+    for (function, label), (count, ns) in costliest[:MAX_FACTS]:
+        site = lines.call_site(function.file, function.name, function.line, label, loop=False)
+        found.append(
+            IoFacts(
+                operation=label,
+                place=Place(function.file, site.line if site else function.line, function.name),
+                calls_per_step=count / window.steps,
+                ms_per_step=ns / window.steps / 1e6,
+                source=f"{window.source}, {_WINDOW} in {window.steps} window step{'s' * (window.steps != 1)}",
+                measured=True,
+                count=count,
+            )
+        )
+    return found
+
+
+def _from_samples(rows: pl.DataFrame | None, calls: Calls | None) -> list[IoFacts]:
+    if rows is None or calls is None:
+        return []
+    total = calls.time.samples
+    grouped = (
+        calls.time.with_ms(rows)
+        .group_by(*PLACE_COLUMNS, "operation", maintain_order=True)
+        .agg(ms=pl.col("ms").sum(), n=pl.col("samples").sum(), leaf=pl.col("leaf_function").first())
+        .sort(["ms", "user_file", "user_line"], descending=[True, False, False])
+        .head(MAX_FACTS)
+    )
+    return [
+        IoFacts(
+            operation=row["operation"],
+            place=place_of(row),
+            entry=entry_of(row),
+            calls_per_step=None,
+            ms_per_step=row["ms"],
+            source=f"sampled stacks, {row['n']} of {total} samples in steps",
+            measured=False,
+            count=row["n"],
+            detail=row["leaf"],
+        )
+        for row in grouped.iter_rows(named=True)
+    ]

@@ -1,0 +1,486 @@
+"""Python loops of the user's that call the same thing once per item, from the calls the window saw.
+
+A function of the user's that makes the same call many times within one of its invocations and one step loops. The
+loop's time is the distance from call to call (a long break is left out), scaled from the window, where recording slows
+Python, to the steady step. Every operator of the loop that needs a gradient leaves a node for the backward pass; nodes
+carry their operator's sequence number, so the loop's part of the backward pass is added up too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import polars as pl
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stepscope.analyze.host.sampled_time import SampledTime
+from stepscope.engine import intervals
+from stepscope.engine.host_calls import OPERATOR, TRANSPARENT, Function, HostCalls, Window
+from stepscope.engine.journal import parse_json
+from stepscope.engine.module_calls import PREFIX
+from stepscope.engine.samples import Samples
+from stepscope.engine.slice_names import callee_name
+from stepscope.engine.source_lines import CallSite, Lines
+from stepscope.model import LoopFacts, Place
+from stepscope.tables.arrays import NONE, Bools, Int64, climb
+
+MIN_CALLS = 32  # fewer calls of one kind are layers, heads or parameter groups rather than items
+MOSTLY = 0.9  # of the calls between those of another loop: then they are its iterations
+MAX_BREAK = 5.0  # a distance of more than this many median distances is work beside the loop
+MAX_LOOPS = 20
+ENOUGH_SAMPLES = 50  # a share of 20 % then has a standard error of 6 points, less than the window's slowing
+FITS = 1.05  # times a part of the step by the journal, which a loop in it may be by the trace's clock
+_AHEAD = (("forward",), ("data_wait", "before_forward"), ("data_wait", "before_forward", "forward"))
+_BEHIND = ("optimizer", "other")
+_ENGINE = "autograd::engine::evaluate_function: "
+_GENERATORS = ("<genexpr>",)
+
+
+class _Calls(Struct, frozen=True):
+    """The calls of one thing that one invocation of a function makes in one step, in order of time.
+
+    `positions`, as `caller`, are those of `part`; `key` tells instances of modules apart, `label` is a name for people.
+    """
+
+    part: HostCalls
+    caller: int
+    step: int
+    key: str
+    label: str
+    positions: Int64
+
+    @property
+    def starts(self) -> Int64:
+        return self.part.start_ns[self.positions]
+
+    @property
+    def ends(self) -> Int64:
+        return self.starts + self.part.duration_ns[self.positions]
+
+    @property
+    def total_ns(self) -> float:
+        return _undisturbed_ns(self.part.duration_ns[self.positions])
+
+    @property
+    def process(self) -> str:
+        return self.part.span.ref.process
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+class _Loop(Struct, frozen=True):
+    """A loop in all its invocations: `calls` are those of its dominant callee."""
+
+    function: Function
+    callee: str
+    calls: tuple[_Calls, ...]
+    span_ns: float  # summed over all window steps
+    total_calls: float
+    per_invocation: int
+
+
+class _Slices(Struct, frozen=True):
+    """Some slices of all traces: positions of each part of the window."""
+
+    of: tuple[tuple[HostCalls, Int64], ...]
+
+    def __len__(self) -> int:
+        return sum(len(positions) for _, positions in self.of)
+
+    def shapes(self) -> pl.Series:
+        texts = [part.span.series("shapes").gather(part.rows[positions]) for part, positions in self.of]
+        return pl.concat(texts) if texts else pl.Series("shapes", [], pl.String)
+
+
+def loops(
+    window: Window | None, lines: Lines, samples: Samples | None, mean_ms: float | None, time: SampledTime | None
+) -> tuple[LoopFacts, ...] | None:
+    """None without a window with Python functions; costliest first. `mean_ms` is the steady training step."""
+    if window is None or not window.step_times_known or not window.has_functions:
+        return None
+    loops = _find(window)
+    found = [(loop, _with_samples(_describe(window, lines, loop, mean_ms), samples, time)) for loop in loops]
+    found.sort(key=lambda pair: -(pair[1].ms_per_step + (pair[1].backward_ms_per_step or 0.0)))
+    found = found[:MAX_LOOPS]
+    if len(found) < 2:
+        return tuple(fact for _, fact in found)
+    result: list[LoopFacts] = []
+    for loop, fact in found:
+        outer = next((other for around, other in found if around is not loop and _runs_in(loop, around)), None)
+        result.append(replace(fact, nested_in=outer.place) if outer else fact)
+    return tuple(result)
+
+
+def stacks_in(samples: Samples, loop: LoopFacts) -> pl.Series:
+    """`row` of the sampled stacks that stand in an iteration of the loop.
+
+    The line of the `for` pays for the iteration too; without the source the whole function counts.
+    """
+    last = max(loop.place.line or 0, loop.loop_end or 0) if loop.loop_line is not None else None
+    return samples.through(loop.place.file, loop.place.function or "", loop.loop_line, last)
+
+
+def _with_samples(fact: LoopFacts, samples: Samples | None, time: SampledTime | None) -> LoopFacts:
+    """Takes the forward time from the steady steps' own samples where they are many: the window slows Python."""
+    if samples is None or time is None:
+        return fact
+    inside = time.share_of(stacks_in(samples, fact))
+    if inside.samples < ENOUGH_SAMPLES:
+        most = fact.at_most_ms_per_step
+        if inside.samples and time.samples >= ENOUGH_SAMPLES and most is not None:
+            # too few to say how long it takes, but enough to say how long at most
+            most = max(fact.ms_per_step, min(most, inside.at_most_ms))
+        return replace(fact, samples=inside.samples, at_most_ms_per_step=most)
+    backward = fact.backward_ms_per_step
+    return replace(
+        fact,
+        ms_per_step=inside.ms,
+        at_most_ms_per_step=inside.at_most_ms,
+        backward_ms_per_step=min(backward, time.mean_ms - inside.ms) if backward is not None else None,
+        samples=inside.samples,
+        time_source=f"sampled stacks, {inside.samples} of {time.samples} samples in steps",
+    )
+
+
+def _find(window: Window) -> list[_Loop]:
+    by_function: dict[Function, list[_Calls]] = {}
+    for part in window.parts:
+        for calls in _repeated(part):
+            by_function.setdefault(part.function_at(calls.caller), []).append(calls)
+    functions = sorted(by_function, key=lambda one: (one.file, one.name, str(one.line)))
+    return [loop for function in functions for loop in _of_function(function, by_function[function])]
+
+
+def _repeated(part: HostCalls) -> Iterator[_Calls]:
+    """Calls of one thing by one invocation in one step, where they are many."""
+    own = part.direct & (part.what != TRANSPARENT) & ~part.in_loader & (part.step >= 0) & part.inside
+    positions = np.flatnonzero(own)
+    positions = positions[np.argsort(part.start_ns[positions], kind="stable")]
+    # modules keep their instance: the layers of a network are not items of a loop
+    keys: dict[str, int] = {}
+    number = np.full(len(part.span.names.values) + 1, NONE, np.int64)
+    for code in np.unique(part.codes[positions]).tolist():
+        name = part.span.names.values[code] if code >= 0 else "?"
+        number[code] = keys.setdefault(name if name.startswith(PREFIX) else callee_name(name), len(keys))
+    key = number[part.codes[positions]]
+    made = np.stack([part.step[positions], part.tracks[positions], part.caller[positions], key])
+    _, first, group, count = np.unique(made, axis=1, return_index=True, return_inverse=True, return_counts=True)
+    order = np.argsort(group.ravel(), kind="stable")
+    edges = np.concatenate([[0], np.cumsum(count)])
+    texts = list(keys)
+    for at in np.flatnonzero(count >= MIN_CALLS)[np.argsort(first[count >= MIN_CALLS], kind="stable")].tolist():
+        mine = positions[order[edges[at] : edges[at + 1]]]
+        step, _, caller, text = made[:, first[at]].tolist()
+        yield _Calls(part, caller, step, texts[text], part.label(mine[0]), mine)
+
+
+def _of_function(function: Function, groups: list[_Calls]) -> list[_Loop]:
+    """The distinct loops of one function: calls whose time lies within another's loop belong to that loop."""
+    totals: dict[str, float] = {}
+    for calls in groups:
+        totals[calls.key] = totals.get(calls.key, 0) + calls.total_ns
+    loops: list[_Loop] = []
+    for key in sorted(totals, key=lambda key: (-totals[key], key)):
+        own = tuple(calls for calls in groups if calls.key == key)
+        if any(_inside(own, loop.calls) for loop in loops):
+            continue
+        loops.append(_build(function, own))
+    return loops
+
+
+def _inside(own: Sequence[_Calls], other: Sequence[_Calls]) -> bool:
+    """Whether the calls of `own` fall between the calls of `other`, judged in the invocation with the most of them."""
+    most = min(own, key=lambda calls: (-len(calls), calls.step, calls.caller))
+    same = [calls for calls in other if (calls.part, calls.caller, calls.step) == (most.part, most.caller, most.step)]
+    if not same:
+        return False
+    first, last = int(same[0].starts.min()), int(same[0].ends.max())
+    period = (last - first) / len(same[0])
+    starts = most.starts
+    return float(np.mean((starts >= first - period) & (starts < last))) >= MOSTLY  # one of them may have been held up
+
+
+def _build(function: Function, own: tuple[_Calls, ...]) -> _Loop:
+    label = callee = own[0].label
+    count = float(sum(map(len, own)))
+    per_invocation = int(np.median([len(calls) for calls in own]))
+    if label in _GENERATORS:  # one more resumption ends it; the call worth naming is made inside
+        count -= len(own)
+        per_invocation -= 1
+        callee = _heaviest_child(own) or label
+    return _Loop(function, callee, own, sum(map(_span_ns, own)), count, per_invocation)
+
+
+def _span_ns(calls: _Calls) -> float:
+    starts, ends = calls.starts, calls.ends
+    distances = np.diff(starts)
+    if not len(distances):
+        return float(ends[-1] - starts[0])
+    typical = float(np.median(distances))
+    return float(np.minimum(distances, MAX_BREAK * typical).sum()) + float(
+        min(ends[-1] - starts[-1], MAX_BREAK * typical)
+    )
+
+
+def _undisturbed_ns(durations: Int64) -> float:
+    """The sum of like calls' durations, of one that was held up only what five of them usually take.
+
+    On a busy machine a call that happens to be held up would else give the loop its name.
+    """
+    return float(np.minimum(durations, MAX_BREAK * np.median(durations)).sum())
+
+
+def _heaviest_child(own: Sequence[_Calls]) -> str | None:
+    totals: dict[str, float] = {}
+    for part, positions in _by_part(own):
+        called = np.zeros(len(part), bool)
+        called[positions] = True
+        children = np.flatnonzero((part.parent >= 0) & called[part.parent])
+        _, first, number = np.unique(part.codes[children], return_index=True, return_inverse=True)
+        for code, at in enumerate(first.tolist()):
+            label = part.label(children[at])
+            totals[label] = totals.get(label, 0) + _undisturbed_ns(part.duration_ns[children[number == code]])
+    return min(totals, key=lambda label: (-totals[label], label), default=None)
+
+
+def _by_part(own: Sequence[_Calls]) -> Iterator[tuple[HostCalls, Int64]]:
+    parts = {id(calls.part): calls.part for calls in own}
+    for key, part in parts.items():
+        yield part, np.concatenate([calls.positions for calls in own if id(calls.part) == key])
+
+
+def _describe(window: Window, lines: Lines, loop: _Loop, mean_ms: float | None) -> LoopFacts:
+    operators = _operators_within(loop)
+    recorded_ms = loop.span_ns / window.steps / 1e6
+    ms, most_ms = _steady_ms(window, recorded_ms, after_backward=_after_backward(window, loop))
+    back_ms, back_at_most, back_calls, node = _backward(window, operators)
+    if mean_ms is not None:
+        ms, most_ms = min(ms, mean_ms), min(most_ms, mean_ms)
+        back_ms = min(back_ms, mean_ms - ms) if back_ms is not None else None
+        back_at_most = min(back_at_most, mean_ms - ms) if back_at_most is not None else None
+    made = loop.function
+    site = lines.call_site(made.file, made.name, made.line, loop.callee, loop=True)
+    return LoopFacts(
+        callee=loop.callee,
+        calls_per_step=loop.total_calls / window.steps,
+        ms_per_step=ms,
+        at_most_ms_per_step=most_ms,
+        operators_per_call=len(operators) / max(1.0, loop.total_calls),
+        place=_loop_place(loop, site),
+        dimension=explain(loop.per_invocation, operators.shapes()),
+        source=f"{window.source}, {window.steps} window step{'s' * (window.steps != 1)}; "
+        f"line: {site.method if site else 'the definition'}",
+        loop_line=site.loop_line if site else None,
+        loop_end=site.loop_end if site else None,
+        backward_ms_per_step=back_ms,
+        backward_at_most_ms_per_step=back_at_most,
+        backward_calls_per_step=back_calls,
+        backward_node=node,
+        exact_line=site is not None,
+        low_confidence=window.low_confidence,
+        window_steps=window.steps,
+        time_source=f"{window.source}, scaled to the steady step",
+        operators_ms_per_step=_outermost_ms(operators) / window.steps,
+        calls_per_invocation=loop.per_invocation,
+    )
+
+
+def _outermost_ms(operators: _Slices) -> float:
+    return sum(int(part.duration_ns[own[~part.in_operator[own]]].sum()) for part, own in operators.of) / 1e6
+
+
+def _loop_place(loop: _Loop, site: CallSite | None) -> Place:
+    return Place(loop.function.file, site.line if site else loop.function.line, loop.function.name)
+
+
+def _steady_ms(window: Window, ms: float, *, after_backward: bool) -> tuple[float, float]:
+    """Time of the window as time of a steady step, by the part of the step that has room for it, and at most.
+
+    A window slows a part that is all small operators many times, and others little; what else lies in the part may have
+    been slowed more than the loop.
+    """
+    for phases in (_BEHIND,) if after_backward else _AHEAD:
+        known = [window.phase_ms[phase] for phase in phases if phase in window.phase_ms]
+        recorded, steady = sum(each for each, _ in known), sum(each for _, each in known)
+        if 0 < ms <= recorded * FITS:
+            return min(ms * steady / recorded, steady), min(ms, steady)
+    scaled = ms * window.ratio.get("wall", 1.0)
+    return scaled, scaled
+
+
+def _backward_ratio(window: Window) -> float:
+    return window.ratio.get("backward", window.ratio.get("wall", 1.0))
+
+
+def _operators_within(loop: _Loop) -> _Slices:
+    """Operators of the loop's threads between its first and last call, one invocation after the other."""
+    found = []
+    fewest = min(map(len, loop.calls))
+    for part in dict.fromkeys(calls.part for calls in loop.calls):
+        threads: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for calls in loop.calls:
+            if calls.part is part:
+                first, last = int(calls.starts[0]), int(calls.ends[-1])
+                # the operands of the first call are made just before it
+                thread = calls.step, int(part.tracks[calls.positions[0]])
+                threads.setdefault(thread, []).append((first - (last - first) // fewest, last))
+        operators = np.flatnonzero((part.what == OPERATOR) & part.inside)
+        chosen = np.zeros(len(operators), bool)
+        for (step, track), bounds in threads.items():
+            times = intervals.union(*np.array(bounds, np.int64).T)
+            mine = (part.step[operators] == step) & (part.tracks[operators] == track)
+            chosen |= mine & intervals.inside(times, part.start_ns[operators])
+        found.append((part, operators[chosen]))
+    return _Slices(tuple(found))
+
+
+def _nodes(part: HostCalls) -> Int64:
+    """What the autograd engine ran."""
+    return np.flatnonzero(part.named(lambda name: name.startswith(_ENGINE), part.inside))
+
+
+def _after_backward(window: Window, loop: _Loop) -> bool:
+    """Whether the loop runs behind the step's backward pass: an update written by hand, say."""
+    first = loop.calls[0]
+    for part in window.parts:
+        nodes = _nodes(part) if part.span.ref.process == first.process else np.empty(0, np.int64)
+        begins = part.start_ns[nodes[part.step[nodes] == first.step]]
+        if len(begins) and begins.min() < first.starts[0]:
+            return True
+    return False
+
+
+def _backward(window: Window, operators: _Slices) -> tuple[float | None, float | None, float | None, str | None]:
+    """Of the backward nodes the loop's operators left: ms per steady step, the most it can be, calls per step, and the
+    most frequent node."""
+    names: dict[str, int] = {}
+    count = every_count = ns = every_ns = 0
+    for part in window.parts:
+        nodes = _nodes(part)
+        every_ns += int(part.duration_ns[nodes].sum())
+        every_count += len(nodes)
+        left = nodes[_left_by(part, nodes, operators)]
+        ns += int(part.duration_ns[left].sum())
+        count += len(left)
+        for code, many in zip(*np.unique(part.codes[left], return_counts=True), strict=True):
+            name = part.span.names.values[code]
+            names[name] = names.get(name, 0) + int(many)
+    if not names:
+        return None, None, None, None
+    name = min(names, key=lambda name: (-names[name], name))
+    recorded_ms, all_ms = ns / window.steps / 1e6, every_ns / window.steps / 1e6
+    least = _least_in_steady_backward(window, recorded_ms, all_ms - recorded_ms)
+    most = recorded_ms * _backward_ratio(window)
+    # between two nodes the engine adds up gradients and picks the next: work for each node
+    between_ms = _in_no_node_ms(window, all_ms) * count / max(1, every_count) * _backward_ratio(window)
+    return (min(least, most) + most) / 2, most + between_ms, names[name] / window.steps, name.removeprefix(_ENGINE)
+
+
+def _left_by(part: HostCalls, nodes: Int64, operators: _Slices) -> Bools:
+    """Which nodes carry a sequence number between those of the operators of their step, and ran after the first."""
+    chosen = np.zeros(len(nodes), bool)
+    for other, own in operators.of:
+        own = own[other.sequence[own] >= 0]
+        if other.span.ref.process != part.span.ref.process:
+            continue
+        for step in np.unique(other.step[own]).tolist():
+            mine = own[other.step[own] == step]
+            low, high = other.sequence[mine].min(), other.sequence[mine].max()
+            numbered = (part.sequence[nodes] >= low) & (part.sequence[nodes] <= high)
+            later = part.start_ns[nodes] > other.start_ns[mine].min()
+            chosen |= (part.step[nodes] == step) & numbered & later
+    return chosen
+
+
+def _least_in_steady_backward(window: Window, recorded_ms: float, others_ms: float) -> float:
+    """What the other nodes, at their recorded time, leave of a steady backward pass.
+
+    Recording slows many small nodes far more than few large ones, and can fragment the heap under all of them: scaling
+    in proportion gives the loop too much, taking the others' recorded time as it is gives it too little. The middle is
+    reported; the proportion, with its part of what lies between nodes, bounds the gain.
+    """
+    means = window.phase_ms.get("backward")
+    if means is None:
+        return recorded_ms * _backward_ratio(window)
+    window_ms, steady_ms = means
+    ratio = steady_ms / window_ms
+    in_no_node_ms = _in_no_node_ms(window, recorded_ms + others_ms)
+    return max(0.0, steady_ms - others_ms * max(1.0, ratio) - in_no_node_ms * ratio)
+
+
+def _in_no_node_ms(window: Window, in_nodes_ms: float) -> float:
+    """What of the window's backward pass lies in no node; 0 where the pass was not timed."""
+    means = window.phase_ms.get("backward")
+    return max(0.0, means[0] - in_nodes_ms) if means is not None else 0.0
+
+
+def _runs_in(inner: _Loop, outer: _Loop) -> bool:
+    """Whether an invocation of `inner` lies below a call that `outer` makes once per item."""
+    first = inner.calls[0]
+    same = [calls for calls in outer.calls if (calls.part, calls.step) == (first.part, first.step)]
+    if not same or first.caller in {calls.caller for calls in same}:
+        return False
+    part = first.part
+    called = np.zeros(len(part), bool)
+    called[np.concatenate([calls.positions for calls in same])] = True
+    met = climb(part.parent, np.array([first.caller]), called | (part.what == OPERATOR))[0]
+    return bool(met >= 0 and called[met])
+
+
+MAX_SHAPES = 5_000  # distinct texts looked at; a step rarely has hundreds
+MAX_RANK = 16
+
+
+def explain(count: int, shapes: pl.Series) -> str | None:
+    """The simplest recorded shape that has `count` (or `count + 1`, a loop that leaves one out) as a dimension.
+
+    `shapes` holds JSON texts of "Input Dims": a list with one list of integers per tensor argument. Of several shapes
+    the one with the fewest dimensions (but more than one) wins, then the most frequent: a slice `x[:, t]` is cut from
+    the shape that the loop walks along. Where none has it, two neighbouring dimensions may: `x[b, t]` in two loops.
+    """
+    seen: dict[tuple[int, ...], int] = {}
+    texts = shapes.drop_nulls().value_counts(sort=True).head(MAX_SHAPES)
+    for text, times in texts.rows():
+        for shape in _shapes(text):
+            seen[shape] = seen.get(shape, 0) + int(times)
+    for wanted, suffix in ((count, ""), (count + 1, " without one")):
+        best = _simplest({shape: times for shape, times in seen.items() if wanted in shape})
+        if best is not None:
+            return f"{count} = dim {best.index(wanted)} of {_shape_text(best)}{suffix}"
+    best = _simplest({shape: times for shape, times in seen.items() if _neighbours(shape, count) is not None})
+    if best is None:
+        return None
+    first = _neighbours(best, count)
+    return f"{count} = dims {first} * {(first or 0) + 1} of {_shape_text(best)}"
+
+
+def _simplest(shapes: Mapping[tuple[int, ...], int]) -> tuple[int, ...] | None:
+    """Of shapes and how often each was seen."""
+    return min(shapes, key=lambda shape: (len(shape) < 2, len(shape), -shapes[shape], shape), default=None)
+
+
+def _neighbours(shape: tuple[int, ...], count: int) -> int | None:
+    """The first of two dimensions that make `count` together: a loop in a loop. Dimensions of 1 are no loop."""
+    pairs = enumerate(itertools.pairwise(shape))
+    return next((at for at, (one, other) in pairs if one > 1 < other and one * other == count), None)
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return "(" + ", ".join(str(size) for size in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+def _shapes(text: str) -> list[tuple[int, ...]]:
+    value = parse_json(text)
+    found: list[tuple[int, ...]] = []
+    for item in value if isinstance(value, list) else []:
+        if not isinstance(item, list) or not item or len(item) > MAX_RANK:
+            continue
+        if all(isinstance(size, int) for size in item):
+            found.append(tuple(item))
+        else:  # a list of tensors, as in cat or stack
+            found.extend(tuple(s) for s in item if isinstance(s, list) and s and all(isinstance(n, int) for n in s))
+    return found

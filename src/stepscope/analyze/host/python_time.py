@@ -1,0 +1,252 @@
+"""Python on the critical path: lines whose time on the main thread is Python, not torch.
+
+A sample is torch's when torch is below the user's line, and Python's when its innermost frame is in the standard
+library or in a library that knows no tensors. Elsewhere the sampler cannot tell `x @ w` from arithmetic in Python, as C
+calls have no frame; the window can: it knows which part of the innermost function's own time passed inside torch
+operators, and that part is taken off. What no window saw stays unknown: it counts where the whole call could be spared,
+and is said.
+Where the user's line only leads to training the place is the library's, and the line is where it was entered; what a
+library's modules do is their operators' work. Data wait and file I/O have facts of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analyze.host.file_io import sampled_io
+from stepscope.analyze.host.loops import stacks_in
+from stepscope.analyze.host.removable_calls import PLACE_COLUMNS, Calls, entry_of, place_of
+from stepscope.engine.host_calls import BUILTIN, LIBRARY, OPERATOR, USER, HostCalls, Window
+from stepscope.engine.journal import event_data
+from stepscope.engine.samples import Samples, bare, short
+from stepscope.engine.slice_names import PYTHON_NAME
+from stepscope.engine.source_lines import Lines
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.engine.user_code import UserCode, is_torch, knows_no_tensors
+from stepscope.model import LoopFacts, Place, PythonFacts
+from stepscope.model.machine import PauseFacts, PauseLine
+from stepscope.tables.phases import OPTIMIZER
+from stepscope.tables.schema import Tables
+
+MAX_FACTS = 60
+
+
+def python_facts(
+    samples: Samples | None,
+    window: Window | None,
+    lines: Lines,
+    loops: tuple[LoopFacts, ...] | None,
+    calls: Calls | None,
+) -> tuple[PythonFacts, ...] | None:
+    """None without stacks in steady steps; costliest first."""
+    if samples is None or calls is None:
+        return None
+    everything, mean_ms = calls.time.with_ms(calls.located()), calls.time.mean_ms
+    rows = everything.filter((pl.col("phase") != "data_wait") & pl.col("user_file").is_not_null())
+    rows = rows.join(sampled_io(everything, lines).select("row"), on="row", how="anti")
+    rows = _weigh(rows, window, samples.code, calls.own)
+    rows = rows.filter(pl.col("weight") > 0)
+    rows = rows.join(_in_loops(samples, loops or ()), on="row", how="left")
+    key = [*PLACE_COLUMNS, "phase", "loop", "call"]
+    of_call = _of_calls(rows, calls)
+    grouped = (
+        rows.group_by(key, maintain_order=True)
+        .agg(
+            n=pl.col("samples").sum(),
+            ms=(pl.col("ms") * pl.col("weight")).sum(),
+            unknown=(pl.col("ms") * pl.col("weight")).filter(pl.col("unknown")).sum(),
+            waiting=pl.col("samples").filter(pl.col("waiting")).sum(),
+            fraction=pl.col("fraction").first(),
+            leaf=pl.col("leaf_function").filter(pl.col("below_function").is_not_null()).mode().sort().first(),
+        )
+        .sort(["ms", *key], descending=[True, *[False] * len(key)])
+        .head(MAX_FACTS)
+    )
+    source = "sampled stacks" if window is None else f"sampled stacks and {window.source}"
+    return tuple(
+        PythonFacts(
+            place=place_of(row),
+            entry=entry_of(row),
+            phase=row["phase"],
+            ms_per_step=row["ms"],
+            share=row["ms"] / mean_ms,
+            samples=row["n"],
+            waiting_share=row["waiting"] / row["n"],
+            python_fraction=row["fraction"],
+            library_leaf=row["leaf"],
+            source=source,
+            unknown_ms_per_step=row["unknown"],
+            inside_loop=(loops or ())[row["loop"]].place if row["loop"] is not None else None,
+            **of_call.get(row["call"], {}),
+        )
+        for row in grouped.iter_rows(named=True)
+    )
+
+
+def _of_calls(rows: pl.DataFrame, calls: Calls) -> dict[int, dict[str, Any]]:
+    """The fields of the facts that are the same for all lines of a call."""
+    found: dict[int, dict[str, Any]] = {}
+    for (number,), own in rows.filter(pl.col("call").is_not_null()).partition_by("call", as_dict=True).items():
+        blamed, whole = calls.time.share(own), calls.share(number, own["row"])
+        found[number] = {
+            "call": calls.place(number),
+            "call_ms_per_step": whole.ms if whole is not None else None,
+            "call_at_most_ms_per_step": whole.at_most_ms if whole is not None else None,
+            "sampling": blamed.at_most_ms / blamed.ms if blamed.ms > 0 else 1.0,
+        }
+    return found
+
+
+def _weigh(rows: pl.DataFrame, window: Window | None, code: UserCode, own: tuple[bool, ...]) -> pl.DataFrame:
+    """Adds `weight`, the part of each sample that counts, null where nothing can tell; `fraction` and `unknown`.
+
+    `own`: of calls, whether they are lines of the loop or of a module, which cannot be spared as a whole.
+    """
+    files = _named(code, rows["leaf_file"])
+    plain = [file for file in rows["leaf_file"].unique().drop_nulls().to_list() if knows_no_tensors(file)]
+    rows = rows.with_columns(
+        pl.col("leaf_file").replace_strict(files, default=None, return_dtype=pl.String).alias("file"),
+        short(pl.col("leaf_function")).alias("name"),
+        pl.col("leaf_file").is_in(plain).alias("plain"),
+        pl.col("call").replace_strict(dict(enumerate(own)), default=True, return_dtype=pl.Boolean).alias("own"),
+    ).join(_python_fractions(window, code), on=["file", "name"], how="left")
+    on_top = pl.col("below_function").is_null()
+    torch = is_torch(pl.col("below_file").fill_null("")) | is_torch(pl.col("leaf_file").fill_null(""))
+    of_model = pl.col("in_module") | (pl.col("library_file").is_not_null() & (pl.col("phase") == OPTIMIZER))
+    known = (
+        pl.when(~on_top & (torch | of_model))
+        .then(0.0)
+        .when(~on_top & pl.col("plain").fill_null(False))
+        .then(1.0)
+        .otherwise(pl.col("fraction"))
+    )
+    rows = rows.with_columns(known=known).with_columns(unknown=pl.col("known").is_null() & ~on_top & ~pl.col("own"))
+    return rows.with_columns(pl.when("unknown").then(1.0).otherwise("known").alias("weight"))
+
+
+def _named(code: UserCode, files: pl.Series) -> dict[str, str]:
+    """The files of functions as stacks and traces both name them, by their name here."""
+    names = files.unique().drop_nulls().to_list()
+    found = {file: code.resolve(file) or code.library(file) for file in names}
+    return {file: name for file, name in found.items() if name is not None}
+
+
+def _python_fractions(window: Window | None, code_of: UserCode) -> pl.DataFrame:
+    """(file, name, fraction): the part of a function's own time in the window that no torch operator takes.
+
+    Own time is what a sampler shows with the function on top: its lines and the built-in functions they call. A
+    built-in function around an operator is torch's.
+    """
+    schema = {"file": pl.String, "name": pl.String, "fraction": pl.Float64}
+    if window is None:
+        return pl.DataFrame(schema=schema)
+    sums: dict[tuple[str, str], list[int]] = {}  # ns in Python, in torch
+    for part in window.parts:
+        for code, ns in _own_times(part).items():
+            match = re.match(PYTHON_NAME, part.span.names.values[code])
+            file = (code_of.resolve(match[1]) or code_of.library(match[1])) if match else None
+            if match is None or file is None:
+                continue
+            known = sums.setdefault((file, bare(match[3])), [0, 0])
+            known[0], known[1] = known[0] + ns[0], known[1] + ns[1]
+    rows = [(*key, python / (python + torch)) for key, (python, torch) in sums.items() if python + torch > 0]
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _own_times(part: HostCalls) -> dict[int, tuple[int, int]]:
+    """By the code of a function's name the ns of its own time that are Python's, and that are torch's."""
+    own_ns = np.maximum(part.self_ns, 0)
+    here = ~part.in_loader
+    functions = here & ((part.what == USER) | (part.what == LIBRARY))
+    operators = np.flatnonzero(here & (part.what == OPERATOR) & ~part.in_operator)
+    around_operator = np.zeros(len(part) + 1, bool)
+    around_operator[part.parent[operators]] = True  # the last entry for none
+    builtins = here & (part.what == BUILTIN)
+    python, torch = (np.zeros(len(part) + 1, np.int64) for _ in range(2))
+    python[:-1][functions] = own_ns[functions]
+    for rows, into, ns in (
+        (np.flatnonzero(builtins & ~around_operator[:-1]), python, own_ns),
+        (np.flatnonzero(builtins & around_operator[:-1]), torch, own_ns),
+        (operators, torch, part.duration_ns),
+    ):
+        np.add.at(into, part.function[rows], ns[rows])
+    rows = np.flatnonzero(functions & (part.codes >= 0))
+    codes, number = np.unique(part.codes[rows], return_inverse=True)
+    both = np.zeros((len(codes), 2), np.int64)
+    np.add.at(both[:, 0], number, python[rows])
+    np.add.at(both[:, 1], number, torch[rows])
+    return {code: (one, other) for code, (one, other) in zip(codes.tolist(), both.tolist(), strict=True)}
+
+
+def _in_loops(samples: Samples, loops: tuple[LoopFacts, ...]) -> pl.DataFrame:
+    """(row, loop): the stacks that stand in an iteration of one of the loops (its index)."""
+    found = [pl.DataFrame(schema={"row": pl.UInt32, "loop": pl.Int64})]
+    for index, loop in enumerate(loops):
+        rows = stacks_in(samples, loop)
+        found.append(pl.DataFrame({"row": rows.cast(pl.UInt32)}).with_columns(pl.lit(index, pl.Int64).alias("loop")))
+    return pl.concat(found).group_by("row").agg(pl.col("loop").min())
+
+
+FULL = 2  # generation of a collection that looks at every object
+
+
+def gc_pauses(tables: Tables, labelled: LabelledSteps) -> PauseFacts | None:
+    """None without steady training steps whose time is known; a count of 0 where none was struck."""
+    steady = labelled.steady().filter(pl.col("start_ns").is_not_null()).sort("start_ns")
+    if steady.is_empty():
+        return None
+    struck = _inside(tables, steady)
+    lines: dict[Place, list[int]] = {}
+    for row in struck:
+        if row["place"] is not None:
+            lines.setdefault(row["place"], []).append(row["ns"])
+    per_step = 1e6 * steady.height
+    collected = [row["collected"] for row in struck if isinstance(row["collected"], int)]
+    found = [PauseLine(place, len(ns), sum(ns) / per_step) for place, ns in lines.items()]
+    return PauseFacts(
+        count=len(struck),
+        full=sum(row["generation"] == FULL for row in struck),
+        collected=sum(collected) if collected else None,
+        steps=steady.height,
+        steps_struck=len({(row["process"], row["step"]) for row in struck}),
+        ms_per_step=sum(row["ns"] for row in struck) / per_step,
+        longest_ms=max((row["ns"] for row in struck), default=0) / 1e6,
+        lines=tuple(sorted(found, key=lambda line: (-line.ms_per_step, line.place.file, line.place.line or 0))),
+    )
+
+
+def _inside(tables: Tables, steady: pl.DataFrame) -> list[dict[str, Any]]:
+    """The collections that began in a steady step, with what of each lies in it; one that ends later ends with it."""
+    found = [
+        {
+            "process": row["process"],
+            "time_ns": row["time_ns"],
+            "duration_ns": row["duration_ns"],
+            "generation": data.get("generation"),
+            "collected": data.get("collected"),
+            "place": _place(data),
+        }
+        for row, data in event_data(tables, "gc")
+        if row["time_ns"] is not None and (row["duration_ns"] or 0) > 0
+    ]
+    result = []
+    for process in sorted({row["process"] for row in found}):
+        own = steady.filter(pl.col("process") == process)
+        starts, ends = own["start_ns"], own["start_ns"] + own["wall_ns"]
+        for row in (row for row in found if row["process"] == process):
+            index = int(starts.search_sorted(row["time_ns"], side="right")) - 1
+            if index >= 0 and row["time_ns"] < ends[index]:
+                ns = min(row["duration_ns"], ends[index] - row["time_ns"])
+                result.append({**row, "ns": ns, "step": own["step"][index]})
+    return result
+
+
+def _place(data: dict[str, Any]) -> Place | None:
+    file, line = data.get("file"), data.get("line")
+    if not isinstance(file, str):
+        return None
+    return Place(file, line if isinstance(line, int) else None, data.get("function"))

@@ -1,0 +1,259 @@
+"""Which call of the user's a sampled stack could be spared with: the outermost one that trains nothing.
+
+`describe(outputs)` in a training loop calls no module, no backward pass and no optimizer, so leaving the call out saves
+all that is sampled below it: list work, JSON, operators and collections. A call that leads to training work is
+the loop or the model itself, and is never spared; neither is a module's own `forward`, but what it calls may be.
+
+Where the user's innermost line only leads to training, as `trainer.train()` does, what a library does there on its own
+is the library's: the outermost function of it that trains nothing is its place, and the line is where it was entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import polars as pl
+from msgspec import Struct
+
+from stepscope.analyze.host.sampled_loop import is_fetch
+from stepscope.analyze.host.sampled_time import SampledTime, Share
+from stepscope.engine.call_tree import CallTree, UserPaths, rows_of
+from stepscope.engine.samples import Samples, bare, short
+from stepscope.model import Place
+from stepscope.read.raw import Frame
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
+from stepscope.tables.phases import BACKWARD, FORWARD, OPTIMIZER, in_file, phase_mark
+
+TRAINS = 0.05  # of the sampled training work: a call that leads to less of it holds a metric, not the model; untuned
+LOOP = 0.95  # of all samples: where no training work is told apart, a line that holds so much is the loop
+FEW = 10  # samples of training work; with fewer it is not told apart
+_MACHINERY = (FORWARD, OPTIMIZER)  # what calls a user's module or optimizer
+_AUTOGRAD = "torch/autograd/function.py"
+Name = tuple[str, str]  # file and bare name of a function
+_PLACE = ("file", "line", "function")
+PLACE_COLUMNS = [f"{whose}_{part}" for whose in ("user", "library") for part in _PLACE]  # of `Calls.located`
+
+
+class Calls(Struct, frozen=True):
+    """`of_row` gives each stack of `time.rows` the number of its call, or null; `names` what the calls are of.
+
+    A call is a function of the user's with all that runs below it. Lines of the training loop or of a module's
+    `forward` that call no function of the user's are told under the name of that function, with `own` true: they share
+    a name but are not spared together.
+    """
+
+    time: SampledTime
+    of_row: pl.DataFrame  # row, call, in_module; library_file, _line, _function where a library works on its own
+    names: tuple[Name, ...]
+    own: tuple[bool, ...]
+    lines: Mapping[tuple[str, str, int | None], int]  # the user's innermost frame -> its call
+    functions: Mapping[Name, int]
+
+    def located(self) -> pl.DataFrame:
+        """`time.rows` with the columns of `of_row`."""
+        return self.time.rows.join(self.of_row, on="row", how="left", maintain_order="left")
+
+    def entries(self) -> pl.DataFrame:
+        """(file, function, callee): the user's functions that enter a library's training, and by what; bare names."""
+        led = self.located().filter(pl.col("library_file").is_not_null())
+        names = {"function": short(pl.col("user_function")), "callee": short(pl.col("below_function"))}
+        return led.select(pl.col("user_file").alias("file"), **names).unique()
+
+    def number(self, place: Place) -> int | None:
+        """The call a place belongs to, by its line, else by its function; None where no sample saw it."""
+        name = bare(place.function)
+        found = self.lines.get((place.file, name, place.line))
+        return found if found is not None else self.functions.get((place.file, name))
+
+    def place(self, number: int | None) -> Place | None:
+        """The function that a call is of; None for none."""
+        return None if number is None else Place(self.names[number][0], None, self.names[number][1])
+
+    def rows(self, number: int) -> pl.DataFrame:
+        """The stacks of a call."""
+        own = self.of_row.filter(pl.col("call") == number)
+        return self.time.rows.join(own.select("row"), on="row", how="semi")
+
+    def share(self, number: int | None, blamed: pl.Series) -> Share | None:
+        """What leaving out a call would save at most, where its blamed stacks are notable; None for no call.
+
+        Args:
+            blamed: `row` of the stacks a finding speaks of. Of lines told under the loop's name only theirs count.
+        """
+        if number is None:
+            return None
+        rows = self.rows(number)
+        if self.own[number]:
+            marked = rows.with_columns(mine=pl.col("row").is_in(blamed.implode()))
+            line = ["user_file", "user_line", "user_function"]
+            mostly = (
+                marked.group_by(line)
+                .agg(part=(pl.col("samples") * pl.col("mine")).sum() / pl.col("samples").sum())
+                .filter(pl.col("part") >= 0.5)
+            )
+            rows = rows.join(mostly, on=line, how="semi", nulls_equal=True)
+        return self.time.share(rows)
+
+
+def place_of(row: Mapping[str, Any]) -> Place:
+    """Where a row of `PLACE_COLUMNS` stands: at a line of the user's, or of the library that works on its own."""
+    whose = "user" if row.get("library_file") is None else "library"
+    return Place(*(row[f"{whose}_{part}"] for part in _PLACE))
+
+
+def entry_of(row: Mapping[str, Any]) -> Place | None:
+    """The user's line that only leads to such a library; None where the place is the user's."""
+    return None if row["library_file"] is None else Place(*(row[f"user_{part}"] for part in _PLACE))
+
+
+def prepare(samples: Samples | None, time: SampledTime | None) -> Calls | None:
+    """None without stacks in steady steps."""
+    if samples is None or time is None or not len(samples.calls):
+        return None
+    users = UserPaths(samples.calls, samples.code)
+    nodes = rows_of(time.rows["node"])
+    known = nodes >= 0
+    count = np.zeros(len(samples.calls), np.float64)
+    np.add.at(count, nodes[known], time.rows["samples"].to_numpy()[known])
+    essential = _essential(users, count)
+    site = _sites(users, essential)
+    below = _next_function(users, site)
+    name_of = _dominant(users, site, below, nodes, time.rows["samples"].to_numpy())
+    names: dict[tuple[Name, bool], int] = {}
+    of_site = {key: names.setdefault(name, len(names)) for key, name in name_of.items()}
+    numbers = [of_site.get(_key(users, int(site[node]))) if node >= 0 else None for node in nodes]
+    of_row = pl.DataFrame({"row": time.rows["row"], "call": pl.Series(numbers, dtype=pl.Int64)}).hstack(
+        _of_libraries(users, essential, nodes)
+    )
+    of_row = of_row.with_columns(pl.when(pl.col("library_file").is_null()).then("call").alias("call"))
+    return Calls(
+        time=time,
+        of_row=of_row,
+        names=tuple(name for name, _ in names),
+        own=tuple(own for _, own in names),
+        lines=_by(time.rows, of_row, with_line=True),
+        functions={(key[0], key[1]): number for key, number in _by(time.rows, of_row, with_line=False).items()},
+    )
+
+
+def _essential(users: UserPaths, count: Floats) -> Bools:
+    """Whether a node leads to training work."""
+    tree = users.tree
+    trains = users.marked(_trains)
+    total = tree.totals(count)
+    below = _work_below(tree, trains, total)
+    roots = tree.parent < 0
+    work = float(np.where(trains, total, below)[roots].sum())
+    found: Bools = below >= TRAINS * work if work >= FEW else total >= LOOP * float(total[roots].sum())
+    return found
+
+
+def _of_libraries(users: UserPaths, essential: Bools, nodes: Int64) -> pl.DataFrame:
+    """By row, where the user's line only leads to training or to a batch: the library's function that works there.
+
+    The outermost one that never leads there itself, else the innermost; `in_module`: a module's forward pass runs below
+    the user's line.
+    """
+    tree = users.tree
+    fetches = _work_below(tree, users.marked(is_fetch), np.ones(len(tree), np.float64)) > 0
+    leads = essential | fetches
+    library = users.marked(lambda frame: users.code.library(frame.file) is not None)
+    leading = {tree.frames[frame][:2] for frame in np.unique(tree.frame[leads & library]).tolist()}
+    works = library & ~users.marked(lambda frame: frame[:2] in leading)
+    own, nearest = tree.outermost(works & ~leads), tree.innermost(library)
+    found = np.where(own >= 0, own, nearest)
+    user = users.innermost
+    entered = (user >= 0) & leads[np.maximum(user, 0)] & users.is_below(found, user)
+    module = users.is_below(users.innermost_of(lambda frame: phase_mark(frame) == FORWARD), user)
+    at = np.where(nodes >= 0, np.where(entered, found, np.int32(NONE))[np.maximum(nodes, 0)], NONE)
+    frames = [tree.frames[tree.frame[node]] if node >= 0 else None for node in at.tolist()]
+    return pl.DataFrame(
+        {
+            "in_module": pl.Series((nodes >= 0) & module[np.maximum(nodes, 0)], dtype=pl.Boolean),
+            "library_file": pl.Series([users.code.library(f.file) if f else None for f in frames], dtype=pl.String),
+            "library_line": pl.Series([f.line if f else None for f in frames], dtype=pl.Int64),
+            "library_function": pl.Series([f.function if f else None for f in frames], dtype=pl.String),
+        }
+    )
+
+
+def _sites(users: UserPaths, essential: Bools) -> Int32:
+    """For every node the outermost frame of the user's on its path from which on nothing trains; -1 for none."""
+    tree = users.tree
+    roots = tree.parent < 0
+    called = np.zeros(len(tree), bool)
+    called[~roots] = users.marked(_calls_users)[tree.parent[~roots]]
+    model = tree.innermost(users.user & called)
+    spared = tree.outermost(users.user & ~essential)
+    inside = (model >= 0) & (tree.depth[np.maximum(model, 0)] > tree.depth[np.maximum(spared, 0)]) & (spared >= 0)
+    return np.where(inside, model, spared).astype(np.int32)
+
+
+def _work_below(tree: CallTree, trains: Bools, total: Floats) -> Floats:
+    """Samples below each node that pass a frame of training work there."""
+    below = np.zeros(len(tree), np.float64)
+    for level in reversed(tree.levels[1:]):
+        np.add.at(below, tree.parent[level], np.where(trains[level], total[level], below[level]))
+    return below
+
+
+def _next_function(users: UserPaths, site: Int32) -> Int32:
+    """For every node the user's first named function below its site's line; -1 where the line itself does the work."""
+    tree = users.tree
+    named = users.user & users.marked(lambda frame: not bare(frame.function).startswith("<"))
+    found = np.full(len(tree), -1, np.int32)
+    for level in tree.levels[1:]:
+        above = tree.parent[level]
+        inherited = found[above]
+        begins = named[level] & (site[level] == site[above]) & (inherited < 0) & (site[level] >= 0)
+        found[level] = np.where(begins, level, np.where(site[level] == site[above], inherited, -1))
+    return found
+
+
+_Key = tuple[int, int]  # function and line of a site
+
+
+def _key(users: UserPaths, site: int) -> _Key | None:
+    return None if site < 0 else (int(users.function[site]), int(users.source_line[site]))
+
+
+def _dominant(
+    users: UserPaths, site: Int32, below: Int32, nodes: Int64, samples: Int64
+) -> dict[_Key | None, tuple[Name, bool]]:
+    """What each site is told as: the function that most of its samples stand in, or its own; True for its own."""
+    votes: dict[_Key, dict[tuple[Name, bool], int]] = {}
+    for node, weight in zip(nodes.tolist(), samples.tolist(), strict=True):
+        key = _key(users, int(site[node])) if node >= 0 else None
+        if key is None:
+            continue
+        callee = int(below[node])
+        name = (_name(users, callee), False) if callee >= 0 else (_name(users, int(site[node])), True)
+        own = votes.setdefault(key, {})
+        own[name] = own.get(name, 0) + int(weight)
+    return {key: max(sorted(own), key=lambda name: own[name]) for key, own in votes.items()}
+
+
+def _name(users: UserPaths, node: int) -> Name:
+    place = users.place(int(users.line[node]))
+    return (place.file, bare(place.function)) if place is not None else ("?", "?")
+
+
+def _by(rows: pl.DataFrame, of_row: pl.DataFrame, *, with_line: bool) -> dict[tuple[str, str, int | None], int]:
+    """The call most samples of a user's line (or function) belong to."""
+    joined = rows.join(of_row, on="row").filter(pl.col("call").is_not_null() & pl.col("user_file").is_not_null())
+    votes: dict[tuple[str, str, int | None], dict[int, int]] = {}
+    columns = joined.select("user_file", "user_function", "user_line", "call", "samples")
+    for file, function, line, call, weight in columns.iter_rows():
+        own = votes.setdefault((file, bare(function), line if with_line else None), {})
+        own[call] = own.get(call, 0) + weight
+    return {key: max(sorted(own), key=lambda call: own[call]) for key, own in votes.items()}
+
+
+def _trains(frame: Frame) -> bool:
+    return phase_mark(frame) in (FORWARD, BACKWARD, OPTIMIZER)
+
+
+def _calls_users(frame: Frame) -> bool:
+    return phase_mark(frame) in _MACHINERY or in_file(frame.file, _AUTOGRAD)

@@ -1,0 +1,342 @@
+"""What sampled stacks say of a run beyond hot lines: stages, phases, waits, slow steps, and where ranks differ."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import polars as pl
+from msgspec import Struct
+
+from stepscope.analyze import ranks
+from stepscope.analyze.context import Context
+from stepscope.analyze.host import slow_steps
+from stepscope.analyze.host.sampled_loop import SampledLoop, sampled_loop
+from stepscope.analyze.host.stack_selection import idle_sampled
+from stepscope.analyze.input import loader_waits
+from stepscope.engine.call_tree import UserPaths, at, rows_of
+from stepscope.engine.samples import Samples
+from stepscope.engine.step_labels import STEADY as STEADY_STEP
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.model import PHASES, HotLine, StackFacts, StepFacts
+from stepscope.model.sampled import CallerLine, LoaderWait, SampledViews, StageTime
+from stepscope.tables import phases
+from stepscope.tables.arrays import NONE, Floats, Int64
+from stepscope.tables.schema import Tables
+from stepscope.tables.stages import COMPILE, IMPORT
+
+
+def sampled_views(context: Context, labelled: LabelledSteps, train: StepFacts | None) -> SampledViews | None:
+    """None without sampled stacks of time. What cannot be said is in `absent`, with its reason."""
+    if context.tables.stacks.is_empty() or "bytes" in context.tables.segments["unit"]:
+        return None
+    idle = idle_sampled(context.tables)
+    users = UserPaths(context.calls, context.code)
+    loop = sampled_loop(context, users)
+    found = () if loop is None else loader_waits.loader_waits(context, loop, users, idle, train)
+    slow, no_slow = slow_steps.slow_steps(context, users)
+    of_ranks, no_ranks = ranks.rank_lines(context, loop, users, idle)
+    of_stages = stages(context)
+    absent = {
+        "stages": "" if of_stages else "no main thread of a rank was sampled",
+        "phases": "" if loop is not None else _no_loop(labelled),
+        "waits": _no_waits(found, loop, labelled),
+        "slow_steps": no_slow,
+        "rank_lines": no_ranks,
+    }
+    return SampledViews(
+        stages=of_stages,
+        phases={} if loop is None else _phase_shares(loop),
+        waits=found,
+        slow_steps=slow,
+        rank_lines=of_ranks,
+        absent={name: reason for name, reason in absent.items() if reason},
+        callers=() if loop is None else callers(loop, users),
+    )
+
+
+def _phase_shares(loop: SampledLoop) -> dict[str, float]:
+    """Phase -> its share of the loop's samples, largest first."""
+    counts = (
+        loop.rows.group_by("phase").agg(pl.col("samples").sum()).sort(["samples", "phase"], descending=[True, False])
+    )
+    total = int(counts["samples"].sum())
+    return {str(phase): int(count) / total for phase, count in counts.iter_rows()}
+
+
+def _no_loop(labelled: LabelledSteps) -> str:
+    if labelled.frame.is_empty():
+        return "no step is known, and no sampled stack of a main thread fetches a batch or calls a model"
+    return "no stack of a main thread was sampled in steady steps"
+
+
+def _no_waits(found: tuple[LoaderWait, ...], loop: SampledLoop | None, labelled: LabelledSteps) -> str:
+    if found:
+        return ""
+    return _no_loop(labelled) if loop is None else "no main thread was sampled in a DataLoader"
+
+
+STARTUP, WARMUP, STEADY, OTHER = "startup", "warmup", "steady", "other"
+STAGES = (IMPORT, COMPILE, STARTUP, WARMUP, STEADY, OTHER)
+_TIMED = (STARTUP, WARMUP, STEADY, OTHER)  # the columns of `_Clock.lengths`
+_OF_REASON = {STEADY_STEP: STEADY, "first_batch": STEADY, "warmup": WARMUP, "compile": WARMUP}
+_IN_STEPS = tuple(phase for phase in PHASES if phase != phases.OTHER)  # stacks that can only be seen inside steps
+_STACK = ("host", "file", "pid", "thread", "node")
+
+
+def stages(context: Context) -> tuple[StageTime, ...]:
+    """The stages that have samples, in order of a run; none where no main thread of a rank was sampled."""
+    main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & (pl.col("samples") > 0)
+    rows = context.tables.stacks.filter(main)
+    if rows.is_empty():
+        return ()
+    samples = rows["samples"].to_numpy()
+    split = _by_stage(context, rows, samples)
+    waiting = split[rows["waiting"].fill_null(False).to_numpy()].sum(axis=0)
+    waits_known = idle_sampled(context.tables) is not False
+    return tuple(
+        StageTime(
+            stage=stage,
+            samples=int(count),
+            share=int(count) / int(samples.sum()),
+            waiting_share=int(waits) / int(count) if waits_known else None,
+        )
+        for stage, count, waits in zip(STAGES, split.sum(axis=0), waiting, strict=True)
+        if count
+    )
+
+
+def _by_stage(context: Context, rows: pl.DataFrame, samples: Int64) -> Int64:
+    """Samples of each row by stage, in the order of `STAGES`."""
+    found = np.zeros((rows.height, len(STAGES)), np.int64)
+    named = rows["stage"].to_numpy()
+    for column, stage in enumerate((IMPORT, COMPILE)):
+        found[named == stage, column] = samples[named == stage]
+    rest = np.flatnonzero(found.sum(axis=1) == 0)
+    found[rest, 2:] = _whole(samples[rest], _weights(context, rows[rest]))
+    return found
+
+
+def _weights(context: Context, rows: pl.DataFrame) -> Floats:
+    """By row how the time it was seen in divides into the stages of `_TIMED`; nothing but "other" without times."""
+    weights = np.zeros((rows.height, len(_TIMED)))
+    clocks = {process: _Clock(part) for process, part in _steps(context)}
+    process = rows["process"].to_numpy()
+    exact = _seen(context, clocks, rows)
+    start, end = (rows[name].fill_null(-1).to_numpy() for name in ("start_ns", "end_ns"))
+    in_steps = rows["phase"].is_in(_IN_STEPS).fill_null(False).to_numpy()
+    for name, clock in clocks.items():
+        own = np.flatnonzero((process == name) & (start >= 0) & (end >= 0))
+        weights[own] = clock.lengths(start[own], end[own])
+        # what is done in steps alone was not done before or between them
+        inside = own[in_steps[own]]
+        only = clock.lengths(start[inside], end[inside], steps_only=True)
+        weights[inside] = np.where(only.sum(axis=1, keepdims=True) > 0, only, weights[inside])
+    weights = np.where(exact.sum(axis=1, keepdims=True) > 0, exact, weights)
+    weights[weights.sum(axis=1) <= 0, _TIMED.index(OTHER)] = 1.0
+    return weights
+
+
+def _seen(context: Context, clocks: dict[str, _Clock], rows: pl.DataFrame) -> Floats:
+    """The same from the times in which each stack was seen; zeros where none are known."""
+    nothing = np.zeros((rows.height, len(_TIMED)))
+    stretches = context.tables.stretches
+    parts = []
+    for name, clock in clocks.items():
+        own = stretches.filter((pl.col("process") == name) & (pl.col("role") == "rank"))
+        lengths = clock.lengths(own["start_ns"].to_numpy(), own["end_ns"].to_numpy())
+        columns = [pl.Series(stage, lengths[:, number]) for number, stage in enumerate(_TIMED)]
+        parts.append(own.select(_STACK).with_columns(columns).group_by(_STACK).agg(pl.col(_TIMED).sum()))
+    if not parts:
+        return nothing
+    sums = pl.concat(parts).group_by(_STACK).agg(pl.col(_TIMED).sum())
+    joined = rows.select(_STACK).join(sums, on=_STACK, how="left", nulls_equal=True, maintain_order="left")
+    found: Floats = joined.select(pl.col(_TIMED).fill_null(0.0)).to_numpy()
+    return found
+
+
+def _steps(context: Context) -> list[tuple[str, pl.DataFrame]]:
+    """(process, its steps with times): `start_ns`, `end_ns` and `stage` of each."""
+    frame = context.labelled.frame.filter(pl.col("start_ns").is_not_null() & pl.col("process").is_not_null())
+    kind = "train" if (frame["kind"] == "train").any() else "eval"
+    stage = pl.col("reason").replace_strict(_OF_REASON, default=OTHER, return_dtype=pl.String)
+    steps = frame.select(
+        "process",
+        "start_ns",
+        end_ns=pl.col("start_ns") + pl.col("wall_ns"),
+        stage=pl.when(pl.col("kind") == kind).then(stage).otherwise(pl.lit(OTHER)),
+    ).sort("process", "start_ns")
+    return [(str(part["process"][0]), part) for part in steps.partition_by("process", maintain_order=True)]
+
+
+class _Sum(Struct, frozen=True):
+    """Intervals that do not overlap, and the time they cover before each of them."""
+
+    starts: Int64
+    ends: Int64
+    before: Int64
+
+    def until(self, moments: Int64) -> Int64:
+        """Covered time before each moment."""
+        if not len(self.starts):
+            return np.zeros(len(moments), np.int64)
+        last = np.searchsorted(self.starts, moments, side="right") - 1
+        at = np.maximum(last, 0)
+        inside = np.minimum(moments, self.ends[at]) - self.starts[at]
+        covered: Int64 = np.where(last >= 0, self.before[at] + inside, 0)
+        return covered
+
+
+class _Clock:
+    """What the steps of one process say of any time."""
+
+    def __init__(self, steps: pl.DataFrame) -> None:
+        starts, ends = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
+        ends = np.minimum(ends, np.append(starts[1:], ends[-1:]))  # steps of different kinds may lie in each other
+        stage = steps["stage"].to_numpy()
+        self._first = int(starts[0])
+        self._sums = {name: _sum(starts[stage == name], ends[stage == name]) for name in _TIMED}
+
+    def lengths(self, start: Int64, end: Int64, *, steps_only: bool = False) -> Floats:
+        """ns of each interval in the stages of `_TIMED`. `steps_only`: "other" has steps of other kinds alone."""
+        end = np.maximum(end, start + 1)
+        found = np.zeros((len(start), len(_TIMED)))
+        for column, name in enumerate(_TIMED):
+            found[:, column] = self._sums[name].until(end) - self._sums[name].until(start)
+        if not steps_only:
+            found[:, 0] = np.clip(np.minimum(end, self._first) - start, 0, None)
+            found[:, -1] = end - start - found[:, :-1].sum(axis=1)
+        return found
+
+
+def _sum(starts: Int64, ends: Int64) -> _Sum:
+    lengths = ends - starts
+    return _Sum(starts, ends, np.cumsum(lengths) - lengths)
+
+
+def _whole(samples: Int64, weights: Floats) -> Int64:
+    """Whole samples by weight, which add up to those of each row: what is left over goes to the largest fractions."""
+    ideal = samples[:, None] * (weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300))
+    found = np.floor(ideal).astype(np.int64)
+    found = np.minimum(found, samples[:, None])
+    left = samples - found.sum(axis=1)
+    order = np.argsort(-(ideal - found), axis=1, kind="stable")
+    place = np.argsort(order, axis=1, kind="stable")
+    whole: Int64 = found + (place < left[:, None])
+    return whole
+
+
+MAX_LINES = 200  # more than any report shows; the table `stacks` holds the rest
+
+
+def stack_facts(tables: Tables, samples: Samples | None, train: StepFacts | None) -> StackFacts | None:
+    """None without sampled stacks. A line's `ms_per_step` is its share of the main thread times the mean step."""
+    if samples is None:
+        return None
+    ranks, workers = samples.rank_steps(), samples.workers()
+    mean_ms = train.mean_ms if train else None
+    phases = ranks.group_by("phase").agg(pl.col("samples").sum()).sort("phase")
+    lines = [*hot_lines(ranks, "rank", mean_ms), *hot_lines(workers, "loader_worker", None)]
+    weights = tables.stacks.group_by("source").agg(pl.col("samples").sum())
+    weights = weights.sort("samples", "source", descending=[True, False])
+    rates = tables.stacks.filter(pl.col("source") == weights[0, 0])["rate_hz"].drop_nulls()
+    counts = tables.quality.counts
+    return StackFacts(
+        source=str(weights[0, 0] or "unknown"),
+        rate_hz=float(rates.median() or 0.0) if len(rates) else 0.0,  # type: ignore[arg-type]
+        samples=int(tables.stacks["samples"].sum()),
+        skipped=sum(count for name, count in counts.items() if "stack" in name and "skipped" in name),
+        steady_samples=int(ranks["samples"].sum()),
+        by_phase={str(phase): int(count) for phase, count in phases.rows()},
+        hot_lines=tuple(lines[:MAX_LINES]),
+    )
+
+
+def hot_lines(rows: pl.DataFrame, role: str, mean_ms: float | None, prefix: str = "user") -> list[HotLine]:
+    """The lines under `prefix` ("user", "entry" or "inner") of these rows, most samples first.
+
+    Shares are of all samples in `rows`, those without a user frame included.
+    """
+    total = int(rows["samples"].sum())
+    if not total:
+        return []
+    file, line, function = (f"{prefix}_{part}" for part in ("file", "line", "function"))
+    own = rows.filter(pl.col(file).is_not_null() & pl.col(line).is_not_null())
+    key = [file, line, function, "phase"]
+    leaf = pl.format("{}:{}", pl.col("leaf_file").fill_null("?"), pl.col("leaf_function").fill_null("?"))
+    leaves = (
+        own.filter(pl.col("leaf_position") > pl.col("user_position"))
+        .with_columns(leaf.alias("leaf"))
+        .group_by([*key, "leaf"])
+        .agg(n=pl.col("samples").sum())
+        .sort("n", "leaf", descending=[True, False])
+        .group_by(key, maintain_order=True)
+        .agg(pl.col("leaf").first())
+    )
+    grouped = (
+        own.group_by(key)
+        .agg(n=pl.col("samples").sum(), waiting=pl.col("samples").filter(pl.col("waiting")).sum())
+        .join(leaves, on=key, how="left", nulls_equal=True)
+        .sort(["n", file, line, function, "phase"], descending=[True, False, False, False, False])
+    )
+    return [
+        HotLine(
+            file=row[file],
+            line=row[line],
+            function=row[function] or "?",
+            role=role,
+            phase=row["phase"] or "other",
+            self_samples=row["n"],
+            share=row["n"] / total,
+            ms_per_step=row["n"] / total * mean_ms if mean_ms is not None else None,
+            waiting_share=row["waiting"] / row["n"],
+            library_leaf=row["leaf"],
+        )
+        for row in grouped.iter_rows(named=True)
+    ]
+
+
+SHARE = 0.5  # of the inner line's samples: with fewer the line is mostly another caller's
+SAMPLES = 3  # fewer are chance
+MAX_NODES = 2_000  # paths looked at, the most sampled first
+MAX_CALLERS = 100
+
+
+def callers(loop: SampledLoop, users: UserPaths) -> tuple[CallerLine, ...]:
+    """Pairs of lines, the most sampled first."""
+    nodes = at(users.innermost, rows_of(loop.rows["node"]), NONE)
+    counted = (
+        pl.DataFrame({"node": nodes, "samples": loop.rows["samples"]})
+        .filter(pl.col("node") >= 0)
+        .group_by("node")
+        .agg(pl.col("samples").sum())
+        .sort(["samples", "node"], descending=[True, False])
+        .head(MAX_NODES)
+    )
+    own: dict[int, int] = defaultdict(int)
+    below: dict[tuple[int, int], int] = defaultdict(int)
+    for node, samples in counted.iter_rows():
+        inner = int(users.line[node])
+        own[inner] += samples
+        for outer in _lines_above(users, node) - {inner}:
+            below[outer, inner] += samples
+    pairs = sorted(below.items(), key=lambda pair: (-pair[1], pair[0]))
+    found = []
+    for (outer, inner), samples in pairs:
+        caller, callee = users.place(outer), users.place(inner)
+        if caller is not None and callee is not None and samples >= max(SAMPLES, SHARE * own[inner]):
+            found.append(CallerLine(caller, callee, samples, samples / own[inner]))
+    found.sort(key=lambda pair: (-pair.samples, pair.caller.file, pair.caller.line or 0, pair.callee.line or 0))
+    return tuple(found[:MAX_CALLERS])
+
+
+def _lines_above(users: UserPaths, node: int) -> set[int]:
+    """The numbers of the user's lines on the path to a node."""
+    found = set()
+    parent, user, line = users.tree.parent, users.user, users.line
+    node = int(parent[node])
+    while node != NONE:
+        if np.bool_(user[node]):
+            found.add(int(line[node]))
+        node = int(parent[node])
+    return found

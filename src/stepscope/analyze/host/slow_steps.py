@@ -1,0 +1,323 @@
+"""Which lines make slow steps slow: the main thread's sampled time in slow steps against that in typical ones.
+
+Needs the times of samples: a file of counts cannot tell in which step a line was met. When a line ran is known to about
+the time between samples, so what a line takes more must be more than that leaks between neighbouring steps.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from stepscope.analyze.context import Context
+from stepscope.analyze.host.removable_calls import PLACE_COLUMNS, Calls, place_of
+from stepscope.analyze.input.loader_waits import sample_gap_ns
+from stepscope.analyze.step_times import with_all_phases
+from stepscope.engine.call_tree import UserPaths, at, rows_of
+from stepscope.engine.samples import Samples
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.model import PHASES, Place
+from stepscope.model.machine import DriftFacts, DriftLine
+from stepscope.model.sampled import SlowLine, SlowSteps
+from stepscope.tables.arrays import Bools, Int64
+
+SLOW_RATIO = 1.5  # of the median: half a step more is what one sees as a hiccup in a log of step times
+SLOW_SPREADS = 5.0  # and so many spreads above it: in a run whose steps all vary that much, none of them is special
+SPREAD = 1.4826  # the median distance below the median, as a standard deviation (of a normal distribution)
+MIN_SLOW_STEPS = 3  # what one or two slow steps have in common may be chance
+MIN_TYPICAL_STEPS = 10
+MIN_SAMPLES = 10  # of a line in slow steps: its share is known to a third then
+MIN_EXTRA = 0.02  # of what a slow step takes more: lines below are left out
+ONLY_SLOW = 0.1  # of its time in slow steps: with less than that in typical ones a line is hot in slow steps only
+HARDLY = 0.02  # of a typical step: and at most so much of it
+RESOLUTION = 0.5  # of the time between samples: a sample says of a line when it ran no more exactly than that
+MAX_LINES = 20
+
+
+class _Overlaps(NamedTuple):
+    """The time that stretches and steps have in common; one entry per pair of them."""
+
+    stretch: Int64
+    step: Int64
+    ns: Int64
+
+
+def slow_steps(context: Context, users: UserPaths) -> tuple[SlowSteps | None, str]:
+    """The slow steps, or None and why there are none to speak of."""
+    tables = context.tables
+    if tables.stretches.is_empty():
+        return None, "the samples of this run carry no time" if tables.stacks.height else "no stack was sampled"
+    steps = context.labelled.steady().filter(pl.col("start_ns").is_not_null()).sort("process", "start_ns")
+    if steps.is_empty():
+        return None, "no steady training step is known"
+    wall = steps["wall_ns"].to_numpy()
+    median = float(np.median(wall))
+    threshold = slow_from(wall)
+    stretches = tables.stretches.filter(
+        (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.col("process").is_not_null()
+    )
+    overlaps = _overlaps(stretches, steps)
+    seen = np.zeros(len(wall), bool)
+    seen[overlaps.step] = True
+    slow, typical = seen & (wall > threshold), seen & (wall <= threshold)
+    if slow.sum() < MIN_SLOW_STEPS:
+        return None, (
+            f"{slow.sum()} of {seen.sum()} sampled steady steps are slow (above {threshold / 1e6:.3g} ms, "
+            f"the median is {median / 1e6:.3g} ms); {MIN_SLOW_STEPS} are needed"
+        )
+    if typical.sum() < MIN_TYPICAL_STEPS:
+        return None, f"only {typical.sum()} typical steps were sampled; {MIN_TYPICAL_STEPS} are needed"
+    means = float(wall[slow].mean()) / 1e6, float(wall[typical].mean()) / 1e6
+    gap_ns = sample_gap_ns(tables)
+    least_ms = max(MIN_EXTRA * (means[0] - means[1]), RESOLUTION * gap_ns / 1e6)
+    if means[0] - means[1] < least_ms:
+        return None, (
+            f"slow steps take {means[0] - means[1]:.3g} ms more than typical ones, "
+            f"and samples are {gap_ns / 1e6:.3g} ms apart: too coarse to tell the lines"
+        )
+    lines = _slow_lines(_by_line(stretches, overlaps, slow, typical, users, gap_ns), means, least_ms, users)
+    return SlowSteps(
+        slow_steps=int(slow.sum()),
+        typical_steps=int(typical.sum()),
+        threshold_ms=threshold / 1e6,
+        median_ms=median / 1e6,
+        slow_mean_ms=means[0],
+        typical_mean_ms=means[1],
+        lines=lines,
+        source="sampled stacks of main threads with their times, in steady steps",
+    ), ""
+
+
+def slow_from(wall_ns: Int64) -> float:
+    """The wall time above which a step is slow, ns.
+
+    The spread is that of the faster half, which slow steps cannot widen.
+    """
+    median = float(np.median(wall_ns))
+    below = median - wall_ns[wall_ns <= median]
+    return max(SLOW_RATIO * median, median + SLOW_SPREADS * SPREAD * float(np.median(below)))
+
+
+def _overlaps(stretches: pl.DataFrame, steps: pl.DataFrame) -> _Overlaps:
+    """Of all processes; `steps` are sorted by process and start, those of one process do not overlap."""
+    parts = []
+    bounds = _bounds(steps["process"])
+    numbered = stretches.with_row_index("row").partition_by("process", as_dict=True)
+    for (process,), own in numbered.items():
+        if process not in bounds:
+            continue
+        first, last = bounds[process]
+        starts = steps["start_ns"][first:last].to_numpy()
+        ends = starts + steps["wall_ns"][first:last].to_numpy()
+        begin, end = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
+        lowest = np.searchsorted(ends, begin, side="right")
+        count = np.maximum(np.searchsorted(starts, end, side="left") - lowest, 0)
+        which = np.repeat(np.arange(len(begin)), count)
+        step = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count) + lowest[which]
+        common = np.minimum(end[which], ends[step]) - np.maximum(begin[which], starts[step])
+        kept = common > 0
+        row = own["row"].to_numpy().astype(np.int64)
+        parts.append(_Overlaps(row[which][kept], first + step[kept], common[kept]))
+    if not parts:
+        none = np.empty(0, np.int64)
+        return _Overlaps(none, none, none)
+    return _Overlaps(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _bounds(processes: pl.Series) -> dict[str, tuple[int, int]]:
+    """process -> (first row, behind its last row) of a sorted column."""
+    found: dict[str, tuple[int, int]] = {}
+    first = 0
+    for process, count in processes.rle().struct.unnest().select("value", "len").iter_rows():
+        found[process] = (first, first + count)
+        first += count
+    return found
+
+
+def _by_line(
+    stretches: pl.DataFrame, overlaps: _Overlaps, slow: Bools, typical: Bools, users: UserPaths, gap_ns: float
+) -> pl.DataFrame:
+    """(line, phase, slow, typical, samples, leaf): shares of the sampled time of slow and of typical steps."""
+    nodes = rows_of(stretches["node"])
+    line = at(users.line, at(users.innermost, nodes, -1), -1)
+    leaf = users.leaf_names(stretches["node"]).set(pl.Series(at(users.user, nodes, False)), None)
+    rows = pl.DataFrame({"line": line, "phase": stretches["phase"], "leaf": leaf})[overlaps.stretch]
+    rows = rows.with_columns(
+        slow_ns=pl.Series(np.where(slow[overlaps.step], overlaps.ns, 0)),
+        typical_ns=pl.Series(np.where(typical[overlaps.step], overlaps.ns, 0)),
+    )
+    of_slow, of_typical = max(1, int(rows["slow_ns"].sum())), max(1, int(rows["typical_ns"].sum()))
+    keys = ["line", "phase"]
+    leaves = (
+        rows.group_by(*keys, "leaf")
+        .agg(pl.col("slow_ns").sum())
+        .sort(["slow_ns", "leaf"], descending=[True, False])
+        .unique(keys, keep="first", maintain_order=True)
+        .select(*keys, "leaf")
+    )
+    return (
+        rows.group_by(keys)
+        .agg(pl.col("slow_ns", "typical_ns").sum())
+        .join(leaves, on=keys, nulls_equal=True)
+        .with_columns(
+            slow=pl.col("slow_ns") / of_slow,
+            typical=pl.col("typical_ns") / of_typical,
+            samples=(pl.col("slow_ns") / gap_ns).round().cast(pl.Int64),
+        )
+    )
+
+
+def _slow_lines(
+    found: pl.DataFrame, means: tuple[float, float], least_ms: float, users: UserPaths
+) -> tuple[SlowLine, ...]:
+    """`means`: wall time of a slow and of a typical step, ms; `least_ms`: what a line must take more in a slow one."""
+    slow_ms, typical_ms = means
+    named = (
+        found.filter((pl.col("line") >= 0) & (pl.col("samples") >= MIN_SAMPLES))
+        .with_columns(slow_ms=pl.col("slow") * slow_ms, typical_ms=pl.col("typical") * typical_ms)
+        .with_columns(extra=pl.col("slow_ms") - pl.col("typical_ms"))
+        .filter(pl.col("extra") >= least_ms)
+        .sort(["extra", "line", "phase"], descending=[True, False, False])
+    )
+    lines = []
+    for row in named.head(MAX_LINES).iter_rows(named=True):
+        place = users.place(row["line"])
+        if place is None:
+            continue
+        lines.append(
+            SlowLine(
+                place=place,
+                phase=row["phase"] or "other",
+                slow_ms_per_step=row["slow_ms"],
+                typical_ms_per_step=row["typical_ms"],
+                extra_ms_per_step=row["extra"],
+                only_slow=row["typical_ms"] <= min(ONLY_SLOW * row["slow_ms"], HARDLY * typical_ms),
+                samples=row["samples"],
+                leaf=row["leaf"],
+            )
+        )
+    return tuple(lines)
+
+
+MIN_STEPS = 60  # ten in each part: their medians mean something
+PARTS = 6  # medians that rise five times in a row do so by chance once in 720 runs
+POINTS = 240  # medians of neighbouring steps that the line goes through; its pairs fit into memory at any length
+MAX_DRIFT_LINES = 3
+MIN_DRIFT_SAMPLES = 10  # of a line in the last third
+THIRD = 3
+UNKNOWN = 0.05  # of the steps may lack a phase, which is then told by the others
+
+
+def drift(labelled: LabelledSteps, samples: Samples | None, calls: Calls | None) -> DriftFacts | None:
+    """None with fewer than `MIN_STEPS` steady training steps on a rank."""
+    steady = labelled.steady().filter(pl.col("start_ns").is_not_null()).sort("process", "start_ns")
+    ranks = [own for own in steady.partition_by("process", maintain_order=True) if own.height >= MIN_STEPS]
+    if not ranks or len(ranks) < steady["process"].n_unique():
+        return None
+    fits = [_theil_sen(own["wall_ns"].to_numpy() / 1e6) for own in ranks]
+    early, late = (float(np.mean([fit[end] for fit in fits])) for end in (0, 1))
+    medians = [_medians(own) for own in ranks]
+    rising = all(_rises(own, found) for own, found in zip(ranks, medians, strict=True))
+    return DriftFacts(
+        steps=steady.height,
+        parts=PARTS,
+        rising=rising,
+        early_ms=early,
+        late_ms=late,
+        lost_ms_per_step=max(0.0, (late - early) / 2),
+        medians_ms=tuple(float(value) for value in np.mean(medians, axis=0)),
+        phases=_phases(ranks),
+        lines=_drift_lines(steady, samples, calls) if rising else (),
+    )
+
+
+def _theil_sen(wall_ms: np.ndarray) -> tuple[float, float]:
+    """(first, last) value of the line through `wall_ms`."""
+    groups = np.array_split(wall_ms, min(POINTS, len(wall_ms)))
+    values = np.array([np.median(group) for group in groups])
+    ends = np.cumsum([len(group) for group in groups])
+    places = ends - np.array([(len(group) + 1) / 2 for group in groups])  # the middle of each group, counted from 0
+    first, second = np.triu_indices(len(values), 1)
+    slope = float(np.median((values[second] - values[first]) / (places[second] - places[first])))
+    start = float(np.median(values - slope * places))
+    return start, start + slope * (len(wall_ms) - 1)
+
+
+def _parts(count: int) -> list[Int64]:
+    return np.array_split(np.arange(count), PARTS)
+
+
+def _medians(own: pl.DataFrame) -> list[float]:
+    wall = own["wall_ns"].to_numpy() / 1e6
+    return [float(np.median(wall[part])) for part in _parts(own.height)]
+
+
+def _rises(own: pl.DataFrame, medians: list[float]) -> bool:
+    """Every part above the one before, and the last one's faster steps above the first one's slower ones."""
+    if any(after <= before for before, after in pairwise(medians)):
+        return False
+    wall, parts = own["wall_ns"].to_numpy(), _parts(own.height)
+    return bool(np.quantile(wall[parts[-1]], 0.25) > np.quantile(wall[parts[0]], 0.75))
+
+
+def _phases(ranks: list[pl.DataFrame]) -> dict[str, float]:
+    """By how much the median of each phase grew from the first part to the last one, mean over ranks."""
+    grown: dict[str, float] = {}
+    told = [phase for phase in PHASES if any(own[f"{phase}_ns"].null_count() < own.height for own in ranks)]
+    for phase in told:
+        columns = [with_all_phases(own)[f"{phase}_ns"] for own in ranks]
+        if any(column.null_count() > UNKNOWN * len(column) for column in columns):
+            continue
+        changes = []
+        for column in columns:
+            values, parts = column.cast(pl.Float64).fill_null(float("nan")).to_numpy(), _parts(len(column))
+            changes.append(float(np.nanmedian(values[parts[-1]]) - np.nanmedian(values[parts[0]])) / 1e6)
+        grown[phase] = float(np.mean(changes))
+    return grown
+
+
+def _drift_lines(steady: pl.DataFrame, samples: Samples | None, calls: Calls | None) -> tuple[DriftLine, ...]:
+    """Lines whose sampled time per step grew from the first third of the steady time to the last, most first."""
+    if samples is None:
+        return ()
+    rows = samples.rank_steps()
+    if calls is not None:
+        rows = rows.join(calls.of_row, on="row", how="left", maintain_order="left")
+    begin, end = steady["start_ns"].min(), (steady["start_ns"] + steady["wall_ns"]).max()
+    assert isinstance(begin, int)
+    assert isinstance(end, int)
+    third = (end - begin) // THIRD
+    early = _of_period(steady, rows, begin, begin + third)
+    late = _of_period(steady, rows, end - third, end)
+    found = [
+        DriftLine(place, early.get(place, (0.0, 0))[0], ms, count)
+        for place, (ms, count) in late.items()
+        if count >= MIN_DRIFT_SAMPLES and ms > early.get(place, (0.0, 0))[0]
+    ]
+    found.sort(key=lambda line: (line.early_ms_per_step - line.late_ms_per_step, line.place.file, line.place.line or 0))
+    return tuple(found[:MAX_DRIFT_LINES])
+
+
+def _of_period(steady: pl.DataFrame, rows: pl.DataFrame, begin: int, end: int) -> dict[Place, tuple[float, int]]:
+    """(ms per step, samples) by line, of stacks whose segment has its middle in that time; {} without any.
+
+    A line that only leads to a library's training is not told, but what of the library works below it.
+    """
+    middle = (pl.col("start_ns") + pl.col("end_ns")) // 2
+    rows = rows.filter(middle.is_between(begin, end))
+    steps = steady.filter(pl.col("start_ns").is_between(begin, end))
+    total = int(rows["samples"].sum())
+    if not total or steps.is_empty():
+        return {}
+    per_sample = float(steps["wall_ns"].sum()) / steps.height / 1e6 / total
+    own = rows.filter(pl.col("user_file").is_not_null() & pl.col("user_line").is_not_null())
+    columns = [column for column in PLACE_COLUMNS if column in own.columns]
+    found: dict[Place, tuple[float, int]] = {}
+    for row in own.group_by(columns).agg(pl.col("samples").sum()).sort(columns).iter_rows(named=True):
+        place = place_of(row)
+        ms, count = found.get(place, (0.0, 0))
+        found[place] = (ms + row["samples"] * per_sample, count + int(row["samples"]))
+    return found

@@ -1,0 +1,187 @@
+"""Which sampled stacks a view is made of, and how many samples were left out, by reason.
+
+Launchers (torchrun, srun) and helper processes (resource tracker, fork server) train nothing, and a thread that is
+parked in a wait says nothing of the run: with waiting sampled, such threads are three of four samples. Everything else
+is kept unless the reader asks for a part of it.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+from msgspec import Struct
+
+from stepscope.errors import UsageError
+from stepscope.tables.schema import Tables
+
+PROCESSES = ("main", "workers", "all")
+LAUNCHERS, HELPERS, OTHER_RANKS, OTHER_PROCESSES, OTHER_PHASES, PARKED = (
+    "launchers",
+    "helper processes",
+    "other ranks",
+    "other processes",
+    "other phases",
+    "parked threads",
+)
+REASONS = (LAUNCHERS, HELPERS, OTHER_RANKS, OTHER_PROCESSES, OTHER_PHASES, PARKED)
+
+
+class StackSelection(Struct, frozen=True):
+    """What the reader asked for. `process`: "main" (ranks), "workers" (loader workers) or "all".
+
+    `phase` keeps main threads of ranks in that phase only, as no other thread stands in one. `parked` keeps threads
+    other than the main one that are in a known wait. Where the file does not tell threads apart all of them stay.
+    """
+
+    phase: str | None = None
+    rank: int | None = None
+    process: str = "all"
+    parked: bool = False
+
+
+class Chosen(Struct, frozen=True):
+    """`rows` of the table `stacks`, in its order; `left_out` gives the samples of all other rows by reason."""
+
+    rows: pl.DataFrame
+    left_out: dict[str, int]
+
+
+def choose(tables: Tables, selection: StackSelection) -> Chosen:
+    """The stacks of `selection`.
+
+    Every sample is in `rows` or under exactly one reason of `left_out`, which holds no zeros.
+    """
+    labelled = tables.stacks.with_columns(_reason(tables.stacks, selection).alias("reason"))
+    left = labelled.filter(pl.col("reason").is_not_null()).group_by("reason").agg(pl.col("samples").sum())
+    found = {str(reason): int(samples) for reason, samples in left.iter_rows()}
+    return Chosen(
+        rows=labelled.filter(pl.col("reason").is_null()).drop("reason"),
+        left_out={reason: found[reason] for reason in REASONS if found.get(reason)},
+    )
+
+
+def check(tables: Tables, selection: StackSelection) -> None:
+    """Raise `UsageError` for a rank, phase or kind of process of which there is no sample, naming those there are."""
+    stacks = tables.stacks
+    if selection.process not in PROCESSES:
+        raise UsageError(f"--process {selection.process}: unknown; use {', '.join(PROCESSES)}")
+    if selection.rank is not None:
+        ranks = stacks["rank"].drop_nulls().unique().sort().to_list()
+        if selection.rank not in ranks:
+            raise UsageError(f"--rank {selection.rank}: no samples of it; {_there_are('ranks', ranks)}")
+    if selection.phase is not None:
+        phases = stacks["phase"].drop_nulls().unique().sort().to_list()
+        if selection.phase not in phases:
+            raise UsageError(f"--phase {selection.phase}: no samples in it; {_there_are('phases', phases)}")
+
+
+def main_roles(stacks: pl.DataFrame) -> tuple[str, ...]:
+    """Roles that count as the main process: where no rank was told apart, whatever is no launcher, helper or worker."""
+    return ("rank",) if (stacks["role"] == "rank").any() else ("rank", "other")
+
+
+def _reason(stacks: pl.DataFrame, selection: StackSelection) -> pl.Expr:
+    """Why a row is left out; null keeps it. The first reason that holds is the one that counts."""
+    role = pl.col("role").fill_null("other")
+    wanted = {"main": main_roles(stacks), "workers": ("loader_worker",)}.get(selection.process)
+    reason = pl.when(role == "launcher").then(pl.lit(LAUNCHERS)).when(role == "helper").then(pl.lit(HELPERS))
+    if selection.rank is not None:
+        reason = reason.when(pl.col("rank").ne_missing(selection.rank)).then(pl.lit(OTHER_RANKS))
+    if wanted is not None:
+        reason = reason.when(~role.is_in(wanted)).then(pl.lit(OTHER_PROCESSES))
+    if selection.phase is not None:
+        reason = reason.when(pl.col("phase").ne_missing(selection.phase)).then(pl.lit(OTHER_PHASES))
+    if not selection.parked:
+        # a file without threads holds one sum for all of them, which is not taken apart by guessing
+        other_thread = pl.col("thread").is_not_null() & ~pl.col("main_thread").fill_null(True)
+        reason = reason.when(other_thread & pl.col("waiting").fill_null(False)).then(pl.lit(PARKED))
+    return reason.otherwise(None)
+
+
+def _there_are(what: str, values: list[object]) -> str:
+    if not values:
+        return f"no {what} are known here, leave the option out"
+    shown = ", ".join(map(str, values[:20])) + (" …" if len(values) > 20 else "")
+    return f"{what} with samples: {shown}"
+
+
+MOSTLY_WAITING = 0.5  # of a thread's samples: then it is a thread that serves others and waits for them
+BUSY = 0.5  # at most so much waiting in the thread that others are held against, or both may be hidden alike
+SAMPLED_ALL = 0.6  # of a busy thread's samples: waiting threads are sampled like working ones
+SAMPLED_MOST = 0.35  # the same over all such threads of a file together, some of which start late or end early
+SAMPLED_FEW = 0.2  # below that waiting threads are left out: six times what was seen
+ENOUGH = 50  # samples of the busiest thread: with fewer, a share says nothing
+MERGED = 2.0  # threads that the file does not tell apart are several, so their sum must be more
+
+RECORDED, INFERRED = "recorded", "inferred"
+_PROCESS = ["host", "file", "pid"]
+
+
+class IdleMode(Struct, frozen=True):
+    """`idle`: whether waiting threads were sampled; None where nothing tells. `source`: "recorded" or "inferred"."""
+
+    idle: bool | None
+    source: str | None
+
+
+def idle_sampled(tables: Tables) -> bool | None:
+    """Whether waiting threads were sampled too, in all files; False if they are missing in any, None if unknown."""
+    return idle_mode(tables).idle
+
+
+def idle_mode(tables: Tables) -> IdleMode:
+    """The same with how it is known: from what the recorder noted, else from the threads that only ever wait."""
+    known = tables.segments.select("host", "file", "idle", "unit")
+    silent = known.filter(pl.col("idle").is_null() & (pl.col("unit") != "bytes"))
+    answers: list[bool | None] = known["idle"].drop_nulls().unique().to_list()
+    if silent.height:
+        rows = tables.stacks.join(silent.select("host", "file").unique(), on=["host", "file"], how="semi")
+        inferred = _by_file(rows)
+        answers += [inferred.get((host, file)) for host, file in silent.select("host", "file").iter_rows()]
+    if not answers:
+        return IdleMode(None, None)
+    idle = False if False in answers else None if None in answers else True
+    return IdleMode(idle, None if idle is None else INFERRED if silent.height else RECORDED)
+
+
+def _by_file(rows: pl.DataFrame) -> dict[tuple[str, str], bool]:
+    """(host, file) -> the answer, where there is one."""
+    threads = _threads(rows)
+    busiest = (
+        threads.sort("samples", "key", descending=[True, False])
+        .group_by(_PROCESS, maintain_order=True)
+        .agg(
+            most=pl.col("samples").first(),
+            most_waiting=pl.col("waiting").first(),
+            busiest_thread=pl.col("key").first(),
+        )
+        .filter(pl.col("most") >= ENOUGH)
+    )
+    waiting = threads.filter(pl.col("waiting") >= MOSTLY_WAITING * pl.col("samples")).join(
+        busiest, on=_PROCESS, nulls_equal=True
+    )
+    waiting = waiting.filter(pl.col("key") != pl.col("busiest_thread")).with_columns(
+        share=pl.col("samples") / pl.col("most") / pl.when("merged").then(MERGED).otherwise(1.0),
+        against_busy=pl.col("most_waiting") <= BUSY * pl.col("most"),
+    )
+    files = waiting.group_by("host", "file").agg(
+        all_together=(pl.col("share") * pl.col("most")).sum() / pl.col("most").sum(),
+        highest=pl.col("share").filter("against_busy").max(),
+    )
+    found: dict[tuple[str, str], bool] = {}
+    for host, file, together, highest in files.iter_rows():
+        if together >= SAMPLED_MOST or (highest or 0.0) >= SAMPLED_ALL:
+            found[(host, file)] = True
+        elif together <= SAMPLED_FEW:
+            found[(host, file)] = False
+    return found
+
+
+def _threads(rows: pl.DataFrame) -> pl.DataFrame:
+    """(host, file, pid, key, merged, samples, waiting) by thread, or by main thread and others where none is named."""
+    merged = pl.col("thread").is_null()
+    role_of_thread = pl.when(pl.col("main_thread").fill_null(True)).then(pl.lit("main")).otherwise(pl.lit("others"))
+    keyed = rows.with_columns(key=pl.when(merged).then(role_of_thread).otherwise("thread"), merged=merged)
+    return keyed.group_by(*_PROCESS, "key", "merged", maintain_order=True).agg(
+        pl.col("samples").sum(),
+        waiting=pl.col("samples").filter(pl.col("waiting").fill_null(False)).sum(),
+    )

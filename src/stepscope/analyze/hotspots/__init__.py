@@ -1,1 +1,0 @@
-"""The deepest functions by sampled time, and what the samples stand on."""

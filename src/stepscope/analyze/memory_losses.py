@@ -1,0 +1,539 @@
+"""What memory may cost a run: steady growth and its lines, peaks below the limit that holds, retries.
+
+`readings` are the journal's, between two steps; `traced` is what traces with allocations say. Where both speak of a
+process, the readings decide whether something grows, because they see the whole run, and the trace tells the lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import polars as pl
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stepscope.analyze.context import Context
+from stepscope.analyze.views import trace_memory
+from stepscope.analyze.views.memory_blocks import DeviceMemory, Spots
+from stepscope.engine.journal import event_data, mean
+from stepscope.engine.spans import Base, Span
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.model import Place
+from stepscope.model.memory import (
+    GrowthLine,
+    MemoryGrowth,
+    MemoryLimit,
+    MemoryLosses,
+    MemoryPeak,
+    MemoryView,
+    RetryFacts,
+)
+from stepscope.tables.arrays import Int64
+from stepscope.tables.schema import Tables
+
+_Key = tuple[str, str]  # process, device
+
+
+def facts(context: Context, view: MemoryView | None) -> MemoryLosses | None:
+    """None where neither the journal nor a trace tells of memory.
+
+    Args:
+        view: the memory of the same traces and recordings, whose peaks are taken from it.
+    """
+    tables, labelled = context.tables, context.labelled
+    logs = memory_readings(tables, labelled)
+    traces = tuple(traced_growth(context.base))
+    peaks = (*_logged_peaks(tables, logs), *_traced_peaks(view))
+    if not (logs or traces or peaks):
+        return None
+    trends = {
+        (own.process, device): found
+        for own in logs
+        for device in (HOST, *own.devices())
+        if (found := trend(own.of(device))) is not None
+    }
+    growing = [*_growth_by_journal(tables, logs, trends, traces), *_growth_by_trace(traces, trends)]
+    return MemoryLosses(
+        logged=bool(trends),
+        traced=bool(traces),
+        device_readings=any(own.devices() for own in logs),
+        growth=tuple(sorted(growing, key=lambda one: (one.device, -one.bytes_per_step, one.rank or 0))),
+        peaks=peaks,
+        retries=retries(logs, labelled),
+    )
+
+
+def _growth_by_journal(
+    tables: Tables, logs: tuple[MemoryReadings, ...], trends: dict[_Key, Trend], traces: tuple[TracedGrowth, ...]
+) -> Iterator[MemoryGrowth]:
+    """What grows by the journal."""
+    lines = {(one.process, one.device): one for one in traces if one.lines}
+    set_fractions = fractions(tables)
+    hosts = {rank.process: rank.host for rank in tables.ranks}
+    for own in logs:
+        for device in (HOST, *own.devices()):
+            found = trends.get((own.process, device))
+            if found is None or not found.rising:
+                continue
+            if device == HOST:
+                limit = host_limit(tables, hosts.get(own.process))
+                beside = [log for log in logs if hosts.get(log.process) == hosts.get(own.process)]
+            else:
+                limit = device_limit(own, device, set_fractions.get(own.process))
+                beside = [own]
+            held = sum(_last(log, device) for log in beside)
+            speed = sum(_speed(trends.get((log.process, device))) for log in beside)
+            room = max(0.0, limit.bytes - held) if limit is not None else None
+            seconds = room / speed if room is not None and speed > 0 else None
+            per_second = (found.last_step - found.first_step) / found.seconds if found.seconds > 0 else None
+            told = lines.get((own.process, device))
+            yield MemoryGrowth(
+                rank=own.rank,
+                device=device,
+                points=found.readings,
+                steps=found.last_step - found.first_step,
+                seconds=found.seconds,
+                early_bytes=found.early_bytes,
+                late_bytes=found.late_bytes,
+                bytes_per_step=found.bytes_per_step,
+                limit=limit,
+                room_bytes=room,
+                steps_left=seconds * per_second if seconds is not None and per_second is not None else None,
+                seconds_left=seconds,
+                lines=told.lines if told is not None else (),
+                source=f"{own.process}/events.jsonl",
+                lines_source=told.trace if told is not None else "",
+                traced=False,
+            )
+
+
+def _last(own: MemoryReadings, device: str) -> float:
+    rows = own.of(device)
+    return float(rows["bytes"][-1]) if rows.height else 0.0
+
+
+def _speed(found: Trend | None) -> float:
+    """Growth per second of what grows steadily."""
+    if found is None or not found.rising or found.seconds <= 0:
+        return 0.0
+    return (found.late_bytes - found.early_bytes) / found.seconds
+
+
+def _growth_by_trace(traces: tuple[TracedGrowth, ...], trends: dict[_Key, Trend]) -> Iterator[MemoryGrowth]:
+    """What grows in traces of processes whose journal tells too little to judge."""
+    for one in traces:
+        if not one.rising or not one.lines or (one.process, one.device) in trends:
+            continue
+        limit, room = None, None
+        if one.capacity_bytes is not None:
+            limit = MemoryLimit(one.capacity_bytes, device_reason(one.device_name), one.capacity_bytes)
+            room = max(0.0, one.capacity_bytes - one.late_bytes) if one.late_bytes is not None else None
+        steps_left = room / one.bytes_per_step if room is not None else None
+        per_step = one.seconds / (one.steps - 1)
+        yield MemoryGrowth(
+            rank=one.rank,
+            device=one.device,
+            points=one.steps,
+            steps=one.steps,
+            seconds=one.seconds,
+            early_bytes=one.early_bytes if one.early_bytes is not None else 0.0,
+            late_bytes=one.late_bytes if one.late_bytes is not None else one.bytes_per_step * (one.steps - 1),
+            bytes_per_step=one.bytes_per_step,
+            limit=limit,
+            room_bytes=room,
+            steps_left=steps_left,
+            seconds_left=steps_left * per_step if steps_left is not None else None,
+            lines=one.lines,
+            source=one.trace,
+            lines_source=one.trace,
+            traced=True,
+        )
+
+
+def _logged_peaks(tables: Tables, logs: tuple[MemoryReadings, ...]) -> Iterator[MemoryPeak]:
+    """Of each device of each process, by the allocator's own account of its peaks."""
+    set_fractions = fractions(tables)
+    for own in logs:
+        for device in own.devices():
+            rows = own.all_rows.filter(pl.col("device") == device)
+            allocated = rows["peak_allocated_bytes"].drop_nulls().sort()
+            reserved = rows["peak_reserved_bytes"].drop_nulls().sort()
+            if not len(allocated):
+                continue
+            yield MemoryPeak(
+                rank=own.rank,
+                device=device,
+                allocated_bytes=int(allocated[-1]),
+                reserved_bytes=int(reserved[-1]) if len(reserved) else None,
+                limit=device_limit(own, device, set_fractions.get(own.process)),
+                retries=_count(rows["retries"]),
+                out_of_memory=_count(rows["out_of_memory"]),
+                source=f"{own.process}/events.jsonl",
+            )
+
+
+def _count(column: pl.Series) -> int | None:
+    values = column.drop_nulls().sort()
+    return int(values[-1]) if len(values) else None
+
+
+def _traced_peaks(view: MemoryView | None) -> Iterator[MemoryPeak]:
+    """Of each device of each trace or recording that tells its peak."""
+    for curve in view.curves if view is not None else ():
+        if curve.device == HOST or curve.peak_allocated_bytes is None:
+            continue
+        size = curve.capacity_bytes
+        yield MemoryPeak(
+            rank=None,
+            device=curve.device,
+            allocated_bytes=curve.peak_allocated_bytes,
+            reserved_bytes=curve.peak_reserved_bytes,
+            limit=MemoryLimit(size, "device", size) if size is not None else None,
+            retries=None,
+            out_of_memory=None,
+            source=f"{curve.worker}, span {curve.span}" if curve.source == "trace" else curve.worker,
+        )
+
+
+PARTS = 5
+MIN_READINGS = 10  # two in each part
+POINTS = 240  # of the line; its pairs fit into memory at any length
+FAIR_SHARE = 1 / 3  # of the mean rise from part to part: what each must rise by; a jump alone leaves the others flat
+
+
+class Trend(Struct, frozen=True):
+    """A straight line through readings, as levels at the first and the last of them."""
+
+    readings: int
+    first_step: int
+    last_step: int
+    seconds: float
+    early_bytes: float
+    late_bytes: float
+    rising: bool
+
+    @property
+    def bytes_per_step(self) -> float:
+        return (self.late_bytes - self.early_bytes) / max(1, self.last_step - self.first_step)
+
+
+def trend(rows: pl.DataFrame) -> Trend | None:
+    """Of (time_ns, step, bytes) in order of steps, each once; None with too few of them."""
+    if rows.height < MIN_READINGS:
+        return None
+    steps, values = rows["step"].to_numpy(), rows["bytes"].to_numpy()
+    kept = np.unique(np.linspace(0, rows.height - 1, min(POINTS, rows.height)).astype(np.int64))
+    x, y = steps[kept].astype(np.float64), values[kept].astype(np.float64)
+    first, second = np.triu_indices(len(x), 1)
+    slope = float(np.median((y[second] - y[first]) / (x[second] - x[first])))
+    start = float(np.median(y - slope * (x - x[0])))
+    times = rows["time_ns"]
+    return Trend(
+        readings=rows.height,
+        first_step=int(steps[0]),
+        last_step=int(steps[-1]),
+        seconds=(int(times[-1]) - int(times[0])) / 1e9,
+        early_bytes=start,
+        late_bytes=start + slope * float(x[-1] - x[0]),
+        rising=_rises(steps, values),
+    )
+
+
+def _rises(steps: np.ndarray, values: np.ndarray) -> bool:
+    """Every part, of equally many steps, lies above the one before by a fair share of the mean rise."""
+    edges = np.linspace(steps[0], steps[-1] + 1, PARTS + 1)
+    part = np.searchsorted(edges, steps, side="right") - 1
+    medians = [float(np.median(values[part == number])) for number in range(PARTS) if (part == number).any()]
+    if len(medians) < PARTS:
+        return False
+    mean = (medians[-1] - medians[0]) / (PARTS - 1)
+    return mean > 0 and all(after - before >= FAIR_SHARE * mean for before, after in pairwise(medians))
+
+
+HOST = "cpu"
+_BYTES = (
+    *("private_bytes", "shared_bytes", "allocated_bytes", "peak_allocated_bytes", "reserved_bytes"),
+    *("peak_reserved_bytes", "free_bytes", "total_bytes", "retries", "out_of_memory"),
+)
+_SCHEMA: dict[str, Any] = {
+    "rank": pl.Int64,
+    "process": pl.String,
+    "time_ns": pl.Int64,
+    "step": pl.Int64,
+    "device": pl.String,
+    "device_name": pl.String,
+    "fraction": pl.Float64,
+    **dict.fromkeys(_BYTES, pl.Int64),
+}
+
+
+class MemoryReadings(Struct, frozen=True):
+    """Readings of one process, in order of time. `all_rows` holds those before the steps are steady too.
+
+    `steady` has a row for each reading after a steady step, the first and the last of the run's among them.
+    """
+
+    rank: int | None
+    process: str
+    all_rows: pl.DataFrame
+    steady: pl.DataFrame
+
+    def devices(self) -> list[str]:
+        """Devices that were read."""
+        return sorted(self.all_rows["device"].drop_nulls().unique().to_list())
+
+    def of(self, device: str) -> pl.DataFrame:
+        """(time_ns, step, bytes) of the steady readings; `device` may be the host."""
+        if device == HOST:
+            rows, value = self.steady, pl.col("private_bytes") + pl.col("shared_bytes").fill_null(0)
+        else:
+            rows, value = self.steady.filter(pl.col("device") == device), pl.col("allocated_bytes")
+        return rows.select("time_ns", "step", bytes=value).drop_nulls().unique("step", keep="last").sort("step")
+
+
+def memory_readings(tables: Tables, labelled: LabelledSteps) -> tuple[MemoryReadings, ...]:
+    """One for each process that has any, by its folder's name; broken ones are passed over."""
+    rows = [_row(row, data) for row, data in event_data(tables, "memory")]
+    if not rows:
+        return ()
+    frame = pl.DataFrame(rows, schema=_SCHEMA, orient="row").drop_nulls("time_ns")
+    found = []
+    for (process,), own in sorted(frame.group_by("process", maintain_order=True), key=lambda part: str(part[0][0])):
+        steps = labelled.steady().filter((pl.col("process") == process) & pl.col("start_ns").is_not_null())
+        first, last = steps["step"].min(), steps["step"].max()
+        steady = own.filter(pl.col("step").is_between(first, last)) if steps.height else own.clear()
+        found.append(MemoryReadings(own["rank"][0], str(process), own, steady))
+    return tuple(found)
+
+
+def _row(row: dict[str, Any], data: dict[str, Any]) -> list[Any]:
+    values = {**{name: data.get(name) for name in _SCHEMA}, **{name: row[name] for name in ("rank", "process")}}
+    values["time_ns"], values["step"] = row["time_ns"], row["step"]
+    return [_value(values[name], kind) for name, kind in _SCHEMA.items()]
+
+
+def _value(value: object, kind: Any) -> Any:
+    """The value where it is of that kind, and no negative number."""
+    if kind == pl.String:
+        return value if isinstance(value, str) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**62:
+        return None
+    return float(value) if kind == pl.Float64 else int(value)
+
+
+MIN_STEPS = 3  # two of them tell what survives their next; fewer tell nothing
+MAX_LINES = 5
+
+
+class TracedGrowth(Struct, frozen=True):
+    """One device in one trace. `rising`: at the end of each step more stood than at the end of the step before."""
+
+    process: str
+    rank: int
+    trace: str
+    device: str
+    steps: int
+    seconds: float
+    early_bytes: float | None  # None where the trace does not say what stood when it began
+    late_bytes: float | None
+    bytes_per_step: float  # the median rise
+    rising: bool
+    lines: tuple[GrowthLine, ...]
+    capacity_bytes: int | None
+    device_name: str | None
+
+
+def traced_growth(base: Base) -> Iterator[TracedGrowth]:
+    """One for each device of each trace with allocations and steps enough."""
+    for span in base.spans:
+        if span.memory.height and span.steps.height >= MIN_STEPS:
+            yield from _span(base, span)
+
+
+def _span(base: Base, span: Span) -> Iterator[TracedGrowth]:
+    ends = span.steps["end_ns"].to_numpy()
+    for found in trace_memory.allocations(base, span):
+        device = found.device
+        positions = np.searchsorted(np.maximum.accumulate(device.times_ns), ends, side="right")
+        if not positions[-1]:
+            continue
+        levels = device.levels[positions]
+        rises = np.diff(levels)
+        gpu = span.gpus.get(trace_memory.number(device.device)) if device.device != "cpu" else None
+        yield TracedGrowth(
+            process=span.ref.process,
+            rank=span.ref.rank,
+            trace=span.ref.trace,
+            device=device.device,
+            steps=len(ends),
+            seconds=float(ends[-1] - ends[0]) / 1e9,
+            early_bytes=None if device.relative else float(levels[0]),
+            late_bytes=None if device.relative else float(levels[-1]),
+            bytes_per_step=float(np.median(rises)),
+            rising=bool((rises > 0).all()),
+            lines=_lines(span, device, found.spots, found.operator),
+            capacity_bytes=device.capacity_bytes,
+            device_name=gpu.name if gpu is not None else None,
+        )
+
+
+def _lines(span: Span, device: DeviceMemory, found: Spots, operator: Int64) -> tuple[GrowthLine, ...]:
+    """Lines that leave blocks in every step but the last, the most bytes first."""
+    pairs = device.pairs
+    if pairs is None or not found.places:
+        return ()
+    starts, ends = (span.steps[name].to_numpy() for name in ("start_ns", "end_ns"))
+    event = pairs.allocation
+    times = device.times_ns[event]
+    step = np.searchsorted(starts, times, side="right") - 1
+    inside = (step >= 0) & (step < len(starts) - 1) & (times <= ends[np.maximum(step, 0)]) & (found.numbers[event] >= 0)
+    released = np.append(device.times_ns, np.iinfo(np.int64).max)[np.minimum(pairs.release, len(device.times_ns))]
+    survives = inside & (released > ends[np.minimum(step + 1, len(ends) - 1)])
+    event, step = event[survives], step[survives]
+    lines = []
+    for number in np.unique(found.numbers[event]).tolist():
+        own = found.numbers[event] == number
+        sizes = np.bincount(step[own], weights=device.sizes[event[own]], minlength=len(starts) - 1)
+        if not (sizes > 0).all():
+            continue
+        blocks = np.bincount(step[own], minlength=len(starts) - 1)
+        lines.append(
+            GrowthLine(
+                place=found.places[number][0],
+                operator=_operator_name(span, operator[event[own]], device.sizes[event[own]]),
+                bytes_per_step=float(np.median(sizes)),
+                blocks_per_step=float(np.median(blocks)),
+            )
+        )
+    lines.sort(key=lambda line: (-line.bytes_per_step, line.place.file, line.place.line or 0))
+    return tuple(lines[:MAX_LINES])
+
+
+def _operator_name(span: Span, rows: Int64, sizes: Int64) -> str | None:
+    """The operator that allocated most; None where none did."""
+    known = rows >= 0
+    if not known.any():
+        return None
+    codes = span.names.codes[rows[known]]
+    weights = np.bincount(codes, weights=sizes[known])
+    return span.names.values[int(weights.argmax())]
+
+
+# The driver takes some hundred MiB for each process, which no allocator gets. More than that, and more than this share
+# of the device, belongs to others.
+DRIVER_BYTES = 1 << 30
+DRIVER_SHARE = 0.05
+
+
+def device_limit(
+    own: MemoryReadings, device: str, set_fraction: tuple[float, Place | None] | None
+) -> MemoryLimit | None:
+    """None where the driver was not asked.
+
+    Args:
+        set_fraction: what the script set for this device, with the line.
+    """
+    rows = own.all_rows.filter(pl.col("device") == device)
+    asked = rows.drop_nulls(["free_bytes", "total_bytes", "reserved_bytes"])
+    if asked.is_empty():
+        return None
+    total = int(asked["total_bytes"][-1])
+    within_reach = asked["free_bytes"] + asked["reserved_bytes"]
+    reach = int(within_reach.sort()[0])
+    others = max(0, total - reach)
+    place = set_fraction[1] if set_fraction is not None else None
+    told = rows["fraction"].drop_nulls()
+    fraction = float(told[-1]) if len(told) else set_fraction[0] if set_fraction is not None else None
+    if fraction is not None and fraction < 1 and int(fraction * total) <= reach:
+        return MemoryLimit(int(fraction * total), "fraction", total, others, fraction, place)
+    if others > max(DRIVER_BYTES, DRIVER_SHARE * total):
+        return MemoryLimit(reach, "others", total, others, fraction, place)
+    return MemoryLimit(reach, device_reason(_name(rows)), total, others, fraction, place)
+
+
+def device_reason(name: str | None) -> str:
+    """`slice` of a GPU that is partitioned, as the driver names it ("NVIDIA A100-SXM4-40GB MIG 1g.5gb")."""
+    return "slice" if name is not None and re.search(r"\bMIG\b", name) else "device"
+
+
+def _name(rows: pl.DataFrame) -> str | None:
+    names = rows["device_name"].drop_nulls()
+    return str(names[-1]) if len(names) else None
+
+
+def fractions(tables: Tables) -> dict[str, tuple[float, Place | None]]:
+    """By process what the script's last `set_per_process_memory_fraction` set, of whatever device."""
+    found = {}
+    for row, data in event_data(tables, "site"):
+        arguments = data.get("arguments")
+        if data.get("what") != "set_per_process_memory_fraction" or not isinstance(arguments, dict):
+            continue
+        text = str(arguments.get("fraction", ""))
+        if re.fullmatch(r"0?\.\d{1,17}|[01](\.\d{1,17})?", text):
+            file, line = data.get("file"), data.get("line")
+            place = Place(file, line if isinstance(line, int) else None) if isinstance(file, str) else None
+            found[str(row["process"])] = (float(text), place)
+    return found
+
+
+def host_limit(tables: Tables, host: str | None) -> MemoryLimit | None:
+    """What all processes of the run on a host may hold together; None where the manifest does not tell."""
+    manifest = next((one for one in tables.manifests if host is None or one.get("host") == host), None)
+    hardware: Any = manifest.get("hardware") if manifest is not None else None
+    if not isinstance(hardware, dict):
+        return None
+    machine, cgroup = (_size(hardware.get(name)) for name in ("memory_bytes", "cgroup_memory_limit_bytes"))
+    if cgroup is not None and (machine is None or cgroup < machine):
+        return MemoryLimit(cgroup, "cgroup", machine)
+    return MemoryLimit(machine, "machine", machine) if machine is not None else None
+
+
+def _size(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+MIN_STRETCHES = 3  # with a retry, and as many without: fewer are chance
+
+
+def retries(processes: Iterable[MemoryReadings], labelled: LabelledSteps) -> RetryFacts | None:
+    """Of the process that lost most; None where no retry was counted between steady steps."""
+    found = [facts for own in processes for device in own.devices() if (facts := _of(own, device, labelled))]
+    return max(found, key=lambda facts: (facts.lost_ms_per_step or 0.0, facts.retries), default=None)
+
+
+def _of(own: MemoryReadings, device: str, labelled: LabelledSteps) -> RetryFacts | None:
+    rows = own.steady.filter(pl.col("device") == device).drop_nulls(["retries", "step"]).sort("step")
+    counts = rows.select("step", more=pl.col("retries").diff()).drop_nulls()
+    total = int(counts["more"].clip(lower_bound=0).sum()) if counts.height else 0
+    if not total:
+        return None
+    steady = labelled.steady().filter(pl.col("process") == own.process)
+    # a reading is taken after its step: the steps up to it, from the reading before, are those its count speaks of
+    steps = steady.filter(pl.col("step").is_between(rows["step"][0] + 1, rows["step"][-1])).sort("step")
+    joined = steps.select("step", "wall_ns").join_asof(
+        counts.with_columns(stretch=pl.int_range(pl.len())), on="step", strategy="forward"
+    )
+    struck, usual = joined.filter(pl.col("more") > 0), joined.filter(pl.col("more") <= 0)
+    bare = RetryFacts(
+        rank=own.rank,
+        device=device,
+        retries=total,
+        steps=joined.height,
+        steps_struck=struck.height,
+        stretches=struck["stretch"].n_unique(),
+        usual_ms=None,
+        struck_ms=None,
+        lost_ms_per_step=None,
+        total_ms_per_step=mean(joined["wall_ns"]) / 1e6,
+    )
+    if min(bare.stretches, usual["stretch"].n_unique()) < MIN_STRETCHES:
+        return bare
+    usual_ms, struck_ms = float(np.median(usual["wall_ns"].to_numpy())) / 1e6, mean(struck["wall_ns"]) / 1e6
+    # single slow steps come without retries as well: what the others' mean lies above their median is none of theirs
+    noise_ms = max(0.0, mean(usual["wall_ns"]) / 1e6 - usual_ms)
+    lost = max(0.0, struck_ms - usual_ms - noise_ms) * struck.height / joined.height
+    return replace(bare, usual_ms=usual_ms, struck_ms=struck_ms, lost_ms_per_step=lost)

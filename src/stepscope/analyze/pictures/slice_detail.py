@@ -1,0 +1,331 @@
+"""All that is known of one slice: its figures, the operator and line it comes from, what it launched, its stack."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from typing import Any
+
+import numpy as np
+
+from stepscope.analyze.pictures.timeline import PHASES_NOTE, Timeline
+from stepscope.engine import attribution
+from stepscope.engine.spans import Span
+from stepscope.errors import UsageError
+from stepscope.model import PHASES
+from stepscope.model.findings import Place
+from stepscope.model.timeline import SliceDetail, SliceFact, SliceRef, StackPlace
+from stepscope.tables.arrays import NONE, Int64
+
+MAX_FRAMES = 64
+_STEP_FACTS = (
+    ("kind", "kind", ""),
+    ("epoch", "epoch", "count"),
+    ("samples", "samples", "count"),
+    ("batches fetched", "fetches", "count"),
+    ("device time", "device_ns", "ns"),
+    *((name.replace("_", " "), f"{name}_ns", "ns") for name in PHASES),
+    ("ended by", "signal", ""),
+)
+
+
+def detail(timeline: Timeline, identifier: int) -> SliceDetail:
+    """The slice with an id; raises `UsageError` where there is none."""
+    begins = timeline.ids
+    position = timeline.position_of(identifier) if 0 <= identifier < begins.end else None
+    if position is None:
+        raise UsageError(f"{identifier}: no such slice in this timeline; reload the page if the run has changed")
+    track = timeline.tracks[int(timeline.track_of(timeline.lanes_of(np.asarray([position], np.int64)))[0])].key
+    if identifier < begins.steps:
+        return _of_trace(timeline, identifier, track)
+    start, end = int(timeline.start[position]), int(timeline.end[position])
+    name = timeline.names[timeline.name[position]]
+    if identifier < begins.phases:
+        return _of_step(timeline, identifier, track, start, end)
+    if identifier < begins.stretches:
+        return _of_phase(timeline, identifier, track, start, end, name)
+    return _of_sample(timeline, identifier, track, start, end, name)
+
+
+def _of_trace(timeline: Timeline, row: int, track: str) -> SliceDetail:
+    base = timeline.context.base
+    spans = sorted((span for span in base.spans if len(span)), key=lambda span: span.first)
+    span = spans[bisect_right([each.first for each in spans], row) - 1]
+    return TraceDetail(timeline, span, row - span.first, track).document()
+
+
+def _of_step(timeline: Timeline, identifier: int, track: str, start: int, end: int) -> SliceDetail:
+    row = timeline.context.tables.steps.row(identifier - timeline.ids.steps, named=True)
+    known = [SliceFact(label, row[key], unit) for label, key, unit in _STEP_FACTS if row[key] is not None]
+    marks = [word for key, word in (("first_batch", "first batch of an epoch"), ("in_window", "traced")) if row[key]]
+    return SliceDetail(
+        id=identifier,
+        name=f"step {row['step']}",
+        category="step",
+        track=track,
+        start_ns=start,
+        duration_ns=end - start,
+        self_ns=None,
+        step=row["step"],
+        facts=(*known, *(SliceFact("mark", word) for word in marks)),
+    )
+
+
+def _of_phase(timeline: Timeline, identifier: int, track: str, start: int, end: int, name: str) -> SliceDetail:
+    row = timeline.context.tables.steps.row((identifier - timeline.ids.phases) // len(PHASES), named=True)
+    wall = row["wall_ns"]
+    facts = (SliceFact("share of the step", (end - start) / wall, "share"),) if wall else ()
+    note = PHASES_NOTE[0].upper() + PHASES_NOTE[1:] + "."
+    return SliceDetail(
+        identifier, name, "phase of a step", track, start, end - start, None, row["step"], facts, notes=(note,)
+    )
+
+
+def _of_sample(timeline: Timeline, identifier: int, track: str, start: int, end: int, name: str) -> SliceDetail:
+    context, begins = timeline.context, timeline.ids
+    of_function = identifier >= begins.functions
+    row = context.tables.stretches.row(identifier - (begins.functions if of_function else begins.stretches), named=True)
+    frames = context.calls.path(int(row["node"]) if row["node"] is not None else NONE)[::-1][:MAX_FRAMES]
+    stack = []
+    for frame in frames:
+        file = context.code.resolve(frame.file)
+        place = Place(file or frame.file, frame.line, frame.function)
+        stack.append((file is not None, StackPlace(place, code=context.lines.text(file, frame.line) if file else None)))
+    user = next((place for own, place in stack if own), None)
+    facts = [SliceFact("process", int(row["pid"]), "") for _ in (0,) if row["pid"] is not None]
+    facts += [SliceFact(key, row[key]) for key in ("role", "phase", "stage") if row[key] is not None]
+    if not of_function:
+        facts.append(SliceFact("state", "waiting" if row["waiting"] else "working"))
+    return SliceDetail(
+        id=identifier,
+        name=name,
+        category="sampled stack",
+        track=track,
+        start_ns=start,
+        duration_ns=end - start,
+        self_ns=None,
+        step=None,
+        facts=tuple(facts),
+        place=user,
+        stack=tuple(place for _, place in stack),
+        notes=("Sampled: it begins and ends to within the time between two samples.",),
+    )
+
+
+MAX_LAUNCHED = 50
+MAX_TEXT = 1_000  # characters of shapes and the like
+_FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
+_FACTS = (
+    ("device", "device", ""),
+    ("stream", "stream", ""),
+    ("input shapes", "shapes", ""),
+    ("input types", "types", ""),
+    ("bytes", "bytes", "bytes"),
+    ("blocks in the grid", "blocks", "count"),
+    ("threads per block", "threads", "count"),
+    ("registers per thread", "registers", "count"),
+    ("shared memory per block", "shared_memory_bytes", "bytes"),
+    ("blocks per SM", "blocks_per_sm", "number"),
+    ("warps per SM", "warps_per_sm", "number"),
+    ("estimated achieved occupancy", "occupancy_percent", "pct"),
+    ("correlation", "correlation", ""),
+)
+_FORWARD_NOTE = "Of the backward pass: line and stack are those of the forward operator."
+_GUESS_NOTE = "No code of yours is on the stack: the line is a library's."
+# How a device slice without a launch came to be one.
+_STATES = {
+    "before_recording": "Launched before the recording began.",
+    "graph": "Part of a graph that was launched as a whole.",
+    "unlinked": "The trace does not tell what launched it.",
+}
+
+
+class TraceDetail:
+    """One slice of a span, by its row there."""
+
+    def __init__(self, timeline: Timeline, span: Span, row: int, track: str) -> None:
+        self._timeline, self._span, self._row, self._track = timeline, span, row, track
+        self._base = timeline.context.base
+        self._values: dict[str, Any] = span.events.slice(row, 1).row(0, named=True)
+        self._notes: list[str] = []
+
+    def document(self) -> SliceDetail:
+        """All of it."""
+        values, span = self._values, self._span
+        link = self._link()
+        of_device = bool(span.on_device[self._row])
+        begin = self._row if not of_device else link.get("launch", NONE)
+        if begin < 0:
+            begin = link.get("operator", NONE) if link.get("operator", NONE) >= 0 else link.get("frame", NONE)
+        operator = link.get("operator", NONE) if of_device else self._operator_above(self._row)
+        launched, rows = self._launched(of_device)
+        facts = [*self._facts(), *self._launch_facts(link, launched)]
+        return SliceDetail(
+            id=span.first + self._row,
+            name=values["name"] or "",
+            category=values["category"] or "",
+            track=self._track,
+            start_ns=values["start_ns"] - self._timeline.origin_ns,
+            duration_ns=values["duration_ns"] or 0,
+            self_ns=values["self_ns"],
+            step=values["step"],
+            facts=tuple(facts),
+            operator=self._reference(operator) if operator >= 0 else None,
+            launched=tuple(self._reference(int(each)) for each in rows),
+            place=self._place(begin),
+            stack=self._stack(begin),
+            notes=tuple(self._notes),
+        )
+
+    def _link(self) -> dict[str, Any]:
+        """The row of `links` of a device slice, ids as rows of the span; empty for others."""
+        links = self._span.links
+        at = np.flatnonzero(links["event"].to_numpy() == self._row)
+        if not len(at):
+            return {}
+        found = links.row(int(at[0]), named=True)
+        if found["launch"] < 0 and found["state"] in _STATES:
+            self._notes.append(_STATES[found["state"]])
+        return found
+
+    def _facts(self) -> list[SliceFact]:
+        values = self._values
+        found = []
+        for label, key, unit in _FACTS:
+            value = values[key]
+            if value is not None:
+                found.append(SliceFact(label, value[:MAX_TEXT] if isinstance(value, str) else value, unit))
+        if values["bytes"] and values["duration_ns"] and self._span.is_copy[self._row]:
+            found.append(SliceFact("bytes per second", values["bytes"] * 1e9 / values["duration_ns"], "bytes_per_s"))
+        found += _collective(values["collective"])
+        forward = self._forward()
+        if forward >= 0:
+            found.append(SliceFact("forward operator", self._name(forward)))
+        return found
+
+    def _launch_facts(self, link: dict[str, Any], launched: Int64) -> list[SliceFact]:
+        """The call that launched a device slice, and the sum of what a host slice launched."""
+        span = self._span
+        launch = link.get("launch", NONE)
+        if launch >= 0:
+            waited = int(span.start_ns[self._row] - span.start_ns[launch])
+            return [SliceFact("launched by", self._name(launch)), SliceFact("from launch to start", waited, "ns")]
+        if not len(launched):
+            return []
+        total = int(span.duration_ns[launched].sum())
+        return [
+            SliceFact("launched slices of devices", len(launched), "count"),
+            SliceFact("their time together", total, "ns"),
+        ]
+
+    def _launched(self, of_device: bool) -> tuple[Int64, Int64]:
+        """Device slices that were launched inside a host slice, and the first of them, in order of time."""
+        span, links = self._span, self._span.links
+        none = np.zeros(0, np.int64)
+        if of_device or not links.height:
+            return none, none
+        launch, event = links["launch"].to_numpy(), links["event"].to_numpy()
+        start = span.start_ns[np.maximum(launch, 0)]
+        begin = span.start_ns[self._row]
+        inside = (launch >= 0) & (start >= begin) & (start < begin + max(int(span.duration_ns[self._row]), 1))
+        at = np.flatnonzero(inside)
+        at = at[span.tracks.codes[launch[at]] == span.tracks.codes[self._row]]
+        rows = event[at]
+        rows = rows[np.argsort(span.start_ns[rows], kind="stable")]
+        if len(rows) > MAX_LAUNCHED:
+            self._notes.append(f"Launched {len(rows):,} slices of devices; the first {MAX_LAUNCHED} are listed.")
+        return rows, rows[:MAX_LAUNCHED]
+
+    def _parent(self, row: int) -> int:
+        above = int(self._base.origins.parent[row + self._span.first])
+        return above - self._span.first if above >= 0 else NONE
+
+    def _operator_above(self, row: int) -> int:
+        """The innermost operator around a host slice, `NONE` without one."""
+        for _ in range(MAX_FRAMES):
+            row = self._parent(row)
+            if row < 0 or self._span.is_operator[row]:
+                return row
+        return NONE
+
+    def _forward(self, row: int | None = None) -> int:
+        """The forward operator of the nearest operator of the backward pass around a slice, itself included."""
+        row = self._row if row is None else row
+        forward = self._span.series("forward")
+        for _ in range(MAX_FRAMES):
+            if row < 0:
+                return NONE
+            found = forward[row]
+            if found is not None:
+                return int(self._span.rows_of(forward[row : row + 1])[0])
+            row = self._parent(row)
+        return NONE
+
+    def _place(self, row: int) -> StackPlace | None:
+        """The user's line that the slice comes from."""
+        if row < 0:
+            return None
+        found = attribution.trace_back(self._base, self._span, np.asarray([row], np.int64))
+        index, called = int(found.place[0]), int(found.called[0])
+        if index < 0:
+            return None
+        place, _ = attribution.place(self._base, index, self._name(called) if called >= 0 else None)
+        guess = self._base.origins.places[index].guess
+        if guess:
+            self._notes.append(_GUESS_NOTE)
+        return StackPlace(place, guess, None if guess else self._base.lines.text(place.file, place.line))
+
+    def _stack(self, row: int) -> tuple[StackPlace, ...]:
+        """Python functions around a row, innermost first, or the call stack that its operator holds as text."""
+        frames = self._functions(row)
+        if not frames and row >= 0:
+            forward = self._forward(row)
+            if forward >= 0:
+                frames = self._functions(forward)
+                if frames:
+                    self._notes.append(_FORWARD_NOTE)
+        return tuple(self._frame(text) for text in frames)
+
+    def _functions(self, row: int) -> list[str]:
+        span = self._span
+        found: list[str] = []
+        recorded = span.series("call_stack")
+        for _ in range(MAX_FRAMES * 4):
+            if row < 0 or len(found) >= MAX_FRAMES:
+                break
+            if span.is_function[row]:
+                found.append(self._name(row))
+            elif not found and recorded[row]:
+                return [part.strip() for part in str(recorded[row]).split(";")[:MAX_FRAMES] if part.strip()]
+            row = self._parent(row)
+        return found
+
+    def _frame(self, text: str) -> StackPlace:
+        match = _FRAME.fullmatch(text)
+        if match is None:
+            return StackPlace(Place("", None, text[:MAX_TEXT]))
+        file = self._timeline.context.code.resolve(match[1])
+        line = int(match[2])
+        code = self._base.lines.text(file, line) if file is not None else None
+        return StackPlace(Place(file or match[1], line, match[3]), code=code)
+
+    def _reference(self, row: int) -> SliceRef:
+        span = self._span
+        start = int(span.start_ns[row]) - self._timeline.origin_ns
+        return SliceRef(span.first + row, self._name(row), start, int(span.duration_ns[row]))
+
+    def _name(self, row: int) -> str:
+        code = int(self._span.names.codes[row])
+        return self._span.names.values[code] if code >= 0 else ""
+
+
+def _collective(text: str | None) -> list[SliceFact]:
+    """The arguments of a collective."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return []
+    if not isinstance(found, dict):
+        return []
+    return [SliceFact(str(key), str(value)[:MAX_TEXT]) for key, value in list(found.items())[:12]]

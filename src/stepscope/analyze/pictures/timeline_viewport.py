@@ -1,0 +1,194 @@
+"""A window of the timeline, thinned to the pixels it is drawn on: what is thinner than one is merged with its
+neighbours.
+
+Slices that can be seen stay as they are, however many there are between them; a gap that can be seen stays a gap. Where
+a window would still hold more than can be sent, its bins become wider than a pixel.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import polars as pl
+
+from stepscope.analyze.pictures.timeline import KIND, Timeline
+from stepscope.analyze.pictures.timeline_levels import Items, Level, thinned
+from stepscope.model.timeline import KINDS, SearchHit, SearchResult, TimelineWindow, TrackSlices
+from stepscope.tables.arrays import Bools, Int64
+
+MAX_SLICES = 20_000  # of one window
+MAX_WIDTH = 8_000  # pixels
+MAX_NAME = 200  # characters; the detail of a slice has its whole name
+_STEPS = (KIND["step"], KIND["eval_step"])
+
+
+def viewport(
+    timeline: Timeline,
+    from_ns: int,
+    to_ns: int,
+    width: int,
+    *,
+    worker: str | None = None,
+    limit: int = MAX_SLICES,
+) -> TimelineWindow:
+    """What lies between two moments (ns since the run's first instant), for `width` pixels, of one worker or of all."""
+    to_ns = max(to_ns, from_ns + 1)
+    bin_ns = max((to_ns - from_ns) // min(max(width, 1), MAX_WIDTH), 1)
+    first, last = timeline.track_range(worker)
+    lanes = np.arange(timeline.first_lane[first], timeline.first_lane[last]) if last > first else np.zeros(0, np.int64)
+    items = _level(timeline, bin_ns).between(lanes, from_ns, to_ns)
+    total = int(items.count.sum())
+    found = thinned(items, bin_ns, timeline.kind, limit)
+    names, name = _names(timeline, found)
+    tracks = _by_track(timeline, found, name, from_ns)
+    return TimelineWindow(from_ns, to_ns, names, KINDS, tracks, total)
+
+
+def moments(
+    timeline: Timeline, *, worker: str | None = None, span: int | None = None, steps: tuple[int, int] | None = None
+) -> tuple[int, int]:
+    """First and last instant of what a selection shows; without one of the first trace, else of everything.
+
+    Traces of other workers count as far as they overlap the first one: some were recorded on another day.
+    """
+    process = {name: key for key, name in timeline.workers.items()}.get(worker, worker) if worker else None
+    if steps is not None:
+        chosen = [
+            step for step in timeline.steps if steps[0] <= step.step <= steps[1] and process in (None, step.process)
+        ]
+        if chosen:
+            return chosen[0].from_ns, max(step.to_ns for step in chosen)
+    spans = [
+        each
+        for each in timeline.context.base.spans
+        if len(each) and worker in (None, each.ref.worker) and each.ref.span == (span or 1)
+    ]
+    if not spans:
+        return 0, max(timeline.length_ns, 1)
+    first, last = int(spans[0].start_ns.min()), int(spans[0].end_ns.max())
+    for each in spans[1:]:
+        start, end = int(each.start_ns.min()), int(each.end_ns.max())
+        if start < last and end > first:
+            first, last = min(first, start), max(last, end)
+    return first - timeline.origin_ns, last - timeline.origin_ns
+
+
+def _level(timeline: Timeline, bin_ns: int) -> Level:
+    """The coarsest copy that still shows every bin."""
+    return next(level for level in reversed(timeline.levels) if level.bin_ns <= bin_ns)
+
+
+def _names(timeline: Timeline, items: Items) -> tuple[tuple[str, ...], Int64]:
+    """The names that a window needs, and which of them each item has. A step by itself is called by its number."""
+    position = items.position
+    codes, name = np.unique(timeline.name[position], return_inverse=True)
+    names = [timeline.names[code] for code in codes.tolist()]
+    alone = np.flatnonzero((items.count == 1) & np.isin(timeline.kind[position], _STEPS))
+    numbers = timeline.context.tables.steps["step"] if len(alone) else None
+    for at in alone.tolist():
+        row = int(timeline.id[position[at]]) - timeline.ids.steps
+        name[at] = len(names)
+        names.append(f"step {numbers[row]}" if numbers is not None else "step")
+    return tuple(text if len(text) <= MAX_NAME else text[: MAX_NAME - 1] + "…" for text in names), name
+
+
+def _by_track(timeline: Timeline, items: Items, name: Int64, from_ns: int) -> tuple[TrackSlices, ...]:
+    """The items of each track that has any."""
+    position = items.position
+    track = timeline.track_of(items.lane)
+    depth = items.lane - timeline.first_lane[track]
+    columns = {
+        "start": items.start - from_ns,
+        "duration": items.end - items.start,
+        "depth": depth,
+        "name": name,
+        "kind": timeline.kind[position],
+        "id": np.where(items.count == 1, timeline.id[position], -1),
+        "count": items.count,
+    }
+    numbers, first = np.unique(track, return_index=True)
+    bounds = np.append(first, len(items))
+    return tuple(
+        TrackSlices(
+            key=timeline.tracks[number].key,
+            **{key: tuple(values[begin:end].tolist()) for key, values in columns.items()},
+        )
+        for number, begin, end in zip(numbers.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    )
+
+
+MAX_HITS = 2_000
+_STEP = re.compile(r"step\s*#?\s*(\d{1,18})")
+
+
+def search(timeline: Timeline, text: str, *, worker: str | None = None, limit: int = 200) -> SearchResult:
+    """The first slices whose name holds `text`, whatever the case of letters; "step 12" finds that step as well."""
+    wanted = text.strip().lower()
+    if not wanted:
+        return SearchResult(0, ())
+    first, last = timeline.track_range(worker)
+    bounds = timeline.levels[0].bounds
+    begin, end = int(bounds[timeline.first_lane[first]]), int(bounds[timeline.first_lane[last]])
+    flags = np.fromiter((wanted in name for name in timeline.lower_names), bool, len(timeline.names))
+    hit: Bools = flags[timeline.name[begin:end]] if len(flags) else np.zeros(0, bool)
+    hit = _with_steps(timeline, hit, begin, end, wanted)
+    places = np.flatnonzero(hit) + begin
+    shown = _earliest(timeline, places, min(max(limit, 0), MAX_HITS))
+    return SearchResult(len(places), _hits(timeline, shown))
+
+
+def _with_steps(timeline: Timeline, hit: Bools, begin: int, end: int, wanted: str) -> Bools:
+    """`hit` with the steps of the number that was asked for."""
+    match = _STEP.fullmatch(wanted)
+    if match is None:
+        return hit
+    rows = np.flatnonzero((timeline.context.tables.steps["step"] == int(match[1])).fill_null(False).to_numpy())
+    return hit | np.isin(timeline.id[begin:end], rows + timeline.ids.steps)
+
+
+def _earliest(timeline: Timeline, places: Int64, limit: int) -> Int64:
+    start = timeline.start[places]
+    if len(places) > limit:
+        kept = np.argpartition(start, limit)[:limit] if limit else np.zeros(0, np.int64)
+        places, start = places[kept], start[kept]
+    found: Int64 = places[np.argsort(start, kind="stable")]
+    return found
+
+
+def _hits(timeline: Timeline, places: Int64) -> tuple[SearchHit, ...]:
+    lanes = timeline.lanes_of(places)
+    tracks = timeline.track_of(lanes)
+    steps = steps_of(timeline, timeline.id[places].astype(np.int64))
+    return tuple(
+        SearchHit(
+            id=int(timeline.id[place]),
+            name=timeline.names[timeline.name[place]],
+            track=timeline.tracks[track].key,
+            depth=int(lane - timeline.first_lane[track]),
+            start_ns=int(timeline.start[place]),
+            duration_ns=int(timeline.end[place] - timeline.start[place]),
+            step=step,
+        )
+        for place, lane, track, step in zip(places.tolist(), lanes.tolist(), tracks.tolist(), steps, strict=True)
+    )
+
+
+def steps_of(timeline: Timeline, ids: Int64) -> list[int | None]:
+    """The step each slice belongs to: of slices of traces, steps and phases; None for others."""
+    found: list[int | None] = [None] * len(ids)
+    tables, begins = timeline.context.tables, timeline.ids
+    for at, identifier in enumerate(ids.tolist()):
+        if identifier < begins.steps:
+            found[at] = _of_event(timeline, identifier)
+        elif identifier < begins.stretches:
+            row = identifier - begins.steps
+            if identifier >= begins.phases:
+                row = (identifier - begins.phases) * tables.steps.height // max(begins.stretches - begins.phases, 1)
+            found[at] = tables.steps.item(row, "step")
+    return found
+
+
+def _of_event(timeline: Timeline, row: int) -> int | None:
+    found: int | None = timeline.context.tables.events.slice(row, 1).select(pl.col("step")).item()
+    return found

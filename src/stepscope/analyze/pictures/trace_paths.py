@@ -1,0 +1,363 @@
+"""The call paths of one trace: every slice of the host below what called it, merged into a tree of distinct paths.
+
+Paths hold Python functions and operators (and, where asked for, calls of the device's runtime). Three things are not as
+the trace nests them. The backward pass of an operator stands below the Python code that called the operator, in a frame
+"backward of ..."; what the autograd engine does for no known operator stands below the call of backward(). A function
+of the user's is as many frames as it has lines that are known to call something. And operators of traces that hold call
+stacks in place of Python functions (2021) stand below the frames of their stack.
+
+All work goes over arrays of the trace's rows, so that millions of slices take seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from stepscope.analyze.context import Context
+from stepscope.analyze.pictures.flame_tree import drawn, merged
+from stepscope.engine.call_tree import CallFrame
+from stepscope.engine.host_activity import matches
+from stepscope.engine.origins import MAX_FRAMES
+from stepscope.engine.slice_names import callee_name
+from stepscope.engine.slice_tree import nearest, nearest_around
+from stepscope.engine.spans import Span, texts
+from stepscope.model.sampled import FlameFrame
+from stepscope.read.raw import Frame
+from stepscope.tables import phases
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
+
+_BACKWARD_CALL = (
+    r"(^|/)torch/(autograd/graph\.py\(\d+\): _engine_run_backward|autograd/__init__\.py\(\d+\): (backward|grad)"
+    r"|_tensor\.py\(\d+\): backward|tensor\.py\(\d+\): backward)$|run_backward"
+)
+_ENGINE = "autograd::engine::"
+_NESTED_CALLS = 16  # of backward() around each other; what is open beyond that is not looked for
+
+
+class Forest(Struct, frozen=True):
+    """Distinct paths, parents before children; `frame` counts in `TraceNames`.
+
+    `node` of each row of the span is that of its own path, or of the nearest slice around it that stands in paths; -1
+    without one. `ours`: rows of the recorder.
+    """
+
+    parent: Int32
+    frame: Int32
+    node: Int32
+    ours: Bools
+
+
+class _Draft(Struct):
+    """Rows and, behind them, nodes that stand for no row (`extra_*`). `parent` of a row may be one of those."""
+
+    names: TraceNames
+    visible: Bools
+    frame: Int32
+    parent: Int64
+    extra_frame: list[Int64] = field(default_factory=list)
+    extra_parent: list[Int64] = field(default_factory=list)
+    extra: int = 0
+
+    def add(self, frame: Int64, parent: Int64) -> Int64:
+        """New nodes; their numbers."""
+        first = len(self.frame) + self.extra
+        self.extra_frame.append(frame.astype(np.int64))
+        self.extra_parent.append(parent.astype(np.int64))
+        self.extra += len(frame)
+        return first + np.arange(len(frame))
+
+
+def has_stacks(span: Span) -> bool:
+    """Whether the trace holds Python functions, or operators with call stacks."""
+    return bool(span.is_function.any()) or bool(span.series("call_stack").count())
+
+
+def forest(
+    span: Span, names: TraceNames, *, among: Bools | None = None, calls: bool = False, backward: bool = True
+) -> Forest:
+    """The paths of the rows of `among` (all by default).
+
+    `calls`: the device's runtime stands in paths too. `backward`: the backward pass stands below its forward pass.
+    """
+    frame, kinds = _frames(span, names, calls=calls)
+    ours = nearest(span.parent, kinds == OURS) >= 0
+    visible = (frame >= 0) & (kinds != OURS) & (kinds != SKIPPED) & ~ours
+    if among is not None:
+        visible &= among
+    above = nearest_around(span.parent, visible)
+    draft = _Draft(names, visible, frame, np.where(visible, above, NONE))
+    free = visible.copy()  # rows that still stand below the slice around them
+    stacked = _below_call_stacks(span, draft)
+    free[stacked] = False
+    if backward:
+        tops = _outermost(span, draft, above, stacked)
+        forwards, makers = _backward_rows(span, draft, tops)
+        free[forwards] = False
+        _with_lines(span, draft, free)
+        _below_marks(span, draft, forwards, makers)
+        _below_backward_calls(span, draft, free)
+    else:
+        _with_lines(span, draft, free)
+    return _merged(draft, above, ours | (kinds == SKIPPED))
+
+
+def _frames(span: Span, names: TraceNames, *, calls: bool) -> tuple[Int32, Int32]:
+    """The number of the frame of each row, -1 for what stands in no path, and its kind."""
+    known = span.names
+    frame = np.full(len(span), NONE, np.int32)
+    sorts = [(span.is_function, of_function), (span.is_operator, _operator)]
+    if calls:
+        sorts.append((span.is_runtime & ~span.on_device, _call))
+    for mask, make in sorts:
+        rows = np.flatnonzero(mask & (known.codes >= 0))
+        used = np.unique(known.codes[rows])
+        numbers = np.full(len(known.values), NONE, np.int32)
+        numbers[used] = [names.number(make(known.values[code])) for code in used.tolist()]
+        frame[rows] = numbers[known.codes[rows]]
+    kind = np.asarray([*(each.kind for each in names.frames), NONE], np.int32)
+    return frame, kind[frame]
+
+
+def _operator(name: str) -> TraceFrame:
+    return TraceFrame(OPERATOR, name)
+
+
+def _call(name: str) -> TraceFrame:
+    return TraceFrame(CALL, name)
+
+
+def _below_call_stacks(span: Span, draft: _Draft) -> Int64:
+    """Outermost operators that carry a call stack go below its frames; their rows."""
+    column = span.series("call_stack")
+    if not column.count():
+        return np.zeros(0, np.int64)
+    carries = draft.visible & (column.fill_null("") != "").to_numpy()
+    rows: Int64 = np.flatnonzero(carries & (nearest_around(span.parent, carries) == NONE))
+    stacks = texts(column.gather(rows))
+    bottoms = np.asarray([_chain(draft, stack) for stack in stacks.values], np.int64)
+    draft.parent[rows] = bottoms[stacks.codes]
+    return rows
+
+
+def _chain(draft: _Draft, stack: str) -> int:
+    """Nodes for the frames of a call stack, innermost first; the innermost one."""
+    parts = [part.strip() for part in stack.split(";", MAX_FRAMES)[:MAX_FRAMES]]
+    frames = [of_function(part, exact=True) for part in reversed(parts) if part]
+    above = NONE
+    for frame in frames:
+        if frame.kind not in (OURS, SKIPPED):
+            above = int(draft.add(np.asarray([draft.names.number(frame)]), np.asarray([above]))[0])
+    return above
+
+
+def _outermost(span: Span, draft: _Draft, above: Int64, stacked: Int64) -> Int32:
+    """For each row the outermost operator around it with no Python function in between, itself included."""
+    operator = draft.visible & span.is_operator
+    inner = operator & (above >= 0)
+    inner[inner] = operator[above[inner]]
+    inner[stacked] = False
+    outermost: Int32 = nearest(span.parent, operator & ~inner)
+    return outermost
+
+
+def _backward_rows(span: Span, draft: _Draft, tops: Int32) -> tuple[Int64, Int64]:
+    """Rows that begin the backward pass of a forward operator, and the operator that Python called for it."""
+    forward = span.rows_of(span.series("forward"))
+    known = draft.visible & (forward >= 0)
+    known[known] = span.start_ns[forward[known]] < span.start_ns[known]
+    rows = np.flatnonzero(known)
+    around = nearest_around(span.parent, known)[rows]
+    new = (around == NONE) | (forward[np.maximum(around, 0)] != forward[rows])
+    rows = rows[new]
+    made = forward[rows]
+    outer = tops[made].astype(np.int64)
+    # the forward pass of a backward pass is named by itself: above it stands the engine
+    engine = np.asarray([name.startswith(_ENGINE) for name in span.names.values] + [False])
+    own = (outer == NONE) | engine[span.names.codes[np.maximum(outer, 0)]]
+    maker = np.where(own, made, outer)
+    shown = draft.visible[maker]
+    return rows[shown], maker[shown]
+
+
+def _below_marks(span: Span, draft: _Draft, rows: Int64, makers: Int64) -> None:
+    """Each of `rows` goes below a node "backward of ..." beside its maker, the forward operator."""
+    distinct, which = np.unique(makers, return_inverse=True)
+    codes = span.names.codes[distinct]
+    used = np.unique(codes)
+    numbers = [draft.names.number(TraceFrame(MARK, f"backward of {span.names.values[code]}")) for code in used.tolist()]
+    marks = draft.add(np.asarray(numbers, np.int64)[np.searchsorted(used, codes)], distinct)
+    draft.parent[rows] = marks[which]
+    draft.extra_parent[-1] = draft.parent[distinct]  # set last: a maker may belong to a backward pass itself
+
+
+def _with_lines(span: Span, draft: _Draft, free: Bools) -> None:
+    """What a function of the user's calls on a known line goes below a node of the function with that line."""
+    rows = np.flatnonzero(free & (draft.parent >= 0) & (draft.parent < len(span)))
+    above = draft.parent[rows]
+    rows, above = rows[span.is_function[above]], above[span.is_function[above]]
+    if not len(rows):
+        return
+    known, span_of = span.names, len(span.names.values)
+    pairs, which = np.unique(draft.frame[above].astype(np.int64) * span_of + known.codes[rows], return_inverse=True)
+    calling = np.asarray(
+        [
+            draft.names.calling(number, known.values[code])
+            for number, code in zip(*np.divmod(pairs, span_of), strict=True)
+        ],
+        np.int64,
+    )
+    frame = calling[which]
+    changed = frame != draft.frame[above]
+    rows, above, frame = rows[changed], above[changed], frame[changed]
+    keys, which = np.unique(above * (len(draft.names.frames) + 1) + frame, return_inverse=True)
+    caller, line = np.divmod(keys, len(draft.names.frames) + 1)
+    # the parents of these nodes are those of the functions, which may get lines here too: so they are set last
+    nodes = draft.add(line, caller)
+    draft.parent[rows] = nodes[which]
+    draft.extra_parent[-1] = draft.parent[caller]
+
+
+def _below_backward_calls(span: Span, draft: _Draft, free: Bools) -> None:
+    """What the engine does on a thread of its own goes below the call of backward() that was open at the time."""
+    engine = np.append(matches(f"^{_ENGINE}", span.names.values), False)[span.names.codes]
+    engine |= span.column("forward_thread") > 0
+    rows = np.flatnonzero(free & (draft.parent == NONE) & span.is_operator & engine)
+    calls = span.names.pick(matches(_BACKWARD_CALL, span.names.values).tolist()) & span.is_function & draft.visible
+    opened = np.flatnonzero(calls)
+    if not len(rows) or not len(opened):
+        return
+    opened = opened[np.argsort(span.start_ns[opened], kind="stable")]
+    outer = nearest_around(span.parent, calls)
+    times = span.start_ns[rows]
+    last = np.searchsorted(span.start_ns[opened], times, side="right") - 1
+    found = np.where(last >= 0, opened[np.maximum(last, 0)], NONE)
+    for _ in range(_NESTED_CALLS):
+        over = np.flatnonzero(found >= 0)
+        over = over[span.ends(found[over]) < times[over]]
+        if not len(over):
+            break
+        found[over] = outer[found[over]]
+    inside = found >= 0
+    inside[inside] = span.ends(found[inside]) >= times[inside]
+    draft.parent[rows[inside]] = found[inside]
+
+
+def _merged(draft: _Draft, above: Int64, ours: Bools) -> Forest:
+    """Equal paths become one."""
+    count = len(draft.frame)
+    frame = np.concatenate([draft.frame, *draft.extra_frame]).astype(np.int32)
+    parent = np.concatenate([draft.parent, *draft.extra_parent]).astype(np.int64)
+    order = _downwards(parent, np.append(draft.visible, np.ones(len(frame) - count, bool)))
+    place = np.full(len(frame) + 1, NONE, np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    up, what, group = merged(place[parent[order]], frame[order])
+    node = np.full(len(frame) + 1, NONE, np.int32)
+    node[order] = group
+    shown = np.where(draft.visible, np.arange(count), above)
+    return Forest(up, what, node[shown], ours)
+
+
+def _downwards(parent: Int64, wanted: Bools) -> Int64:
+    """The wanted nodes, parents before children; those of a broken (cyclic) tree are left out."""
+    children = np.flatnonzero(wanted & (parent >= 0))
+    children = children[np.argsort(parent[children], kind="stable")]
+    parents = parent[children]
+    level = np.flatnonzero(wanted & (parent < 0))
+    levels = [level]
+    while len(level):
+        first, last = np.searchsorted(parents, level, side="left"), np.searchsorted(parents, level, side="right")
+        widths = last - first
+        offsets = np.repeat(first - np.concatenate([[0], np.cumsum(widths)[:-1]]), widths)
+        level = children[np.arange(int(widths.sum())) + offsets]
+        levels.append(level)
+    return np.concatenate(levels)
+
+
+# What a frame is. SKIPPED slices stand in no path, but what they enclose does; OURS, and what these enclose, are the
+# recorder's work.
+FUNCTION, BUILTIN, MODULE, OPERATOR, CALL, MARK, KERNEL, SKIPPED, OURS = range(9)
+_FUNCTION = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
+_MODULE = "nn.Module: "
+_OURS = re.compile(r"(^|/)stepscope/record/")
+_OUR_WRAPPER = re.compile(r"(^|/)stepscope/record/agent/(probes/)?wrapper_importlib_bootstrap\.py")
+_SYNCHRONIZE = re.compile(r"^(cuda|cu|hip)((Device|Ctx|Stream|Event)Synchronize|Memcpy)$")
+_KINDS = {BUILTIN: "native", MODULE: "library", OPERATOR: "operator", CALL: "native", MARK: "operator"}
+
+
+class TraceFrame(NamedTuple):
+    """A frame of a path, as the trace names it. `exact`: the line is the call's, not the definition's."""
+
+    kind: int
+    name: str
+    file: str = ""
+    line: int | None = None
+    exact: bool = False
+
+
+class TraceNames:
+    """Numbers for the frames of trace paths."""
+
+    def __init__(self, context: Context) -> None:
+        self.frames: list[TraceFrame] = []
+        self._numbers: dict[TraceFrame, int] = {}
+        self._called: dict[tuple[int, str], int] = {}
+        self._code, self._lines = context.code, context.lines
+        self._roots = (*context.tables.run.user_roots, *context.options.source_roots)
+
+    def number(self, frame: TraceFrame) -> int:
+        """The number of a frame, a new one where it is met for the first time."""
+        known = self._numbers.setdefault(frame, len(self.frames))
+        if known == len(self.frames):
+            self.frames.append(frame)
+        return known
+
+    def calling(self, number: int, callee: str) -> int:
+        """The frame of a function of the user's with the line on which it calls the slice `callee`.
+
+        The frame itself where no single line is known, and for all other frames.
+        """
+        key = (number, callee)
+        if key not in self._called:
+            self._called[key] = self._searched(number, callee)
+        return self._called[key]
+
+    def _searched(self, number: int, callee: str) -> int:
+        frame = self.frames[number]
+        file = self._code.resolve(frame.file) if frame.kind == FUNCTION and not frame.exact else None
+        if file is None:
+            return number
+        line = self._lines.only_line(file, frame.name, frame.line, callee_name(callee))
+        return number if line is None else self.number(frame._replace(line=line, exact=True))
+
+    def drawn(self) -> list[FlameFrame]:
+        """The frames by number as they are drawn."""
+        functions = [CallFrame(frame.name, frame.file, frame.line) for frame in self.frames]
+        named = drawn(functions, self._code, self._roots)
+        return [_drawn(frame, as_function) for frame, as_function in zip(self.frames, named, strict=True)]
+
+
+def of_function(name: str, *, exact: bool = False) -> TraceFrame:
+    """What a slice of the category of Python functions is, or a frame of a recorded call stack (`exact`)."""
+    match = _FUNCTION.fullmatch(name)
+    if match:
+        if _OURS.search(match[1]):
+            return TraceFrame(SKIPPED if _OUR_WRAPPER.search(match[1]) else OURS, name)
+        return TraceFrame(FUNCTION, match[3], match[1], int(match[2]), exact)
+    if name.startswith(_MODULE):
+        return TraceFrame(MODULE, name)
+    return TraceFrame(BUILTIN, callee_name(name) or name)
+
+
+def _drawn(frame: TraceFrame, as_function: FlameFrame) -> FlameFrame:
+    if frame.kind == FUNCTION:
+        waits = phases.is_wait(Frame(frame.name, frame.file, frame.line), on_device=False)
+        return replace(as_function, kind="wait") if waits else as_function
+    if frame.kind == KERNEL:
+        return FlameFrame(frame.name, "", None, "kernel")
+    kind = "wait" if frame.kind == CALL and _SYNCHRONIZE.match(frame.name) else _KINDS.get(frame.kind, "library")
+    return FlameFrame(frame.name, "", None, kind)

@@ -1,0 +1,60 @@
+"""What training steps compute without need, one question per file.
+
+`training` holds a trace's training steps and says how much of their wall time a piece of work takes. The questions:
+`extra_calls` (models called once more), `doubles` (float64), `recompute` (forward work done twice), `wide_gradients`
+(whole tensors of zeros for small parts), `copies` (of the model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepscope.analyze import step_times
+from stepscope.analyze.context import Context
+from stepscope.analyze.host import sampled_time
+from stepscope.analyze.host.sampled_time import SampledTime
+from stepscope.analyze.redundant import backward_work, extra_calls, float64, model_copies
+from stepscope.analyze.redundant.training_steps import TrainingScene, scenes
+from stepscope.engine.samples import Samples
+from stepscope.model.device_losses import PassesFacts, PassFacts
+
+
+def facts(context: Context) -> PassesFacts | None:
+    """None without a trace of training steps and without sampled stacks of steady steps."""
+    train = next((fact for fact in step_times.step_facts(context.labelled) if fact.kind == "train"), None)
+    timed = sampled_time.prepare(context.sampled, train, context.tables.quality)
+    runs: dict[str, list[TrainingScene]] = {}
+    for scene in scenes(context.base, context.labelled):
+        runs.setdefault(scene.span.ref.run, []).append(scene)
+    found = PassesFacts(
+        runs=tuple(_of_run(run, runs[run], context.sampled, timed) for run in sorted(runs)),
+        copies=model_copies.sampled_copies(context.sampled, timed),
+    )
+    return found if found.runs or found.copies is not None else None
+
+
+def _of_run(run: str, own: Sequence[TrainingScene], samples: Samples | None, timed: SampledTime | None) -> PassFacts:
+    steps = sum(len(scene) for scene in own)
+    step_ms = sum(scene.step_ms * len(scene) for scene in own) / steps
+    recorded = all(scene.recorded for scene in own)
+    gpus = dict.fromkeys(gpu for scene in own for _, gpu in sorted(scene.span.gpus.items()))
+    return PassFacts(
+        run=run,
+        traces=tuple(scene.span.ref.label for scene in own),
+        ranks=tuple(sorted({scene.span.ref.rank for scene in own})),
+        steps=steps,
+        has_steps=all(scene.windows.has_steps for scene in own),
+        step_ms=step_ms,
+        on_device=any(len(scene.found) > 0 for scene in own),
+        gpus=tuple(gpus),
+        modules=any(len(scene.calls.rows) > 0 for scene in own),
+        types=any(scene.has("types") for scene in own),
+        shapes=any(scene.has("shapes") for scene in own),
+        functions=any(bool(scene.span.is_function.any()) for scene in own),
+        numbered=any(scene.has("sequence") for scene in own),
+        extra_calls=extra_calls.extra_calls(own, samples, timed if recorded else None),
+        doubles=float64.doubles(own),
+        recompute=backward_work.recompute(own, samples, timed if recorded else None),
+        wide_gradients=backward_work.wide_gradients(own),
+        copies=model_copies.traced_copies(own),
+    )

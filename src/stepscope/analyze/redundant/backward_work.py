@@ -1,0 +1,298 @@
+"""Forward operators that run again inside the backward pass: activation checkpointing.
+
+The backward pass records no nodes, so an operator in it that has a sequence number and runs no node records for a
+second backward pass. Checkpointing is told by its own functions or nodes, or by operators that backward formulas do not
+call; what a gradient of gradients records (`create_graph`) is none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import polars as pl
+from msgspec import Struct
+
+from stepscope.analyze.host.loops import explain
+from stepscope.analyze.host.sampled_time import SampledTime
+from stepscope.analyze.redundant.training_steps import (
+    TrainingScene,
+    lines,
+    outermost,
+    summed,
+    summed_backward,
+    weights_of,
+)
+from stepscope.engine import intervals
+from stepscope.engine.attribution import PlaceSums
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.samples import Samples, bare, short
+from stepscope.engine.slice_tree import nearest
+from stepscope.model import Place
+from stepscope.model.device_losses import Recompute, WideGradients
+from stepscope.tables.arrays import NONE, Bools, Int64, climb
+
+ENOUGH_SAMPLES = 50
+_CHECKPOINT = re.compile(r"(^|/)torch/utils/checkpoint\.py\(")
+_CHECKPOINT_NODE = "CheckpointFunctionBackward"
+# Called by layers, never by the formulas of a backward pass.
+_LAYERS = re.compile(
+    r"^aten::(linear|conv[123]d|conv_transpose[123]d|layer_norm|batch_norm|group_norm|rms_norm|embedding|"
+    r"scaled_dot_product_attention|multi_head_attention_forward)$"
+)
+
+
+def recompute(scenes: Sequence[TrainingScene], samples: Samples | None, time: SampledTime | None) -> Recompute | None:
+    """None where nothing is computed again. `samples` and `time`: of the steady steps of the scenes' run."""
+    parts = [(scene, *_found(scene)) for scene in scenes]
+    if not any(len(rows) for _, rows, _ in parts):
+        return None
+    spans = [(scene, rows, holders, _times(scene, rows, holders)) for scene, rows, holders in parts]
+    ms = summed([(scene, scene.lost(times, rows)) for scene, rows, _, times in spans])
+    source, seen = ", ".join(scene.span.ref.label for scene, rows, _ in parts if len(rows)), 0
+    if samples is not None and time is not None and not any(len(scene.found) for scene in scenes):
+        again = time.share(_sampled(samples, time))
+        seen = again.samples
+        if seen >= ENOUGH_SAMPLES:
+            ms, source = again.ms, f"sampled stacks, {seen} of {time.samples} samples in steps"
+    steps = sum(len(scene) for scene in scenes)
+    weighed = [(scene, _callers(scene, holders), weights_of(scene, rows)) for scene, rows, holders, _ in spans]
+    return Recompute(
+        ms_per_step=ms,
+        operators_per_step=sum(len(rows) for _, rows, _ in parts) / steps,
+        checkpoints_per_step=sum(len(np.unique(holders)) for _, _, holders in parts) / steps,
+        lines=lines(weighed, ms),
+        memory_share=max((share for scene in scenes if (share := _memory_share(scene)) is not None), default=None),
+        samples=seen,
+        source=source,
+    )
+
+
+def _found(scene: TrainingScene) -> tuple[Int64, Int64]:
+    """The outermost operators that run again, and for each the innermost operator of the backward pass around it."""
+    span, calls = scene.span, scene.calls
+    numbered = scene.operators & ~calls.is_backward & (span.column("sequence") >= 0)
+    inside = scene.in_backward >= 0
+    rows = outermost(scene, numbered & inside)
+    if not len(rows):
+        return rows, rows
+    holders = scene.in_backward[rows].astype(np.int64)
+    names = span.names
+    checkpoint = names.pick([_CHECKPOINT.search(name) is not None or _CHECKPOINT_NODE in name for name in names.values])
+    layers = names.pick([_LAYERS.search(name) is not None for name in names.values])
+    told = climb(span.parent, rows, checkpoint)
+    sure = (told >= 0) | np.isin(holders, holders[layers[rows]])
+    return rows[sure], holders[sure]
+
+
+def _times(scene: TrainingScene, rows: Int64, holders: Int64) -> Intervals:
+    """From the first to the last operator that runs again for one node, without nodes that run between."""
+    distinct, number = np.unique(holders, return_inverse=True)
+    starts = np.full(len(distinct), np.iinfo(np.int64).max)
+    ends = np.zeros(len(distinct), np.int64)
+    np.minimum.at(starts, number, scene.span.start_ns[rows])
+    np.maximum.at(ends, number, scene.span.ends(rows))
+    nested = scene.calls.is_backward & scene.mine
+    nested[distinct] = False
+    inner = np.flatnonzero(nested)
+    above = scene.span.parent[inner]
+    around = np.where(above >= 0, scene.in_backward[np.maximum(above, 0)], NONE)
+    inner = inner[np.isin(around, distinct)]
+    return intervals.subtract(intervals.union(starts, ends), scene.times(inner))
+
+
+def _callers(scene: TrainingScene, holders: Int64) -> Int64:
+    """For each the slice of the forward pass that asked for the checkpoint, or the forward operator of its node."""
+    span = scene.span
+    forward = scene.calls.forward
+    at = holders.copy()
+    for _ in range(64):  # nodes in nodes; a broken tree ends here
+        left = np.flatnonzero((at >= 0) & (forward[np.maximum(at, 0)] < 0))
+        if not len(left):
+            break
+        above = span.parent[at[left]]
+        at[left] = np.where(above >= 0, scene.in_backward[np.maximum(above, 0)], NONE)
+    made = np.where(at >= 0, forward[np.maximum(at, 0)], NONE)
+    names = span.names
+    stop: Bools = names.pick([_CHECKPOINT.search(name) is not None for name in names.values])
+    asked = climb(span.parent, made, stop)
+    return np.where(asked >= 0, asked, made)
+
+
+def _sampled(samples: Samples, time: SampledTime) -> pl.DataFrame:
+    """Stacks of the backward pass below checkpointing that are not in a backward pass of its own, of `time.rows`."""
+    own = time.rows.filter(pl.col("phase") == "backward").select("row")
+    frames = samples.frames.join(own, on="row")
+    file, name = pl.col("file"), short(pl.col("function"))
+    again = file.str.contains(r"(^|/)torch/utils/checkpoint\.py$")
+    engine = file.str.contains(r"(^|/)torch/autograd/(__init__|graph)\.py$") & name.is_in(
+        ["backward", "_engine_run_backward"]
+    )
+    below = (
+        frames.group_by("row")
+        .agg(
+            last=pl.col("position").filter(again).max(),
+            engine=pl.col("position").filter(engine).max(),
+        )
+        .filter(pl.col("last").is_not_null() & (pl.col("last") > pl.col("engine").fill_null(NONE)))
+    )
+    return time.rows.join(below, on="row", how="semi")
+
+
+def _memory_share(scene: TrainingScene) -> float | None:
+    """The peak that the allocator held of a GPU's memory; None where the trace does not tell."""
+    memory = scene.span.memory
+    shares = []
+    for number, gpu in scene.span.gpus.items():
+        own = memory.filter(pl.col("device") == f"cuda:{number}")["reserved_bytes"].max()
+        if isinstance(own, int) and gpu.memory_bytes:
+            shares.append(own / gpu.memory_bytes)
+    return max(shares, default=None)
+
+
+MIN_CALLS = 8  # per step of one kind: fewer add up to no more than a few passes over the tensor
+MIN_RATIO = 4  # elements filled by elements of the gradient that came in
+MAX_FACTS = 10
+_ENGINE = "autograd::engine::evaluate_function: "
+_NODE = re.compile(  # of operators that take a part of a tensor
+    r"^autograd::engine::evaluate_function: (Select|Slice|Index|IndexSelect|Gather|Take|TakeAlongDim|MaskedSelect|"
+    r"Diagonal|AsStrided|Embedding|Unbind|Split\w*|UnsafeSplit\w*|UnsafeChunk|Narrow)Backward\d*$"
+)
+_FILLS = ("aten::zero_", "aten::fill_")
+_BYTES = {
+    "double": 8,
+    "float": 4,
+    "c10::Half": 2,
+    "c10::BFloat16": 2,
+    "c10::complex<float>": 8,
+    "c10::complex<double>": 16,
+}
+_Key = tuple[str, str | None, tuple[int, ...], tuple[int, ...], str]
+
+
+class _Nodes(Struct, frozen=True):
+    """Nodes of one kind and shape in one trace: their rows, and those of their forward operators (-1 for none)."""
+
+    scene: TrainingScene
+    rows: Int64
+    forward: Int64
+
+
+def wide_gradients(scenes: Sequence[TrainingScene]) -> tuple[WideGradients, ...]:
+    """Costliest first; those with fewer than `MIN_CALLS` per step are left out."""
+    steps = sum(len(scene) for scene in scenes)
+    groups: dict[_Key, list[_Nodes]] = {}
+    for scene in scenes:
+        if scene.has("shapes"):
+            for key, nodes in _of_scene(scene):
+                groups.setdefault(key, []).append(nodes)
+    found = []
+    for key, parts in groups.items():
+        calls = sum(len(one.rows) for one in parts) / steps
+        if calls >= MIN_CALLS:
+            found.append(_fact(scenes, key, parts, calls))
+    found.sort(key=lambda one: (-one.ms_per_step, one.node, one.shape))
+    return tuple(found[:MAX_FACTS])
+
+
+def _fact(scenes: Sequence[TrainingScene], key: _Key, parts: Sequence[_Nodes], calls: float) -> WideGradients:
+    node, forward, shape, part, dtype = key
+    lost = [(one.scene, one.scene.lost(one.scene.times(one.rows), one.rows)) for one in parts]
+    without_one = 1 - 1 / calls  # one such tensor is needed
+    ms, most = summed_backward(lost)
+    places = PlaceSums(scenes[0].base, 1)
+    texts: list[pl.Series] = []
+    for one in parts:
+        known = one.forward[one.forward >= 0]
+        places.add(one.scene.span, np.zeros(len(known), np.int64), known, np.ones(len(known), np.int64))
+        texts.append(one.scene.span.series("shapes").gather(known))
+    (where,) = places.dominant()
+    if where is not None and not where[1]:
+        where = _in_loop(scenes[0], where[0], forward)
+    return WideGradients(
+        node=node,
+        forward=forward,
+        place=where[0] if where is not None else None,
+        exact=where is not None and where[1],
+        calls_per_step=calls,
+        bytes_per_call=prod(shape) * _BYTES.get(dtype, 0),
+        shape=shape,
+        part=part,
+        dtype=dtype,
+        dimension=explain(round(calls), pl.concat(texts)),
+        ms_per_step=ms * without_one,
+        at_most_ms_per_step=most * without_one,
+    )
+
+
+def _in_loop(scene: TrainingScene, where: Place, forward: str | None) -> tuple[Place, bool]:
+    """The line of the loop that takes the parts, where the source has one: so many calls are made by no other."""
+    function = bare(where.function)
+    site = scene.base.lines.call_site(where.file, function, where.line, forward or "", loop=True)
+    return (where, False) if site is None else (Place(where.file, site.line, where.function), True)
+
+
+def _of_scene(scene: TrainingScene) -> list[tuple[_Key, _Nodes]]:
+    span, names = scene.span, scene.span.names
+    node = names.pick([_NODE.match(name) is not None for name in names.values]) & scene.mine
+    holder = nearest(span.parent, node)
+    fills = np.flatnonzero(names.where(_FILLS) & scene.operators)
+    fills = fills[holder[fills] >= 0]
+    if not len(fills):
+        return []
+    table = pl.DataFrame(
+        {
+            "node": holder[fills].astype(np.int64),
+            "shapes": span.series("shapes").gather(fills),
+            "types": span.series("types").gather(fills),
+        }
+    )
+    table = table.unique("node", keep="first", maintain_order=True)  # a fill below a fill, or a second output
+    incoming = _incoming(scene, table["node"].to_numpy())
+    forward = scene.calls.forward[table["node"].to_numpy()]
+    groups: dict[_Key, list[int]] = {}
+    for number, (row, shapes, types) in enumerate(table.iter_rows()):
+        shape, dtype = _first(shapes), _first_type(types)
+        part = incoming[number]
+        if shape is None or part is None or dtype not in _BYTES or prod(shape) < MIN_RATIO * max(1, prod(part)):
+            continue
+        made = names.values[names.codes[forward[number]]] if forward[number] >= 0 else None
+        name = names.values[names.codes[row]].removeprefix(_ENGINE)
+        groups.setdefault((name, made, shape, part, dtype), []).append(number)
+    rows = table["node"].to_numpy()
+    return [(key, _Nodes(scene, rows[numbers], forward[numbers])) for key, numbers in groups.items()]
+
+
+def _incoming(scene: TrainingScene, nodes: Int64) -> list[tuple[int, ...] | None]:
+    """The shape of the first gradient that came into each node: that of the operator of its name right below it."""
+    span, names = scene.span, scene.span.names
+    wanted = {_ENGINE + name: number for number, name in enumerate(names.values)}
+    same = np.array([wanted.get(name, NONE) for name in names.values] + [NONE], np.int64)
+    parent = span.parent
+    children = np.flatnonzero(np.isin(parent, nodes))
+    own = children[same[names.codes[parent[children]]] == names.codes[children]]
+    shapes = dict(zip(parent[own].tolist(), span.series("shapes").gather(own).to_list(), strict=True))
+    return [_first(shapes.get(node)) for node in nodes.tolist()]
+
+
+def _first(text: str | None) -> tuple[int, ...] | None:
+    """The first shape of a JSON list of shapes; () for a number, None where it cannot be told."""
+    try:
+        value = json.loads(text or "")
+    except ValueError:
+        return None
+    first = value[0] if isinstance(value, list) and value else None
+    if not isinstance(first, list) or not all(isinstance(size, int) and size >= 0 for size in first):
+        return None
+    return tuple(first)
+
+
+def _first_type(text: str | None) -> str:
+    try:
+        value = json.loads(text or "")
+    except ValueError:
+        return ""
+    return value[0] if isinstance(value, list) and value and isinstance(value[0], str) else ""

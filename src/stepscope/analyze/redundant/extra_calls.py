@@ -1,0 +1,344 @@
+"""Calls of a trained module that train nothing: validation or metrics inside the training step.
+
+A call of a module that no other module makes counts when no backward pass reads what it computed although the steps
+train the same instance elsewhere, and when its result is scored before the training goes on: compared, turned into a
+loss, or read by the host. Calls inside the backward pass, or of activation checkpointing, are none.
+
+Whether gradients were recorded is told by the sequence numbers of its operators: they count nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+from msgspec import Struct
+
+from stepscope.analyze.host.sampled_time import SampledTime, Share
+from stepscope.analyze.redundant.training_steps import TrainingScene, summed
+from stepscope.engine import intervals
+from stepscope.engine.attribution import place, trace_back
+from stepscope.engine.intervals import Intervals
+from stepscope.engine.samples import Samples, bare, short
+from stepscope.engine.slice_tree import nearest
+from stepscope.model import Place
+from stepscope.model.device_losses import ExtraCall
+from stepscope.tables.arrays import NONE, Bools, Int64, climb
+
+ENOUGH_SAMPLES = (
+    30  # a share of one half then has a standard error of 9 points; windows on a busy machine are no better
+)
+LINE_SAMPLES = 3
+MOST = 0.7  # of the recorded time of these calls: then the line with nearly all of the samples makes them
+SOME = 0.05  # of the samples of a function that call a module: lines with fewer are torn samples
+ONE_LINE = 0.8  # of the samples of a function that call a module: the rest are torn
+MAX_LEVELS = 1_000  # functions around each other; a broken tree ends here
+_SCORES = re.compile(
+    r"^aten::(item|_local_scalar_dense|is_nonzero|eq|ne|argmax|argmin|topk|nonzero|bincount|histc|unique\w*)$"
+    r"|^aten::\w*(loss|cross_entropy)\w*$"
+)
+_NOT_FORWARD = re.compile(
+    r"(^|/)torch/utils/checkpoint\.py\(|(^|/)torch/autograd/__init__\.py\(\d+\): (backward|grad)$"
+)
+_OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
+_BACKWARD_CALL = re.compile(
+    r"(^|/)torch/_tensor\.py\(\d+\): backward$|(^|/)torch/autograd/__init__\.py\(\d+\): backward$"
+)
+_EXTRA, _OTHER, _BACKWARD = "extra", "other", "backward"
+_MODULE_CALLS = ("_wrapped_call_impl", "_call_impl", "__call__")
+
+
+class _Found(Struct, frozen=True):
+    """Extra calls of one instance from one place in one trace.
+
+    `around`: the user's code that trains nothing. `order`: what the function that makes them does in a step, in time:
+    calls of modules (`_EXTRA` these, else `_OTHER`) and `_BACKWARD`; empty where it makes no others. `part`: of the
+    time of all calls of modules that the function makes.
+    """
+
+    scene: TrainingScene
+    calls: Int64
+    around: Intervals
+    outer: Place | None
+    nodes: int
+    order: tuple[str, ...]
+    part: float
+
+
+def extra_calls(
+    scenes: Sequence[TrainingScene], samples: Samples | None, time: SampledTime | None
+) -> tuple[ExtraCall, ...]:
+    """Costliest first. `samples` and `time`: of the steady steps of the scenes' run."""
+    groups: dict[tuple[str, Place, bool], list[_Found]] = {}
+    for scene in scenes:
+        for module, where, exact, found in _Calls(scene).groups():
+            groups.setdefault((module, where, exact), []).append(found)
+    made = [_fact(scenes, key, parts, samples, time) for key, parts in groups.items()]
+    return tuple(sorted(made, key=lambda one: (-one.ms_per_step, one.place.file, one.place.line or 0, one.module)))
+
+
+def _fact(
+    scenes: Sequence[TrainingScene],
+    key: tuple[str, Place, bool],
+    parts: Sequence[_Found],
+    samples: Samples | None,
+    time: SampledTime | None,
+) -> ExtraCall:
+    module, where, exact = key
+    steps = sum(len(scene) for scene in scenes)
+    own = [(one.scene, one.scene.lost(one.scene.times(one.calls), one.calls)) for one in parts]
+    around = [(one.scene, one.scene.lost(one.around, one.calls)) for one in parts]
+    silent = [(scene, intervals.EMPTY) for scene in scenes if all(one.scene is not scene for one in parts)]
+    ms, around_ms = summed([*own, *silent]), summed([*around, *silent])
+    source = ", ".join(one.scene.span.ref.label for one in parts)
+    seen, outer, at_most_ms = 0, parts[0].outer, 0.0
+    if samples is not None and time is not None and not any(len(scene.found) for scene in scenes):
+        line, rows = _sampled(samples, time, where, parts[0].order, parts[0].part)
+        if line is not None and not exact:
+            where, exact = Place(where.file, line, where.function), True
+        share = time.share_of(rows)
+        whole, seen = share if outer is None else _through(samples, time, outer), share.samples
+        if seen >= ENOUGH_SAMPLES:
+            ms, source = share.ms, f"sampled stacks, {seen} of {time.samples} samples in steps"
+            around_ms = around_ms if outer is None else whole.ms
+            at_most_ms = whole.at_most_ms
+    hit = sum(len(np.unique(one.scene.step_around(one.calls))) for one in parts)
+    return ExtraCall(
+        module=module,
+        place=where,
+        exact=exact,
+        calls_per_step=sum(len(one.calls) for one in parts) / steps,
+        steps_share=hit / steps,
+        ms_per_step=ms,
+        around_ms_per_step=max(ms, around_ms),
+        at_most_ms_per_step=max(ms, around_ms, at_most_ms),
+        around=outer,
+        nodes_per_step=sum(one.nodes for one in parts) / steps,
+        samples=seen,
+        source=source,
+    )
+
+
+def _sampled(
+    samples: Samples, time: SampledTime, where: Place, order: tuple[str, ...], part: float
+) -> tuple[int | None, pl.Series]:
+    """The line of the function that makes the calls, if it can be told, and the stacks below it."""
+    none = pl.Series("row", [], time.rows["row"].dtype)
+    frames = samples.frames.join(time.rows.select("row", "samples"), on="row").sort("row", "position")
+    following = short(pl.col("function")).shift(-1).over("row")
+    here = (pl.col("user_file") == where.file) & (short(pl.col("function")) == bare(where.function))
+    stacks = (
+        frames.with_columns(callee=following)
+        .filter(here & pl.col("callee").is_in([*_MODULE_CALLS, _BACKWARD]))
+        .with_columns(backward=pl.col("callee") == _BACKWARD)
+        .unique(["row", "line"])
+    )
+    calls = (
+        stacks.group_by("line", "backward").agg(n=pl.col("samples").sum()).sort("n", "line", descending=[True, False])
+    )
+    modules = calls.filter(~pl.col("backward"))
+    every = int(modules["n"].sum())
+    if every < LINE_SAMPLES:
+        return None, none
+    line = _line_by_order(calls.filter(pl.col("n") >= SOME * every), order)
+    if line is None and part >= MOST and int(modules["n"][0]) >= ONE_LINE * every:
+        line = int(modules["line"][0])
+    own = stacks.filter((pl.col("line") == line) & ~pl.col("backward")) if line is not None else stacks.clear()
+    return (line, own["row"]) if int(own["samples"].sum()) >= LINE_SAMPLES else (None, none)
+
+
+def _line_by_order(calls: pl.DataFrame, order: tuple[str, ...]) -> int | None:
+    """Which line of a loop makes the extra calls: in the text its calls stand as they follow each other in time, from
+    some call on. The backward pass tells from which.
+    """
+    text = calls.sort("line").select("line", "backward").rows()
+    marks = [number for number, (_, backward) in enumerate(text) if backward]
+    if len(marks) != 1 or len(text) != len(order) or _BACKWARD not in order:
+        return None
+    shift = order.index(_BACKWARD) - marks[0]
+    lines = {line for number, (line, _) in enumerate(text) if order[(number + shift) % len(order)] == _EXTRA}
+    return int(lines.pop()) if len(lines) == 1 else None
+
+
+def _through(samples: Samples, time: SampledTime, outer: Place) -> Share:
+    return time.share_of(samples.through(outer.file, outer.function or "", None, None))
+
+
+class _Calls:
+    """The calls of modules of one trace, and which of them train nothing."""
+
+    def __init__(self, scene: TrainingScene) -> None:
+        self.scene, self.span = scene, scene.span
+
+    @cached_property
+    def _roots(self) -> Int64:
+        """Calls in the steps that no module makes, nor the backward pass."""
+        calls = self.scene.calls
+        rows = calls.rows[calls.outer < 0] if len(calls.rows) else calls.rows
+        rows = rows[self.scene.mine[rows]]
+        names = self.span.names
+        stop = names.pick([_NOT_FORWARD.search(name) is not None for name in names.values]) | calls.is_backward
+        found: Int64 = rows[climb(self.span.parent, rows, stop) < 0]
+        return found
+
+    @cached_property
+    def _trained(self) -> Int64:
+        """Forward operators that a backward node reads."""
+        forward = self.scene.calls.forward
+        return np.unique(forward[forward >= 0])
+
+    @cached_property
+    def _root_of(self) -> Int64:
+        """For each row the call around it that no module makes, or itself; -1 for none."""
+        marked = np.zeros(len(self.span), bool)
+        marked[self._roots] = True
+        return nearest(self.span.parent, marked).astype(np.int64)
+
+    @cached_property
+    def _instances(self) -> tuple[str, ...]:
+        """By position in `calls.rows` the name of the instance."""
+        calls = self.scene.calls
+        return tuple(calls.paths.name[number] if number >= 0 else "" for number in calls.path.tolist())
+
+    def _trained_instances(self) -> set[str]:
+        """Those around a trained operator."""
+        calls = self.scene.calls
+        at = climb(self.span.parent, self._trained, calls.is_call)
+        inner = np.unique(np.searchsorted(calls.rows, at[at >= 0]))
+        found: set[str] = set()
+        while len(inner):
+            found.update(self._instances[number] for number in inner.tolist())
+            inner = np.unique(calls.outer[inner])
+            inner = inner[inner >= 0]
+        return found
+
+    @cached_property
+    def _resumes(self) -> Int64:
+        """When the training goes on, in order: a trained operator, the backward pass, the optimizer begins."""
+        names = self.span.names
+        optimizer = names.pick([_OPTIMIZER.search(name) is not None for name in names.values])
+        rows = np.concatenate([self._trained, np.flatnonzero(optimizer | self.scene.calls.is_backward)])
+        rows = rows[self.scene.mine[rows]]
+        return np.sort(self.span.start_ns[rows])
+
+    def groups(self) -> Iterator[tuple[str, Place, bool, _Found]]:
+        """By instance and the user's line or function that calls it, as (instance, place, exact, calls)."""
+        rows = self._roots
+        if not len(rows):
+            return
+        reads = np.zeros(len(self.span) + 1, bool)
+        reads[self._root_of[self._trained]] = True
+        rows = rows[~reads[rows]]
+        trained = self._trained_instances()
+        at = np.searchsorted(self.scene.calls.rows, rows)
+        rows = rows[np.array([self._instances[number] in trained for number in at.tolist()], bool)]
+        if not len(rows):
+            return
+        frames = [self._around(int(row)) for row in rows.tolist()]
+        ends = np.array([end for _, end in frames], np.int64)
+        scored = self._scored(rows, ends)
+        found = trace_back(self.scene.base, self.span, rows)
+        keys: dict[tuple[str, int], list[int]] = {}
+        for number in np.flatnonzero(scored & (found.place >= 0)).tolist():
+            name = self._instances[int(np.searchsorted(self.scene.calls.rows, rows[number]))]
+            keys.setdefault((name, int(found.place[number])), []).append(number)
+        for (name, index), numbers in sorted(keys.items()):
+            where, exact = place(self.scene.base, index)
+            own = rows[numbers]
+            begins = np.array([frames[number][0] for number in numbers], np.int64)
+            starts = np.where(begins >= 0, self.span.start_ns[np.maximum(begins, 0)], self.span.start_ns[own])
+            around = intervals.union(starts, ends[numbers])
+            outer, nodes = self._outer(begins), self._nodes(own)
+            yield name, where, exact, _Found(self.scene, own, around, outer, nodes, *self._order(own))
+
+    def _order(self, rows: Int64) -> tuple[tuple[str, ...], float]:
+        """`_Found.order` and `part` of the step of the first of these calls."""
+        span, names = self.span, self.span.names
+        backward = names.pick([_BACKWARD_CALL.search(name) is not None for name in names.values]) & span.is_function
+        calls = np.concatenate([self._roots, np.flatnonzero(backward & self.scene.mine)])
+        step = self.scene.step_around(np.append(calls, rows[0]))
+        calls = calls[step[:-1] == step[-1]]
+        holder, place_of = self._holder[calls], np.append(self.scene.base.origins.user, NONE)
+        same = holder == self._holder[rows[0]]
+        shared = (
+            place_of[np.where(holder >= 0, holder + span.first, NONE)] == place_of[self._holder[rows[0]] + span.first]
+        )
+        if (shared & ~same & ~np.isin(calls, rows) & ~backward[calls]).any():
+            return (), 0.0  # the same function trains when it is called again: its samples are of both
+        calls = calls[same]
+        calls = calls[np.argsort(span.start_ns[calls], kind="stable")]
+        own = set(rows.tolist())
+        found: list[str] = []
+        for row in calls.tolist():
+            kind = _EXTRA if row in own else _BACKWARD if backward[row] else _OTHER
+            if kind == _OTHER or not found or found[-1] != kind:  # a loop over batches, or two frames of one call
+                found.append(kind)
+        modules = calls[~backward[calls]]
+        part = span.duration_ns[modules[np.isin(modules, rows)]].sum() / max(1, span.duration_ns[modules].sum())
+        return tuple(found) if found.count(_BACKWARD) == 1 else (), float(part)
+
+    @cached_property
+    def _holder(self) -> Int64:
+        """For each row the user's function around it, or itself; -1 for none."""
+        span = self.span
+        user = (self.scene.base.origins.user[span.first : span.first + len(span)] >= 0) & span.is_function
+        return nearest(span.parent, user).astype(np.int64)
+
+    def _around(self, row: int) -> tuple[int, int]:
+        """The outermost function of the user's around a call in which nothing is trained, -1 for none; and when what
+        belongs to the call is over: that function, or the code up to where the training goes on.
+        """
+        span, user = self.span, self.scene.base.origins.user
+        outer, above = NONE, int(span.parent[row])
+        for _ in range(MAX_LEVELS):
+            if above < 0:
+                break
+            start, end = int(span.start_ns[above]), int(span.start_ns[above] + span.duration_ns[above])
+            if user[above + span.first] >= 0:
+                resumes = np.searchsorted(self._resumes, [start, end])
+                if resumes[0] != resumes[1]:
+                    break
+                outer = above
+            above = int(span.parent[above])
+        if outer >= 0:
+            return outer, int(span.start_ns[outer] + span.duration_ns[outer])
+        end = int(span.start_ns[row] + span.duration_ns[row])
+        step = int(self.scene.step_around(np.array([row], np.int64))[0])
+        later = int(np.searchsorted(self._resumes, end))
+        resumed = int(self._resumes[later]) if later < len(self._resumes) else int(self.scene.ends[step])
+        return NONE, min(resumed, int(self.scene.ends[step]))
+
+    def _outer(self, frames: Int64) -> Place | None:
+        """The one function of the user's that holds all of the calls, if there is one."""
+        user, places = self.scene.base.origins.user, self.scene.base.origins.places
+        if (frames < 0).any():
+            return None
+        indices = np.unique(user[frames + self.span.first])
+        if len(indices) != 1:
+            return None
+        origin = places[int(indices[0])]
+        return Place(origin.file, origin.line, origin.function)
+
+    def _scored(self, rows: Int64, ends: Int64) -> Bools:
+        """Whether the result of each call is scored before `ends`."""
+        names = self.span.names
+        scores = names.pick([_SCORES.search(name) is not None for name in names.values]) & self.scene.operators
+        scores[self._trained] = False
+        times = np.sort(self.span.start_ns[np.flatnonzero(scores)])
+        first = np.searchsorted(times, self.span.ends(rows))
+        found: Bools = np.searchsorted(times, ends) > first
+        return found
+
+    def _nodes(self, rows: Int64) -> int:
+        """Nodes that the operators of these calls recorded: how far their sequence numbers count up."""
+        sequence = self.span.column("sequence")
+        chosen = np.isin(self._root_of, rows) & (sequence >= 0) & self.scene.operators
+        numbers, owner = sequence[chosen], self._root_of[chosen]
+        total = 0
+        for row in np.unique(owner).tolist():
+            own = numbers[owner == row]
+            total += int(own.max() - own.min())
+        return total

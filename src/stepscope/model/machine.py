@@ -1,0 +1,455 @@
+"""What the machine and the loader's rhythm do to a run: clocks of GPUs, storage, nodes of memory, pauses, cores, drift.
+
+Times per step are ms of a mean steady step unless a name says otherwise. A part is None where its source is missing.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from stepscope.model.findings import Place
+
+
+class GpuClocks(Struct, frozen=True):
+    """The clock of one GPU of the run, over readings in which it was not idle.
+
+    readings: Readings of its clock between the first and the last steady step.
+    busy_readings: Of these, without the driver's word that the GPU idled.
+    utilization (share): Of the time, in which a kernel ran (NVML), mean over readings.
+    clock_mhz: Mean SM clock of the busy readings.
+    max_clock_mhz: The highest the driver tells.
+    reasons (share): Of the busy readings, by reason for a lower clock that somebody could remove.
+    lost_share: 1 - clock by highest clock where there is such a reason, else 0; mean over all readings.
+    power_w: Mean power of the busy readings.
+    power_limit_w: The limit in force.
+    power_default_w: The limit as delivered.
+    temperature_c: The highest of the busy readings.
+    strangers: Processes on it that are not the run's, the most at one reading.
+    strangers_bytes: Memory they hold, the most at one reading.
+    """
+
+    host: str
+    device: str
+    readings: int
+    busy_readings: int
+    utilization: float | None
+    clock_mhz: float
+    max_clock_mhz: float
+    reasons: dict[str, float]
+    lost_share: float
+    power_w: float | None
+    power_limit_w: float | None
+    power_default_w: float | None
+    temperature_c: float | None
+    strangers: int | None  # None where own ones do not show
+    strangers_bytes: int | None
+
+
+class StorageMount(Struct, frozen=True):
+    """A file system that holds data of the run.
+
+    files: Files of the run's processes on it, summed over looks, or paths the command names.
+    """
+
+    kind: str
+    path: str
+    files: int
+    source: str  # "open files" | "command line"
+
+
+class StorageFacts(Struct, frozen=True):
+    """Where the processes that load data read it from: loader workers, else the training processes. Summed over them.
+
+    requested_bytes_per_s: Asked for by reads of loader workers, else of the training process.
+    device_bytes_per_s: Of these and of mapped files, what storage had to bring.
+    cold_share: The second by the first, at most 1; above 1 MB/s.
+    late_cold_share: The same in the last third of the steady time.
+    blocked_share: Of the readings of these processes, those that met one in state D.
+    blocked_readings: These readings.
+    io_delay_share: Of their time, waiting for block devices, where the kernel counts it.
+    major_faults_per_s: Page faults of these processes that read a disk.
+    pressure_pct: Of the time, in which something waited for storage (PSI).
+    """
+
+    role: str  # "loader_worker" | "rank"
+    mounts: tuple[StorageMount, ...]  # the most files first
+    requested_bytes_per_s: float | None
+    device_bytes_per_s: float | None
+    cold_share: float | None
+    late_cold_share: float | None
+    blocked_share: float | None
+    blocked_readings: int
+    io_delay_share: float | None
+    major_faults_per_s: float | None
+    pressure_pct: float | None
+
+
+class NumaFacts(Struct, frozen=True):
+    """Nodes of memory, on machines with several. Shares are of readings of the training processes' main threads.
+
+    nodes: Nodes with processors.
+    main_nodes (share): By node, of the readings of main threads of training processes.
+    away_share: Of the readings, those on another node than a GPU of the process.
+    """
+
+    nodes: int
+    main_nodes: dict[str, float]
+    away_share: float | None
+
+
+class PauseLine(Struct, frozen=True):
+    """A line of the user's at which garbage collections struck inside steady steps.
+
+    count: Collections that struck while the main thread was at the line.
+    ms_per_step: Their time, by steady steps.
+    """
+
+    place: Place
+    count: int
+    ms_per_step: float
+
+
+class PauseFacts(Struct, frozen=True):
+    """Collections of Python's garbage collector inside steady steps: full ones, and others above a millisecond.
+
+    `lines` are in order of time; a line that asks for a collection holds all of its own.
+
+    count: Collections that began in a steady training step: full ones, others above a millisecond.
+    full: Of these, collections of all generations.
+    collected: Objects they freed.
+    steps: Steady training steps.
+    steps_struck: Of these, steps in which a collection began.
+    ms_per_step: Time of the collections inside their steps, by steady steps.
+    longest_ms: The longest of them, as far as it lies in its step.
+    """
+
+    count: int
+    full: int
+    collected: int | None
+    steps: int
+    steps_struck: int
+    ms_per_step: float
+    longest_ms: float
+    lines: tuple[PauseLine, ...]
+
+
+class PoolFacts(Struct, frozen=True):
+    """How all threads of a training process used its cores, mean over processes. Shares are of wall time.
+
+    The pool is all threads but the main one. What it loses is None where torch's threads fit, or are not known.
+
+    main_cpu_share: Of the wall time, in which the main thread was on a core (schedstat).
+    main_off_share: Of the wall time, in which it was neither on a core nor ready for one.
+    used_cores: CPU time of all other threads of the process by wall time.
+    ready_threads (threads): Time in which they were ready without a core, summed, by wall time.
+    timeslices_per_step: How often a thread of the process was put on a core, per mean steady step.
+    other_waits_share: Of the mean steady step, the main thread's wait for loader workers and files and its sleep.
+    cores: Cores the process could have used: without what others and loader workers took.
+    others_cores: CPU use of processes that are not the run's, and what a hypervisor took.
+    lost_ms_per_step: The mean steady step less the step put together again with as many threads as cores: other waits,
+        what the main thread did alone, and the pool's work over the cores. 6 us are taken out of the work for each time
+        a thread was put on a core. At most what the main thread waited because of the pool.
+    at_most_ms_per_step: The same with 15 us, at most all the main thread waited and 15 us for each time it was put on a
+        core.
+    """
+
+    main_cpu_share: float
+    main_off_share: float
+    used_cores: float
+    ready_threads: float
+    timeslices_per_step: float
+    other_waits_share: float
+    cores: float
+    others_cores: float | None
+    lost_ms_per_step: float | None
+    at_most_ms_per_step: float | None
+
+
+class CpuFacts(Struct, frozen=True):
+    """How training shared its cores, mean over the steady time and over ranks.
+
+    readings: Readings of telemetry between the first and the last steady step.
+    seconds: From the first of them to the last.
+    cores: Cores the run may use: affinity, cut by the cgroup's quota; of the smallest host.
+    ranks_on_host: Training processes on the fullest host.
+    threads: Threads of torch in each rank, as the script or the environment set them.
+    own_cores: CPU use of all processes of the run on a host, mean over readings.
+    run_delay_share: Of the wall time, in which a rank's main thread could run and had no core (schedstat), mean over
+        ranks.
+    throttled_share: Growth of the cgroup's throttled time by wall time; it is summed over cores, so it may be above 1.
+    throttled_ms_per_step: That time or the main thread's wait, whichever is less, per mean steady step.
+    own_ms_per_step: Of the wait without throttling, what others cannot have caused: they have only the cores they use,
+        or where that is not read those the run leaves.
+    main_cpu_share: Of the wall time, in which the main thread had a core, mean over ranks.
+    waits_ms_per_step: Of the mean steady step, what the main thread waits for loader workers and files, or sleeps at a
+        line.
+    others_ms_per_step: Of the wait without throttling, what the run's other threads cannot have caused, at most what
+        others had.
+    involuntary_switches_per_s: How often the main thread was taken off its core.
+    pressure_pct: Of the time, in which something waited for a core (PSI), the cgroup's if known.
+    load: Mean load of the machine over a minute.
+    migrations_per_s: How often the main thread was moved to another core.
+    stolen_cores: What a hypervisor gave to other machines.
+    """
+
+    readings: int
+    seconds: float
+    cores: float
+    ranks_on_host: int
+    threads: int | None
+    threads_place: Place | None
+    threads_source: str
+    own_cores: float
+    run_delay_share: float
+    throttled_share: float | None
+    throttled_ms_per_step: float | None
+    own_ms_per_step: float
+    others_ms_per_step: float
+    involuntary_switches_per_s: float | None
+    pressure_pct: float | None
+    load: float | None
+    migrations_per_s: float | None = None
+    stolen_cores: float | None = None
+    pool: PoolFacts | None = None  # None in recordings without the counts of all threads, and of processes with one
+    main_cpu_share: float | None = None
+    waits_ms_per_step: float = 0.0
+
+
+class Child(Struct, frozen=True):
+    """Processes of the run that neither train nor load batches, alike in command and in the line that started them.
+
+    processes: Processes that used a core in the steady time.
+    cores: Their CPU use, mean over readings.
+    """
+
+    command: str
+    how: str | None  # "subprocess.Popen", "multiprocessing.Process", "os.fork" …; None where nobody saw it start
+    place: Place | None
+    processes: int
+    cores: float
+
+
+class ChildrenFacts(Struct, frozen=True):
+    """What the processes that the script started take from the main thread; those that use most first.
+
+    Times are None where no telemetry of the main thread exists.
+
+    cores: CPU use of processes that neither train nor load batches, mean over readings.
+    ms_per_step: Of what the main thread waited for a core, their part by the CPU use of all that ran beside it.
+    at_most_ms_per_step: That wait, with what the main thread may have spun meanwhile; or the distance to the quickest
+        hundredth of the steady steps, whichever is more.
+    """
+
+    groups: tuple[Child, ...]
+    cores: float
+    ms_per_step: float | None
+    at_most_ms_per_step: float | None
+
+
+class MemoryPressureFacts(Struct, frozen=True):
+    """Page faults that read a disk, and the time something stood still for want of memory (PSI).
+
+    seconds: Of telemetry between the first and the last steady step.
+    major_faults_per_step: Page faults of a training process that read a disk, per mean steady step.
+    stalled_pct: Of the time, in which something stood still for want of memory (PSI).
+    rss_bytes: Highest resident size of a training process.
+    """
+
+    seconds: float
+    major_faults_per_step: float
+    stalled_pct: float | None  # the cgroup's where it is known, else the machine's
+    stalled_of: str  # "cgroup" | "machine"
+    rss_bytes: int | None
+
+
+class PageFaultFacts(Struct, frozen=True):
+    """Pages that steady training steps had the system map, and what that took; means over steps and ranks.
+
+    A fault costs the thread that has it. Telemetry tells which part `main_share` of them the training thread had
+    itself: what it has alone is paid one after another, what threads of an operator have at once is paid together.
+    Giving a page back is the training thread's work in any case. The cost is never more than the step's own work.
+
+    steps: Steady training steps whose faults are known.
+    minor_per_step: Pages that the system had to map in a step, for all threads of the process; mean.
+    main_share: Of the faults, those that the main thread had itself, by telemetry.
+    kept_share: Of the faults, those by which the processes grew: no loss, and not in the cost.
+    page_bytes: Size of a page.
+    threads: Threads that faulted at once when the cost was measured.
+    ns_alone: Processor time of a fault on one thread alone, zeroing the page included.
+    ns_beside: Of a fault to each thread where several fault at once.
+    ns_returned: To give a page back.
+    cost_ms_per_step: What the training thread paid: its own faults, and giving all pages back; at most the step's own
+        work.
+    at_most_ms_per_step: The same with all faults one after another.
+    libc (text): C library of the machine, with its version.
+    preloaded (text): LD_PRELOAD of the command.
+    settings (text): Variables of the command that set the allocator.
+    huge_pages (text): Whether the kernel gives pages of 2 MiB: always, on request (madvise) or never.
+    installed (text): Allocators that LD_PRELOAD could load.
+    largest_bytes: Largest allocation in a window that recorded memory.
+    """
+
+    steps: int
+    minor_per_step: float
+    main_share: float | None  # None without telemetry: then all are taken for shared evenly, which costs least
+    kept_share: float | None
+    page_bytes: int
+    threads: int
+    ns_alone: float | None
+    ns_beside: float | None
+    ns_returned: float | None
+    cost_ms_per_step: float | None
+    at_most_ms_per_step: float | None
+    libc: str | None
+    preloaded: str | None
+    settings: dict[str, str]  # MALLOC_*, GLIBC_TUNABLES and THP_MEM_ALLOC_ENABLE as the command was given them
+    huge_pages: str | None
+    installed: tuple[str, ...]
+    largest_bytes: int | None
+
+
+class DriftLine(Struct, frozen=True):
+    """A line of the user's whose sampled time per step grew between the first and the last part of the run.
+
+    early_ms_per_step: Sampled time at the line, per step of the first third of the steady time.
+    late_ms_per_step: The same of the last third.
+    samples: Samples at the line in the last third.
+    """
+
+    place: Place
+    early_ms_per_step: float
+    late_ms_per_step: float
+    samples: int
+
+
+class DriftFacts(Struct, frozen=True):
+    """Whether steady steps became slower. Levels are on the straight line through all steps (Theil and Sen).
+
+    `rising`: every part of the run is slower at its median than the one before, on every rank.
+
+    steps: Steady training steps.
+    parts: Parts the run is cut into.
+    early_ms: The line through all steps (Theil and Sen) at the first one, mean over ranks.
+    late_ms: The same at the last one.
+    lost_ms_per_step: The line's mean over its start.
+    medians_ms: Median step of each part.
+    phases (ms): By phase, the last part's median over the first part's.
+    """
+
+    steps: int
+    parts: int
+    rising: bool
+    early_ms: float
+    late_ms: float
+    lost_ms_per_step: float
+    medians_ms: tuple[float, ...]
+    phases: dict[str, float]
+    lines: tuple[DriftLine, ...]
+
+
+class ProfilerFacts(Struct, frozen=True):
+    """The steps of the script's own profiler against the steady ones outside, of the ranks that have both.
+
+    `source`: "journal", or "trace" where the profiler recorded stacks, because nothing is journaled meanwhile.
+
+    inside: Training steps it recorded.
+    outside: Steady ones it did not.
+    inside_ms: Mean step under it.
+    outside_ms: Mean step outside.
+    steps: All training steps of these ranks.
+    lost_ms_per_step: What its steps took over those outside, by means or medians, whichever tells less; by all steps.
+    total_ms_per_step: Mean of all steps.
+    """
+
+    inside: int
+    outside: int
+    inside_ms: float
+    outside_ms: float
+    steps: int
+    lost_ms_per_step: float
+    total_ms_per_step: float
+    source: str
+
+
+class EpochFacts(Struct, frozen=True):
+    """What starting a loader's iterators again cost, for one loader with workers. Medians are over the later epochs.
+
+    num_workers: The loader's setting.
+    restarts: Iterators made during training, without the first.
+    make_ms: Median time to make one of them.
+    first_wait_ms: Median wait for their first batch.
+    usual_wait_ms: Median wait for their other batches.
+    batch_ms: Work to make one batch, from sampled stacks of the workers.
+    lost_ms_per_step: Time to make these iterators, and what first batches waited beyond usual_wait_ms and batch_ms
+        (only where batch_ms is known), by all training steps.
+    at_most_ms_per_step: Time to make these iterators, as much again at most for the gap before (the old workers end),
+        and what the first steps of these epochs took beyond the faster quarter of the second halves; by all training
+        steps.
+    total_ms_per_step: Wall time of all training steps and of changing iterators, by training steps.
+    """
+
+    site: Place | None
+    num_workers: int
+    persistent: bool | None
+    kind: str  # of the steps it feeds
+    restarts: int
+    make_ms: float
+    first_wait_ms: float
+    usual_wait_ms: float
+    batch_ms: float | None
+    lost_ms_per_step: float
+    at_most_ms_per_step: float
+    total_ms_per_step: float
+
+
+class WaveFacts(Struct, frozen=True):
+    """Whether the wait for data comes in one step of `period`.
+
+    period: Workers of the loader that feeds training.
+    waves: Steady steps by the period: so many steps with the longest waits are looked at.
+    share: Of all data wait of the first rank's steady steps, what lies in these steps.
+    regular (share): Of the distances between neighbouring ones, those that are the period.
+    wave_wait_ms: Median data wait in them.
+    other_wait_ms: Median data wait in the other steps.
+    """
+
+    period: int
+    waves: int
+    share: float
+    regular: float
+    wave_wait_ms: float
+    other_wait_ms: float
+
+
+class TraceLoader(Struct, frozen=True):
+    """The loader of one run of traces without a journal. `workers`: "none", "some", or None where no name tells.
+
+    fetches: Ranges of the loader's `__next__` in the traces of the run.
+    fetch_ms: Mean time of one.
+    """
+
+    run: str
+    workers: str | None
+    call: Place | None  # the user's line that asks for the batch
+    entries: tuple[Place, ...]  # the outermost lines of the user's below it, with their share of its time
+    fetches: int
+    fetch_ms: float
+
+
+class MachineFacts(Struct, frozen=True):
+    """All of the above."""
+
+    journaled: bool  # a journal of events exists: what is not in it did not happen
+    pauses: PauseFacts | None
+    cpu: CpuFacts | None
+    memory: MemoryPressureFacts | None
+    drift: DriftFacts | None
+    profiler: ProfilerFacts | None
+    epochs: tuple[EpochFacts, ...] | None
+    waves: WaveFacts | None
+    trace_loaders: tuple[TraceLoader, ...]
+    gpus: tuple[GpuClocks, ...] = ()  # that the run computes on
+    storage: StorageFacts | None = None
+    numa: NumaFacts | None = None  # of a machine with several nodes of memory
+    children: ChildrenFacts | None = None  # None without telemetry of the training time
+    page_faults: PageFaultFacts | None = None  # None in recordings without them

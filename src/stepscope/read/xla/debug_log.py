@@ -1,0 +1,295 @@
+"""Frames as torch_xla prints them, `name (file:line)`, innermost first, and which of them is the user's."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec import Struct, field
+
+from stepscope.read.text import clean
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "\\site-packages\\")
+
+
+class Place(NamedTuple):
+    """A line of code."""
+
+    file: str
+    line: int
+    function: str
+
+
+def frame_of(line: str) -> Place | None:
+    """The frame that `line` is, or None."""
+    text = line.strip()
+    name, bracket, rest = text.partition(" (")
+    if not bracket or not rest.endswith(")") or len(text) > 4096:
+        return None
+    file, colon, number = rest[:-1].rpartition(":")
+    if not colon or not file or not number.isdecimal() or len(number) > 9:
+        return None
+    return Place(clean(file), int(number), clean(name))
+
+
+def user_place(frames: Sequence[Place]) -> Place | None:
+    """The innermost frame that belongs to no installed package, nor to Python or torch_xla itself."""
+    own = [frame for frame in frames if not any(part in frame.file for part in _LIBRARIES)]
+    named = [frame for frame in own if not _is_runtime(frame.file)]
+    return next(iter(named or own), None)
+
+
+def _is_runtime(file: str) -> bool:
+    return file.startswith("<") or "/lib/python3." in file or "/torch_xla/" in file
+
+
+MAX_TEXT = 2_000
+MAX_COMPILES = 100_000  # kept one by one; what comes later is counted without its graph
+MAX_GROUPS = 10_000
+MAX_WARNINGS = 100
+MAX_OPEN = 64
+MAX_FRAMES = 64
+
+MARK = "Analysis: "
+WARNING = "pt-xla-profiler:"
+
+_SYNCS = (
+    *("user torch_xla.sync", "torch_xla.sync in parallel loader", "torch_xla.sync when exiting"),
+    *("user mark_step", "mark_step in parallel loader", "mark_step when exiting"),
+)
+_FREQUENT = re.compile(r"(\w{1,100}) too frequent: (\d{1,15}) counts during (\d{1,15}) steps")
+_NOT_LOWERED = "Op(s) not lowered: "
+_COUNTED = re.compile(r"FRAME \(count=(\d{1,15})\):")
+_LAUNCHER_PREFIX = re.compile(r"\A\s*\[[^\]]{1,40}\]: ?")  # of a launcher that says which process a line is of
+_OPERATOR = re.compile(r"Unlowered Op: \"([^\"]{1,200})\"")
+_TABLE_LINES = ("===", "---", "Note: _local_scalar_dense")
+_ANY_FALLBACK = "xla_fallback"  # what the table calls every operator since its names were lost
+
+
+class Compile(Struct, frozen=True):
+    """A compilation, or one kind of them; `step` where the syncs of the log tell it."""
+
+    cause: str | None
+    graph: str | None
+    inputs: int | None
+    outputs: int | None
+    place: Place | None
+    step: int | None = None
+
+
+class FrameCount(Struct, frozen=True):
+    """A line of the table of frames: how often operators without lowering were called there."""
+
+    operator: str | None
+    place: Place
+    count: int
+
+
+class _Open(Struct):
+    """An analysis that is being printed."""
+
+    cause: str | None = None
+    graph: str | None = None
+    inputs: int | None = None
+    outputs: int | None = None
+    frames: list[Place] = field(default_factory=list)
+    framed: bool = False
+
+
+class Analyses:
+    """Everything a debug log says, filled line by line."""
+
+    def __init__(self) -> None:
+        self.compiles: list[Compile] = []
+        self.more_compiles: Counter[Compile] = Counter()  # beyond `MAX_COMPILES`
+        self.executions: Counter[Compile] = Counter()
+        self.warnings: dict[str, tuple[str, int]] = {}  # kind -> (last line, how many)
+        self.frames: list[FrameCount] = []
+        self.fallback_calls: int | None = None  # as the table of frames has it, of all operators together
+        self.operators: list[str] = []  # without lowering, as the warnings name them
+        self.counts: dict[str, int] = {}  # metric -> samples, as the last warning has it
+        self.syncs = 0
+        self._steps_hold = True
+        self._steps_told = 0
+        self._opened: dict[str, list[_Open]] = {"Compilation": [], "Execution": []}
+        self._table: _Table | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.compiles or self.executions or self.warnings or self.frames or self.fallback_calls)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were made, as far as the log tells: never more than there were."""
+        return max(self._steps_told, self.syncs)
+
+    @property
+    def steps_hold(self) -> bool:
+        """Whether the syncs of the log can be taken as its steps."""
+        return self._steps_hold and self.syncs > 0
+
+    def feed(self, line: str) -> bool:
+        """Take in a line; False where it is none of ours."""
+        if MARK in line and self._analysis(line[: MAX_TEXT * 2]):
+            return True
+        at = line.find(WARNING)
+        if at >= 0:  # the table comes through Python's logging, whose prefix ends without a space
+            text = line[at + len(WARNING) : at + MAX_TEXT].rstrip()
+            return self._in_table(text) or self._warning(text.strip())
+        return self._in_table(line[: MAX_TEXT * 2])
+
+    def end(self) -> None:
+        """The log is over: an analysis that was cut off counts as well."""
+        for kind, opened in self._opened.items():
+            for analysis in opened:
+                self._close(kind, analysis)
+            opened.clear()
+        self._close_table()
+
+    # ----------------------------------------------------------------------------------------------- analyses
+
+    def _analysis(self, line: str) -> bool:
+        head, _, text = line.partition(MARK)
+        if head.endswith("Compilation "):
+            if head.endswith("Post Compilation "):
+                return True
+            kind = "Compilation"
+        elif head.endswith("Execution "):
+            kind = "Execution"
+        else:
+            return False
+        opened = self._opened[kind]
+        words = text.strip()
+        if words == f"{kind} Cause":
+            opened.append(_Open())
+            if len(opened) > MAX_OPEN:
+                self._close(kind, opened.pop(0))
+        elif words.startswith("---"):
+            done = next((analysis for analysis in opened if analysis.framed), opened[0] if opened else None)
+            if done is not None:
+                opened.remove(done)
+                self._close(kind, done)
+        elif opened and words and not words.startswith("==="):
+            _detail(opened, words)
+        return True
+
+    def _close(self, kind: str, analysis: _Open) -> None:
+        step = self.syncs
+        found = Compile(
+            analysis.cause, analysis.graph, analysis.inputs, analysis.outputs, user_place(analysis.frames), step
+        )
+        if kind == "Compilation":
+            if len(self.compiles) < MAX_COMPILES:
+                self.compiles.append(found)
+            else:
+                self._count(self.more_compiles, found)
+        else:
+            self._count(self.executions, Compile(found.cause, found.graph, None, None, found.place))
+            if analysis.cause is not None and analysis.cause.startswith(_SYNCS):
+                self.syncs += 1
+
+    def _count(self, counter: Counter[Compile], found: Compile) -> None:
+        whole = Compile(found.cause, found.graph, None, None, found.place)
+        if whole not in counter and len(counter) >= MAX_GROUPS:
+            whole = Compile(found.cause, None, None, None, found.place)
+            if whole not in counter and len(counter) >= 2 * MAX_GROUPS:
+                whole = Compile(None, None, None, None, None)
+        counter[whole] += 1
+
+    # ----------------------------------------------------------------------------------------------- warnings
+
+    def _warning(self, text: str) -> bool:
+        text = clean(text)
+        if not text or text.startswith(_TABLE_LINES):
+            return True
+        kind = text.partition(":")[0][:200]
+        if kind not in self.warnings and len(self.warnings) >= MAX_WARNINGS:
+            return True
+        self.warnings[kind] = (f"{WARNING} {text}", self.warnings.get(kind, ("", 0))[1] + 1)
+        match = _FREQUENT.match(text)
+        if match is not None:
+            count, steps = int(match[2]), int(match[3])
+            self.counts[match[1]] = max(count, self.counts.get(match[1], 0))
+            self._steps_told = max(steps, self._steps_told)
+            self._steps_hold = self._steps_hold and steps == self.syncs
+        elif text.startswith(_NOT_LOWERED):
+            words = (word.strip(" ,") for word in text[len(_NOT_LOWERED) :].split(","))
+            found = [word for word in words if "aten::" in word and " " not in word]
+            self.operators.extend(name for name in found if name not in self.operators)
+        return True
+
+    # -------------------------------------------------------------------------------------------------- table
+
+    def _in_table(self, line: str) -> bool:
+        match = _COUNTED.search(line)
+        if match is not None:
+            self._close_table()
+            self._table = _Table(int(match[1]))
+            return True
+        if "Unlowered Op usage summary" in line:
+            return True
+        table = self._table
+        if table is None:
+            return False
+        line = _LAUNCHER_PREFIX.sub("", line, count=1)
+        if line.startswith("=" * 40):
+            self._close_table()
+            return True
+        operator = _OPERATOR.search(line)
+        frame = frame_of(line)
+        if operator is not None:
+            table.operator = clean(operator[1])
+        elif frame is not None and len(table.frames) < MAX_FRAMES:
+            table.frames.append(frame)
+        return operator is not None or frame is not None
+
+    def _close_table(self) -> None:
+        table, self._table = self._table, None
+        if table is None:
+            return
+        operator = table.operator if table.operator != _ANY_FALLBACK else None
+        place = user_place(table.frames)
+        if place is None:
+            if table.operator is not None:
+                self.fallback_calls = (self.fallback_calls or 0) + table.count
+        elif len(self.frames) < MAX_GROUPS:
+            self.frames.append(FrameCount(operator, place, table.count))
+
+
+class _Table(Struct):
+    count: int
+    operator: str | None = None
+    frames: list[Place] = field(default_factory=list)
+
+
+_DETAILS = {"Graph Hash": "graph", "Number of Graph Inputs": "inputs", "Number of Graph Outputs": "outputs"}
+
+
+def _detail(opened: list[_Open], words: str) -> None:
+    """Give a line of an analysis to the oldest open one that lacks it."""
+    key, _, text = words.partition(":")
+    name = _DETAILS.get(key)
+    if name is not None:
+        analysis = next((analysis for analysis in opened if getattr(analysis, name) is None), None)
+        if analysis is not None:
+            text = text.strip()
+            setattr(analysis, name, clean(text[:200]) if name == "graph" else _count(text))
+    elif key == "Python Frame Triggered Execution":
+        analysis = next((analysis for analysis in opened if not analysis.framed), None)
+        if analysis is not None:
+            analysis.framed = True
+    elif key != "Graph Info":
+        frame = frame_of(words)
+        analysis = next((analysis for analysis in opened if analysis.framed), None)
+        if frame is not None and analysis is not None:
+            if len(analysis.frames) < MAX_FRAMES:
+                analysis.frames.append(frame)
+            return
+        analysis = next((analysis for analysis in opened if analysis.cause is None), None)
+        if analysis is not None and not analysis.framed:
+            analysis.cause = clean(words[:MAX_TEXT])
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) <= 15 else None
