@@ -175,7 +175,8 @@ def _prepared(
 
 def _rendered(draw: Callable[[int], FlameGraph], form: str, key: str | None) -> str:
     from stepscope.analyze.pictures.flame_tree import MAX_NODES
-    from stepscope.report.flame import exports, page, svg
+    from stepscope.dashboard import single
+    from stepscope.report.flame import exports, svg
 
     nodes = MAX_NODES
     graph = draw(nodes)
@@ -188,10 +189,10 @@ def _rendered(draw: Callable[[int], FlameGraph], form: str, key: str | None) -> 
         from stepscope import __version__
 
         return exports.speedscope(graph, __version__)
-    text = page.render(graph, first=tree.key)
-    while len(text.encode("utf-8")) > page.MAX_BYTES and nodes > _MIN_NODES:
+    text = single.flame_page(graph, first=tree.key)
+    while len(text.encode("utf-8")) > single.MAX_BYTES and nodes > _MIN_NODES:
         nodes //= 2
-        text = page.render(draw(nodes), first=tree.key)
+        text = single.flame_page(draw(nodes), first=tree.key)
     return text
 
 

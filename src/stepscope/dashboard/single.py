@@ -21,8 +21,10 @@ from stepscope.report.places import command_line
 
 if TYPE_CHECKING:
     from stepscope import api
-    from stepscope.dashboard.pages import PageContext
+    from stepscope.dashboard.blocks import Block
+    from stepscope.dashboard.pages import Page, PageContext
     from stepscope.model import Report
+    from stepscope.model.sampled import FlameGraph
     from stepscope.report.outputs import Render
 
 SCHEMA = "stepscope.embedded/1"
@@ -64,10 +66,35 @@ def render(run: api.Run, report: Report, *, source: bool = True) -> str:
             "run": RUN,
             "documents": {key: shrunk(each, level) for key, each in found.items()},
         }
-        page = _page(built, report, embedded, without_scripts)
+        page = _page(built, _name(report), embedded, without_scripts)
         if len(page.encode("utf-8")) <= MAX_BYTES:
             return page
     return plain(report, found)
+
+
+def flame_page(graph: FlameGraph, *, first: str | None = None) -> str:
+    """A page of a flame graph alone, that begins with the tree `first`. Without a front end it is the picture of it."""
+    from stepscope.dashboard import blocks
+    from stepscope.dashboard.pages import PAGES
+    from stepscope.report.flame import svg
+    from stepscope.report.flame.document import document
+
+    built = bundle.load()
+    made = document(graph, first=first)
+    key = made["trees"][made["first"]]["key"]
+    if built is None:
+        return svg.page(graph, next(tree for tree in graph.trees if tree.key == key), bundle.missing())
+    page = PAGES["flame"]
+    shown = _page_of(page, [blocks.flame("flame", made, key)])
+    head = _head_of(made["title"], [{"key": page.key, "title": page.title, "group": page.group, "empty": False}])
+    embedded = {
+        "schema": SCHEMA,
+        "run": RUN,
+        "documents": {f"runs/{RUN}": head, f"runs/{RUN}/pages/{page.key}": shown},
+    }
+    sections = [static_page.Section(page.title, shown["blocks"])]
+    without_scripts = static_page.body(made["title"], sections, NO_SCRIPT_BYTES)
+    return _page(built, made["title"], embedded, without_scripts)
 
 
 def plain(report: Report, found: Mapping[str, Mapping[str, Any]], note: str | None = None) -> str:
@@ -107,13 +134,19 @@ def _without_content(key: str, why: str) -> dict[str, Any]:
     from stepscope.dashboard import blocks, pages
 
     page = pages.PAGES[key]
+    return _page_of(page, [blocks.empty(page.title, why)])
+
+
+def _page_of(page: Page, shown: list[Block]) -> dict[str, Any]:
+    from stepscope.dashboard.pages import PAGE_SCHEMA
+
     return {
-        "schema": pages.PAGE_SCHEMA,
-        "page": key,
+        "schema": PAGE_SCHEMA,
+        "page": page.key,
         "title": page.title,
         "revision": 0,
         "scope": {"worker": None, "span": None, "steps": None, "follows": list(page.follows), "note": None},
-        "blocks": [blocks.empty(page.title, why)],
+        "blocks": shown,
     }
 
 
@@ -143,31 +176,44 @@ def _head(context: PageContext, report: Report, empty: Mapping[str, bool]) -> di
     """The run as the front end's frame shows it. Workers, spans and steps cannot be chosen in a file."""
     from stepscope.dashboard.pages import PAGES
     from stepscope.dashboard.server.live import FINISHED, standing
+
+    pages = [
+        {"key": page.key, "title": page.title, "group": page.group, "empty": empty[page.key]} for page in PAGES.values()
+    ]
+    recorded = context.run.recorded
+    return {
+        **_head_of(_name(report), pages),
+        "kind": "run" if recorded else "trace",
+        "state": standing(context.run.folder).state if recorded else FINISHED,
+        "command": command_line(report.run) or None,
+        "started_ns": report.run.get("started_ns"),
+    }
+
+
+def _head_of(name: str, pages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The frame around pages of files, which no run is known of."""
+    from stepscope.dashboard.server.live import FINISHED
     from stepscope.report import escape
 
-    run = report.run
     return {
         "schema": HEAD_SCHEMA,
         "id": RUN,
-        "name": escape.plain(_name(report), 120),
-        "kind": "run" if context.run.recorded else "trace",
-        "state": standing(context.run.folder).state if context.run.recorded else FINISHED,
-        "command": command_line(run) or None,
-        "started_ns": run.get("started_ns"),
+        "name": escape.plain(name, 120),
+        "kind": "trace",
+        "state": FINISHED,
+        "command": None,
+        "started_ns": None,
         "revision": 0,
         "workers": [],
         "spans": [],
         "steps": None,
-        "pages": [
-            {"key": page.key, "title": page.title, "group": page.group, "empty": empty[page.key]}
-            for page in PAGES.values()
-        ],
+        "pages": pages,
         "preparing": None,
         "error": None,
     }
 
 
-def _page(built: bundle.Bundle, report: Report, embedded: Mapping[str, Any], without_scripts: str) -> str:
+def _page(built: bundle.Bundle, name: str, embedded: Mapping[str, Any], without_scripts: str) -> str:
     from stepscope.dashboard.static_page import STYLE
     from stepscope.report.escape import markup
 
@@ -183,7 +229,7 @@ def _page(built: bundle.Bundle, report: Report, embedded: Mapping[str, Any], wit
         + _data(embedded)
         + "".join(f'<script type="module">{text}</script>\n' for text in scripts)
     )
-    title = f"<title>{markup(_name(report), 120)} – stepscope</title>"
+    title = f"<title>{markup(name, 120)} – stepscope</title>"
     page = _TITLE.sub(lambda _: title, built.page, count=1)
     before, _, after = page.partition("</head>")
     middle, _, end = after.rpartition("</body>")

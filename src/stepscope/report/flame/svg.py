@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterator
+from importlib import resources
 
 import numpy as np
 
 from stepscope.model.sampled import FlameFrame, FlameGraph, FlameTree
 from stepscope.report.escape import markup, plain
 from stepscope.report.flame.document import CHANGES, KINDS, LONGEST_NAME, changes, rounded
-from stepscope.report.flame.page import asset
 
 WIDTH = 1200.0
 CELL = 17
@@ -19,7 +21,9 @@ NARROWEST = 0.3  # a narrower box cannot be seen
 _STYLE = (
     "text{font:12px system-ui,'Segoe UI',Roboto,sans-serif;fill:#14181f}.soft{fill:#566072}.box,.button{cursor:pointer}"
     ".button{fill:#1d4ed8}.box:hover rect{stroke:#14181f}.box text{pointer-events:none}"
+    ".title{font-size:15px;font-weight:600}"
 )
+_SCRIPT = "\n" + (resources.files(__package__) / "picture.js").read_text(encoding="utf-8")
 
 
 def render(graph: FlameGraph, tree: FlameTree) -> str:
@@ -33,12 +37,28 @@ def render(graph: FlameGraph, tree: FlameTree) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {height}" width="{WIDTH:g}" height="{height}" '
         f'data-width="{WIDTH:g}">\n<title>{markup(graph.title, 160)}</title>\n<style>{_STYLE}</style>\n'
         f'<rect width="100%" height="100%" fill="#ffffff"/>\n'
-        f'<text x="4" y="18" style="font-size:15px;font-weight:600">{markup(graph.title, 140)}</text>\n'
+        f'<text x="4" y="18" class="title">{markup(graph.title, 140)}</text>\n'
         f'<text x="4" y="36" class="soft">{note}</text>\n'
         '<text x="4" y="54" class="button" id="reset">reset</text>'
         '<text x="50" y="54" class="button" id="search">search</text>'
         '<text x="110" y="54" class="soft" id="status"></text>\n'
-        f"{boxes}\n<script><![CDATA[\n{asset('picture.js')}]]></script>\n</svg>\n"
+        f"{boxes}\n<script><![CDATA[{_SCRIPT}]]></script>\n</svg>\n"
+    )
+
+
+def page(graph: FlameGraph, tree: FlameTree, why: str) -> str:
+    """The picture as a web page that runs nothing but its own script; `why` says why there is no more to it."""
+    script, style = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (_SCRIPT, _STYLE))
+    policy = f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; base-uri 'none'"
+    notes = "".join(f"<li>{markup(note)}</li>" for note in graph.notes)
+    others = ", ".join(f"<code>{markup(each.key)}</code>" for each in graph.trees)
+    return (
+        "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}; form-action \'none\'">\n'
+        "<meta name='referrer' content='no-referrer'>\n"
+        f"<title>{markup(graph.title, 160)} – stepscope flame graph</title>\n</head>\n<body>\n<ul>{notes}</ul>\n"
+        f"{render(graph, tree)}<p>This is the plain form of the page, with one tree: {markup(why, 600)}. "
+        f"<code>--tree</code> chooses another of {others}.</p>\n</body>\n</html>\n"
     )
 
 

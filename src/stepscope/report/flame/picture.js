@@ -1,7 +1,7 @@
 // Zoom and search for a flame graph that is one SVG file. Without a script the picture stands as it was drawn.
 "use strict";
 (() => {
-  const svg = document.documentElement, WIDTH = Number(svg.dataset.width), LETTER = 6.6;
+  const svg = document.querySelector("svg"), WIDTH = Number(svg.dataset.width), LETTER = 6.6;
   const boxes = [...svg.querySelectorAll("g.box")].map((g) => ({
     g, x: Number(g.dataset.x), w: Number(g.dataset.w), depth: Number(g.dataset.d), name: g.dataset.n,
     rect: g.querySelector("rect"), text: g.querySelector("text"), title: g.querySelector("title").textContent,
