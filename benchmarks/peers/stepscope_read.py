@@ -54,8 +54,8 @@ def analyze(paths: list[Path], folder: Path) -> Work:
     """The command line's work, its output included."""
     import stepscope.analyze
     import stepscope.cli.analyze
+    import stepscope.dashboard.single
     import stepscope.diagnose
-    import stepscope.report.html
     import stepscope.report.outputs
     import stepscope.report.terminal
     import stepscope.tables

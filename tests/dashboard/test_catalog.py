@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.dashboard.server.catalog import Places
-from stepscope.dashboard.server.entries import Catalog
+from stepscope.dashboard.server.catalog import Catalog, Places
 from stepscope.errors import UnreadableInputError
 from tests import gpu_traces
 from tests.builders import MS, T0, step_rows

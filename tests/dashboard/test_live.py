@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stepscope.dashboard.server import live
-from stepscope.dashboard.server.journals import Journals
+from stepscope.dashboard.server.live import Journals
 from tests.builders import MS, T0, step_rows
 from tests.dashboard.client import PATIENCE_S, Dashboard
 from tests.dashboard.served_runs import Growing

@@ -11,8 +11,8 @@ import pytest
 import stepscope
 from stepscope.model import Abstention, Diagnosis
 from stepscope.report import build, notebook
+from tests.dashboard.test_plain_report import Page
 from tests.report.fabricate import analysis, diagnosis, finding, run_facts, write_script
-from tests.report.test_html import Page
 from tests.report.test_terminal import HOSTILE
 
 SOURCE = Path(stepscope.__file__).resolve().parents[1]

@@ -19,7 +19,8 @@ from stepscope.dashboard import bundle, shrink, single
 from stepscope.dashboard.pages import PAGES
 from stepscope.dashboard.shrink import LEVELS, Level, shrunk
 from stepscope.errors import UnreadableInputError
-from stepscope.report import experiment_page, html
+from stepscope.report import experiment_document
+from stepscope.report.escape import markup
 from tests.browser_page import Opened
 from tests.dashboard.browser import View
 from tests.dashboard.embedded import embedded
@@ -89,7 +90,7 @@ def test_it_holds_every_page_and_the_plain_report(opened: Callable[[str], Run]) 
         assert single.UNMADE not in json.dumps(document)
     (without_scripts,) = re.findall(r"<noscript>(.*?)</noscript>", page, re.DOTALL)
     for finding in report.findings:
-        assert html.markup(finding["title"]) in without_scripts
+        assert markup(finding["title"]) in without_scripts
 
 
 @pytest.mark.usefixtures("tiny")
@@ -189,7 +190,7 @@ def test_where_no_front_end_was_built_the_report_is_plain(
 @pytest.mark.usefixtures("tiny")
 def test_an_experiment_is_on_its_page(opened: Callable[[str], Run], tmp_path: Path) -> None:
     run = opened("small")
-    paths = experiment_page.write(experiment(), run.report(), tmp_path, single.renderer(run))
+    paths = experiment_document.write(experiment(), run.report(), tmp_path, single.renderer(run))
     assert [path.name for path in paths] == ["experiment.json", "report.json", "report.html"]
     found = embedded(paths[-1].read_text(encoding="utf-8"))["documents"]
     assert "loader.num_workers=2" in json.dumps(found["runs/this/pages/compare"])
@@ -323,7 +324,7 @@ def test_a_page_that_would_be_too_large_is_made_smaller(
     assert len(smaller) < len(packed)
     assert set(embedded(smaller)["documents"]) == set(embedded(whole)["documents"])
     monkeypatch.setattr(single, "MAX_BYTES", 5_000)
-    assert single.render(run, run.report()) == html.render(run.report())
+    assert single.render(run, run.report()) == single.plain(run.report(), single.documents(run, run.report()))
 
 
 # ---- in a browser ----------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_forwarding_goes_through_the_login_node(monkeypatch: pytest.MonkeyPatch)
 def test_a_browser_is_given_a_file_that_only_its_user_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import webbrowser
 
-    from stepscope.dashboard.server.browser import Opener
+    from stepscope.dashboard.server.start import Opener
 
     opened: list[str] = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

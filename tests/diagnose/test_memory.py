@@ -12,11 +12,12 @@ from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.errors import UsageError
 from stepscope.model import Diagnosis, Report, Risk
-from stepscope.report import build, html, jsonfile, terminal
+from stepscope.report import build, jsonfile, terminal
 from stepscope.tables.schema import Tables
 from tests.analyze.memory_scenes import GIB, HARDWARE, MIB, STEPS, memory_tables, readings, struck_steps
 from tests.analyze.test_memory_losses import leaking
 from tests.builders import T0, make_tables, step_rows
+from tests.dashboard.plain_pages import page_of
 
 RETRIES = "memory.allocator_retries"
 
@@ -205,14 +206,14 @@ def test_a_risk_is_shown_everywhere_and_ranked_nowhere() -> None:
     assert jsonfile.loads(jsonfile.dumps(report)) == report
     text = shown(report)
     assert text.index("Nobody explained 10") < text.index("Risks, without a measured cost") < text.index(row["title"])
-    assert f"<strong>{row['title']}</strong>" in html.render(report)
+    assert f"<h3>{row['title']}</h3>" in page_of(report, analysis)
 
 
 def test_without_a_risk_nothing_is_said_of_them() -> None:
     analysis = analyze(memory_tables(readings(lambda _: 4 * GIB)))
     report = build(analysis, diagnose(analysis), source=False)
     assert "Risks" not in shown(report)
-    assert "<h2>Risks" not in html.render(report)
+    assert "<h2>Risks" not in page_of(report, analysis)
 
 
 def test_a_hostile_name_stays_text() -> None:
@@ -221,4 +222,4 @@ def test_a_hostile_name_stays_text() -> None:
     report = build(analysis, diagnose(analysis), source=False)
     assert report.risks
     assert "\x1b[2J" not in shown(report)
-    assert "<script>" not in html.render(report)
+    assert "<script>" not in page_of(report, analysis)

@@ -12,13 +12,14 @@ from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.diagnose.thresholds import SILENCE
 from stepscope.model import Report, Unexplained
-from stepscope.report import html, notebook, sentences, terminal
+from stepscope.report import notebook, sentences, terminal
 from stepscope.report.document import build
 from stepscope.report.jsonfile import dumps, loads
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TORCH, TRAIN, stack
 from tests.analyze.test_pool import pool_tables
 from tests.builders import MS, T0, make_tables, rank_info, step_rows
+from tests.dashboard.plain_pages import page_of
 from tests.diagnose.test_children import process, started
 from tests.diagnose.test_children import tables as with_children
 from tests.records import replace
@@ -132,7 +133,7 @@ def test_every_surface_says_the_same() -> None:
     assert said.startswith("Nobody explained 60 % of the step")
     text = StringIO()
     terminal.render(shown, Console(file=text, width=200, color_system=None))
-    surfaces = [text.getvalue(), html.render(shown), notebook.fragment(shown)]
+    surfaces = [text.getvalue(), page_of(shown), notebook.fragment(shown)]
     for surface in surfaces:
         assert " ".join(said.split()) in " ".join(surface.split())
         assert "Nothing worth fixing" not in surface

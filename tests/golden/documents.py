@@ -18,8 +18,9 @@ from stepscope import comparing
 from stepscope.analyze.views.select import TABLES
 from stepscope.api import ReadOptions, Run, open_run
 from stepscope.dashboard import single
+from stepscope.dashboard.pages import compare
 from stepscope.errors import StepscopeError
-from stepscope.report import comparison_document, comparison_page, comparison_terminal, html, terminal
+from stepscope.report import comparison_document, comparison_terminal, terminal
 from stepscope.report.values import plain_value
 from stepscope.tables.schema import SCHEMAS
 from tests.golden.inputs import Input
@@ -54,8 +55,9 @@ def _parts(run: Run) -> list[tuple[str, str]]:
         else:
             found.append((f"report/{key}", _text(value)))
     found.append(("terminal", _shown(lambda console: terminal.render(report, console))))
-    found.append(("html", html.render(report)))
-    found += [(f"page/{path}", _text(document)) for path, document in single.documents(run, report).items()]
+    documents = single.documents(run, report)
+    found.append(("html", single.plain(report, documents)))
+    found += [(f"page/{path}", _text(document)) for path, document in documents.items()]
     found += [(f"table/{name}", _attempt(lambda name=name: _text(plain_value(run.table(name))))) for name in TABLES]
     found += [(f"parquet/{name}", _frame(getattr(run.tables, name))) for name in SCHEMAS]
     return found
@@ -68,7 +70,7 @@ def _compared(given: Input) -> list[tuple[str, str]]:
     shown = _shown(lambda console: comparison_terminal.render(document, console, top=0))
     return [(f"document/{key}", _text(value)) for key, value in document.items()] + [
         ("terminal", shown),
-        ("html", comparison_page.render(document)),
+        ("html", compare.render(document)),
     ]
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from stepscope.dashboard import static_page
+from stepscope.dashboard.pages import compare
 from stepscope.model import SourceFiles
 from stepscope.model.comparison import (
     SLOWER,
@@ -24,7 +26,7 @@ from stepscope.model.comparison import (
     SideFacts,
     Verdict,
 )
-from stepscope.report import comparison_document, comparison_page, comparison_terminal
+from stepscope.report import comparison_document, comparison_terminal
 from stepscope.report import comparison_words as said
 from tests.records import replace
 
@@ -68,7 +70,7 @@ def terminal(found: Comparison, *, encoding: str = "utf-8", top: int | None = No
 
 
 def page(found: Comparison) -> str:
-    return comparison_page.render(comparison_document.comparison_document(found))
+    return compare.render(comparison_document.comparison_document(found))
 
 
 # ---------------------------------------------------------------------------------------------------------- words
@@ -160,7 +162,7 @@ def test_an_ascii_terminal_gets_no_other_character() -> None:
 def test_a_page_stays_small_whatever_there_is() -> None:
     changes = [change(name="k" * 4_000 + str(number), file="f" * 4_000, line=1) for number in range(2_000)]
     text = page(comparison(*changes))
-    assert len(text.encode()) <= comparison_page.MAX_BYTES
+    assert len(text.encode()) <= static_page.MAX_BYTES
     assert "The first" in text
 
 

@@ -14,14 +14,15 @@ from msgspec import Struct
 from stepscope.analyze.views import select
 from stepscope.model import Analysis, Diagnosis, Place, Report
 from stepscope.model.compilers import Change, CompilerPoint, CompilersView, CompileStorm
-from stepscope.report import build, html, jsonfile
+from stepscope.report import build, jsonfile
 from stepscope.report.metrics import metric
 from stepscope.report.table import Choice, document
 from stepscope.report.table_output import to_csv
+from tests.dashboard.plain_pages import page_of
+from tests.dashboard.test_plain_report import Page
 from tests.records import annotated, replace
 from tests.report.fabricate import analysis, finding, run_facts, step_facts, write_script
 from tests.report.fabricate_compilers import ARTICLE, cause, facts, steps, view, xla_view
-from tests.report.test_html import Page
 from tests.report.test_terminal import HOSTILE, shown, words_of
 
 NOTHING = Diagnosis((), ())
@@ -36,9 +37,18 @@ def report_of(file: str, found: CompilersView | None, diagnosis: Diagnosis = NOT
     return build(analysis(Path(file).parent, compilers=found, **changes), diagnosis)
 
 
-def xla_report(file: str, found: CompilersView) -> Report:
+def shown_page(file: str, found: CompilersView | None, **changes: Any) -> Page:
+    facts_of = analysis(Path(file).parent, compilers=found, **changes)
+    return Page(page_of(build(facts_of, NOTHING), facts_of))
+
+
+def alone(file: str) -> dict[str, Any]:
     """Of a report of torch_xla alone, without any run of ours around it."""
-    return report_of(file, found, steps=(), stacks=None, loader=None, run=run_facts(Path(file).parent, hosts=()))
+    return {"steps": (), "stacks": None, "loader": None, "run": run_facts(Path(file).parent, hosts=())}
+
+
+def xla_report(file: str, found: CompilersView) -> Report:
+    return report_of(file, found, **alone(file))
 
 
 def block(text: str) -> str:
@@ -50,7 +60,7 @@ def test_nothing_is_said_where_no_compiler_was_seen(file: str) -> None:
     for found in (None, CompilersView((), (), (), (), (), ())):
         report = report_of(file, found)
         assert "Compilers" not in shown(report)
-        assert "Compilers" not in html.render(report)
+        assert "No compiler was seen" in shown_page(file, found).text
 
 
 def test_the_block_says_how_much_and_why(file: str) -> None:
@@ -86,12 +96,12 @@ def test_a_slow_evaluation_beside_fast_training_is_seen_at_once(file: str) -> No
     slow = (step_facts(), step_facts(kind="eval", count=3, mean_ms=212.0, median_ms=210.0, p95_ms=230.0))
     report = report_of(file, view(file), steps=slow)
     text = shown(report, width=100)
-    head, page = words_of(text.split("\nCompilers")[0]), words_of(Page(html.render(report)).text)
+    head, page = words_of(text.split("\nCompilers")[0]), words_of(shown_page(file, view(file), steps=slow).text)
     said = "eval: 3 of 12 steps are steady, 212 ms a step (median 210, p95 230), slower than train; "
     said += "compiling was 94 % of the time of"
 
     assert said in head
-    assert said in page
+    assert f"E{said[1:]}" in page
     assert "compiling was 5.4 % of the time of all 512 train steps; 1 compiled, 1,860 ms" in head
     rows = [line.split() for line in block(text).splitlines() if line.split()[:1] in (["train"], ["eval"])]
     assert rows[0] == ["train", "512", "1", "1,800", "ms", "5.4", "%", "1,860", "ms", "61.3", "ms"]
@@ -112,7 +122,7 @@ def test_a_report_of_torch_xla_has_a_headline_that_makes_sense(file: str) -> Non
     said = "15 steps by torch_xla's own count, about 352 ms a step by the rates of its report (estimated)"  # fmt: skip
 
     assert words_of(shown(report)).startswith(f"pictures: {said} ")
-    assert f"{said}." in Page(html.render(report)).text
+    assert f"{said}." in shown_page(file, xla_view(file), **alone(file)).text
     unrated = xla_view(file)
     unrated = replace(unrated, backends=(replace(unrated.backends[0], step_estimate_ms=None),))
     assert shown(xla_report(file, unrated)).startswith("pictures: 15 steps by torch_xla's own count\n")
@@ -122,7 +132,7 @@ def test_a_report_of_torch_xla_has_a_headline_that_makes_sense(file: str) -> Non
 
 def test_the_warnings_are_the_articles_words_once(file: str) -> None:
     report = xla_report(file, xla_view(file))
-    text, page = shown(report, width=100), Page(html.render(report)).text
+    text, page = shown(report, width=100), shown_page(file, xla_view(file), **alone(file)).text
 
     assert f"! {ARTICLE}  (in the log, 5 lines of it)" in text
     assert "! TransferFromDeviceTime too frequent: 30 counts during 15 steps  (by torch_xla's own rule" in text
@@ -191,34 +201,35 @@ def test_a_rank_of_its_own_is_named(file: str) -> None:
 def test_values_are_a_chain(file: str, changes: list[tuple[str | None, str | None]], values: str) -> None:
     found = tuple(Change(step, old, new) for step, (old, new) in enumerate(changes))
     one = cause(file, subject="x", changes=found, count=len(found) or 1)
-    rows = Page(html.render(report_of(file, replace(view(file), causes=(one,)))))
+    found_view = replace(view(file), causes=(one,))
 
-    assert f" {values} " in rows.text
+    assert f" {values} " in words_of(block(shown(report_of(file, found_view), width=200)))
+    assert f" {values} " in words_of(shown_page(file, found_view).text)
 
 
 def test_the_page_holds_every_cause_change_step_and_metric(file: str) -> None:
-    page = Page(html.render(report_of(file, view(file))))
+    page = shown_page(file, view(file))
 
     assert page.open == []
     for text in ("x.size(0)", "s.calls", "aten::median", "mark_dynamic", "tensor 'x' size mismatch", "train.py:12"):
         assert text in page.text
-    assert "Changes of each cause" in page.text
+    assert "What changed" in page.text
     assert "64" in page.text  # the last value of the chain, which the terminal leaves out
     assert "Steps that compiled" in page.text
-    assert "Limits of versions" in page.text
-    drawn = [value for tag, name, value in page.attributes if tag == "rect" and name == "class"]
-    assert (drawn.count("wall"), drawn.count("spent")) == (12, 12)
+    assert "Functions at their limit of versions" in page.text
+    drawn = shown_page(file, view(file), steps=())  # no other drawing
+    colours = [value for tag, name, value in drawn.attributes if tag == "rect" and name == "fill"]
+    assert [colours.count(colour) for colour in dict.fromkeys(colours)] == [12, 12]
     assert "script" not in page.tags
-    xla = Page(html.render(xla_report(file, xla_view(file)))).text
+    xla = shown_page(file, xla_view(file), **alone(file)).text
     assert "CompileTime" in xla
-    assert "50 %: 337 ms" in xla
-    assert "161 KiB" in xla
+    assert "3.03 /s 966 ms 337 ms 0 InboundData bytes 30 161 KiB" in words_of(xla)
     assert "MarkStep" in xla
 
 
 def test_the_drawing_needs_neither_times_of_steps_nor_compiles(file: str) -> None:
     def drawing(*points: CompilerPoint) -> int:
-        return html.render(report_of(file, replace(view(file), points=points))).count("<rect class='spent'")
+        return shown_page(file, replace(view(file), points=points), steps=()).tags.count("rect")
 
     untimed = [CompilerPoint(step, "train", None, 5.0, 1, 0, 0, 0) for step in range(3)]
     assert drawing(*untimed) == 3
@@ -254,7 +265,7 @@ def test_hostile_texts_are_shown_not_obeyed(file: str, which: Any, width: int) -
             harmful = {char for char in text if unicodedata.category(char) in ("Cc", "Cf") and char != "\n"}
             assert harmful == set()
             assert not any(line.startswith("fake:") for line in text.splitlines()) or width < 80
-            page = Page(html.render(report))
+            page = shown_page(file, found, **changes)
             assert page.open == []
             assert "script" not in page.tags
             assert {char for char in page.text if unicodedata.category(char) == "Cf"} == set()
@@ -269,12 +280,13 @@ def test_huge_views_stay_small(file: str) -> None:
     huge = replace(
         long, causes=(one,) * 5_000, points=points, metrics=metrics, warnings=xla_view(file).warnings * 3_000
     )
-    report = report_of(file, huge)
+    huge_facts = analysis(Path(file).parent, compilers=huge)
+    report = build(huge_facts, NOTHING)
 
     assert len(jsonfile.dumps(report)) < 60_000_000
     assert report.views["compilers"]["causes_total"] == 5_000
     assert report.views["compilers"]["points_total"] == 100_000
-    assert len(html.render(report)) < 3_000_000
+    assert len(page_of(report, huge_facts)) < 3_000_000
     assert len(block(shown(report)).splitlines()) < 60
 
 

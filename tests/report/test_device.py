@@ -20,7 +20,8 @@ from stepscope.model import (
     Report,
     TraceFacts,
 )
-from stepscope.report import build, html, jsonfile
+from stepscope.report import build, jsonfile
+from tests.dashboard.plain_pages import page_of
 from tests.records import replace
 from tests.report.fabricate import ITEM_LINE, LOOP_LINE, analysis, diagnosis, run_facts, write_script
 from tests.report.test_terminal import HOSTILE, shown, words_of
@@ -183,9 +184,10 @@ def test_a_second_scope_that_says_the_same_is_not_shown(folder: Path) -> None:
 
 def test_why_there_is_no_line_is_said(folder: Path) -> None:
     none = DeviceLines("device", MS, (), {"no stacks": MS}, {"no stacks": 1.0}, 0.0, 0.0, 5)
-    report = build(foreign(folder, device_lines=none), NONE_FOUND)
+    facts = foreign(folder, device_lines=none)
+    report = build(facts, NONE_FOUND)
     assert "no line could be found: 100 % no stacks" in words_of(shown(report))
-    assert "No line could be found." in html.render(report)
+    assert "No line could be found. 100 % no stacks" in page_of(report, facts)
 
 
 def test_library_code_is_marked_as_a_guess(folder: Path) -> None:
@@ -254,9 +256,9 @@ def test_json_states_quality_first_and_survives_a_round_trip(report: Report) -> 
     assert report.views["device_lines"]["lines"][0]["code"].startswith("total = total")
 
 
-def test_the_page_holds_both_tables(report: Report) -> None:
-    page = html.render(report)
-    assert page.index("Read 2 traces") < page.index("Device time</h2>")
+def test_the_page_holds_both_tables(report: Report, folder: Path) -> None:
+    page = page_of(report, foreign(folder))
+    assert page.index("Read 2 traces") < page.index("Device time by kind</h3>")
     for part in ("gemm_kernel 300 ms", "train.py:14", "mostly its backward", "launched before the recording began"):
         assert part in page
     assert "the file ends in the middle of an event" in page
@@ -280,6 +282,6 @@ def test_hostile_names_do_nothing(folder: Path) -> None:
     assert "\x1b" not in text
     assert "\x9b" not in text
     assert "\u202e" not in text
-    page = html.render(report)
+    page = page_of(report, facts)
     assert "<script" not in page
     assert "\u202e" not in page

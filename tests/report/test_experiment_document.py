@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
+from stepscope.dashboard.pages import experiments
+from stepscope.dashboard.pages.rows import Alone
 from stepscope.errors import UnreadableInputError
-from stepscope.report import (
-    experiment_document,
-    html_experiment,
-)
+from stepscope.report import experiment_document
 from tests.report.fabricate_experiment import (
     BY_HAND,
     REPEAT,
@@ -92,7 +91,7 @@ def test_whatever_is_in_a_file_it_is_refused_or_shown() -> None:
             refused += 1
             continue
         assert shown(found)
-        assert html_experiment.experiment(experiment_document.document(found))
+        assert list(experiments.build(Alone(), experiment_document.document(found)))
     assert 0 < refused < 300
 
 

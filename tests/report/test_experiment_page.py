@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from stepscope.api import open_run
+from stepscope.dashboard import static_page
+from stepscope.dashboard.pages import experiments
 from stepscope.model import Report
-from stepscope.report import build, experiment_page, html, jsonfile
+from stepscope.report import build, experiment_document, jsonfile
 from stepscope.report.experiment_document import document, load
+from tests.dashboard.plain_pages import page_of as page_of_report
+from tests.dashboard.test_plain_report import Page
 from tests.report.fabricate import analysis, diagnosis, write_script
 from tests.report.fabricate_experiment import BY_HAND, equal, experiment, hostile, screening, self_test
-from tests.report.test_html import Page
 from tests.report.test_terminal import HOSTILE, shown, words_of
 from tests.run_folders import make_run_folder
 
@@ -31,24 +34,25 @@ def report(folder: Path) -> Report:
 
 
 def page_of(report: Report, **changes: Any) -> Page:
-    return Page(html.render(experiment_page.with_experiment(report, document(experiment(**changes)))))
+    return Page(page_of_report(experiment_document.with_experiment(report, document(experiment(**changes)))))
 
 
 def test_the_experiment_comes_first_and_the_report_stays_whole(report: Report) -> None:
-    plain, page = Page(html.render(report)), page_of(report)
+    plain, page = Page(page_of_report(report)), page_of(report)
     headings = words_of(page.text)
 
-    assert headings.index("Experiment") < headings.index("Where a step goes")
+    assert headings.index("makes training faster") < headings.index("Waiting for the loader")
     assert page.tags.count("article") == plain.tags.count("article") == 3
     for part in (
         "loader.num_workers=2 + persistent_workers=true makes training faster: 38 %",
         "train.py:77: DataLoader(..., num_workers=2, persistent_workers=True)",
         "no difference > 1.8 %",
-        "-38 % (-40 to -36 %)",
-        "data wait 21.6 ms 0.40 ms -21.2 ms -22.0 ms to -20.4 ms",
-        "61.6 → 38.2",
-        "loader.num_workers=2 applied, read back as 2",
-        "compile=true not applied: no model was called",
+        "faster -38 % -40 % -36 % -57 % 3",
+        "data wait -21.2 ms 21.6 ms 0.40 ms -22.0 ms -20.4 ms",
+        "000-baseline 61.6 ms 001-candidate 38.2 ms",
+        "in the script train.py:77: DataLoader(",
+        "loader.num_workers 2 yes 2",
+        "compile=true was not applied: no model was called",
         "other processes took 0.4 cores",
         "'loader.workers' is no knob",
         "stepscope experiment --from findings -- python train.py --lr 0.1",
@@ -59,20 +63,21 @@ def test_the_experiment_comes_first_and_the_report_stays_whole(report: Report) -
 def test_the_drawing_has_words_and_a_table_beside_it(report: Report) -> None:
     page = page_of(report)
     labels = [value for tag, name, value in page.attributes if tag == "svg" and name == "aria-label"]
-    drawn = next(label for label in labels if label.startswith("Change of the step time"))
 
-    assert "loader.num_workers=2 + persistent_workers=true: faster, -38 % (-40 to -36 %)" in drawn
-    assert len(labels) == page.tags.count("svg") == 3
-    assert page.tags.count("table") == page.tags.count("thead") == page.tags.count("caption") + 1
+    assert labels[0].startswith("loader.num_workers=2 + persistent_workers=true: faster, -38 % (-40 to -36 %)")
+    assert len(labels) == page.tags.count("svg")
+    assert "Every candidate against the baseline Candidate Verdict" in words_of(page.text)
 
 
 def test_what_is_drawn_lies_in_its_picture(report: Report) -> None:
-    drawn = html.render(experiment_page.with_experiment(report, document(experiment())))
+    drawn = page_of_report(experiment_document.with_experiment(report, document(experiment())))
     drawing = drawn[drawn.index("<svg class='intervals'") :].split("</svg>")[0]
     page = Page(drawing + "</svg>")
     places = [float(value) for _, name, value in page.attributes if name in ("x", "x1", "x2")]
 
     assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("rect", "class", "bar")]) == 3
+    assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("line", "class", "tick")]) == 3
+    assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("line", "class", "ceiling")]) == 2
     assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("rect", "class", "dot")]) == 8
     assert min(places) >= 0
     assert max(places) <= 960
@@ -82,7 +87,7 @@ def test_extreme_figures_are_drawn_too(report: Report) -> None:
     text = json.dumps(document(experiment()))
     for ratio in ("1e-300", "1e300", "0.0", "-1.0", "null"):
         view = json.loads(text.replace("0.62,", f"{ratio},").replace("38.2,", f"{ratio},"))
-        assert Page(html.render(experiment_page.with_experiment(report, view))).open == []
+        assert Page(page_of_report(experiment_document.with_experiment(report, view))).open == []
 
 
 def test_where_no_knob_helps_the_page_says_so(report: Report) -> None:
@@ -93,16 +98,16 @@ def test_where_no_knob_helps_the_page_says_so(report: Report) -> None:
 
 
 def test_main_effects_and_noise_have_their_tables(report: Report) -> None:
-    effects = words_of(Page(html.render(experiment_page.with_experiment(report, document(screening())))).text)
-    noise = words_of(Page(html.render(experiment_page.with_experiment(report, document(self_test())))).text)
+    effects = words_of(Page(page_of_report(experiment_document.with_experiment(report, document(screening())))).text)
+    noise = words_of(Page(page_of_report(experiment_document.with_experiment(report, document(self_test())))).text)
 
-    assert "-34 % (-36 to -32 %) -57 % 8" in effects
+    assert "-34 % -36 % -32 % -57 % 8" in effects
     assert "this machine shows effects from 2.3 % on" in noise
-    assert "governor: powersave" in noise
+    assert "governor powersave" in noise
 
 
 def test_hostile_texts_stay_text(report: Report, folder: Path) -> None:
-    text = html.render(experiment_page.with_experiment(report, document(hostile(HOSTILE, folder))))
+    text = page_of_report(experiment_document.with_experiment(report, document(hostile(HOSTILE, folder))))
     page = Page(text)
 
     assert page.open == []
@@ -118,13 +123,13 @@ def test_the_page_is_bounded(report: Report, folder: Path) -> None:
     for row in many["candidates"]:
         row["runs"] = row["runs"] * 200
 
-    assert len(html.render(experiment_page.with_experiment(report, many)).encode()) <= html.MAX_BYTES
+    assert len(page_of_report(experiment_document.with_experiment(report, many)).encode()) <= static_page.MAX_BYTES
 
 
 def test_everything_is_written_and_reads_back(report: Report, tmp_path: Path) -> None:
     out = tmp_path / "experiment"
     out.mkdir()
-    paths = experiment_page.write(experiment(), report, out)
+    paths = experiment_document.write(experiment(), report, out, experiments.render)
 
     assert [path.name for path in paths] == ["experiment.json", "report.json", "report.html"]
     assert document(load(out)) == document(experiment())
@@ -133,7 +138,7 @@ def test_everything_is_written_and_reads_back(report: Report, tmp_path: Path) ->
 
 
 def test_without_a_run_of_the_baseline_the_page_holds_the_experiment(tmp_path: Path) -> None:
-    experiment_page.write(experiment(), None, tmp_path)
+    experiment_document.write(experiment(), None, tmp_path, experiments.render)
     page = Page((tmp_path / "report.html").read_text())
 
     assert page.open == []
@@ -153,7 +158,7 @@ def test_a_run_shows_the_experiment_that_lies_beside_it(folder: Path) -> None:
 def test_an_experiment_in_a_run_folder_is_in_its_report(tmp_path: Path) -> None:
     run = make_run_folder(tmp_path / "run", steps=[{"wall_ns": 10_000_000} for _ in range(20)])
     before = open_run(run).report().views
-    experiment_page.leave_with(experiment(), run)
+    experiment_document.leave_with(experiment(), run, experiments.render)
     after = open_run(run).report().views
     (run / "experiment.json").write_text('{"schema": "stepscope.experiment/1"}')
 
@@ -163,15 +168,15 @@ def test_an_experiment_in_a_run_folder_is_in_its_report(tmp_path: Path) -> None:
 
 
 def test_it_is_left_with_the_run_of_its_findings(tmp_path: Path) -> None:
-    assert experiment_page.leave_with(experiment(), tmp_path) == tmp_path / "experiment.json"
+    assert experiment_document.leave_with(experiment(), tmp_path, experiments.render) == tmp_path / "experiment.json"
     assert document(load(tmp_path)) == document(experiment())
-    assert experiment_page.leave_with(experiment(), tmp_path / "gone") is None
+    assert experiment_document.leave_with(experiment(), tmp_path / "gone", experiments.render) is None
     assert [path.name for path in tmp_path.iterdir()] == ["experiment.json"], "there was no report to show it in"
 
 
 def test_the_report_of_that_run_shows_it_at_once(report: Report, tmp_path: Path) -> None:
     (tmp_path / "report.json").write_bytes(jsonfile.dumps(report))
-    experiment_page.leave_with(experiment(), tmp_path)
+    experiment_document.leave_with(experiment(), tmp_path, experiments.render)
     again = jsonfile.load(tmp_path / "report.json")
 
     assert again.views.pop("experiment")["runs"] == 19
@@ -182,7 +187,7 @@ def test_the_report_of_that_run_shows_it_at_once(report: Report, tmp_path: Path)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_it_without_a_request(chromium: Any, report: Report, folder: Path, scheme: str) -> None:
     page_file = folder / "report.html"
-    page_file.write_text(html.render(experiment_page.with_experiment(report, document(experiment()))))
+    page_file.write_text(page_of_report(experiment_document.with_experiment(report, document(experiment()))))
     requests: list[str] = []
     messages: list[str] = []
     page = chromium.new_page(color_scheme=scheme, viewport={"width": 1000, "height": 800})

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from stepscope.model.sampled import FlameFrame, FlameGraph, FlameTree
-from stepscope.report.flame import colours, page
-from stepscope.report.flame.document import document
+from stepscope.report.flame import page
+from stepscope.report.flame.document import CHANGES, change, document
 
 EVIL = "</script><script>alert(1)</script>"
 HOSTILE = [EVIL, "<!--", "]]>", "a\u2028b\u2029c", "\x1b[2J", "&lt;", "\u202eevil", "\ud800", '"', "\\", "x" * 5000]
@@ -134,12 +134,12 @@ def test_vendored_files_are_as_published(name: str) -> None:
      (5, 10, "shrunk"), (0, 0, "about the same"), (0.01, 0, "about the same")],
 )  # fmt: skip
 def test_words_for_changes(value: float, base: float, word: str) -> None:
-    assert colours.CHANGES[colours.change(value, base, 100)][0] == word
+    assert CHANGES[change(value, base, 100)][0] == word
 
 
 def test_the_larger_the_change_the_stronger_the_colour() -> None:
-    grown = [colours.change(100, base, 100) for base in (90, 80, 60, 1)]
-    shrunk = [colours.change(value, 100, 100) for value in (90, 80, 60, 1)]
+    grown = [change(100, base, 100) for base in (90, 80, 60, 1)]
+    shrunk = [change(value, 100, 100) for value in (90, 80, 60, 1)]
 
     assert len({*grown, *shrunk}) == 8
     assert grown == sorted(grown)

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from stepscope.model import Diagnosis, Disagreement, Report
-from stepscope.report import build, html, terminal
-from stepscope.report.groups import groups, members
+from stepscope.report import build, terminal
+from stepscope.report.sentences import groups, members
+from tests.dashboard.plain_pages import page_of
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, three_findings, write_script
 
@@ -74,7 +75,7 @@ def test_terminal_and_page_say_that_it_is_no_loss_in_addition(folder: Path) -> N
     assert "Explains A Python loop calls cross_entropy once per item (5.1 ms a step, 8.3 %; not in addition)" in text
     assert "2 warning" not in text
     assert "2 info torch.save" in text
-    page = html.render(report)
+    page = page_of(report)
     assert "<h3>1. Waiting for the loader" in page
     assert "<h3>1.1 A Python loop" in page
     assert "<h3>2. torch.save" in page
@@ -87,5 +88,5 @@ def test_sources_that_disagree_are_said_with_both_figures(folder: Path) -> None:
     report = build(analysis(folder), Diagnosis((replace(found[0], disagreements=(said,)),), ()))
     sentence = "disagree on data wait, part of the step: 61 % by rank-0/steps.jsonl, 47 % by stacks.jsonl"
     assert f"Sources {sentence}" in shown(report)
-    assert sentence in html.render(report)
+    assert sentence in page_of(report)
     assert report.findings[0]["disagreements"][0]["other"] == 0.47

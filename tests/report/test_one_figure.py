@@ -15,10 +15,10 @@ from rich.console import Console
 
 import stepscope
 from stepscope import api
-from stepscope.dashboard import pages
+from stepscope.dashboard import pages, single
 from stepscope.dashboard.pages import PageContext
-from stepscope.report import comparison_document, html, jsonfile, notebook, sentences, terminal, words
-from stepscope.report.groups import groups
+from stepscope.report import comparison_document, jsonfile, notebook, sentences, terminal, words
+from stepscope.report.sentences import groups
 from tests.analyze.shared_traces import TRACES
 from tests.builders import MS, T0, Row, step_rows
 from tests.comparison.run_sets import make_run
@@ -154,6 +154,10 @@ def _table(blocks: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     return next((block["rows"] for block in blocks if block.get("id") == key and block["kind"] == "table"), [])
 
 
+def _page(run: api.Run) -> str:
+    return single.plain(run.report(), single.documents(run, run.report()))
+
+
 HEAD = {"Mean step": "mean_ms", "Median": "median_ms", "95th percentile": "p95_ms", "Steady steps": "count"}
 
 
@@ -166,7 +170,7 @@ def test_every_surface_tells_the_same_mean_median_and_percentile(
     for key in ("findings", "steps"):
         figures = _figures(_blocks(run, key))
         assert {label: figures[label] for label in HEAD} == pytest.approx({k: steps[v] for k, v in HEAD.items()})
-    for text in (html.render(run.report()), notebook.fragment(run.report())):
+    for text in (_page(run), notebook.fragment(run.report())):
         assert words.milliseconds(steps["mean_ms"]) in text
     longest = _table(_blocks(run, "steps"), "longest")
     assert longest
@@ -186,7 +190,7 @@ def test_every_surface_says_how_many_steps_of_how_many(run: api.Run, document: d
     assert words.count(number) in counted
     assert f": {counted}, " in shown
     assert "1 train steps" not in shown
-    for text in (html.render(run.report()), notebook.fragment(run.report())):
+    for text in (_page(run), notebook.fragment(run.report())):
         assert counted in text
     assert any(counted in block["text"] for block in _blocks(run, "findings") if block["kind"] == "text")
 
@@ -305,7 +309,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def test_no_surface_shows_the_end_of_a_float_or_one_things(run: api.Run, shown: str) -> None:
-    written = [shown, html.render(run.report())]
+    written = [shown, _page(run)]
     written += [text for key in ("findings", "steps", "operators") for text in _texts(_blocks(run, key))]
     for text in written:
         assert not re.search(r"\d[eE]-\d", text), text

@@ -20,9 +20,9 @@ from stepscope.model.sampled import (
     StageTime,
     WaitPart,
 )
-from stepscope.report.glyphs import glyphs_for
 from stepscope.report.places import Shortener
 from stepscope.report.sampled import KINDS, sampled_blocks
+from stepscope.report.terminal_parts import glyphs_for
 from stepscope.report.values import plain_mapping
 from tests.records import replace
 

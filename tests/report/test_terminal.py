@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from stepscope.model import Abstention, Diagnosis, Evidence, FrameworkFacts, Note, Place, Quality, Report, Try
-from stepscope.report import build, html, terminal
+from stepscope.report import build, terminal
 from stepscope.report.escape import markup
+from tests.dashboard.plain_pages import page_of
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts, write_script
 
@@ -265,5 +266,5 @@ def test_the_framework_is_named_in_one_line(folder: Path, changes: dict[str, Any
     assert report.run["framework"]["checked"] == ["5.23"]
     flat = words_of(shown(report))
     assert said.strip() in flat
-    assert markup(said.strip()) in html.render(report)
+    assert markup(said.strip()) in page_of(report)
     assert "HF Trainer" not in shown(build(analysis(folder), diagnosis(folder)))

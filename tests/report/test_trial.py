@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from stepscope.model.comparison import AppliedKnob, TrialFacts
-from stepscope.report import build, html, jsonfile
+from stepscope.report import build, jsonfile
+from tests.dashboard.plain_pages import page_of
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, write_script
 from tests.report.test_terminal import HOSTILE, shown, words_of
@@ -33,7 +34,7 @@ def both(folder: Path, *knobs: AppliedKnob, **fields: Any) -> tuple[str, str]:
     """(terminal, page) of a run with these."""
     facts = TrialFacts(knobs, **{"losses": (), "seed": None, **fields})
     report = build(replace(analysis(folder), trial=facts), diagnosis(folder))
-    return words_of(shown(report, width=100)), html.render(report)
+    return words_of(shown(report, width=100)), page_of(report)
 
 
 def test_a_run_without_knobs_has_no_line(folder: Path) -> None:
@@ -41,7 +42,7 @@ def test_a_run_without_knobs_has_no_line(folder: Path) -> None:
 
     assert report.views["trial"] is None
     assert "Knobs" not in shown(report)
-    assert "Knobs" not in html.render(report)
+    assert "Knobs" not in page_of(report)
 
 
 def test_knobs_that_were_applied_and_one_that_was_not(folder: Path) -> None:
@@ -58,15 +59,17 @@ def test_knobs_that_were_applied_and_one_that_was_not(folder: Path) -> None:
     )
 
     assert f"Knobs {said}" in terminal
-    assert f"<p>Knobs: <strong>{said}</strong></p>" in page
+    assert f"<p class='unexplained'>Knobs: {said}</p>" in page
+    assert "not all were applied" in page
 
 
 def test_the_line_stands_before_the_findings(folder: Path) -> None:
     terminal, page = both(folder, knob(folder, "gc", "off"))
 
     assert terminal.index("Knobs gc=off (applied)") < terminal.index("Where a step goes")
-    assert page.index("Knobs: gc=off (applied)") < page.index("Where a step goes")
-    assert "<strong>gc" not in page
+    assert page.index("Knobs: gc=off (applied)") < page.index("<article") < page.index("Where a mean step goes")
+    assert "<p>Knobs: gc=off (applied)" in page
+    assert "not all were applied" not in page
 
 
 def test_a_knob_at_some_places_and_not_at_others(folder: Path) -> None:
@@ -103,7 +106,7 @@ def test_hostile_names_do_no_harm(folder: Path) -> None:
     bad = AppliedKnob(HOSTILE, HOSTILE, False, reason=HOSTILE, file=HOSTILE, line=3)
     facts = TrialFacts((bad,), ((0, math.nan), (1, -math.inf), (2, 1.5)), None)
     report = build(replace(analysis(folder), trial=facts), diagnosis(folder))
-    page, terminal = html.render(report), shown(report)
+    page, terminal = page_of(report), shown(report)
 
     assert "<script>x" not in page
     assert "\x1b" not in terminal

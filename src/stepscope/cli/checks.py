@@ -27,7 +27,7 @@ def judge(run: Run, names: Sequence[str], *, quiet: bool = False, source: bool =
     if not names:
         return PASSED
     from stepscope.analyze.compilers import checks
-    from stepscope.report.compilers_document import without_quotes
+    from stepscope.report.document import without_quotes
     from stepscope.report.places import Shortener
     from stepscope.report.values import plain_mapping
 

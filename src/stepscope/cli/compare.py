@@ -132,14 +132,15 @@ class _Wanted(Struct, frozen=True):
 
     def put(self, found: Comparison) -> None:
         """Write the files and, unless one of them is stdout, print the comparison."""
+        from stepscope.dashboard.pages import compare as page
         from stepscope.report import comparison_document as documents
-        from stepscope.report import comparison_page, comparison_terminal, outputs
+        from stepscope.report import comparison_terminal, outputs
 
         document: dict[str, Any] = documents.comparison_document(found, source=self.source)
         if self.json_file is not None:
             outputs.emit(self.json_file, documents.dumps(document))
         if self.html_file is not None:
-            outputs.emit(self.html_file, comparison_page.render(document).encode("utf-8"))
+            outputs.emit(self.html_file, page.render(document).encode("utf-8"))
         if self.csv_file is not None:
             outputs.emit(self.csv_file, documents.to_csv(found.changes))
         if outputs.STDOUT not in self.files.values() and not self.quiet:

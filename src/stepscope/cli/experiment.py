@@ -247,11 +247,12 @@ class Call(Struct, frozen=True):
         """The report of a run of the baseline with the experiment in it, and the table on the terminal."""
         from stepscope import api
         from stepscope.dashboard import single
+        from stepscope.dashboard.pages import experiments
         from stepscope.errors import StepscopeError
-        from stepscope.report import experiment_document, experiment_page, experiment_terminal, outputs
+        from stepscope.report import experiment_document, experiment_terminal, outputs
 
         report = None
-        render: outputs.Render = outputs.plain_page
+        render: outputs.Render = experiments.render
         recorded = _diagnosed(self.request, found, folder)
         if recorded is not None:
             try:
@@ -259,10 +260,10 @@ class Call(Struct, frozen=True):
                 report, render = run.report(), single.renderer(run)
             except StepscopeError:
                 report = None  # the run may be gone; what was measured of it is not
-        page = experiment_page.write(found, report, folder, render)[-1]
+        page = experiment_document.write(found, report, folder, render)[-1]
         if (source := _source_run(self.request)) is not None:
             # the candidates came from it, so it is the run that was opened above
-            experiment_page.leave_with(found, source, render)
+            experiment_document.leave_with(found, source, render if report is not None else None)
         document = experiment_document.document(found)
         if not self.quiet:
             stream = sys.stderr if self.files.uses_stdout else sys.stdout

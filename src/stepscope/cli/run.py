@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from stepscope.api import Run
+    from stepscope.record.host.folder import Part
     from stepscope.record.host.launch import Outcome
-    from stepscope.record.host.members import Part
 
 
 def run(
@@ -89,8 +89,8 @@ def run(
     there is no report to tell from; so does one that `--max-steps` has ended. Where several launchers share one job,
     the last one to end reports and checks; the others keep their command's status.
     """
+    from stepscope.record.host.folder import part_in_report
     from stepscope.record.host.launch import launch
-    from stepscope.record.host.members import part_in_report
 
     if json_file == outputs.STDOUT:
         raise UsageError("--json - does not work here: stdout is the command's; name a file")
@@ -139,7 +139,7 @@ def _import_the_report() -> None:
 
 def _ended_by_us(outcome: Outcome) -> bool:
     """Whether the status is that of the signal of `--max-steps`, which says nothing about the command."""
-    from stepscope.record.host.step_limit import MAX_STEPS_MARKER
+    from stepscope.record.host.signals import MAX_STEPS_MARKER
 
     return (
         outcome.status in (128 + signal.SIGINT, 128 + signal.SIGTERM) and (outcome.host_dir / MAX_STEPS_MARKER).exists()
@@ -152,7 +152,7 @@ def _report(
     """Show and write the report, where it is ours to make and there is time for it: then the run is returned."""
     from stepscope import api
     from stepscope.dashboard import single
-    from stepscope.record.host.members import Part
+    from stepscope.record.host.folder import Part
     from stepscope.record.host.signals import RaiseOnTermination
 
     if outcome.problem and not quiet:
@@ -168,12 +168,12 @@ def _report(
     with RaiseOnTermination():
         run = api.open_run(outcome.run, options=api.ReadOptions(ignored=ignored))
         with contextlib.nullcontext() if quiet else outputs.progress("making the report"):
-            report = run.report(source=source)
-            page = outputs.write(report, outcome.run, single.renderer(run, source=source))[1]
+            report, render = run.report(source=source), single.renderer(run, source=source)
+            page = outputs.write(report, outcome.run, render)[1]
         if not quiet:
             outputs.show(report, sys.stderr, page=str(page))
         if not quiet:
-            plan.write(report)
+            plan.write(report, render)
         elif plan.json_file is not None:
             outputs.write_file(Path(plan.json_file), jsonfile.dumps(report), make_folder=True)
     return run
@@ -181,7 +181,7 @@ def _report(
 
 def _without_report(outcome: Outcome, part: Part, names: tuple[str, ...], *, quiet: bool) -> int:
     """The status of checks that were not made: a missing report passes none, unless another launcher makes it."""
-    from stepscope.record.host.members import LARGEST_REPORTED_JOB, Part
+    from stepscope.record.host.folder import LARGEST_REPORTED_JOB, Part
 
     ours = part is Part.REPORT or outcome.hurried or len(list(outcome.run.glob("host-*"))) > LARGEST_REPORTED_JOB
     if not names or not ours:

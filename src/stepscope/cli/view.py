@@ -109,7 +109,7 @@ def view(
 
 def _serve(wanted: Settings, *, browser: bool) -> None:
     from stepscope.dashboard.server import start
-    from stepscope.dashboard.server.browser import Opener
+    from stepscope.dashboard.server.start import Opener
 
     opener = Opener()
 

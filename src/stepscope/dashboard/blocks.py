@@ -6,54 +6,229 @@ harmless text wherever they end up; numbers that are not finite become None, whi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final, TypeAlias
 
-from stepscope.dashboard.pictures import chart, findings, flame, mark, series, timeline
-from stepscope.dashboard.values import MAX_TEXT, UNITS, Block, Help, Link, cell, cleaned, number, unit_of
 from stepscope.report.escape import plain
+from stepscope.report.table import TableDocument, unit_of_row
 
-if TYPE_CHECKING:
-    from stepscope.report.table import TableDocument
+Block: TypeAlias = dict[str, Any]
+Help: TypeAlias = dict[str, Any]
+Link: TypeAlias = dict[str, Any]
+
+MAX_TEXT: Final = 4_000  # characters of a sentence or a paragraph
+MAX_NAME: Final = 400  # characters of a name or a cell
+MAX_DEPTH: Final = 12  # of what `cleaned` looks into
+
+# units as docs/metrics.md words them, in the words of the front end
+UNITS: Final = {
+    **{unit: unit for unit in ("ns", "us", "ms", "s", "bytes", "share", "pct", "count", "per_s", "bytes_per_s")},
+    **{unit: unit for unit in ("celsius", "W", "MHz", "number", "text", "")},
+    "percent": "pct",
+    "%": "pct",
+    "1/s": "per_s",
+    "bytes/s": "bytes_per_s",
+    "C": "celsius",
+    "fraction": "share",
+    "steps": "count",
+    "ratio": "number",
+    "cores": "number",
+    "Hz": "per_s",
+}
+# ends of names that tell a unit, the longest first
+ENDINGS: Final = (
+    *(("bytes_per_s", "bytes_per_s"), ("_per_s", "per_s"), ("per_second", "per_s"), ("bytes", "bytes")),
+    *(("_ns", "ns"), ("_us", "us"), ("_ms", "ms"), ("_s", "s"), ("_pct", "pct"), ("share", "share")),
+    *(("_celsius", "celsius"), ("_c", "celsius"), ("_w", "W"), ("_mhz", "MHz"), ("ratio", "number")),
+    *(("ms_per_step", "ms"), ("bytes_per_step", "bytes"), ("_per_step", "number"), ("_cores", "number")),
+)
+
+
+def number(value: Any) -> int | float | None:
+    """A number as JSON can carry it: integers, finite floats, also of numpy; None for everything else."""
+    if value is None or isinstance(value, (str, bytes)):
+        return None
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    item = getattr(value, "item", None)
+    return number(item()) if callable(item) else None
+
+
+def cell(value: Any) -> Any:
+    """A value of a table: number, text, truth value, place, or None."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return plain(value, MAX_NAME)
+    if isinstance(value, Mapping):
+        return cleaned(value)
+    if isinstance(value, (list, tuple)):
+        return plain(", ".join(str(part) for part in value), MAX_NAME)
+    return number(value)
+
+
+def cleaned(value: Any, depth: int = 0) -> Any:
+    """`value` with every text harmless and every number finite, however it is nested."""
+    if isinstance(value, str):
+        return plain(value, MAX_TEXT)
+    if value is None or isinstance(value, bool):
+        return value
+    if depth >= MAX_DEPTH:
+        return None
+    if isinstance(value, Mapping):
+        return {plain(key): cleaned(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [cleaned(item, depth + 1) for item in value]
+    return number(value)
+
+
+def unit_of(key: str, stated: str = "") -> str:
+    """The front end's unit of a figure: as its definition states it, else by the end of its name."""
+    if stated and stated in UNITS:
+        return UNITS[stated]
+    return next((unit for ending, unit in ENDINGS if key.endswith(ending)), "number" if stated else "")
+
+
+def series(
+    name: str,
+    unit: str,
+    values: Iterable[Any],
+    *,
+    low: Iterable[Any] | None = None,
+    high: Iterable[Any] | None = None,
+    points: Iterable[Iterable[Any]] | None = None,
+    role: str | None = None,
+) -> dict[str, Any]:
+    """One line, area or set of bars; `role` gives it one colour on all pages.
+
+    Of intervals `low` and `high`, and `points`: for every x the measurements that its value is the mean of.
+    """
+    made: dict[str, Any] = {
+        "name": plain(name),
+        "unit": UNITS.get(unit, "number"),
+        "values": [number(value) for value in values],
+        "role": role,
+    }
+    if low is not None and high is not None:
+        made["low"] = [number(value) for value in low]
+        made["high"] = [number(value) for value in high]
+    if points is not None:
+        made["points"] = [[number(value) for value in each] for each in points]
+    return made
+
+
+def mark(start: float | str, end: float | str, label: str) -> dict[str, Any]:
+    """A point (`start` equal to `end`) or range of x that is pointed out."""
+    ends = {"from": start, "to": end}
+    return {
+        **{key: plain(at) if isinstance(at, str) else number(at) for key, at in ends.items()},
+        "label": plain(label),
+    }
+
+
+def chart(
+    id: str,
+    title: str,
+    type: str,
+    *,
+    sentence: str,
+    x: tuple[str, str, Iterable[Any]],
+    y: tuple[str, str],
+    series: Iterable[Mapping[str, Any]],
+    y_min: float | None = None,
+    y_max: float | None = None,
+    marks: Iterable[Mapping[str, Any]] = (),
+    help: Help | None = None,
+    notes: Iterable[str] = (),
+    sync: str | None = None,
+    select: str | None = None,
+) -> Block:
+    """A chart of type line, stacked_area, stacked_bars, bars, histogram, scatter or interval.
+
+    Args:
+        sentence: what the picture says, for those who do not see it.
+        x: label, unit and values; every series has as many.
+        y: label and unit.
+        sync: charts with the same name zoom together.
+        select: "steps" where a range drawn on x (step numbers) selects steps on all pages.
+    """
+    along = [plain(value) if isinstance(value, str) else number(value) for value in x[2]]
+    return {
+        "kind": "chart",
+        "id": id,
+        "title": plain(title),
+        "type": type,
+        "sentence": plain(sentence, MAX_TEXT),
+        "x": {"label": plain(x[0]), "unit": UNITS.get(x[1], "number"), "values": along},
+        "y": {"label": plain(y[0]), "unit": UNITS.get(y[1], "number"), "min": number(y_min), "max": number(y_max)},
+        "series": [dict(each) for each in series],
+        "marks": [dict(each) for each in marks],
+        "help": help,
+        "notes": [plain(note, MAX_TEXT) for note in notes],
+        "sync": sync,
+        "select": select,
+    }
+
+
+def findings(
+    cards: Iterable[Mapping[str, Any]],
+    risks: Iterable[Mapping[str, Any]],
+    *,
+    healthy: str | None = None,
+    abstained: Iterable[Mapping[str, Any]] = (),
+    ignored: Iterable[Mapping[str, Any]] = (),
+) -> Block:
+    """Cards as `pages.findings` makes them; `healthy` says that nothing is worth fixing, where that is so."""
+    return {
+        "kind": "findings",
+        "findings": [cleaned(card) for card in cards],
+        "risks": [cleaned(card) for card in risks],
+        "healthy": None if healthy is None else plain(healthy, MAX_TEXT),
+        "abstained": [{"rule": plain(row["rule"]), "needs": plain(row["needs"], MAX_TEXT)} for row in abstained],
+        "ignored": [{"rule": plain(row["rule"]), "reason": plain(row["reason"], MAX_TEXT)} for row in ignored],
+    }
+
+
+def timeline(
+    id: str,
+    *,
+    from_ns: int,
+    to_ns: int,
+    steps: Iterable[Mapping[str, Any]],
+    tracks: Iterable[Mapping[str, Any]],
+    window: Mapping[str, Any],
+    sliceable: bool,
+    details: Mapping[str, Any] | None = None,
+    notes: Iterable[str] = (),
+) -> Block:
+    """Tracks of slices. `window` is the first one, a stepscope.timeline/1 document with harmless names."""
+    return {
+        "kind": "timeline",
+        "id": id,
+        "from_ns": from_ns,
+        "to_ns": to_ns,
+        "steps": [cleaned(row) for row in steps],
+        "tracks": [cleaned(row) for row in tracks],
+        "window": {**window, "names": [plain(name) for name in window.get("names", ())]},
+        "notes": [plain(note, MAX_TEXT) for note in notes],
+        "sliceable": sliceable,
+        "details": None if details is None else {str(key): cleaned(item) for key, item in details.items()},
+    }
+
+
+def flame(id: str, document: Mapping[str, Any], first: str | None = None) -> Block:
+    """A stepscope.flame/1 document; `first` is the key of the tree to begin with."""
+    harmless = {name: [plain(each, MAX_TEXT) for each in document[name]] for name in ("names", "files")}
+    return {"kind": "flame", "id": id, "document": {**document, **harmless}, "first": first}
+
 
 Shorten = Callable[[str, "int | None"], str]
 
-__all__ = [
-    "Block",
-    "Help",
-    "Link",
-    "Shorten",
-    "absent_block",
-    "cell",
-    "cell_link",
-    "chart",
-    "choice",
-    "cleaned",
-    "column",
-    "column_meaning",
-    "empty",
-    "fact",
-    "facts",
-    "figure",
-    "figures",
-    "findings",
-    "flame",
-    "help_",
-    "link",
-    "mark",
-    "meaning",
-    "measured",
-    "number",
-    "place",
-    "place_of",
-    "sentence",
-    "series",
-    "table",
-    "table_block",
-    "text",
-    "timeline",
-    "unit_of",
-]
 
 HIDDEN_SPANS = ("worker", "span")  # columns left out where all rows are of one span
 
@@ -151,9 +326,12 @@ def absent_block(reason: str, record: str = "", command: str | None = None, *, t
 def sentence(words: str) -> str:
     """A reason as a sentence: a capital letter in front, a full stop at the end."""
     words = words.strip()
-    if not words:
-        return ""
-    return words[0].upper() + words[1:] + ("" if words[-1] in ".!?…" else ".")
+    return capital(words) + ("" if words[-1:] in ".!?…" else ".")
+
+
+def capital(words: str) -> str:
+    """With a capital letter in front."""
+    return words[:1].upper() + words[1:]
 
 
 def figure(
@@ -346,7 +524,8 @@ def _document_column(
         return column(key, label, "text", help=column_meaning(found.table, key), link=link)
     unit = unit_of(key, stated) or "number"
     help_of, signed = column_meaning(found.table, key), "delta" in key
-    return column(key, label, unit, help=help_of, bar=bar, signed=signed, link=link)
+    made = column(key, label, unit, help=help_of, bar=bar, signed=signed, link=link)
+    return {**made, "unit_key": "unit"} if any(unit_of_row(row, key) for row in found.rows) else made
 
 
 def _document_row(row: Mapping[str, Any], keys: Iterable[str], shorten: Shorten) -> dict[str, Any]:

@@ -2,21 +2,22 @@
 
 The file forbids itself everything but the scripts and style sheets it was made with, which its Content-Security-Policy
 names by their hashes; documents stand in it as JSON in which nothing can be read as HTML, compressed where they are
-long. Browsers that run no scripts show the plain report, which is also what there is where no front end was built.
+long. Browsers that run no scripts show the same documents as plain HTML (`static_page`), which is also what there is
+where no front end was built.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepscope.dashboard import bundle
+from stepscope.dashboard import bundle, static_page
 from stepscope.dashboard.shrink import LEVELS, shrunk
 from stepscope.errors import StepscopeError
+from stepscope.report.places import command_line
 
 if TYPE_CHECKING:
     from stepscope import api
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 SCHEMA = "stepscope.embedded/1"
 HEAD_SCHEMA = "stepscope.run/1"
 RUN = "this"  # the id of the only run
+FIRST = "findings"  # the page that is open where there is no script
 MAX_BYTES = 3_000_000
 PLAIN_DATA = 400_000  # characters of documents that stand in the file uncompressed
 UNMADE = "This page could not be made, which is a mistake in stepscope"
-NO_SCRIPT_BYTES = 300_000  # of the plain report for browsers without scripts
+NO_SCRIPT_BYTES = 300_000  # of the plain pages for browsers without scripts
 _POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; base-uri 'none'; form-action 'none'"
 )
@@ -49,23 +51,28 @@ def renderer(run: api.Run, *, source: bool = True) -> Render:
 
 
 def render(run: api.Run, report: Report, *, source: bool = True) -> str:
-    """The whole page, of at most 3 MB. The plain report where no front end was built."""
-    from stepscope.report import html
-
+    """The whole page, of at most 3 MB. As plain HTML where no front end was built."""
     built = bundle.load()
-    if built is None:
-        return html.render(report, note=f"This is the plain form of the report: {bundle.missing()}.")
     found = documents(run, report, source=source)
+    if built is None:
+        return plain(report, found, f"This is the plain form of the report: {bundle.missing()}.")
+    shown = list(_sections(found))
+    without_scripts = static_page.body(_name(report), shown, NO_SCRIPT_BYTES, command_line(report.run))
     for level in LEVELS:
         embedded = {
             "schema": SCHEMA,
             "run": RUN,
             "documents": {key: shrunk(each, level) for key, each in found.items()},
         }
-        page = _page(built, report, embedded)
+        page = _page(built, report, embedded, without_scripts)
         if len(page.encode("utf-8")) <= MAX_BYTES:
             return page
-    return html.render(report)
+    return plain(report, found)
+
+
+def plain(report: Report, found: Mapping[str, Mapping[str, Any]], note: str | None = None) -> str:
+    """The pages of `documents` as one page without scripts, of at most 3 MB; `note` is a sentence at its end."""
+    return static_page.render(_name(report), list(_sections(found)), note, command_line(report.run))
 
 
 def documents(run: api.Run, report: Report, *, source: bool = True) -> dict[str, dict[str, Any]]:
@@ -118,18 +125,31 @@ def _is_empty(context: PageContext, document: Mapping[str, Any]) -> bool:
     return pages.empty(context, document["page"])
 
 
+def _sections(found: Mapping[str, Mapping[str, Any]]) -> Iterator[static_page.Section]:
+    """The pages in their order; an experiment comes first, for that is what its report is made for."""
+    pages = [document for key, document in found.items() if "/pages/" in key]
+    filled = {page["key"] for page in found[f"runs/{RUN}"]["pages"] if not page["empty"]}
+    tried = [page for page in pages if page["page"] == "compare" and page["page"] in filled]
+    for page in (*tried, *(page for page in pages if page not in tried)):
+        opened = page in tried or page["page"] == FIRST
+        yield static_page.Section(page["title"], page["blocks"], opened)
+
+
+def _name(report: Report) -> str:
+    return str(report.run.get("name") or "run")
+
+
 def _head(context: PageContext, report: Report, empty: Mapping[str, bool]) -> dict[str, Any]:
     """The run as the front end's frame shows it. Workers, spans and steps cannot be chosen in a file."""
     from stepscope.dashboard.pages import PAGES
     from stepscope.dashboard.server.live import FINISHED, standing
-    from stepscope.report.escape import plain
-    from stepscope.report.places import command_line
+    from stepscope.report import escape
 
     run = report.run
     return {
         "schema": HEAD_SCHEMA,
         "id": RUN,
-        "name": plain(run.get("name") or "run", 120),
+        "name": escape.plain(_name(report), 120),
         "kind": "run" if context.run.recorded else "trace",
         "state": standing(context.run.folder).state if context.run.recorded else FINISHED,
         "command": command_line(run) or None,
@@ -147,24 +167,23 @@ def _head(context: PageContext, report: Report, empty: Mapping[str, bool]) -> di
     }
 
 
-def _page(built: bundle.Bundle, report: Report, embedded: Mapping[str, Any]) -> str:
-    from stepscope.report import html
-    from stepscope.report.html_style import STYLE
+def _page(built: bundle.Bundle, report: Report, embedded: Mapping[str, Any], without_scripts: str) -> str:
+    from stepscope.dashboard.static_page import STYLE
+    from stepscope.report.escape import markup
 
     scripts = [inline_script(text) for text in built.scripts]
     styles = [inline_style(text) for text in built.styles]
-    plain = html.body(report, NO_SCRIPT_BYTES)
-    policy = _POLICY.format(scripts=_hashes(scripts), styles=_hashes([*styles, STYLE]))
+    policy = _POLICY.format(scripts=static_page.hashes(scripts), styles=static_page.hashes([*styles, STYLE]))
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="referrer" content="no-referrer">\n' + "".join(f"<style>{text}</style>\n" for text in styles)
     )
     body = (
-        f"<noscript><style>{STYLE}</style>\n<main>\n{plain}\n</main></noscript>\n"
+        f"<noscript><style>{STYLE}</style>\n<main>\n{without_scripts}\n</main></noscript>\n"
         + _data(embedded)
         + "".join(f'<script type="module">{text}</script>\n' for text in scripts)
     )
-    title = f"<title>{html.name(report)} – stepscope</title>"
+    title = f"<title>{markup(_name(report), 120)} – stepscope</title>"
     page = _TITLE.sub(lambda _: title, built.page, count=1)
     before, _, after = page.partition("</head>")
     middle, _, end = after.rpartition("</body>")
@@ -195,9 +214,3 @@ def inline_style(text: str) -> str:
 def _as_parsed(text: str) -> str:
     """With the line ends that a parser of HTML makes of others, for hashes are of what it has read."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _hashes(texts: Iterable[str]) -> str:
-    """The sources of a policy that allow exactly these texts."""
-    digests = (hashlib.sha256(text.encode("utf-8")).digest() for text in texts)
-    return " ".join(f"'sha256-{base64.b64encode(digest).decode('ascii')}'" for digest in digests) or "'none'"

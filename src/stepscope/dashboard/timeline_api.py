@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict
 
 from stepscope.dashboard import blocks
-from stepscope.dashboard.values import MAX_TEXT, number
+from stepscope.dashboard.blocks import MAX_TEXT, number
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report.escape import plain
 

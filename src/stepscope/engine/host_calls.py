@@ -34,7 +34,7 @@ _MARK = re.compile(re.escape(STEP) + r"(\d{1,18})$")
 _LOADER_NEXT = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__|^enumerate\(DataLoader\)")
 # The recorder's own functions are no part of the run; through its wrapper around torch's functions the caller shows.
 _RECORDER = re.compile(r"(^|/)stepscope/record/")
-_OWN_WRAPPER = re.compile(r"(^|/)stepscope/record/agent/probes/wrapper_importlib_bootstrap\.py")
+_OWN_WRAPPER = re.compile(r"(^|/)stepscope/record/agent/(probes/)?wrapper_importlib_bootstrap\.py")
 
 
 class Function(NamedTuple):

@@ -18,9 +18,9 @@ from stepscope.comparison import estimates
 from stepscope.comparison.outcomes import MEAN
 from stepscope.model.comparison import Outcome
 from stepscope.model.experiment import Noise
-from stepscope.record.host.cgroups import find_cgroups
 from stepscope.record.host.hardware import (
     affinity,
+    find_cgroups,
     format_cpu_list,
     governor,
     gpu_facts,

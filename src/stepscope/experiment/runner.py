@@ -28,7 +28,7 @@ from stepscope.experiment.journal import Made
 from stepscope.experiment.plan import PILOT, Slot
 from stepscope.model.comparison import Measure
 from stepscope.record.host.processes import read_stat
-from stepscope.record.host.step_limit import MAX_STEPS_MARKER
+from stepscope.record.host.signals import MAX_STEPS_MARKER
 from stepscope.schema import STEP_COLUMNS
 
 _POLL_S = 0.2

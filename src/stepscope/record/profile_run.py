@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from stepscope.record.agent import core, marks
+from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.config import Config, WindowConfig, epoch_offset_ns
 from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.journal import append_line, masked_command
@@ -44,7 +45,7 @@ class ProfiledRun:
     ) -> None:
         self.folder: str | None = None
         self.problem: str | None = None
-        self._agent: core.Agent | None = None
+        self._agent: Agent | None = None
         self._manifest: _Manifest | None = None
         self._quietened = False
         self._first_traced: int | None = None

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from stepscope.model.comparison import Change, Comparison, Measure, Outcome, SideFacts
-from stepscope.report import csv_text
+from stepscope.report import table_output
 from stepscope.report.source import SourceReader
 from stepscope.report.values import plain_mapping, plain_rows, plain_value
 
@@ -84,7 +84,8 @@ def dumps(document: dict[str, Any]) -> bytes:
 
 def to_csv(changes: tuple[Change, ...]) -> bytes:
     """The changes as UTF-8 CSV: a line of column names, then a line for each; a missing value is an empty field."""
-    return csv_text.encoded([CSV_COLUMNS, *([getattr(change, column) for column in CSV_COLUMNS] for change in changes)])
+    rows = [[getattr(change, column) for column in CSV_COLUMNS] for change in changes]
+    return table_output.csv_bytes([CSV_COLUMNS, *rows])
 
 
 def _quote(rows: list[dict[str, Any]], comparison: Comparison) -> None:

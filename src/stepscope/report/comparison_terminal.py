@@ -14,8 +14,7 @@ from rich.text import Text
 from stepscope.report import comparison_words as said
 from stepscope.report.comparison_words import Row
 from stepscope.report.escape import one_line, plain
-from stepscope.report.glyphs import glyphs_for
-from stepscope.report.text_table import TextColumn, lines
+from stepscope.report.terminal_parts import TextColumn, glyphs_for, lines
 
 ROWS = 5  # of a kind, when no number was asked for
 LISTED = 12  # rows of text

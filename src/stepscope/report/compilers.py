@@ -17,11 +17,10 @@ from stepscope.model import Report
 from stepscope.report import compiler_words as said
 from stepscope.report import words
 from stepscope.report.escape import one_line, plain
-from stepscope.report.glyphs import Glyphs
-from stepscope.report.groups import members
 from stepscope.report.places import Shortener
+from stepscope.report.sentences import members
 from stepscope.report.terminal_findings import LISTED
-from stepscope.report.text_table import TextColumn, lines
+from stepscope.report.terminal_parts import Glyphs, TextColumn, lines
 
 CAUSES = 5
 WARNINGS = 4

@@ -7,18 +7,130 @@ beside the places that findings name. Numbers stay raw, and none is computed. Wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from stepscope.diagnose import REPORT_FLOOR, RISKS, RULES
 from stepscope.model import Analysis, Diagnosis, Finding, FixedCosts, Report, Risk, StepFacts
-from stepscope.report.compilers_document import compilers_document
-from stepscope.report.on_demand import OnDemand
+from stepscope.model.compilers import CompilersView
+from stepscope.model.views import Views
 from stepscope.report.source import SourceReader
 from stepscope.report.trial import trial_document
 from stepscope.report.values import field_names, plain_mapping, plain_rows, plain_value
-from stepscope.report.views_document import views_document
+
+
+class OnDemand(Mapping[str, Any]):
+    """A mapping of what `makers` return. It is equal to any other of the same values."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], Any]]) -> None:
+        self._makers = makers
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+MAX_VIEW_ROWS = 300  # of a list: operators, kernels, lines of memory and so on
+MAX_STEPS = 500  # of one span
+MAX_SPANS = 64  # shown one by one; traces of more ranks are shown together
+NAMES = (
+    *("overview", "gpus", "operators", "kernels", "memory", "modules", "counters"),
+    *("communication", "distributed", "tensorboard", "absent"),
+)
+
+
+def views_document(views: Views | None) -> dict[str, Callable[[], Any]]:
+    """What makes each of `NAMES`; None or empty, with a reason in `absent`, where the traces do not give it."""
+    if views is None:
+        return {**{name: lambda: None for name in NAMES}, "absent": dict}
+    return {
+        "overview": lambda: _overviews(views),
+        "gpus": lambda: [plain_mapping(gpu) for span in views.spans[:MAX_SPANS] for gpu in span.gpus],
+        **_with_total("operators", lambda: views.operators),
+        **_with_total("kernels", lambda: views.kernels),
+        "memory": lambda: _parts(views.memory),
+        "modules": lambda: _parts(views.modules),
+        "counters": lambda: [plain_mapping(counter) for counter in views.counters],
+        **_with_total("communication", lambda: views.communication),
+        "distributed": lambda: _parts(views.distributed),
+        "tensorboard": lambda: plain_value(views.tensorboard),
+        "absent": lambda: dict(views.absent),
+    }
+
+
+def _overviews(views: Views) -> list[dict[str, Any]]:
+    found = [plain_mapping(span.overview) for span in views.spans[:MAX_SPANS] if span.overview is not None]
+    for item in found:
+        item["steps"] = item["steps"][:MAX_STEPS]
+    return found
+
+
+def _with_total(name: str, rows: Callable[[], Sequence[Any]]) -> dict[str, Callable[[], Any]]:
+    return {name: lambda: [plain_mapping(row) for row in rows()[:MAX_VIEW_ROWS]], f"{name}_total": lambda: len(rows())}
+
+
+def _parts(view: Any) -> dict[str, Any] | None:
+    """A view whose fields are lists of rows, each bounded."""
+    if view is None:
+        return None
+    found: dict[str, Any] = {}
+    for name in field_names(view):
+        part = getattr(view, name)
+        if isinstance(part, tuple):
+            found[name] = [plain_value(row) for row in part[:MAX_VIEW_ROWS]]
+            if len(part) > MAX_VIEW_ROWS:
+                found[f"{name}_total"] = len(part)
+        else:
+            found[name] = plain_value(part)
+    return found
+
+
+MAX_COMPILER_ROWS = 100
+MAX_OF = {"points": 1_000, "metrics": 1_000}
+MAX_INSIDE = 64  # of a list in a row: changes, steps, percentiles
+MAX_TEXT = 1_000  # characters
+MAX_VALUE = 200  # characters of a text in a row of a row: a value that changed
+COMMENT = "#"  # what follows it in a reason is where, with the line's text
+
+
+def compilers_document(view: CompilersView | None, *, source: bool) -> dict[str, Any] | None:
+    """The view; `source` False leaves out what reasons quote."""
+    if view is None:
+        return None
+    found: dict[str, Any] = {}
+    for name in field_names(view):
+        rows = getattr(view, name)
+        limit = MAX_OF.get(name, MAX_COMPILER_ROWS)
+        found[name] = [_cut_texts(plain_value(row)) for row in rows[:limit]]
+        if len(rows) > limit:
+            found[f"{name}_total"] = len(rows)
+    if not source:
+        for cause in found["causes"]:
+            cause["text"] = without_quotes(cause["text"])
+    return found
+
+
+def without_quotes(reason: str) -> str:
+    """A compiler's reason without the line of source that it names at its end."""
+    return reason.partition(COMMENT)[0].rstrip()
+
+
+def _cut_texts(value: Any, text: int = MAX_TEXT) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= text else value[: text - 1] + "…"
+    if isinstance(value, list):
+        return [_cut_texts(item, MAX_VALUE) for item in value[:MAX_INSIDE]]
+    return {key: _cut_texts(item, text) for key, item in value.items()} if isinstance(value, dict) else value
+
 
 # Upper bounds of the lists in a report, so that a page of it stays small. The tables in the run folder hold the rest.
 MAX_FINDINGS = 50

@@ -19,8 +19,7 @@ from stepscope.model.comparison import FASTER, NO_DIFFERENCE, SLOWER, UNDECIDED,
 from stepscope.report import experiment_words as say
 from stepscope.report import words
 from stepscope.report.escape import one_line, plain
-from stepscope.report.glyphs import UNICODE, Glyphs, glyphs_for
-from stepscope.report.text_table import GAP, TextColumn, lines
+from stepscope.report.terminal_parts import GAP, UNICODE, Glyphs, TextColumn, glyphs_for, lines
 
 MAX_WIDTH = 100
 IN_FULL = 4  # candidates with their phases and pairs

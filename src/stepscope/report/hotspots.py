@@ -17,10 +17,10 @@ from rich.text import Text
 
 from stepscope.analyze.host.stack_selection import PARKED
 from stepscope.model.sampled import HotspotRow, Hotspots, SampledProcess
-from stepscope.report import csv_text, words
+from stepscope.report import table_output, words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.places import Shortener
-from stepscope.report.text_table import TextColumn, lines
+from stepscope.report.terminal_parts import TextColumn, lines
 
 SCHEMA = "stepscope.hotspots/1"
 MAX_NAME = 60  # characters of a name in a table
@@ -59,7 +59,7 @@ def to_csv(found: Hotspots, rows: int | None = None) -> bytes:
     for row in found.rows[:rows]:
         both = f"{100 * row.proportion:.2f}% ({row.samples})"
         table.append([*(getattr(row, key) for key in _SHARED), both, *(getattr(row, key) for key in _OWN)])
-    return csv_text.encoded(table)
+    return table_output.csv_bytes(table)
 
 
 def show(found: Hotspots, console: Console, shorten: Shortener, rows: int | None = None) -> None:

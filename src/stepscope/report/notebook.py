@@ -14,14 +14,15 @@ from typing import Any
 from stepscope.model import Report
 from stepscope.report import compiler_words, sentences, words
 from stepscope.report.escape import markup, one_line, plain
-from stepscope.report.groups import groups
-from stepscope.report.html import SENTENCE, evidence, place
 from stepscope.report.places import Shortener
+from stepscope.report.sentences import groups
 
+SENTENCE = 600  # characters of one
 SHOWN = 8  # findings, with what they explain; the rest is counted
 COLUMNS = 100  # of the plain text twin
 _CELL = re.compile(r"/notebook/cell_(\d+)\.py$")  # where the magic keeps the source of cell N
 _MARKS = {"critical": "▲", "warning": "◆", "info": "●"}
+_HIT = " class='hit'"
 _ROOT = "stepscope-findings"
 _STYLE = """
 .R { font-size: 13px; line-height: 1.45; max-width: 70rem; margin: .4rem 0; }
@@ -120,8 +121,8 @@ def _cards(report: Report, shorten: Shortener) -> list[str]:
 
 def _card(finding: dict[str, Any], shorten: Shortener, *, explained: bool) -> str:
     severity = finding["severity"] if finding["severity"] in _MARKS else "info"
-    places = "".join(place(each, shorten, alone=rank > 0) for rank, each in enumerate(finding["where"]))
-    seen = "".join(evidence(row) for row in finding["evidence"])
+    places = "".join(_place(each, shorten, alone=rank > 0) for rank, each in enumerate(finding["where"]))
+    seen = "".join(_evidence(row) for row in finding["evidence"])
     tries = ", ".join(f"<code>{markup(row['knob'])}={markup(row['value'])}</code>" for row in finding["try"])
     lines = (
         ("Fix", markup(one_line(finding["fix"]), SENTENCE)),
@@ -138,6 +139,35 @@ def _card(finding: dict[str, Any], shorten: Shortener, *, explained: bool) -> st
         f"<span aria-hidden='true'>{_MARKS[severity]}</span> {severity}, {markup(finding['confidence'])} confidence</p>"
         f"<p class='title'>{markup(one_line(finding['title']))}</p>{note}{places}{facts}{details}</article>"
     )
+
+
+def _evidence(row: dict[str, Any]) -> str:
+    """A figure that a finding stands on, as an item of a list."""
+    metric, value = words.evidence(row)
+    source = f" <span class='soft'>({markup(row['source'])})</span>" if row["source"] else ""
+    return f"<li>{markup(metric)}: <strong>{markup(value)}</strong>{source}</li>"
+
+
+def _place(row: dict[str, Any], shorten: Shortener, *, alone: bool) -> str:
+    """A place with its source: the line `alone`, or with the lines around it."""
+    function = f" <code>{markup(row['function'])}</code>" if row["function"] else ""
+    part = row["share"] if row["share"] is not None and row["share"] < words.WHOLE else None
+    share = f" <span class='soft'>{markup(words.percent(part))} of it</span>" if part is not None else ""
+    head = f"<p><code>{markup(shorten(row['file'], row['line']))}</code>{function}{share}</p>"
+    source = row.get("source")
+    if not source:
+        return head
+    lines = "".join(
+        _source_line(number, text, hit=number == row["line"])
+        for number, text in enumerate(source["lines"], start=source["first_line"])
+        if number == row["line"] or not alone
+    )
+    changed = "<p class='soft'>The file was edited since the run.</p>" if source["changed_since"] else ""
+    return f"{head}<pre>{lines}</pre>{changed}"
+
+
+def _source_line(number: int, text: str, *, hit: bool) -> str:
+    return f"<span{_HIT if hit else ''}>{number:>5}  {markup(text)}</span>"
 
 
 def _outlook(report: Report) -> str:

@@ -3,7 +3,7 @@
 Files appear whole or not at all: they are written beside their place and moved over it. Only a run folder's own
 report.json and report.html are ever replaced without being asked; any other existing file needs `--force`.
 
-Which form a page has is its caller's choice (`Render`): `report.html.render`, the plain one, or the dashboard's.
+What makes a page of a report is its caller's choice (`Render`).
 """
 
 from __future__ import annotations
@@ -33,14 +33,7 @@ JSON_NAME = "report.json"
 HTML_NAME = "report.html"
 
 
-def plain_page(report: Report) -> str:
-    """The report as a page without scripts."""
-    from stepscope.report import html
-
-    return html.render(report)
-
-
-def write(report: Report, folder: Path, render: Render = plain_page) -> tuple[Path, Path]:
+def write(report: Report, folder: Path, render: Render) -> tuple[Path, Path]:
     """Write report.json and report.html into the run folder, replacing older ones; returns their paths.
 
     Raises `EnvironmentRefusal` where the folder cannot be written.
@@ -51,7 +44,7 @@ def write(report: Report, folder: Path, render: Render = plain_page) -> tuple[Pa
     return paths
 
 
-def refresh(report: Report, folder: Path, render: Render = plain_page) -> str | None:
+def refresh(report: Report, folder: Path, render: Render) -> str | None:
     """Like `write`, for a folder that may be read-only: returns the page's path, or None if nothing was written."""
     try:
         return str(write(report, folder, render)[1])
@@ -98,7 +91,7 @@ class Plan(Struct, frozen=True):
         own = {(folder / JSON_NAME).resolve(), (folder / HTML_NAME).resolve()} if folder else set()
         check_files({"--json": self.json_file, "--html": self.html_file}, force=self.force, own=own)
 
-    def write(self, report: Report, render: Render = plain_page) -> None:
+    def write(self, report: Report, render: Render) -> None:
         """Write the files and say so on stderr; `-` goes to stdout."""
         if self.json_file is not None:
             emit(self.json_file, jsonfile.dumps(report))

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from stepscope.report import words
 from stepscope.report.escape import one_line, plain
-from stepscope.report.glyphs import Glyphs
 from stepscope.report.places import Shortener
+from stepscope.report.terminal_parts import Glyphs
 
 RANKS = 2  # whose waits are shown, the longest first
 PARTS = 5  # of a wait

@@ -2,12 +2,66 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from msgspec import Struct
 
 from stepscope.model import ProfiledFacts, Report
 from stepscope.report import compiler_words, words
+from stepscope.report.escape import plain
+from stepscope.report.places import command_line
+
+Row = dict[str, Any]
+
+
+class Group(Struct, frozen=True):
+    """A finding that no other explains, and the findings it explains, directly or not, each once."""
+
+    finding: Row
+    explained: tuple[Row, ...]
+
+
+def groups(report: Report) -> list[Group]:
+    """All groups; a finding with several causes stands below the most expensive one."""
+    rows = {row["id"]: row for row in report.findings}
+    known = {name for row in report.findings for name in row["explains"] if name in rows and name != row["id"]}
+    taken: set[str] = set()
+    found = []
+    for row in (row for row in report.findings if row["id"] not in known):
+        below = []
+        for name in _below(row, rows):
+            if name not in taken:
+                taken.add(name)
+                below.append(rows[name])
+        found.append(Group(row, tuple(below)))
+    # a report made elsewhere may hold a circle: nobody leads it, so each of it leads itself
+    led = {group.finding["id"] for group in found}
+    found += [Group(row, ()) for row in report.findings if row["id"] not in led | taken]
+    position = {row["id"]: index for index, row in enumerate(report.findings)}
+    return sorted(found, key=lambda group: min(position[row["id"]] for row in (group.finding, *group.explained)))
+
+
+def members(report: Report, count: int) -> list[Row]:
+    """The findings of the first `count` groups."""
+    return [row for group in groups(report)[:count] for row in (group.finding, *group.explained)]
+
+
+def _below(row: Row, rows: dict[str, Row]) -> Iterator[str]:
+    """Ids of what a finding explains, level by level."""
+    seen, level = {row["id"]}, _explains(row, rows)
+    while level:
+        new = [name for name in dict.fromkeys(level) if name not in seen]
+        seen.update(new)
+        yield from new
+        level = [below for name in new for below in _explains(rows[name], rows)]
+
+
+def _explains(row: Row, rows: dict[str, Row]) -> Sequence[str]:
+    return [name for name in row["explains"] if name in rows]
+
 
 _SLOWED = 1.05  # from here on profiled steps are called slower: below it a mean of few steps moves by itself
 _NOTHING = 0.005  # of the step: shown as a whole percentage it is none
@@ -52,6 +106,14 @@ def framework(report: Report) -> str | None:
     elif not facts["supported"]:
         text += f"; all its seams were found, though they were read in {' and '.join(facts['checked'])}"
     return text
+
+
+def quality(report: Report) -> list[str]:
+    """What reading traces cost, before any figure; nothing of a recording of ours on a CPU that lost nothing."""
+    facts = report.quality.get("reading") or {}
+    if not facts or (report.run.get("hosts") and not (facts["device_events"] or facts["lost"] or facts["repaired"])):
+        return []
+    return [text for text in (reading(report), links(report)) if text]
 
 
 def reading(report: Report) -> str | None:
@@ -284,6 +346,19 @@ def disagreement(row: Mapping[str, Any]) -> str:
     """Two figures of one quantity, and where each is from."""
     first, second = (words.quantity(row[key], str(row["unit"])) for key in ("value", "other"))
     return f"disagree on {row['quantity']}: {first} by {row['source']}, {second} by {row['other_source']}"
+
+
+def next_steps(report: Report) -> list[tuple[str, str]]:
+    """(what for, command) of what is worth doing after the report."""
+    steps, command = [], command_line(report.run)
+    if command and any(finding.get("try") for finding in report.findings):
+        folder = shlex.quote(plain(report.run.get("folder") or "RUN"))
+        steps.append(("prove a fix", f"stepscope experiment --from {folder} -- {command}"))
+    if report.findings and command:
+        steps.append(("after a change", f"stepscope run -- {command}"))
+    if any(note["source"] == "sampler" and note["level"] == "warning" for note in report.quality.get("notes", ())):
+        steps.append(("more evidence", "stepscope doctor"))
+    return steps
 
 
 def without_steps(report: Report) -> str:

@@ -18,6 +18,7 @@ from stepscope.report.metrics import metric
 from stepscope.report.table_columns import SHOWN, Shown
 from stepscope.report.values import field_names, is_record
 
+IN_UNIT = re.compile(r"total|value_per_second|p\d+(\.\d+)?")  # columns whose unit stands in the row, as `unit`
 TABLE_SCHEMA = "stepscope.table/1"
 TEXT_COLUMNS = (
     *("name", "part", "path", "key", "stack", "metric", "file", "function", "operator", "kernel"),
@@ -120,6 +121,12 @@ def flatten(row: Any) -> dict[str, Any]:
         elif not isinstance(value, (list, tuple, Mapping)):
             flat[key] = value
     return flat
+
+
+def unit_of_row(row: Mapping[str, Any], key: str) -> str | None:
+    """The unit of the value under `key` where the row names it itself, as `unit`."""
+    unit = row.get("unit")
+    return unit if isinstance(unit, str) and IN_UNIT.fullmatch(key) else None
 
 
 def as_json(found: TableDocument) -> dict[str, Any]:

@@ -6,23 +6,46 @@ column with the raw figures. CSV starts with a line of column names; a missing f
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from stepscope.report import csv_text, words
-from stepscope.report.escape import one_line, plain
+from stepscope.report import words
+from stepscope.report.escape import one_line, plain, visible
 from stepscope.report.places import Shortener
-from stepscope.report.table import TableDocument, as_json
-from stepscope.report.text_table import TextColumn, lines
+from stepscope.report.table import TableDocument, as_json, unit_of_row
+from stepscope.report.terminal_parts import TextColumn, lines
+
+_FORMULA = ("=", "+", "-", "@")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
+
+
+def csv_bytes(rows: Iterable[Sequence[Any]]) -> bytes:
+    """UTF-8, a line per row, quoted where needed; a missing value is an empty field."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    return out.getvalue().encode("utf-8", errors="backslashreplace")
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str):
+        return value
+    text = visible(value)
+    return f"'{text}" if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
+
 
 MAX_NAME = 60  # characters of a name in a table
 MAX_NOTES = 4
-IN_UNIT = re.compile(r"total|value_per_second|p\d+(\.\d+)?")  # columns whose unit stands in the row, as `unit`
 MIN_WIDTH = 132  # of a table that goes to a file or a pipe: nobody has to fit it on a screen
 
 
@@ -34,7 +57,7 @@ def to_json(found: TableDocument) -> bytes:
 def to_csv(found: TableDocument) -> bytes:
     """UTF-8, one line per row, quoted where needed."""
     keys = [column.key for column in found.columns]
-    return csv_text.encoded([keys, *([row.get(key) for key in keys] for row in found.rows)])
+    return csv_bytes([keys, *([row.get(key) for key in keys] for row in found.rows)])
 
 
 def show(found: TableDocument, console: Console, shorten: Shortener, *, define: bool = False) -> None:
@@ -95,9 +118,8 @@ def shown_value(row: dict[str, Any], key: str, shorten: Shortener) -> str:
     if isinstance(value, str):
         indent = "  " * (row.get("depth") or row.get("level") or 0) if key in ("name", "key") else ""
         return indent + plain(value, MAX_NAME + len(indent))
-    if IN_UNIT.fullmatch(key) and isinstance(row.get("unit"), str):
-        return _in_unit(value, row["unit"])
-    return _figure(key, value)
+    unit = unit_of_row(row, key)
+    return _figure(key, value) if unit is None else _in_unit(value, unit)
 
 
 def _in_unit(value: float, unit: str) -> str:

@@ -21,14 +21,11 @@ from stepscope.report import compiler_words, sentences, words
 from stepscope.report.compilers import compiler_blocks
 from stepscope.report.escape import one_line, plain
 from stepscope.report.experiment_terminal import experiment_blocks
-from stepscope.report.glyphs import Glyphs, glyphs_for
-from stepscope.report.places import Shortener, command_line
+from stepscope.report.places import Shortener
 from stepscope.report.sampled import sampled_blocks
-from stepscope.report.terminal_bars import bar, legend
-from stepscope.report.terminal_device import device_blocks
-from stepscope.report.terminal_findings import findings_block
-from stepscope.report.terminal_risks import risks_block
-from stepscope.report.terminal_views import memory_block, overview_blocks
+from stepscope.report.terminal_devices import device_blocks, memory_block, overview_blocks
+from stepscope.report.terminal_findings import findings_block, risks_block
+from stepscope.report.terminal_parts import Glyphs, bar, glyphs_for, legend
 from stepscope.report.trial import refused, trial_line
 
 MAX_WIDTH = 100  # longer lines are hard to read
@@ -45,7 +42,7 @@ def render(report: Report, console: Console, *, page: str | None = None, again: 
     glyphs = glyphs_for(console.encoding)
     shorten = Shortener(report.run)
     blocks = [
-        Group(*_reading(report), *_headline(report), *_trial(report, shorten), *_warnings(report, glyphs)),
+        Group(*_quality(report), *_headline(report), *_trial(report, shorten), *_warnings(report, glyphs)),
         *_partition(report, width, glyphs),
         *overview_blocks(report, width, glyphs),
         *device_blocks(report, shorten, width, glyphs),
@@ -80,14 +77,9 @@ def render(report: Report, console: Console, *, page: str | None = None, again: 
         console.print(text, soft_wrap=True)
 
 
-def _reading(report: Report) -> Iterator[RenderableType]:
-    """What reading traces cost, before any figure; nothing of a recording of ours on a CPU that lost nothing."""
-    facts = report.quality.get("reading") or {}
-    if not facts or (report.run.get("hosts") and not (facts["device_events"] or facts["lost"] or facts["repaired"])):
-        return
-    for text in (sentences.reading(report), sentences.links(report)):
-        if text:
-            yield Text(text, style="dim")
+def _quality(report: Report) -> Iterator[RenderableType]:
+    for text in sentences.quality(report):
+        yield Text(text, style="dim")
 
 
 def _headline(report: Report) -> Iterator[RenderableType]:
@@ -177,17 +169,9 @@ def _hot_line(row: dict[str, Any], shorten: Shortener) -> str:
 
 
 def _next(report: Report, page: str | None, again: str | None) -> Iterator[Text]:
-    steps = []
-    command = command_line(report.run)
     folder = shlex.quote(plain(report.run.get("folder") or "RUN"))
-    if command and any(finding.get("try") for finding in report.findings):
-        steps.append(("prove a fix", f"stepscope experiment --from {folder} -- {command}"))
-    if report.findings and command:
-        steps.append(("after a change", f"stepscope run -- {command}"))
-    if any(note["source"] == "sampler" and note["level"] == "warning" for note in report.quality.get("notes", ())):
-        steps.append(("more evidence", "stepscope doctor"))
     again = plain(again) if again else f"stepscope analyze {folder} --html report.html"
-    steps.append(("everything", plain(page) if page else again))
+    steps = [*sentences.next_steps(report), ("everything", plain(page) if page else again)]
     for index, (label, text) in enumerate(steps):
         yield Text.assemble(("    " if index else "Next", "bold"), (f"  {label:<14}  ", "dim"), text)
 

@@ -46,7 +46,11 @@ _OWN_PACKAGE = f"{Path(__file__).parents[1]}/"
 _OWN_PARTS = ("/stepscope/record/agent/",)  # the recorder may live in another environment than this reader
 # Windows open and export on the training thread, between steps: none of the user's lines is to blame for that.
 _OWN_WORK = "/stepscope/record/agent/window"
-_HANDS_OVER = ("/stepscope/record/agent/probes/wrapper_importlib_bootstrap.py", "/stepscope/record/agent/imports.py")
+_HANDS_OVER = (
+    "/stepscope/record/agent/wrapper_importlib_bootstrap.py",
+    "/stepscope/record/agent/probes/wrapper_importlib_bootstrap.py",  # where it was in runs of earlier versions
+    "/stepscope/record/agent/imports.py",
+)
 _IN_TORCH = re.compile(r"(^|/)torch/")
 _STANDARD_LIBRARY = re.compile(r"/lib(64)?/python\d+(\.\d+)?t?/(?!site-packages/|dist-packages/)")
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"

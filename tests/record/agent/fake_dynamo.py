@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.record.agent import frames
 from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.probes.graph_breaks import LOGGER
+from stepscope.record.agent.probes.compiles import LOGGER
 
 
 class FakeDynamo:
@@ -83,7 +83,7 @@ class FakeDynamo:
 
 
 class FakeAgent:
-    """The part of `core.Agent` the probe uses; `boundary` cuts a step, `of(kind)` are the events written."""
+    """The part of `Agent` the probe uses; `boundary` cuts a step, `of(kind)` are the events written."""
 
     def __init__(self, faults: str | None = None) -> None:
         self.errors: list[str] = []
@@ -96,6 +96,7 @@ class FakeAgent:
         self.last_compile_step: int | None = None
         self.hooks: list[Callable[..., Any]] = []
         self.finish_hooks: list[Callable[[], Any]] = []
+        self.after_compile: list[Callable[[], Any]] = []
 
     def add_boundary_hook(self, hook: Callable[..., Any], probe: str) -> None:
         self.hooks.append(self.guard.wrap(probe, hook))

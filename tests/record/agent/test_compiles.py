@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.agent.probes.compiles import ENTRIES_LIMIT, CompilesProbe
-from stepscope.record.agent.probes.graph_breaks import LOGGER
+from stepscope.record.agent.probes.compiles import ENTRIES_LIMIT, LOGGER, CompilesProbe
 
 from .fake_dynamo import FakeAgent, FakeDynamo
 
@@ -216,7 +215,7 @@ def test_a_frame_given_up_is_one_graph_break_whoever_tells(monkeypatch: pytest.M
         "fail_reason": "no",
         "fail_user_frame_lineno": 9,
     }
-    monkeypatch.setattr("stepscope.record.agent.probes.graph_breaks.current_graph", lambda: "0/0")
+    monkeypatch.setattr("stepscope.record.agent.probes.compiles.current_graph", lambda: "0/0")
     dynamo.compile_frame("0/0", break_at="line 9", **given_up)
     dynamo.compile_frame("1/0", **given_up)
     agent.boundary()

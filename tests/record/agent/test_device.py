@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.agent.device import DeviceTimer
 from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.phases import StepRow
+from stepscope.record.agent.segments import StepRow
+from stepscope.record.agent.step_readings import DeviceTimer
 
 
 class FakeEvent:
@@ -58,7 +58,7 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> tuple[DeviceTimer, list[dict[str, 
     faults: list[str] = []
     agent = SimpleNamespace(guard=Guard(lambda *fault: faults.append(str(fault))), events=events, faults=faults)
     agent.user_profiler_active = False
-    return DeviceTimer(agent), written, agent
+    return DeviceTimer(agent.guard, events, lambda: agent.user_profiler_active), written, agent
 
 
 def step(timer: DeviceTimer, number: int) -> None:

@@ -14,8 +14,7 @@ import pytest
 from stepscope.record.agent import core, marks
 from stepscope.record.agent.config import Config
 from stepscope.record.agent.imports import FRAMEWORK_MODULES
-from stepscope.record.agent.probes.framework_seams import FrameworkSeamsProbe
-from stepscope.record.agent.probes.frameworks import CALL, FRAMEWORKS, OPTIMIZER, Framework, Seam
+from stepscope.record.agent.probes.frameworks import CALL, FRAMEWORKS, OPTIMIZER, Framework, FrameworkSeamsProbe, Seam
 from tests.record.agent import fake_frameworks
 from tests.record.agent.fake_frameworks import FAKE
 from tests.record.agent.processes import SCRIPTS, run_script
@@ -27,7 +26,7 @@ class Recorded:
     """An agent with the probe of the fake framework alone, and a training step as the probes of torch tell it."""
 
     def __init__(self, folder: Path, faults: str | None = None, table: tuple[Framework, ...] = (FAKE,)) -> None:
-        self.agent = core.Agent(Config(run=str(folder), host_dir=str(folder), faults=faults))
+        self.agent = core.make_agent(Config(run=str(folder), host_dir=str(folder), faults=faults))
         self.events: list[dict[str, Any]] = []
         self.agent.journal.write_event = lambda record: bool(self.events.append(record))  # type: ignore[method-assign]
         self.rows: list[Any] = []

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.agent.framework_steps import FrameworkSteps, reader
 from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.phases import StepRow
+from stepscope.record.agent.segments import StepRow
+from stepscope.record.agent.step_readings import FrameworkSteps, reader
 from tests.record.agent.loops import Loop
 
 

@@ -12,7 +12,7 @@ from stepscope.model import STEP_COLUMNS
 from stepscope.record.agent.clock import Clock
 from stepscope.record.agent.config import parse
 from stepscope.record.agent.journal import BATCH_NS, EventLog, Journal, LineFile, claim_rank_folder, rank_identity
-from stepscope.record.agent.phases import StepRow
+from stepscope.record.agent.segments import StepRow
 
 
 def journal(folder: Path) -> Journal:

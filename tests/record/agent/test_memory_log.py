@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.memory_log import MemoryLog, host_memory
-from stepscope.record.agent.phases import StepRow
+from stepscope.record.agent.memory import MemoryLog, host_memory
+from stepscope.record.agent.segments import StepRow
 from tests.record.agent.processes import run_script
 
 SECOND = 1_000_000_000

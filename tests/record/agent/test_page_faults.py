@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.record.agent.page_faults import READINGS_LIMIT, PageFaults
+from stepscope.record.agent.step_readings import READINGS_LIMIT, PageFaults
 from stepscope.record.agent.steps import StepRow
 from tests.record.agent.processes import run_script
 

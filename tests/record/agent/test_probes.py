@@ -41,7 +41,7 @@ def surface() -> list[Any]:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[core.Agent]:
-    made = core.Agent(Config(run=str(tmp_path), host_dir=str(tmp_path)))
+    made = core.make_agent(Config(run=str(tmp_path), host_dir=str(tmp_path)))
     events: list[dict[str, Any]] = []
     made.journal.write_event = lambda record: events.append(record) or True  # type: ignore[method-assign]
     made.seen = events  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ def kinds(agent: core.Agent, kind: str) -> list[dict[str, Any]]:
 
 def test_uninstalling_leaves_torch_exactly_as_it_was(tmp_path: Path) -> None:
     before = surface()
-    agent = core.Agent(Config(run=str(tmp_path), host_dir=str(tmp_path)))
+    agent = core.make_agent(Config(run=str(tmp_path), host_dir=str(tmp_path)))
     agent.probes.install_all()
     assert surface() != before
     agent.probes.uninstall_all()
@@ -121,7 +121,7 @@ def test_an_xla_sync_is_one_mark_however_deep(agent: core.Agent, monkeypatch: py
     model.mark_step = lambda: xla.sync()
     monkeypatch.setitem(sys.modules, "torch_xla", xla)
     monkeypatch.setitem(sys.modules, "torch_xla.core.xla_model", model)
-    agent.note_xla()
+    core.module_imported(agent, "torch_xla")
     assert xla.sync(wait=True) == "synced"
     assert model.mark_step() == "synced"
     assert marked == ["xla_sync"] * 2
@@ -145,7 +145,7 @@ def test_nvtx_ranges_are_regions(agent: core.Agent, monkeypatch: pytest.MonkeyPa
     for _ in range(60):
         with torch.cuda.nvtx.range("attention"):
             pass
-    marks.flush()
+    agent.flush_regions()
     regions = kinds(agent, "region")
     assert {(region["name"], region["source"]) for region in regions} == {("attention", "nvtx")}
     assert len(regions) == 51

@@ -7,8 +7,17 @@ from collections.abc import Iterable
 import pytest
 
 from stepscope.record.agent.config import WindowConfig
-from stepscope.record.agent.window_budget import Budget
-from stepscope.record.agent.window_plan import HIGH, LOW, AutoPlan, Boundary, Opening, Plan, SchedulePlan, make_plan
+from stepscope.record.agent.window_plan import (
+    HIGH,
+    LOW,
+    AutoPlan,
+    Boundary,
+    Budget,
+    Opening,
+    Plan,
+    SchedulePlan,
+    make_plan,
+)
 from tests.records import replace
 
 MS = 1_000_000

@@ -55,7 +55,7 @@ class Recording:
     def late(self, folder: Path) -> Recording:
         """Another agent, as of now; the first one has left."""
         self.agent.probes.uninstall_all()
-        other = Recording(core.Agent(Config(run=str(folder), host_dir=str(folder))), self.xla)
+        other = Recording(core.make_agent(Config(run=str(folder), host_dir=str(folder))), self.xla)
         other.agent.probes.install_all()
         return other
 
@@ -67,7 +67,7 @@ def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recor
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(FAKE_XLA))
     xla = importlib.import_module("torch_xla")
-    agent = core.Agent(Config(run=str(tmp_path), host_dir=str(tmp_path)))
+    agent = core.make_agent(Config(run=str(tmp_path), host_dir=str(tmp_path)))
     made = Recording(agent, xla)
     marks.activate(agent)
     agent.probes.install_all()

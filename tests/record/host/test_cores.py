@@ -6,9 +6,8 @@ import os
 import threading
 from pathlib import Path
 
-from stepscope.record.host import cores
-from stepscope.record.host.cores import CoresMeter, PoolMeter, Times, read_times
-from stepscope.record.host.machine import ProcessMeter
+from stepscope.record.host import meters
+from stepscope.record.host.meters import CoresMeter, PoolMeter, ProcessMeter, Times, read_times
 from stepscope.record.host.processes import read_stat
 
 SECOND_NS = 1_000_000_000
@@ -74,7 +73,7 @@ def test_a_process_without_a_second_thread_has_no_pool() -> None:
 
 def test_a_process_with_many_threads_is_read_less_often() -> None:
     meter = PoolMeter(os.getpid())
-    many = 3 * cores.THREADS_PER_READING
+    many = 3 * meters.THREADS_PER_READING
     read = [meter.read(many) is not None for _ in range(6)]
     assert read == [True, False, False, True, False, False]
 

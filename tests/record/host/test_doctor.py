@@ -6,16 +6,18 @@ import sys
 
 import pytest
 
-from stepscope.record.host.cgroups import Cgroups
 from stepscope.record.host.doctor import (
+    Attach,
+    TorchBuild,
     examine,
     frequency_check,
+    has_ptrace_capability,
     pinned_cpus,
     processors_check,
     stacks_check,
     torch_check,
 )
-from stepscope.record.host.doctor_probes import Attach, TorchBuild, has_ptrace_capability
+from stepscope.record.host.hardware import Cgroups
 
 PAIRS = [[0, 4], [1, 5], [2, 6], [3, 7]]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.record.host.cgroups import find_cgroups
 from stepscope.record.host.hardware import (
+    find_cgroups,
     format_cpu_list,
     hardware_facts,
     noise_facts,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.record.host.git import git_root, git_state
+from stepscope.record.host.manifest import git_root, git_state
 from tests.record.host.launching import manifest, record
 
 pytestmark = pytest.mark.process

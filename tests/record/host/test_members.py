@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.host.members import LARGEST_REPORTED_JOB, Part, part_in_report
+from stepscope.record.host.folder import LARGEST_REPORTED_JOB, Part, part_in_report
 
 
 def host(run: Path, index: int, members: int, *, ended: bool = True, **scheduler: Any) -> Path:

@@ -7,8 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.record.host.pyspy_counts import along, apportion, count
-from stepscope.record.host.pyspy_trace import ThreadHistory, Trace, read_trace
+from stepscope.record.host.pyspy_stacks import ThreadHistory, Trace, along, apportion, count, read_trace
 from tests.record.host.spy_traces import SpyTrace
 
 DURATIONS = st.lists(st.integers(0, 10**7), min_size=1, max_size=60)

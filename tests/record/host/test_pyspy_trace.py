@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.record.host import pyspy_trace
-from stepscope.record.host.pyspy_trace import UnreadableTraceError, read_trace
+from stepscope.record.host import pyspy_stacks
+from stepscope.record.host.pyspy_stacks import UnreadableTraceError, read_trace
 from tests.record.host.spy_traces import SpyTrace
 
 MAIN, A, B = ("<module>", "/t.py", 9), ("a", "/t.py", 1), ("b", "/t.py", 2)
@@ -89,13 +89,13 @@ def test_an_absent_and_a_huge_file_are_unreadable(tmp_path: Path, monkeypatch: p
     with pytest.raises(UnreadableTraceError, match="cannot be read"):
         read_trace(tmp_path / "absent")
     good_file(tmp_path)
-    monkeypatch.setattr(pyspy_trace, "MOST_BYTES", 10)
+    monkeypatch.setattr(pyspy_stacks, "MOST_BYTES", 10)
     with pytest.raises(UnreadableTraceError, match="--rate"):
         read_trace(tmp_path / "good")
 
 
 def test_stacks_beyond_what_memory_may_hold_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pyspy_trace, "MOST_CHARACTERS", 20)
+    monkeypatch.setattr(pyspy_stacks, "MOST_CHARACTERS", 20)
     good_file(tmp_path)
     with pytest.raises(UnreadableTraceError, match="too deep"):
         read_trace(tmp_path / "good")
@@ -110,6 +110,6 @@ def test_reading_in_pieces_is_reading_at_once(tmp_path_factory: pytest.TempPathF
     spy.write(path, len(names))
     whole = read_trace(path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pyspy_trace, "_CHUNK_BYTES", 64)
+        patch.setattr(pyspy_stacks, "_CHUNK_BYTES", 64)
         assert read_trace(path) == whole
     assert len(json.loads(path.read_text())) >= 2 * len(whole.records)

@@ -9,9 +9,8 @@ import pytest
 
 from stepscope.read.raw import Losses
 from stepscope.read.run_folder import read_times
-from stepscope.record.host import stack_files
-from stepscope.record.host.pyspy_counts import Counted, Stretch
-from stepscope.record.host.stack_files import SpyPart, write_segment
+from stepscope.record.host import pyspy_stacks
+from stepscope.record.host.pyspy_stacks import Counted, SpyPart, Stretch, write_segment
 from tests.read.stack_text import parse
 
 START_NS = 1_700_000_000_000_000_000
@@ -31,12 +30,9 @@ def test_records_of_all_parts_are_found_again_with_their_times(tmp_path: Path) -
     stacks = parse(text.splitlines(keepends=True)).stacks
     by_record = {stack.record: stack.frames[0].function for stack in stacks}
     losses = Losses()
-    found = read_times(tmp_path / "stacks-0.times.json", losses, "x")
+    found = list(read_times(tmp_path / "stacks-0.times.json", losses, "x"))
     assert not losses.counts
-    assert [
-        (by_record[record], start - START_NS, end - START_NS)
-        for record, start, end in zip(found.record, found.start_ns, found.end_ns, strict=True)
-    ] == [
+    assert [(by_record[row.record], row.start_ns - START_NS, row.end_ns - START_NS) for row in found] == [
         ("c", 0, 1_000_000),
         ("a", 500_000, 1_500_000),
         ("b", 1_500_000, 2_500_000),
@@ -58,7 +54,7 @@ def test_names_that_are_no_valid_text_are_written_all_the_same(tmp_path: Path) -
 
 
 def test_too_many_stretches_leave_the_stacks_without_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack_files, "MOST_STRETCHES", 1)
+    monkeypatch.setattr(pyspy_stacks, "MOST_STRETCHES", 1)
     parts = [part(1, START_NS, "thread (1);a (/t.py:1)", "thread (1);b (/t.py:2)")]
     assert write_segment(tmp_path / "stacks-0.raw", parts) == (True, None)
     assert [path.name for path in tmp_path.iterdir()] == ["stacks-0.raw"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stepscope.record.host.step_limit import AGAIN_SECONDS, MAX_STEPS_MARKER, MOST, StepLimit
+from stepscope.record.host.signals import AGAIN_SECONDS, MAX_STEPS_MARKER, MOST, StepLimit
 
 
 class Command:

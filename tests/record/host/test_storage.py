@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.record.host.storage import LOOKS_PER_READING, StorageLooks, mount_of, named_paths, parse_mounts
+from stepscope.record.host.meters import LOOKS_PER_READING, StorageLooks, mount_of, named_paths, parse_mounts
 
 MOUNTS = r"""
 21 1 254:0 / / rw,relatime - ext4 /dev/vda rw

@@ -6,7 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
-from stepscope.record.host.traces import compress_traces, own_rank_folders
+from stepscope.record.host.folder import compress_traces, own_rank_folders
 
 
 def test_own_traces_are_compressed_and_others_left_alone(tmp_path: Path) -> None:

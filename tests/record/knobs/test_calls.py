@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.knobs.calls import Answer, Arguments, Call, CallPatches, parameter_names
+from stepscope.record.agent.patches import Arguments, CallPatches, parameter_names
+from stepscope.record.agent.wrapper_importlib_bootstrap import Answer, Call
 
 
 class Library:
@@ -31,7 +32,7 @@ def faults() -> list[tuple[str, str]]:
 @pytest.fixture
 def patches(faults: list[tuple[str, str]]) -> Any:
     guard = Guard(lambda probe, error: faults.append((probe, error)))
-    made = CallPatches(SimpleNamespace(guard=guard), "k")  # type: ignore[arg-type]
+    made = CallPatches(guard, "knob.k")
     original = Library.__init__
     yield made
     made.remove()

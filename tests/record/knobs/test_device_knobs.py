@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.knobs.allocator import AllocatorConf, variables
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.knobs.cudnn import AllowTf32, Benchmark
-from stepscope.record.agent.knobs.linalg import LinalgLibrary
+from stepscope.record.agent.knobs.launched import AllocatorConf, allocator_variables
+from stepscope.record.agent.knobs.settings import Setting
 
 pytestmark = pytest.mark.torch
 
@@ -48,14 +47,14 @@ def with_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("with_cudnn")
-@pytest.mark.parametrize(("kind", "flag"), [(AllowTf32, "allow_tf32"), (Benchmark, "benchmark")])
+@pytest.mark.parametrize("flag", ["allow_tf32", "benchmark"])
 @pytest.mark.parametrize("value", ["true", "false"])
-def test_a_flag_of_cudnn_is_set_held_and_set_back(kind: type[KnobBase], flag: str, value: str) -> None:
+def test_a_flag_of_cudnn_is_set_held_and_set_back(flag: str, value: str) -> None:
     import torch
 
     home, wanted = torch.backends.cudnn, value == "true"
     before = getattr(home, flag)
-    knob = kind()
+    knob = Setting()
     agent = install(knob, "cudnn." + flag, value)
     assert getattr(home, flag) is wanted
     setattr(home, flag, not wanted)  # the script's own
@@ -91,7 +90,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_library_is_set_and_the_scripts_own_choice_is_overruled(library: list[str]) -> None:
     import torch
 
-    knob = LinalgLibrary()
+    knob = Setting()
     agent = install(knob, "cuda.linalg_library", "cusolver")
     torch.backends.cuda.preferred_linalg_library("default")
     assert torch.backends.cuda.preferred_linalg_library() == "_LinalgBackend.Cusolver"
@@ -103,7 +102,7 @@ def test_the_library_is_set_and_the_scripts_own_choice_is_overruled(library: lis
 
 @pytest.mark.usefixtures("library")
 def test_a_library_that_is_not_there_is_refused_by_torch() -> None:
-    knob = LinalgLibrary()
+    knob = Setting()
     agent = install(knob, "cuda.linalg_library", "magma")
     knob.at_first_step()
     knob.uninstall()
@@ -131,7 +130,7 @@ def test_the_allocator_is_asked_for_its_settings(
     import torch
 
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": [], "allocator_settings": settings})
-    for name in variables(CONF):
+    for name in allocator_variables(CONF):
         monkeypatch.setenv(name, environment)
     knob = AllocatorConf()
     agent = install(knob, "allocator.conf", CONF)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.record.agent.knobs import host_allocator
-from stepscope.record.agent.knobs.arguments import argument_of
+from stepscope.record.agent.knobs import launched
+from stepscope.record.agent.knobs.launched import argument_of
 from stepscope.record.host.knobs import changed_by_knobs, with_argument
 from stepscope.record.host.options import RecordOptions
 from stepscope.schema import Knob
@@ -112,7 +112,7 @@ def test_the_allocator_of_the_host_is_set_before_the_process_starts(
 ) -> None:
     library = tmp_path / "libjemalloc.so.2"
     library.write_bytes(b"")
-    monkeypatch.setattr(host_allocator, "_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(launched, "_FOLDERS", (str(tmp_path),))
 
     def environment(value: str) -> dict[str, str]:
         options = RecordOptions(command=("x",), knobs=(Knob("host.allocator", value),))
@@ -137,15 +137,15 @@ def test_the_allocator_of_the_host_is_set_before_the_process_starts(
 def test_the_training_process_says_what_became_of_the_allocator(
     value: str, variables: bool, applied: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_allocator, "_FOLDERS", ())
-    for name, text in host_allocator.variables("keep").items():
+    monkeypatch.setattr(launched, "_FOLDERS", ())
+    for name, text in launched.host_allocator_variables("keep").items():
         monkeypatch.setenv(name, text) if variables else monkeypatch.delenv(name, raising=False)
     told: list[tuple[bool, str]] = []
 
     def report(done: bool, observed: str = "", reason: str = "") -> None:
         told.append((done, observed or reason))
 
-    host_allocator.HostAllocator().install(None, value, report)  # type: ignore[arg-type]
+    launched.HostAllocator().install(None, value, report)  # type: ignore[arg-type]
     ((done, text),) = told
     assert done is applied
     assert words in text

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.record.agent.knobs.loader_plan import Given, plan
+from stepscope.record.agent.knobs.loader import Given, plan
 
 from .recorded import recorded
 

@@ -28,7 +28,10 @@ export function reaches(block: ChartBlock, shape: Shape, hidden: ReadonlySet<num
   }
   const shown = block.series.map((series, at) => (hidden.has(at) ? null : series));
   const edge = (which: 'high' | 'low'): Values[] =>
-    shown.map((series) => series?.values.map((value, at) => series[which]?.[at] ?? value) ?? []);
+    shown.map((series) => series?.values.map((value, at) => {
+      const ends = [series[which]?.[at] ?? value, ...(series.points?.[at] ?? [])].filter((each) => each !== null);
+      return ends.length === 0 ? null : (which === 'high' ? Math.max : Math.min)(...ends);
+    }) ?? []);
   return { tops: edge('high'), bottoms: edge('low') };
 }
 

@@ -172,6 +172,7 @@ function interval(view: View, series: Series, look: Look, at: number): Drawing {
       return [left, top + offset];
     };
     const children: object[] = low === null || high === null ? [] : whisker(place(low), place(high), look.colour);
+    for (const each of series.points?.[row] ?? []) if (each !== null) children.push(point(place(each), look.colour));
     if (value !== null) children.push(dot(place(value), look, low !== null && high !== null, view.ink.surface));
     return { type: 'group', children } as ReturnType<CustomSeriesRenderItem>;
   };
@@ -183,6 +184,10 @@ function whisker([left, y]: [number, number], [right]: [number, number], colour:
   const style = { stroke: colour, lineWidth: 2 };
   const stroke = (x1: number, y1: number, x2: number, y2: number): object => ({ type: 'line', shape: { x1, y1, x2, y2 }, style });
   return [stroke(left, y, right, y), stroke(left, y - CAP, left, y + CAP), stroke(right, y - CAP, right, y + CAP)];
+}
+
+function point([cx, cy]: [number, number], colour: string): object {
+  return { type: 'circle', shape: { cx, cy, r: 2 }, style: { fill: colour, opacity: 0.6 } };
 }
 
 function dot([cx, cy]: [number, number], look: Look, filled: boolean, surface: string): object {

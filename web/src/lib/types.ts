@@ -29,6 +29,8 @@ export interface Column {
   /** A difference: always with its sign. */
   signed?: boolean;
   place?: boolean;
+  /** Under this key each row names the unit of its value, instead of `unit`. */
+  unit_key?: string;
   /** A click on the cell opens the page with `params` and, under `param`, the value of the row's `key`. */
   link?: { page: string; params: Record<string, string>; param: string; key: string } | null;
 }
@@ -44,6 +46,8 @@ export interface Series {
   name: string; unit: Unit; values: (number | null)[];
   /** Of intervals. */
   low?: (number | null)[]; high?: (number | null)[];
+  /** Of intervals: for every x the single measurements that its value is the mean of. */
+  points?: (number | null)[][];
   /** Category of the step's partition or another name that has one colour on all pages. */
   role: string | null;
 }
@@ -71,7 +75,8 @@ export interface FindingCard {
   expected_gain: { low: number; high: number } | null;
   /** What can be gained, in words; which steps cost and share are of, where these are not the steady ones. */
   gain: string | null; of: string | null;
-  where: (Place & { share: number | null; source: SourceLine[] | null })[];
+  /** `edited`: the file has changed since the run, so that its lines may be others. */
+  where: (Place & { share: number | null; source: SourceLine[] | null; edited: boolean })[];
   ranks: number[]; evidence: { metric: string; text: string; source: string }[];
   fix: string; caveat: string; learn: string; falsified_by: string;
   try: { knob: string; value: string }[];

@@ -284,7 +284,7 @@ FUNCTION, BUILTIN, MODULE, OPERATOR, CALL, MARK, KERNEL, SKIPPED, OURS = range(9
 _FUNCTION = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 _MODULE = "nn.Module: "
 _OURS = re.compile(r"(^|/)stepscope/record/")
-_OUR_WRAPPER = re.compile(r"(^|/)stepscope/record/agent/probes/wrapper_importlib_bootstrap\.py")
+_OUR_WRAPPER = re.compile(r"(^|/)stepscope/record/agent/(probes/)?wrapper_importlib_bootstrap\.py")
 _SYNCHRONIZE = re.compile(r"^(cuda|cu|hip)((Device|Ctx|Stream|Event)Synchronize|Memcpy)$")
 _KINDS = {BUILTIN: "native", MODULE: "library", OPERATOR: "operator", CALL: "native", MARK: "operator"}
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from stepscope.dashboard import blocks
+from stepscope.dashboard import blocks, static_page
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, experiments
-from stepscope.dashboard.pages.rows import Col, rows_table
+from stepscope.dashboard.pages.rows import Alone, Col, TableContext, rows_table
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
 from stepscope.report import comparison_words as said
 from stepscope.report import words
@@ -67,6 +67,8 @@ _MIXED = (
     Col("Baseline", "baseline", say=lambda row: said.amount(row["baseline"], row["unit"])),
     Col("Candidate", "candidate", say=lambda row: said.amount(row["candidate"], row["unit"])),
     Col("Name", "name", say=lambda row: said.name(dict(row))),
+    Col("Line", "place"),
+    Col("Status", "status", say=lambda row: said.status(dict(row)) or None),
 )
 _FINDING = (
     Col("Status", "status"),
@@ -106,6 +108,12 @@ def build(context: PageContext) -> list[Block]:
 def empty(context: PageContext) -> bool:
     """Whether nothing can ever stand here: a server may find another run at any time."""
     return context.catalog is None and experiments.of_run(context) is None
+
+
+def render(document: Document) -> str:
+    """A comparison as one HTML file without scripts or network: all rows that the terminal shows the first of."""
+    shown = list(comparison(Alone(), document))
+    return static_page.render(said.title(document), [static_page.Section("Comparison", shown)])
 
 
 def _others(context: PageContext) -> list[Row]:
@@ -164,7 +172,7 @@ def _compared(context: PageContext, other: str) -> Document:
     return comparison_document(comparing.compare(*sides), source=context.source)
 
 
-def comparison(context: PageContext, document: Document) -> Iterator[Block]:
+def comparison(context: TableContext, document: Document) -> Iterator[Block]:
     """The whole of a comparison: the verdict first, then the step time, then all that changed."""
     yield blocks.text(
         f"{said.title(document)}: {said.verdict(document)}.", TONES.get(said.verdict_style(document), "plain")
@@ -192,7 +200,7 @@ def comparison(context: PageContext, document: Document) -> Iterator[Block]:
         yield blocks.facts(said.ABSENT, absent)
 
 
-def _figures(context: PageContext, document: Document) -> Iterator[Block]:
+def _figures(context: TableContext, document: Document) -> Iterator[Block]:
     """The headline figures: step times as numbers, the rest in words, and the changes with their intervals drawn."""
     found = said.outcome(document)
     if found is None:
@@ -252,7 +260,7 @@ def _intervals(rows: list[dict[str, Any]]) -> Block:
     )
 
 
-def _phases(context: PageContext, document: Document) -> Iterator[Block]:
+def _phases(context: TableContext, document: Document) -> Iterator[Block]:
     """Where the difference is: both steps stacked of their parts, and the parts as a table."""
     rows = [{**row, "name": said.phase(row["category"])} for row in said.phases(document)]
     if not rows:
@@ -275,6 +283,6 @@ def _phases(context: PageContext, document: Document) -> Iterator[Block]:
     yield from rows_table(context, "phases", said.PHASES, "PhaseEffect", _PHASE, rows)
 
 
-def _amounts(context: PageContext, id: str, title: str, rows: list[Document]) -> list[Block]:
+def _amounts(context: TableContext, id: str, title: str, rows: list[Document]) -> list[Block]:
     in_ms = all(str(row["unit"]).startswith("ms") for row in rows)
     return rows_table(context, id, title, "Change", _MS if in_ms else _MIXED, rows)

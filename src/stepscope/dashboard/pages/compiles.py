@@ -79,9 +79,9 @@ def build(context: PageContext) -> list[Block]:
         *(_figures(facts) for facts in view.backends),
         *_said(told),
         *_steps(context, view),
-        *_causes(context),
+        *_causes(context, told),
         *_limits(context, view),
-        *_more(context),
+        *_more(context, told),
         *traced.paragraphs(view.notes),
     ]
 
@@ -135,8 +135,8 @@ def _points(view: CompilersView, kind: str) -> Iterator[Block]:
         f"Steps that compiled, {words.term(kind)}",
         "bars",
         sentence=(
-            f"{words.count(len(points))} {words.term(kind)} steps compiled, broke or moved something to the host; step "
-            f"{worst.step} compiled longest, {words.milliseconds(worst.compile_ms)}."
+            f"{words.things(len(points), f'{words.term(kind)} step')} compiled, broke or moved something to the host; "
+            f"step {worst.step} compiled longest, {words.milliseconds(worst.compile_ms)}."
         ),
         x=("step", "count", [point.step for point in points]),
         y=("time", "ms"),
@@ -157,10 +157,10 @@ def _table(context: PageContext, name: str, group: str | None = None) -> Rows:
     return traced.rows(context, name, Selection(group=group))
 
 
-def _causes(context: PageContext) -> Iterator[Block]:
+def _causes(context: PageContext, told: Mapping[str, Any]) -> Iterator[Block]:
     found = _table(context, "compiles", "cause")
     if found.rows:
-        yield _of_causes(context, "compiles", found.rows)
+        yield _of_causes(context, "compiles", found.rows, told)
     else:
         yield from traced.paragraphs([found.absent])
     changes = _table(context, "compiles", "change")
@@ -183,15 +183,21 @@ def _worded(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "kind": words.term(row["kind"]), "cause": why or None, "text": row.get("text") or None}
 
 
-def _of_causes(context: PageContext, name: str, rows: Sequence[Mapping[str, Any]]) -> Block:
-    """A table of causes with the compiler's reasons, which quote source lines: not where no source is wanted."""
-    from stepscope.report.compilers_document import without_quotes
+def _of_causes(context: PageContext, name: str, rows: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> Block:
+    """A table of causes, of values that change the chain they went through, with the compiler's reasons.
+
+    Reasons quote source lines: not where no source is wanted.
+    """
+    from stepscope.report import compiler_words as said
+    from stepscope.report.document import without_quotes
     from stepscope.report.table_columns import SHOWN
 
     several = len({row["backend"] for row in rows}) > 1
     shown = [each for each in SHOWN[name].columns if several or each[1] != "backend"]
     shown += [each for each in _REASON if each[1] not in {key for _, key in shown}]
-    made = [_worded(row) for row in rows]
+    shown = [(label, "changed" if key == "subject" else key) for label, key in shown]
+    changed = {row["id"]: said.changed(row) for row in told["causes"]}
+    made = [{**_worded(row), "changed": changed.get(row["id"]) or row["subject"]} for row in rows]
     if not context.source:
         for row in made:
             row["text"] = without_quotes(row["text"] or "") or None
@@ -221,7 +227,7 @@ def _limits(context: PageContext, view: CompilersView) -> Iterator[Block]:
             blocks.column("place", "Line", place=True),
             blocks.column("function", "Function", "text"),
             *(
-                blocks.column(key, traced.heading(label), unit, help=blocks.meaning("EagerAfterLimit", key))
+                blocks.column(key, blocks.capital(label), unit, help=blocks.meaning("EagerAfterLimit", key))
                 for label, key, unit in _LIMITS
             ),
         ],
@@ -231,13 +237,13 @@ def _limits(context: PageContext, view: CompilersView) -> Iterator[Block]:
     )
 
 
-def _more(context: PageContext) -> Iterator[Block]:
+def _more(context: PageContext, told: Mapping[str, Any]) -> Iterator[Block]:
     """Graph breaks, transfers and metrics; a line for each that there is not."""
     missing = []
     for name, label in (("graph-breaks", "Graph breaks"), ("transfers", "Transfers to the host")):
         found = _table(context, name)
         if found.rows:
-            yield _of_causes(context, name, found.rows)
+            yield _of_causes(context, name, found.rows, told)
         else:
             missing.append(blocks.fact(label, blocks.sentence(found.absent or "none")))
     metrics = _table(context, "xla-metrics")

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stepscope.dashboard import blocks
+from stepscope.dashboard import blocks, static_page
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext
-from stepscope.dashboard.pages.rows import Col, rows_table
+from stepscope.dashboard.pages.rows import Alone, Col, TableContext, rows_table
+from stepscope.model import Report
 from stepscope.report import experiment_words as say
 from stepscope.report import words
 
@@ -45,13 +46,16 @@ _PHASE = (
     Col("95 %, from", "low_ms", "ms", signed=True),
     Col("to", "high_ms", "ms", signed=True),
 )
+_SIDES = (("baseline", "Baseline"), ("candidate", "With the change"))
+_TIMES = (("median", "median_ms"), ("95th percentile", "p95_ms"))
 _PAIR = (
     Col("Candidate", "name"),
     Col("Pair", "pair", "number"),
     Col("Baseline", "baseline"),
-    Col("its mean step", "baseline_ms", "ms"),
+    Col("its mean step", "baseline_mean_ms", "ms"),
     Col("With the change", "candidate"),
-    Col("mean step of that", "candidate_ms", "ms"),
+    Col("mean step of that", "candidate_mean_ms", "ms"),
+    *(Col(f"{side}, {label}", f"{name}_{key}", "ms") for label, key in _TIMES for name, side in _SIDES),
 )
 _EFFECT = (
     Col("Knob", "name"),
@@ -86,7 +90,13 @@ def load(folder: Path) -> dict[str, Any]:
     return document(read(folder))
 
 
-def build(context: PageContext, document: Row) -> Iterator[Block]:
+def render(report: Report) -> str:
+    """The experiment of a report as one HTML file without scripts, where there is no run to show beside it."""
+    shown = list(build(Alone(), report.views["experiment"]))
+    return static_page.render(str(report.run.get("name")), [static_page.Section("Experiment", shown)])
+
+
+def build(context: TableContext, document: Row) -> Iterator[Block]:
     """The conclusion, the intervals drawn, and the tables behind."""
     candidates = say.ranked(document)
     won = bool(say.winners(document))
@@ -138,6 +148,7 @@ def _notes(row: Row) -> Iterator[dict[str, str]]:
         ("prediction", say.beyond(row)),
         ("figure", say.rate_note(row)),
         ("loss", say.trains_alike(row)),
+        *(("in the script", line) for line in row.get("change") or ()),
         *(("doubt", flag) for flag in say.flags(row)),
     ):
         if text:
@@ -163,6 +174,7 @@ def _intervals(candidates: list[Row]) -> Iterator[Block]:
             [found["change"] for _, found in drawn],
             low=[found["low"] for _, found in drawn],
             high=[found["high"] for _, found in drawn],
+            points=[_pair_changes(row) for row, _ in drawn],
             role="measured",
         )
     ]
@@ -181,11 +193,17 @@ def _intervals(candidates: list[Row]) -> Iterator[Block]:
     )
 
 
+def _pair_changes(row: Row) -> list[float]:
+    """What each pair of runs says alone: its mean step times, candidate over baseline, less 1."""
+    pairs = [(pair["baseline"]["mean_ms"], pair["candidate"]["mean_ms"]) for pair in row.get("runs") or ()]
+    return [after / before - 1 for before, after in pairs if before and after and before > 0 and after > 0]
+
+
 def _drawn_ceiling(value: float | None) -> float | None:
     return value if value is not None and -MOST_DRAWN < value < 0 else None
 
 
-def _tables(context: PageContext, document: Row, candidates: list[Row]) -> Iterator[Block]:
+def _tables(context: TableContext, document: Row, candidates: list[Row]) -> Iterator[Block]:
     phases = [{**phase, "name": say.name(row)} for row in candidates for phase in row.get("phases") or ()]
     title = "Where the difference is"
     yield from rows_table(context, "candidate-phases", title, "PhaseEffect", _PHASE, phases)
@@ -211,15 +229,9 @@ def _tables(context: PageContext, document: Row, candidates: list[Row]) -> Itera
 
 
 def _pair(row: Row, number: int, pair: Row) -> dict[str, Any]:
-    before, after = pair["baseline"], pair["candidate"]
-    return {
-        "name": say.name(row),
-        "pair": number,
-        "baseline": before.get("label"),
-        "baseline_ms": before.get("mean_ms"),
-        "candidate": after.get("label"),
-        "candidate_ms": after.get("mean_ms"),
-    }
+    sides = {side: pair[side].get("label") for side, _ in _SIDES}
+    times = {f"{side}_{key}": pair[side].get(key) for side in sides for key in ("mean_ms", "median_ms", "p95_ms")}
+    return {"name": say.name(row), "pair": number, **sides, **times}
 
 
 def _distinct(reports: Iterable[Row]) -> Iterator[Row]:

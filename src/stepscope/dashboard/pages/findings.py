@@ -16,7 +16,8 @@ from stepscope.dashboard.pages import PAGES, PageContext, traced
 from stepscope.model import Report
 from stepscope.report import compiler_words, sentences, words
 from stepscope.report.escape import one_line
-from stepscope.report.groups import groups
+from stepscope.report.sentences import groups
+from stepscope.report.trial import refused, trial_line
 
 Row = Mapping[str, Any]
 
@@ -56,7 +57,8 @@ EVERYWHERE = ("steps", "timeline")  # of a category that the table does not know
 def build(context: PageContext) -> list[Block]:
     """The blocks of the page."""
     report = context.run.report(source=context.source)
-    made: list[Block] = [*_head(report), *_warnings(report)]
+    made = [blocks.text(blocks.sentence(text), "note") for text in sentences.quality(report)]
+    made += [*_head(report), *_knobs(report, context), *_warnings(report)]
     cards = [_card(row, report, context) for row in _in_order(report)]
     risks = [_card(row, report, context, risk=True) for row in report.risks]
     overlap = sentences.overlap(report)
@@ -77,6 +79,8 @@ def build(context: PageContext) -> list[Block]:
             ignored=report.ignored,
         )
     )
+    if steps := sentences.next_steps(report):
+        made.append(blocks.facts("Next", [blocks.fact(blocks.capital(label), command) for label, command in steps]))
     return made
 
 
@@ -140,6 +144,11 @@ def _headline(report: Report) -> Iterator[Block]:
         yield blocks.text(f"Of a mean{of}: {said}.", "plain")
 
 
+def _knobs(report: Report, context: PageContext) -> Iterator[Block]:
+    if line := trial_line(report, context.shorten):
+        yield blocks.text(f"Knobs: {line}", "warning" if refused(report) else "plain")
+
+
 def _warnings(report: Report) -> Iterator[Block]:
     """What a reader has to know before the first figure."""
     for text in sentences.warnings(report):
@@ -193,7 +202,8 @@ def _where(place: Row, context: PageContext) -> dict[str, Any]:
     if quoted:
         numbered = enumerate(quoted["lines"], start=quoted["first_line"])
         lines = [{"line": number, "text": text, "here": number == place["line"]} for number, text in numbered]
-    return {**made, "share": place.get("share"), "source": lines}
+    edited = bool(quoted and quoted["changed_since"])
+    return {**made, "share": place.get("share"), "source": lines, "edited": edited}
 
 
 def _evidence(row: Row) -> dict[str, str]:

@@ -7,12 +7,84 @@ from typing import TYPE_CHECKING
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import gpu_exchange, traced
+from stepscope.dashboard.pages import traced
 from stepscope.report.escape import plain
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views import Counter, GpuSummary, OperatorRow
+    from stepscope.model.views import Counter, Distributed, GpuSummary, OperatorRow, Views, WorkerShare
+
+MAX_WORKERS = 64  # in one picture
+_STEP = (
+    ("computation", "computation_ns", "compute"),
+    ("computation and communication at once", "overlap_ns", "overlap"),
+    ("communication alone", "communication_ns", "communication"),
+    ("other", "other_ns", "other"),
+)
+_WAITING = (("transferring", "transferring_ns", "communication"), ("waiting for others", "synchronizing_ns", "sync"))
+
+
+def _has_exchange(views: Views) -> bool:
+    """Whether there is a collective."""
+    return bool(views.communication) or views.distributed is not None
+
+
+def _exchange(context: PageContext, views: Views) -> Iterator[Block]:
+    """The blocks; of a run of one process none."""
+    refs = {item.span for item in traced.of_scope(context, views)}
+    distributed = views.distributed
+    if distributed is not None:
+        yield from _workers(context, distributed)
+    elif len({ref.rank for ref in refs}) > 1:
+        yield from traced.paragraphs([views.absent.get("distributed")])
+    rows = [row for row in views.communication if row.span in refs]
+    if rows:
+        yield traced.block(context, "communication", rows, bars=("total_ns", "exposed_ns"))
+    if distributed is not None and distributed.collectives:
+        bars = ("synchronizing_ns", "transferring_ns")
+        yield traced.block(context, "distributed-collectives", distributed.collectives, bars=bars)
+    if distributed is not None:
+        yield from traced.paragraphs(distributed.notes)
+
+
+def _workers(context: PageContext, found: Distributed) -> Iterator[Block]:
+    """A mean step of each worker; waiting beside transferring, where collectives were matched."""
+    shown = found.workers[:MAX_WORKERS]
+    if not shown:
+        return
+    yield _chart(shown, "workers-step", "A mean step of each worker", _STEP, _slowest(shown))
+    if any(row.synchronizing_ns is not None for row in shown):
+        sentence = "Time of each worker in collectives: what the fastest needed for them, and waiting for others."
+        yield _chart(shown, "workers-waiting", "Transferring and waiting in collectives", _WAITING, sentence)
+    yield traced.block(context, "distributed", found.workers)
+
+
+def _slowest(rows: Sequence[WorkerShare]) -> str:
+    from stepscope.report import words
+
+    slowest, fastest = max(rows, key=lambda row: row.wall_ns), min(rows, key=lambda row: row.wall_ns)
+    return (
+        f"{slowest.span.label} has the longest mean step, {words.nanoseconds(slowest.wall_ns)}; "
+        f"{fastest.span.label} the shortest, {words.nanoseconds(fastest.wall_ns)}."
+    )
+
+
+def _chart(
+    rows: Sequence[WorkerShare], id: str, title: str, parts: Sequence[tuple[str, str, str]], sentence: str
+) -> Block:
+    shown = [blocks.series(label, "ns", [getattr(row, key) for row in rows], role=role) for label, key, role in parts]
+    return blocks.chart(
+        id,
+        title,
+        "stacked_bars",
+        sentence=sentence,
+        x=("worker", "text", [row.span.label for row in rows]),
+        y=("mean step", "ns"),
+        y_min=0,
+        series=shown,
+        help=blocks.meaning("WorkerShare", parts[0][1]),
+    )
+
 
 TITLE = "GPU summary"
 SYNC = "gpu"
@@ -64,19 +136,20 @@ _TIMES = (
 def empty(context: PageContext) -> bool:
     """Whether no trace holds work of a device, nor collectives."""
     views = context.run.analysis.views
-    return views is None or not (any(span.gpus for span in views.spans) or gpu_exchange.known(views))
+    return views is None or not (any(span.gpus for span in views.spans) or _has_exchange(views))
 
 
 def build(context: PageContext) -> list[Block]:
     """The page; raises `UsageError` for a scope that names no span."""
     found = traced.chosen(context, "gpus", TITLE)
     views = context.run.analysis.views
-    exchange = [*gpu_exchange.made(context, views)] if views is not None else []
+    exchange = [*_exchange(context, views)] if views is not None else []
     if found.absent is not None:
-        return [found.absent, *exchange]
+        return [found.absent, *_times(context, None), *exchange]
     gpus = [gpu for item in found.spans for gpu in item.gpus]
     if not gpus or views is None:
-        return [traced.absent(context, "gpus", TITLE, "this trace holds no kernels of a device"), *exchange]
+        why = traced.absent(context, "gpus", TITLE, "this trace holds no kernels of a device")
+        return [why, *_times(context, None), *exchange]
     one = _one(context, gpus)
     several = len({gpu.span for gpu in gpus}) > 1
     options = [(_key(gpu), _label(gpu, several=several)) for gpu in gpus]
@@ -195,13 +268,13 @@ def _compared(context: PageContext, gpus: Sequence[GpuSummary]) -> Iterator[Bloc
     yield traced.block(context, "gpus", gpus, title="All GPUs")
 
 
-def _times(context: PageContext, traces: set[str]) -> Iterator[Block]:
-    """What the devices did in the traces, by kind."""
+def _times(context: PageContext, traces: set[str] | None) -> Iterator[Block]:
+    """What the devices did in the traces, by kind; None is all traces."""
     from stepscope.report import sentences
 
     report = context.run.report(source=context.source)
     keys = ("label", *(key for _, key, _ in _TIMES))
-    found = [row for row in sentences.device_rows(report) if row["trace"] in traces]
+    found = [row for row in sentences.device_rows(report) if traces is None or row["trace"] in traces]
     rows = [{key: row[key] for key in keys} for row in found]
     if not rows:
         return
@@ -211,7 +284,7 @@ def _times(context: PageContext, traces: set[str]) -> Iterator[Block]:
         [
             blocks.column("label", "Trace", "text"),
             *(
-                blocks.column(key, traced.heading(label), unit, help=blocks.meaning("DeviceTime", key))
+                blocks.column(key, blocks.capital(label), unit, help=blocks.meaning("DeviceTime", key))
                 for label, key, unit in _TIMES
             ),
         ],

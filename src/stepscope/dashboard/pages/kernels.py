@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import device_lines, traced
+from stepscope.dashboard.pages import traced
 from stepscope.dashboard.pages.traced import Chosen
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def build(context: PageContext) -> list[Block]:
     """The page; raises `UsageError` for a scope that names no span."""
     found = traced.chosen(context, "kernels", TITLE)
     if found.absent is not None:
-        return [found.absent]
+        return [found.absent, *traced.device_lines(context, traced.DEVICE)]
     group = context.choice("group", [key for key, _ in GROUPS])
     devices = _devices(found)
     device = context.choice("device", [EVERY, *devices])
@@ -64,7 +64,8 @@ def build(context: PageContext) -> list[Block]:
         *traced.choice(context, "Device", "device", device, _options(devices)),
     ]
     if not rows:
-        return [*made, blocks.text("No kernel of this choice ran.", "note")]
+        none = blocks.text("No kernel of this choice ran.", "note")
+        return [*made, none, *traced.device_lines(context, traced.DEVICE)]
     table = traced.block(
         context,
         "kernels",
@@ -73,7 +74,7 @@ def build(context: PageContext) -> list[Block]:
         bars=("total_ns",),
         links={"operator": blocks.cell_link("operators", "operator", "operator")},
     )
-    return [*made, *_cores(found), _chart(rows), table, *device_lines.made(context, device_lines.DEVICE)]
+    return [*made, *_cores(found), _chart(rows), table, *traced.device_lines(context, traced.DEVICE)]
 
 
 def _rows(context: PageContext, found: Chosen, group: str, device: str) -> Sequence[KernelRow]:

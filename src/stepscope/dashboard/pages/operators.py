@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import device_lines, traced
+from stepscope.dashboard.pages import traced
 from stepscope.dashboard.pages.traced import Chosen
 
 if TYPE_CHECKING:
@@ -61,11 +61,12 @@ def build(context: PageContext) -> list[Block]:
     """The page; raises `UsageError` for a scope that names no span."""
     found = traced.chosen(context, "operators", TITLE)
     if found.absent is not None:
-        return [found.absent]
+        return [found.absent, *traced.device_lines(context, traced.HOST)]
     group = context.choice("group", [key for key, _ in GROUPS])
     rows = _rows(context, found, group)
     if not rows:
-        return [traced.absent(context, "operators", TITLE, NO_OPERATORS)]
+        none = traced.absent(context, "operators", TITLE, NO_OPERATORS)
+        return [none, *traced.device_lines(context, traced.HOST)]
     one = context.params.get("operator")
     if one is not None:  # long and odd names come as they are shown
         one = next((row.name for row in rows if blocks.cell(row.name) == one), one)
@@ -84,7 +85,7 @@ def build(context: PageContext) -> list[Block]:
             bars=("device_self_ns", "host_self_ns"),
             links={"name": blocks.cell_link("operators", "operator", "name", {"group": group})},
         ),
-        *device_lines.made(context, device_lines.HOST),
+        *traced.device_lines(context, traced.HOST),
     ]
 
 

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from stepscope.dashboard import blocks
-from stepscope.dashboard.blocks import Block
-
-if TYPE_CHECKING:
-    from stepscope.dashboard.pages import PageContext
+from stepscope.dashboard.blocks import Block, Shorten
 
 Row = Mapping[str, Any]
 PLACE = "place"
+
+
+class TableContext(Protocol):
+    """What a table must know of where it stands; a `PageContext` is one."""
+
+    @property
+    def limit(self) -> int:
+        """Rows that it may have."""
+        ...
+
+    @property
+    def shorten(self) -> Shorten:
+        """How a path and a line are written."""
+        ...
+
+
+class Alone(Struct, frozen=True):
+    """The `TableContext` of a document without a run around it: paths stand as they are."""
+
+    limit: int = 200
+
+    def shorten(self, file: str, line: int | None) -> str:
+        """`file:line`."""
+        return file if line is None else f"{file}:{line}"
 
 
 class Col(Struct, frozen=True):
@@ -36,7 +57,7 @@ class Col(Struct, frozen=True):
 
 
 def rows_table(
-    context: PageContext,
+    context: TableContext,
     id: str,
     title: str,
     record: str,
@@ -77,12 +98,12 @@ def _says(column: Col, value: Any) -> bool:
     return value is not None and not (column.quiet and value == 0)
 
 
-def _cell(column: Col, row: Row, context: PageContext) -> Any:
+def _cell(column: Col, row: Row, context: TableContext) -> Any:
     if column.say is not None:
         return column.say(row)
     if column.key != PLACE:
         value = row.get(column.key)
-        return context.shorten(str(value)) if column.code and value else value
+        return context.shorten(str(value), None) if column.code and value else value
     found = row.get(PLACE) if PLACE in row else row
     if not found or not found.get("file"):
         return None

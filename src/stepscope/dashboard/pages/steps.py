@@ -120,13 +120,12 @@ def _of_kind(context: PageContext, kind: str) -> list[Block]:
     known = series.processes_of(steps, kind)
     chosen = selectors.processes(context.run, context.scope.worker)
     own = [process for process in known if chosen is None or process in chosen]
-    made = [_figures(facts), *_said(facts, context)]
+    made = [_figures(facts), *_said(facts, context), *_partition(facts)]
     if not own:
         return [*made, blocks.text(f"{context.scope.worker} has no {words.term(kind)} step of its own.", "note")]
     limit = EMBEDDED_POINTS if context.embedded else POINTS
     parts = series.step_phases(steps, kind, own[0], limit)
     traced = traced_steps.build(context)
-    made += _partition(facts)
     if parts.parts_ms or not traced:
         made.append(_chart(parts, context, several=len(own) > 1))
     made += traced

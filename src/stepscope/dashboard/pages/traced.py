@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -218,17 +218,12 @@ def block(
         limit=context.limit,
         shorten=context.shorten,
         title=title,
-        columns=[(heading(label), key) for label, key in columns or made.shown.columns],
+        columns=[(blocks.capital(label), key) for label, key in columns or made.shown.columns],
         bars=bars,
         links=None if context.embedded else links,
         open_depth=open_depth,
         notes=notes,
     )
-
-
-def heading(label: str) -> str:
-    """A column's name with a capital letter in front."""
-    return label[:1].upper() + label[1:]
 
 
 def choice(context: PageContext, label: str, param: str, value: str, options: Sequence[tuple[str, str]]) -> list[Block]:
@@ -248,3 +243,67 @@ def sentence(text: str) -> str:
     made = blocks.sentence(text)
     first = text.split(maxsplit=1)[0] if text.strip() else ""
     return made if first.rstrip(",.:").isalpha() else text.strip()[:1] + made[1:]
+
+
+DEVICE, HOST = "device", "cpu_op"  # whose time it is
+
+
+def device_lines(context: PageContext, basis: str) -> Iterator[Block]:
+    """The table by this time, `DEVICE` or `HOST`, of all traces together; or why no line could be found."""
+    found = context.run.analysis.device_lines
+    if found is None or found.basis != basis or not found.total_ns:
+        return
+    from stepscope.report import sentences, words
+
+    view: dict[str, Any] = context.run.report(source=context.source).views["device_lines"]
+    without = [f"{words.percent(share)} {why}" for why, share in sentences.unattributed(view)]
+    if not found.lines:
+        yield blocks.empty(sentences.DEVICE_LINES[basis], f"No line could be found. {', '.join(without)}")
+        return
+    rows = [
+        {
+            "place": _place(context, row),
+            **{key: row[key] for key in ("ns", "share", "ms_per_step", "events")},
+            "code": row.get("code"),
+            "note": sentences.line_notes({**row, "ms_per_step": None}) or None,
+            "mostly": ", ".join(f"{name} {words.nanoseconds(ns)}" for name, ns in row["top"]),
+        }
+        for row in view["lines"]
+    ]
+    whose = "" if context.scope.worker is None and context.scope.span is None else ", all traces together"
+    notes = [sentences.line_footer(view), *without]
+    yield blocks.table(
+        "device-lines",
+        f"{sentences.DEVICE_LINES[view['basis']]}{whose}",
+        [
+            blocks.column("place", "Line", place=True),
+            *(
+                blocks.column(key, label, unit, help=blocks.meaning("DeviceLine", key), bar=key == "ns")
+                for key, label, unit in (
+                    ("ns", "Time", "ns"),
+                    ("share", "Share", "share"),
+                    ("ms_per_step", "A step", "ms"),
+                    ("events", "Slices", "count"),
+                )
+            ),
+            blocks.column("note", "Note", "text"),
+            blocks.column("mostly", "Mostly", "text"),
+        ],
+        rows,
+        limit=context.limit,
+        total=len(found.lines),
+        sorted_by="ns",
+        notes=[note for note in notes if note],
+    )
+
+
+def _place(context: PageContext, row: dict[str, Any]) -> dict[str, Any]:
+    where = row["place"]
+    return blocks.place(
+        where["file"],
+        where["line"],
+        where["function"],
+        shown=context.shorten(where["file"], where["line"]),
+        guess=row["guess"] or not row["exact_line"],
+        code=row.get("code"),
+    )

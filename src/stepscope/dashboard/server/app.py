@@ -1,4 +1,4 @@
-"""The table of addresses: which of the desk's documents is where, and the files of the front end.
+"""The table of addresses: which document of `handlers.py` is where, and the files of the front end.
 
 Files are sent from a list made at the start, so no path of a request ever reaches the file system.
 """
@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from stepscope.dashboard import bundle
 from stepscope.dashboard.server.answers import StillPreparing, encoded, failure, status_of, unexpected
-from stepscope.dashboard.server.desk import Desk
+from stepscope.dashboard.server.handlers import Handlers
 from stepscope.dashboard.server.security import Guard, Policy
 from stepscope.errors import EnvironmentRefusal, StepscopeError
 from stepscope.report.escape import one_line
@@ -39,22 +39,22 @@ REVALIDATE = {"cache-control": "no-cache"}  # files of the front end: kept, but 
 _WORDS = {404: "there is nothing at this address", 405: "this server only reads: GET and HEAD"}
 
 
-def application(desk: Desk, policy: Policy, files: Path | None) -> Guard:
+def application(handlers: Handlers, policy: Policy, files: Path | None) -> Guard:
     """The ASGI application; `files` is the folder of the built front end, None where there is none."""
     routes = [
         Route("/", _file(files, bundle.INDEX)),
-        Route("/api/runs", _document(lambda request: desk.runs(_params(request)))),
-        Route("/api/runs/{run}", _document(lambda request: desk.head(_part(request, "run")))),
-        Route("/api/runs/{run}/live", _document(lambda request: desk.following(_part(request, "run")))),
-        Route("/api/runs/{run}/pages/{page}", _document(lambda request: _page(desk, request))),
-        Route("/api/runs/{run}/timeline", _document(lambda r: desk.timeline(_part(r, "run"), _params(r)))),
-        Route("/api/runs/{run}/timeline/search", _document(lambda r: desk.search(_part(r, "run"), _params(r)))),
-        Route("/api/runs/{run}/slices/{slice}", _document(lambda r: desk.slice(_part(r, "run"), _part(r, "slice")))),
-        Route("/api/runs/{run}/slice", _perfetto(desk)),
+        Route("/api/runs", _document(lambda request: handlers.runs(_params(request)))),
+        Route("/api/runs/{run}", _document(lambda request: handlers.head(_part(request, "run")))),
+        Route("/api/runs/{run}/live", _document(lambda request: handlers.following(_part(request, "run")))),
+        Route("/api/runs/{run}/pages/{page}", _document(lambda request: _page(handlers, request))),
+        Route("/api/runs/{run}/timeline", _document(lambda r: handlers.timeline(_part(r, "run"), _params(r)))),
+        Route("/api/runs/{run}/timeline/search", _document(lambda r: handlers.search(_part(r, "run"), _params(r)))),
+        Route("/api/runs/{run}/slices/{slice}", _document(lambda r: _slice(handlers, r))),
+        Route("/api/runs/{run}/slice", _perfetto(handlers)),
         *(Route(f"/{name}", _file(files, name)) for name in _names(files) if name != bundle.INDEX),
     ]
-    handlers: Any = {StepscopeError: _failed, HTTPException: _refused, Exception: _broken}
-    made = Starlette(routes=routes, exception_handlers=handlers)
+    failures: Any = {StepscopeError: _failed, HTTPException: _refused, Exception: _broken}
+    made = Starlette(routes=routes, exception_handlers=failures)
     made.router.redirect_slashes = False  # it would send people to where a proxy is not
     return Guard(made, policy)
 
@@ -69,16 +69,20 @@ def _document(make: Callable[[Request], Any]) -> Callable[[Request], Response]:
     return endpoint
 
 
-def _page(desk: Desk, request: Request) -> bytes:
-    return desk.page(_part(request, "run"), _part(request, "page"), _params(request))
+def _slice(handlers: Handlers, request: Request) -> dict[str, Any]:
+    return handlers.slice(_part(request, "run"), _part(request, "slice"))
 
 
-def _perfetto(desk: Desk) -> Callable[[Request], Response]:
+def _page(handlers: Handlers, request: Request) -> bytes:
+    return handlers.page(_part(request, "run"), _part(request, "page"), _params(request))
+
+
+def _perfetto(handlers: Handlers) -> Callable[[Request], Response]:
     def endpoint(request: Request) -> Response:
         with contextlib.ExitStack() as stack:
             folder = Path(tempfile.mkdtemp(prefix="stepscope-slice-"))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            path = desk.perfetto(_part(request, "run"), _params(request), folder)
+            path = handlers.perfetto(_part(request, "run"), _params(request), folder)
             stack.pop_all()  # the answer takes it away
         return _Passing(path, media_type="application/gzip", filename=path.name)
 

@@ -1,8 +1,8 @@
 """Reads runs in the background, one after the other, and keeps the last few.
 
 Reading a large trace takes minutes and most of a machine, so it happens on one thread, tells how far it is, and is done
-once: what `Shelf.look` returns is complete, and pages of it are quick. A run that goes on is read again from time to
-time, as a new revision, while the old one is shown.
+once: what `PreparedRuns.look` returns is complete, and pages of it are quick. A run that goes on is read again from
+time to time, as a new revision, while the old one is shown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -21,8 +21,36 @@ from stepscope.api import ReadOptions, Run
 from stepscope.dashboard.server import live
 from stepscope.dashboard.server.answers import StillPreparing, unexpected
 from stepscope.dashboard.server.catalog import Place, opened
-from stepscope.dashboard.server.kept import Documents
 from stepscope.errors import StepscopeError, UnreadableInputError
+
+MOST = 60  # documents of one run
+
+
+class _Slot:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.data: bytes | None = None
+
+
+class Documents:
+    """Documents by what was asked for. Different ones may be made side by side."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slots: OrderedDict[Hashable, _Slot] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
+        """The document of `key`, made if it is not there; what `make` raises is raised, and nothing is kept."""
+        with self._lock:
+            slot = self._slots.setdefault(key, _Slot())
+            self._slots.move_to_end(key)
+            while len(self._slots) > MOST:
+                self._slots.popitem(last=False)
+        with slot.lock:
+            if slot.data is None:
+                slot.data = make()
+            return slot.data
+
 
 KEPT = 3  # runs, and as many again with a selection of steps
 AT_LEAST_S = 5.0  # between two readings of a run that goes on
@@ -82,7 +110,7 @@ Finish = Callable[[Run], None]
 Warm = Callable[[Place], Iterable[Callable[[], object]]]
 
 
-class Shelf:
+class PreparedRuns:
     """The runs that are being looked at. All methods may be called from any thread, and none of them waits."""
 
     def __init__(self, options: ReadOptions, describe: Describe, finish: Finish, warm: Warm) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import html
 import logging
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -21,12 +23,49 @@ from msgspec import Struct, field
 
 from stepscope.api import ReadOptions
 from stepscope.dashboard import bundle
-from stepscope.dashboard.server.desk import Desk
+from stepscope.dashboard.server.handlers import Handlers
 from stepscope.dashboard.server.security import LOOPBACK, Policy, new_token, parse_base_path, parse_hosts
 from stepscope.errors import EnvironmentRefusal
 
 if TYPE_CHECKING:
     import uvicorn
+
+
+class Opener:
+    """Opens one address, once."""
+
+    def __init__(self) -> None:
+        self._file: Path | None = None
+
+    def open(self, address: str) -> bool:
+        """Whether a browser was started. Nothing fails where there is none."""
+        import webbrowser
+
+        from stepscope.cached import default_folder
+
+        folder = default_folder()  # in the user's home: browsers in a sandbox see no temporary files of others
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(".html", "view-", folder)
+        except OSError:
+            return False
+        self._file = Path(name)
+        target = html.escape(address, quote=True)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={target}">')
+            file.write(f'<title>stepscope</title><p><a href="{target}">stepscope</a></p>\n')
+        try:
+            return webbrowser.open(self._file.as_uri())
+        except webbrowser.Error:
+            return False
+
+    def close(self) -> None:
+        """Remove the file."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.unlink()
+            self._file = None
+
 
 USUAL_PORT = 6107
 USUAL_HOST = "127.0.0.1"
@@ -72,12 +111,14 @@ class Running:
         self.token = settings.token or new_token()
         self.base_path = parse_base_path(settings.base_path)
         hosts = parse_hosts(settings.allow_hosts) | _own_names(settings.host)
-        self._desk = Desk(settings.paths, settings.options, source=settings.source)
+        self._handlers = Handlers(settings.paths, settings.options, source=settings.source)
         self._socket = _bound(settings.host, settings.port)
         self.port = int(self._socket.getsockname()[1])
         policy = Policy(self.token, self.port, hosts, self.base_path)
         self._host = settings.host
-        self._server: uvicorn.Server = uvicorn.Server(_configuration(application(self._desk, policy, settings.files)))
+        self._server: uvicorn.Server = uvicorn.Server(
+            _configuration(application(self._handlers, policy, settings.files))
+        )
         self._thread: threading.Thread | None = None
 
     @property
@@ -122,7 +163,7 @@ class Running:
         self.close()
 
     def _end(self) -> None:
-        self._desk.close()
+        self._handlers.close()
         with contextlib.suppress(OSError):
             self._socket.close()
 

@@ -1,40 +1,25 @@
-"""The agent of a training process: owns the clock, the guard, the journal, the step cutter and the probes.
+"""Recording in this process: started once torch has been imported, followed through forks, ended.
 
-`start` is called once, after torch has been imported. Nothing here imports torch at module level, starts a thread or
-touches the device; the rank folder is claimed only when the process first trains or iterates a loader.
+Nothing here imports torch at module level, starts a thread or touches the device. What the agent is made of is put
+together here: the probes of the table, the knobs of the configuration, the window and what else adds itself.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import platform
 import sys
-import threading
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from functools import partial
+from importlib import import_module
+from typing import Any
 
-from stepscope.record.agent import knobs, marks
-from stepscope.record.agent.clock import Clock
+from stepscope.record.agent import marks
+from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.compiling import skip_own_code
 from stepscope.record.agent.config import Config, from_environment
-from stepscope.record.agent.device import DeviceTimer
-from stepscope.record.agent.framework_steps import FrameworkSteps
-from stepscope.record.agent.guard import Guard, HookList
-from stepscope.record.agent.journal import EventLog, Journal, append_line, masked_command, rank_identity
-from stepscope.record.agent.page_faults import PageFaults
-from stepscope.record.agent.probes import ProbeSet
-from stepscope.record.agent.probes.autograd import AutogradProbe
-from stepscope.record.agent.probes.compiles import CompilesProbe
-from stepscope.record.agent.probes.framework_seams import FrameworkSeamsProbe
-from stepscope.record.agent.probes.module_forward import ModuleForwardProbe
-from stepscope.record.agent.probes.ptracer import allow_tracing
-from stepscope.record.agent.step_queue import QueuedCutter
-from stepscope.record.agent.steps import StepRow
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.knobs.base import KnobSet
-
-StepListener = Callable[[Optional[StepRow], int], None]
+from stepscope.record.agent.probes import PROBES
+from stepscope.record.agent.probes.frameworks import FrameworkSeamsProbe
+from stepscope.record.agent.probes.side_events import allow_tracing
 
 _agent: Agent | None = None
 
@@ -52,9 +37,8 @@ def start(config: Config | None = None) -> Agent | None:
     config = config if config is not None else from_environment()
     if config is None:
         return None
-    agent = Agent(config)
-    _agent = agent
-    agent.begin()
+    agent = _agent = make_agent(config)
+    _begin(agent)
     return agent
 
 
@@ -62,10 +46,8 @@ def imported(name: str) -> None:
     """Told by the import hook that `name` (torch, torch_xla or a framework's module) has just been imported."""
     if name == "torch":
         start()
-    elif _agent is not None and name == "torch_xla":
-        _agent.guard.wrap(name, _agent.note_xla, inject=False)()
     elif _agent is not None:
-        _agent.note_framework(name)
+        module_imported(_agent, name)
 
 
 def stop(reason: str) -> None:
@@ -79,289 +61,70 @@ def stop(reason: str) -> None:
     agent.guard.stop()
 
 
-class Agent:
-    """What probes, listeners and marks work with. See the attributes; all of them are safe on the training thread."""
+def make_agent(config: Config) -> Agent:
+    """An agent with the probes of the table, not installed yet."""
+    return Agent(config, PROBES)
 
-    def __init__(self, config: Config, clock: Clock | None = None) -> None:
-        self.config = config
-        self.clock = clock or Clock(config.epoch_offset_ns)
-        self.guard = Guard(self._report_fault, config.faults)
-        self.journal = Journal(config.run, config.host_dir, self.clock, self._describe)
-        self.page_faults = PageFaults(self.clock.now)
-        self.steps = QueuedCutter(self.page_faults.now, self._on_row, self._on_rows)
-        self.events = EventLog(self.journal, self.clock, self.steps.current_step)
-        self.device = DeviceTimer(self)
-        self.probes = ProbeSet(self)
-        self.knobs: KnobSet | None = None
-        self.own_profiler_active = False  # a profiler of ours is being made or is recording
-        self.user_profiler_active = False
-        self.last_compile_step: int | None = None
-        self.last_save_step: int | None = None  # torch.save was called in it
-        self.making_loader = False  # workers forked now are the loader's
-        self.compile_used = False  # torch.compile was called in this process
-        self.optimizer_events = 0  # optimizer steps seen, nested ones included
-        self.started_ns = self.clock.now()
-        self.regions_written = False  # since the last step was cut
-        self.framework_steps: FrameworkSteps | None = None  # once a framework trains that counts its steps
-        self._at_row = HookList(self.guard)
-        self._at_row.add("journal", self._write_row)
-        self._at_rows = HookList(self.guard)
-        self._at_rows.add("journal", self.journal.write_steps)
-        self._at_boundary = HookList(self.guard)
-        self._after_unfed = HookList(self.guard)
-        self._every_step: list[Callable[[], bool | None]] = []  # ask whether a listener needs the next step at once
-        self._finish_hooks: list[Callable[[], None]] = []
-        self._end_hooks: list[Callable[[], None]] = []
-        self._owner: int | None = None  # the thread whose steps are cut
-        self.training_thread: int | None = None  # the owner once it trains; hooks compare with it before they ask
-        self._train_steps = 0
-        self._eval_steps = 0
-        self._limit_reached = False
-        self._faults: dict[str, str] = {}
-        self._finished = False
 
-    # ------------------------------------------------------------------------------------------------ life cycle
+def module_imported(agent: Agent, name: str) -> None:
+    """`name`, torch_xla or a module with seams of a training framework, has been imported after torch."""
+    probe = agent.probes.get("xla" if name == "torch_xla" else FrameworkSeamsProbe.name)
+    if agent.probes.suspended:
+        return
+    if isinstance(probe, FrameworkSeamsProbe):
+        agent.guard.wrap(probe.name, probe.module_imported)(name)
+    elif probe is not None:
+        agent.guard.wrap(name, probe.install, inject=False)(agent)
 
-    def begin(self, forked: bool = False) -> None:
-        """Announce this process, install the probes, be told of forks and of the exit.
 
-        A forked child opens no window: the profiler's threads are the parent's, and waiting for them would hang it. The
-        sampler follows a fork by itself.
-        """
-        self._announce("fork" if forked else _role())
-        atexit.register(self.guard.wrap("exit", self.finish, inject=False))
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.guard.wrap("fork", self._after_fork, inject=False))
-        marks.activate(self)
-        # Before the probes, which then stand outermost and can be taken out while the user's profiler runs.
-        self.knobs = self.guard.wrap("knobs", lambda: knobs.attach(self), inject=False)()
-        self.probes.install_all()
-        early = () if forked else ("seed", "window", "sampler")
-        for module in (*early, "memory_log", "losses", "source_log"):  # each in a file of its own, and adds itself
-            self.guard.wrap(module, lambda module=module: _attach(module, self), inject=False)()
-        self.guard.wrap("compiling", skip_own_code, inject=False)()
+def _begin(agent: Agent, forked: bool = False) -> None:
+    """Announce this process, install the probes, be told of forks and of the exit.
 
-    def finish(self, reason: str = "atexit") -> None:
-        """Close the last step and write the exit event. Idempotent."""
-        if self._finished:
-            return
-        self._finished = True
-        self._run_end_hooks()
-        for hook in self._finish_hooks:
-            hook()
-        self.steps.finish(self.clock.now())
-        self.journal.flush()
-        self.device.drain()
-        marks.flush()
-        if self.journal.folder is not None:
-            self.events.write("exit", reason=reason, step=None)
-            self.journal.close()
-        elif self._faults:
-            # Nobody claimed a folder, perhaps because of these very faults: say so where the process is announced.
-            record = {"time_ns": self.clock.now(), "pid": os.getpid(), "probe_errors": self._faults}
-            append_line(os.path.join(self.config.host_dir, "agents.jsonl"), record)
-        self.probes.uninstall_all()
-        if self.knobs is not None:
-            self.guard.wrap("knobs.uninstall", self.knobs.uninstall_all, inject=False)()
+    A forked child opens no window: the profiler's threads are the parent's, and waiting for them would hang it. The
+    sampler follows a fork by itself.
+    """
+    agent.announce("fork" if forked else _role())
+    atexit.register(agent.guard.wrap("exit", agent.finish, inject=False))
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=agent.guard.wrap("fork", partial(_after_fork, agent), inject=False))
+    marks.activate(agent)
+    # Before the probes, which then stand outermost and can be taken out while the user's profiler runs.
+    if agent.config.knobs:
+        agent.knobs = agent.guard.wrap("knobs", partial(_attach, "knobs.base", agent), inject=False)()
+    agent.probes.install_all()
+    early = () if forked else ("seed", "window", "sampler")
+    for module in (*early, "memory", "losses", "source_log"):  # each in a file of its own, and adds itself
+        agent.guard.wrap(module, partial(_attach, module, agent), inject=False)()
+    agent.guard.wrap("compiling", skip_own_code, inject=False)()
 
-    # ------------------------------------------------------------------------------------------- what others add
 
-    def add_step_listener(self, listener: StepListener, every_step: Callable[[], bool] | None = None) -> None:
-        """Call `listener(row, now_ns)` between two steps, on the training thread, right after a step was cut.
+def _attach(module: str, agent: Agent) -> Any:
+    return import_module("stepscope.record.agent." + module).attach(agent)
 
-        `row` is None when a loop starts instead. Time spent in listeners is in no step. Short steps may be cut several
-        at a time, and listeners then hear of the last of them alone, unless `every_step()` says they need each; it is
-        asked after every call of the listeners.
-        """
-        probe = getattr(listener, "probe_name", "listener")
-        self._at_boundary.add(probe, listener)
-        if every_step is not None:
-            self._every_step.append(self.guard.wrap(probe, every_step, inject=False))
 
-    def add_finish_hook(self, hook: Callable[[], None], probe: str) -> None:
-        """Call `hook` when recording ends, before the last step is closed."""
-        self._finish_hooks.append(self.guard.wrap(probe, hook, inject=False))
-
-    def add_end_hook(self, hook: Callable[[], None], probe: str) -> None:
-        """Call `hook` once: after the last step of `max_steps`, before the launcher hears of it, or at the end."""
-        self._end_hooks.append(self.guard.wrap(probe, hook, inject=False))
-
-    def add_boundary_hook(self, hook: StepListener, probe: str, unfed_only: bool = False) -> None:
-        """Like a listener, for probes: cheap, called before the listeners; or only after steps without a fetch."""
-        (self._after_unfed if unfed_only else self._at_boundary).add(probe, hook, first=True)
-
-    def note_compile(self) -> None:
-        """torch.compile is used from now on: global module hooks would make Dynamo compile anew."""
-        self.compile_used = True
-        probe = self.probes.get("module_forward")
-        if isinstance(probe, ModuleForwardProbe):
-            probe.remove()
-        autograd = self.probes.get("autograd")
-        if isinstance(autograd, AutogradProbe):
-            autograd.without_functional()
-
-    def note_compiled(self) -> None:
-        """torch.compile has returned: Dynamo is loaded now, and the first compilation is still to come."""
-        probe = self.probes.get("compiles")
-        if isinstance(probe, CompilesProbe):
-            self.guard.wrap(probe.name, probe.arm)()
-
-    def note_xla(self) -> None:
-        """torch_xla has been imported after torch."""
-        probe = self.probes.get("xla")
-        if probe is not None and not self.probes.suspended:
-            probe.install(self)
-
-    def note_framework(self, module: str) -> None:
-        """A module with seams of a training framework has been imported after torch."""
-        probe = self.probes.get("framework_seams")
-        if isinstance(probe, FrameworkSeamsProbe) and not self.probes.suspended:
-            self.guard.wrap(probe.name, probe.module_imported)(module)
-
-    # ------------------------------------------------------------------------------------------- who may report
-
-    def accepts(self, strong: bool = False) -> bool:
-        """Whether the calling thread is the one whose steps are cut.
-
-        The first thread that fetches, trains or marks is. A thread that prefetches batches for another one is not:
-        `strong` activity (backward, optimizer) elsewhere takes over as long as the owner has shown none itself.
-        """
-        thread = threading.get_ident()
-        if thread == self._owner:
-            if strong:
-                self.training_thread = thread
-            return True
-        if self._owner is None:
-            self._owner = thread
-            self.training_thread = thread if strong else None
-            self.journal.claim()
-            return True
-        if not strong:
-            return False
-        if self.training_thread is not None:
-            # Autograd runs hooks of device tensors (an optimizer inside backward) on threads of its own.
-            return self.steps.in_backward
-        self.steps.interrupt(self.clock.now())
-        self._owner = self.training_thread = thread
-        return True
-
-    def observes(self) -> bool:
-        """Whether the calling thread is the one whose steps are cut, or may become it; claims nothing."""
-        return self._owner is None or threading.get_ident() == self._owner
-
-    def fault(self, probe: str) -> str | None:
-        """What `probe` failed with; None when it has not."""
-        return self._faults.get(probe)
-
-    # ------------------------------------------------------------------------------------------------- internals
-
-    def _run_end_hooks(self) -> None:
-        hooks, self._end_hooks = self._end_hooks, []
-        for hook in hooks:
-            hook()
-
-    def _on_row(self, row: StepRow | None, live: bool, now_ns: int) -> None:
-        if row is not None:
-            if self.framework_steps is not None:
-                row = self.framework_steps.filled(row, now_ns)
-            (row,) = self.page_faults.fill([row])
-            self._at_row.call(row)
-        if live:
-            if row is not None and row.fetches == 0:
-                self._after_unfed.call(row, now_ns)
-            self._at_boundary.call(row, now_ns)
-            self.steps.patient = self._is_patient()
-
-    def _on_rows(self, rows: list[StepRow]) -> None:
-        """Rows of steps cut late, all but the last of which something happens after; see `_is_patient`."""
-        if self.framework_steps is not None:
-            rows = [self.framework_steps.filled(row, row.start_ns + row.wall_ns) for row in rows]
-        self._at_rows.call(self.page_faults.fill(rows))
-
-    def _is_patient(self) -> bool:
-        """Whether steps may be cut late: nothing must happen right where one ends."""
-        return not (
-            self.config.max_steps is not None
-            or self.own_profiler_active
-            or self.user_profiler_active
-            or self.device.in_use
-            or any(wanted() for wanted in self._every_step)
-        )
-
-    def _write_row(self, row: StepRow) -> None:
-        self.journal.write_step(row)
-        if self.device.possible:
-            self.device.step_edge(row)
-        if self.regions_written:
-            self.regions_written = False
-            marks.flush()
-        if self.config.max_steps is not None and not self._limit_reached:
-            self._count_towards_limit(row.kind, self.config.max_steps)
-
-    def _count_towards_limit(self, kind: str, limit: int) -> None:
-        if kind == "train":
-            self._train_steps += 1
-        else:
-            self._eval_steps += 1
-        if (self._train_steps or self._eval_steps) >= limit:
-            self._limit_reached = True
-            self._run_end_hooks()
-            self._tell_launcher_limit()
-
-    def _tell_launcher_limit(self) -> None:
-        self.events.write("exit", reason="max_steps", step=None)
-        append_line(
-            os.path.join(self.config.host_dir, "max-steps"),
-            {"time_ns": self.clock.now(), "pid": os.getpid(), "steps": self._train_steps or self._eval_steps},
-        )
-
-    def _describe(self) -> dict[str, Any]:
-        return dict(_describe_process(), started_ns=self.started_ns)
-
-    def _report_fault(self, probe: str, error: str) -> None:
-        self._faults[probe] = error
-        self.events.write("probe_error", probe=probe, error=error)
-
-    def _announce(self, role: str) -> None:
-        record: dict[str, Any] = {
-            "time_ns": self.clock.now(),
-            "pid": os.getpid(),
-            "ppid": os.getppid(),
-            "argv": masked_command(),
-            "executable": sys.executable,
-            "python": platform.python_version(),
-            "torch": _torch_version(),
-        }
-        identity = rank_identity()
-        record.update({name: identity[name] for name in ("rank", "local_rank", "world_size")})
-        record["role"] = role
-        append_line(os.path.join(self.config.host_dir, "agents.jsonl"), record)
-
-    def _after_fork(self) -> None:
-        """In a forked child: everything off, no file of the parent's touched. One that may train is recorded anew."""
-        global _agent
-        _agent = None
-        if self._finished:
-            return
-        self._finished = True
-        marks.deactivate()
-        self.journal.abandon()
-        allow_tracing()
-        if self.making_loader:
-            self._announce("worker")
-            if self.knobs is not None:
-                self.knobs.in_loader_worker()
-            self.guard.stop()
-            return
-        self.probes.uninstall_all()
-        if self.knobs is not None:
-            self.guard.wrap("knobs.uninstall", self.knobs.uninstall_all, inject=False)()
-        self.guard.stop()
-        agent = _agent = Agent(self.config)
-        if self.steps.optimizers_exist:
-            agent.steps.optimizer_created()
-        agent.begin(forked=True)
-        agent.guard.wrap("fork", lambda: _at_end_of_process(agent), inject=False)()
+def _after_fork(agent: Agent) -> None:
+    """In a forked child: everything off, no file of the parent's touched. One that may train is recorded anew."""
+    global _agent
+    _agent = None
+    if not agent.abandon():
+        return
+    marks.deactivate()
+    allow_tracing()
+    if agent.making_loader:
+        agent.announce("worker")
+        if agent.knobs is not None:
+            agent.knobs.in_loader_worker()
+        agent.guard.stop()
+        return
+    agent.probes.uninstall_all()
+    if agent.knobs is not None:
+        agent.guard.wrap("knobs.uninstall", agent.knobs.uninstall_all, inject=False)()
+    agent.guard.stop()
+    child = _agent = make_agent(agent.config)
+    if agent.steps.optimizers_exist:
+        child.steps.optimizer_created()
+    _begin(child, forked=True)
+    child.guard.wrap("fork", lambda: _at_end_of_process(child), inject=False)()
 
 
 def _at_end_of_process(agent: Agent) -> None:
@@ -373,71 +136,7 @@ def _at_end_of_process(agent: Agent) -> None:
         )
 
 
-def _attach(module: str, agent: Agent) -> None:
-    from importlib import import_module
-    from importlib.util import find_spec
-
-    name = "stepscope.record.agent." + module
-    if find_spec(name) is not None:
-        attach = getattr(import_module(name), "attach", None)
-        if attach is not None:
-            attach(agent)
-
-
 def _role() -> str:
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = getattr(multiprocessing, "parent_process", lambda: None)()
     return "torch" if parent is None else "worker"
-
-
-def _torch_version() -> str | None:
-    version = getattr(sys.modules.get("torch"), "__version__", None)
-    return None if version is None else str(version)
-
-
-def _describe_process() -> dict[str, Any]:
-    """The fields of rank.json that are no identity."""
-    torch = sys.modules.get("torch")
-    build = getattr(torch, "version", None)
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    versions = {
-        "python": platform.python_version(),
-        "torch": _torch_version(),
-        "cuda": getattr(build, "cuda", None),
-        "hip": getattr(build, "hip", None),
-    }
-    return {
-        "pid": os.getpid(),
-        "host": platform.node(),
-        "argv": masked_command(),
-        "main_file": os.path.abspath(main) if main else None,
-        "cwd": _working_directory(),
-        "versions": {name: str(value) for name, value in versions.items() if value is not None},
-        "device": _device_kind(torch),
-        "threads": _threads(torch),
-    }
-
-
-def _threads(torch: Any) -> int | None:
-    """Of each operator on the CPU, as torch has it when training begins."""
-    count = getattr(torch, "get_num_threads", None)
-    return None if count is None else int(count())
-
-
-def _working_directory() -> str | None:
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed under the process
-        return None
-
-
-def _device_kind(torch: Any) -> str | None:
-    """The device in use as far as it is known without initialising one."""
-    if torch is None:
-        return None
-    if "torch_xla" in sys.modules:
-        return "xla"
-    cuda = getattr(torch, "cuda", None)
-    if cuda is not None and cuda.is_initialized():
-        return "cuda"
-    return "cpu"

@@ -58,10 +58,14 @@ FRAMEWORK_MODULES = frozenset(
 
 
 class Finder:
-    """A meta path finder that finds only `stepscope`, and wraps the loader of modules that are waited for."""
+    """A meta path finder that finds only `stepscope`, and wraps the loader of modules that are waited for.
 
-    def __init__(self, package: str) -> None:
+    `wake` is told of those of HOOKED and FRAMEWORK_MODULES, and may raise.
+    """
+
+    def __init__(self, package: str, wake: Callable[[str], Any]) -> None:
         self._package = package
+        self._wake = wake
         self._waiting = {*HOOKED, *FRAMEWORK_MODULES}
         self._hooks: dict[str, list[Callable[[], Any]]] = {}
 
@@ -88,7 +92,15 @@ class Finder:
         for name in HOOKED:
             if name in sys.modules and name in self._waiting:
                 self._waiting.discard(name)
-                _imported(name)
+                self._tell(name)
+
+    def _tell(self, name: str) -> None:
+        if name in FRAMEWORK_MODULES and "stepscope.record.agent.core" not in sys.modules:
+            return  # torch, and with it the agent, is still to come
+        try:
+            self._wake(name)
+        except Exception:  # noqa: BLE001 - before the agent's guard exists; the user's import must not fail because of us
+            return
 
     def _find_behind(self, name: str, path: Any, target: ModuleType | None) -> ModuleSpec | None:
         for finder in list(sys.meta_path):
@@ -100,7 +112,7 @@ class Finder:
         return None
 
     def _prepare(self, name: str, loader: Any) -> None:
-        """Have `_imported(name)` called after this one loader object has executed the module."""
+        """Have `_tell(name)` called after this one loader object has executed the module."""
         original = getattr(loader, "exec_module", None)
         attributes: dict[str, Any] | None = getattr(loader, "__dict__", None)
         if original is None or attributes is None or "exec_module" in attributes:
@@ -116,7 +128,7 @@ class Finder:
             if name in self._waiting:
                 self._waiting.discard(name)
                 if name in HOOKED or name in FRAMEWORK_MODULES:
-                    _imported(name)
+                    self._tell(name)
                 for hook in self._hooks.pop(name, ()):
                     hook()
 
@@ -132,14 +144,3 @@ def when_imported(name: str, hook: Callable[[], Any]) -> bool:
             watch(name, hook)
             return True
     return False
-
-
-def _imported(name: str) -> None:
-    if name in FRAMEWORK_MODULES and "stepscope.record.agent.core" not in sys.modules:
-        return  # torch, and with it the agent, is still to come
-    try:
-        from stepscope.record.agent import core
-
-        core.imported(name)
-    except Exception:  # noqa: BLE001 - before the agent's guard exists; the user's import must not fail because of us
-        return

@@ -15,10 +15,10 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from stepscope.record.agent.compiling import is_dynamo_compiling_check
-from stepscope.record.agent.probes.patch import PatchSet
+from stepscope.record.agent.patches import Patches
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.steps import StepRow
 
 NAME = "losses"
@@ -47,7 +47,7 @@ class Losses:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._patches = PatchSet()
+        self._patches = Patches()
         self._depth = 0  # backward passes inside one another, as reentrant checkpoints make them
         self._kept: list[tuple[int, Any]] = []  # (time, tensor of one element)
         self._steps: list[int] = []  # that were cut, and where they ended: a step is known only once it is over

@@ -17,7 +17,7 @@ from stepscope.record.agent.compiling import is_compiling_check
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,6 +102,7 @@ def activate(agent: Agent) -> None:
     """Bind the marks to an agent."""
     global _recorder, _is_compiling
     _recorder = _Recorder(agent)
+    agent.flush_regions = _recorder.flush
     _is_compiling = is_compiling_check()
 
 
@@ -109,12 +110,6 @@ def deactivate() -> None:
     """Make the marks do nothing again (in a forked child, or when recording ends)."""
     global _recorder
     _recorder = None
-
-
-def flush() -> None:
-    """Write the regions summed up so far; called after each step that has any, so that the next counts anew."""
-    if _recorder is not None:
-        _recorder.flush()
 
 
 def record_region(name: str, start_ns: int, end_ns: int, kind: str) -> None:

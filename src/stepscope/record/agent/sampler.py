@@ -22,8 +22,8 @@ from stepscope.record.agent.masking import mask_text
 if TYPE_CHECKING:
     from types import CodeType
 
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.config import Config
-    from stepscope.record.agent.core import Agent
     from stepscope.record.agent.steps import StepRow
 
 MARKER = "sampler-fallback"

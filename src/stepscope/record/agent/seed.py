@@ -14,7 +14,7 @@ from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.journal import rank_identity
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
 
 _RANGE = 1 << 32  # what numpy takes
 

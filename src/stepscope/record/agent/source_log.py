@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from stepscope.record.agent.frames import is_user_file
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.steps import StepRow
 
 NAME = "source_log"

@@ -12,11 +12,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Callable, List
 
-from stepscope.record.agent.open_step import Emit
-from stepscope.record.agent.phases import BACKWARD, DATA_WAIT, OPTIMIZER, Iterator, StepRow
+from stepscope.record.agent.segments import BACKWARD, DATA_WAIT, OPTIMIZER, Emit, Iterator, StepRow
 from stepscope.record.agent.steps import StepCutter
 
-BACKWARD_START, BACKWARD_END, OPTIMIZER_START, OPTIMIZER_END, CLOSURE_START, CLOSURE_END = range(6)
+BACKWARD_START, BACKWARD_END, OPTIMIZER_START, OPTIMIZER_END = range(4)
 # An event is three entries of the queue: which, the optimizer, the time.
 USUAL_LENGTH = 4 * 3
 # Four rounds of backward and optimizer on one batch; a loop that goes on without a fetch is settled as it goes.
@@ -57,8 +56,6 @@ class QueuedCutter(StepCutter):
             lambda _, now: StepCutter.backward_end(self, now),
             partial(StepCutter.optimizer_start, self),
             partial(StepCutter.optimizer_end, self),
-            lambda _, now: StepCutter.closure_start(self, now),
-            lambda _, now: StepCutter.closure_end(self, now),
         )
 
     @property
@@ -127,22 +124,6 @@ class QueuedCutter(StepCutter):
             self.settle()
             super().optimizer_end(optimizer_id, now)
 
-    def closure_start(self, now: int) -> None:
-        """As in `StepCutter`, now or at a fetch to come."""
-        if self._state == INSIDE and len(self._queue) < QUEUE_LIMIT:
-            self._queue += (CLOSURE_START, 0, now)
-        else:
-            self.settle()
-            super().closure_start(now)
-
-    def closure_end(self, now: int) -> None:
-        """As in `StepCutter`, now or at a fetch to come."""
-        if self._state == INSIDE and len(self._queue) < QUEUE_LIMIT:
-            self._queue += (CLOSURE_END, 0, now)
-        else:
-            self.settle()
-            super().closure_end(now)
-
     # The fetch, which ends the usual step
 
     def fetch_start(self, iterator_id: int, now: int) -> None:
@@ -205,48 +186,6 @@ class QueuedCutter(StepCutter):
                     self._fetched_ns = segment.end_ns
                     self._due_ns = segment.start_ns + WAIT_NS if self.patient else 0
 
-    # Everything else is in order only when nothing waits
-
-    def fetch_stop(self, iterator_id: int, now: int) -> None:
-        """As in `StepCutter`."""
-        self.settle()
-        super().fetch_stop(iterator_id, now)
-
-    def loader_created(self, loader_id: int, iterator_id: int, now: int, fetches_ahead: bool = False) -> None:
-        """As in `StepCutter`."""
-        self.settle()
-        super().loader_created(loader_id, iterator_id, now, fetches_ahead)
-
-    def loader_length(self, iterator_id: int, batches: int) -> None:
-        """As in `StepCutter`."""
-        self.settle()
-        super().loader_length(iterator_id, batches)
-
-    def evaluation_start(self, now: int) -> None:
-        """As in `StepCutter`."""
-        self.settle()
-        super().evaluation_start(now)
-
-    def evaluation_end(self, now: int) -> None:
-        """As in `StepCutter`."""
-        self.settle()
-        super().evaluation_end(now)
-
-    def iterator_dead(self, iterator_id: int, now: int) -> None:
-        """As in `StepCutter`."""
-        self.settle()
-        super().iterator_dead(iterator_id, now)
-
-    def optimizer_created(self, now: int | None = None) -> None:
-        """As in `StepCutter`."""
-        self.settle()
-        super().optimizer_created(now)
-
-    def optimizer_skipped(self, optimizer_id: int, now: int) -> None:
-        """As in `StepCutter`."""
-        self.settle()
-        super().optimizer_skipped(optimizer_id, now)
-
     def module_forward(self, now: int, gradients: bool = True, module: int = 0) -> bool:
         """As in `StepCutter`."""
         # Inside a usual step it tells nothing, but what the first batches of a loop are for.
@@ -254,21 +193,6 @@ class QueuedCutter(StepCutter):
             return super().module_forward(now, gradients, module)
         self._hear(gradients, module)
         return False
-
-    def mark(self, source: str, now: int) -> None:
-        """As in `StepCutter`."""
-        self.settle()
-        super().mark(source, now)
-
-    def window(self, active: bool) -> None:
-        """As in `StepCutter`."""
-        self.settle()
-        super().window(active)
-
-    def finish(self, now: int) -> None:
-        """As in `StepCutter`; `interrupt` comes here as well."""
-        self.settle()
-        super().finish(now)
 
     def _cut_waiting(self, live: bool) -> None:
         """Write the usual steps that wait as `StepCutter` would have, and be in the step that runs now.
@@ -336,3 +260,22 @@ class QueuedCutter(StepCutter):
 
 
 _new_row = tuple.__new__
+
+
+def _after_settling(name: str) -> Callable[..., None]:
+    event: Callable[..., None] = getattr(StepCutter, name)
+
+    def settled(self: QueuedCutter, *args: Any, **kwargs: Any) -> None:
+        """As in `StepCutter`, once what waits was taken in."""
+        self.settle()
+        event(self, *args, **kwargs)
+
+    return settled
+
+
+# Everything else is in order only when nothing waits. `interrupt` calls `finish`.
+for _name in (
+    *("closure_start", "closure_end", "fetch_stop", "loader_created", "loader_length", "iterator_dead", "window"),
+    *("evaluation_start", "evaluation_end", "optimizer_created", "optimizer_skipped", "mark", "finish"),
+):
+    setattr(QueuedCutter, _name, _after_settling(_name))

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Callable
 
-from stepscope.record.agent.open_step import Emit, OpenStep
-from stepscope.record.agent.phases import (
+from stepscope.record.agent.segments import (
     BACKWARD,
     DATA_WAIT,
     FORWARD,
@@ -23,11 +22,13 @@ from stepscope.record.agent.phases import (
     UNUSED,
     WITH_GRADIENTS,
     WITHOUT_GRADIENTS,
+    Emit,
     Iterator,
+    OpenStep,
     Segment,
     Snapshot,
 )
-from stepscope.record.agent.phases import StepRow as StepRow
+from stepscope.record.agent.segments import StepRow as StepRow
 
 # Undecided boundaries held before the loader's fetches (or the optimizer's ends) are taken as the boundaries: enough
 # for any usual gradient accumulation, few enough that the journal is not far behind.

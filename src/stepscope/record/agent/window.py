@@ -19,8 +19,7 @@ from stepscope.record.agent import memory
 from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.probes.loader import LoaderProbe
 from stepscope.record.agent.probes.user_profiler import UserProfilerProbe
-from stepscope.record.agent.window_budget import Budget
-from stepscope.record.agent.window_plan import HIGH, LOW, AutoPlan, Boundary, Opening, make_plan
+from stepscope.record.agent.window_plan import HIGH, LOW, AutoPlan, Boundary, Budget, Opening, make_plan
 from stepscope.record.agent.window_session import (
     Session,
     anything_enabled,
@@ -32,7 +31,7 @@ from stepscope.record.agent.window_session import (
 )
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.steps import StepRow
 
 NAME = "window"

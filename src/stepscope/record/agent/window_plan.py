@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-from stepscope.record.agent import steady
+from typing import TYPE_CHECKING, Sequence
 
 if TYPE_CHECKING:
     from stepscope.record.agent.config import WindowConfig
@@ -97,7 +95,7 @@ class AutoPlan(Plan):
     def __init__(self, *, everywhere: bool = False) -> None:
         super().__init__(everywhere)
         self.warmup = 0
-        self._walls: deque[int] = deque(maxlen=steady.NOISY_STEPS)
+        self._walls: deque[int] = deque(maxlen=NOISY_STEPS)
         self._outlier = False
         self._seen = 0
         self._attempts = 0
@@ -113,7 +111,7 @@ class AutoPlan(Plan):
         self.warmup = DEVICE_WARMUP if in_use else 0
 
     def observe(self, at: Boundary) -> None:
-        self._outlier = steady.is_outlier(at.wall_ns, self._walls)
+        self._outlier = is_outlier(at.wall_ns, self._walls)
         if at.kind != "train":
             return
         self._seen += 1
@@ -140,7 +138,7 @@ class AutoPlan(Plan):
     def _active(self) -> int:
         if not self._walls:
             return MIN_ACTIVE
-        return min(MAX_ACTIVE, max(MIN_ACTIVE, AIM_NS // max(1, steady.median(self._walls))))
+        return min(MAX_ACTIVE, max(MIN_ACTIVE, AIM_NS // max(1, median(self._walls))))
 
     def _steady(self, at: Boundary) -> Opening | None:
         walls = list(self._walls)
@@ -149,7 +147,7 @@ class AutoPlan(Plan):
             active = max(MIN_ACTIVE, min(active, at.remaining - self.warmup))
             if at.remaining < self.warmup + active:
                 return None
-        if not steady.is_steady(walls):
+        if not is_steady(walls):
             return None
         return Opening(self.warmup, active, HIGH, "step time is steady")
 
@@ -167,9 +165,9 @@ class AutoPlan(Plan):
         return Opening(warmup, active, LOW, "the epoch ends before step time was steady")
 
     def _few_that_agree(self, at: Boundary) -> Opening | None:
-        if at.remaining is not None or not steady.agree(list(self._walls)):
+        if at.remaining is not None or not agree(list(self._walls)):
             return None
-        reason = f"{steady.AGREEING_STEPS} steps agree, too few to call step time steady"
+        reason = f"{AGREEING_STEPS} steps agree, too few to call step time steady"
         return Opening(self.warmup, self._active(), LOW, reason)
 
     def _never_steady(self, at: Boundary) -> Opening | None:
@@ -226,3 +224,117 @@ def make_plan(config: WindowConfig) -> Plan:
         repeat=config.repeat,
         everywhere=config.everywhere,
     )
+
+
+# Measured: a recorded event takes about a third of the memory that it takes as JSON.
+JSON_BYTES_PER_BYTE = 3
+MEMORY_NOISE_BYTES = 64_000_000  # what a training process gains or frees between steps anyway
+
+
+class Budget:
+    """Time and bytes of all windows of a process. The first window may always be opened."""
+
+    def __init__(self, *, began_ns: int, time_share: float, byte_budget: int) -> None:
+        self.time_share = time_share
+        self.byte_budget = byte_budget
+        self.bytes = 0  # of the traces kept
+        self.spent_ns = 0
+        self.last_cost_ns = 0
+        self._began_ns = began_ns
+        self._opened = 0
+
+    @property
+    def bytes_left(self) -> int:
+        """Bytes further traces may take."""
+        return self.byte_budget - self.bytes
+
+    def opened(self) -> None:
+        """A window was opened."""
+        self._opened += 1
+
+    def charge(self, cost_ns: int) -> None:
+        """A window cost so much: its calls, and how much longer its steps took than usual."""
+        self.last_cost_ns = cost_ns
+        self.spent_ns += cost_ns
+
+    def affords_time(self, now_ns: int) -> bool:
+        """Whether another window like the last one would stay within the share of the time run so far."""
+        if not self._opened:
+            return True
+        return self.spent_ns + self.last_cost_ns <= self.time_share * (now_ns - self._began_ns)
+
+    def over_time(self) -> str:
+        """The reason to give when `affords_time` is False."""
+        return f"another window would exceed {100 * self.time_share:.3g} % of the run's time"
+
+    def fits(self, size: int) -> bool:
+        """Whether a trace of `size` bytes may be kept."""
+        return size <= self.bytes_left
+
+    def steps_left(self, size: int, steps: int) -> int:
+        """How many steps the bytes left will hold, going by a trace of `size` bytes over `steps` steps."""
+        return max(0, self.bytes_left) * steps // max(1, size)
+
+    def outgrown_by(self, grown_bytes: int) -> bool:
+        """Whether a recording that made the process grow by so much will take too many bytes as JSON."""
+        return (grown_bytes - MEMORY_NOISE_BYTES) * JSON_BYTES_PER_BYTE > self.bytes_left
+
+
+# Five steps are the fewest in which one odd step cannot hide a trend: a median of five has two neighbours on each side.
+STEADY_STEPS = 5
+# Two-thread hosts show 5 to 15 % between equal steps; warm-up (allocator, autotuning, page cache) shows 50 % and more.
+STEADY_SPREAD = 0.20
+# A loop with stalls never has five quiet steps in a row. Over twelve, the middle half must agree and the newer half
+# must not differ from the older one.
+NOISY_STEPS = 12
+NOISY_QUARTILE_SPREAD = 0.20
+NOISY_DRIFT = 0.10
+# Few steps that agree this well are worth a look when there may be no more of them.
+AGREEING_STEPS = 3
+AGREEING_SPREAD = 0.25
+# Logging and checkpoint steps take visibly longer than their neighbours.
+OUTLIER_RATIO = 1.5
+
+
+def median(values: Sequence[int]) -> int:
+    """The middle value (the lower one of two), without floating point. `values` must not be empty."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def spread(walls: Sequence[int]) -> float:
+    """(largest - smallest) / median; infinite for nothing or for a median of zero."""
+    if not walls:
+        return float("inf")
+    middle = median(walls)
+    return (max(walls) - min(walls)) / middle if middle > 0 else float("inf")
+
+
+def is_steady(walls: Sequence[int]) -> bool:
+    """True when the newest steps agree, or when many noisy ones show no drift. `walls` is oldest first."""
+    if len(walls) < STEADY_STEPS:
+        return False
+    if spread(walls[-STEADY_STEPS:]) <= STEADY_SPREAD:
+        return True
+    return _steady_but_noisy(walls[-NOISY_STEPS:])
+
+
+def _steady_but_noisy(walls: Sequence[int]) -> bool:
+    if len(walls) < NOISY_STEPS:
+        return False
+    ordered = sorted(walls)
+    quarter = len(ordered) // 4
+    middle = median(walls)
+    if middle <= 0 or (ordered[-1 - quarter] - ordered[quarter]) / middle > NOISY_QUARTILE_SPREAD:
+        return False
+    half = len(walls) // 2
+    return abs(median(walls[half:]) - median(walls[:half])) / middle <= NOISY_DRIFT
+
+
+def agree(walls: Sequence[int]) -> bool:
+    """True when the newest `AGREEING_STEPS` steps agree within `AGREEING_SPREAD`."""
+    return len(walls) >= AGREEING_STEPS and spread(walls[-AGREEING_STEPS:]) <= AGREEING_SPREAD
+
+
+def is_outlier(wall_ns: int, walls: Sequence[int]) -> bool:
+    """True when a step took much longer than the others in `walls` (at least three are needed to say so)."""
+    return len(walls) >= AGREEING_STEPS and wall_ns > OUTLIER_RATIO * median(walls)

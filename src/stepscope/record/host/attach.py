@@ -10,6 +10,8 @@ from __future__ import annotations
 import datetime
 import math
 import os
+import pwd
+import re
 import shutil
 import signal
 import threading
@@ -20,19 +22,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
+from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
 from stepscope.record.agent.masking import mask_argv
-from stepscope.record.host.attach_refusal import refusal, rights
 from stepscope.record.host.clock import measure_epoch_offset_ns, now_ns
 from stepscope.record.host.command import find_script
+from stepscope.record.host.doctor import has_ptrace_capability
 from stepscope.record.host.folder import RunFolder, claim_folder
-from stepscope.record.host.git import git_root
 from stepscope.record.host.gpu import Gpus
-from stepscope.record.host.hardware import gpu_facts
+from stepscope.record.host.hardware import ROOT, gpu_facts, read_text
 from stepscope.record.host.jsonlines import JsonLinesTail, write_json
-from stepscope.record.host.manifest import Manifest, first_manifest
+from stepscope.record.host.manifest import Manifest, first_manifest, git_root
 from stepscope.record.host.options import DEFAULT_RATE_HZ, SEGMENT_SECONDS, RecordOptions, WindowOptions
-from stepscope.record.host.processes import Process, ProcessTree, read_command, read_stat
+from stepscope.record.host.processes import Process, ProcessTree, read_command, read_executable, read_stat
 from stepscope.record.host.pyspy import FALLBACK_MARKER, Look, find_pyspy, is_refusal, look_into, pyspy_version
 from stepscope.record.host.telemetry import Telemetry, TelemetryConfig
 from stepscope.schema import RANK_SCHEMA
@@ -339,3 +340,82 @@ def _rank_number(environ: Mapping[str, str]) -> int | None:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+_FREE_THREADED = re.compile(r"(?:lib)?python3\.\d+t")
+_FROM_INSIDE = "start the training with `stepscope run`, which can sample from inside"
+_YAMA_NOBODY = 3  # values of kernel.yama.ptrace_scope
+_YAMA_ADMINISTRATORS = 2
+_YAMA_PARENTS = 1
+
+
+@dataclass(frozen=True)
+class Rights:
+    """Who asks for what. `owner` is the user id of the process, None where it cannot be seen."""
+
+    owner: int | None
+    user: int
+    capability: bool | None  # CAP_SYS_PTRACE
+    yama: int | None  # None: the kernel has no such restriction
+
+
+def rights(pid: int, root: Path = ROOT) -> Rights:
+    yama = read_text(root / "proc/sys/kernel/yama/ptrace_scope")
+    owner = re.search(r"^Uid:\s*(\d+)", read_text(root / f"proc/{pid}/status") or "", re.MULTILINE)
+    return Rights(
+        owner=int(owner[1]) if owner else None,
+        user=os.geteuid(),
+        capability=has_ptrace_capability(read_text(root / "proc/self/status") or ""),
+        yama=int(yama) if yama is not None and yama.isdecimal() else None,
+    )
+
+
+def refusal(pid: int, look: Look, asked: Rights) -> StepscopeError:
+    """The error for a process that py-spy could not read."""
+    if not os.path.exists(f"/proc/{pid}"):
+        return UnreadableInputError(f"process {pid} ended before it could be sampled; attach to a running one")
+    if not look.refused:
+        return _unsupported(pid, look.message)
+    return EnvironmentRefusal(f"process {pid} cannot be sampled: {_missing(look.message, asked)}")
+
+
+def _missing(message: str, asked: Rights) -> str:
+    if asked.yama == _YAMA_NOBODY:
+        return f"ptrace_scope is 3, so nobody may attach until the machine is restarted; {_FROM_INSIDE}"
+    if not asked.capability:
+        if asked.owner is not None and asked.owner != asked.user and asked.user != 0:
+            return f"it belongs to {_user_name(asked.owner)}; run this as that user, or with sudo"
+        if asked.yama == _YAMA_ADMINISTRATORS:
+            return f"ptrace_scope is 2, so only administrators may attach; run this with sudo, or {_FROM_INSIDE}"
+        if asked.yama == _YAMA_PARENTS:
+            how = "run this with sudo, or set it to 0 (sudo sysctl kernel.yama.ptrace_scope=0)"
+            return f"ptrace_scope is 1, so only its parents may attach; {how}, or {_FROM_INSIDE}"
+    container = "in a container add --cap-add SYS_PTRACE (Kubernetes: securityContext.capabilities.add: [SYS_PTRACE])"
+    return f"{message.rstrip('.')}; {container}, elsewhere run this with sudo"
+
+
+def _unsupported(pid: int, message: str) -> EnvironmentRefusal:
+    """py-spy was let in and did not find what it knows."""
+    program = os.path.basename(read_executable(pid) or "")
+    if _FREE_THREADED.fullmatch(program) or _maps_free_threaded(pid):
+        what = "it is a free-threaded Python, which py-spy cannot read; run the training with a build that has the GIL"
+    elif program.startswith("pypy"):
+        what = "it is PyPy, which py-spy cannot read; run the training with CPython"
+    else:
+        what = f"py-spy says {message.rstrip('.')!r}; upgrade py-spy, or {_FROM_INSIDE}"
+    return EnvironmentRefusal(f"process {pid} cannot be sampled: {what}")
+
+
+def _maps_free_threaded(pid: int) -> bool:
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    return re.search(r"/libpython3\.\d+t\.so", maps) is not None
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"

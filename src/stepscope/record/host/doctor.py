@@ -5,23 +5,32 @@ A check never raises; what cannot be found out has state "unknown".
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.host import doctor_probes as probes
-from stepscope.record.host.cgroups import Cgroups, find_cgroups
+from stepscope.record.host.gpu import Gpus
 from stepscope.record.host.hardware import (
     ROOT,
+    Cgroups,
     affinity,
+    find_cgroups,
     format_cpu_list,
     governor,
     online_cpus,
+    read_text,
     sibling_groups,
     smt_active,
     turbo,
 )
+from stepscope.record.host.pyspy import find_pyspy, look_into, pyspy_version
+from stepscope.record.host.tracing import allow_tracing
 
 DOCTOR_SCHEMA = "stepscope.doctor/1"
 _SPARE_CORES_FROM = 4  # from here on one core is left to the system, the sampler and interrupts
@@ -58,9 +67,9 @@ def examine(python: str | None = None, root: Path = ROOT) -> Doctor:
         cpus, sibling_groups(cpus, root), cgroups.cpu_limit_cores(), sibling_groups(online_cpus(root), root)
     )
     checks = (
-        stacks_check(probes.attach()),
-        *gpu_checks(probes.gpus()),
-        torch_check(probes.torch_build(python)),
+        stacks_check(attach()),
+        *gpu_checks(gpus()),
+        torch_check(torch_build(python)),
         processors_check(cpus, online_cpus(root), cgroups),
         memory_check(cgroups),
         frequency_check(governor(root), turbo(root)),
@@ -92,7 +101,7 @@ def pinned_cpus(
     return [cpu for cpu in chosen if cpu in set(allowed)]
 
 
-def stacks_check(attach: probes.Attach) -> Check:
+def stacks_check(attach: Attach) -> Check:
     """Whether py-spy can look into a training process of this user."""
     rights = f"ptrace_scope {attach.yama}" if attach.yama is not None else "no Yama"
     rights += ", CAP_SYS_PTRACE" if attach.capability else ""
@@ -109,7 +118,7 @@ def stacks_check(attach: probes.Attach) -> Check:
     return Check("stacks (py-spy)", "limited", f"attaching is refused ({rights}): {attach.refusal}", cost, remedy)
 
 
-def gpu_checks(gpus: probes.GpuAccess) -> tuple[Check, ...]:
+def gpu_checks(gpus: GpuAccess) -> tuple[Check, ...]:
     """NVML for telemetry, CUPTI for kernels in windows."""
     if not gpus.names:
         why = gpus.reason or "no device"
@@ -138,7 +147,7 @@ def gpu_checks(gpus: probes.GpuAccess) -> tuple[Check, ...]:
     return nvml, cupti
 
 
-def torch_check(build: probes.TorchBuild) -> Check:
+def torch_check(build: TorchBuild) -> Check:
     """The training environment's PyTorch, imported in a process of its own."""
     name = "PyTorch"
     if build.version is None:
@@ -216,3 +225,118 @@ def pressure_check(root: Path) -> Check:
         "waiting for processors, memory or disks is seen per process only",
         "boot with psi=1",
     )  # fmt: skip
+
+
+_CAP_SYS_PTRACE = 19
+_TORCH_TIMEOUT_SECONDS = 90.0  # a cold import from a network file system
+_TORCH_PROGRAM = """
+import json, platform, sys
+facts = {"python_version": platform.python_version()}
+try:
+    import torch
+    facts["version"] = str(torch.__version__)
+    facts["threads"] = torch.get_num_threads()
+    facts["activities"] = sorted(a.name for a in torch.profiler.supported_activities())
+except Exception as error:
+    facts["problem"] = "%s: %s" % (type(error).__name__, error)
+print("\\nSTEPSCOPE " + json.dumps(facts))
+"""
+
+
+@dataclass(frozen=True)
+class Attach:
+    """`version` None: no py-spy. `refusal` None: it attached. `yama` None: the kernel has no such restriction."""
+
+    version: str | None
+    refusal: str | None
+    yama: int | None
+    capability: bool | None
+
+
+@dataclass(frozen=True)
+class GpuAccess:
+    """`reason` says why there are none; `counters_restricted` None: not told."""
+
+    names: tuple[str, ...]
+    driver: str | None
+    reason: str | None
+    counters_restricted: bool | None
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """What `python` imports as torch; `version` None with a `problem` when it imports none."""
+
+    python: str | None
+    python_version: str | None = None
+    version: str | None = None
+    threads: int | None = None
+    activities: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+def attach(root: Path = ROOT) -> Attach:
+    """Start a short Python child the way a recording does, and let py-spy look into it."""
+    program = find_pyspy()
+    yama = read_text(root / "proc/sys/kernel/yama/ptrace_scope")
+    capability = has_ptrace_capability(read_text(root / "proc/self/status") or "")
+    scope = int(yama) if yama is not None and yama.isdecimal() else None
+    if program is None:
+        return Attach(None, None, scope, capability)
+    version = pyspy_version(program) or "of an unknown version"
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(30)"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=allow_tracing(),
+    )
+    try:
+        if child.stdout is not None:
+            child.stdout.readline()
+        look = look_into(program, child.pid)
+    finally:
+        child.kill()
+        child.communicate()
+    return Attach(version, None if look.works else look.message, scope, capability)
+
+
+def has_ptrace_capability(status: str) -> bool | None:
+    """Whether the effective set in a /proc/PID/status holds CAP_SYS_PTRACE."""
+    match = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", status, re.MULTILINE)
+    return bool(int(match[1], 16) >> _CAP_SYS_PTRACE & 1) if match else None
+
+
+def gpus(root: Path = ROOT) -> GpuAccess:
+    """Devices NVML shows, and whether the driver keeps counters from ordinary users."""
+    with Gpus() as found:
+        names = tuple(device["name"] or "GPU" for device in found.describe())
+        driver, reason = found.driver_version(), found.reason
+    match = re.search(r"RmProfilingAdminOnly:\s*(\d)", read_text(root / "proc/driver/nvidia/params") or "")
+    return GpuAccess(names, driver, reason, match[1] == "1" if match else None)
+
+
+def torch_build(python: str | None) -> TorchBuild:
+    """Import torch in `python` (default: the one on PATH) and ask what it is."""
+    program = shutil.which(python or "python") or (None if python else shutil.which("python3"))
+    if program is None:
+        return TorchBuild(python, problem="no such interpreter on PATH")
+    try:
+        done = subprocess.run(
+            [program, "-c", _TORCH_PROGRAM],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_TORCH_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return TorchBuild(program, problem=f"importing torch took more than {_TORCH_TIMEOUT_SECONDS:g} s")
+    except OSError as error:
+        return TorchBuild(program, problem=f"cannot be started: {error.strerror}")
+    for line in done.stdout.decode("utf-8", "replace").splitlines():
+        if line.startswith("STEPSCOPE "):
+            facts = json.loads(line.partition(" ")[2])
+            facts["activities"] = tuple(facts.get("activities", ()))
+            return TorchBuild(program, **facts)
+    return TorchBuild(program, problem=f"ended with status {done.returncode} while importing torch")

@@ -8,8 +8,10 @@ also when all of them start in the same moment.
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import json
+import os
 import re
 import shutil
 import socket
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import EnvironmentRefusal, UsageError
+from stepscope.record.host.jsonlines import JsonLinesTail
 from stepscope.record.host.scheduler import Scheduler, job_in_manifest
 
 DEFAULT_PARENT = "stepscope-runs"
@@ -229,3 +232,96 @@ def _unwritable(run: Path, error: OSError) -> EnvironmentRefusal:
 def safe_name(text: str) -> str:
     """`text` reduced to what is a plain file name everywhere."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("._")[:80] or "run"
+
+
+LARGEST_REPORTED_JOB = 16  # launchers; beyond it, reading all their recordings can take minutes of every node's time
+CLAIM = ".reported-by-{ended}"  # taken once per number of ended launchers, so two that end together make one report
+
+
+class Part(enum.Enum):
+    """What this launcher does at its end: make the report, say one line, or be silent."""
+
+    REPORT = "report"
+    WORD = "word"
+    SILENT = "silent"
+
+
+def part_in_report(run: Path, host_dir: Path) -> Part:
+    """The part of the launcher that owns `host_dir`, after its manifest has been completed; never raises OSError."""
+    scheduler = _manifest(host_dir).get("scheduler")
+    folders = _host_folders(run)
+    if not isinstance(scheduler, dict) or not scheduler.get("identity"):
+        return Part.REPORT
+    if len(folders) <= 1 and (scheduler.get("members") or 1) <= 1:
+        return Part.REPORT
+    if len(folders) <= LARGEST_REPORTED_JOB and _all_ended(folders) and _claim_report(run, len(folders)):
+        return Part.REPORT
+    return Part.SILENT if scheduler.get("index") else Part.WORD
+
+
+def _host_folders(run: Path) -> list[Path]:
+    try:
+        return [path for path in run.glob("host-*") if path.is_dir()]
+    except OSError:
+        return []
+
+
+def _all_ended(folders: list[Path]) -> bool:
+    return all(_manifest(folder).get("ended_ns") is not None for folder in folders)
+
+
+def _claim_report(run: Path, ended: int) -> bool:
+    try:
+        (run / CLAIM.format(ended=ended)).open("x").close()
+    except OSError:
+        return False  # another has it, or nothing can be written, the report neither
+    return True
+
+
+def _manifest(host_dir: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((host_dir / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+_CHUNK = 1 << 20
+_LEVEL = 1  # traces compress tenfold at the fastest level already
+
+
+def own_rank_folders(run: Path, host_dir: Path) -> list[Path]:
+    """The rank folders that processes of this host have claimed; other hosts look after theirs."""
+    names = []
+    tail = JsonLinesTail(host_dir / "agents.jsonl")
+    while rows := tail.read():
+        for row in rows:
+            name = row.get("folder")
+            if isinstance(name, str) and name == Path(name).name and name not in names:
+                names.append(name)
+    return [run / name for name in names if (run / name).is_dir()]
+
+
+def compress_traces(folders: list[Path]) -> int:
+    """Replace every `trace-*.json` by its `.json.gz`; returns how many. One that fails stays as it is."""
+    done = 0
+    for folder in folders:
+        for path in sorted(folder.glob("trace-*.json")):
+            done += _compress(path)
+    return done
+
+
+def _compress(path: Path) -> bool:
+    from isal import igzip
+
+    target = path.with_name(path.name + ".gz")
+    part = path.with_name(path.name + ".gz.part")
+    try:
+        with path.open("rb") as source, igzip.open(part, "wb", compresslevel=_LEVEL) as sink:
+            shutil.copyfileobj(source, sink, _CHUNK)
+        os.replace(part, target)
+        path.unlink()
+    except OSError:
+        part.unlink(missing_ok=True)
+        return False
+    return True

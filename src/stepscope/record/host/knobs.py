@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX, allocator, host_allocator
-from stepscope.record.agent.knobs.arguments import POSITIONAL_FROM_HERE, is_short_with_number, looks_like_flag
+from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX, launched
+from stepscope.record.agent.knobs.launched import POSITIONAL_FROM_HERE, is_short_with_number, looks_like_flag
 from stepscope.record.host.command import first_argument
 from stepscope.record.host.options import RecordOptions
 from stepscope.schema import Knob
@@ -27,12 +27,12 @@ def changed_by_knobs(
         environment.setdefault("PYTHONHASHSEED", str(options.seed))  # read when Python starts, too early for the agent
     for knob in options.knobs:
         if knob.knob == HOST_ALLOCATOR:
-            environment.update(host_allocator.variables(knob.value, environment.get("LD_PRELOAD")))
+            environment.update(launched.host_allocator_variables(knob.value, environment.get("LD_PRELOAD")))
     for knob in _with_prefix(options.knobs, ENVIRONMENT_PREFIX):
         environment[knob.knob] = knob.value
     for knob in options.knobs:
         if knob.knob == ALLOCATOR:
-            environment.update(allocator.variables(knob.value))
+            environment.update(launched.allocator_variables(knob.value))
     arguments = _with_prefix(options.knobs, ARGUMENT_PREFIX)
     if not arguments:
         return options, environment

@@ -23,24 +23,21 @@ from typing import Any
 
 import stepscope
 from stepscope.errors import EnvironmentRefusal
-from stepscope.record.agent.last_word import LastWord
+from stepscope.record.agent.journal import LastWord
 from stepscope.record.host import page_cost
 from stepscope.record.host.clock import measure_epoch_offset_ns, now_ns
 from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
-from stepscope.record.host.folder import RunFolder, claim_folder
-from stepscope.record.host.git import git_root
+from stepscope.record.host.folder import RunFolder, claim_folder, compress_traces, own_rank_folders
 from stepscope.record.host.hardware import gpu_facts
 from stepscope.record.host.knobs import changed_by_knobs
-from stepscope.record.host.manifest import Manifest, first_manifest, shell_status
+from stepscope.record.host.manifest import Manifest, first_manifest, git_root, shell_status
 from stepscope.record.host.options import FALLBACK_RATE_HZ, RecordOptions
 from stepscope.record.host.processes import descendants, ignores, read_stat
 from stepscope.record.host.pyspy import FALLBACK_MARKER, find_pyspy, pyspy_version
 from stepscope.record.host.scheduler import detect_scheduler
-from stepscope.record.host.signals import ENDINGS, BlockedSignals
-from stepscope.record.host.step_limit import StepLimit
+from stepscope.record.host.signals import ENDINGS, BlockedSignals, StepLimit
 from stepscope.record.host.telemetry import LOST as TELEMETRY_LOST
 from stepscope.record.host.telemetry import TelemetryConfig
-from stepscope.record.host.traces import compress_traces, own_rank_folders
 from stepscope.record.host.tracing import allow_tracing
 
 RECORDER_LOG = "recorder.log"  # what the telemetry process had to complain about; absent when nothing

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.agent.knobs import host_allocator
+from stepscope.record.agent.knobs import launched
 
 BYTES = 8 << 20  # of one mapping, as large as tensors that glibc maps anew; threads share it as those of an operator do
 BUDGET_NS = 20_000_000  # for one thread, and as much for several
@@ -133,7 +133,7 @@ def facts(threads: int | None) -> dict[str, Any]:
         "cost": None if threads is None else measure(threads),
         "huge_pages": huge_pages(),
         "libc": libc_name(),
-        "installed": [name for name in host_allocator.LIBRARIES if host_allocator.installed(name) is not None],
+        "installed": [name for name in launched.LIBRARIES if launched.installed(name) is not None],
     }
 
 

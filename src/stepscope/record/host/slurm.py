@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.record.host.slurm_launch import LeftAlone, Place, Recorded, find_launches
-from stepscope.record.host.slurm_shell import UnclosedText, commands
+from stepscope.record.host.slurm_shell import Command, UnclosedText, Word, commands
 
 _SHEBANG = re.compile(r"#!\s*(\S+)(?:[ \t]+(\S+))?")
 _UNDERSTOOD = ("bash", "sh", "dash", "zsh", "ksh")
@@ -87,3 +88,477 @@ def _check_shell(script: str) -> None:
 
 def _line(script: str, offset: int) -> int:
     return script.count("\n", 0, offset) + 1
+
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
+_WHOLE_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\})")
+_DECLARES = ("export", "declare", "typeset", "local", "readonly")
+_DEEPEST = 5  # variables within variables, shells within shells
+
+IN_CONTAINER = "it runs inside a container: stepscope must be installed in there too"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The recorder goes in at `offset`."""
+
+    offset: int
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """The command at `offset` may start a training, but stays as it is because of `reason`."""
+
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The command at `offset` is recorded already."""
+
+    offset: int
+
+
+Found = Place | LeftAlone | Recorded
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A word, or one of those that a known variable stands for; only the first of them can have something before it."""
+
+    text: str
+    word: Word
+    first: bool = True
+
+    @property
+    def base(self) -> str:
+        return os.path.basename(self.text)
+
+    @property
+    def unknown(self) -> bool:
+        return self.text.startswith(("$", "`")) and self.base == self.text
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a program was reached: inside a task, with the recorder to go before `anchor`, with a remark."""
+
+    in_task: bool = False
+    anchor: _Part | None = None
+    note: str | None = None
+    depth: int = 0
+
+
+class Variables:
+    """Values of variables that a script sets to one value, as words."""
+
+    def __init__(self, script: Iterable[Command]) -> None:
+        self._values: dict[str, tuple[str, ...] | None] = {}
+        for command in script:
+            words = command.words[1:] if command.words[0].text in _DECLARES else command.words
+            if all(word.assigned for word in words):
+                for word in words:
+                    self._note(word)
+
+    def _note(self, word: Word) -> None:
+        if word.assigned is None:
+            return
+        name, text = word.assigned
+        value = tuple(text.split()) if word.elements is None else tuple(part.text for part in word.elements)
+        known = self._values.get(name, ())
+        if re.match(r"\w+\+=", word.text):
+            self._values[name] = None if known is None else known + value
+        else:
+            self._values[name] = value if name not in self._values or known == value else None
+
+    def expand(self, text: str, *, whole: bool = False, depth: int = 0) -> list[str]:
+        """The words `text` stands for; itself where that is not known. `whole` keeps a scalar in one word."""
+        found = _WHOLE_VARIABLE.fullmatch(text)
+        if found is None or depth > _DEEPEST:
+            return [text]
+        value = self._values.get(found[1] or found[2])
+        if value is None and found[3]:
+            value = tuple(found[3].split())
+        if not value:
+            return [text]
+        if whole and "[" not in text:
+            return [" ".join(value)]
+        return [word for part in value for word in self.expand(part, depth=depth + 1)]
+
+
+def find_launches(script: Sequence[Command]) -> list[Found]:
+    """What is to be done with each command that may start a training, in the order of the script."""
+    finder = _Finder(Variables(script))
+    return [found for command in script for found in finder.command(command)]
+
+
+class _Finder:
+    def __init__(self, variables: Variables) -> None:
+        self._variables = variables
+
+    def command(self, command: Command, way: _Way | None = None) -> list[Found]:
+        parts: list[_Part] = []
+        for word in command.words:
+            texts = self._variables.expand(word.text, whole=word.quoted)
+            parts += [_Part(text, word, first=index == 0) for index, text in enumerate(texts)]
+        found = self._program(parts, way or _Way())
+        if not found and command.fed and any(reads_programs(part.base) for part in parts):
+            return _left(parts[0], "its program is a here-document")
+        if command.piped:
+            return [LeftAlone(one.offset, "it reads from a pipe") if isinstance(one, Place) else one for one in found]
+        return found
+
+    def _program(self, parts: list[_Part], way: _Way) -> list[Found]:
+        """`parts` begins with a program or with assignments to its environment."""
+        while parts and _ASSIGNMENT.fullmatch(parts[0].text):
+            parts = parts[1:]
+        if not parts:
+            return []
+        base = parts[0].base
+        if base in TASK_STARTERS:
+            return self._tasks(parts, way)
+        if base in STARTERS or base == "taskset":
+            return self._started(parts, way)
+        if base in CONTAINERS:
+            return self._contained(parts, way)
+        if base in SHELLS:
+            return self._shell(parts, way)
+        if base in RUNNERS:
+            later = any(_is_known(part.base) for part in parts[2:])
+            return self._place(parts[0], way) if later and parts[1].text == "run" else []
+        return self._last(parts, way)
+
+    def _last(self, parts: list[_Part], way: _Way) -> list[Found]:
+        """A program that starts no other that we could look at."""
+        head, base = parts[0], parts[0].base
+        if base == "stepscope":
+            return [Recorded(head.word.start)] if len(parts) > 1 and parts[1].text == "run" else []
+        if PYTHON.fullmatch(base):
+            return self._python(parts, way)
+        if base in TRAINERS:
+            wanted = TRAINERS[base]
+            return self._place(head, way) if len(parts) > 1 and (not wanted or parts[1].text in wanted) else []
+        if base in PROFILERS:
+            return _left(head, f"it runs under {base}, another profiler") if _mentions(parts[1:]) else []
+        if base in OTHER_CONTAINERS:
+            where = "put `stepscope run --` in front of the program inside"
+            return _left(head, f"{base} starts a container; {where}") if _mentions(parts[1:]) else []
+        if base.endswith(".py"):
+            return self._place(head, way)
+        if SHELL_SCRIPT.fullmatch(base):
+            return self._other_script(head, way)
+        if base in HARMLESS:
+            return []
+        if head.unknown:
+            return _left(head, f"what {head.text} stands for is not known here")
+        return _left(head, f"how {base} starts a program is not known here") if _mentions(parts) else []
+
+    def _tasks(self, parts: list[_Part], way: _Way) -> list[Found]:
+        """`srun`, `mpirun`: every part between colons has options and a program of its own."""
+        starter = TASK_STARTERS[parts[0].base]
+        if any(part.text == "--multi-prog" for part in parts):
+            return _left(parts[0], "its programs stand in the file given to --multi-prog")
+        boxed = any(part.text.startswith("--container-image") for part in parts)
+        inner = _Way(in_task=True, note=IN_CONTAINER if boxed else way.note, depth=way.depth)
+        found: list[Found] = []
+        rest = parts[1:]
+        while rest:
+            colon = next((index for index, part in enumerate(rest) if part.text == ":"), len(rest))
+            found += self._task(rest[:colon], starter, inner)
+            rest = rest[colon + 1 :]
+        return found
+
+    def _task(self, parts: list[_Part], starter: Starter, way: _Way) -> list[Found]:
+        rest = parts[_after_options(parts, starter, guess=True) :]
+        if rest and rest[0].unknown:
+            # options in a variable that is set elsewhere; the program shows further on, or not at all
+            known = next((index for index, part in enumerate(rest) if _is_program(part.base)), None)
+            rest = rest if known is None else rest[known:]
+        return self._program(rest, way)
+
+    def _started(self, parts: list[_Part], way: _Way) -> list[Found]:
+        base = parts[0].base
+        if base == "taskset":
+            listed = any(part.text in TASKSET_LIST for part in parts[1:3])
+            starter = Starter(TASKSET_LIST, operands=0 if listed else 1, pins=True)
+        else:
+            starter = STARTERS[base]
+        if base == "command" and len(parts) > 1 and parts[1].text in ("-v", "-V"):
+            return []
+        if starter.pins and way.anchor is None:
+            way = replace(way, anchor=parts[0])
+        return self._program(parts[1 + _after_options(parts[1:], starter) :], way)
+
+    def _contained(self, parts: list[_Part], way: _Way) -> list[Found]:
+        start = 1 + _after_options(parts[1:], CONTAINER_OPTIONS)
+        action = parts[start].text if start < len(parts) else ""
+        if action != "exec":
+            odd = f"`{parts[0].base} {action}` starts what the image names; put `stepscope run --` into it"
+            return _left(parts[0], odd) if action == "run" or _mentions(parts[start:]) else []
+        image = start + 1 + _after_options(parts[start + 1 :], CONTAINER_OPTIONS)
+        return self._program(parts[image + 1 :], replace(way, anchor=None, note=IN_CONTAINER))
+
+    def _shell(self, parts: list[_Part], way: _Way) -> list[Found]:
+        for index, part in enumerate(parts[1:], 1):
+            if re.fullmatch(r"-\w*c", part.text):
+                return self._inner_script(parts[index + 1 :], way)
+            if not part.text.startswith(("-", "+")):
+                return self._other_script(parts[0], way)
+        return []
+
+    def _inner_script(self, parts: list[_Part], way: _Way) -> list[Found]:
+        """The text behind `bash -c`."""
+        if not parts or way.depth > _DEEPEST:
+            return []
+        word = parts[0].word
+        if parts[0].text != word.text or not word.quoted or not word.origins or word.origins[0] == word.start:
+            return _left(parts[0], "the commands given to the shell are not one quoted text")
+        try:
+            inner = commands(word.text, (*word.origins, word.origins[-1] + 1))
+        except UnclosedText:
+            return _left(parts[0], "the quoted commands cannot be understood")
+        deeper = _Way(way.in_task, None, way.note, way.depth + 1)
+        return [found for command in inner for found in self.command(command, deeper)]
+
+    def _other_script(self, head: _Part, way: _Way) -> list[Found]:
+        if way.in_task:
+            return self._place(head, way)
+        return _left(head, "it starts another script; switch that one on, or put `stepscope run --` in front")
+
+    def _python(self, parts: list[_Part], way: _Way) -> list[Found]:
+        index = 1
+        while index < len(parts):
+            text = parts[index].text
+            if text in ("-c", "-V", "-VV", "--version", "-h", "--help", "-"):
+                return []
+            if text.startswith("-m"):
+                rest = [text[2:]] if text[2:] else []
+                return self._module([*rest, *(part.text for part in parts[index + 1 :])], parts, way)
+            if not text.startswith("-"):
+                return [] if os.path.basename(text) == "setup.py" else self._place(parts[0], way)
+            index += 2 if text in ("-W", "-X") else 1
+        return []
+
+    def _module(self, words: list[str], parts: list[_Part], way: _Way) -> list[Found]:
+        module = words[0] if words else ""
+        if module == "stepscope":
+            return [Recorded(parts[0].word.start)] if words[1:2] == ["run"] else []
+        if module in PROFILER_MODULES:
+            return _left(parts[0], f"it runs under {module}, another profiler")
+        return [] if module in NO_TRAINING_MODULES or not module else self._place(parts[0], way)
+
+    def _place(self, head: _Part, way: _Way) -> list[Found]:
+        before = way.anchor or head
+        if not before.first:
+            where = f"put `stepscope run --` before {head.base} where {before.word.text} is set"
+            return _left(before, f"{before.word.text} holds more than the program; {where}")
+        return [Place(before.word.start, way.note)]
+
+
+def _left(part: _Part, reason: str) -> list[Found]:
+    return [LeftAlone(part.word.start, reason)]
+
+
+def _after_options(parts: Sequence[_Part], starter: Starter, *, guess: bool = False) -> int:
+    """The number of words before the program.
+
+    With `guess`, an option that is not in the table takes the next word as its value unless that is a known program.
+    """
+    index = 0
+    while index < len(parts) and parts[index].text.startswith("-"):
+        text = parts[index].text
+        if text == "--":
+            index += 1
+            break
+        following = parts[index + 1] if index + 1 < len(parts) else None
+        if text in starter.pairs:
+            index += 3
+        elif text in starter.values or (guess and _takes_the_next(text, following)):
+            index += 2
+        else:
+            index += 1
+    return index + starter.operands
+
+
+def _takes_the_next(option: str, following: _Part | None) -> bool:
+    if following is None or not option.startswith("--") or "=" in option or option in TASK_FLAGS:
+        return False
+    return not (option.startswith("--no-") or following.text.startswith("-") or _is_known(following.base))
+
+
+def _is_known(base: str) -> bool:
+    """Whether a word looks like a program or script that could start or be a training."""
+    return _is_program(base) or base.endswith(".py") or SHELL_SCRIPT.fullmatch(base) is not None
+
+
+def _is_program(base: str) -> bool:
+    return (
+        base in TASK_STARTERS
+        or base in STARTERS
+        or base in SHELLS
+        or base in CONTAINERS
+        or base in OTHER_CONTAINERS
+        or base in RUNNERS
+        or base in TRAINERS
+        or base in PROFILERS
+        or base in ("stepscope", "taskset")
+        or PYTHON.fullmatch(base) is not None
+    )
+
+
+def _mentions(parts: Iterable[_Part]) -> bool:
+    """Whether the words name a Python file or a program that trains."""
+    return MENTION.search(" ".join(part.text for part in parts)) is not None
+
+
+PYTHON = re.compile(r"(?:python|pypy)(?:\d+(?:\.\d+)*)?(?:t|d)?")
+SHELLS = frozenset(("bash", "sh", "dash", "zsh", "ksh"))
+SHELL_SCRIPT = re.compile(r".+\.(?:sh|bash|sbatch|slurm|job)")
+
+
+@dataclass(frozen=True)
+class Starter:
+    """A program that starts the one after its options.
+
+    Attributes:
+        values: options followed by one word; `pairs` by two.
+        operands: words between the options and the program.
+        pins: whether it binds what it starts to processors or lowers its priority; the recorder stays outside then.
+    """
+
+    values: frozenset[str] = frozenset()
+    pairs: frozenset[str] = frozenset()
+    operands: int = 0
+    pins: bool = False
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Starters of the tasks of a job: the recorder belongs behind them, once per task.
+TASK_STARTERS = {
+    "srun": Starter(
+        _words(
+            "-A -B -c -C -d -D -e -G -i -J -L -m -M -n -N -o -p -P -q -r -S -t -T -w -W -x --account --acctg- "
+            "freq --bcast --begin --cluster-constraint --clusters --comment --constraint --container --cores- "
+            "per-socket --cpu-bind --cpu-freq --cpus-per-gpu --cpus-per-task --chdir --dependency "
+            "--distribution --epilog --error --exclude --export --extra-node-info --gpu-bind --gpu-freq --gpus "
+            "--gpus-per-node --gpus-per-socket --gpus-per-task --gres --gres-flags --het-group --hint --input "
+            "--jobid --job-name --licenses --mail-type --mail-user --mcs-label --mem --mem-bind --mem-per-cpu "
+            "--mem-per-gpu --mincpus --mpi --msg-timeout --network --nodefile --nodelist --nodes --ntasks "
+            "--ntasks-per-core --ntasks-per-gpu --ntasks-per-node --ntasks-per-socket --open-mode --output "
+            "--partition --power --prefer --priority --profile --prolog --qos --relative --reservation --signal "
+            "--slurmd-debug --sockets-per-node --switches --task-epilog --task-prolog --threads --threads-per- "
+            "core --time --time-min --tres-bind --tres-per-task --wait --wckey --x11 --container-image "
+            "--container-mounts --container-workdir --container-name --container-save --container-env"
+        )
+    ),
+    "mpirun": Starter(
+        _words(
+            "-n -np --np -N -c -H -host --host -hosts -hostfile --hostfile -machinefile --machinefile -f -x "
+            "-map-by --map-by -bind-to --bind-to -rank-by --rank-by -npernode --npernode -ppn -perhost --ppn "
+            "-wdir --wdir -wd --prefix --output-filename --timeout -rf --rankfile -genvlist -envlist -bootstrap "
+            "-launcher -iface -outfile-pattern -tune --tune -am --app -path -cpus-per-proc --cpus-per-rank "
+            "--report-state-on-timeout"
+        ),
+        _words("-mca --mca -gmca --gmca -genv -env --prtemca --pmixmca"),
+    ),
+    "aprun": Starter(_words("-n -N -d -S -j -cc -e -L -a -m -p")),
+    "jsrun": Starter(
+        _words("-n -a -c -g -r -p -E -D -o -k -b -l -d -s -M --nrs --tasks_per_rs --cpu_per_rs --gpu_per_rs")
+    ),
+    "ibrun": Starter(_words("-n -np -o")),
+}
+for _other in ("mpiexec", "mpiexec.hydra", "mpirun_rsh", "orterun", "prun"):
+    TASK_STARTERS[_other] = TASK_STARTERS["mpirun"]
+
+# Options of them that take no value, though nothing about them says so.
+TASK_FLAGS = _words(
+    "--contiguous --disable-status --exact --exclusive --external-launcher --help --hold --immediate --kill-on- "
+    "bad-exit --label --nice --no-allocate --no-kill --overcommit --oversubscribe --overlap --preserve-env --pty "
+    "--quiet --quit-on-interrupt --reboot --resv-ports --spread-job --unbuffered --use-min-nodes --verbose "
+    "--whole --container-mount-home --container-remap-root --container-entrypoint --container-writable "
+    "--container-readonly --allow-run-as-root --tag-output --display-map --report-bindings --nooversubscribe "
+    "--mpi-preload"
+)
+
+STARTERS = {
+    "exec": Starter(_words("-a")),
+    "command": Starter(),
+    "time": Starter(_words("-f -o")),
+    "nohup": Starter(),
+    "setsid": Starter(),
+    "env": Starter(_words("-u --unset -C --chdir")),
+    "stdbuf": Starter(_words("-i -o -e")),
+    "timeout": Starter(_words("-k -s --kill-after --signal"), operands=1),
+    "unbuffer": Starter(),
+    "nice": Starter(_words("-n --adjustment"), pins=True),
+    "ionice": Starter(_words("-c -n"), pins=True),
+    "chrt": Starter(_words("-T -P -D"), operands=1, pins=True),
+    "numactl": Starter(
+        _words("-i -m -N -C -p --interleave --membind --cpunodebind --physcpubind --preferred"), pins=True
+    ),
+}
+TASKSET_LIST = _words("-c --cpu-list -ac -ca")
+
+CONTAINERS = _words("singularity apptainer")
+CONTAINER_OPTIONS = Starter(
+    _words(
+        "-B --bind -H --home -W --workdir --env --env-file --pwd --cwd -S --scratch --overlay -o --app "
+        "--network --network-args --security --hostname --dns --fusemount --mount --apply-cgroups --add-caps "
+        "--drop-caps --pem-path --blkio-weight --cpus --memory --oom-kill-disable --pids-limit --shm-size "
+        "--authfile"
+    )
+)
+OTHER_CONTAINERS = _words("docker podman podman-hpc nvidia-docker shifter ch-run enroot udocker sarus")
+# Started with `run`, they find the interpreter; the recorder reaches what they start.
+RUNNERS = _words("uv poetry pipenv pixi rye pdm hatch conda mamba micromamba")
+
+# Programs that train, with the words that must come first; an empty tuple takes any.
+TRAINERS: dict[str, tuple[str, ...]] = {
+    "torchrun": (),
+    "deepspeed": (),
+    "horovodrun": (),
+    "accelerate": ("launch",),
+    "composer": (),
+    "fairseq-train": (),
+    "fairseq-hydra-train": (),
+    "colossalai": ("run",),
+    "lightning": ("run", "fit"),
+    "fabric": ("run",),
+    "tune": ("run",),
+    "litgpt": (),
+    "llamafactory-cli": ("train",),
+    "axolotl": ("train",),
+}
+NO_TRAINING_MODULES = _words(
+    "pip venv virtualenv ensurepip compileall py_compile http.server zipfile tarfile json.tool site sysconfig "
+    "platform torch.utils.collect_env ipykernel jupyter notebook tensorboard tensorboard.main build pytest "
+    "unittest"
+)
+PROFILERS = _words(
+    "nsys ncu nvprof py-spy scalene viztracer memray austin rocprof rocprofv2 rocprofv3 rocprof-sys-run vtune "
+    "perf strace ltrace kernprof pyinstrument"
+)
+PROFILER_MODULES = _words("cProfile profile scalene viztracer memray torch.utils.bottleneck kernprof pyinstrument")
+# What scripts also do, with names of Python files in it or not.
+HARMLESS = _words(
+    "echo printf export declare typeset local readonly unset set shopt module ml source . which type cp mv rm "
+    "mkdir rmdir cat ls cd pushd popd tar unzip zip rsync scp sftp git pip pip3 wget curl head tail grep sed "
+    "awk tee ln chmod chown touch test [ [[ for case select function trap alias sbatch salloc scancel squeue "
+    "scontrol sacct sleep wait kill date hostname nvidia-smi rocm-smi find true false : return exit read done "
+    "fi esac } break continue shift ulimit umask df du free lscpu lsof ps top nproc getconf realpath readlink "
+    "dirname basename sort uniq wc diff sha256sum md5sum mktemp seq hash bc jq envsubst sync vim nano less more "
+    "file stat"
+)
+MENTION = re.compile(
+    r"\.py(?![\w.])|(?<![\w.-])(?:torchrun|deepspeed|horovodrun|accelerate launch|python[\d.]*)(?![\w.-])"
+)
+
+
+def reads_programs(base: str) -> bool:
+    """Whether a program of this name runs what it reads from its input."""
+    return base in SHELLS or PYTHON.fullmatch(base) is not None

@@ -20,16 +20,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stepscope.record.agent.masking import mask_argv, mask_text
-from stepscope.record.host.cgroups import find_cgroups
 from stepscope.record.host.clock import now_ns
-from stepscope.record.host.cores import CoresMeter
 from stepscope.record.host.gpu import Gpus, Metric
-from stepscope.record.host.hardware import affinity
+from stepscope.record.host.hardware import affinity, find_cgroups
 from stepscope.record.host.jsonlines import JsonLines, JsonLinesTail
-from stepscope.record.host.machine import ProcessMeter, machine_metrics
+from stepscope.record.host.meters import CoresMeter, ProcessMeter, StorageLooks, machine_metrics
 from stepscope.record.host.processes import Process, ProcessTree, Stat, read_stat
 from stepscope.record.host.pyspy import FALLBACK_MARKER, Sampler
-from stepscope.record.host.storage import StorageLooks
 
 _TICK_SECONDS = 0.25  # a process that lives shorter may go unseen
 _YOUNG_NS = 1_500_000_000

@@ -8,8 +8,7 @@ import numpy as np
 
 from stepscope.model.sampled import FlameFrame, FlameGraph, FlameTree
 from stepscope.report.escape import markup, plain
-from stepscope.report.flame.colours import CHANGES, KINDS
-from stepscope.report.flame.document import LONGEST_NAME, changes, rounded
+from stepscope.report.flame.document import CHANGES, KINDS, LONGEST_NAME, changes, rounded
 from stepscope.report.flame.page import asset
 
 WIDTH = 1200.0

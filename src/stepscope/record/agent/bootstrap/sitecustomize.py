@@ -25,9 +25,15 @@ def _prepare() -> None:
         return
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    finder = module.Finder(os.path.dirname(os.path.dirname(agent)))
+    finder = module.Finder(os.path.dirname(os.path.dirname(agent)), _wake)
     sys.meta_path.insert(0, finder)
     finder.start_now()
+
+
+def _wake(name: str) -> None:
+    from stepscope.record.agent import core
+
+    core.imported(name)
 
 
 def _chain() -> None:

@@ -1,23 +1,20 @@
 """The knobs: what can be changed about a training run without editing its script, and the table that names them.
 
-A knob is one small file, or one of a tight family that shares a file, and one line of `KNOBS`. The agent installs the
-knobs of its configuration before the probes, each behind the guard: one that raises is taken back and reported as not
-applied, and the training goes on as it would have. What was really applied is read back and written as `knob` events.
+A knob is one line of `KNOBS`, and a class, which those of one shape share: told apart by their names. The agent
+installs the knobs of its configuration before the probes, each behind the guard: one that raises is taken back and
+reported as not applied, and the training goes on as it would have. What was really applied is read back and written as
+`knob` events.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable
+from typing import Callable
 
 from stepscope.errors import UsageError
 from stepscope.record.agent.knobs import values
 from stepscope.record.agent.masking import MASK, is_secret_name, mask_text
 from stepscope.schema import Knob
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
-    from stepscope.record.agent.knobs.base import KnobSet
 
 AGENT = "agent"  # applied inside the training process
 LAUNCH = "launch"  # applied to the command or its environment; the agent looks whether it arrived
@@ -43,34 +40,34 @@ _TRUTH = "true or false"
 # name -> entry. The two that end in a word in capitals or in --flag stand for every name with that prefix.
 KNOBS: dict[str, KnobEntry] = {
     "loader.num_workers": KnobEntry(
-        "loader", "NumWorkers", "a whole number, 0 for none", "worker processes of every DataLoader",
+        "loader", "LoaderArgument", "a whole number, 0 for none", "worker processes of every DataLoader",
         values.whole(0, 512),
     ),
     "loader.prefetch_factor": KnobEntry(
-        "loader", "PrefetchFactor", "a whole number from 1", "batches each loader worker makes ahead",
+        "loader", "LoaderArgument", "a whole number from 1", "batches each loader worker makes ahead",
         values.whole(1, 1024),
     ),
     "loader.pin_memory": KnobEntry(
-        "loader", "PinMemory", _TRUTH, "batches are copied to page-locked memory, for an accelerator", values.truth
+        "loader", "LoaderArgument", _TRUTH, "batches are copied to page-locked memory, for an accelerator", values.truth
     ),
     "loader.persistent_workers": KnobEntry(
-        "loader", "PersistentWorkers", _TRUTH, "loader workers are kept from one epoch to the next", values.truth
+        "loader", "LoaderArgument", _TRUTH, "loader workers are kept from one epoch to the next", values.truth
     ),
     "torch.num_threads": KnobEntry(
-        "threads", "NumThreads", "a whole number from 1", "threads of one operator on the CPU", values.whole(1, 4096)
+        "settings", "Setting", "a whole number from 1", "threads of one operator on the CPU", values.whole(1, 4096)
     ),
     "torch.num_interop_threads": KnobEntry(
-        "threads", "NumInteropThreads", "a whole number from 1", "threads that run operators side by side",
+        "settings", "Setting", "a whole number from 1", "threads that run operators side by side",
         values.whole(1, 4096),
     ),
     "cpu.affinity": KnobEntry(
-        "affinity", "MainAffinity", "CPUs, such as 0-3,8", "the CPUs the training process may use", values.is_cpu_list
+        "process", "MainAffinity", "CPUs, such as 0-3,8", "the CPUs the training process may use", values.is_cpu_list
     ),
     "cpu.worker_affinity": KnobEntry(
-        "affinity", "WorkerAffinity", "CPUs, such as 4-7", "the CPUs that loader workers may use", values.is_cpu_list
+        "process", "WorkerAffinity", "CPUs, such as 4-7", "the CPUs that loader workers may use", values.is_cpu_list
     ),
     "gc": KnobEntry(
-        "collector", "Collector", "freeze, off or a threshold (a whole number from 1)",
+        "process", "Collector", "freeze, off or a threshold (a whole number from 1)",
         "Python's garbage collector, from the first steady step on", values.collector,
     ),
     "amp.dtype": KnobEntry(
@@ -78,59 +75,60 @@ KNOBS: dict[str, KnobEntry] = {
         values.one_of("bf16", "fp16", "off"),
     ),
     "matmul_precision": KnobEntry(
-        "precision", "MatmulPrecision", "highest, high or medium", "how exactly matrices of float32 are multiplied",
+        "settings", "Setting", "highest, high or medium", "how exactly matrices of float32 are multiplied",
         values.one_of("highest", "high", "medium"),
     ),
-    "cudnn.allow_tf32": KnobEntry("cudnn", "AllowTf32", _TRUTH, "convolutions of float32 may use TF32", values.truth),
+    "cudnn.allow_tf32": KnobEntry("settings", "Setting", _TRUTH, "convolutions of float32 may use TF32", values.truth),
     "cudnn.benchmark": KnobEntry(
-        "cudnn", "Benchmark", _TRUTH, "cuDNN tries its algorithms for each new shape", values.truth
+        "settings", "Setting", _TRUTH, "cuDNN tries its algorithms for each new shape", values.truth
     ),
     "cuda.linalg_library": KnobEntry(
-        "linalg", "LinalgLibrary", "cusolver, magma or default", "the library torch.linalg uses on CUDA",
+        "settings", "Setting", "cusolver, magma or default", "the library torch.linalg uses on CUDA",
         values.one_of("cusolver", "magma", "default"),
     ),
     "memory_format": KnobEntry(
-        "memory_format", "MemoryFormat", "channels_last", "memory format of the model's convolutions",
+        "model", "MemoryFormat", "channels_last", "memory format of the model's convolutions",
         values.one_of("channels_last"),
     ),
     "compile": KnobEntry(
-        "compile", "Compile", "true, false, default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs",
+        "model", "Compile", "true, false, default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs",
         "torch.compile of the model, or false to run what the script compiles as it is written",
         values.one_of("true", "false", *values.COMPILE_MODES),
     ),
     "compile.mode": KnobEntry(
-        "compile", "CompileMode", "default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs",
+        "model", "Compile", "default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs",
         "the mode of what the script compiles, else of the model, which is then compiled",
         values.one_of(*values.COMPILE_MODES),
     ),
     "compile.dynamic": KnobEntry(
-        "compile", "CompileDynamic", _TRUTH, "whether shapes are dynamic in what the script or compile=true compiles",
+        "model", "Compile", _TRUTH, "whether shapes are dynamic in what the script or compile=true compiles",
         values.truth,
     ),
     "optimizer.fused": KnobEntry(
-        "optimizer", "Fused", _TRUTH, "one kernel updates many parameters", values.truth
+        "optimizer", "OptimizerArgument", _TRUTH, "one kernel updates many parameters", values.truth
     ),
     "optimizer.foreach": KnobEntry(
-        "optimizer", "Foreach", _TRUTH, "each operation of the update is done for all parameters at once", values.truth
+        "optimizer", "OptimizerArgument", _TRUTH, "each operation of the update is done for all parameters at once",
+        values.truth,
     ),
     "zero_grad.set_to_none": KnobEntry(
-        "zero_grad", "SetToNone", _TRUTH, "zero_grad lets go of gradients instead of filling them with zeros",
+        "optimizer", "SetToNone", _TRUTH, "zero_grad lets go of gradients instead of filling them with zeros",
         values.truth,
     ),
     "allocator.conf": KnobEntry(
-        "allocator", "AllocatorConf", "settings such as expandable_segments:True",
+        "launched", "AllocatorConf", "settings such as expandable_segments:True",
         "PYTORCH_CUDA_ALLOC_CONF of the command", values.allocator_conf, LAUNCH,
     ),
     "host.allocator": KnobEntry(
-        "host_allocator", "HostAllocator", "keep, keep_all, huge_pages, jemalloc or tcmalloc",
+        "launched", "HostAllocator", "keep, keep_all, huge_pages, jemalloc or tcmalloc",
         "how the process gets memory of the host, and whether it gives it back",
         values.one_of("keep", "keep_all", "huge_pages", "jemalloc", "tcmalloc"), LAUNCH,
     ),
     "env:NAME": KnobEntry(
-        "environment", "Environment", "any text", "an environment variable of the command", values.anything, LAUNCH
+        "launched", "Environment", "any text", "an environment variable of the command", values.anything, LAUNCH
     ),
     "arg:--flag": KnobEntry(
-        "arguments", "Argument", "any text, or nothing for a flag that takes no value", "a flag of the script's own",
+        "launched", "Argument", "any text, or nothing for a flag that takes no value", "a flag of the script's own",
         values.anything, LAUNCH,
     ),
 }  # fmt: skip
@@ -190,17 +188,6 @@ def masked(name: str, value: str) -> str:
     """The value of knob `name` as it may be written: without what the variable or flag holds if that is a secret."""
     bare = name.partition(":")[2] or name
     return MASK if value and is_secret_name(bare.lstrip("-+~")) else mask_text(value)
-
-
-def attach(agent: Agent) -> KnobSet | None:
-    """Install the knobs of the agent's configuration, in the order given; None when it has none."""
-    from stepscope.record.agent.knobs.base import KnobSet
-
-    if not agent.config.knobs:
-        return None
-    knobs = KnobSet(agent)
-    knobs.install_all(agent.config.knobs)
-    return knobs
 
 
 def _nearest(name: str) -> str:

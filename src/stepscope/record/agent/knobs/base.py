@@ -10,9 +10,10 @@ from stepscope.record.agent.knobs import check, entry, masked
 from stepscope.schema import Knob
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.steps import StepRow
 
+NO_DEVICE = "no CUDA device is in use"
 # A script that makes a loader per epoch at ever other places must not fill the journal.
 REPORTS_PER_KNOB = 50
 
@@ -90,6 +91,13 @@ class KnobBase:
 
     def in_loader_worker(self) -> None:
         """In a forked worker of a loader, before its first batch. Nothing can be reported from there."""
+
+
+def attach(agent: Agent) -> KnobSet:
+    """Install the knobs of the agent's configuration, in the order given."""
+    knobs = KnobSet(agent)
+    knobs.install_all(agent.config.knobs)
+    return knobs
 
 
 class KnobSet:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Dict, Mapping, NamedTuple, Tuple
 
 from stepscope.record.agent.frames import user_place
-from stepscope.record.agent.knobs import loader_plan
 from stepscope.record.agent.knobs.base import KnobBase, Report
-from stepscope.record.agent.knobs.calls import Arguments, Call, CallPatches, parameter_names
 from stepscope.record.agent.knobs.values import TRUTHS
-from stepscope.record.agent.probes.patch import PatchSet
+from stepscope.record.agent.patches import Arguments, CallPatches, parameter_names
+from stepscope.record.agent.wrapper_importlib_bootstrap import Call
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
 
+NUM_WORKERS = "num_workers"
+PREFETCH = "prefetch_factor"
+PIN = "pin_memory"
+PERSISTENT = "persistent_workers"
 _FAMILY = "loader"
 _NEVER_READ = "no batch was fetched from the loader"
 
@@ -33,28 +36,26 @@ class _Loaders:
     def __init__(self, agent: Agent) -> None:
         from torch.utils.data import DataLoader
 
-        self.knobs: dict[str, _LoaderKnob] = {}  # by argument
+        self.knobs: dict[str, LoaderArgument] = {}  # by argument
         self._names = parameter_names(DataLoader.__init__)
         self._made: dict[int, tuple[Any, Any]] = {}  # id -> (weak reference, (arguments changed, place))
         self.made_any = False
-        self._calls = CallPatches(agent, _FAMILY)
+        self._calls = CallPatches(agent.guard, "knob." + _FAMILY)
         self._calls.change(DataLoader, "__init__", self._change, self._after_init, self._refused)
-        self._patches = PatchSet()
         iterate = agent.guard.pair("knob." + _FAMILY, lambda loader: loader, self._after_iterator)
-        self._patches.install(lambda: self._patches.around(DataLoader, "_get_iterator", iterate))
+        self._calls.around(DataLoader, "_get_iterator", iterate)
 
     def remove(self) -> None:
         self._calls.remove()
-        self._patches.remove()
         self._made.clear()
 
     def _change(self, *args: Any, **kwargs: Any) -> Call | None:
         arguments = Arguments(self._names, args, kwargs)
-        workers = arguments.get(loader_plan.NUM_WORKERS, 0)
+        workers = arguments.get(NUM_WORKERS, 0)
         if workers.__class__ is not int or workers < 0:
             return None  # torch will say so
         wishes = {name: knob.wish for name, knob in self.knobs.items()}
-        changes, refused = loader_plan.plan(wishes, _given(arguments.get("dataset"), workers, wishes))
+        changes, refused = plan(wishes, _given(arguments.get("dataset"), workers, wishes))
         place = user_place()
         for name, reason in refused.items():
             self.knobs[name].report(False, reason=reason, place=place)
@@ -82,24 +83,26 @@ class _Loaders:
         for name in names:
             knob = self.knobs.get(name)
             if knob is not None:
-                value = knob.read(loader, iterator)
-                applied = value == knob.wish
-                reason = None if applied else "the loader or torch has made something else of it"
-                knob.report(applied, knob.observe(value, iterator), reason, place)
+                knob.look(loader, iterator, place)
 
 
-class _LoaderKnob(KnobBase):
-    """One argument of the loader."""
+class LoaderArgument(KnobBase):
+    """One argument of the loader, that after the dot of the knob's name.
+
+    `num_workers` and `prefetch_factor` are numbers; the latter and `persistent_workers` are of loaders with workers,
+    `pin_memory` is for an accelerator.
+    """
 
     family = _FAMILY
-    argument = ""
+    missed = "the script made no DataLoader"
 
     def install(self, agent: Agent, value: str, report: Report) -> None:
-        self.wish: Any = self.convert(value)
+        self._argument = self.name.partition(".")[2]
+        self.wish: Any = int(value) if self._argument in (NUM_WORKERS, PREFETCH) else TRUTHS[value]
         self.report = report
         if _Loaders.shared is None:
             _Loaders.shared = _Loaders(agent)
-        _Loaders.shared.knobs[self.argument] = self
+        _Loaders.shared.knobs[self._argument] = self
 
     def uninstall(self) -> None:
         shared, _Loaders.shared = _Loaders.shared, None
@@ -111,74 +114,30 @@ class _LoaderKnob(KnobBase):
         if not self.report.made and shared is not None and shared.made_any:
             self.report(False, reason=_NEVER_READ)
 
-    def convert(self, text: str) -> Any:
-        """The argument for a value of the table."""
-        return TRUTHS[text]
-
-    def read(self, loader: Any, _iterator: Any) -> Any:
-        """What holds for the batches of an iterator, which `loader` has just made."""
-        return getattr(loader, self.argument, None)
-
-    def observe(self, value: Any, _iterator: Any) -> str:
-        """`value`, which `read` gave, in words, with what else can be seen of it."""
-        return str(value).lower()
-
-
-class NumWorkers(_LoaderKnob):
-    """`num_workers`, of loaders that can have workers."""
-
-    argument = loader_plan.NUM_WORKERS
-    missed = "the script made no DataLoader"
-
-    def convert(self, text: str) -> int:
-        return int(text)
-
-    def observe(self, value: Any, iterator: Any) -> str:
-        alive = sum(worker.is_alive() for worker in getattr(iterator, "_workers", ()))
-        return f"{value}, processes alive: {alive}"
+    def look(self, loader: Any, iterator: Any, place: Any) -> None:
+        """Report what holds for the batches of `iterator`, which `loader` has just made."""
+        value = getattr(loader, self._argument, None)
+        if self._argument == PIN:
+            value = getattr(iterator, "_pin_memory", value)
+        words = str(value).lower()
+        if self._argument == NUM_WORKERS:
+            words += f", processes alive: {sum(worker.is_alive() for worker in getattr(iterator, '_workers', ()))}"
+        elif self._argument == PREFETCH and getattr(iterator, "_tasks_outstanding", None) is not None:
+            words += f", batches asked for ahead: {iterator._tasks_outstanding}"
+        applied = value == self.wish
+        self.report(applied, words, None if applied else "the loader or torch has made something else of it", place)
 
 
-class PrefetchFactor(_LoaderKnob):
-    """`prefetch_factor`, of loaders with workers."""
-
-    argument = loader_plan.PREFETCH
-    missed = NumWorkers.missed
-
-    def convert(self, text: str) -> int:
-        return int(text)
-
-    def observe(self, value: Any, iterator: Any) -> str:
-        ahead = getattr(iterator, "_tasks_outstanding", None)
-        return str(value) if ahead is None else f"{value}, batches asked for ahead: {ahead}"
-
-
-class PinMemory(_LoaderKnob):
-    """`pin_memory`, where there is an accelerator."""
-
-    argument = loader_plan.PIN
-    missed = NumWorkers.missed
-
-    def read(self, loader: Any, iterator: Any) -> Any:
-        return getattr(iterator, "_pin_memory", loader.pin_memory)
-
-
-class PersistentWorkers(_LoaderKnob):
-    """`persistent_workers`, of loaders with workers."""
-
-    argument = loader_plan.PERSISTENT
-    missed = NumWorkers.missed
-
-
-def _given(dataset: Any, workers: int, wishes: dict[str, Any]) -> loader_plan.Given:
+def _given(dataset: Any, workers: int, wishes: dict[str, Any]) -> Given:
     from torch.utils.data import IterableDataset
 
-    return loader_plan.Given(
+    return Given(
         num_workers=workers,
         iterable=isinstance(dataset, IterableDataset),
         # The default is asked for without fixing it, which would forbid the script to choose.
         start_method=multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
         daemon=bool(multiprocessing.current_process().daemon),
-        pins=bool(wishes.get(loader_plan.PIN)) and _has_accelerator(),
+        pins=bool(wishes.get(PIN)) and _has_accelerator(),
     )
 
 
@@ -187,3 +146,62 @@ def _has_accelerator() -> bool:
     torch: Any = sys.modules["torch"]
     accelerator = getattr(torch, "accelerator", None)
     return bool(torch.cuda.is_available() if accelerator is None else accelerator.is_available())
+
+
+_NO_WORKERS = "this loader has no workers"
+# What has a meaning with workers only, and what it is without.
+_WORKERS_ONLY: dict[str, Any] = {PREFETCH: None, PERSISTENT: False, "timeout": 0, "multiprocessing_context": None}
+
+
+class Given(NamedTuple):
+    """What the script gives a loader, and what the process allows."""
+
+    num_workers: int
+    iterable: bool  # of an IterableDataset
+    start_method: str  # of worker processes
+    daemon: bool  # this process may have no children
+    pins: bool  # there is an accelerator that memory can be pinned for
+
+
+Plan = Tuple[Dict[str, Any], Dict[str, str]]
+
+
+def plan(wishes: Mapping[str, Any], given: Given) -> Plan:
+    """(arguments to change, reason for every wish that is left out). `wishes` are converted values by argument."""
+    changes: dict[str, Any] = {}
+    refused: dict[str, str] = {}
+    workers = given.num_workers
+    if NUM_WORKERS in wishes:
+        reason = _why_no_workers(given) if wishes[NUM_WORKERS] > 0 else None
+        if reason is None:
+            workers = changes[NUM_WORKERS] = wishes[NUM_WORKERS]
+        else:
+            refused[NUM_WORKERS] = reason
+    if workers == 0 and given.num_workers > 0:
+        changes.update(_WORKERS_ONLY)
+    for name in (PREFETCH, PERSISTENT):
+        if name not in wishes:
+            continue
+        if workers > 0 or wishes[name] is False:
+            changes[name] = wishes[name]
+        else:
+            refused[name] = _NO_WORKERS
+    if PIN in wishes:
+        if given.pins or not wishes[PIN]:
+            changes[PIN] = wishes[PIN]
+        else:
+            refused[PIN] = "there is no accelerator to pin memory for"
+    return changes, refused
+
+
+def _why_no_workers(given: Given) -> str | None:
+    """Why a loader that has no workers cannot be given some; None where it can or has some already."""
+    if given.num_workers > 0:
+        return None
+    if given.iterable:
+        return "its IterableDataset would be read in full by every worker, unless it asks get_worker_info"
+    if given.daemon:
+        return "it is made in a process that may not start others"
+    if given.start_method != "fork":
+        return f"this process starts others by {given.start_method}, for which script and data set must be prepared"
+    return None

@@ -8,28 +8,29 @@ between brings its own settings along.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Iterator
 from weakref import ref
 
 from stepscope.record.agent.compiling import is_dynamo_compiling_check
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.knobs.calls import Arguments, Call, CallPatches, parameter_names
 from stepscope.record.agent.knobs.values import TRUTHS
-from stepscope.record.agent.probes.patch import PatchSet
+from stepscope.record.agent.patches import Arguments, CallPatches, Patches, parameter_names
+from stepscope.record.agent.wrapper_importlib_bootstrap import Call
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.knobs.base import Report
 
 PENDING_LIMIT = 1_000  # optimizers made and not yet stepped that are looked after
 
 
-class _Argument(KnobBase):
+_EXCLUDES = {"fused": "foreach", "foreach": "fused"}
+
+
+class OptimizerArgument(KnobBase):
     """Changes one argument of every constructor in torch.optim that has it; subclasses call these."""
 
-    argument = ""
-    other = ""  # the argument that excludes it
     missed = "the script made no optimizer"
 
     def install(self, agent: Agent, value: str, report: Report) -> None:
@@ -37,11 +38,12 @@ class _Argument(KnobBase):
         import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+        self.argument = self.name.partition(".")[2]
         self._value, self._report = TRUTHS[value], report
         self._pending: dict[int, tuple[ref[Any], Place | None]] = {}  # optimizers that have not taken a step
         self._refusals: dict[int, str] = {}
-        self._patches = CallPatches(agent, self.name)
-        self._made = PatchSet()
+        self._patches = CallPatches(agent.guard, "knob." + self.name)
+        self._made = Patches()
         for kind in list(vars(torch.optim).values()):
             if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
                 self._change(kind)
@@ -79,13 +81,14 @@ class _Argument(KnobBase):
         function = vars(kind).get("__init__")
         if function is None or self.argument not in inspect.signature(function).parameters:
             return
-        names, has_other = parameter_names(function), self.other in inspect.signature(function).parameters
+        names, other = parameter_names(function), _EXCLUDES[self.argument]
+        has_other = other in inspect.signature(function).parameters
 
         def change(*args: Any, **kwargs: Any) -> Call:
             arguments = Arguments(names, args, kwargs)
             arguments.set(self.argument, self._value)
-            if self._value and has_other and arguments.get(self.other):
-                arguments.set(self.other, None)
+            if self._value and has_other and arguments.get(other):
+                arguments.set(other, None)
             return arguments.call(args[0])
 
         def unfold(*args: Any, **kwargs: Any) -> Call | None:
@@ -128,13 +131,58 @@ class _Argument(KnobBase):
             self._report(False, observed, "its parameter groups, or a checkpoint loaded, have their own", place)
 
 
-class Fused(_Argument):
-    """One kernel for many parameters."""
-
-    argument, other = "fused", "foreach"
+_NAMES = ["self", "set_to_none"]
 
 
-class Foreach(_Argument):
-    """Each operation of the update for all parameters at once."""
+class SetToNone(KnobBase):
+    """Changes the argument of `zero_grad` of torch's optimizers and modules, wherever the script calls it."""
 
-    argument, other = "foreach", "fused"
+    missed = "zero_grad was never called while there were gradients"
+
+    def install(self, agent: Agent, value: str, report: Report) -> None:
+        """`value`: true or false."""
+        import torch
+
+        self._value, self._report = TRUTHS[value], report
+        self._looks = 2  # places: of an optimizer, and of a module
+        self._patches = CallPatches(agent.guard, "knob." + self.name)
+        self._patches.change(torch.optim.Optimizer, "zero_grad", self._changed, self._look)
+        self._patches.change(torch.nn.Module, "zero_grad", self._changed, self._look)
+
+    def uninstall(self) -> None:
+        """Restore the originals."""
+        patches = getattr(self, "_patches", None)
+        if patches is not None:
+            patches.remove()
+
+    def _changed(self, *args: Any, **kwargs: Any) -> Call:
+        arguments = Arguments(_NAMES, args, kwargs)
+        watched = None
+        if self._looks > 0:
+            watched = next((one for one in _parameters(args[0]) if one.grad is not None), None)
+        given = arguments.get("set_to_none", True)
+        arguments.set("set_to_none", self._value)
+        return arguments.call(None if watched is None else (watched, given))
+
+    def _look(self, call: Call, _result: Any) -> None:
+        """What became of a gradient that was there before the call."""
+        if call.token is None:
+            return
+        self._looks -= 1
+        parameter, given = call.token
+        found = "None" if parameter.grad is None else "a tensor of zeros" if not parameter.grad.any() else "kept"
+        words = f"gradients are {found} after zero_grad"
+        if bool(given) == self._value:
+            words += ", as the script's own call has it"
+        applied = found == ("None" if self._value else "a tensor of zeros")
+        reason = None if applied else "this zero_grad does not heed its argument"
+        self._report(applied, words, reason, user_place())
+
+
+def _parameters(owner: Any) -> Iterator[Any]:
+    groups = getattr(owner, "param_groups", None)
+    if isinstance(groups, list):
+        for group in groups:
+            yield from group["params"]
+    else:
+        yield from owner.parameters()

@@ -7,7 +7,22 @@ said. Nothing here is a clock: steps are cut by the step cutter alone. `docs/fra
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import sys
+import weakref
+from importlib.machinery import PathFinder
+from operator import attrgetter
+from threading import get_ident
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
+
+from stepscope.record.agent import marks
+from stepscope.record.agent.patches import Patches
+from stepscope.record.agent.step_readings import FrameworkSteps, reader
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.agent import Agent
+    from stepscope.record.agent.guard import After, Before
+    from stepscope.record.agent.steps import StepRow
 
 # What a seam means. A call of TRAIN lasts as long as the training; one of CALL happens in each step of a loop that is
 # the user's own; a call of ENGINE is training, and evaluation where it runs inside another one. At CALLBACKS the
@@ -223,3 +238,308 @@ FRAMEWORKS: tuple[Framework, ...] = (
 
 # Distributions that work inside a framework's loop; named where the object that trains, or its model, is of them.
 ON_TOP = ("trl", "peft", "accelerate", "deepspeed")
+
+
+SHORTEST_NS = 200_000  # shorter regions are summed up
+SUM_NS = 2_000_000  # and written once they come to so much: a hundredth of it is what writing takes
+CALLBACKS_LIMIT = 500  # methods that are wrapped
+BASES = ("Callback", "TrainerCallback")
+
+
+class _Training:
+    """A framework at work. `owner`: a weak reference to its object that trains, which may hold models.
+
+    `endless`: in a loop of the user's own, whose end nobody tells.
+    """
+
+    __slots__ = ("cls", "endless", "framework", "optimizer_events", "owner", "written")
+
+    def __init__(self, framework: Framework, owner: Any, endless: bool, optimizer_events: int) -> None:
+        self.framework = framework
+        self.owner = weakref.ref(owner)
+        self.cls = type(owner)
+        self.endless = endless
+        self.optimizer_events = optimizer_events  # as many as there were before
+        self.written = False
+
+
+class FrameworkSeamsProbe:
+    """Writes `framework` once per framework that trains, `region` with the source "framework", and numbers steps."""
+
+    name = "framework_seams"
+
+    def __init__(self, table: tuple[Framework, ...] = FRAMEWORKS) -> None:
+        self._table = table
+        self._patches: dict[tuple[str, Seam], Patches] = {}
+        self._callbacks: dict[tuple[type, str], Patches] = {}
+        self._training: _Training | None = None
+        self._open: set[str] = set()  # regions we are in
+        self._written: set[tuple[str, type]] = set()
+        self._sums: dict[str, list[int]] = {}  # name -> [calls, duration, first start]
+        self._agent: Agent | None = None
+
+    def install(self, agent: Agent) -> None:
+        """Patch the seams of every framework that is loaded."""
+        if self._agent is None:
+            agent.add_boundary_hook(self._step_cut, self.name)
+            agent.add_finish_hook(self._finish, self.name)
+        self._agent = agent
+        for module in {seam.module for framework in self._table for seam in framework.seams}:
+            if not getattr(getattr(sys.modules.get(module), "__spec__", None), "_initializing", False):
+                self.module_imported(module)
+        for (cls, name), patches in self._callbacks.items():  # a training went on while the probes were out
+            _around(patches, cls, name, self._guarded(self._callback_begins, self._region_ends))
+
+    def uninstall(self) -> None:
+        """Restore all originals. A training under way is still known."""
+        for patches in (*self._callbacks.values(), *self._patches.values()):
+            patches.remove()
+
+    def module_imported(self, name: str) -> None:
+        """Patch the seams in the module `name`, if it is loaded; its code has been executed."""
+        module = sys.modules.get(name)
+        for framework in self._table:
+            for seam in framework.seams:
+                if seam.module == name and isinstance(getattr(module, seam.owner, None), type):
+                    self._patch(framework, seam, getattr(module, seam.owner))
+
+    # ---------------------------------------------------------------------------------------------- what is patched
+
+    def _patch(self, framework: Framework, seam: Seam, owner: type) -> None:
+        if not callable(getattr(owner, seam.name, None)):
+            return
+        patches = self._patches.setdefault((framework.package, seam), Patches())
+        hooks = self._hooks(framework, seam)
+        _around(patches, owner, seam.name, self._guarded(*hooks))
+
+    def _hooks(self, framework: Framework, seam: Seam) -> tuple[Before, After]:
+        """What to do before and after a call."""
+        if seam.meaning in (TRAIN, CALL, ENGINE):
+            return (
+                lambda owner, *_args, **_kwargs: self._training_begins(framework, seam, owner),
+                self._training_ends,
+            )
+        if seam.meaning == CALLBACKS:
+            return lambda owner, *_args, **_kwargs: self._watch_callbacks(framework, owner, seam.path), _nothing
+        if seam.meaning == OPTIMIZER:
+            return self._update_begins, self._update_ends
+        if seam.meaning == EVENT:
+            handlers = attrgetter(seam.path)
+            return lambda owner, event, *_args, **_kwargs: self._event(handlers(owner), event), self._region_ends
+        name, unless = seam.meaning, seam.unless
+        return lambda *_args, **kwargs: None if kwargs.get(unless) else self._region_begins(name), self._region_ends
+
+    def _guarded(self, before: Before, after: After) -> Any:
+        assert self._agent is not None
+        return self._agent.guard.pair(self.name, before, after)
+
+    # --------------------------------------------------------------------------------------------------- who trains
+
+    def _training_begins(self, framework: Framework, seam: Seam, owner: Any) -> Any:
+        agent, training = self._agent, self._training
+        assert agent is not None
+        if not self._on_training_thread():
+            return None
+        if training is not None and not (training.endless and seam.meaning != CALL):
+            # Whoever trains inside another framework's training is a part of it, an engine inside an engine evaluates.
+            inside = seam.meaning == ENGINE and training.owner() is not owner
+            return self._region_begins(EVALUATION) if inside else None
+        training = self._training = _Training(framework, owner, seam.meaning == CALL, agent.optimizer_events)
+        if framework.counter:
+            if agent.framework_steps is None:
+                agent.framework_steps = FrameworkSteps(agent.guard)
+            agent.framework_steps.begin(reader(owner, framework.counter), framework.begun, agent.clock.now())
+        if seam.path:
+            self._watch_callbacks(framework, owner, seam.path)
+        return training
+
+    def _training_ends(self, token: Any, _result: Any, _error: BaseException | None) -> None:
+        if isinstance(token, tuple):
+            self._region_ends(token, None, None)
+        elif token is not None and not token.endless and self._agent is not None:
+            if self._agent.framework_steps is not None:
+                self._agent.framework_steps.end(self._agent.clock.now())
+            self._finish()
+            self._training = None
+            # A class of the user's is left as it was found: it may be pickled by value.
+            for patches in self._callbacks.values():
+                patches.remove()
+            self._callbacks.clear()
+
+    def _step_cut(self, row: StepRow | None, _now_ns: int) -> None:
+        training = self._training
+        if training is not None and not training.written and row is not None and row.kind == "train":
+            self._write_framework(training)
+
+    def _finish(self) -> None:
+        agent, training = self._agent, self._training
+        if agent is not None and training is not None and agent.optimizer_events > training.optimizer_events:
+            self._write_framework(training)  # its only step was never cut between two steps
+        self._write_sums()
+
+    def _write_framework(self, training: _Training) -> None:
+        assert self._agent is not None
+        framework, cls = training.framework, training.cls
+        if training.written or (framework.package, cls) in self._written:
+            training.written = True
+            return
+        training.written = True
+        self._written.add((framework.package, cls))
+        version = version_of(framework.package)
+        patched = {seam for package, seam in self._patches if package == framework.package}
+        found = [seam for seam in framework.seams if seam in patched]
+        meanings = {seam.meaning for seam in found}
+        model = getattr(training.owner(), "__dict__", {}).get("model")  # no property, which may do anything
+        packages = {part.__module__.partition(".")[0] for known in (cls, type(model)) for part in known.__mro__}
+        self._agent.events.write(
+            "framework",
+            step=None,
+            name=framework.name,
+            package=framework.package,
+            version=version,
+            supported=version is not None and any(_is_of(version, checked) for checked in framework.checked),
+            checked=list(framework.checked),
+            seams=[f"{seam.meaning}: {seam.place}" for seam in found],
+            missing=[
+                f"{seam.meaning}: {seam.place}"
+                for seam in framework.seams
+                if seam.meaning not in meanings and not _is_unused(seam.module)
+            ],
+            counter=framework.counter or None,
+            counts=framework.counts if framework.counter else None,
+            trainer=f"{cls.__module__}.{cls.__qualname__}",
+            on_top=[
+                {"name": name, "version": version_of(name)}
+                for name in ON_TOP
+                if name != framework.package and name in packages
+            ],
+        )
+
+    # ------------------------------------------------------------------------------------------------------ regions
+
+    def _region_begins(self, name: str) -> tuple[str, int] | None:
+        agent = self._agent
+        if agent is None or name in self._open or not self._on_training_thread():
+            return None  # `save_model` inside `_save_checkpoint`, a method that calls its parent's
+        now = agent.clock.now()
+        self._open.add(name)
+        if name == EVALUATION:
+            agent.steps.evaluation_start(now)
+        return name, now
+
+    def _region_ends(self, token: tuple[str, int] | None, _result: Any, _error: BaseException | None) -> None:
+        agent = self._agent
+        if token is None or agent is None:
+            return
+        name, start = token
+        self._open.discard(name)
+        now = agent.clock.now()
+        if name == EVALUATION:
+            agent.steps.evaluation_end(now)
+        if now - start >= SHORTEST_NS:
+            marks.record_region(name, start, now, "framework")
+            return
+        total = self._sums.get(name)
+        if total is None:
+            total = self._sums[name] = [0, 0, start]
+        total[0] += 1
+        total[1] += now - start
+        if total[1] >= SUM_NS:
+            self._write_sum(name, *self._sums.pop(name))
+
+    def _update_begins(self, optimizer: Any, *_args: Any, **_kwargs: Any) -> int | None:
+        agent = self._agent
+        if agent is None or self._training is None or not agent.accepts(strong=True):
+            return None
+        agent.optimizer_events += 1
+        agent.steps.optimizer_start(id(optimizer), agent.clock.now())
+        return id(optimizer)
+
+    def _update_ends(self, optimizer_id: int | None, _result: Any, _error: BaseException | None) -> None:
+        if optimizer_id is not None and self._agent is not None:
+            self._agent.steps.optimizer_end(optimizer_id, self._agent.clock.now())
+
+    def _event(self, handlers: Any, event: Any) -> tuple[str, int] | None:
+        if not handlers or not handlers.get(event):
+            return None
+        return self._region_begins(f"callback:{getattr(event, 'name', event)}")
+
+    def _write_sums(self) -> None:
+        sums, self._sums = self._sums, {}
+        for name, total in sums.items():
+            self._write_sum(name, *total)
+
+    def _write_sum(self, name: str, count: int, duration: int, start: int) -> None:
+        if self._agent is not None:
+            self._agent.events.write("region", start, duration, name=name, source="framework", count=count)
+
+    def _on_training_thread(self) -> bool:
+        return self._agent is not None and self._agent.training_thread in (None, get_ident())
+
+    # ---------------------------------------------------------------------------------------------------- callbacks
+
+    def _watch_callbacks(self, framework: Framework, owner: Any, path: str) -> None:
+        """Wrap, on their classes, what callbacks do at events; the framework's base class does nothing there."""
+        try:
+            callbacks = list(attrgetter(path)(owner) or ())
+        except AttributeError:
+            return
+        for callback in callbacks:
+            if isinstance(callback, tuple):  # (name, callback)
+                callback = callback[-1]
+            for cls, name in _events(type(callback), framework):
+                if (cls, name) not in self._callbacks and len(self._callbacks) < CALLBACKS_LIMIT:
+                    patches = self._callbacks[cls, name] = Patches()
+                    _around(patches, cls, name, self._guarded(self._callback_begins, self._region_ends))
+
+    def _callback_begins(self, callback: Any, *_args: Any, **_kwargs: Any) -> tuple[str, int] | None:
+        return self._region_begins("callback:" + type(callback).__name__)
+
+
+def version_of(package: str) -> str | None:
+    """The version of an imported package: what it says itself, else what its installation says."""
+    version = getattr(sys.modules.get(package), "__version__", None)
+    if isinstance(version, str) and version[:1].isdigit():
+        return version
+    try:
+        from importlib.metadata import version as installed
+
+        return installed(package)
+    except Exception:  # noqa: BLE001 - not installed, or metadata that cannot be read: then it is unknown
+        return None
+
+
+def _is_of(version: str, checked: str) -> bool:
+    return version == checked or version.startswith(checked + ".")
+
+
+def _is_unused(module: str) -> bool:
+    """Whether `module` exists and was not imported: what it is for was not used."""
+    if module in sys.modules:
+        return False
+    parts = module.split(".")
+    path = getattr(sys.modules.get(parts[0]), "__path__", None)
+    for end in range(2, len(parts) + 1):
+        spec = None if path is None else PathFinder.find_spec(".".join(parts[:end]), path)
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations
+    return True
+
+
+def _events(cls: type, framework: Framework) -> Iterator[tuple[type, str]]:
+    """(class, method) of a callback's classes but the framework's base, which does nothing at any event."""
+    for each in cls.__mro__:
+        if each.__name__ in BASES and each.__module__.partition(".")[0] == framework.package:
+            continue
+        for name, value in list(vars(each).items()):
+            if isinstance(value, FunctionType) and name.startswith(framework.hooks):
+                yield each, name
+
+
+def _around(patches: Patches, owner: type, name: str, pair: Any) -> None:
+    patches.install(lambda: patches.around(owner, name, pair))
+
+
+def _nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
+    return

@@ -15,16 +15,15 @@ from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from stepscope.record.agent.probes.patch import PatchSet
+from stepscope.record.agent.patches import Patches
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
 
 _SERIAL = "_stepscope_serial"
 _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CRITICAL = frozenset(
-    os.path.join(_FOLDER, name + ".py")
-    for name in ("steps", "step_queue", "open_step", "phases", "page_faults", "core")
+    os.path.join(_FOLDER, name + ".py") for name in ("steps", "step_queue", "segments", "step_readings", "agent")
 )
 _PLAIN = (list, tuple)
 _NO_LENGTH = (TypeError, NotImplementedError, AttributeError)
@@ -105,7 +104,7 @@ class LoaderProbe:
     name = "loader"
 
     def __init__(self) -> None:
-        self._patches = PatchSet()
+        self._patches = Patches()
         self._serials = itertools.count(1)
         self._known: dict[int, tuple[int, Any]] = {}  # id of a loader or a data set -> (serial, weak reference)
         self._loaders: dict[int, int] = {}  # serial of an iterator -> that of its loader

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Callable
 from stepscope.record.agent.frames import caller, place_fields
 from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.masking import MASK, is_secret_name, mask_text
-from stepscope.record.agent.probes.patch import PatchSet
+from stepscope.record.agent.patches import Patches
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
 
 EVENTS_PER_SITE = 5  # a constructor inside a loop is written a few times, then no more
 SITES_LIMIT = 500
@@ -74,7 +74,7 @@ class SitesProbe:
     name = "sites"
 
     def __init__(self) -> None:
-        self._patches = PatchSet()
+        self._patches = Patches()
         self._written: dict[Any, int] = {}
         self._optimizer: Any = None
 

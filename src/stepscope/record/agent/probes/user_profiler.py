@@ -16,10 +16,11 @@ import weakref
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Callable
 
+from stepscope.record.agent.patches import Patches
 from stepscope.record.agent.window_session import in_our_call, in_shared_call
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
+    from stepscope.record.agent.agent import Agent
 
 NAME = "user_profiler"
 MAKING = "the script made a profiler of its own"
@@ -221,3 +222,70 @@ class UserProfilerProbe:
     def _make_room(self, why: str, wait: bool) -> None:
         if self.make_room is not None:
             self.make_room(why, wait)
+
+
+class _Schedule:
+    """Stands in for a profiler's schedule; everything but the call goes to the original."""
+
+    def __init__(self, probe: ProfilerStepProbe, original: Any) -> None:
+        self._stepscope_probe = probe
+        self.stepscope_original = original
+
+    def __call__(self, step: int) -> Any:
+        self._stepscope_probe.asked()
+        return self.stepscope_original(step)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["stepscope_original"], name)
+
+
+class ProfilerStepProbe:
+    """Marks a step each time a profiler that is not ours steps."""
+
+    name = "profiler_step"
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+        self._profilers: list[Any] = []  # weak references
+
+    def install(self, agent: Agent) -> None:
+        """Wrap `torch.profiler.profile.__init__`, and the schedules of profilers seen before a suspension."""
+        self._agent = agent
+        self.asked = agent.guard.wrap(self.name, self._asked)
+        pair = agent.guard.pair(self.name, _first_argument, self._after_init)
+
+        def make() -> None:
+            from torch.profiler import profile
+
+            self._patches.around(profile, "__init__", pair)
+
+        self._patches.install(make)
+        for reference in self._profilers:
+            profiler = reference()
+            if profiler is not None and not isinstance(profiler.schedule, _Schedule):
+                profiler.schedule = _Schedule(self, profiler.schedule)
+
+    def uninstall(self) -> None:
+        """Restore the originals, those of living profilers included."""
+        self._patches.remove()
+        for reference in self._profilers:
+            profiler = reference()
+            if profiler is not None and isinstance(profiler.schedule, _Schedule):
+                profiler.schedule = profiler.schedule.stepscope_original
+
+    def _after_init(self, profiler: Any, _result: Any, error: BaseException | None) -> None:
+        if error is not None or profiler is None or self._agent.own_profiler_active:
+            return
+        if callable(getattr(profiler, "schedule", None)):
+            self._profilers = [reference for reference in self._profilers if reference() is not None]
+            self._profilers.append(weakref.ref(profiler))
+            profiler.schedule = _Schedule(self, profiler.schedule)
+
+    def _asked(self) -> None:
+        agent = self._agent
+        if agent.accepts():
+            agent.steps.mark("profiler_step", agent.page_faults.now())
+
+
+def _first_argument(profiler: Any, *_args: Any, **_kwargs: Any) -> Any:
+    return profiler

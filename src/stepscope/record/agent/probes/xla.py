@@ -1,18 +1,21 @@
 """Step boundaries of torch_xla: `torch_xla.sync` and the older `xm.mark_step`; one may call the other.
 
-Where torch_xla is used, its counters are read at every boundary; see `xla_counters`.
+Where torch_xla is used, its counters are read at every boundary (`XlaCounters`), each read a few microseconds.
 """
 
 from __future__ import annotations
 
+import atexit
 import sys
-from typing import TYPE_CHECKING, Any
+import time
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
-from stepscope.record.agent.probes.patch import PatchSet
+from stepscope.record.agent.patches import Patches
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.core import Agent
-    from stepscope.record.agent.probes.xla_counters import XlaCounters
+    from stepscope.record.agent.agent import Agent
+    from stepscope.record.agent.segments import StepRow
 
 
 class XlaProbe:
@@ -21,7 +24,7 @@ class XlaProbe:
     name = "xla"
 
     def __init__(self) -> None:
-        self._patches = PatchSet()
+        self._patches = Patches()
         self._depth = 0
         self._counters: XlaCounters | None = None
 
@@ -48,8 +51,6 @@ class XlaProbe:
             self._counters.stop()
 
     def _count(self) -> None:
-        from stepscope.record.agent.probes.xla_counters import XlaCounters, find_api
-
         if self._counters is None:
             api = find_api()
             self._counters = XlaCounters(self._agent, api) if api is not None else None
@@ -67,3 +68,353 @@ class XlaProbe:
         agent = self._agent
         if self._depth == 0 and agent.accepts():
             agent.steps.mark("xla_sync", agent.page_faults.now())
+
+
+COMPILE = "CompileTime"
+EAGER_COMPILE = "EagerOpCompileTime"
+TRANSFER = "TransferFromDeviceTime"
+OLD_TRANSFER = "TransferFromServerTime"  # its name until 2.2
+INBOUND = "InboundData"
+SCALAR = "aten::_local_scalar_dense"
+
+COUNTERS_EVERY_NS = 30_000_000_000
+FEW_SAMPLES = 100  # that a look copies in a few microseconds at most
+SAMPLE_NS = 500  # a look that takes longer for each sample has been interrupted by something else
+RESTS = 1_000  # a look that is not cheap is followed by this many times its length without one
+GAP_NS = 1_000_000  # between two steps, in which something may have happened that is of neither
+MAX_SINGLE = 8  # more compilations in a step share one event
+MAX_STEPS = 10_000  # between two looks
+
+PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99, 100)
+OFTEN = (COMPILE, EAGER_COMPILE, "ExecuteTime", TRANSFER, OLD_TRANSFER, "TransferToDeviceTime", INBOUND, "OutboundData")
+_BYTES = frozenset([INBOUND, "OutboundData"])
+_COUNTS = frozenset(["InputOutputAliasCount", "TensorsGraphSize"])
+_TIMES = frozenset(
+    ["DeviceLockWait", "IrValueTensorToXlaData", "LazyTracing", "TensorToData", "UnwrapXlaData", "WrapXlaData"]
+)
+
+Step = Optional[int]
+Sample = Tuple[float, float]  # when it ended, in seconds since the epoch on the system's clock; its value
+
+
+class Api(NamedTuple):
+    """What this version of torch_xla lets us read; None where it has no such function."""
+
+    metric_data: Callable[[str], Any]
+    counter_value: Callable[[str], int | None]
+    fallback_operators: Callable[[], Sequence[str]] | None
+    counter_names: Callable[[], Sequence[str]] | None
+    metric_names: Callable[[], Sequence[str]] | None
+    version: str
+
+
+def find_api() -> Api | None:
+    """The functions of the torch_xla that has been imported, or None without the two that everything needs."""
+    package = sys.modules.get("torch_xla")
+    native, module = getattr(package, "_XLAC", None), sys.modules.get("torch_xla.debug.metrics")
+
+    def function(native_name: str, name: str) -> Any:
+        found = getattr(native, native_name, None) or getattr(module, name, None)
+        return found if callable(found) else None
+
+    metric_data = function("_xla_metric_data", "metric_data")
+    counter_value = function("_xla_counter_value", "counter_value")
+    if metric_data is None or counter_value is None:
+        return None
+    return Api(
+        metric_data,
+        counter_value,
+        function("_get_executed_fallback_ops", "executed_fallback_ops"),
+        function("_xla_counter_names", "counter_names"),
+        function("_xla_metric_names", "metric_names"),
+        str(getattr(package, "__version__", "?")),
+    )
+
+
+class Growth:
+    """What a metric has gained in one step, or outside of steps (`step` None)."""
+
+    __slots__ = ("count", "samples", "step", "total")
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.count = 0
+        self.total = 0.0
+        self.samples: list[Sample] = []
+
+
+class Metric:
+    """One metric: what it stood at, and when it is worth another look."""
+
+    def __init__(self, name: str, api: Api) -> None:
+        self.name = name
+        self.due_ns = 0
+        self._read = api.metric_data
+        self._count = 0
+        self._total = 0.0
+        self._kept = 0
+        self._looked_ns = 0
+
+    def look(self) -> tuple[int, float, Sequence[Sample]] | None:
+        """(new samples, their sum, those of them that are kept); None where there are none."""
+        data = self._read(self.name)
+        if not data:
+            self._count, self._total, self._kept = 0, 0.0, 0
+            return None
+        count, total, samples = data[0], data[1], data[2]
+        self._kept = len(samples)
+        if count == self._count and total == self._total:
+            return None
+        if count < self._count or total < self._total:  # the script has called clear_all
+            self._count, self._total = 0, 0.0
+        new, grown = count - self._count, total - self._total
+        self._count, self._total = count, total
+        return (new, grown, samples[-new:]) if new > 0 else None
+
+    def growth(self, now: int, rows: list[tuple[int, Step]], clock: Callable[[], int]) -> list[Growth]:
+        """By step, what is new since the last look. `rows` are the starts of steps, oldest first; the last one ends."""
+        begun = time.perf_counter_ns()
+        found = self.look()
+        taken = time.perf_counter_ns() - begun
+        self.due_ns = now + RESTS * min(taken, SAMPLE_NS * self._kept) if self._kept > FEW_SAMPLES else 0
+        since, self._looked_ns = self._looked_ns, now
+        if found is None:
+            return []
+        new, total, samples = found
+        first = bisect_left([start for start, _ in rows], since)
+        covered = rows[min(first, len(rows) - 1) :]
+        if len(covered) == 1:
+            one = Growth(covered[0][1])
+            one.count, one.total, one.samples = new, total, list(samples)
+            return [one]
+        return _by_step(new, total, samples, covered, time.time_ns() - clock())
+
+
+def _by_step(
+    new: int, total: float, samples: Sequence[Sample], rows: list[tuple[int, Step]], ahead_ns: int
+) -> list[Growth]:
+    """Give every sample to the step in which it ended; those that are kept no more are of no step."""
+    starts = [start for start, _ in rows]
+    found: dict[Step, Growth] = {}
+    for end_s, value in samples:
+        at = bisect_right(starts, round(end_s * 1e9) - ahead_ns) - 1
+        step = rows[max(at, 0)][1]
+        growth = found.setdefault(step, Growth(step))
+        growth.count += 1
+        growth.total += value
+        growth.samples.append((end_s, value))
+    if new > len(samples):
+        rest = found.setdefault(None, Growth(None))
+        rest.count += new - len(samples)
+        rest.total += max(0.0, total - sum(value for _, value in samples))
+    return list(found.values())
+
+
+class XlaCounters:
+    """Polls at step boundaries, and writes `compile`, `transfer`, `fallback` and `counters`."""
+
+    probe_name = "xla_counters"
+
+    def __init__(self, agent: Agent, api: Api) -> None:
+        self._agent = agent
+        self._api = api
+        self._source = ", torch_xla " + api.version
+        self._compiles = [Metric(COMPILE, api), Metric(EAGER_COMPILE, api)]
+        old = api.metric_data(OLD_TRANSFER) and not api.metric_data(TRANSFER)
+        self._transfers = Metric(OLD_TRANSFER if old else TRANSFER, api)
+        self._inbound = Metric(INBOUND, api)
+        self._operators: dict[str, int] = {}
+        self._scalars: dict[Step, int] = {}  # reads of single values since transfers were last looked at
+        self._rows: list[tuple[int, Step]] = []  # (start, step) of what metrics have not all been looked at for
+        self._boundary_ns = agent.clock.now()
+        self._counted_ns = self._boundary_ns
+        self._active = False
+        self._listening = False
+        self._finished = False
+
+    def start(self) -> None:
+        """Begin, or go on after a pause. What was counted before the first time belongs to nobody's steps."""
+        self._active = True
+        if self._listening:
+            return
+        self._listening = True
+        for metric in (*self._compiles, self._transfers, self._inbound):
+            metric.look()
+        self._operators = self._calls()
+        # The listener only reads numbers, but needs every step on its own to tell which one they are of.
+        self._agent.add_step_listener(self, self._wants_steps)
+        self._agent.add_finish_hook(self.finish, self.probe_name)
+        # torch_xla ends itself at exit, and what is registered later is called earlier.
+        atexit.register(self._agent.guard.wrap(self.probe_name, self.finish, inject=False))
+
+    def stop(self) -> None:
+        """Pause."""
+        self._active = False
+
+    def finish(self) -> None:
+        """Write what has not been told yet, and how everything stands."""
+        if self._listening and not self._finished:
+            self._finished = True
+            self._active = False
+            now = self._agent.clock.now()
+            self._rows.append((self._boundary_ns, self._agent.steps.current_step()))
+            self._poll(now, at_once=True)
+            self._write_counters(self._names())
+
+    def __call__(self, row: StepRow | None, now: int) -> None:
+        """A step was cut, or a loop starts (None)."""
+        if not self._active:
+            return
+        if row is None:
+            self._rows.append((self._boundary_ns, None))
+        else:
+            if row.start_ns - self._boundary_ns > GAP_NS:
+                self._rows.append((self._boundary_ns, None))
+            self._rows.append((row.start_ns, row.step))
+        self._boundary_ns = now
+        if len(self._rows) > MAX_STEPS:
+            del self._rows[: MAX_STEPS // 2]
+        self._poll(now)
+        if now - self._counted_ns >= COUNTERS_EVERY_NS:
+            self._counted_ns = now
+            self._write_counters(OFTEN)
+
+    def _wants_steps(self) -> bool:
+        return self._active
+
+    # ------------------------------------------------------------------------------------------------ polling
+
+    def _poll(self, now: int, at_once: bool = False) -> None:
+        step = self._rows[-1][1]
+        self._poll_operators(step)
+        waiting = False
+        for metric in self._compiles:
+            if at_once or metric.due_ns <= now:
+                self._write_compiles(metric, metric.growth(now, self._rows, self._agent.clock.now))
+            waiting = waiting or metric.due_ns > now
+        if at_once or self._transfers.due_ns <= now:
+            found = self._transfers.growth(now, self._rows, self._agent.clock.now)
+            if found:
+                self._write_transfers(found, now)
+            self._scalars.clear()
+        if not (waiting or self._transfers.due_ns > now):
+            self._rows.clear()
+
+    def _calls(self) -> dict[str, int]:
+        """Calls of every operator without lowering, and of reading single values."""
+        api = self._api
+        if api.fallback_operators is not None:
+            names = api.fallback_operators()
+        elif api.counter_names is not None:
+            names = [name for name in api.counter_names() if "aten::" in name]
+        else:
+            names = list(self._operators) or [SCALAR]
+        if not names and not self._operators:
+            return self._operators
+        counts = {name: api.counter_value(name) for name in names}
+        return {name: count for name, count in counts.items() if count}
+
+    def _poll_operators(self, step: Step) -> None:
+        before, self._operators = self._operators, self._calls()
+        if before == self._operators:
+            return
+        for name, count in self._operators.items():
+            known = before.get(name, 0)
+            new = count - known if count >= known else count  # cleared since
+            if new and name == SCALAR:
+                self._scalars[step] = self._scalars.get(step, 0) + new
+            elif new:
+                self._write("fallback", None, None, step, operator=name, count=new, source="counter " + name)
+
+    # ------------------------------------------------------------------------------------------------ writing
+
+    def _write(self, kind: str, time_ns: int | None, duration_ns: int | None, step: Step, **fields: Any) -> None:
+        fields["source"] += self._source
+        known = "poll" if step is not None else None
+        self._agent.events.write(
+            kind, time_ns, duration_ns, step=step, step_source=known, backend="torch_xla", **fields
+        )  # fmt: skip
+
+    def _start_ns(self, sample: Sample) -> int:
+        """When a sample began, on the agent's clock."""
+        return round(sample[0] * 1e9 - sample[1]) - (time.time_ns() - self._agent.clock.now())
+
+    def _write_compiles(self, metric: Metric, found: list[Growth]) -> None:
+        source = "metric " + metric.name
+        for growth in found:
+            if growth.step is not None:
+                self._agent.last_compile_step = growth.step
+            if len(growth.samples) == growth.count <= MAX_SINGLE:
+                for sample in growth.samples:
+                    start, length = self._start_ns(sample), round(sample[1])
+                    self._write("compile", start, length, growth.step, count=1, source=source)
+            else:
+                begun = self._start_ns(growth.samples[0]) if growth.samples else None
+                self._write("compile", begun, round(growth.total), growth.step, count=growth.count, source=source)
+
+    def _write_transfers(self, found: list[Growth], now: int) -> None:
+        inbound = self._inbound.growth(now, self._rows, self._agent.clock.now)
+        sizes = {growth.step: growth.total for growth in inbound}
+        reads = [min(self._scalars.get(growth.step, 0), growth.count) for growth in found]
+        over = sum(self._scalars.values()) - sum(reads)
+        for growth, read in zip(found, reads):
+            begun = self._start_ns(growth.samples[0]) if growth.samples else None
+            # Reads are known by when they were counted, transfers by when they ended.
+            scalars = read + max(0, min(over, growth.count - read))
+            over -= scalars - read
+            for operator, count in ((SCALAR, scalars), (None, growth.count - scalars)):
+                if count:
+                    share = count / growth.count
+                    size = sizes.get(growth.step)
+                    self._write(
+                        "transfer",
+                        begun,
+                        round(growth.total * share),
+                        growth.step,
+                        direction="device_to_host",
+                        operator=operator,
+                        count=count,
+                        bytes=None if size is None else round(size * share),
+                        source="metric " + self._transfers.name,
+                    )
+
+    def _names(self) -> Sequence[str]:
+        names = self._api.metric_names
+        return OFTEN if names is None else names()
+
+    def _write_counters(self, names: Sequence[str]) -> None:
+        api = self._api
+        metrics = {}
+        for name in names:
+            unit = _unit(name)
+            data = api.metric_data(name) if unit is not None else None
+            if unit is not None and data and data[0]:
+                metrics[name] = _summary(unit, data[0], data[1], [(end, value) for end, value in data[2]])
+        counters = {name: api.counter_value(name) for name in (api.counter_names() if api.counter_names else ())}
+        counters = {name: value for name, value in counters.items() if value}
+        if metrics or counters:
+            self._write("counters", None, None, None, metrics=metrics, counters=counters, source="metrics")
+
+
+def _unit(name: str) -> str | None:
+    """The unit of a metric's values, which only its own report tells; None of one we do not know."""
+    if name in _BYTES:
+        return "bytes"
+    if name in _COUNTS:
+        return "count"
+    return "ns" if name.endswith("Time") or name in _TIMES else None
+
+
+def _summary(unit: str, count: int, total: float, samples: list[Sample]) -> dict[str, Any]:
+    values = sorted(value for _, value in samples)
+    ends = [end for end, _ in samples]
+    span = max(ends) - min(ends) if ends else 0.0
+    last = len(values) - 1
+    return {
+        "unit": unit,
+        "samples": count,
+        "total": total,
+        "samples_per_second": len(values) / span if span > 0 else None,
+        "value_per_second": sum(values) / span if span > 0 else None,
+        "percentiles": {str(at): values[min(last, at * len(values) // 100)] for at in PERCENTILES} if values else {},
+    }

@@ -1,0 +1,619 @@
+"""Pages as plain HTML: what `blocks` say, drawn without a script, for where no front end was built and none may run.
+
+One function for each kind of block of `web/src/lib/types.ts`. Every text goes through `escape.markup`; the page forbids
+itself everything but its own style sheet, and is bounded by showing fewer rows and cards and shorter texts.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from stepscope.dashboard.blocks import Block
+from stepscope.report import words
+from stepscope.report.escape import markup
+
+# Colours of the parts of a step by position; neighbours differ in lightness too, both themes keep 3:1 to the page.
+PART_COLOURS = ("#c2410c", "#2563eb", "#0d9488", "#9333ea", "#a16207", "#be185d", "#64748b")
+
+STYLE = """
+:root { color-scheme: light dark; --page: #ffffff; --text: #1c2430; --soft: #566072; --line: #d9dee7; --box:
+  #f5f7fa; --accent: #1d4ed8; --critical: #b42318; --warning: #8a5a00; --info: #1d4ed8; --good: #1a7f37; }
+@media (prefers-color-scheme: dark) { :root { --page: #12161c; --text: #e4e8ee; --soft: #9aa6b6; --line: #2d3540;
+  --box: #1a2028; --accent: #8ab4f8; --critical: #ff8a80; --warning: #f2c063; --info: #8ab4f8; --good: #6fdc8c; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 72rem; padding: 2rem 1.25rem 4rem; background: var(--page); color: var(--text);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 1.5rem; margin: 0; }
+h2 { font-size: 1.1rem; margin: 2.25rem 0 .6rem; }
+h3 { font-size: 1rem; margin: 0; }
+p { margin: .3rem 0; }
+code, pre, .number { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; font-size: .87em; }
+.soft { color: var(--soft); }
+.figures { display: flex; flex-wrap: wrap; gap: .5rem 2rem; margin: 1rem 0 .2rem; padding: 0; }
+.figures div { min-width: 6rem; }
+.figures dt { color: var(--soft); font-size: .85rem; }
+.figures dd { margin: 0; font-size: 1.35rem; font-weight: 600; font-variant-numeric: tabular-nums; }
+svg { display: block; width: 100%; height: auto; }
+svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
+.swatch { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .5em; }
+.finding { border: 1px solid var(--line); border-left-width: 5px; border-radius: 6px; padding: .9rem 1.1rem; margin:
+  .9rem 0; }
+.finding.explained { margin-left: 1.6rem; }
+.finding.critical { border-left-color: var(--critical); }
+.finding.warning { border-left-color: var(--warning); }
+.finding.info { border-left-color: var(--info); }
+.finding header { display: flex; flex-wrap: wrap; gap: .2rem .8rem; align-items: baseline; }
+h3 { margin: .25rem 0 .5rem; }
+.finding .cost { margin-left: auto; font-weight: 600; font-variant-numeric: tabular-nums; }
+.severity { text-transform: uppercase; font-size: .75rem; font-weight: 700; letter-spacing: .04em; }
+.critical .severity { color: var(--critical); }
+.warning .severity { color: var(--warning); }
+.info .severity { color: var(--info); }
+.healthy { color: var(--good); font-weight: 600; }
+.unexplained { color: var(--warning); font-weight: 600; }
+pre { background: var(--box); border-radius: 5px; padding: .5rem 0; margin: .4rem 0; overflow-x: auto; }
+pre span { display: block; padding: 0 .8rem; white-space: pre; }
+pre .hit { background: color-mix(in srgb, var(--warning) 18%, transparent); font-weight: 600; }
+.finding dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: .5rem 0 0; }
+.finding dt { color: var(--soft); }
+.finding dd { margin: 0; overflow-wrap: anywhere; }
+.finding ul { margin: 0; padding-left: 1.1rem; }
+.intervals { margin: .8rem 0 .2rem; }
+.intervals .zero { stroke: var(--soft); stroke-dasharray: 5 4; }
+.intervals .name { fill: var(--text); }
+.intervals .bar { fill: var(--soft); opacity: .45; }
+.intervals .dot { fill: var(--text); opacity: .7; }
+.intervals .tick { stroke: var(--text); stroke-width: 2.5; }
+.intervals .ceiling { fill: none; stroke: var(--accent); stroke-width: 1.5; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+caption { text-align: left; color: var(--soft); padding: .2rem 0 .4rem; }
+th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { font-weight: 600; white-space: nowrap; }
+.right { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+details { border-top: 1px solid var(--line); padding: .6rem 0; }
+summary { cursor: pointer; font-weight: 600; }
+summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
+td code { white-space: pre-wrap; overflow-wrap: anywhere; display: block; min-width: 9rem; }
+td.line code { white-space: nowrap; min-width: 0; }
+a { color: var(--accent); }
+@media print { body { max-width: none; } details > * { display: block; } }
+"""
+STYLE += "".join(f".part-{at} {{ background: {colour}; }}\n" for at, colour in enumerate(PART_COLOURS))
+
+
+MAX_BYTES = 3_000_000
+POLICY = "default-src 'none'; style-src {}; base-uri 'none'; form-action 'none'"
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 960, 180, 72, 22, 10  # of a drawing, in its own units
+ROW, NAMES = 26, 330  # height of a line of intervals, and the room that its name has
+NAME = 44  # characters of a name in a drawing
+FEW = 24  # values of x up to which the figures of a chart stand in a table too
+STACKED = ("stacked_area", "stacked_bars")
+TONES = {"good": "healthy", "warning": "unexplained", "note": "soft"}
+
+Item = Mapping[str, Any]
+
+
+class Level(Struct, frozen=True):
+    """What a page may hold: rows of a table, cards of findings, characters of a text and of a cell."""
+
+    rows: int
+    cards: int
+    text: int
+    cell: int
+
+
+LEVELS = (Level(60, 100, 2_000, 240), Level(20, 40, 600, 160), Level(5, 12, 300, 80))
+
+
+class Section(Struct, frozen=True):
+    """The blocks of one page under its title; one that is not `opened` lies under a fold."""
+
+    title: str
+    blocks: Sequence[Block]
+    opened: bool = True
+
+
+def render(title: str, sections: Sequence[Section], note: str | None = None, command: str | None = None) -> str:
+    """A whole page of at most 3 MB; `note` is a sentence at its end, `command` made what it shows."""
+    last = f"<p class='soft'>{markup(note, 600)}</p>\n" if note else ""
+    head = (
+        "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY.format(hashes([STYLE]))}">\n'
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
+        "<meta name='referrer' content='no-referrer'>\n"
+        f"<title>{markup(title, 120)} – stepscope</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+    )
+    end = f"\n{last}</main>\n</body>\n</html>\n"
+    return head + body(title, sections, MAX_BYTES - len((head + end).encode("utf-8")), command) + end
+
+
+def body(title: str, sections: Sequence[Section], most_bytes: int, command: str | None = None) -> str:
+    """What the page shows, to stand in another page beside `STYLE`: as much of it as fits into `most_bytes`."""
+    heading = f"<h1>{markup(title, 120)}</h1>\n"
+    heading += f"<p class='soft'><code>{markup(command)}</code></p>\n" if command else ""
+    for shown in (sections, sections[:1]):
+        for level in LEVELS:
+            made = heading + "\n".join(_section(section, level) for section in shown)
+            if len(made.encode("utf-8")) <= most_bytes:
+                return made
+    return heading if len(heading.encode("utf-8")) <= most_bytes else ""
+
+
+def hashes(texts: Iterable[str]) -> str:
+    """The sources of a policy that allow exactly these texts."""
+    digests = (base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii") for text in texts)
+    return " ".join(f"'sha256-{digest}'" for digest in digests)
+
+
+def _section(section: Section, level: Level) -> str:
+    shown = "\n".join(_BLOCKS[block["kind"]](block, level) for block in section.blocks)
+    title = markup(section.title)
+    if section.opened:
+        return f"<section><h2>{title}</h2>\n{shown}\n</section>"
+    return f"<details><summary>{title}</summary>\n{shown}\n</details>"
+
+
+# ---- words and figures -----------------------------------------------------------------------------------------------
+
+
+def value_text(value: Any, unit: str, *, signed: bool = False) -> str:
+    """A value as the terminal shows it; missing is a dash, a place its short form."""
+    if isinstance(value, Mapping):
+        return ("~" if value.get("guess") else "") + str(value["shown"])
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or isinstance(value, str):
+        return words.MISSING if value is None else value
+    said = _UNITS.get(unit, words.count)(abs(value) if signed else value)
+    return said if not signed or value == 0 else ("+" if value > 0 else "-") + said
+
+
+_UNITS: dict[str, Callable[[Any], str]] = {
+    "text": str,
+    "ns": words.nanoseconds,
+    "us": lambda value: words.milliseconds(value / 1e3),
+    "ms": words.milliseconds,
+    "s": words.seconds,
+    "bytes": words.size,
+    "share": words.percent,
+    "pct": lambda value: words.percent(value / 100),
+    "per_s": lambda value: f"{words.number(value)} /s",
+    "bytes_per_s": lambda value: f"{words.size(value)}/s",
+    "celsius": lambda value: f"{words.count(value)} °C",
+    "W": lambda value: f"{words.count(value)} W",
+    "MHz": lambda value: f"{words.count(value)} MHz",
+}
+
+
+def _text(block: Block, level: Level) -> str:
+    style = TONES.get(block["tone"])
+    return f"<p{_class(style)}>{markup(block['text'], level.text)}</p>"
+
+
+def _empty(block: Block, level: Level) -> str:
+    parts = [f"<p><strong>{markup(block['title'])}</strong>: {markup(block['why'], level.text)}</p>"]
+    if block["record"]:
+        parts.append(f"<p class='soft'>{markup(block['record'], level.text)}</p>")
+    if block["command"]:
+        parts.append(f"<pre><span>{markup(block['command'], level.text)}</span></pre>")
+    return "".join(parts)
+
+
+def _figures(block: Block, level: Level) -> str:
+    made = "".join(_figure(item, level) for item in block["items"][: level.rows])
+    return f"{_heading(block['title'])}<dl class='figures'>{made}</dl>"
+
+
+def _figure(item: Item, level: Level) -> str:
+    said = markup(value_text(item["value"], item["unit"]), level.cell)
+    about = item["note"] if item["value"] is not None else item["missing"] or item["note"]
+    note = f" <span class='soft'>{markup(about, level.cell)}</span>" if about else ""
+    return f"<div><dt>{markup(item['label'], level.cell)}</dt><dd>{said}{note}</dd></div>"
+
+
+def _facts(block: Block, level: Level) -> str:
+    rows = block["rows"][: level.rows]
+    columns = [_plain_column("label", "Name"), _plain_column("value", "Value"), _plain_column("note", "Note")]
+    whole = Level(level.rows, level.cards, level.text, level.text)  # commands are copied
+    return _heading(block["title"]) + _rows(columns, rows, _first(len(rows), len(block["rows"])), whole)
+
+
+def _choice(_block: Block, _level: Level) -> str:
+    """Nothing: there is no server to ask for another form of the page."""
+    return ""
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _table(block: Block, level: Level) -> str:
+    rows = block["rows"][: level.rows]
+    notes = " ".join([_first(len(rows), block["total"]), *block["notes"]]).strip()
+    return _heading(block["title"]) + _rows(block["columns"], rows, notes, level, tree=bool(block.get("tree")))
+
+
+def _plain_column(key: str, label: str, unit: str = "text") -> Item:
+    return {"key": key, "label": label, "unit": unit, "numeric": unit != "text"}
+
+
+def _first(shown: int, total: int) -> str:
+    return f"The first {shown} of {total}." if total > shown else ""
+
+
+def _rows(columns: Sequence[Item], rows: Sequence[Item], caption: str, level: Level, *, tree: bool = False) -> str:
+    """A table of all `rows`; columns in which no row says anything are left out."""
+    used = [column for column in columns if any(row.get(column["key"]) is not None for row in rows)]
+    head = "".join(f"<th scope='col'{_class(_style(column))}>{markup(column['label'])}</th>" for column in used)
+    body = "\n".join(
+        "<tr>" + "".join(_cell(row, column, level, tree and column is used[0]) for column in used) + "</tr>"
+        for row in rows
+    )
+    said = f"<caption>{markup(caption, level.text)}</caption>" if caption else ""
+    return f"<div class='scroll'><table>{said}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
+
+
+def _style(column: Item) -> str | None:
+    return "right" if column["numeric"] else "line" if column.get("place") else None
+
+
+def _cell(row: Item, column: Item, level: Level, indented: bool) -> str:
+    value = row.get(column["key"])
+    unit = str(row.get(column["unit_key"])) if "unit_key" in column else column["unit"]
+    said = markup(value_text(value, unit, signed=bool(column.get("signed"))), level.cell)
+    if indented:
+        said = "&nbsp;" * (2 * min(int(row.get("depth") or 0), 20)) + said
+    if isinstance(value, Mapping):
+        code = f"<br><code>{markup(value['code'], level.cell)}</code>" if value.get("code") else ""
+        function = (
+            f" <code>{markup(value['function'], level.cell)}</code>"
+            if value.get("function") and "function" not in row
+            else ""
+        )
+        said = f"<code>{said}</code>{function}{code}"
+    return f"<td{_class(_style(column))}>{said}</td>"
+
+
+# ---- findings --------------------------------------------------------------------------------------------------------
+
+
+def _findings(block: Block, level: Level) -> str:
+    parts = [_card(card, number, level) for number, card in _numbered(block["findings"][: level.cards])]
+    parts += _left_out(block["findings"], level, "findings")
+    if block["healthy"]:
+        parts.append(f"<p class='healthy'>{markup(block['healthy'], level.text)}</p>")
+    if block["risks"]:
+        parts.append(
+            "<h2>Risks</h2><p class='soft'>What may end or slow down the run later. No cost was measured, so that "
+            "these are not ranked among the findings.</p>"
+        )
+        parts += [_card(card, "", level) for card in block["risks"][: level.cards]]
+        parts += _left_out(block["risks"], level, "risks")
+    for rows, label, key in (
+        (block["abstained"], "Not judged", "needs"),
+        (block["ignored"], "Ignored by configuration", "reason"),
+    ):
+        if rows:
+            items = "".join(
+                f"<li><code>{markup(row['rule'])}</code>: {markup(row[key], level.text)}</li>" for row in rows
+            )
+            parts.append(f"<details><summary>{label} ({len(rows)})</summary><ul>{items}</ul></details>")
+    return "\n".join(parts)
+
+
+def _left_out(cards: Sequence[Item], level: Level, noun: str) -> list[str]:
+    more = len(cards) - level.cards
+    return [f"<p class='soft'>and {more} smaller {noun}</p>"] if more > 0 else []
+
+
+def _numbered(cards: Iterable[Item]) -> Iterator[tuple[str, Item]]:
+    """Causes as 1., 2.; what one explains stands behind it, as 1.1."""
+    cause, below = 0, 0
+    group: set[str] = set()
+    for card in cards:
+        if group & {each["id"] for each in card["explained_by"]}:
+            below += 1
+            yield f"{cause}.{below}", card
+        else:
+            cause, below, group = cause + 1, 0, set()
+            yield f"{cause}.", card
+        group.add(card["id"])
+
+
+def _card(card: Item, number: str, level: Level) -> str:
+    cost = ""
+    if card["cost_ms_per_step"] is not None or card["share"] is not None:
+        said = f"{words.milliseconds(card['cost_ms_per_step'])} a step, {words.percent(card['share'])}"
+        cost = f"<span class='cost'>{markup(' '.join((said, card['of'] or '')).strip(), level.text)}</span>"
+    places = "".join(_place(where, level, alone=rank > 0) for rank, where in enumerate(card["where"]))
+    facts = "".join(f"<dt>{label}</dt><dd>{content}</dd>" for label, content in _card_facts(card, level) if content)
+    below = "" if number.endswith(".") or not number else " explained"
+    return (
+        f"<article class='finding {card['severity']}{below}'><header><span class='severity'>{card['severity']}</span>"
+        f"<span class='soft'>{card['confidence']} confidence</span>{cost}</header>"
+        f"<h3>{markup(' '.join((number, card['title'])).strip(), level.text)}</h3>{places}<dl>{facts}</dl></article>"
+    )
+
+
+def _card_facts(card: Item, level: Level) -> Iterator[tuple[str, str]]:
+    """Label and ready markup of each line of a finding."""
+    yield "Seen", _list(f"{row['metric']}: {row['text']}" + _from(row["source"]) for row in card["evidence"])
+    yield "Sources", _list(card["disagreements"])
+    yield "Fix", markup(card["fix"], level.text)
+    yield "Price", markup(card["caveat"], level.text)
+    yield "Gain", markup(card["gain"] or "", level.text)
+    yield "Try", ", ".join(f"<code>{markup(row['knob'])}={markup(row['value'])}</code>" for row in card["try"])
+    yield "Command", f"<code>{markup(card['command'], level.text)}</code>" if card["command"] else ""
+    yield "Ranks", markup(", ".join(str(rank) for rank in card["ranks"]), level.text)
+    yield "Wrong if", markup(card["falsified_by"], level.text)
+    yield "Explains", _list(f"{row['title']} (not in addition)" for row in card["explains"])
+    yield "Explained by", _list(f"{row['title']} (not in addition)" for row in card["explained_by"])
+    learn = markup(card["learn"]) if card["learn"].startswith("https://") else ""
+    yield "Learn", f"<a href='{learn}' rel='noreferrer'>{learn}</a>" if learn else ""
+    yield "Rule", f"<code>{markup(card['rule'])}</code>"
+
+
+def _from(source: str) -> str:
+    return f" ({source})" if source else ""
+
+
+def _list(texts: Iterable[str]) -> str:
+    items = "".join(f"<li>{markup(text)}</li>" for text in texts)
+    return f"<ul>{items}</ul>" if items else ""
+
+
+def _place(where: Item, level: Level, *, alone: bool) -> str:
+    """A place with its source: the line `alone`, or with the lines around it."""
+    function = f" <code>{markup(where['function'], level.cell)}</code>" if where["function"] else ""
+    part = where["share"] if where["share"] is not None and where["share"] < words.WHOLE else None
+    share = f" <span class='soft'>{markup(words.percent(part))} of it</span>" if part is not None else ""
+    head = f"<p><code>{markup(value_text(where, ''), level.cell)}</code>{function}{share}</p>"
+    lines = "".join(
+        f"<span{_class('hit' if line['here'] else None)}>{line['line']:>5}  {markup(line['text'], level.cell)}</span>"
+        for line in where["source"] or ()
+        if line["here"] or not alone
+    )
+    edited = "<p class='soft'>The file was edited since the run.</p>" if lines and where["edited"] else ""
+    return f"{head}<pre>{lines}</pre>{edited}" if lines else head
+
+
+# ---- charts ----------------------------------------------------------------------------------------------------------
+
+
+def _chart(block: Block, level: Level) -> str:
+    """The sentence, the drawing, and where there are few the figures themselves."""
+    along = block["x"]["values"]
+    draw = _intervals if block["type"] == "interval" else _drawing
+    parts = [_heading(block["title"]), f"<p>{markup(block['sentence'], level.text)}</p>", draw(block)]
+    parts += [f"<p class='soft'>{markup(note, level.text)}</p>" for note in block["notes"]]
+    if len(along) <= FEW and block["series"] and block["type"] != "interval":
+        columns = [_plain_column("x", block["x"]["label"], "text" if _is_text(along) else block["x"]["unit"])]
+        columns += [_plain_column(str(at), row["name"], row["unit"]) for at, row in enumerate(block["series"])]
+        rows = [
+            {"x": x, **{str(at): _at(row["values"], place) for at, row in enumerate(block["series"])}}
+            for place, x in enumerate(along)
+        ]
+        shown = rows[: level.rows]
+        parts.append(_rows(columns, shown, _first(len(shown), len(rows)), level))
+    return "".join(parts)
+
+
+def _is_text(values: Sequence[Any]) -> bool:
+    return any(isinstance(value, str) for value in values)
+
+
+def _at(values: Sequence[Any], place: int) -> Any:
+    return values[place] if place < len(values) else None
+
+
+def _drawing(block: Block) -> str:
+    """Every series over x: as a line, an area, bars or points; those of stacked charts upon each other."""
+    given = block["x"]["values"]
+    along = [float(at) for at in range(len(given))] if _is_text(given) or None in given else [float(x) for x in given]
+    series = list(_stacked(block["series"]) if block["type"] in STACKED else _flat(block["series"]))
+    known = [y for row in series for pair in row if pair is not None for y in pair]
+    if len(along) < 2 or not known:
+        return ""
+    low, high, first = min(0.0, *known), max(known), min(along)
+    wide, tall = (max(along) - first) or 1.0, (high - low) or 1.0
+    slot = 0.0 if block["type"] in ("line", "stacked_area") else (WIDTH - LEFT - 8) / len(along)
+
+    def x(value: float) -> float:
+        return LEFT + slot / 2 + (value - first) / wide * (WIDTH - LEFT - 8 - slot)
+
+    def y(value: float) -> float:
+        return TOP + (high - value) / tall * (HEIGHT - BOTTOM - TOP)
+
+    drawn = []
+    for number, row in enumerate(series):
+        colour = PART_COLOURS[number % len(PART_COLOURS)]
+        for run in _runs(along, row):
+            over = [f"{x(at):.1f},{y(pair[1]):.1f}" for at, pair in run]
+            if slot:
+                drawn += [_bar(x(at), y(pair[0]), y(pair[1]), slot, colour, block["type"]) for at, pair in run]
+            elif block["type"] == "line":
+                drawn.append(f"<polyline points='{' '.join(over)}' fill='none' stroke='{colour}'/>")
+            else:
+                under = [f"{x(at):.1f},{y(pair[0]):.1f}" for at, pair in reversed(run)]
+                drawn.append(f"<polygon points='{' '.join(over + under)}' fill='{colour}'/>")
+    unit, x_unit = block["y"]["unit"], block["x"]["unit"]
+    ends = [markup(value_text(value, x_unit), NAME) for value in (given[0], given[-1])]
+    legend = "".join(
+        f"<span class='swatch part-{number % len(PART_COLOURS)}'></span>{markup(row['name'])} "
+        for number, row in enumerate(block["series"])
+    )
+    return (
+        f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='{markup(block['sentence'], 2_000)}'>"
+        f"{''.join(drawn)}"
+        f"<text x='{LEFT - 6}' y='18' text-anchor='end'>{markup(value_text(high, unit))}</text>"
+        f"<text x='{LEFT - 6}' y='{HEIGHT - BOTTOM}' text-anchor='end'>{markup(value_text(low, unit))}</text>"
+        f"<text x='{LEFT}' y='{HEIGHT - 5}'>{markup(block['x']['label'])} {ends[0]}</text>"
+        f"<text x='{WIDTH - 8}' y='{HEIGHT - 5}' text-anchor='end'>{ends[1]}</text></svg><p class='soft'>{legend}</p>"
+    )
+
+
+def _bar(middle: float, floor: float, top: float, slot: float, colour: str, type_: str) -> str:
+    """A bar from `floor` to `top`, of a scatter a point at `top`."""
+    width, height = (3.0, 3.0) if type_ == "scatter" else (max(slot * 0.8, 1.0), abs(floor - top))
+    left, upper = middle - width / 2, min(top, floor) if type_ != "scatter" else top - 1.5
+    return f"<rect x='{left:.1f}' y='{upper:.1f}' width='{width:.1f}' height='{height:.1f}' fill='{colour}'/>"
+
+
+_Pairs = list[tuple[float, float] | None]  # from and to of every x, None where it is missing
+
+
+def _flat(series: Iterable[Item]) -> Iterator[_Pairs]:
+    for row in series:
+        yield [None if value is None else (0.0, float(value)) for value in row["values"]]
+
+
+def _stacked(series: Iterable[Item]) -> Iterator[_Pairs]:
+    under: dict[int, float] = {}
+    for row in series:
+        made: _Pairs = []
+        for at, value in enumerate(row["values"]):
+            below = under.get(at, 0.0)
+            under[at] = below + (value or 0.0)
+            made.append((below, under[at]))
+        yield made
+
+
+def _runs(along: Sequence[float], row: _Pairs) -> Iterator[list[tuple[float, tuple[float, float]]]]:
+    """Stretches without a missing value: a line leads over none."""
+    run: list[tuple[float, tuple[float, float]]] = []
+    for x, pair in zip(along, row, strict=False):
+        if pair is not None:
+            run.append((x, pair))
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _intervals(block: Block) -> str:
+    """A line for each name: interval and estimate of every series, and where nothing changes dashed."""
+    names = [str(name) for name in block["x"]["values"]]
+    ends = [
+        value
+        for row in block["series"]
+        for key in ("values", "low", "high")
+        for value in row.get(key) or ()
+        if value is not None
+    ]
+    singles = (each for row in block["series"] for each in row.get("points") or ())
+    ends += [value for each in singles for value in each if value is not None]
+    if not names or not ends:
+        return ""
+    low, high = min(0.0, *ends), max(0.0, *ends)
+    wide = (high - low) or 1.0
+
+    def x(value: float) -> float:
+        return NAMES + float(value - low) / wide * (WIDTH - NAMES - 16)
+
+    tall = ROW * len(names)
+    marks = [f"<line class='zero' x1='{x(0.0):.1f}' y1='0' x2='{x(0.0):.1f}' y2='{tall}'/>"]
+    for at, name in enumerate(names):
+        middle = at * ROW + ROW / 2
+        marks.append(f"<text class='name' x='0' y='{middle + 4}'>{markup(name, NAME)}</text>")
+        for row in block["series"]:
+            least, most, value = (_at(row.get(key) or (), at) for key in ("low", "high", "values"))
+            if least is not None and most is not None:
+                marks.append(
+                    f"<rect class='bar' x='{x(least):.1f}' y='{middle - 6}' "
+                    f"width='{max(x(most) - x(least), 1):.1f}' height='12'/>"
+                )
+            marks += [
+                f"<rect class='dot' x='{x(each) - 3:.1f}' y='{middle - 3:.1f}' width='6' height='6' rx='3'/>"
+                for each in _at(row.get("points") or (), at) or ()
+                if each is not None
+            ]
+            if value is not None:
+                style = "ceiling" if row["role"] == "ceiling" else "tick"
+                across = f"{x(value):.1f}"
+                marks.append(f"<line class='{style}' x1='{across}' y1='{middle - 9}' x2='{across}' y2='{middle + 9}'/>")
+    unit = block["y"]["unit"]
+    said = f"{block['y']['label']}, {value_text(low, unit, signed=True)} to {value_text(high, unit, signed=True)}"
+    signs = "Bar: interval; tick: estimate; dots: single measurements; dashed: no change."
+    return (
+        f"<svg class='intervals' viewBox='0 0 {WIDTH} {tall}' role='img' "
+        f"aria-label='{markup(block['sentence'], 2_000)}'>{''.join(marks)}</svg>"
+        f"<p class='soft'>{markup(said)}. {signs}</p>"
+    )
+
+
+# ---- flame graphs and timelines --------------------------------------------------------------------------------------
+
+
+def _flame(block: Block, level: Level) -> str:
+    """The first tree as its hottest rows: what a box holds less what stands on it, added up by function and line."""
+    document = block["document"]
+    trees = document["trees"]
+    if not trees:
+        return ""
+    tree = next((each for each in trees if each["key"] == block["first"]), trees[0])
+    own = list(tree["value"])
+    for node, parent in enumerate(tree["parent"]):
+        if parent >= 0:
+            own[parent] -= tree["value"][node]
+    by_frame: dict[int, float] = {}
+    for frame, value in zip(tree["frame"], own, strict=True):
+        by_frame[frame] = by_frame.get(frame, 0.0) + max(value, 0.0)
+    whole = tree["value"][0] or 1.0
+    hottest = sorted(((value, frame) for frame, value in by_frame.items() if value > 0), reverse=True)
+    unit = {"ms per step": "ms"}.get(tree["unit"], tree["unit"])
+    rows = [
+        {
+            "name": document["names"][document["frames"][frame][0]],
+            "file": document["files"][document["frames"][frame][1]] or None,
+            "line": document["frames"][frame][2],
+            "own": value,
+            "share": value / whole,
+        }
+        for value, frame in hottest[: level.rows]
+    ]
+    columns = [_plain_column("own", f"Itself, {tree['unit']}", unit), _plain_column("share", "Of all", "share")]
+    columns += [
+        _plain_column("name", "Function"),
+        _plain_column("file", "File"),
+        _plain_column("line", "Line", "count"),
+    ]
+    caption = f"The hottest functions of the flame graph ({tree['label']}). {_first(len(rows), len(hottest))}"
+    return _heading(document["title"]) + _rows(columns, rows, caption, level)
+
+
+def _timeline(block: Block, level: Level) -> str:
+    span = words.nanoseconds(block["to_ns"] - block["from_ns"])
+    said = f"A timeline of {span} in {len(block['tracks'])} tracks, which takes a script to draw."
+    notes = "".join(f"<p class='soft'>{markup(note, level.text)}</p>" for note in block["notes"])
+    return f"<p>{markup(said)} <code>stepscope view RUN</code> shows it.</p>{notes}"
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _heading(title: str | None) -> str:
+    return f"<h3>{markup(title)}</h3>" if title else ""
+
+
+def _class(style: str | None) -> str:
+    return f" class='{style}'" if style else ""
+
+
+_BLOCKS: dict[str, Callable[[Block, Level], str]] = {
+    "text": _text,
+    "empty": _empty,
+    "figures": _figures,
+    "facts": _facts,
+    "table": _table,
+    "chart": _chart,
+    "findings": _findings,
+    "timeline": _timeline,
+    "flame": _flame,
+    "choice": _choice,
+}

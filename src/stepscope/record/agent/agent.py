@@ -1,0 +1,419 @@
+"""The agent of a training process: owns the clock, the guard, the journal, the step cutter and the probes.
+
+Nothing here imports torch, a probe or a knob: which there are is handed in, and they add themselves by the methods
+below. The rank folder is claimed only when the process first trains or iterates a loader.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import threading
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
+
+from stepscope.record.agent.clock import Clock
+from stepscope.record.agent.guard import Guard, HookList
+from stepscope.record.agent.journal import EventLog, Journal, append_line, masked_command, rank_identity
+from stepscope.record.agent.step_queue import QueuedCutter
+from stepscope.record.agent.step_readings import DeviceTimer, FrameworkSteps, PageFaults
+from stepscope.record.agent.steps import StepRow
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from stepscope.record.agent.config import Config
+
+    class Probe(Protocol):
+        """Something installed in torch. `name` is what the guard and the fault injection know it by."""
+
+        name: str
+
+        def install(self, agent: Agent) -> None:
+            """Put the hooks in. May be called again after `uninstall`."""
+
+        def uninstall(self) -> None:
+            """Take every hook out and restore the originals."""
+
+    class Knobs(Protocol):
+        """The knobs in force."""
+
+        def in_loader_worker(self) -> None:
+            """In a forked worker of a loader, before its first batch."""
+
+        def uninstall_all(self) -> None:
+            """Leave torch as it was found."""
+
+
+StepListener = Callable[[Optional[StepRow], int], None]
+ProbeTable = Tuple[
+    Tuple[str, str], ...
+]  # (module of `probes`, class) of each, installed in this order, taken out in reverse
+
+# Stays in while the others are suspended: it is the one that notices the end of the user's profiler.
+PERMANENT = frozenset(["user_profiler", "ptracer"])
+
+
+class ProbeSet:
+    """All probes of an agent, installed, suspended and resumed together."""
+
+    def __init__(self, agent: Agent, table: ProbeTable) -> None:
+        self._agent = agent
+        self._table = table
+        self._probes: list[Probe] = []
+        self._reason: str | None = None
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the probes are out because the user's profiler records stacks."""
+        return self._reason is not None
+
+    def get(self, name: str) -> Probe | None:
+        """The installed probe called `name`, or None."""
+        return next((probe for probe in self._probes if probe.name == name), None)
+
+    def install_all(self) -> None:
+        """Install every probe of the table; one that fails is reported and left out."""
+        for module, class_name in self._table:
+            probe = self._guarded(class_name, partial(_load, module, class_name))
+            if probe is not None:
+                self._probes.append(probe)
+                self._guarded(probe.name, lambda probe=probe: self._install(probe))
+
+    def add(self, probe: Probe) -> None:
+        """Take in a probe that is installed already, so that it is suspended and resumed with the others."""
+        self._probes.append(probe)
+
+    def suspend(self, reason: str) -> None:
+        """Take all probes out (except the permanent ones) and close the step that cannot be followed any further."""
+        if self._reason is not None:
+            return
+        self._reason = reason
+        self._agent.events.write("suspended", reason=reason)
+        self._agent.steps.interrupt(self._agent.clock.now())
+        for probe in reversed(self._probes):
+            if probe.name not in PERMANENT:
+                self._take_out(probe)
+
+    def resume(self) -> None:
+        """Put the probes back in; steps are cut again from the next boundary on."""
+        if self._reason is None:
+            return
+        self._reason = None
+        for probe in self._probes:
+            if probe.name not in PERMANENT:
+                self._guarded(probe.name, lambda probe=probe: self._install(probe))
+
+    def uninstall_all(self) -> None:
+        """Leave torch as it was found."""
+        for probe in reversed(self._probes):
+            self._take_out(probe)
+        self._probes.clear()
+
+    def _take_out(self, probe: Probe) -> None:
+        # A switch of its own: a probe that failed is off, and its wrappers must leave torch all the same.
+        self._guarded(probe.name + ".uninstall", probe.uninstall)
+
+    def _install(self, probe: Probe) -> None:
+        probe.install(self._agent)
+
+    def _guarded(self, name: str, action):  # type: ignore[no-untyped-def]
+        return self._agent.guard.wrap(name, action, inject=False)()
+
+
+def _load(module: str, class_name: str) -> Probe:
+    probe: Probe = getattr(import_module("stepscope.record.agent.probes." + module), class_name)()
+    return probe
+
+
+class Agent:
+    """What probes, listeners and marks work with. See the attributes; all of them are safe on the training thread."""
+
+    def __init__(self, config: Config, probes: ProbeTable = ()) -> None:
+        self.config = config
+        self.clock = Clock(config.epoch_offset_ns)
+        self.guard = Guard(self._report_fault, config.faults)
+        self.journal = Journal(config.run, config.host_dir, self.clock, self._describe)
+        self.page_faults = PageFaults(self.clock.now)
+        self.steps = QueuedCutter(self.page_faults.now, self._on_row, self._on_rows)
+        self.events = EventLog(self.journal, self.clock, self.steps.current_step)
+        self.device = DeviceTimer(self.guard, self.events, lambda: self.user_profiler_active)
+        self.probes = ProbeSet(self, probes)
+        self.knobs: Knobs | None = None
+        self.flush_regions: Callable[[], None] = _nothing  # writes those summed up so far, once there are marks
+        self.before_compile: list[Callable[[], None]] = []  # called when torch.compile is, on the guard of its caller
+        self.after_compile: list[Callable[[], Any]] = []
+        self.own_profiler_active = False  # a profiler of ours is being made or is recording
+        self.user_profiler_active = False
+        self.last_compile_step: int | None = None
+        self.last_save_step: int | None = None  # torch.save was called in it
+        self.making_loader = False  # workers forked now are the loader's
+        self.compile_used = False  # torch.compile was called in this process
+        self.optimizer_events = 0  # optimizer steps seen, nested ones included
+        self.started_ns = self.clock.now()
+        self.regions_written = False  # since the last step was cut
+        self.framework_steps: FrameworkSteps | None = None  # once a framework trains that counts its steps
+        self._at_row = HookList(self.guard)
+        self._at_row.add("journal", self._write_row)
+        self._at_rows = HookList(self.guard)
+        self._at_rows.add("journal", self.journal.write_steps)
+        self._at_boundary = HookList(self.guard)
+        self._after_unfed = HookList(self.guard)
+        self._every_step: list[Callable[[], bool | None]] = []  # ask whether a listener needs the next step at once
+        self._finish_hooks: list[Callable[[], None]] = []
+        self._end_hooks: list[Callable[[], None]] = []
+        self._owner: int | None = None  # the thread whose steps are cut
+        self.training_thread: int | None = None  # the owner once it trains; hooks compare with it before they ask
+        self._train_steps = 0
+        self._eval_steps = 0
+        self._limit_reached = False
+        self._faults: dict[str, str] = {}
+        self._finished = False
+
+    # ------------------------------------------------------------------------------------------------ life cycle
+
+    def abandon(self) -> bool:
+        """In a forked child: touch no file of the parent's. False where recording had ended before."""
+        was_recording, self._finished = not self._finished, True
+        if was_recording:
+            self.journal.abandon()
+        return was_recording
+
+    def finish(self, reason: str = "atexit") -> None:
+        """Close the last step and write the exit event. Idempotent."""
+        if self._finished:
+            return
+        self._finished = True
+        self._run_end_hooks()
+        for hook in self._finish_hooks:
+            hook()
+        self.steps.finish(self.clock.now())
+        self.journal.flush()
+        self.device.drain()
+        self.flush_regions()
+        if self.journal.folder is not None:
+            self.events.write("exit", reason=reason, step=None)
+            self.journal.close()
+        elif self._faults:
+            # Nobody claimed a folder, perhaps because of these very faults: say so where the process is announced.
+            record = {"time_ns": self.clock.now(), "pid": os.getpid(), "probe_errors": self._faults}
+            append_line(os.path.join(self.config.host_dir, "agents.jsonl"), record)
+        self.probes.uninstall_all()
+        if self.knobs is not None:
+            self.guard.wrap("knobs.uninstall", self.knobs.uninstall_all, inject=False)()
+
+    def announce(self, role: str) -> None:
+        """Say in the launcher's folder that this process exists."""
+        record: dict[str, Any] = {
+            "time_ns": self.clock.now(),
+            "pid": os.getpid(),
+            "ppid": os.getppid(),
+            "argv": masked_command(),
+            "executable": sys.executable,
+            "python": platform.python_version(),
+            "torch": _torch_version(),
+        }
+        identity = rank_identity()
+        record.update({name: identity[name] for name in ("rank", "local_rank", "world_size")})
+        record["role"] = role
+        append_line(os.path.join(self.config.host_dir, "agents.jsonl"), record)
+
+    # ------------------------------------------------------------------------------------------- what others add
+
+    def add_step_listener(self, listener: StepListener, every_step: Callable[[], bool] | None = None) -> None:
+        """Call `listener(row, now_ns)` between two steps, on the training thread, right after a step was cut.
+
+        `row` is None when a loop starts instead. Time spent in listeners is in no step. Short steps may be cut several
+        at a time, and listeners then hear of the last of them alone, unless `every_step()` says they need each; it is
+        asked after every call of the listeners.
+        """
+        probe = getattr(listener, "probe_name", "listener")
+        self._at_boundary.add(probe, listener)
+        if every_step is not None:
+            self._every_step.append(self.guard.wrap(probe, every_step, inject=False))
+
+    def add_finish_hook(self, hook: Callable[[], None], probe: str) -> None:
+        """Call `hook` when recording ends, before the last step is closed."""
+        self._finish_hooks.append(self.guard.wrap(probe, hook, inject=False))
+
+    def add_end_hook(self, hook: Callable[[], None], probe: str) -> None:
+        """Call `hook` once: after the last step of `max_steps`, before the launcher hears of it, or at the end."""
+        self._end_hooks.append(self.guard.wrap(probe, hook, inject=False))
+
+    def add_boundary_hook(self, hook: StepListener, probe: str, unfed_only: bool = False) -> None:
+        """Like a listener, for probes: cheap, called before the listeners; or only after steps without a fetch."""
+        (self._after_unfed if unfed_only else self._at_boundary).add(probe, hook, first=True)
+
+    def note_compile(self) -> None:
+        """torch.compile is used from now on: global module hooks would make Dynamo compile anew."""
+        self.compile_used = True
+        for hook in self.before_compile:
+            hook()
+
+    def note_compiled(self) -> None:
+        """torch.compile has returned: Dynamo is loaded now, and the first compilation is still to come."""
+        for hook in self.after_compile:
+            hook()
+
+    # ------------------------------------------------------------------------------------------- who may report
+
+    def accepts(self, strong: bool = False) -> bool:
+        """Whether the calling thread is the one whose steps are cut.
+
+        The first thread that fetches, trains or marks is. A thread that prefetches batches for another one is not:
+        `strong` activity (backward, optimizer) elsewhere takes over as long as the owner has shown none itself.
+        """
+        thread = threading.get_ident()
+        if thread == self._owner:
+            if strong:
+                self.training_thread = thread
+            return True
+        if self._owner is None:
+            self._owner = thread
+            self.training_thread = thread if strong else None
+            self.journal.claim()
+            return True
+        if not strong:
+            return False
+        if self.training_thread is not None:
+            # Autograd runs hooks of device tensors (an optimizer inside backward) on threads of its own.
+            return self.steps.in_backward
+        self.steps.interrupt(self.clock.now())
+        self._owner = self.training_thread = thread
+        return True
+
+    def observes(self) -> bool:
+        """Whether the calling thread is the one whose steps are cut, or may become it; claims nothing."""
+        return self._owner is None or threading.get_ident() == self._owner
+
+    def fault(self, probe: str) -> str | None:
+        """What `probe` failed with; None when it has not."""
+        return self._faults.get(probe)
+
+    # ------------------------------------------------------------------------------------------------- internals
+
+    def _run_end_hooks(self) -> None:
+        hooks, self._end_hooks = self._end_hooks, []
+        for hook in hooks:
+            hook()
+
+    def _on_row(self, row: StepRow | None, live: bool, now_ns: int) -> None:
+        if row is not None:
+            if self.framework_steps is not None:
+                row = self.framework_steps.filled(row, now_ns)
+            (row,) = self.page_faults.fill([row])
+            self._at_row.call(row)
+        if live:
+            if row is not None and row.fetches == 0:
+                self._after_unfed.call(row, now_ns)
+            self._at_boundary.call(row, now_ns)
+            self.steps.patient = self._is_patient()
+
+    def _on_rows(self, rows: list[StepRow]) -> None:
+        """Rows of steps cut late, all but the last of which something happens after; see `_is_patient`."""
+        if self.framework_steps is not None:
+            rows = [self.framework_steps.filled(row, row.start_ns + row.wall_ns) for row in rows]
+        self._at_rows.call(self.page_faults.fill(rows))
+
+    def _is_patient(self) -> bool:
+        """Whether steps may be cut late: nothing must happen right where one ends."""
+        return not (
+            self.config.max_steps is not None
+            or self.own_profiler_active
+            or self.user_profiler_active
+            or self.device.in_use
+            or any(wanted() for wanted in self._every_step)
+        )
+
+    def _write_row(self, row: StepRow) -> None:
+        self.journal.write_step(row)
+        if self.device.possible:
+            self.device.step_edge(row)
+        if self.regions_written:
+            self.regions_written = False
+            self.flush_regions()
+        if self.config.max_steps is not None and not self._limit_reached:
+            self._count_towards_limit(row.kind, self.config.max_steps)
+
+    def _count_towards_limit(self, kind: str, limit: int) -> None:
+        if kind == "train":
+            self._train_steps += 1
+        else:
+            self._eval_steps += 1
+        if (self._train_steps or self._eval_steps) >= limit:
+            self._limit_reached = True
+            self._run_end_hooks()
+            self._tell_launcher_limit()
+
+    def _tell_launcher_limit(self) -> None:
+        self.events.write("exit", reason="max_steps", step=None)
+        append_line(
+            os.path.join(self.config.host_dir, "max-steps"),
+            {"time_ns": self.clock.now(), "pid": os.getpid(), "steps": self._train_steps or self._eval_steps},
+        )
+
+    def _describe(self) -> dict[str, Any]:
+        return dict(_describe_process(), started_ns=self.started_ns)
+
+    def _report_fault(self, probe: str, error: str) -> None:
+        self._faults[probe] = error
+        self.events.write("probe_error", probe=probe, error=error)
+
+
+def _nothing() -> None:
+    return
+
+
+def _torch_version() -> str | None:
+    version = getattr(sys.modules.get("torch"), "__version__", None)
+    return None if version is None else str(version)
+
+
+def _describe_process() -> dict[str, Any]:
+    """The fields of rank.json that are no identity."""
+    torch = sys.modules.get("torch")
+    build = getattr(torch, "version", None)
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    versions = {
+        "python": platform.python_version(),
+        "torch": _torch_version(),
+        "cuda": getattr(build, "cuda", None),
+        "hip": getattr(build, "hip", None),
+    }
+    return {
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "argv": masked_command(),
+        "main_file": os.path.abspath(main) if main else None,
+        "cwd": _working_directory(),
+        "versions": {name: str(value) for name, value in versions.items() if value is not None},
+        "device": _device_kind(torch),
+        "threads": _threads(torch),
+    }
+
+
+def _threads(torch: Any) -> int | None:
+    """Of each operator on the CPU, as torch has it when training begins."""
+    count = getattr(torch, "get_num_threads", None)
+    return None if count is None else int(count())
+
+
+def _working_directory() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed under the process
+        return None
+
+
+def _device_kind(torch: Any) -> str | None:
+    """The device in use as far as it is known without initialising one."""
+    if torch is None:
+        return None
+    if "torch_xla" in sys.modules:
+        return "xla"
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return "cuda"
+    return "cpu"

@@ -1,0 +1,191 @@
+"""`env:NAME=value`: the launcher sets the variable; here the training process is asked whether it sees it."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Sequence
+
+from stepscope.record.agent.knobs import masked
+from stepscope.record.agent.knobs.base import NO_DEVICE, KnobBase
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.agent import Agent
+    from stepscope.record.agent.knobs.base import Report
+
+
+class Environment(KnobBase):
+    """Reports what the variable is once torch is imported, which is when nearly all variables of torch are read."""
+
+    def install(self, _agent: Agent, value: str, report: Report) -> None:
+        variable = self.name.partition(":")[2]
+        seen = os.environ.get(variable)
+        if seen == value:
+            report(True, masked(self.name, seen))
+        elif seen is None:
+            report(False, reason="the training process does not have the variable; something in between removed it")
+        else:
+            report(False, masked(self.name, seen), "the script or what starts it sets the variable itself")
+
+
+class Argument(KnobBase):
+    """Reports the arguments as `sys.argv` has them when torch is imported."""
+
+    def install(self, _agent: Agent, value: str, report: Report) -> None:
+        flag = self.name.partition(":")[2]
+        words = sys.argv[1:]
+        seen = argument_of(words, flag)
+        if value == "" and seen is not None:
+            report(True, "given")
+        elif seen == value:
+            report(True, masked(self.name, seen))
+        elif seen is None:
+            report(False, reason="the training process did not get it; the command does not hand it on")
+        else:
+            report(False, masked(self.name, seen), "the training process got another value")
+
+
+POSITIONAL_FROM_HERE = "--"
+
+
+def argument_of(words: Sequence[str], flag: str) -> str | None:
+    """The value of the last `flag` among arguments, "" for one that stands alone; None where there is none."""
+    found: str | None = None
+    for index, word in enumerate(words):
+        if word == POSITIONAL_FROM_HERE:
+            break
+        if word.startswith(flag + "="):
+            found = word[len(flag) + 1 :]
+        elif is_short_with_number(word, flag):
+            found = word[len(flag) :]
+        elif word == flag and flag.startswith("-"):
+            following = words[index + 1] if index + 1 < len(words) else POSITIONAL_FROM_HERE
+            found = "" if looks_like_flag(following) else following
+    return found
+
+
+def is_short_with_number(word: str, flag: str) -> bool:
+    """Whether `word` is a one-letter flag with a number right behind it, such as -j4."""
+    return len(flag) == 2 and word.startswith(flag) and word[2:].isdecimal()
+
+
+def looks_like_flag(word: str) -> bool:
+    """Whether an argument is a flag of its own and no value: a dash that does not begin a number."""
+    if not word.startswith("-") or word == "-":
+        return False
+    try:
+        float(word)
+    except ValueError:
+        return True
+    return False
+
+
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def allocator_variables(value: str) -> dict[str, str]:
+    """What the launcher sets in the environment of the command."""
+    return dict.fromkeys(VARIABLES, value)
+
+
+class AllocatorConf(KnobBase):
+    """Looks after the first step, when the allocator has been started if it ever is."""
+
+    missed = NO_DEVICE
+
+    def install(self, agent: Agent, value: str, report: Report) -> None:
+        """`value`: the settings."""
+        self._agent, self._value, self._report = agent, value, report
+
+    def at_first_step(self) -> None:
+        """Read back what the allocator itself says of its settings, where it does."""
+        if not self._agent.device.in_use:
+            self._report(False, reason=NO_DEVICE)
+            return
+        if self._value not in [os.environ.get(name) for name in VARIABLES]:
+            self._report(False, reason=f"the process does not see it in {VARIABLES[0]}")
+            return
+        settings = _settings()
+        told = settings.get(VARIABLES[0]) or settings.get(VARIABLES[1])
+        if told is not None and told != self._value:
+            self._report(False, f"the allocator has {told}", "the script sets its own")
+            return
+        words = ", ".join(f"{name} is {settings[name]}" for name in _names(self._value) if name in settings)
+        self._report(True, f"the allocator says {words}" if words else f"{VARIABLES[0]} is set in the process")
+
+
+def _names(conf: str) -> list[str]:
+    return [part.partition(":")[0] for part in conf.split(",") if ":" in part]
+
+
+def _settings() -> dict[str, Any]:
+    """Of the allocator, by name; {} where this torch does not tell them."""
+    memory: Any = sys.modules["torch"].cuda.memory
+    snapshot = getattr(memory, "_snapshot", None)
+    found = snapshot().get("allocator_settings") if snapshot is not None else None
+    return {str(name): value for name, value in found.items()} if isinstance(found, dict) else {}
+
+
+# glibc takes no larger threshold than this; tensors above it are mapped anew whatever it is, unless nothing may be.
+LARGEST_THRESHOLD_BYTES = 33_554_432
+NO_TRIM_BYTES = 4_294_967_296
+KEEP, KEEP_ALL, HUGE = "keep", "keep_all", "huge_pages"
+LIBRARIES = ("jemalloc", "tcmalloc")
+_TRIM = {"MALLOC_TRIM_THRESHOLD_": str(NO_TRIM_BYTES)}
+_VARIABLES = {
+    KEEP: {"MALLOC_MMAP_THRESHOLD_": str(LARGEST_THRESHOLD_BYTES), **_TRIM},
+    KEEP_ALL: {"MALLOC_MMAP_MAX_": "0", **_TRIM},
+    HUGE: {"THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+}
+_FOLDERS = ("/usr/lib/*-linux-gnu*", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/lib64")
+
+
+def installed(name: str) -> str | None:
+    """The path of an allocator's shared library, for LD_PRELOAD; None where it is not installed."""
+    for folder in _FOLDERS:
+        for pattern in (f"lib{name}.so*", f"lib{name}_minimal.so*"):
+            found = sorted(glob.glob(f"{folder}/{pattern}"))
+            if found:
+                return found[0]
+    return None
+
+
+def host_allocator_variables(value: str, preloaded: str | None = None) -> dict[str, str]:
+    """What a command's environment needs; empty for a library that is not installed. `preloaded`: LD_PRELOAD so far."""
+    if value in _VARIABLES:
+        return dict(_VARIABLES[value])
+    path = installed(value) if value in LIBRARIES else None
+    return {} if path is None else {"LD_PRELOAD": " ".join([path, *([preloaded] if preloaded else [])])}
+
+
+class HostAllocator(KnobBase):
+    """Reads back what the process was started with."""
+
+    def install(self, _agent: Agent, value: str, report: Report) -> None:
+        """`value`: KEEP, KEEP_ALL, HUGE or one of `LIBRARIES`."""
+        if value in LIBRARIES:
+            self._report_library(value, report)
+            return
+        wanted = host_allocator_variables(value)
+        missing = [name for name, text in wanted.items() if os.environ.get(name) != text]
+        if not sys.platform.startswith("linux"):
+            report(False, reason="these are variables of Linux")
+        elif missing:
+            report(False, reason=f"the training process does not see {', '.join(missing)} as set")
+        else:
+            report(True, " ".join(f"{name}={text}" for name, text in wanted.items()))
+
+    @staticmethod
+    def _report_library(value: str, report: Report) -> None:
+        try:
+            with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+                loaded = next((line.split()[-1] for line in maps if f"/lib{value}" in line), None)
+        except OSError:
+            loaded = None
+        if loaded is not None:
+            report(True, loaded)
+        elif installed(value) is None:
+            report(False, reason=f"lib{value}.so is not installed on this machine")
+        else:
+            report(False, reason=f"the process was started without lib{value}.so: something in between removed it")

@@ -1,0 +1,387 @@
+"""The models of a script: the outermost modules that are called in training.
+
+Found by a global forward pre-hook that is in place until the first training step is over, and no longer: it would slow
+every module call down. Once torch.compile is used there is none at all, for Dynamo would compile anew without it; what
+the script hands to torch.compile is a model then.
+"""
+
+from __future__ import annotations
+
+import sys
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Callable
+from weakref import WeakKeyDictionary, ref
+
+from stepscope.record.agent.compiling import is_compiling_check, skip_own_code
+from stepscope.record.agent.frames import Place, user_place
+from stepscope.record.agent.knobs.base import KnobBase
+from stepscope.record.agent.knobs.values import COMPILE_MODES, TRUTHS
+from stepscope.record.agent.patches import CallPatches, Patches
+from stepscope.record.agent.wrapper_importlib_bootstrap import Call
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.agent import Agent
+    from stepscope.record.agent.knobs.base import Report
+    from stepscope.record.agent.steps import StepRow
+
+NAME = "knob_roots"
+
+_finders: WeakKeyDictionary[Agent, RootFinder] = WeakKeyDictionary()
+
+
+def finder(agent: Agent) -> RootFinder:
+    """The finder that all knobs of `agent` share, started on first use."""
+    found = _finders.get(agent)
+    if found is None:
+        found = _finders[agent] = RootFinder(agent)
+        found.start()
+    return found
+
+
+class RootFinder:
+    """Listens until `close`."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._patches = Patches()
+        self._handle: Any = None
+        self._inner: set[int] = set()  # ids of the roots and all that is inside them
+        self._listeners: list[Callable[[Any], Any]] = []
+        self._roots: list[ref[Any]] = []
+
+    def listen(self, knob: str, listener: Callable[[Any], Any]) -> None:
+        """Call `listener(module)` right before the first call of each root, on the switch of `knob`."""
+        self._listeners.append(self._agent.guard.wrap("knob." + knob, listener))
+
+    def start(self) -> None:
+        """Put the hook in, and be told of torch.compile."""
+        import torch
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        self._is_grad_enabled = torch.is_grad_enabled
+        self._module_type = torch.nn.Module
+        is_compiling, called = is_compiling_check(), self._agent.guard.wrap(NAME, self._called)
+
+        def before_forward(module: Any, _inputs: Any) -> None:
+            if not is_compiling():
+                called(module)
+
+        pair = self._agent.guard.pair(NAME, self._before_compile)
+        self._patches.install(lambda: self._patches.around(torch, "compile", pair))
+        self._handle = register_module_forward_pre_hook(before_forward)
+
+    def close(self) -> list[Any]:
+        """End the search. Returns the models found that still exist, in order; may be asked again."""
+        self._remove_hook()
+        self._patches.remove()
+        self._inner.clear()
+        self._listeners.clear()
+        return [module for module in (reference() for reference in self._roots) if module is not None]
+
+    def _remove_hook(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _called(self, module: Any) -> None:
+        thread = self._agent.training_thread
+        if id(module) in self._inner or (thread is not None and thread != get_ident()):
+            return
+        if module.training and self._is_grad_enabled():
+            self._note(module)
+
+    def _note(self, module: Any) -> None:
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            self._roots.append(ref(module))
+            self._inner.update(map(id, module.modules()))
+            for listener in self._listeners:
+                listener(module)
+
+    def _before_compile(self, target: Any = None, *_args: Any, **_kwargs: Any) -> None:
+        self._remove_hook()
+        module = target if isinstance(target, self._module_type) else getattr(target, "__self__", None)
+        if isinstance(module, self._module_type) and id(module) not in self._inner:
+            self._note(module)
+
+
+STEPS_TO_SEE = 5  # after them a compiled frame must have run
+
+_plans: WeakKeyDictionary[Agent, Plan] = WeakKeyDictionary()
+
+
+class Plan:
+    """What the three knobs of an agent want together, and what comes of it."""
+
+    def __init__(self, agent: Agent, knob: str) -> None:
+        import torch
+
+        self._torch: Any = torch
+        self._agent = agent
+        self._knob = knob
+        self._reports: dict[str, Report] = {}
+        self._eager = False
+        self._compile = False  # the models, where the script compiles nothing
+        self._arguments: dict[str, Any] = {}  # of torch.compile
+        self._ours = False  # a call of torch.compile is ours
+        self._script_place: Place | None = None
+        self._script_calls = 0
+        self._refusal: str | None = None
+        self._model_names: list[str] = []
+        self._rows = 0
+        self._set_up = False
+        self._model_place: Place | None = None
+        self._finder = finder(agent)
+        self._finder.listen(knob, self._note_model)
+        self._patches = CallPatches(agent.guard, "knob." + knob)
+        self._patches.change(torch, "compile", self._changed, None, self._refused)
+        agent.add_boundary_hook(self._at_boundary, "knob." + knob)
+
+    def want(self, knob: str, value: str, report: Report) -> None:
+        """Take in one of the knobs."""
+        self._reports[knob] = report
+        if knob == "compile.dynamic":
+            self._arguments["dynamic"] = TRUTHS[value]
+            return
+        self._eager = self._eager or value == "false"
+        self._compile = self._compile or value != "false"
+        if value in COMPILE_MODES:
+            self._arguments["mode"] = value
+
+    def uninstall(self) -> None:
+        """Restore torch.compile. A model that was compiled stays so."""
+        self._finder.close()
+        self._patches.remove()
+        self._reports.clear()
+
+    # ------------------------------------------------------------------------------------ what the script compiles
+
+    def _changed(self, *args: Any, **kwargs: Any) -> Call | None:
+        if self._ours:
+            return None
+        self._script_calls += 1
+        if self._script_place is None:
+            self._script_place = user_place()
+        if self._eager:
+            self._stand_aside()
+            return None
+        if kwargs.get("backend") not in (None, "inductor") or kwargs.get("options") or kwargs.get("disable"):
+            self._refusal = "the script's torch.compile has a backend or options of its own, or is disabled"
+            return None
+        if not self._arguments:
+            return None
+        return Call(args, dict(kwargs, **self._arguments))
+
+    def _refused(self, _call: Call, error: BaseException) -> None:
+        self._refusal = f"torch.compile refuses it: {str(error)[:200]}"
+
+    def _stand_aside(self) -> None:
+        """Have all compiled functions run as they are written."""
+        set_stance = getattr(self._torch.compiler, "set_stance", None)
+        if set_stance is None:
+            self._refusal = "this torch cannot turn torch.compile off from outside (torch 2.6 and later can)"
+        elif self._script_calls == 1:
+            set_stance("force_eager")
+
+    # ------------------------------------------------------------------------------------------------ the models
+
+    def _note_model(self, _module: Any) -> None:
+        self._model_place = self._model_place or user_place()
+
+    def _first_step_over(self) -> None:
+        """The script is set up: compile the models, unless it compiles something itself."""
+        self._set_up = True
+        models = self._finder.close()
+        if self._eager and not self._script_calls:
+            self._tell(False, reason="the script compiles nothing")
+        elif self._script_calls == 0 and self._compile:
+            self._compile_models(models)
+        elif self._script_calls == 0:
+            self._tell(False, reason="the script compiles nothing, and no compile=true is given")
+        elif self._refusal is not None:
+            self._tell(False, reason=self._refusal, place=self._script_place)
+        elif not self._eager and "compile" in self._reports and not self._arguments:
+            self._tell(False, reason="the script compiles its model already", place=self._script_place)
+
+    def _compile_models(self, models: list[Any]) -> None:
+        if not models:
+            self._tell(False, reason="no model was called in training")
+            return
+        if not hasattr(models[0], "compile"):
+            self._tell(False, reason="this torch cannot compile a module in place (torch 2.2 and later can)")
+            return
+        self._ours = True
+        try:
+            for model in models:
+                if isinstance(model, self._torch.jit.ScriptModule):
+                    continue
+                _compile_in_place(self._torch, model, self._arguments)
+                self._model_names.append(type(model).__name__)
+        finally:
+            self._ours = False
+        if not self._model_names:
+            self._tell(False, reason="the model is a TorchScript module")
+            return
+        config = sys.modules["torch._dynamo"].config
+        config.suppress_errors = True  # a compiler that fails must not end the training
+        skip_own_code()
+
+    # ------------------------------------------------------------------------------------------------- looking
+
+    def _at_boundary(self, row: StepRow | None, _now_ns: int) -> None:
+        if row is None or row.kind != "train" or self._done():
+            return
+        if not self._set_up:
+            self._first_step_over()
+            return
+        self._rows += 1
+        if self._eager or _frames("ok") > 0 or self._rows > STEPS_TO_SEE:
+            self.look()
+
+    def look(self) -> None:
+        """Say what Dynamo has done."""
+        if self._done() or not self._set_up:
+            return
+        compiled, seen = _frames("ok"), _frames("total")
+        words = f"{compiled} of {seen} frames compiled"
+        if self._eager:
+            words = "what is handed to torch.compile runs as it is written" if compiled == 0 else words
+            self._tell(compiled == 0, words, None if compiled == 0 else "Dynamo compiles on", self._script_place)
+            return
+        if self._model_names:
+            words = f"{', '.join(self._model_names[:4])} compiled in place: {words}"
+        for name in sorted(self._arguments):
+            words += f", {name} {self._arguments[name]}"
+        reason = None if compiled else "Dynamo compiled no frame"
+        self._tell(compiled > 0, words, reason, self._script_place or self._model_place)
+
+    def _done(self) -> bool:
+        return all(report.made for report in self._reports.values())
+
+    def _tell(
+        self, applied: bool, observed: str | None = None, reason: str | None = None, place: Place | None = None
+    ) -> None:
+        for report in self._reports.values():
+            if not report.made:
+                report(applied, observed, reason, place)
+
+
+class Compile(KnobBase):
+    """compile (true, a mode, or false), compile.mode and compile.dynamic: one plan of all that are given."""
+
+    missed = "no training step was completed after it"
+
+    def install(self, agent: Agent, value: str, report: Report) -> None:
+        """`value`: a mode of torch.compile, true or false, as the knob takes them."""
+        self._plan = _plans.get(agent)
+        if self._plan is None:
+            self._plan = _plans[agent] = Plan(agent, self.name)
+        self._plan.want(self.name, value, report)
+
+    def uninstall(self) -> None:
+        """Restore torch.compile."""
+        plan = getattr(self, "_plan", None)
+        if plan is not None:
+            plan.uninstall()
+
+    def at_end(self) -> None:
+        """A last look."""
+        if self._plan is not None:
+            self._plan.look()
+
+
+def _compile_in_place(torch: Any, model: Any, arguments: dict[str, Any]) -> None:
+    """`model.compile`. Of a class that is torch's own, which Dynamo would leave alone when it comes first, as
+    torch.compile does it for such: with a function around it."""
+    model.compile(**arguments)
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    wrap = getattr(sys.modules.get("torch._dynamo.external_utils"), "wrap_inline", None)
+    if rules is not None and wrap is not None and rules.check(model.forward):
+        model._compiled_call_impl = torch.compile(wrap(model._call_impl), **arguments)
+
+
+def _frames(which: str) -> int:
+    """Dynamo's own count of the frames it met ("total") or compiled ("ok")."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(utils, "counters", None)
+    return int(counters["frames"][which]) if counters is not None else 0
+
+
+class MemoryFormat(KnobBase):
+    """Converts every root it is told of."""
+
+    missed = "no model was called in training"
+
+    def install(self, agent: Agent, value: str, report: Report) -> None:
+        """`value`: channels_last."""
+        import torch
+
+        self._torch: Any = torch
+        self._agent, self._report = agent, report
+        self._format = getattr(torch, value)
+        self._weight: Any = None  # one that was converted
+        self._place: Place | None = None
+        self._output: tuple[str, bool] | None = None  # class of the first convolution seen, and whether it heeds it
+        self._handle: Any = None
+        self._is_compiling = is_compiling_check()
+        self._finder = finder(agent)
+        self._finder.listen(self.name, self._convert)
+
+    def uninstall(self) -> None:
+        """End the search. Converted weights stay as they are: their values are the same."""
+        if hasattr(self, "_finder"):
+            self._finder.close()
+            self._remove_hook()
+            self._weight = None
+
+    def at_first_step(self) -> None:
+        """Read a weight, and what was seen of the first convolution."""
+        found = self._finder.close()
+        self._remove_hook()
+        weight, self._weight = self._weight, None
+        if weight is None:
+            if found:
+                self._report(False, reason="the model has no weights of four dimensions", place=self._place)
+            return
+        applied = bool(weight.is_contiguous(memory_format=self._format))
+        words = f"a weight of {tuple(weight.shape)} has its channels {'last' if applied else 'not last'}"
+        if self._output is not None:
+            kind, heeded = self._output
+            words += f", and {kind} returns {'the same' if heeded else 'another format'}"
+            applied = applied and heeded
+        self._report(applied, words, None if applied else "it does not stay so", self._place)
+
+    def _convert(self, module: Any) -> None:
+        if self._place is None:
+            self._place = user_place()
+        weights = [one for one in module.parameters() if one.dim() == 4]
+        if not weights:
+            return
+        module.to(memory_format=self._format)
+        # Of one by one, or of one channel, both formats are the same.
+        telling = [one for one in weights if one.shape[1] > 1 and one.shape[2] * one.shape[3] > 1]
+        if self._weight is None:
+            self._weight = (telling or weights)[0]
+            if telling and not self._agent.compile_used:
+                self._look_at_outputs()
+
+    def _look_at_outputs(self) -> None:
+        from torch.nn.modules.module import register_module_forward_hook
+
+        convolution, is_compiling = self._torch.nn.Conv2d, self._is_compiling
+        look = self._agent.guard.wrap("knob." + self.name, self._look)
+
+        def after_forward(module: Any, _inputs: Any, output: Any) -> None:
+            if isinstance(module, convolution) and not is_compiling():
+                look(module, output)
+
+        self._handle = register_module_forward_hook(after_forward)
+
+    def _look(self, module: Any, output: Any) -> None:
+        if getattr(output, "dim", int)() == 4 and output.shape[1] > 1 and output.shape[2] * output.shape[3] > 1:
+            self._output = (type(module).__name__, bool(output.is_contiguous(memory_format=self._format)))
+            self._remove_hook()
+
+    def _remove_hook(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None

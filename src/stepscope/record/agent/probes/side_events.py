@@ -1,0 +1,277 @@
+"""Python's garbage collector: how long collections took and which line of the user's code they struck."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing.process
+import os
+import subprocess
+import threading
+from typing import TYPE_CHECKING, Any, Callable, Tuple
+
+from stepscope.record.agent import marks
+from stepscope.record.agent.compiling import is_compiling_check
+from stepscope.record.agent.frames import Place, place_fields, user_place
+from stepscope.record.agent.masking import mask_argv
+from stepscope.record.agent.patches import Patch, Patches
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.agent import Agent
+
+SHORTEST_NS = 1_000_000  # shorter collections of the young generations are only counted
+
+
+class CollectorProbe:
+    """Writes `gc` for full collections and those above a millisecond."""
+
+    name = "collector"
+
+    def __init__(self) -> None:
+        self._callback: Callable[[str, dict[str, int]], Any] | None = None
+        self._start: int | None = None
+
+    def install(self, agent: Agent) -> None:
+        """Add a callback to `gc.callbacks`."""
+        self._agent = agent
+        user_place()  # loads what it needs: an import from within a collection can break the import it interrupts
+        self._callback = agent.guard.wrap(self.name, self._called)
+        gc.callbacks.append(self._callback)
+
+    def uninstall(self) -> None:
+        """Remove it."""
+        if self._callback in gc.callbacks:
+            gc.callbacks.remove(self._callback)
+
+    def _called(self, phase: str, info: dict[str, int]) -> None:
+        now = self._agent.clock.now()
+        if phase == "start":
+            self._start = now
+            return
+        start, self._start = self._start, None
+        if start is None:
+            return
+        generation = info.get("generation", 0)
+        if generation < 2 and now - start < SHORTEST_NS:
+            return
+        fields = place_fields(user_place())
+        self._agent.events.write(
+            "gc", start, now - start, generation=generation, collected=info.get("collected"), **fields
+        )
+
+
+class SavesProbe:
+    """Writes a `save` event per call."""
+
+    name = "saves"
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+
+    def install(self, agent: Agent) -> None:
+        """Wrap `torch.save`."""
+        self._agent = agent
+        pair = agent.guard.pair(self.name, self._before, self._after)
+
+        def make() -> None:
+            import torch
+
+            self._patches.around(torch, "save", pair)
+
+        self._patches.install(make)
+
+    def uninstall(self) -> None:
+        """Restore the original."""
+        self._patches.remove()
+
+    def _before(self, _obj: Any = None, f: Any = None, *_args: Any, **_kwargs: Any) -> tuple[int, Any]:
+        return self._agent.clock.now(), f
+
+    def _after(self, token: tuple[int, Any] | None, _result: Any, error: BaseException | None) -> None:
+        if token is None or error is not None:
+            return
+        start, target = token
+        end = self._agent.clock.now()
+        path = os.path.abspath(os.fsdecode(target)) if isinstance(target, (str, bytes, os.PathLike)) else None
+        size = os.path.getsize(path) if path is not None and os.path.isfile(path) else None
+        self._agent.last_save_step = self._agent.steps.current_step()
+        self._agent.events.write("save", start, end - start, path=path, bytes=size, **place_fields(user_place()))
+
+
+EVENTS_PER_PLACE = 100  # a line that starts a process in every step is written so many times, then no more
+PLACES_LIMIT = 200
+COMMAND_LENGTH = 300
+
+_Token = Tuple[int, str, str, Any]  # when it began, how, the command, what stands for it
+
+
+class ChildrenProbe:
+    """Writes a `child` event for each process that is started."""
+
+    name = "children"
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+        self._written: dict[Place | None, int] = {}
+        self._starting = threading.local()  # `inside`: a process is being started that will be written with its number
+        self._asks_forks = False
+
+    def install(self, agent: Agent) -> None:
+        """Wrap what starts processes, and be told of forks."""
+        self._agent = agent
+        self._patches.install(self._wrap_all)
+        if not self._asks_forks and hasattr(os, "register_at_fork"):
+            # `os.fork` is not wrapped: Python warns there, and the warning names the line that called.
+            os.register_at_fork(before=agent.guard.wrap(self.name, self._before_fork))
+            self._asks_forks = True
+
+    def uninstall(self) -> None:
+        """Restore the originals."""
+        self._patches.remove()
+
+    def _wrap_all(self) -> None:
+        pair = self._agent.guard.pair
+        around = self._patches.around
+        around(subprocess.Popen, "__init__", pair(self.name, self._before_program, self._after))
+        around(multiprocessing.process.BaseProcess, "start", pair(self.name, self._before_process, self._after))
+        for name in ("posix_spawn", "posix_spawnp"):
+            around(os, name, pair(self.name, self._before_spawn, self._after))
+        around(os, "system", pair(self.name, self._before_system))
+
+    # The number of the process is known afterwards: by the object that stands for it, or by what the call returns ----
+
+    def _before_program(self, popen: Any, args: Any = (), *_args: Any, **_kwargs: Any) -> _Token | None:
+        return self._begin("subprocess.Popen", _command(args), popen)
+
+    def _before_process(self, process: Any) -> _Token | None:
+        if self._agent.making_loader:
+            return None
+        target = getattr(process, "_target", None)
+        name = getattr(target, "__qualname__", None) or type(process).__qualname__
+        return self._begin("multiprocessing.Process", str(name), process)
+
+    def _before_spawn(self, path: Any, argv: Any = (), *_args: Any, **_kwargs: Any) -> _Token | None:
+        return self._begin("os.posix_spawn", _command(argv or path), None)
+
+    def _before_system(self, command: Any = "", *_args: Any, **_kwargs: Any) -> None:
+        self._write(self._agent.clock.now(), "os.system", _command(command), None)  # it waits for the command's end
+
+    def _begin(self, how: str, command: str, started: Any) -> _Token | None:
+        if getattr(self._starting, "inside", False):
+            return None  # Popen may call os.posix_spawn
+        self._starting.inside = True
+        return self._agent.clock.now(), how, command, started
+
+    def _after(self, token: _Token | None, result: Any, error: BaseException | None) -> None:
+        if token is None:
+            return
+        self._starting.inside = False
+        time_ns, how, command, started = token
+        pid = result if started is None else getattr(started, "pid", None)
+        if error is None and isinstance(pid, int):
+            self._write(time_ns, how, command, pid)
+
+    def _before_fork(self) -> None:
+        if not (self._agent.making_loader or getattr(self._starting, "inside", False)) and self._patches.enabled:
+            self._write(self._agent.clock.now(), "os.fork", None, None)
+
+    def _write(self, time_ns: int, how: str, command: str | None, pid: int | None) -> None:
+        place = user_place()
+        count = self._written.get(place, 0)
+        if count >= EVENTS_PER_PLACE or (count == 0 and len(self._written) >= PLACES_LIMIT):
+            return
+        self._written[place] = count + 1
+        self._agent.events.write("child", time_ns, pid=pid, how=how, command=command, **place_fields(place))
+
+
+def _command(args: Any) -> str:
+    """What is started, secrets masked: a text for a shell, a path, or the arguments of a program.
+
+    Anything else than a list or a tuple of them is left alone: an iterator can be read only once, and not by us.
+    """
+    parts = args if isinstance(args, (list, tuple)) else [args]
+    known = [os.fsdecode(part) if isinstance(part, (str, bytes, os.PathLike)) else "?" for part in parts]
+    return " ".join(mask_argv(known))[:COMMAND_LENGTH]
+
+
+class NvtxProbe:
+    """Times `range_push` to `range_pop`, nested, per thread; only the training thread's are written."""
+
+    name = "nvtx"
+
+    def __init__(self) -> None:
+        self._patches: list[Patch] = []
+        self._local = threading.local()
+
+    def install(self, agent: Agent) -> None:
+        """Wrap `torch.cuda.nvtx.range_push` and `range_pop`; a wrapper others have wrapped since stays in."""
+        import torch.cuda.nvtx as nvtx
+
+        self._agent = agent
+        if self._patches:
+            return
+        is_compiling = is_compiling_check()
+        pushed = agent.guard.wrap(self.name, self._pushed)
+        popped = agent.guard.wrap(self.name, self._popped)
+
+        def wrap_push(original: Callable[..., Any]) -> Callable[..., Any]:
+            def range_push(msg: Any) -> Any:
+                result = original(msg)
+                if not is_compiling():
+                    pushed(msg)
+                return result
+
+            return range_push
+
+        def wrap_pop(original: Callable[..., Any]) -> Callable[..., Any]:
+            def range_pop() -> Any:
+                result = original()
+                if not is_compiling():
+                    popped()
+                return result
+
+            return range_pop
+
+        self._patches = [Patch(nvtx, "range_push", wrap_push), Patch(nvtx, "range_pop", wrap_pop)]
+
+    def uninstall(self) -> None:
+        """Restore the originals."""
+        self._patches = [patch for patch in reversed(self._patches) if not patch.remove()]
+
+    def _stack(self) -> list[tuple[str, int]]:
+        stack: list[tuple[str, int]] = self._local.__dict__.setdefault("stack", [])
+        return stack
+
+    def _pushed(self, name: Any) -> None:
+        self._stack().append((str(name), self._agent.clock.now()))
+
+    def _popped(self) -> None:
+        stack = self._stack()
+        if stack:
+            name, start = stack.pop()
+            if self._agent.accepts():
+                marks.record_region(name, start, self._agent.clock.now(), "nvtx")
+
+
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
+
+
+def allow_tracing() -> None:
+    """Declare this process traceable by others of the same user; without Yama the kernel just declines."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+
+
+class PtracerProbe:
+    """Allows tracing once, at the start; there is nothing to take out."""
+
+    name = "ptracer"
+
+    def install(self, agent: Agent) -> None:
+        """Declare the process traceable."""
+        agent.guard.wrap(self.name, allow_tracing)()
+
+    def uninstall(self) -> None:
+        """Nothing: the declaration is harmless and the sampler still needs it."""

@@ -1,0 +1,351 @@
+"""Backward passes: `Tensor.backward` and `torch.autograd.backward`, nested calls counted once.
+
+In a script without an optimizer they are all there is to cut steps by. It is then told which line calls them, and
+whether gradients were cleared since the last pass: the parameters were changed in between. Where not even `backward` is
+called, `torch.autograd.grad` (and `torch.func`, which goes there) stands for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from stepscope.record.agent.compiling import is_compiling_check, is_dynamo_compiling_check
+from stepscope.record.agent.frames import user_place
+from stepscope.record.agent.patches import Patches
+from stepscope.record.agent.wrapper_importlib_bootstrap import make_wrapper
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.agent import Agent
+    from stepscope.record.agent.guard import After
+    from stepscope.record.agent.segments import StepRow
+
+# Nodes of a graph that are looked at for a parameter; it stands behind every branch, most of them short.
+NODES_LIMIT = 10_000
+VALUES = 8  # of a gradient on the CPU that was neither replaced nor written to in a way that torch counts
+
+
+class Gradients:
+    """Whether one parameter behind a root was given new gradients since the last backward pass from there."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[Any, Any]] = {}  # root -> (weak reference to the parameter, its gradient's state)
+        self._running: tuple[int, Any] | None = None
+
+    def before(self, root: int, tensors: Any) -> bool | None:
+        """Whether they were cleared; None where that cannot be told."""
+        known = self._seen.get(root)
+        parameter = known[0]() if known is not None else _parameter(tensors)
+        self._running = None if parameter is None else (root, weakref.ref(parameter))
+        return None if known is None or parameter is None else _state(parameter) != known[1]
+
+    def after(self) -> None:
+        """The backward pass has ended."""
+        if self._running is not None:
+            root, reference = self._running
+            parameter = reference()
+            if parameter is not None:
+                self._seen[root] = (reference, _state(parameter))
+
+
+def _state(parameter: Any) -> Any:
+    gradient = parameter.grad
+    if gradient is None:
+        return None
+    values = None
+    if gradient.device.type == "cpu" and str(gradient.layout) == "torch.strided":
+        row = gradient.detach()
+        while row.dim() > 1 and len(row):
+            row = row[0]
+        values = (row[:VALUES] if row.dim() else row).tolist()
+    return id(gradient), gradient._version, parameter._version, values
+
+
+def _parameter(tensors: Any) -> Any:
+    """A leaf that a backward pass over `tensors` gives a gradient to."""
+    first = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+    waiting: list[Any] = [getattr(first, "grad_fn", None)]
+    seen: set[Any] = set()
+    while waiting and len(seen) < NODES_LIMIT:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            return variable
+        waiting.extend(following for following, _ in node.next_functions)
+    return None
+
+
+class AutogradProbe:
+    """Tells the step cutter where backward begins and ends."""
+
+    name = "autograd"
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+        self._functional = Patches()
+
+    def install(self, agent: Agent) -> None:
+        """Wrap `torch.autograd.backward`, which `Tensor.backward` calls as well."""
+        steps, source, offset_ns = agent.steps, agent.clock.source, agent.clock.epoch_offset_ns
+        gradients = Gradients()
+
+        # Closures: what they need is at hand, where every attribute would be looked up with cold caches.
+        def before(*args: Any, **kwargs: Any) -> bool:
+            if get_ident() != agent.training_thread and not agent.accepts(strong=True):
+                return False
+            now = source() + offset_ns
+            if agent.framework_steps is not None:
+                agent.framework_steps.sample(now)
+            if self._functional.enabled:
+                self.without_functional()
+            if steps.wants_roots:
+                root = hash(user_place(2)) or 1
+                cleared = gradients.before(root, args[0] if args else kwargs.get("tensors"))
+                steps.backward_start(source() + offset_ns, root, cleared)
+            else:
+                steps.backward_start(now)
+            return True
+
+        def after(begun: bool | None, _result: Any, _error: BaseException | None) -> None:
+            if begun:
+                steps.backward_end(source() + offset_ns)
+                if steps.wants_roots:
+                    gradients.after()
+
+        pair = agent.guard.pair(self.name, before, after)
+
+        def make() -> None:
+            import torch
+
+            self._patches.around(torch.autograd, "backward", pair)
+
+        self._patches.install(make)
+        if not agent.compile_used and not steps.optimizers_exist:
+            self._install_functional(agent, after)
+
+    def _install_functional(self, agent: Agent, after: After) -> None:
+        def before(*_args: Any, **_kwargs: Any) -> bool:
+            if agent.steps.optimizers_exist:
+                self.without_functional()
+                return False
+            if get_ident() != agent.training_thread and not agent.accepts(strong=True):
+                return False
+            agent.steps.backward_start(agent.clock.now(), (hash(user_place(2)) or 1) if agent.steps.wants_roots else 0)
+            return True
+
+        def make() -> None:
+            import torch
+
+            self._functional.around(torch.autograd, "grad", agent.guard.pair(self.name, before, after))
+
+        self._functional.install(make)
+        if self.without_functional not in agent.before_compile:
+            agent.before_compile.append(self.without_functional)
+
+    def without_functional(self) -> None:
+        """Leave `torch.autograd.grad` alone: the script trains otherwise, or compiles what Dynamo knows by identity."""
+        self._functional.remove()
+
+    def uninstall(self) -> None:
+        """Restore the originals."""
+        self._functional.remove()
+        self._patches.remove()
+
+
+class OptimizerProbe:
+    """Tells the step cutter where an optimizer step begins and ends."""
+
+    name = "optimizer"
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+        self._closures = Patches()  # nothing in torch is replaced: it switches the wrappers of closures
+
+    def install(self, agent: Agent) -> None:
+        """Register the global pre and post hooks."""
+        from torch.optim import optimizer as module
+
+        steps, source, offset_ns = agent.steps, agent.clock.source, agent.clock.epoch_offset_ns
+        faults = agent.page_faults
+        is_compiling = is_dynamo_compiling_check()
+
+        def start(optimizer: Any) -> None:
+            if get_ident() == agent.training_thread or agent.accepts(strong=True):
+                agent.optimizer_events += 1
+                steps.optimizer_start(id(optimizer), source() + offset_ns)
+
+        def end(optimizer: Any, _result: Any, _error: BaseException | None) -> None:
+            if get_ident() == agent.training_thread or agent.accepts(strong=True):
+                now = source() + offset_ns
+                faults.optimizer_ended(now)
+                steps.optimizer_end(id(optimizer), now)
+
+        pair = agent.guard.pair(self.name, start, end)
+        switch, before, after = pair.switch, pair.before, pair.after
+        self._time_closures(agent)
+
+        def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+            if is_compiling() or switch.off:
+                return None
+            try:
+                before(optimizer)
+                return self._with_closure(args, kwargs) if kwargs or len(args) > 1 else None
+            except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
+                pair.trip(defect)
+            return None
+
+        def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if not is_compiling() and not switch.off:
+                try:
+                    after(optimizer, None, None)
+                except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
+                    pair.trip(defect)
+
+        self._handles = [
+            module.register_optimizer_step_pre_hook(before_step),
+            module.register_optimizer_step_post_hook(after_step),
+        ]
+
+    def _time_closures(self, agent: Agent) -> None:
+        steps, clock = agent.steps, agent.clock
+
+        def start(*_args: Any, **_kwargs: Any) -> None:
+            if agent.accepts(strong=True):
+                steps.closure_start(clock.now())
+
+        def end(_token: None, _result: Any, _error: BaseException | None) -> None:
+            if agent.accepts(strong=True):
+                steps.closure_end(clock.now())
+
+        self._in_closure = agent.guard.pair(self.name, start, end)
+        self._closures.enabled = True
+
+    def _with_closure(self, args: Any, kwargs: Any) -> Any:
+        """The arguments with the closure timed: forward and backward inside it are none of the optimizer's time."""
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], make_wrapper(self._closures, args[1], self._in_closure), *args[2:]), kwargs
+        if callable(kwargs.get("closure")):
+            return args, dict(kwargs, closure=make_wrapper(self._closures, kwargs["closure"], self._in_closure))
+        return None
+
+    def uninstall(self) -> None:
+        """Remove both hooks."""
+        self._closures.enabled = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+class ScalerProbe:
+    """Tells the step cutter of optimizer steps a GradScaler left out, and writes `scaler_skip`."""
+
+    name = "scaler"
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+
+    def install(self, agent: Agent) -> None:
+        """Wrap `step` of torch.amp's GradScaler, or of torch.cuda.amp's where that is all there is (before 2.3)."""
+        self._agent = agent
+        pair = agent.guard.pair(self.name, self._before, self._after)
+
+        def make() -> None:
+            import torch
+
+            home = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
+            self._patches.around(home.GradScaler, "step", pair)
+
+        self._patches.install(make)
+
+    def uninstall(self) -> None:
+        """Restore the original."""
+        self._patches.remove()
+
+    def _before(self, _scaler: Any, optimizer: Any, *_args: Any, **_kwargs: Any) -> tuple[int, int]:
+        return id(optimizer), self._agent.optimizer_events
+
+    def _after(self, token: tuple[int, int] | None, _result: Any, error: BaseException | None) -> None:
+        agent = self._agent
+        if token is None or error is not None or agent.optimizer_events != token[1]:
+            return
+        if agent.accepts(strong=True) and not agent.guard.is_off("optimizer"):
+            now = agent.clock.now()
+            agent.events.write("scaler_skip", now)
+            agent.steps.optimizer_skipped(token[0], now)
+
+
+# Calls of an evaluation's modules that are heard while the first one with gradients is waited for.
+CALLS_LIMIT = 20_000
+
+
+class ModuleForwardProbe:
+    """Registers a one-shot forward pre-hook at the boundaries of steps that had no loader, and on request."""
+
+    name = "module_forward"
+
+    def __init__(self) -> None:
+        self._agent: Agent | None = None
+        self._handle: Any = None
+        self._calls = 0
+        self._installed = False
+
+    def install(self, agent: Agent) -> None:
+        """Wait for step boundaries."""
+        if self._agent is None:
+            self._agent = agent
+            self._called = agent.guard.wrap(self.name, self._call)
+            self._is_compiling = is_compiling_check()
+            agent.before_compile.append(self.remove)
+            agent.add_boundary_hook(self._at_boundary, self.name, unfed_only=True)
+            agent.steps.ask_use = lambda: agent.guard.wrap(self.name, self._ask)() or False
+        self._installed = True
+        self._ask()
+
+    def uninstall(self) -> None:
+        """Remove the hook if it is waiting."""
+        self._installed = False
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the waiting hook; called at once when torch.compile is used."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _at_boundary(self, row: StepRow | None, _now: int) -> None:
+        if row is not None:
+            self._ask()
+
+    def _ask(self) -> bool:
+        agent = self._agent
+        if agent is None or not self._installed or agent.compile_used:
+            return False
+        if self._handle is None:
+            from torch.nn.modules.module import register_module_forward_pre_hook
+
+            is_compiling, called = self._is_compiling, self._called
+
+            def first_forward(module: Any, _inputs: Any) -> None:
+                if not is_compiling():
+                    called(module)
+
+            self._calls = 0
+            self._handle = register_module_forward_pre_hook(first_forward)
+        return True
+
+    def _call(self, module: Any) -> None:
+        agent = self._agent
+        if agent is None or not agent.observes():
+            return
+        gradients = sys.modules["torch"].is_grad_enabled()
+        self._calls += 1
+        if self._calls > 1 and not gradients and self._calls < CALLS_LIMIT:
+            return  # an evaluation goes on
+        again = agent.steps.module_forward(agent.page_faults.now(), gradients, id(module))
+        if not again or self._calls >= CALLS_LIMIT:
+            self.remove()

@@ -1,0 +1,243 @@
+"""Page faults of the process at the moments that may become edges of steps, and of each step between two of them.
+
+A counter is read where an event may be an edge, and kept under the time of the event. The step cutter knows times
+alone, so whatever it decides, and however late, a step has the faults between the readings at its two edges, or null.
+Counted are the faults of all threads: operators touch new memory in torch's pool. A reading takes a microsecond.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from bisect import bisect_left, bisect_right
+from collections import deque
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Callable
+
+from stepscope.record.agent.segments import StepRow
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.guard import Guard
+    from stepscope.record.agent.journal import EventLog
+
+# Readings nobody asked for, of fetches that are no edges or wait to be judged; undecided edges are far fewer.
+READINGS_LIMIT = 4096
+
+
+def _counter() -> Callable[[], Any] | None:
+    """What the system counts for this process, or None where it does not."""
+    if sys.platform == "win32":
+        return None
+    try:
+        from resource import RUSAGE_SELF, getrusage
+    except ImportError:
+        return None
+    return lambda: getrusage(RUSAGE_SELF)
+
+
+class PageFaults:
+    """The readings, by time. `counter` gives `ru_minflt` and `ru_majflt`; `fed`: a loader was asked for this step."""
+
+    def __init__(self, clock: Callable[[], int], counter: Callable[[], Any] | None = None) -> None:
+        self._clock = clock
+        self._count = counter or _counter()
+        self._readings: dict[int, Any] = {}
+        self.fed = False
+
+    def note(self, now: int) -> None:
+        """Read the counter at `now`, a moment that may turn out to be an edge."""
+        if self._count is not None:
+            if len(self._readings) >= READINGS_LIMIT:
+                self._readings.clear()
+            self._readings[now] = self._count()
+
+    def now(self) -> int:
+        """The clock, for a step that begins at the moment it tells."""
+        now = self._clock()
+        self.note(now)
+        return now
+
+    def optimizer_ended(self, now: int) -> None:
+        """Where no loader has been asked since the last time, the end of an optimizer step is an edge."""
+        if self.fed:
+            self.fed = False
+        else:
+            self.note(now)
+
+    def fill(self, rows: list[StepRow]) -> list[StepRow]:
+        """`rows`, in order, with their faults: None unless the counter was read at both edges of a step.
+
+        What was read before the end of the last is forgotten.
+        """
+        readings = self._readings
+        filled = []
+        end_ns = 0
+        for row in rows:
+            end_ns = row.start_ns + row.wall_ns
+            before, after = readings.get(row.start_ns), readings.get(end_ns)
+            if before is not None and after is not None:
+                faults = after.ru_minflt - before.ru_minflt, after.ru_majflt - before.ru_majflt
+                row = _new_row(StepRow, (*row[:-2], *faults))
+            filled.append(row)
+        self._readings = {time: reading for time, reading in readings.items() if time >= end_ns}
+        return filled
+
+
+_new_row = tuple.__new__
+
+
+# Steps the device may run behind the host before edges are left out; bounds the events held.
+PENDING_LIMIT = 256
+
+
+class DeviceTimer:
+    """Records an edge per step and writes `device_step` {step, device_ns} once the device has reached it."""
+
+    def __init__(self, guard: Guard, events: EventLog, is_paused: Callable[[], bool]) -> None:
+        self._events = events
+        self._is_paused = is_paused
+        self._last: tuple[int, Any] | None = None  # (end of the step before the edge, event)
+        self._pending: deque[tuple[int, Any, Any]] = deque()
+        self._spare: list[Any] = []
+        build = getattr(sys.modules.get("torch"), "version", None)
+        self.possible = bool(getattr(build, "cuda", None) or getattr(build, "hip", None))
+        self.step_edge = guard.wrap("device", self._step_edge)
+        self.drain = guard.wrap("device", self._drain)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the process uses a device of which edges are recorded; never initialises one."""
+        if not self.possible:
+            return False
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        return cuda is not None and bool(cuda.is_initialized())
+
+    def _step_edge(self, row: StepRow) -> None:
+        """Record the edge at the end of `row`; its device time is known when the edge before ended the step before."""
+        cuda: Any = sys.modules["torch"].cuda if self.in_use and not self._is_paused() else None
+        if cuda is None or cuda.is_current_stream_capturing():
+            self._last = None
+            return
+        self._drain()
+        if len(self._pending) >= PENDING_LIMIT:
+            self._last = None
+            return
+        event = self._spare.pop() if self._spare else cuda.Event(enable_timing=True)
+        event.record()
+        end = row.start_ns + row.wall_ns
+        if self._last is not None and abs(row.start_ns - self._last[0]) < 1_000_000:
+            self._pending.append((row.step, self._last[1], event))
+        self._last = (end, event)
+
+    def _drain(self) -> None:
+        """Write what the device has finished; never waits."""
+        while self._pending and self._pending[0][2].query():
+            step, first, second = self._pending.popleft()
+            elapsed_ms = first.elapsed_time(second)
+            self._events.write("device_step", step=step, device_ns=int(elapsed_ms * 1e6))
+            self._spare.append(first)
+
+
+NEVER = 1 << 62
+KEPT = 2_000  # readings; a row is written long before so many steps have passed
+
+
+class FrameworkSteps:
+    """Readings of one counter at a time; None before `begin`, after `end` and where it cannot be read."""
+
+    def __init__(self, guard: Guard) -> None:
+        # A switch of its own: where the number cannot be read, fetches and rows go on.
+        self.sample = guard.wrap("framework_steps", self._sample)
+        self._filled_guarded = guard.wrap("framework_steps", self._filled)
+        self._read: Callable[[], int | None] | None = None
+        self._begun = False
+        # One entry per value: when it was read first and last, the value, and the training it is of (0: of none).
+        self._firsts = [0]
+        self._lasts = [NEVER]
+        self._values: list[int | None] = [None]
+        self._trainings = [0]
+        self._training = 0
+        self._trained = 0  # the latest training that a training step was written of
+
+    def begin(self, read: Callable[[], int | None], begun: bool, now: int) -> None:
+        """A training begins, whose number `read` returns; `begun`: its counter counts steps when they begin."""
+        self._training += 1
+        self._append(now, now, None, self._training)
+        self._read, self._begun = read, begun
+
+    def end(self, now: int) -> None:
+        """The training is over."""
+        self.sample(now)
+        self._read = None
+        self._append(now + 1, NEVER, None, 0)
+
+    def filled(self, row: StepRow, now: int) -> StepRow:
+        """`row` with its number. Steps of evaluation before the first training step of a training have none."""
+        return self._filled_guarded(row, now) or row
+
+    def _sample(self, now: int) -> None:
+        """Read the number: at a fetch or a backward pass, before it is told to the step cutter."""
+        read = self._read
+        if read is None:
+            return
+        value = read()
+        if value == self._values[-1]:
+            self._lasts[-1] = now
+        else:
+            self._append(now, now, value, self._training)
+
+    def _filled(self, row: StepRow, now: int) -> StepRow:
+        end = row.start_ns + row.wall_ns
+        if end > self._lasts[-1]:
+            if not row.fetches:
+                return row  # cut where its optimizer ended: the framework has not counted it yet
+            self._sample(max(now, end))
+        index = bisect_left(self._firsts, end) - 1 if self._begun else bisect_left(self._lasts, end)
+        started = self._trainings[bisect_right(self._firsts, row.start_ns) - 1]
+        if started:  # a training's last step may end only where the next loop begins: it is the one it began in
+            while self._trainings[index] != started:
+                index -= 1
+        if row.kind == "train":
+            self._trained = max(self._trained, self._trainings[index])
+        value = self._values[index] if self._trained == self._trainings[index] else None
+        return row if value is None else row._replace(framework_step=value)
+
+    def _append(self, first: int, last: int, value: int | None, training: int) -> None:
+        if self._lasts[-1] >= first:
+            self._lasts[-1] = max(first - 1, self._firsts[-1])
+        self._firsts.append(first)
+        self._lasts.append(last)
+        self._values.append(value)
+        self._trainings.append(training)
+        if len(self._values) > KEPT:
+            for column in (self._firsts, self._lasts, self._values, self._trainings):
+                del column[: KEPT // 2]
+
+
+def reader(owner: Any, path: str) -> Callable[[], int | None]:
+    """Reads the whole number at `path` from `owner`, which is not kept alive: None where there is none, as on a device.
+
+    A number in a tensor on the CPU is read through the memory it shares with NumPy: no operator of torch runs.
+    """
+    get, living = attrgetter(path), weakref.ref(owner)
+    views: dict[int, tuple[Any, Any]] = {}
+
+    def read() -> int | None:
+        try:
+            value = get(living())
+        except AttributeError:
+            return None
+        return value if value.__class__ is int else _in_tensor(value, views)
+
+    return read
+
+
+def _in_tensor(value: Any, views: dict[int, tuple[Any, Any]]) -> int | None:
+    tensor = getattr(value, "_value", value)  # of a Keras variable
+    known = views.get(id(tensor))
+    if known is None:
+        if getattr(getattr(tensor, "device", None), "type", None) != "cpu" or tensor.numel() != 1:
+            return None
+        views.clear()
+        known = views[id(tensor)] = tensor, tensor.detach().numpy()
+    return int(known[1])

@@ -1,0 +1,123 @@
+"""The one function whose frame stands between the user's code and torch.
+
+A warning torch raises "for the caller" (`stacklevel=2`) must name the user's line and not ours. Python leaves frames
+out of that count when their file name holds both "importlib" and "_bootstrap"; hence the name of this file. Exceptions
+pass with our frame taken off their traceback again (Python 3.11 and later; before, a traceback has one line more).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Callable
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Protocol
+
+    from stepscope.record.agent.guard import Pair
+
+    class Enabled(Protocol):
+        """Whoever owns the wrapper; it passes everything straight through while `enabled` is False."""
+
+        enabled: bool
+
+
+# What torch raises when it will not take an argument.
+_REFUSALS = (TypeError, ValueError, RuntimeError, NotImplementedError, AssertionError)
+
+
+class Call:
+    """From `before`: call the original with these arguments instead. `token` is for `after` and `refused`."""
+
+    __slots__ = ("args", "kwargs", "token")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], token: Any = None) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self.token = token
+
+
+class Answer:
+    """From `before`: do not call the original; its caller gets `result`."""
+
+    __slots__ = ("result",)
+
+    def __init__(self, result: Any = None) -> None:
+        self.result = result
+
+
+def make_wrapper(
+    owner: Enabled,
+    original: Callable[..., Any],
+    pair: Pair,
+    refused: Callable[[Call, BaseException], Any] | None = None,
+) -> Callable[..., Any]:
+    """`original` with the hooks of `pair`, guarded, around it; called exactly once, arguments untouched.
+
+    Only where `before` returns a `Call` or an `Answer`, that is done instead; where it fails, the call is as it was.
+    With `refused`, a changed call that raises is made once more as it was given, and `after` gets None for it.
+    """
+    switch, before, after = pair.switch, pair.before, pair.after
+
+    @functools.wraps(original)
+    def stepscope_wrapper(*args: Any, **kwargs: Any) -> Any:
+        if switch.off or not owner.enabled:
+            return original(*args, **kwargs)
+        token = None
+        try:
+            token = before(*args, **kwargs)
+        except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
+            pair.trip(defect)
+        try:
+            if token.__class__ is Answer:
+                return token.result
+            if token.__class__ is not Call:
+                result = original(*args, **kwargs)
+            elif refused is None:
+                result = original(*token.args, **token.kwargs)
+            else:
+                result, token = _offer(original, token, args, kwargs, refused)
+        except BaseException as error:
+            _tell(pair, token, error)
+            error.__traceback__ = _beyond_this_file(error.__traceback__)
+            raise
+        if not switch.off:
+            try:
+                after(token, result, None)
+            except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
+                pair.trip(defect)
+        return result
+
+    return stepscope_wrapper
+
+
+def _offer(
+    original: Callable[..., Any],
+    changed: Call,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    refused: Callable[[Call, BaseException], Any],
+) -> tuple[Any, Call | None]:
+    """(result, the changed call where it was taken). One that is refused is made again as it was given."""
+    try:
+        return original(*changed.args, **changed.kwargs), changed
+    except _REFUSALS as error:
+        refusal = error
+    result = original(*args, **kwargs)  # raises where the script itself is wrong, and then nothing was refused
+    refused(changed, refusal)
+    return result, None
+
+
+def _tell(pair: Pair, token: Any, error: BaseException) -> None:
+    """The call raised."""
+    if not pair.switch.off:
+        try:
+            pair.after(token, None, error)
+        except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
+            pair.trip(defect)
+
+
+def _beyond_this_file(traceback: TracebackType | None) -> TracebackType | None:
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == _offer.__code__.co_filename:
+        traceback = traceback.tb_next
+    return traceback

@@ -1,0 +1,376 @@
+"""One reading of the machine and of each process, as the rows of system.jsonl carry them.
+
+A metric is `(name, unit, value, pid or None, device or None)`. What cannot be read is left out, never zero.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from stepscope.record.host.gpu import Metric
+from stepscope.record.host.hardware import Cgroups, frequency_mhz, read_pressure_some
+from stepscope.record.host.processes import Stat, read_stat
+
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_PRESSURES = ("cpu", "io", "memory")
+_LOADING_ROLES = ("rank", "loader_worker")
+
+
+def machine_metrics(cgroups: Cgroups, cpus: list[int]) -> list[Metric]:
+    """Load, frequency, throttling, out-of-memory events and pressure (device "cgroup" where it is the cgroup's)."""
+    found: list[Metric] = []
+
+    def add(name: str, unit: str, value: float | None, device: str | None = None) -> None:
+        if value is not None:
+            found.append((name, unit, round(float(value), 4), None, device))
+
+    words = _text("/proc/loadavg").split()
+    if len(words) >= 4:
+        add("load_1m", "processes", float(words[0]))
+        add("runnable", "processes", _integer(words[3].partition("/")[0]))
+    add("cpu_frequency_mhz", "MHz", frequency_mhz(cpus))
+    add("cgroup_throttled_ns", "ns", cgroups.throttled_ns())
+    add("cgroup_oom_events", "count", cgroups.oom_events())
+    for resource in _PRESSURES:
+        add(f"psi_{resource}_some_pct", "%", read_pressure_some(Path(f"/proc/pressure/{resource}")))
+        path = cgroups.pressure_file(resource)
+        if path is not None:
+            add(f"psi_{resource}_some_pct", "%", read_pressure_some(path), "cgroup")
+    return found
+
+
+class ProcessMeter:
+    """Turns the counters of one process into metrics; rates need two readings."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._pool = PoolMeter(pid)
+        self._last_cpu: tuple[int, int] | None = None  # monotonic ns, ticks
+        self._last_processor: int | None = None
+        self._processor_changes = 0
+
+    def metrics(self, stat: Stat, monotonic_ns: int, role: str) -> list[Metric]:
+        """`cpu_pct` is of one core since the last reading; the rest are counters and sizes.
+
+        Of processes that neither train nor load only what tells how much of the machine they use.
+        """
+        values: list[tuple[str, str, float | None]] = [
+            ("cpu_pct", "%", self._cpu_pct(stat, monotonic_ns)),
+            ("threads", "count", stat.threads),
+            ("minor_faults", "count", stat.minor_faults),
+            ("major_faults", "count", stat.major_faults),
+            ("migrations", "count", self._migrations(stat)),
+        ]
+        status = _text(f"/proc/{self._pid}/status")
+        values.append(("rss_bytes", "bytes", _scaled(_field(status, "VmRSS"), 1024)))
+        values.append(("involuntary_switches", "count", _field(status, "nonvoluntary_ctxt_switches")))
+        io = _text(f"/proc/{self._pid}/io")
+        values.append(("read_bytes", "bytes", _field(io, "read_bytes")))
+        values.append(("write_bytes", "bytes", _field(io, "write_bytes")))
+        if role in _LOADING_ROLES:
+            values.append(("requested_bytes", "bytes", _field(io, "rchar")))
+            values.append(("blocked", "count", 1 if stat.state == "D" else None))
+            values.append(("block_io_delay_ns", "ns", stat.block_io_ticks * _TICK_NS if _delays_counted() else None))
+        values += self._threads(stat, status, role)
+        return [(name, unit, value, self._pid, None) for name, unit, value in values if value is not None]
+
+    def _threads(self, stat: Stat, status: str, role: str) -> list[tuple[str, str, float | None]]:
+        """What the scheduler counts for the main thread, and of a training process for all others together."""
+        main = read_times(f"/proc/{self._pid}/schedstat")
+        if role != "rank":
+            return [("run_delay_ns", "ns", None if main is None else main.delay_ns)]
+        found: list[tuple[str, str, float | None]] = [
+            ("processor", "number", stat.processor),
+            ("voluntary_switches", "count", _field(status, "voluntary_ctxt_switches")),
+        ]
+        if main is not None:
+            found += [("run_delay_ns", "ns", main.delay_ns), ("main_cpu_ns", "ns", main.cpu_ns)]
+            found.append(("main_timeslices", "count", main.timeslices))
+        alone = read_stat(self._pid, thread=self._pid)
+        if alone is not None:
+            found.append(("main_minor_faults", "count", alone.minor_faults))
+        pool = self._pool.read(stat.threads)
+        if pool is not None:
+            found += [("pool_cpu_ns", "ns", pool.cpu_ns), ("pool_delay_ns", "ns", pool.delay_ns)]
+            found.append(("pool_timeslices", "count", pool.timeslices))
+        return found
+
+    def _cpu_pct(self, stat: Stat, monotonic_ns: int) -> float | None:
+        last, self._last_cpu = self._last_cpu, (monotonic_ns, stat.cpu_ticks)
+        if last is None or monotonic_ns <= last[0]:
+            return None
+        return round(100.0 * (stat.cpu_ticks - last[1]) * _TICK_NS / (monotonic_ns - last[0]), 2)
+
+    def _migrations(self, stat: Stat) -> int | None:
+        """The scheduler's own count of the main thread; without it, how often it was seen on another processor."""
+        counted = re.search(r"^se\.nr_migrations\s*:\s*(\d+)", _text(f"/proc/{self._pid}/sched"), re.MULTILINE)
+        if counted:
+            return int(counted[1])
+        if self._last_processor is not None and self._last_processor != stat.processor:
+            self._processor_changes += 1
+        self._last_processor = stat.processor
+        return self._processor_changes
+
+
+@lru_cache(maxsize=1)
+def _delays_counted() -> bool:
+    """Whether the kernel counts how long tasks wait for a disk; where it does not, it shows zeros."""
+    return _text("/proc/sys/kernel/task_delayacct").strip() == "1"
+
+
+def _field(text: str, name: str) -> int | None:
+    match = re.search(rf"^{name}:\s*(\d+)", text, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def _scaled(value: int | None, factor: int) -> int | None:
+    return None if value is None else value * factor
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+# A file for each thread takes some 10 us: a process with more threads is read so many times less often.
+THREADS_PER_READING = 64
+_CHUNK = 1 << 16
+
+
+class Times(NamedTuple):
+    """What the scheduler counts for a thread, or for several together."""
+
+    cpu_ns: int
+    delay_ns: int  # ready, without a core
+    timeslices: int  # times it was put on a core
+
+
+_NONE = Times(0, 0, 0)
+
+
+class CoresMeter:
+    """How many of `cpus` were in use by anyone since the last reading, and how many a hypervisor gave to others."""
+
+    def __init__(self, cpus: Iterable[int], path: str = "/proc/stat") -> None:
+        self._names = {f"cpu{cpu}".encode() for cpu in cpus}
+        self._path = path
+        self._last: tuple[int, int, int] | None = None  # monotonic ns, busy and stolen ticks
+
+    def metrics(self, monotonic_ns: int) -> list[Metric]:
+        """`busy_cores` and `stolen_cores`; empty at the first reading and where the kernel does not tell."""
+        ticks = self._ticks()
+        if ticks is None:
+            return []
+        last, self._last = self._last, (monotonic_ns, *ticks)
+        if last is None or monotonic_ns <= last[0]:
+            return []
+        per_tick = 1e9 / (_TICKS_PER_SECOND * (monotonic_ns - last[0]))
+        grown = (max(0, ticks[0] - last[1]), max(0, ticks[1] - last[2]))
+        return [
+            (name, "cores", round(value * per_tick, 4), None, None)
+            for name, value in zip(("busy_cores", "stolen_cores"), grown, strict=True)
+        ]
+
+    def _ticks(self) -> tuple[int, int] | None:
+        """(busy, stolen) of all cores since boot. Fields: user nice system idle iowait irq softirq steal."""
+        data = _read(self._path)
+        if data is None:
+            return None
+        busy = stolen = found = 0
+        for line in data.split(b"\n"):
+            if not line.startswith(b"cpu"):
+                break
+            words = line.split()
+            if words[0] in self._names and len(words) > 8:
+                try:
+                    user, nice, system, _, _, irq, soft, steal = (int(word) for word in words[1:9])
+                except ValueError:
+                    return None
+                busy, stolen, found = busy + user + nice + system + irq + soft, stolen + steal, found + 1
+        return (busy, stolen) if found else None
+
+
+class PoolMeter:
+    """What all threads of a process but the main one used and waited, those that ended included."""
+
+    def __init__(self, pid: int) -> None:
+        self._folder, self._main = f"/proc/{pid}/task", str(pid)
+        self._last: dict[str, Times] = {}
+        self._sums = [0, 0, 0]
+        self._pause = 0
+
+    def read(self, threads: int) -> Times | None:
+        """Counters. None between the readings of a process with many threads, and for one that never had a second.
+
+        Args:
+            threads: of the process, the main one included.
+        """
+        if threads <= 1 and not self._last:
+            return None
+        self._pause -= 1
+        if self._pause > 0:
+            return None
+        self._pause = -(-threads // THREADS_PER_READING)
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return None
+        last: dict[str, Times] = {}
+        for name in names:
+            times = None if name == self._main else read_times(f"{self._folder}/{name}/schedstat")
+            if times is not None:
+                last[name] = times
+                before = self._last.get(name, _NONE)
+                same = all(now >= then for now, then in zip(times, before, strict=True))
+                for index, value in enumerate(times):  # a number may have been given to a new thread
+                    self._sums[index] += value - (before[index] if same else 0)
+        self._last = last
+        return Times(*self._sums)
+
+
+def read_times(path: str) -> Times | None:
+    """A schedstat file of a thread; that of a process is its main thread's."""
+    words = (_read(path) or b"").split()
+    if len(words) != 3 or not all(word.isdigit() for word in words):
+        return None
+    return Times(*(int(word) for word in words))
+
+
+def _read(path: str) -> bytes | None:
+    """A file of /proc, with few calls: there are many, once a second."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        parts = []
+        while part := os.read(descriptor, _CHUNK):
+            parts.append(part)
+        return b"".join(parts)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+LOOKS_PER_READING = 4  # processes; each costs some 2 us per open file
+_MOST_FILES = 256  # of a process: more are sockets of a server, not data
+_MOST_WORDS = 256
+_NO_DATA = re.compile(r"\.(?:py[co]?|so(?:\.[\d.]+)?|pth|egg)$| \(deleted\)$|^/(?:dev|proc|sys|run|memfd:)")
+_PSEUDO = ("proc", "sysfs", "devtmpfs", "devpts", "mqueue", "securityfs", "debugfs", "tracefs", "bpf", "configfs")
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+_WRITE_ONLY, _ACCESS, _DIRECTORY = os.O_WRONLY, os.O_ACCMODE, os.O_DIRECTORY
+
+Mounts = list[tuple[str, str]]  # (mount point, kind), longest first
+
+
+class StorageLooks:
+    """Looks at processes in turn. `own`: a folder whose files are no data of the run."""
+
+    def __init__(self, own: str) -> None:
+        self._own = own.rstrip("/") + "/"
+        self._mounts: dict[str, Mounts] = {}  # by mount namespace
+        self._next = 0
+        self._named: set[int] = set()
+
+    def metrics(self, pids: Sequence[int]) -> list[Metric]:
+        """`open_files` per process and mount, and once for each process `named_paths`; device is `KIND:MOUNT`."""
+        found: list[Metric] = []
+        for _ in range(min(LOOKS_PER_READING, len(pids))):
+            pid = pids[self._next % len(pids)]
+            self._next += 1
+            mounts = self._of(pid)
+            if not mounts:
+                continue
+            found += _counted("open_files", pid, mounts, self._open(pid))
+            if pid not in self._named:
+                self._named.add(pid)
+                found += _counted("named_paths", pid, mounts, named_paths(pid))
+        return found
+
+    def _of(self, pid: int) -> Mounts:
+        try:
+            space = os.readlink(f"/proc/{pid}/ns/mnt")
+            if space not in self._mounts:
+                with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:
+                    self._mounts[space] = parse_mounts(file)
+        except OSError:
+            return []
+        return self._mounts[space]
+
+    def _open(self, pid: int) -> list[str]:
+        """Paths of files that the process may be reading."""
+        try:
+            numbers = [name for name in os.listdir(f"/proc/{pid}/fd") if name not in ("0", "1", "2")]
+        except OSError:
+            return []
+        found = []
+        for number in numbers[:_MOST_FILES]:
+            try:
+                path = os.readlink(f"/proc/{pid}/fd/{number}")
+                if path.startswith("/") and not _NO_DATA.search(path) and not path.startswith(self._own):
+                    with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii", errors="replace") as file:
+                        text = file.read(256)
+                    if _readable(text):
+                        found.append(path)
+            except OSError:
+                continue  # closed meanwhile
+        return found
+
+
+def parse_mounts(lines: Iterable[str]) -> Mounts:
+    """The rows of a mountinfo file; of several mounts at one point the last counts."""
+    found: dict[str, str] = {}
+    for line in lines:
+        head, _, tail = line.partition(" - ")
+        words, kinds = head.split(), tail.split()
+        if len(words) >= 5 and kinds:
+            found[_ESCAPED.sub(lambda match: chr(int(match[1], 8)), words[4])] = kinds[0]
+    return sorted(found.items(), key=lambda item: (-len(item[0]), item[0]))
+
+
+def mount_of(path: str, mounts: Mounts) -> tuple[str, str] | None:
+    """The mount a path lies on, by its text alone; None for file systems that hold no data."""
+    for point, kind in mounts:
+        if point == "/" or path == point or path.startswith(point.rstrip("/") + "/"):
+            return None if kind in _PSEUDO or kind.startswith("cgroup") else (point, kind)
+    return None
+
+
+def named_paths(pid: int) -> list[str]:
+    """Absolute paths among the words of a command, after `=` too; programs and their code are no data."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(65536).decode("utf-8", "replace").split("\0")
+    except OSError:
+        return []
+    values = [word.partition("=")[2] if word.startswith("-") and "=" in word else word for word in words[1:_MOST_WORDS]]
+    return [os.path.normpath(value) for value in values if value.startswith("/") and not _NO_DATA.search(value)]
+
+
+def _readable(text: str) -> bool:
+    """Whether the `flags` of an fdinfo file say that a file, no folder, can be read through it."""
+    match = re.search(r"^flags:\s*([0-7]+)", text, re.MULTILINE)
+    if match is None:
+        return False
+    flags = int(match[1], 8)
+    return flags & _ACCESS != _WRITE_ONLY and not flags & _DIRECTORY
+
+
+def _counted(name: str, pid: int, mounts: Mounts, paths: Iterable[str]) -> list[Metric]:
+    places = Counter(place for path in paths if (place := mount_of(path, mounts)) is not None)
+    return [(name, "count", float(count), pid, f"{kind}:{point}") for (point, kind), count in sorted(places.items())]

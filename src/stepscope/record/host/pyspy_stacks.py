@@ -1,0 +1,380 @@
+"""py-spy's Chrome trace, its only format with real time, read back into stacks: which thread stood in which, from when.
+
+An array of begin and end events. py-spy writes them for a thread only when its stack has changed since the sample
+before, and ends all that is open when it ends itself; with `--threads` the outermost frame is `thread (TID): NAME`. A
+thread that has ended looks as if it stood still from then on (`pyspy_tasks` knows better). Times are microseconds
+since py-spy's own start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from stepscope.record.agent.masking import mask_text
+
+MOST_BYTES = 64 * 2**20  # of one file: 50 times what a deep training loop writes in a segment at the default rate
+MOST_CHARACTERS = 64 * 2**20  # of all distinct stacks; a recursion a thousand deep makes each of them 60 KB
+_CHUNK_BYTES = 4 * 2**20
+_SEPARATOR = b'},{"args":'  # cannot lie inside a string: a quote in there is escaped
+_THREAD = re.compile(r"thread \((\d{1,19}|0x[0-9a-fA-F]{1,16})\)")
+
+
+class UnreadableTraceError(ValueError):
+    """The file is no Chrome trace of py-spy, or too large to be converted beside a training."""
+
+
+class _Arguments(msgspec.Struct):
+    filename: str = ""
+    line: int | None = None
+
+
+class _Event(msgspec.Struct):
+    name: str
+    ph: str
+    tid: int
+    ts: int
+    args: _Arguments
+
+
+@dataclass
+class ThreadHistory:
+    """A thread's stacks in order: `records[i]` was first met at `starts_us[i]`, the last one holds until `end_us`.
+
+    `tid` is the kernel's number of the thread, None where py-spy could not tell it.
+    """
+
+    label: str
+    tid: int | None
+    records: list[int] = field(default_factory=list)
+    starts_us: list[int] = field(default_factory=list)
+    end_us: int = 0
+
+
+@dataclass
+class Trace:
+    """`records` are the distinct stacks in py-spy's raw grammar, thread first, without their counts."""
+
+    records: list[str]
+    threads: list[ThreadHistory]
+    first_us: int  # of the first sample
+    last_us: int  # when py-spy stopped
+
+
+def read_trace(path: Path) -> Trace:
+    """Read the file a py-spy has written at its end. Raises `UnreadableTraceError`."""
+    lanes = _Lanes()
+    decoder = msgspec.json.Decoder(list[_Event])
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UnreadableTraceError(f"more than {MOST_BYTES >> 20} MiB of stacks in a segment; lower --rate")
+        for piece in _pieces(path):
+            for event in decoder.decode(piece):
+                lanes.take(event)
+    except OSError as error:
+        raise UnreadableTraceError(f"py-spy's file cannot be read: {error.strerror}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UnreadableTraceError(f"py-spy's file is damaged: {error}") from error
+    return lanes.finish()
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """The array as shorter arrays, so that memory does not grow with the file."""
+    buffer = b""
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            buffer += chunk
+            cut = buffer.rfind(_SEPARATOR) if len(buffer) >= _CHUNK_BYTES else -1
+            if cut >= 0:
+                yield buffer[: cut + 1] + b"]"
+                buffer = b"[" + buffer[cut + 2 :]
+    yield buffer
+
+
+@dataclass
+class _Lane:
+    """The events of one pthread. Those of one moment belong to one sample; `pending` until the next moment shows up."""
+
+    stack: list[str] = field(default_factory=list)
+    time_us: int = -1
+    current: ThreadHistory | None = None
+
+
+class _Lanes:
+    """Follows all threads through the events."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, _Lane] = {}
+        self._frames: dict[tuple[str, str, int | None], str] = {}
+        self._numbers: dict[str, int] = {}
+        self._characters = 0
+        self._threads: list[ThreadHistory] = []
+
+    def take(self, event: _Event) -> None:
+        lane = self._lanes.get(event.tid)
+        if lane is None:
+            lane = self._lanes[event.tid] = _Lane()
+        if event.ts != lane.time_us:
+            if event.ts < lane.time_us:
+                raise UnreadableTraceError("py-spy's file is damaged: time runs backwards")
+            self._settle(lane)
+            lane.time_us = event.ts
+        if event.ph == "B":
+            key = (event.name, event.args.filename, event.args.line)
+            text = self._frames.get(key)
+            if text is None:
+                text = frame_text(*key)
+                text = self._frames[key] = mask_text(text) if _THREAD.match(text) else text
+            lane.stack.append(text)
+        elif event.ph == "E" and lane.stack:
+            lane.stack.pop()
+        else:
+            raise UnreadableTraceError("py-spy's file is damaged: an end without a beginning")
+
+    def finish(self) -> Trace:
+        for lane in self._lanes.values():
+            self._settle(lane)
+        last_us = max((lane.time_us for lane in self._lanes.values()), default=0)
+        for lane in self._lanes.values():
+            if lane.current is not None:
+                lane.current.end_us = last_us
+        first_us = min((thread.starts_us[0] for thread in self._threads), default=0)
+        return Trace(list(self._numbers), self._threads, first_us, last_us)
+
+    def _settle(self, lane: _Lane) -> None:
+        """All events of one moment are in: the thread now stands in `lane.stack`, or has been closed."""
+        current = lane.current
+        if not lane.stack:
+            if current is not None:
+                current.end_us, lane.current = lane.time_us, None
+            return
+        found = _THREAD.match(lane.stack[0])
+        label = found[0] if found else ""  # without the name, which py-spy may learn later
+        if current is None or current.label != label:  # the pthread of a thread that has ended is used again
+            if current is not None:
+                current.end_us = lane.time_us
+            tid = int(found[1]) if found and found[1].isdecimal() else None
+            current = lane.current = ThreadHistory(label, tid)
+            self._threads.append(current)
+        record = self._number(";".join(lane.stack))
+        if not current.records or current.records[-1] != record:
+            current.records.append(record)
+            current.starts_us.append(lane.time_us)
+
+    def _number(self, text: str) -> int:
+        number = self._numbers.get(text)
+        if number is None:
+            self._characters += len(text)
+            if self._characters > MOST_CHARACTERS:
+                raise UnreadableTraceError("the stacks of a segment are too many and too deep; lower --rate")
+            number = self._numbers[text] = len(self._numbers)
+        return number
+
+
+def frame_text(name: str, file: str, line: int | None) -> str:
+    """A frame as py-spy's raw format writes it; `line` 0 or None is unknown, an empty `file` too."""
+    if not file:
+        return name
+    return f"{name} ({file}:{line})" if line else f"{name} ({file})"
+
+
+_FARTHEST_LENDER = 64  # stretches away; beyond it any that can spare a sample lends one
+
+
+class Stretch(NamedTuple):
+    """A thread stood in `record`; microseconds since py-spy's start."""
+
+    record: int
+    start_us: int
+    end_us: int
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One py-spy's segment: the raw records with their counts, and when each thread stood in which."""
+
+    records: tuple[str, ...]
+    counts: tuple[int, ...]
+    stretches: tuple[Stretch, ...]
+    last_us: int
+
+
+def count(
+    trace: Trace, samples: int, *, rate_hz: float, last_seen_us: Callable[[ThreadHistory], int | None]
+) -> Counted:
+    """Distribute the `samples` (of all threads together) that py-spy has reported.
+
+    `last_seen_us` tells when a thread was there last, None where it lives on. The counts sum to `samples`, or to the
+    number of stretches should that be higher.
+    """
+    gap_us = 1e6 / rate_hz
+    for thread in trace.threads:
+        seen_us = last_seen_us(thread)
+        if seen_us is not None:
+            thread.end_us = min(thread.end_us, max(seen_us, thread.starts_us[-1] + round(gap_us)))
+    lives = [max(1, thread.end_us - thread.starts_us[0]) for thread in trace.threads]
+    least = [len(thread.records) for thread in trace.threads]
+    shares = apportion(max(samples, sum(least)), lives, least)
+    real_gap_us = sum(lives) / sum(shares) if trace.threads else gap_us
+    counts = [0] * len(trace.records)
+    stretches: list[Stretch] = []
+    for thread, share in zip(trace.threads, shares, strict=True):
+        edges = _edges(thread, trace.first_us, real_gap_us)
+        durations = [end - start for start, end in pairwise(edges)]
+        for record, number in zip(thread.records, along(durations, share), strict=True):
+            counts[record] += number
+        stretches += map(Stretch, thread.records, edges, edges[1:])
+    stretches.sort(key=lambda stretch: stretch.start_us)
+    return Counted(tuple(trace.records), tuple(counts), tuple(stretches), trace.last_us)
+
+
+def apportion(total: int, weights: Sequence[int], least: Sequence[int]) -> list[int]:
+    """`total` in whole numbers by `weights`, by largest remainder, entry i at least `least[i]`; they sum to `total`.
+
+    `total` must not be below the sum of `least`.
+    """
+    shares = list(least)
+    free = list(range(len(weights)))
+    rest, weight = total, sum(weights) or 1
+    while short := {i for i in free if rest * weights[i] < least[i] * weight}:
+        free = [i for i in free if i not in short]
+        rest -= sum(least[i] for i in short)
+        weight = sum(weights[i] for i in free) or 1
+    exact = {i: divmod(rest * weights[i], weight) for i in free}
+    for i in free:
+        shares[i] = exact[i][0]
+    missing = total - sum(shares)
+    for i in sorted(free, key=lambda i: -exact[i][1])[:missing]:
+        shares[i] += 1
+    return shares
+
+
+def along(durations: Sequence[int], total: int) -> list[int]:
+    """`total` samples laid evenly over consecutive stretches, each of which has one at least.
+
+    A stretch that came away empty gets one from the nearest that has more: the sums over any longer time stay true to
+    the time. `total` must not be below the number of stretches.
+    """
+    whole = sum(durations) or 1
+    passed = given = 0
+    counts = []
+    for duration in durations:
+        passed += duration
+        reached = (2 * total * passed + whole) // (2 * whole)
+        counts.append(reached - given)
+        given = reached
+    if given < total and counts:
+        counts[-1] += total - given
+    empty = [i for i, number in enumerate(counts) if number == 0]
+    for distance in range(1, _FARTHEST_LENDER):
+        empty = [i for i in empty if not _lend(counts, i, distance)]
+        if not empty:
+            return counts
+    lenders = [i for i, number in enumerate(counts) for _ in range(number - 1)]
+    for i, lender in zip(empty, lenders, strict=False):
+        counts[i] += 1
+        counts[lender] -= 1
+    return counts
+
+
+def _lend(counts: list[int], borrower: int, distance: int) -> bool:
+    """Move one sample to `borrower` from a stretch at `distance` that has more than one."""
+    for lender in (borrower - distance, borrower + distance):
+        if 0 <= lender < len(counts) and counts[lender] > 1:
+            counts[lender] -= 1
+            counts[borrower] += 1
+            return True
+    return False
+
+
+def _edges(thread: ThreadHistory, first_us: int, gap_us: float) -> list[int]:
+    """Where the thread's stretches begin, and the end of the last; each holds the moment it was met at."""
+    met = thread.starts_us
+    edges = [max(first_us, met[0] - round(gap_us))]
+    edges += [now - round(min(gap_us, (now - before) / 2)) for before, now in pairwise(met)]
+    return [*edges, max(thread.end_us, met[-1])]
+
+
+TIMES_SCHEMA = "stepscope.times/1"
+MOST_STRETCHES = 20_000  # some 400 KB; a segment at the default rate has a few hundred
+
+
+@dataclass(frozen=True)
+class SpyPart:
+    """What one py-spy has seen: `prefix` names its process, `start_ns` is when it started, on the run's clock."""
+
+    prefix: str
+    start_ns: int
+    counted: Counted
+
+
+def write_segment(path: Path, parts: Sequence[SpyPart]) -> tuple[bool, str | None]:
+    """Write the stacks of all parts to `path`; returns whether they are there, and the name of the file of times.
+
+    There are no times (None) where they would be too many or cannot be written. Never raises `OSError`.
+    """
+    times = path.with_name(path.name.removesuffix(".raw") + ".times.json")
+    timed = _replace(times, times_text(parts))
+    if not _replace(path, _raw_text(parts)):
+        _remove(times)
+        return False, None
+    return True, times.name if timed else None
+
+
+def times_text(parts: Sequence[SpyPart]) -> str | None:
+    """The file of times: a stretch's `record` is the position of its record in the raw file, counted from 0."""
+    if not 0 < sum(len(part.counted.stretches) for part in parts) <= MOST_STRETCHES:
+        return None
+    start_ns = min(part.start_ns for part in parts)
+    rows = []
+    first = 0
+    for part in parts:
+        shift = round((part.start_ns - start_ns) / 1000)
+        rows += [(first + record, start + shift, end + shift) for record, start, end in part.counted.stretches]
+        first += len(part.counted.records)
+    rows.sort(key=lambda row: row[1])
+    record, start_us, end_us = zip(*rows, strict=True)
+    stretches = {"record": record, "start_us": start_us, "end_us": end_us}
+    value = {"schema": TIMES_SCHEMA, "start_ns": start_ns, "stretches": stretches}
+    return json.dumps(value, separators=(",", ":")) + "\n"
+
+
+def _raw_text(parts: Sequence[SpyPart]) -> str:
+    return "".join(
+        f"{part.prefix}{_one_record(record)} {number}\n"
+        for part in parts
+        for record, number in zip(part.counted.records, part.counted.counts, strict=True)
+    )
+
+
+def _one_record(text: str) -> str:
+    """A name may hold line breaks, and py-spy writes them; only what would read as the next record is moved aside."""
+    return text.replace("\nprocess ", "\n process ") if "\n" in text else text
+
+
+def _replace(path: Path, text: str | None) -> bool:
+    if text is None:
+        return False
+    temporary = Path(f"{path}.part")
+    try:
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as sink:
+            sink.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        _remove(temporary)
+        return False
+    return True
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

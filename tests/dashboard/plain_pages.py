@@ -1,0 +1,33 @@
+"""A page of made-up facts, without a run behind: what `analyze --html` writes where no front end was built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stepscope.api import Run
+from stepscope.dashboard import single
+from stepscope.model import Analysis, Diagnosis, Report
+from tests.builders import MS, make_tables, step_rows
+from tests.report.fabricate import analysis
+
+MOST_STEPS = 600
+
+
+def run_of(report: Report, facts: Analysis) -> Run:
+    """A run that says these, and has as many steps as they count; no other table has a row."""
+    run = Run((Path(facts.run.folder),), recorded=False)
+    rows = [
+        row
+        for kind in facts.steps
+        for row in step_rows(min(kind.count, MOST_STEPS), wall_ns=int(kind.mean_ms * MS), kind=kind.kind)
+    ]
+    vars(run).update(tables=make_tables(steps=rows), analysis=facts, diagnosis=Diagnosis((), ()))
+    return run.showing(report)
+
+
+def page_of(report: Report, facts: Analysis | None = None) -> str:
+    """The page of a report of `facts`; those of `fabricate` by default."""
+    run = run_of(report, analysis(Path(report.run["cwd"])) if facts is None else facts)
+    page = single.plain(report, single.documents(run, report))
+    assert single.UNMADE not in page, page[page.index(single.UNMADE) :][:400]
+    return page

@@ -1,0 +1,140 @@
+"""Blocks as plain HTML: every kind is shown, missing figures are said, and nothing outside the picture is drawn."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+from stepscope.dashboard import blocks, static_page
+from stepscope.dashboard.static_page import Section
+from tests.dashboard.test_plain_report import Page
+from tests.report.test_terminal import HOSTILE, words_of
+
+
+def shown(*made: dict[str, Any]) -> Page:
+    page = Page(static_page.render("a run", [Section("A page", made)]))
+    assert page.open == []
+    return page
+
+
+def text_of(*made: dict[str, Any]) -> str:
+    return words_of(shown(*made).text).partition("A page ")[2]
+
+
+def chart(kind: str, xs: list[Any], *series: list[Any], **more: Any) -> dict[str, Any]:
+    made = [blocks.series(f"s{at}", "ms", values, **more) for at, values in enumerate(series)]
+    x = ("step", "text" if isinstance(xs[0], str) else "number", xs)
+    return blocks.chart("c", "A chart", kind, sentence="What it says.", x=x, y=("time", "ms"), series=made)
+
+
+@pytest.mark.parametrize("kind", ["line", "stacked_area", "stacked_bars", "bars", "histogram", "scatter"])
+@pytest.mark.parametrize("size", [2, 60])
+def test_charts_lie_in_their_picture_and_are_said(kind: str, size: int) -> None:
+    values: list[float | None] = [float(at % 7) for at in range(size)]
+    values[-1] = None
+    page = shown(chart(kind, list(range(size)), values, [1.0] * size))
+    numbers = [
+        float(number)
+        for tag, name, value in page.attributes
+        if (tag, name) in (("polyline", "points"), ("polygon", "points"), ("rect", "x"), ("rect", "y"))
+        for number in re.split("[ ,]", value)
+    ]
+    assert numbers
+    assert min(numbers) >= 0
+    assert max(numbers) <= static_page.WIDTH
+    assert ("svg", "aria-label", "What it says.") in page.attributes
+    assert ("step s0 s1 0 0.0 ms 1.0 ms 1 – 1.0 ms" in words_of(page.text)) == (size == 2)
+
+
+def test_a_chart_without_figures_is_its_sentence() -> None:
+    page = shown(chart("line", [1, 2], [None, None]), chart("bars", ["a"], [3.0]))
+    assert "svg" not in page.tags
+    assert page.text.count("What it says.") == 2
+
+
+def test_a_line_leads_over_no_missing_value() -> None:
+    page = shown(chart("line", list(range(40)), [None if at == 20 else 1.0 for at in range(40)]))
+    lines = [value for tag, name, value in page.attributes if (tag, name) == ("polyline", "points")]
+    assert [len(line.split()) for line in lines] == [20, 19]
+
+
+def test_missing_is_said_as_missing() -> None:
+    items = [blocks.figure("Mean", None, "ms", missing="no step was seen"), blocks.figure("Other", 0, "ms")]
+    columns = [blocks.column("a", "A", "ms"), blocks.column("b", "B", "ms"), blocks.column("c", "C", "ms")]
+    rows = [{"a": None, "b": 0.0, "c": None}, {"a": 1.5, "b": math.nan, "c": None}]
+    text = text_of(blocks.figures(items), blocks.table("t", "T", columns, rows, limit=9))
+    assert text.startswith("Mean – no step was seen Other 0.0 ms T A B – 0.0 ms 1.5 ms –")
+
+
+def test_values_have_their_units_and_signs() -> None:
+    for value, unit, signed, said in (
+        (1_234_567, "ns", False, "1.2 ms"),
+        (0.25, "share", True, "+25 %"),
+        (-3.0, "ms", True, "-3.0 ms"),
+        (99.0, "pct", False, "99 %"),
+        (2**20, "bytes", False, "1.00 MiB"),
+        (4711, "text", False, "4711"),
+        (True, "text", False, "yes"),
+        (None, "ms", True, "–"),
+    ):
+        assert static_page.value_text(value, unit, signed=signed) == said
+
+
+def test_a_flame_graph_is_its_hottest_functions_and_a_timeline_a_note() -> None:
+    tree = {"key": "all", "label": "all", "unit": "samples", "parent": [-1, 0, 1, 0], "frame": [0, 1, 2, 2]}
+    tree |= {"value": [100, 60, 50, 40], "source": "", "hidden": 0, "base": None, "change": None}
+    document = {"title": "Flame", "names": ["main", "step", "read"], "files": ["t.py"], "trees": [tree]}
+    document |= {"frames": [[0, 0, 1, 0], [1, 0, 5, 0], [2, 0, 9, 0]]}
+    window = {"names": [], "tracks": []}
+    timeline = blocks.timeline("t", from_ns=0, to_ns=5_000_000, steps=(), tracks=(), window=window, sliceable=False)
+    text = text_of(blocks.flame("f", document), timeline)
+    assert "90 90 % read t.py 9 10 10 % step t.py 5" in text
+    assert "A timeline of 5.0 ms in 0 tracks" in text
+
+
+def test_every_kind_of_block_takes_any_text() -> None:
+    figure = blocks.figure(HOSTILE, HOSTILE, note=HOSTILE)
+    where = blocks.place(HOSTILE, 3, HOSTILE, shown=HOSTILE, code=HOSTILE)
+    columns = [blocks.column("depth", HOSTILE), blocks.column("p", HOSTILE, place=True)]
+    rows = [{"depth": 1, "p": where}]
+    made = (
+        blocks.text(HOSTILE, "warning"),
+        blocks.empty(HOSTILE, HOSTILE, HOSTILE, HOSTILE),
+        blocks.figures([figure], HOSTILE),
+        blocks.facts(HOSTILE, [blocks.fact(HOSTILE, HOSTILE, HOSTILE)]),
+        blocks.choice(HOSTILE, "x", HOSTILE, [(HOSTILE, HOSTILE)]),
+        blocks.table("t", HOSTILE, columns, rows, limit=1, total=2, notes=[HOSTILE], tree=True),
+        chart("interval", [HOSTILE, "b"], [0.1, None], low=[0.0, None], high=[0.2, None]),
+        chart("stacked_bars", [HOSTILE, "b"], [0.1, 0.2]),
+        blocks.findings((), (), healthy=HOSTILE, abstained=[{"rule": HOSTILE, "needs": HOSTILE}]),
+    )
+    page = Page(static_page.render(HOSTILE, [Section(HOSTILE, made, opened=False)], HOSTILE))
+    assert page.open == []
+    assert not {"script", "b", "img"} & set(page.tags)
+    assert "<script>x</script>" in page.text
+    assert not {"\x1b", "\u202e", "\u2066", "\x9b", "\x07"} & set(page.text)
+
+
+def test_what_does_not_fit_is_left_out_and_said() -> None:
+    columns = [blocks.column("a", "A")]
+    table = blocks.table("t", "T", columns, [{"a": "&" * 300} for _ in range(1_000)], limit=1_000)
+    sections = [Section("One", [blocks.text("kept")]), *(Section(f"T{at}", [table]) for at in range(400))]
+    page = static_page.render("run", sections)
+    assert len(page.encode()) <= static_page.MAX_BYTES
+    assert "The first 5 of 1000." in page
+    small = static_page.body("run", sections, 2_000)
+    assert "kept" in small
+    assert "T1" not in small
+    assert len(small) <= 2_000
+    assert static_page.body("run", sections, 3) == ""
+
+
+def test_its_policy_allows_its_own_style_and_nothing_else() -> None:
+    page = static_page.render("run", [Section("One", [blocks.text("x")])])
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy == f"default-src 'none'; style-src {static_page.hashes([style])}; base-uri 'none'; form-action 'none'"
+    assert " style=" not in page
