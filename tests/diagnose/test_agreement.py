@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.diagnose import agreement, diagnose
+from stepscope.diagnose import diagnose, weigh
 from stepscope.model import Analysis, Finding, WindowFacts
 from stepscope.model.ranks import RanksFacts, RankWork
 from stepscope.model.sampled import RankLines, SampledViews
@@ -62,7 +62,7 @@ def stepped(**changes: Any) -> Analysis:
 
 
 def judged(analysis: Analysis, *findings: Finding) -> tuple[Finding, ...]:
-    return agreement.weighed(findings, analysis)
+    return weigh.weighed(findings, analysis)
 
 
 @pytest.mark.parametrize(("ratio", "said"), [(1.3, 0), (None, 0), (2.4, 1)])

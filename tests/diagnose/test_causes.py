@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze import analyze
-from stepscope.diagnose import RULES, causes, diagnose
+from stepscope.diagnose import RULES, diagnose, weigh
 from stepscope.model import Analysis, Finding, LoopFacts, Place
 from stepscope.model.machine import DriftFacts, MachineFacts
 from stepscope.model.sampled import CallerLine, SampledViews
@@ -52,7 +52,7 @@ def scene(**changes: Any) -> Analysis:
 
 def links(*findings: Finding, analysis: Analysis | None = None) -> dict[str, tuple[str, ...]]:
     """Rule -> rules that it explains."""
-    found = causes.explained(findings, analysis or scene())
+    found = weigh.explained(findings, analysis or scene())
     assert [replace(one, explains=()) for one in found] == [replace(one, explains=()) for one in findings]
     names = {one.id: one.rule for one in found}
     return {one.rule: tuple(names[name] for name in one.explains) for one in found if one.explains}
@@ -214,13 +214,13 @@ ANY = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ANY, max_size=12, unique_by=lambda one: one.id))
 def test_links_form_no_circle_and_do_not_depend_on_the_order(findings: list[Finding]) -> None:
-    found = {one.id: one.explains for one in causes.explained(findings, LOOPING)}
+    found = {one.id: one.explains for one in weigh.explained(findings, LOOPING)}
     assert all(set(names) <= set(found) for names in found.values())
     done: set[str] = set()
     while ready := [name for name, below in found.items() if name not in done and set(below) <= done]:
         done.update(ready)
     assert done == set(found)
-    assert {one.id: one.explains for one in causes.explained(findings[::-1], LOOPING)} == found
+    assert {one.id: one.explains for one in weigh.explained(findings[::-1], LOOPING)} == found
 
 
 @pytest.mark.parametrize("tables", [loader_tables(), loop_tables(), python_tables()])

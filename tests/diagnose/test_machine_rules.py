@@ -8,9 +8,8 @@ import pytest
 
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
-from stepscope.diagnose.cores import numa_caveat, numa_evidence
-from stepscope.diagnose.gpu_clocks import strangers_evidence
-from stepscope.diagnose.storage import is_network, storage_advice, storage_evidence
+from stepscope.diagnose.input import is_network, storage_advice, storage_evidence
+from stepscope.diagnose.machine import numa_caveat, numa_evidence, strangers_evidence
 from stepscope.model import Finding
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TRAIN

@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
-from stepscope.diagnose.evaluation import told_places
+from stepscope.diagnose.needless_work import told_places
 from stepscope.diagnose.thresholds import DOUBLES, PASSES, PIPELINE, RECOMPUTE
 from stepscope.model import CATEGORIES, Analysis, Finding, LoopFacts, Place
 from stepscope.model.device_losses import (

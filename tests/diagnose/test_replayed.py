@@ -9,7 +9,7 @@ import pytest
 from stepscope import api
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
-from stepscope.diagnose.replayed import BY_SUBTRACTION, replayed
+from stepscope.diagnose.gains import BY_SUBTRACTION, replayed
 from stepscope.model import Analysis, Finding
 from stepscope.model.device_losses import ALLOCATOR, COPY_IN, LOADER, POINTWISE, SYNC, Replay, WhatIf
 from tests.analyze import shared_traces

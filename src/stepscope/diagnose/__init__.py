@@ -11,16 +11,12 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from stepscope.diagnose.agreement import weighed
-from stepscope.diagnose.causes import explained
 from stepscope.diagnose.common import ALL, based
 from stepscope.diagnose.in_script import in_framework
-from stepscope.diagnose.learn import linked
-from stepscope.diagnose.quality import tempered
 from stepscope.diagnose.risks import RISKS, assess
 from stepscope.diagnose.rules import RULES, Need
 from stepscope.diagnose.thresholds import REPORT_FLOOR
-from stepscope.diagnose.unexplained import unexplained
+from stepscope.diagnose.weigh import explained, linked, tempered, unexplained, weighed
 from stepscope.errors import UsageError
 from stepscope.model import Abstention, Analysis, Diagnosis, Finding, Ignored
 

@@ -1,49 +1,390 @@
 """Recompilations of torch.compile by cause, the limit of versions, slow compilations and graph breaks.
 
 Per function the strongest statement is made: it ran into its limit, it is close to it, or a cause compiled it again.
+A rule makes a `Claim`: a finding without figures, and the time it says was lost. `settle` turns claims into findings,
+strongest first; time is handed out once, so that one loss never speaks twice and shares stay within the run.
+How a cause is called, and what to do about it, goes by the words of `tables.compile_reasons`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.diagnose.common import lowest, shown
-from stepscope.diagnose.compile_basis import (
-    AMORTISED,
-    TORCH,
-    Basis,
-    Claim,
-    at,
-    causes,
-    confidence,
-    fact,
-    function_name,
-    late,
-    ms,
-    places,
-    ranks,
-    recompiled,
-    resumed_at,
-    spot,
-    timed,
-    total_ms,
-    unclear,
-)
-from stepscope.diagnose.compile_words import (
-    because,
-    break_fix,
-    break_reason,
-    changes,
-    clipped,
-    recompile_fix,
-    what,
-    without,
-)
+from stepscope.diagnose.common import ALL, lowest, severity, shown
 from stepscope.diagnose.thresholds import COMPILE
-from stepscope.model import Evidence, Finding, Place
-from stepscope.model.compilers import CompilerCause, CompilersView, EagerAfterLimit
+from stepscope.model import SEVERITIES, Evidence, Finding, Place
+from stepscope.model.compilers import Change, CompilerCause, CompilerFacts, CompilersView, EagerAfterLimit
+
+TORCH = "torch.compile"
+XLA = "torch_xla"
+SOURCE_SHOWN = 120  # characters
+NAME_SHOWN = 80
+SHORTEST_MS = 1e-6  # a nanosecond, the unit of clocks: less is no time
+AMORTISED = "Compiling is paid once per version: of a longer run it takes a smaller share."
+_RESUMED = re.compile(r"(?:torch_dynamo_)?resume_in_(.{1,200})_at_(\d{1,9})$")
+
+
+class Basis(Struct, frozen=True):
+    """The steps of a backend. `steps` is the number of the main kind.
+
+    `loop_ms` is the wall time of all kinds. It adds what recompiling took between steps, so that time lost is never
+    more than time spent, and leaves out what the first versions took in the first steps: that is paid once, and a
+    longer run gains by the rest.
+    """
+
+    steps: int
+    kind: str
+    loop_ms: float
+    estimated: bool
+    source: str
+
+    @property
+    def mean_ms(self) -> float:
+        """The run's mean step: its wall time by the steps of the main kind."""
+        return self.loop_ms / self.steps
+
+
+class Claim(Struct, frozen=True):
+    """A finding to be. `lost_ms` is of the whole run, `floor` the share below which it is not worth a word.
+
+    `compile_ms` is what of it are compilations that came again, `late_ms` first ones after warm-up: time that no rule
+    on the run as a whole may tell again. `worst` bounds the severity.
+    """
+
+    finding: Finding
+    lost_ms: float
+    floor: float
+    worst: str = "critical"
+    compile_ms: float = 0.0
+    late_ms: float = 0.0
+
+    def spoken(self, base: Basis) -> bool:
+        """Whether it is worth a finding."""
+        return self.lost_ms > 0 and self.lost_ms >= self.floor * base.loop_ms
+
+
+def basis(view: CompilersView, facts: CompilerFacts) -> Basis | None:
+    """What costs of `facts.backend` are spread over; None where nothing told how long steps take."""
+    rows = [row for row in view.steps if row.backend == facts.backend and row.steps > 0]
+    timed = [row for row in rows if (row.wall_ms or 0.0) >= SHORTEST_MS]
+    between = sum(
+        max(0.0, cause.total_ms - cause.in_main_steps_ms)
+        for cause in recompiled(view, facts.backend)
+        if cause.total_ms is not None and cause.in_main_steps_ms is not None
+    )
+    if timed:
+        main = next((row for row in timed if row.kind == "train"), timed[0])
+        wall = sum(row.wall_ms or 0.0 for row in timed)
+        estimated = any(row.estimated for row in timed)
+        source = "rates of the torch_xla report" if estimated else "wall time of all steps"
+        first = causes(view, facts.backend, "compile")
+        once = sum(cause.in_main_steps_ms or 0.0 for cause in first if cause not in late(first))
+        lost = total_ms(recompiled(view, facts.backend))
+        return Basis(main.steps, main.kind, max(wall - once, lost - between, SHORTEST_MS) + between, estimated, source)
+    if (facts.step_estimate_ms or 0.0) >= SHORTEST_MS and facts.marked_steps:
+        wall = (facts.step_estimate_ms or 0.0) * facts.marked_steps
+        return Basis(facts.marked_steps, "train", wall, True, "rates of the torch_xla report")
+    return None
+
+
+def causes(view: CompilersView, backend: str, *kinds: str) -> list[CompilerCause]:
+    """Causes of these kinds, in the view's order."""
+    return [cause for cause in view.causes if cause.backend == backend and cause.kind in kinds]
+
+
+def recompiled(view: CompilersView, backend: str) -> list[CompilerCause]:
+    """What a cure would save: every version of a function but its first."""
+    return causes(view, backend, "recompile", "limit_hit")
+
+
+def total_ms(items: Iterable[CompilerCause]) -> float:
+    """Their time; what was not timed adds nothing."""
+    return sum(cause.total_ms or 0.0 for cause in items)
+
+
+def unclear(cause: CompilerCause) -> bool:
+    """Whether nobody knows why it compiled again: not told, or in words that are new."""
+    return cause.cause in ("unknown", "unexplained") or (not cause.cause and cause.kind in ("recompile", "limit_hit"))
+
+
+def late(items: Iterable[CompilerCause]) -> list[CompilerCause]:
+    """Those that began after warm-up, or may have."""
+    return [cause for cause in items if cause.first_step is None or cause.first_step >= COMPILE.few_steps]
+
+
+def timed(items: Iterable[CompilerCause]) -> bool:
+    """Whether any of them was timed: without, there is no cost and no finding."""
+    return any(cause.total_ms is not None for cause in items)
+
+
+def function_name(name: str | None) -> str:
+    """`forward`, also of the part of it that goes on behind a graph break."""
+    match = _RESUMED.search(name or "")
+    whole = match.group(1) if match else name or "a function"
+    return whole.rsplit(".", 1)[-1][:NAME_SHOWN]
+
+
+def resumed_at(name: str | None) -> tuple[str, int] | None:
+    """Of the function behind a graph break: the function it goes on with, and the line of the break."""
+    match = _RESUMED.search(name or "")
+    return (match.group(1).rsplit(".", 1)[-1], int(match.group(2))) if match else None
+
+
+def spot(cause: CompilerCause) -> Place | None:
+    """The nearest line of the user's: the cause, else the call, else where the function begins."""
+    return cause.place or cause.call or cause.definition
+
+
+def places(items: Iterable[CompilerCause]) -> tuple[Place, ...]:
+    """Lines of causes, each once, in their order; behind them where their functions are called and begin."""
+    items = list(items)
+    found: dict[tuple[str, int | None], Place] = {}
+    for pick in ("place", "call", "definition"):
+        for cause in items:
+            place: Place | None = getattr(cause, pick)
+            if place is not None:
+                found.setdefault((place.file, place.line), replace(place, share=None))
+    return tuple(found.values())[: COMPILE.places_shown]
+
+
+def at(place: Place | None) -> str:
+    """` (train.py:18)`, or nothing."""
+    return f" ({shown(place)})" if place else ""
+
+
+def ranks(items: Iterable[CompilerCause]) -> tuple[int, ...]:
+    """All ranks of these causes."""
+    return tuple(sorted({rank for cause in items for rank in cause.ranks}))
+
+
+def confidence(base: Basis, items: Iterable[CompilerCause]) -> str:
+    """Measured times are exact; rates are not, few steps exaggerate, and an unknown cause is half a finding."""
+    levels = ["high"]
+    if base.estimated:
+        levels.append("medium")
+    if base.steps < COMPILE.few_steps:
+        levels.append("medium")
+    if any(unclear(cause) for cause in items):
+        levels.append("low")
+    return lowest(levels)
+
+
+def ms(metric: str, value: float, source: str) -> Evidence:
+    """A time."""
+    return fact(metric, round(value, 3), "ms", source)
+
+
+def fact(metric: str, value: object, unit: str, source: str) -> Evidence:
+    """A figure, with the first of its sources where they are many."""
+    parts = list(dict.fromkeys(source.split("; ")))
+    text = "; ".join(parts)
+    return Evidence(metric, value, unit, text if len(text) <= SOURCE_SHOWN else f"{parts[0][:SOURCE_SHOWN]} and others")
+
+
+def settle(claims: Iterable[tuple[Basis, Claim]]) -> tuple[Finding, ...]:
+    """Findings of the claims, in their order. A claim gets the time that those before it left."""
+    left, found = 1.0, []
+    for base, claim in claims:
+        share = max(0.0, min(left, claim.lost_ms / base.loop_ms)) if base.loop_ms > 0 else 0.0
+        if claim.lost_ms <= 0 or share <= 0 or share < claim.floor:
+            continue
+        left -= share
+        level = severity(share)
+        if SEVERITIES.index(level) < SEVERITIES.index(claim.worst):
+            level = claim.worst
+        found.append(
+            replace(
+                claim.finding,
+                severity=level,
+                cost_ms_per_step=share * base.mean_ms,
+                share=share,
+                gain_ceiling=share,
+                basis=ALL,
+                step_ms=base.mean_ms,
+                evidence=(
+                    ms(f"mean of all {base.steps} {base.kind} steps", base.mean_ms, base.source),
+                    *claim.finding.evidence,
+                ),
+            )
+        )
+    return tuple(found)
+
+
+_TENSOR_SIZE = re.compile(r"(.{1,80}?)\.size\((-?\d{1,3})\)$")
+TEXT_SHOWN = 160  # characters of a compiler's own text
+
+# What changed, where the compiler names no subject.
+_SUBJECTS = {
+    "shape": "the size of a tensor",
+    "dtype": "the dtype of a tensor",
+    "stride": "the memory layout of a tensor",
+    "device": "the device of a tensor",
+    "requires_grad": "whether a tensor requires gradients",
+    "constant": "a constant",
+    "float_argument": "a float argument",
+    "int_attribute": "an integer attribute",
+    "attribute": "an attribute",
+    "object": "an object",
+    "type": "the type of an argument",
+    "length": "the length of a container",
+    "keys": "the keys of a dict",
+    "grad_mode": "whether gradients are recorded",
+    "global_state": "a global setting of torch",
+    "tensor_read": "a value read from a tensor",
+    "new_function": "a function that is made anew",
+}
+
+# What to do; `{what}` is the subject, `{place}` " at train.py:18" or nothing, `{call}` likewise where it is called.
+_FIXES = {
+    "dtype": "Cast {what} to one dtype before the call{call}",
+    "stride": "Give {what} one memory layout: .contiguous() before the call{call}",
+    "device": "Keep {what} on one device, moved there before the call{call}",
+    "requires_grad": "Call the compiled function with {what} always alike; compile training and evaluation separately",
+    "constant": "Keep {what} equal over the calls{place}, pass it as a tensor, or use it outside the compiled part",
+    "float_argument": "Pass {what} as a tensor (torch.tensor({name}), made once and filled in place){place}; "
+    "a Python float becomes a constant of the compiled version",
+    "int_attribute": "Count {what} outside the compiled part, keep it in a tensor{place}, or set "
+    "torch._dynamo.config.allow_unspec_int_on_nn_module = True",
+    "attribute": "Set {what} once before training, or read it outside the compiled part{place}",
+    "object": "Create {what} once and pass the same one in every call{place}",
+    "type": "Pass the same type in every call{call}",
+    "length": "Keep {what} equal over the calls: pad it, or stack it into one tensor{place}",
+    "keys": "Keep {what} equal over the calls{place}",
+    "grad_mode": "Compile training and evaluation separately: two torch.compile calls, each under its own grad mode",
+    "global_state": "Set {what} once before training, not between calls{place}",
+    "tensor_read": "Leave the value on the tensor instead of reading it (.item(), int(), bool()){place}: "
+    "torch.where or torch.cond, or read it outside the compiled part; "
+    "torch._dynamo.config.capture_scalar_outputs = True keeps an .item() in the graph",
+    "new_function": "Make the function once, outside the loop, and pass the same one in every call{place}",
+}
+_UNKNOWN = "Keep what the compiler names equal over the calls, or move it out of the compiled part{place}"
+
+_BREAKS = {
+    "item": "Leave the value on the tensor{place}, or read it outside the compiled part; "
+    "torch._dynamo.config.capture_scalar_outputs = True keeps an .item() in the graph",
+    "print": "Take the print or log call{place} out of the compiled part",
+    "data_dependent": "Replace the branch on a tensor's value{place} by torch.where or torch.cond, "
+    "or move it out of the compiled part",
+    "unsupported_call": "Call it outside the compiled part{place}, or register it as a custom operator "
+    "(torch.library.custom_op)",
+}
+_BREAK = "Rewrite{place} with what the compiler supports, or move it out of the compiled part"
+
+
+def what(cause: CompilerCause) -> str:
+    """What changed."""
+    if unclear(cause) and not cause.subject:
+        return "an unknown cause"
+    return clipped(cause.subject, 80) if cause.subject else _SUBJECTS.get(cause.cause, "something the compiler checks")
+
+
+def clipped(text: str, limit: int = TEXT_SHOWN) -> str:
+    """One line of bounded length."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def how_often(cause: CompilerCause) -> str:
+    """`changes every step` or `grows every step`, else how many times it did."""
+    if cause.first_step is not None and cause.last_step is not None and cause.count >= COMPILE.same_cause:
+        span = cause.last_step - cause.first_step + 1
+        if cause.step_count >= COMPILE.same_cause and cause.step_count >= COMPILE.every * span:
+            return "grows every step" if cause.cause == "shape" and grows(cause) else "changes every step"
+    return f"changed {cause.count} times" if cause.count != 1 else "changed"
+
+
+def because(cause: CompilerCause) -> str:
+    """`s.calls changes every step`; of a wording nobody knows, the wording."""
+    if unclear(cause):
+        return (
+            f"the compiler says: {clipped(cause.text, 80)}" if cause.text else "this version of torch does not say why"
+        )
+    return f"{what(cause)} {how_often(cause)}"
+
+
+def changes(items: Sequence[Change]) -> str | None:
+    """`8 to 12 (step 2), 12 to 16 (step 3)`."""
+    parts = []
+    for change in items[: COMPILE.changes_shown]:
+        if change.old is None and change.new is None:
+            continue
+        values = " to ".join(clipped(value, 40) for value in (change.old, change.new) if value is not None)
+        parts.append(f"{values} (step {change.step})" if change.step is not None else values)
+    return ", ".join(parts) or None
+
+
+def grows(cause: CompilerCause) -> bool:
+    """Whether the values only went up: something is accumulated."""
+    values = [value for change in cause.changes for value in (change.old, change.new) if value is not None]
+    numbers = [int(value) for value in values if value.isdecimal() and len(value) < 19]
+    enough = len(numbers) == len(values) and len(cause.changes) >= COMPILE.same_cause
+    return enough and numbers == sorted(numbers) and numbers[0] < numbers[-1]
+
+
+def recompile_fix(cause: CompilerCause) -> str:
+    """What removes the cause, with the compiler's own hint where there is one."""
+    place = f" at {shown(cause.place)}" if cause.place else ""
+    call = f" at {shown(cause.call)}" if cause.call else ""
+    if unclear(cause) and not cause.text:
+        text = "Record the run with torch 2.9 or newer, or TORCH_LOGS=recompiles, which name the cause; then remove it"
+    elif cause.cause == "shape":
+        text = _shape_fix(cause, call)
+    else:
+        name = cause.subject if cause.subject and cause.subject.isidentifier() else "value"
+        text = _FIXES.get(cause.cause, _UNKNOWN).format(what=what(cause), place=place, call=call, name=name)
+    return text + hinted(cause)
+
+
+def _shape_fix(cause: CompilerCause, call: str) -> str:
+    match = _TENSOR_SIZE.match(cause.subject or "")
+    marked = (
+        f"torch._dynamo.mark_dynamic({match.group(1)}, {match.group(2)})" if match else "torch._dynamo.mark_dynamic"
+    )
+    dynamic = f"{marked} before the call{call}, or torch.compile(..., dynamic=True)"
+    if grows(cause):
+        begin = cause.definition or cause.place
+        inside = f" {function_name(cause.function)}{f' ({shown(begin)})' if begin else ''}"
+        return (
+            f"{what(cause)} grows: take what accumulates (a torch.cat or a list) out of the compiled{inside} "
+            f"and join it behind the loop; where it must stay, {dynamic}"
+        )
+    return f"Let the size change without a new version: {dynamic}; or pad to a few fixed sizes"
+
+
+def break_reason(cause: CompilerCause) -> str:
+    """Why a graph breaks, in a few words."""
+    if cause.cause == "unsupported_call" and cause.operator:
+        return f"the compiler cannot follow {clipped(cause.operator, 60)}"
+    known = {
+        "item": "a tensor's value is read",
+        "print": "something is printed",
+        "data_dependent": "what to do next depends on a tensor's values",
+    }
+    return known.get(cause.cause) or clipped(cause.text, 60) or "for a reason that was not told"
+
+
+def break_fix(cause: CompilerCause) -> str:
+    """What removes a graph break."""
+    place = f" at {shown(cause.place)}" if cause.place else ""
+    return _BREAKS.get(cause.cause, _BREAK).format(place=place) + hinted(cause)
+
+
+def hinted(cause: CompilerCause) -> str:
+    """The compiler's own advice, quoted."""
+    return f". The compiler's hint: {clipped(cause.hint, 300)}" if cause.hint else ""
+
+
+def without(cause: CompilerCause) -> str:
+    """The experiment that would prove a finding wrong: `With s.calls kept equal over all calls`."""
+    place = spot(cause)
+    if unclear(cause):
+        return f"With what the compiler names{f' at {shown(place)}' if place else ''} kept equal over all calls"
+    return f"With {what(cause)} kept equal over all calls"
+
 
 LIMIT_RULE = "compile.limit_hit"
 CLOSE_RULE = "compile.close_to_limit"

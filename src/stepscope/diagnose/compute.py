@@ -1,6 +1,7 @@
 """Device work that could be less: products without tensor cores, attention written out, layouts, pointwise runs.
 
-And the GPU that is there but not used.
+And sizes that do not fit the tiles of tensor cores, linear algebra that a GPU does matrix by matrix or on the host too,
+and the GPU that is there but not used.
 """
 
 from __future__ import annotations
@@ -11,7 +12,17 @@ from stepscope.diagnose.device_basis import Claim, Words, ms
 from stepscope.diagnose.thresholds import DEVICE, TENSOR_CORES
 from stepscope.diagnose.thresholds import LAYOUT as LAYOUT_LIMITS
 from stepscope.model import Analysis, Evidence, Finding, StepFacts, Try
-from stepscope.model.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE, DeviceLosses, Loss, matrix
+from stepscope.model.device_losses import (
+    ATTENTION,
+    LAYOUT,
+    LINALG,
+    MATRIX,
+    POINTWISE,
+    TILES,
+    DeviceLosses,
+    Loss,
+    matrix,
+)
 
 MATRIX_RULE = "compute.no_tensor_cores"
 ATTENTION_RULE = "compute.attention_unfused"
@@ -253,4 +264,84 @@ def _cpu_finding(train: StepFacts, found: tuple[str, ...], share: float) -> Find
         "very small model can be as fast on the CPU.",
         learn=LEARN_CUDA,
         falsified_by="With model and batches on the GPU the mean step does not get shorter",
+    )
+
+
+LINALG_RULE = "compute.serial_linalg"
+LEARN_LINALG = "https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cuda.preferred_linalg_library"
+
+
+def serial_linalg(analysis: Analysis) -> list[Finding]:
+    """One finding when calls of linear algebra that leave the device mostly empty cost more than the floor."""
+    return [_serial_linalg(analysis, *one) for one in basis.seen(analysis, LINALG)]
+
+
+def _serial_linalg(analysis: Analysis, losses: DeviceLosses, loss: Loss, cost: float) -> Finding:
+    source, at = basis.trace_source(losses), basis.first_at(loss)
+    operator = next(iter(loss.parts), "linear algebra")
+    launches, matrices = loss.details.get("launches", 0.0), loss.details.get("matrices", 0.0)
+    rows = loss.details.get("matrix_rows", 0.0) / matrices if matrices else 0.0
+    sizes = f" for {matrices:.0f} matrices with {rows:.0f} rows" if matrices else ""
+    words = Words(
+        title=f"{basis.clipped(operator)} on the GPU is serial: {cost / 1e6:.1f} ms per step and {launches:.0f} "
+        f"launches{sizes}, and the device mostly waits{at}",
+        fix=f"Do it on the CPU in one batch{at} (x.cpu(), the decomposition, and back), or on the device with "
+        "batched products: for small matrices written out (Gram-Schmidt, Cholesky of the Gram matrix for QR), or "
+        "torch.backends.cuda.preferred_linalg_library('magma') or 'cusolver', whichever is not in use",
+        caveat="The cost is all time of these calls in which nothing else runs; what takes their place takes time "
+        "too, and on the CPU a copy each way. Other algorithms have other rounding errors: Cholesky of the Gram matrix "
+        "squares the condition number. Large single matrices belong on the GPU.",
+        falsified_by="With the same decomposition done on the CPU, copies included, the mean step does not get shorter",
+        learn=LEARN_LINALG,
+        tries=(Try("cuda.linalg_library", "magma"), Try("cuda.linalg_library", "cusolver")),
+    )
+    evidence = [
+        ms("linear algebra with nothing beside it", loss.ns_per_step, source),
+        ms("of it the device idles", loss.details.get("idle_ns", 0.0), source),
+        Evidence("calls per step", round(loss.calls_per_step, 2), "calls", source),
+        Evidence("launches in them per step", round(launches, 1), "launches", source),
+        *basis.parts_evidence(loss, source),
+    ]
+    if matrices:
+        evidence.append(Evidence("matrices per step", round(matrices, 1), "matrices", source))
+        evidence.append(Evidence("rows of a matrix", round(rows, 1), "rows", source))
+    claim = Claim(LINALG_RULE, "compute", loss, cost, cost, words, tuple(evidence), most="medium")
+    return basis.finding(analysis, losses, claim)
+
+
+TILES_RULE = "compute.sizes_off_tiles"
+LEARN_TILES = "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html"
+
+
+def sizes_off_tiles(analysis: Analysis) -> list[Finding]:
+    """One finding when filling up tiles costs more than the floor."""
+    return [_sizes_off_tiles(analysis, *one) for one in basis.seen(analysis, TILES)]
+
+
+def _sizes_off_tiles(analysis: Analysis, losses: DeviceLosses, loss: Loss, cost: float) -> Finding:
+    source = basis.trace_source(losses)
+    kernels, unaligned = loss.details.get("kernels_ns", 0.0), loss.details.get("unaligned_ns", 0.0)
+    top = next(iter(loss.parts), "?")
+    words = Words(
+        title=f"Matrix products do not fit the tiles of tensor cores: {cost / 1e6:.1f} ms per step only fill them up, "
+        f"longest for {top}{basis.first_at(loss)}",
+        fix="Choose sizes (hidden and head sizes, vocabulary, tokens per batch) that are multiples of 8, better of 64 "
+        "or 128: pad an embedding or output layer by rows that are never used, and sequences to few lengths",
+        caveat="A lower bound: kernels for rows that begin at any element are slower besides, and the last wave of "
+        "tiles seldom fills the device. Sizes are rows x columns x depth of a product; which of them can change is "
+        "for you to say.",
+        falsified_by="With these sizes padded to the next multiple of 64 the products take as long as before",
+        learn=LEARN_TILES,
+    )
+    evidence = (
+        ms("products that only fill up tiles, nothing beside them", loss.ns_per_step, source),
+        ms("all time of these kernels", kernels, source),
+        ms("of it in kernels for rows that begin at any element", unaligned, source),
+        ms("all products in 16 bits", loss.details.get("products_ns", 0.0), source),
+        Evidence("such products per step", round(loss.calls_per_step, 1), "kernels", source),
+        *basis.parts_evidence(loss, source, "lost at {}"),
+    )
+    ceiling = cost + unaligned * (1 - 1 / TENSOR_CORES.gain)
+    return basis.finding(
+        analysis, losses, Claim(TILES_RULE, "compute", loss, cost, ceiling, words, evidence, most="medium")
     )

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.diagnose.common import clip_share, finding_id, lowest, severity, train_steps
-from stepscope.diagnose.replayed import BY_SUBTRACTION, Gain, replayed
+from stepscope.diagnose.gains import BY_SUBTRACTION, Gain, replayed
 from stepscope.diagnose.thresholds import DEVICE
 from stepscope.model import Analysis, Evidence, Finding, Place, Try
 from stepscope.model.device_losses import DeviceLosses, Loss

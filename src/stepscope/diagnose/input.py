@@ -1,12 +1,20 @@
-"""The step waits for its batch: in this process, for busy workers, or behind idle ones.
+"""The step waits for its batch: in this process, for busy workers, behind idle ones, in waves, or for new workers.
 
-What a device does meanwhile hides the wait: where traces show it, only the time it idles for the loader counts.
+What a device does meanwhile hides the wait: where traces show it, only the time it idles for the loader counts. In
+traces without a journal that idle time is the cost. What reading from storage says of a slow loader comes as evidence
+and advice of these rules.
 """
 
 from __future__ import annotations
 
-from stepscope.diagnose import pipeline
+import math
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stepscope.diagnose import gains
 from stepscope.diagnose.common import (
+    ALL,
     clip_share,
     finding_id,
     lowest,
@@ -18,13 +26,16 @@ from stepscope.diagnose.common import (
     steps_source,
     train_steps,
 )
+from stepscope.diagnose.gains import BY_SUBTRACTION, Gain, replayed
 from stepscope.diagnose.in_script import of_loader
-from stepscope.diagnose.input_trace import idle_share, loader_gain, traced_loader_bound
-from stepscope.diagnose.storage import storage_advice, storage_evidence
-from stepscope.diagnose.thresholds import LOADER, WAVES
+from stepscope.diagnose.machine import device_doubt
+from stepscope.diagnose.thresholds import EPOCHS, LOADER, STORAGE, TRACED_LOADER, WAVES
 from stepscope.model import Analysis, Evidence, Finding, HotLine, Interval, LoaderFacts, Place, Settings, StepFacts, Try
+from stepscope.model.device_losses import LOADER as LOADER_LOSS
+from stepscope.model.machine import EpochFacts, StorageFacts, TraceLoader, WaveFacts
+from stepscope.model.views import DEVICE, Overview
 
-RULE = "input.loader_bound"
+LOADER_RULE = "input.loader_bound"
 _SAME_BATCH = "With the same batch handed out again and again instead of loaded, the mean step does not get shorter"
 LEARN = "https://pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading"
 
@@ -35,7 +46,7 @@ def loader_bound(analysis: Analysis) -> list[Finding]:
     A wait that comes in waves is left to `input.prefetch_waves`. Of traces without a journal, one for each run.
     """
     if analysis.loader is None:
-        return traced_loader_bound(analysis, RULE, LEARN)
+        return traced_loader_bound(analysis, LOADER_RULE, LEARN)
     return [] if in_waves(analysis) else waiting(analysis)
 
 
@@ -69,8 +80,8 @@ def waiting(analysis: Analysis) -> list[Finding]:
         levels.append("low")
     return [
         Finding(
-            id=finding_id(RULE, loader.site or (where[0] if where else None)),
-            rule=RULE,
+            id=finding_id(LOADER_RULE, loader.site or (where[0] if where else None)),
+            rule=LOADER_RULE,
             category="input",
             title=title,
             severity=severity(share),
@@ -111,8 +122,8 @@ def _without_workers(
     levels = [steps_confidence(train), sampled_confidence(loader.samples) if loader.samples else "medium"]
     return [
         Finding(
-            id=finding_id(RULE, loader.site or hot),
-            rule=RULE,
+            id=finding_id(LOADER_RULE, loader.site or hot),
+            rule=LOADER_RULE,
             category="input",
             title=f"The training process makes every batch itself, {share:.0%} of the step{_named(loader, hot)}",
             severity=severity(share),
@@ -171,7 +182,7 @@ def _ceiling(analysis: Analysis, train: StepFacts, cost: float) -> float:
     if any(device != "cpu" for device in analysis.devices):
         gain = loader_gain(analysis)
         return max(clip_share(cost, train.mean_ms), gain.share if gain is not None else 0.0)
-    return clip_share(max(cost, pipeline.without_wait(analysis) or 0.0), train.mean_ms)
+    return clip_share(max(cost, gains.without_wait(analysis) or 0.0), train.mean_ms)
 
 
 def _replayed(analysis: Analysis) -> tuple[Evidence, ...]:
@@ -396,3 +407,337 @@ def _falsified(loader: LoaderFacts) -> str:
     if loader.in_main_process:
         return f"With num_workers={loader.suggested_workers} the mean step does not get shorter"
     return _SAME_BATCH
+
+
+WAVES_RULE = "input.prefetch_waves"
+FIRST_RULE = "input.first_batch"
+
+
+def prefetch_waves(analysis: Analysis) -> list[Finding]:
+    """The finding of the loader in other words, where one step of as many as there are workers holds the wait."""
+    train, machine = train_steps(analysis), analysis.machine
+    if train is None or machine is None or machine.waves is None or not in_waves(analysis):
+        return []
+    waves = machine.waves
+    return [
+        replace(
+            finding,
+            id=finding_id(WAVES_RULE, finding.where[0] if finding.where else None),
+            rule=WAVES_RULE,
+            title=f"One step in {waves.period} waits {waves.wave_wait_ms:.3g} ms for data: {waves.period} workers make "
+            f"batches in step and cannot keep up, {finding.share:.0%} of the mean step",
+            evidence=(*_wave_evidence(train, waves), *finding.evidence),
+            caveat="The median step hides this loss, the mean shows it. More prefetching does not help while the "
+            f"workers are busy all the time. {finding.caveat}",
+        )
+        for finding in waiting(analysis)
+    ]
+
+
+def first_batch(analysis: Analysis) -> list[Finding]:
+    """One finding per loader whose workers are started for every epoch, at more than the floor of all step time."""
+    train, machine = train_steps(analysis), analysis.machine
+    if train is None or machine is None:
+        return []
+    return [
+        _epoch_finding(analysis, train, fact)
+        for fact in machine.epochs or ()
+        if not fact.persistent and fact.lost_ms_per_step >= EPOCHS.floor * fact.total_ms_per_step
+    ]
+
+
+def _wave_evidence(train: StepFacts, waves: WaveFacts) -> tuple[Evidence, ...]:
+    source = f"{steps_source(train)}, {waves.waves} waves"
+    return (
+        Evidence(f"data wait in one step of {waves.period}", round(waves.wave_wait_ms, 3), "ms", source),
+        Evidence("data wait in the others", round(waves.other_wait_ms, 3), "ms", source),
+        Evidence("part of the wait that lies in waves", round(waves.share, 4), "fraction", source),
+        Evidence(f"distances between waves that are {waves.period} steps", round(waves.regular, 4), "fraction", source),
+    )
+
+
+def _epoch_finding(analysis: Analysis, train: StepFacts, fact: EpochFacts) -> Finding:
+    share = clip_share(fact.lost_ms_per_step, fact.total_ms_per_step)
+    workers = f"{fact.num_workers} workers" if fact.num_workers != 1 else "its worker"
+    doubt, words = device_doubt(analysis)
+    return Finding(
+        id=finding_id(FIRST_RULE, fact.site),
+        rule=FIRST_RULE,
+        category="input",
+        title=f"The {'training' if fact.kind == 'train' else 'evaluation'} loader starts {workers} anew for every "
+        f"epoch, {share:.0%} of all step time",
+        severity=severity(share),
+        confidence=lowest(["high" if fact.restarts >= 3 else "medium", steps_confidence(train), *doubt]),
+        cost_ms_per_step=fact.lost_ms_per_step,
+        share=share,
+        basis=ALL,
+        step_ms=fact.total_ms_per_step,
+        gain_ceiling=max(share, clip_share(fact.at_most_ms_per_step, fact.total_ms_per_step)),
+        where=(fact.site,) if fact.site is not None else (),
+        ranks=train.ranks,
+        evidence=_epoch_evidence(train, fact),
+        fix="Keep the workers between epochs: " + of_loader(fact.site, analysis.settings, persistent_workers=True),
+        caveat=f"Workers that stay keep their memory between epochs, and their copy of the data set: what the script "
+        f"changes in it later does not reach them. Longer epochs make the loss smaller.{words}",
+        learn=LEARN,
+        try_=(Try("loader.persistent_workers", "true"),),
+        falsified_by="With persistent_workers=True an epoch does not get shorter",
+    )
+
+
+def _epoch_evidence(train: StepFacts, fact: EpochFacts) -> tuple[Evidence, ...]:
+    source = f"events.jsonl, {fact.restarts} iterators after the first"
+    found = [
+        Evidence("making an iterator, median", round(fact.make_ms, 3), "ms", source),
+        Evidence("iterators made during training", fact.restarts, "iterators", "events.jsonl"),
+        Evidence("wait for an epoch's first batch, median", round(fact.first_wait_ms, 3), "ms", steps_source(train)),
+        Evidence("wait for the other batches, median", round(fact.usual_wait_ms, 3), "ms", steps_source(train)),
+    ]
+    at_most = Evidence(
+        "with ending the old workers and the slower first steps, at most",
+        round(fact.at_most_ms_per_step, 3),
+        "ms",
+        f"{steps_source(train)}, per training step",
+    )
+    found.append(at_most)
+    if fact.batch_ms is not None:
+        found.append(
+            Evidence("work for one batch, left out", round(fact.batch_ms, 3), "ms", "worker samples times step time")
+        )
+    else:
+        found.append(
+            Evidence("counted of each epoch", "making the iterator", "", "the work for one batch is not known")
+        )
+    return tuple(found)
+
+
+class _Wait(Struct, frozen=True):
+    """The loader in the profiled steps of one run. ms per step."""
+
+    overviews: tuple[Overview, ...]
+    steps: int
+    mean_ms: float
+    lost_ms: float
+    device: bool
+
+
+def profiled(analysis: Analysis, run: str | None = None) -> list[Overview]:
+    """Overviews whose steps are marked; of one run where it is named."""
+    spans = analysis.views.spans if analysis.views is not None else ()
+    found = [span.overview for span in spans if span.overview is not None and span.overview.has_steps]
+    return [one for one in found if run is None or one.span.run == run]
+
+
+def idle_share(analysis: Analysis) -> float | None:
+    """The share of profiled steps in which a device idles for the loader; None without a trace of a device."""
+    wait = _wait([one for one in profiled(analysis) if one.basis == DEVICE])
+    return wait.lost_ms / wait.mean_ms if wait is not None else None
+
+
+def loader_gain(analysis: Analysis, run: str = "") -> Gain | None:
+    """What profiled steps with device work save without the loader; None where none were replayed."""
+    return replayed(analysis, run, LOADER_LOSS)
+
+
+def traced_loader_bound(analysis: Analysis, rule: str, learn: str) -> list[Finding]:
+    """One finding for each run of traces whose loader takes more of the mean profiled step than the floor."""
+    machine = analysis.machine
+    loaders = machine.trace_loaders if machine is not None else ()
+    found = []
+    for loader in loaders:
+        wait = _wait(profiled(analysis, loader.run))
+        if wait is not None and wait.lost_ms >= TRACED_LOADER.floor * wait.mean_ms:
+            gain = loader_gain(analysis, loader.run) if wait.device else None
+            found.append(_traced_finding(wait, loader, gain, rule, learn, several=len(loaders) > 1))
+    return found
+
+
+def _wait(overviews: list[Overview]) -> _Wait | None:
+    with_device = [one for one in overviews if one.basis == DEVICE]
+    chosen = with_device or overviews
+    steps = [step for one in chosen for step in one.steps]
+    wall_ns = sum(step.wall_ns for step in steps)
+    if not wall_ns:
+        return None
+    part = "idle_data" if with_device else "host_data"
+    lost_ns = sum(step.parts_ns.get(part, 0) for step in steps)
+    count = len(steps)
+    return _Wait(tuple(chosen), count, wall_ns / count / 1e6, lost_ns / count / 1e6, bool(with_device))
+
+
+def _traced_finding(
+    wait: _Wait, loader: TraceLoader, gain: Gain | None, rule: str, learn: str, *, several: bool
+) -> Finding:
+    share = clip_share(wait.lost_ms, wait.mean_ms)
+    place = loader.call or (loader.entries[0] if loader.entries else None)
+    wanted = _workers_of_trace(wait, loader)
+    key = Place(loader.run, None, rule) if several or place is None else place
+    return Finding(
+        id=finding_id(rule, key),
+        rule=rule,
+        category="input",
+        title=_title(wait, loader, several=several),
+        severity=severity(share),
+        confidence=_traced_confidence(wait),
+        cost_ms_per_step=wait.lost_ms,
+        share=share,
+        gain_ceiling=max(share, gain.share) if gain is not None else share,
+        where=(*loader.entries, *((loader.call,) if loader.call is not None else ())),
+        ranks=tuple(sorted({one.span.rank for one in wait.overviews})),
+        evidence=(*_traced_evidence(wait, loader), *(gain.evidence if gain is not None else ())),
+        fix=_traced_fix(loader, wanted),
+        caveat=_traced_caveat(wait, gain),
+        learn=learn,
+        try_=(Try("loader.num_workers", str(wanted)), Try("loader.persistent_workers", "true")) if wanted else (),
+        falsified_by="With the same batch handed out again and again instead of loaded, the mean step does not get "
+        "shorter",
+    )
+
+
+def _title(wait: _Wait, loader: TraceLoader, *, several: bool) -> str:
+    who = {
+        "none": "The training process loads every batch itself",
+        "some": "The loader's workers do not keep up",
+        None: "The step waits for its batch",
+    }[loader.workers]
+    what = "the device idles for it" if wait.device else "that takes"
+    of = f" of {loader.run}" if several and loader.run else ""
+    return f"{who}: {what} {wait.lost_ms:.3g} of {wait.mean_ms:.3g} ms of the step{of}"
+
+
+def _workers_of_trace(wait: _Wait, loader: TraceLoader) -> int | None:
+    """How many keep up, by the time of a fetch and of the rest of the step, and one more for jitter.
+
+    None where there are some already, or nothing else takes time.
+    """
+    rest_ms = wait.mean_ms - wait.lost_ms
+    if loader.workers != "none" or rest_ms <= 0:
+        return None
+    return math.ceil(loader.fetch_ms * loader.fetches / wait.steps / rest_ms) + 1
+
+
+def _traced_fix(loader: TraceLoader, wanted: int | None) -> str:
+    hot = loader.entries[0] if loader.entries else None
+    shorter = f"; then shorten the work at {shown(hot)}" if hot is not None else ""
+    if wanted is not None:
+        return (
+            f"Load in worker processes: num_workers={wanted} keeps up by these times, with persistent_workers=True in "
+            f"the DataLoader{shorter}"
+        )
+    if loader.workers == "some":
+        return (
+            "Raise num_workers as far as there are cores, and shorten the work per item; `stepscope run` samples the "
+            "workers and names its lines"
+        )
+    return f"Load in worker processes that are far enough ahead (num_workers, prefetch_factor){shorter}"
+
+
+def _traced_confidence(wait: _Wait) -> str:
+    if wait.steps >= TRACED_LOADER.steps_for_high:
+        return "high"
+    return "medium" if wait.steps >= TRACED_LOADER.steps_for_medium else "low"
+
+
+def _traced_evidence(wait: _Wait, loader: TraceLoader) -> tuple[Evidence, ...]:
+    what = "device idle while the host loads" if wait.device else "loading on the training thread"
+    part = "idle_data" if wait.device else "host_data"
+    found = [
+        Evidence(f"{what}, per step", round(wait.lost_ms, 3), "ms", f"{part} of {_profiled(wait.steps)}"),
+        Evidence("mean profiled step", round(wait.mean_ms, 3), "ms", _profiled(wait.steps)),
+        Evidence("one fetch of the loader", round(loader.fetch_ms, 3), "ms", f"{loader.fetches} ranges of the loader"),
+    ]
+    if len(wait.overviews) > 1:
+        for one in wait.overviews:
+            lost = one.parts[part].mean_ns / 1e6
+            found.append(Evidence(f"{what}, {one.span.label}", round(lost, 3), "ms", one.span.trace))
+    if loader.workers is not None:
+        words = "0" if loader.workers == "none" else "at least 1"
+        found.append(Evidence("num_workers", words, "processes", "the iterator's name in the trace"))
+    return tuple(found)
+
+
+def _traced_caveat(wait: _Wait, gain: Gain | None) -> str:
+    text = "A profiler slows the host more than the device, so the share without one may be smaller. "
+    if wait.device:
+        text += (
+            "Device work that is queued while a batch is made is not counted; what else waits behind it may take over. "
+        )
+        text += BY_SUBTRACTION if gain is None else ""
+    return text.strip()
+
+
+def _profiled(steps: int) -> str:
+    return f"{steps} profiled step{'s' * (steps != 1)}"
+
+
+# Kinds of file systems whose data lies on other machines, as the kernel calls them.
+NETWORK = frozenset(
+    ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "glusterfs", "afs", "panfs", "wekafs")
+)
+_FUSE = "fuse"  # fuse.sshfs, fuse.s3fs, fuse.juicefs: a program answers, mostly over a network
+
+
+def storage_evidence(analysis: Analysis) -> tuple[Evidence, ...]:
+    """Where the data lies and whether reading it reaches a device; nothing without telemetry or noteworthy reads."""
+    facts = _facts(analysis)
+    if facts is None or not _reads(facts):
+        return ()
+    who = "loader workers" if facts.role == "loader_worker" else "the training process"
+    source = f"system.jsonl, {who}"
+    found = []
+    if facts.mounts:
+        top = facts.mounts[0]
+        name = f"{top.kind} at {top.path}"
+        found.append(Evidence("file system of the data", name, "", f"system.jsonl, {top.source}"))
+    rates = (("read", facts.requested_bytes_per_s), ("read from the device", facts.device_bytes_per_s))
+    found += [Evidence(name, round(rate / 1e6, 2), "MB/s", source) for name, rate in rates if rate is not None]
+    if facts.cold_share is not None:
+        found.append(Evidence("of it not in the page cache", round(facts.cold_share, 4), "fraction", source))
+    if facts.blocked_share is not None and facts.blocked_readings >= STORAGE.readings:
+        text = f"{source}, state in {facts.blocked_readings} readings"
+        found.append(Evidence("blocked for a disk or network storage", round(facts.blocked_share, 4), "fraction", text))
+    if facts.io_delay_share is not None:
+        found.append(Evidence("waiting for a block device", round(facts.io_delay_share, 4), "fraction", source))
+    if (facts.major_faults_per_s or 0.0) >= STORAGE.faults_per_s:
+        found.append(Evidence("mapped pages read from a disk", round(facts.major_faults_per_s or 0, 1), "1/s", source))
+    return tuple(found)
+
+
+def storage_advice(analysis: Analysis) -> str:
+    """What to do about it, a sentence to add to a fix; empty where reads do not reach a slow device."""
+    facts = _facts(analysis)
+    if facts is None or not _reads(facts):
+        return ""
+    cold = (facts.cold_share or 0.0) >= STORAGE.cold
+    far = next((mount for mount in facts.mounts if is_network(mount.kind)), None)
+    if cold and facts.late_cold_share is not None and facts.late_cold_share < STORAGE.warm:
+        return (
+            ". The first pass read the device, later ones come from the page cache: measure those, or read the files "
+            "once before training"
+        )
+    if far is not None:
+        return (
+            f". The data lies on {far.kind} at {far.path}: copy it to node-local storage before training "
+            "($SLURM_TMPDIR, $TMPDIR), as a few large files that are read in order rather than many small ones"
+        )
+    if cold:
+        return (
+            ". Reads reach the device: pack small files into a few large ones that are read in order, or keep the data "
+            "on faster storage or, where it fits, in memory"
+        )
+    return ""
+
+
+def is_network(kind: str) -> bool:
+    """Whether a file system of that kind mostly keeps its data on other machines."""
+    return kind in NETWORK or kind == _FUSE or kind.startswith(f"{_FUSE}.")
+
+
+def _facts(analysis: Analysis) -> StorageFacts | None:
+    return analysis.machine.storage if analysis.machine is not None else None
+
+
+def _reads(facts: StorageFacts) -> bool:
+    """Whether there is anything to say: bytes that matter, or mapped pages that a disk had to bring."""
+    rate = max(facts.requested_bytes_per_s or 0.0, facts.device_bytes_per_s or 0.0)
+    return rate >= STORAGE.bytes_per_s or (facts.major_faults_per_s or 0.0) >= STORAGE.faults_per_s

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
-from stepscope.diagnose import memory, memory_growth
+from stepscope.diagnose import memory
 from stepscope.diagnose.rules import ON_DEVICE, Need
 from stepscope.model import SEVERITIES, Abstention, Analysis, Finding, Risk
 
@@ -34,7 +34,7 @@ PEAKS = Need(
 DEVICE = Need("training on a device", lambda a: ON_DEVICE.present(a) or PEAKS.present(a), quiet=True)
 
 RISKS: tuple[RiskRule, ...] = (
-    RiskRule(memory_growth.RULE, (GROWTH_SEEN,), memory_growth.growth),
+    RiskRule(memory.GROWTH_RULE, (GROWTH_SEEN,), memory.growth),
     RiskRule(memory.NEAR_RULE, (DEVICE, PEAKS), memory.near_limit),
     RiskRule(memory.FRAGMENTED_RULE, (DEVICE, PEAKS), memory.fragmentation),
 )

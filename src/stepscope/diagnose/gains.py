@@ -1,0 +1,252 @@
+"""Ceilings: how much shorter the step can become without one loss, by replays of its dependency structure.
+
+Of profiled steps a replay says what they save. Of what makes device work shorter there are two: with the host as
+recorded, and with one that is never late, because a profiler slows the host and not the device. The larger saving
+bounds the gain. Of steady steps the pipeline is replayed: main thread, workers, device, other ranks.
+
+A step is over when its main thread is done, on every rank: the thread works, waits for a batch and exchanges gradients.
+Workers make batches meanwhile, a device works off what it was given. Taking a loss of the main thread away makes the
+step shorter by that loss, but no shorter than what runs beside it takes: the workers' time for a batch, the device's
+work, the next slowest rank. Every answer is an upper bound: a bound from beside the thread is used only where it is
+certain, which it is not while the run's own processes fight for cores. There, less work of one frees cores for the
+others, so that more may be gained than the loss itself: at most what the rest of the step waited for a core. And what
+follows the loss on the same core finds caches that the loss has filled with its own data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+
+from stepscope.diagnose.thresholds import PIPELINE, REPLAY
+from stepscope.model import Analysis, Evidence
+from stepscope.model.device_losses import (
+    ALLOCATOR,
+    ATTENTION,
+    COLLECTIVES,
+    COMPILE,
+    COMPILED,
+    COPY_IN,
+    DATA_PARALLEL,
+    DEVICE_COPY,
+    HOST,
+    LAUNCH,
+    LAYOUT,
+    LINALG,
+    LOADER,
+    MATRIX,
+    OPTIMIZER,
+    POINTWISE,
+    SYNC,
+    ZERO_GRAD,
+    Replay,
+    WhatIf,
+)
+from stepscope.model.ranks import Pipeline, RanksFacts
+
+BY_SUBTRACTION = "The ceiling is by subtraction: these steps could not be replayed without the loss."
+_WITHOUT = {
+    LOADER: "without the loader",
+    COMPILE: "without compiling",
+    COLLECTIVES: "without collectives",
+    SYNC: "without these waits",
+    COPY_IN: "without copies from the host",
+    ALLOCATOR: "without calls of the allocator",
+    LAUNCH: "without these gaps",
+    COMPILED: "without these gaps",
+    HOST: "without this host work",
+    OPTIMIZER: "with a fused optimizer",
+    ZERO_GRAD: "without setting gradients to zero",
+    LINALG: "without this linear algebra",
+    DATA_PARALLEL: "without DataParallel's copies",
+    MATRIX: "in 16 bits at the peak rate",
+    ATTENTION: "without these kernels",
+    LAYOUT: "without these conversions",
+    POINTWISE: "without these kernels",
+    DEVICE_COPY: "without these copies",
+}
+
+
+class Gain(Struct, frozen=True):
+    """What a replay saves: `share` of the recorded step at most, `as_recorded` with the host as it was.
+
+    `unexplained`: the share of the step in which the device idles although something was launched.
+    """
+
+    share: float
+    as_recorded: float
+    unexplained: float
+    work: bool
+    evidence: tuple[Evidence, ...]
+
+    def caveat(self, cost_share: float) -> str:
+        """Where the recorded host would hide what work costs, and where a replay knows too little to bound anything."""
+        found = []
+        if self.work and self.as_recorded < cost_share - REPLAY.close:
+            found.append(
+                f"The recorded host was late as well: with it {self.as_recorded:.0%} of the step would be saved. A "
+                "profiler slows the host, so cost and ceiling are those of one that is never late."
+            )
+        if self.unexplained >= REPLAY.unexplained:
+            found.append(
+                f"For {self.unexplained:.0%} of the step the device idles with work launched and nothing in the trace "
+                "says why: if it goes with this loss, more can be gained than the ceiling says."
+            )
+        return " ".join(found)
+
+
+def replayed(analysis: Analysis, run: str, kind: str, *, use_median: bool = False) -> Gain | None:
+    """What the steps of a run's traces save without a loss; None where there is no such replay.
+
+    `use_median`: the median step's, for losses of few steps.
+    """
+    replay = next((one for one in analysis.replays if one.run == run), None)
+    without = replay.of(kind) if replay is not None else None
+    if replay is None or without is None:
+        return None
+    before, after = _lengths(replay, without, use_median=use_median)
+    if before <= 0:
+        return None
+    never_late = _never_late(replay, without, use_median=use_median)
+    as_recorded = max(0.0, before - after)
+    at_most = max(as_recorded, never_late[0] - never_late[1]) if never_late is not None else as_recorded
+    return Gain(
+        share=min(1.0, at_most / before),
+        as_recorded=min(1.0, as_recorded / before),
+        unexplained=replay.unexplained_ns / replay.recorded_mean_ns,
+        work=never_late is not None,
+        evidence=tuple(_evidence(replay, kind, (before, after), never_late, use_median=use_median)),
+    )
+
+
+def _lengths(replay: Replay, without: WhatIf, *, use_median: bool) -> tuple[float, float]:
+    """The step as it was and without the loss. ns."""
+    if use_median:
+        return replay.unchanged_median_ns, without.median_ns
+    return replay.unchanged_mean_ns, without.mean_ns
+
+
+def _never_late(replay: Replay, without: WhatIf, *, use_median: bool) -> tuple[float, float] | None:
+    """The same with a host that is never late; None where the loss is no work."""
+    if without.never_late_mean_ns is None or without.never_late_median_ns is None:
+        return None
+    if use_median:
+        return replay.never_late_median_ns, without.never_late_median_ns
+    return replay.never_late_mean_ns, without.never_late_mean_ns
+
+
+def _evidence(
+    replay: Replay,
+    kind: str,
+    recorded: tuple[float, float],
+    never_late: tuple[float, float] | None,
+    *,
+    use_median: bool,
+) -> Iterator[Evidence]:
+    words = _WITHOUT.get(kind.partition("/")[0], "without it")
+    traces = f"trace {replay.traces[0]}" if len(replay.traces) == 1 else f"{len(replay.traces)} traces"
+    which = f"{'median' if use_median else 'mean'} of {replay.steps} step{'s' if replay.steps != 1 else ''}"
+    before, after = recorded
+    yield Evidence(f"replayed step {words}", round(after / 1e6, 3), "ms", f"replay of {traces}, {which}")
+    yield Evidence("the same steps as recorded", round(before / 1e6, 3), "ms", f"{traces}, {which}")
+    if never_late is not None and never_late[0] - never_late[1] > before - after:
+        source = f"replay of {traces}, a host that is never late"
+        yield Evidence(f"the same {words}, the host never late", round(never_late[1] / 1e6, 3), "ms", source)
+        yield Evidence("the same with all work, the host never late", round(never_late[0] / 1e6, 3), "ms", source)
+
+
+def without_main(analysis: Analysis, loss_ms: float, *, behind: float = 0.0) -> float:
+    """ms by which the mean step gets shorter at most, were `loss_ms` of the main thread's work left out.
+
+    `behind`: of the shorter of the work and the rest of the step, what the rest takes longer behind such work, which
+    is more than is allowed for anyway where it goes through much memory (`PIPELINE.cold_tensors`, `cold_copies`).
+    """
+    pipeline = analysis.pipeline
+    if pipeline is None:
+        return loss_ms
+    mean_ms = pipeline.mean_ms
+    gain = _warm(analysis, pipeline, min(loss_ms, mean_ms), behind=behind)
+    if not _contended(pipeline):
+        gain = min(gain, mean_ms - _beside_ms(analysis, pipeline))
+    return min(mean_ms, max(0.0, gain) + _freed_ms(pipeline, gain))
+
+
+def without_wait(analysis: Analysis) -> float | None:
+    """ms by which the mean step gets shorter at most, were every batch there when it is asked for; None if unknown."""
+    pipeline = analysis.pipeline
+    if pipeline is None or pipeline.wait_at_most_ms is None:
+        return None
+    gain = pipeline.wait_at_most_ms
+    if not pipeline.workers:
+        gain = _warm(analysis, pipeline, gain)
+    if len(pipeline.ranks) > 1:
+        # ranks wait for each other, and the one that waits longest for data makes the step
+        gain = max(gain, *(each.wait_ms * pipeline.mean_ms / max(each.wall_ms, 1e-9) for each in pipeline.ranks))
+        gain = min(gain, _barrier_ms(analysis, {each.rank: each.wait_ms for each in pipeline.ranks}))
+    return min(pipeline.mean_ms, gain + _freed_ms(pipeline, gain))
+
+
+def without_lead(analysis: Analysis, ranks: RanksFacts) -> float:
+    """ms by which the mean step gets shorter at most, did the slow ranks work no longer than the others do.
+
+    In the quarter of the run in which they worked longest.
+    """
+    return without_work(analysis, lead_ms(ranks) + max(0.0, ranks.most_excess_ms - ranks.excess_ms))
+
+
+def without_work(analysis: Analysis, loss_ms: float) -> float:
+    """ms by which the mean step gets shorter at most, were a rank's own work `loss_ms` shorter."""
+    pipeline = analysis.pipeline
+    if pipeline is None:
+        return loss_ms
+    gain = min(loss_ms, pipeline.mean_ms)
+    return min(pipeline.mean_ms, gain + _freed_ms(pipeline, gain))
+
+
+def lead_ms(ranks: RanksFacts) -> float:
+    """By how much the slow ranks' own work is longer than that of the slowest of the others."""
+    slow = ranks.slow or (ranks.slowest,)
+    others = [work.own_ms for work in ranks.ranks if work.rank not in slow]
+    longest = max(ranks.longest_own_ms, ranks.of(ranks.slowest).own_ms)
+    return max(0.0, longest - max(others, default=0.0))
+
+
+def _warm(analysis: Analysis, pipeline: Pipeline, gain: float, *, behind: float = 0.0) -> float:
+    """With what the rest of the step may gain on caches that the loss no longer empties; a device has its own."""
+    if gain <= 0 or any(device != "cpu" for device in analysis.devices):
+        return gain
+    rest = max(0.0, pipeline.mean_ms - gain)
+    warmer = min(PIPELINE.cold_ms, PIPELINE.cold * rest)
+    return gain + max(warmer, behind * min(gain, rest))
+
+
+def _contended(pipeline: Pipeline) -> bool:
+    """Whether what runs beside the main thread is, or may be, slowed by it."""
+    if pipeline.contended_ms is None:
+        return True
+    crowded = pipeline.cores is not None and (pipeline.workers or 0) + 1 > pipeline.cores
+    return crowded or pipeline.contended_ms >= PIPELINE.contended * pipeline.mean_ms
+
+
+def _freed_ms(pipeline: Pipeline, gain: float) -> float:
+    """What the rest of the step waits for cores that the run itself holds: it may go with the loss."""
+    contended = pipeline.contended_ms or 0.0
+    if contended < PIPELINE.contended * pipeline.mean_ms:
+        return 0.0
+    return contended * max(0.0, 1.0 - gain / pipeline.mean_ms)
+
+
+def _beside_ms(analysis: Analysis, pipeline: Pipeline) -> float:
+    """What runs beside the main thread takes for a step, surely."""
+    workers = (pipeline.workers_ms or 0.0) / pipeline.workers if pipeline.workers else 0.0
+    device = max((losses.compute_ns_per_step / 1e6 for losses in analysis.device_losses if losses.has_steps), default=0)
+    return PIPELINE.certain * max(workers, device)
+
+
+def _barrier_ms(analysis: Analysis, loss_ms: Mapping[int, float]) -> float:
+    """By how much the longest of the ranks' own work shrinks at most, less what each loses."""
+    ranks = analysis.ranks
+    if ranks is None or any(phase == "data_wait" for phase in ranks.exchange):
+        return float("inf")
+    return max(0.0, ranks.longest_own_ms - max(work.own_ms - loss_ms.get(work.rank, 0.0) for work in ranks.ranks))

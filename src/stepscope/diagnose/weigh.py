@@ -1,0 +1,550 @@
+"""Findings weighed as a whole: causes, sources that disagree, poor traces, time that nobody explained.
+
+Which finding explains which: the same time often shows in several findings, and only its cause is worth fixing.
+
+A explains B when most of the time that B counts is counted by A as well, and A is the cause. That is said of two
+findings only where all of this holds:
+
+- What A measures contains what B measures (`_SHOWS_IN`): a loop's time holds its launches, waits and collections;
+  Python between operators holds the gaps before launches and nothing of an operator; what a rank takes longer is what
+  the others wait. Of two findings on the user's code the one that calls the other holds it.
+- They share the code: lines that hold most of B's cost are lines of A, inside A's loop, or called from there in the
+  samples; of a compiled function, anywhere in it. A few losses meet elsewhere, by phase or resource (`_meeting`).
+- They share a rank, and A costs enough to hold most of B.
+
+Links never form a circle: each is left out that would close one. Where A explains B and B explains C, the link from A
+to C is left out. With a cause gone what it explains is gone as well, so its ceiling is no lower than theirs. The order
+of findings is that of their cost, whatever explains what.
+
+Where two sources tell the same quantity and disagree, that is said, and what stands on them is less sure; so is what
+stands on traces of which much was lost or not linked. What of the step nobody explained is named, so that silence is
+earned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stepscope.diagnose import compile, compiled_run, compute, device_idle, host, input, machine, ranks
+from stepscope.diagnose.common import bare, clip_share, lower, stacks_source, steps_source, train_steps
+from stepscope.diagnose.input import idle_share, profiled
+from stepscope.diagnose.machine import CHILDREN_RULE, OTHERS_RULE, THREADS_RULE, THROTTLED_RULE
+from stepscope.diagnose.ranks import exposed_share
+from stepscope.diagnose.rules import DEVICE_WORK, RULES, TRAINED, Rule
+from stepscope.diagnose.thresholds import AGREEMENT, CAUSES, RANKS, SILENCE, TRACE
+from stepscope.model import Analysis, Disagreement, Finding, Place, StepFacts, Unexplained, UnexplainedPart
+from stepscope.model.machine import CpuFacts
+from stepscope.model.views import DEVICE, HOST, IDLE_PARTS, Overview
+
+_EFFECTS = ("sync", "launch", "transfer", "compute", "memory", machine.GC_RULE)
+_SHOWS_IN: Mapping[str, tuple[str, ...]] = {  # of a rule, else of its category: rules and categories
+    "host": ("host", "io", *_EFFECTS, "communication"),
+    host.PYTHON_RULE: ("launch", "communication"),  # the rest of a line's time is its operators' and the collector's
+    host.DRIFT_RULE: (),  # of a line's time only what grew
+    device_idle.HOST_RULE: ("communication",),
+    "io": ("sync", "transfer", "launch", "communication"),
+    "input": (machine.GC_RULE, "communication"),  # what a device idles for the loader no other rule counts
+    compile.LIMIT_RULE: ("launch", compute.POINTWISE_RULE),  # what runs eagerly since
+    **dict.fromkeys(("sync", "launch", "transfer", "compute", "memory"), ("communication",)),
+}
+_CODE = ("host", "io")
+_LOADERS = (input.LOADER_RULE, input.WAVES_RULE)
+_IN_EXPOSED = (
+    *(ranks.STRAGGLER_RULE, ranks.UNBALANCED_RULE),
+    *(ranks.SMALL_RULE, ranks.GLOO_RULE),
+)
+
+Line = tuple[str, int]
+
+
+class _Code(Struct, frozen=True):
+    """What a finding is about: lines, ranges of lines, and (file, function) where a whole function is meant."""
+
+    lines: frozenset[Line]
+    ranges: tuple[tuple[str, int, int], ...]
+    below: frozenset[Line]
+    functions: frozenset[tuple[str, str]]
+
+    def holds(self, place: Place) -> bool:
+        """Whether the place is in it."""
+        if (place.file, bare(place.function)) in self.functions:
+            return True
+        return place.line is not None and ((place.file, place.line) in self.lines or self.calls(place))
+
+    def calls(self, place: Place) -> bool:
+        """Whether the place is inside its loop, or runs below its lines."""
+        if place.line is None:
+            return False
+        inside = any(file == place.file and first < place.line <= last for file, first, last in self.ranges)
+        return inside or (place.file, place.line) in self.below
+
+
+def explained(findings: Sequence[Finding], analysis: Analysis) -> tuple[Finding, ...]:
+    """`findings`, in their order, with what each explains; links that rules gave are kept where they hold."""
+    known = {finding.id: finding for finding in findings}
+    codes = {finding.id: _code(finding, analysis) for finding in findings}
+    links: dict[str, list[str]] = {finding.id: [] for finding in findings}
+    for cause in sorted(findings, key=_order):
+        for symptom in findings:
+            # the second also keeps a finding from explaining itself
+            if _explains(cause, symptom, codes, analysis) and not _reaches(links, symptom.id, cause.id):
+                links[cause.id].append(symptom.id)
+    found = []
+    for finding in findings:
+        direct = [
+            name
+            for name in links[finding.id]
+            if not any(_reaches(links, other, name) for other in links[finding.id] if other != name)
+        ]
+        direct.sort(key=lambda name: (-known[name].cost_ms_per_step, name))
+        # with a cause gone what it explains is gone: no less can be gained
+        ceiling = max(
+            finding.gain_ceiling, *(known[name].gain_ceiling for name in known if _reaches(links, finding.id, name))
+        )
+        found.append(replace(finding, explains=tuple(direct), gain_ceiling=ceiling))
+    return tuple(found)
+
+
+def _explains(cause: Finding, symptom: Finding, codes: Mapping[str, _Code], analysis: Analysis) -> bool:
+    if not _could_hold(cause, symptom):
+        return False
+    if symptom.id in cause.explains or _meeting(cause, symptom, analysis):
+        return True
+    shows_in = _of_rule(cause)
+    if symptom.rule == host.DRIFT_RULE or not ({symptom.rule, symptom.category} & set(shows_in)):
+        return False
+    code = codes[cause.id]
+    if symptom.category not in _CODE or symptom.rule == device_idle.HOST_RULE:
+        return _part(symptom, code) >= CAUSES.part
+    # both are of the user's code: who calls is the cause
+    lead = symptom.where[0] if symptom.where else None
+    return lead is not None and code.calls(lead) and not codes[symptom.id].calls(cause.where[0])
+
+
+def _could_hold(cause: Finding, symptom: Finding) -> bool:
+    """Whether the cause's cost and ranks allow for it. What one rank loses is less in the mean of all ranks."""
+    waits = symptom.category == "communication"
+    others = waits and cause.category == "communication"  # one rank keeps the others waiting: they need share none
+    if cause.ranks and symptom.ranks and not others and not set(cause.ranks) & set(symptom.ranks):
+        return False
+    ranks = max(1, len(cause.ranks)) if waits else 1
+    return cause.cost_ms_per_step * ranks >= CAUSES.part * symptom.cost_ms_per_step
+
+
+def _meeting(cause: Finding, symptom: Finding, analysis: Analysis) -> bool:
+    """Losses that meet in a phase or a resource, and not at a line."""
+    pair = (cause.rule, symptom.rule)
+    if symptom.rule == host.DRIFT_RULE and cause.rule in _LOADERS:
+        return _grows_in(analysis, "data_wait")  # the loader's finding counts all of that phase
+    if pair == (host.PYTHON_RULE, host.DRIFT_RULE):
+        return _common_line(cause, symptom)
+    if pair == (machine.THREADS_RULE, machine.THROTTLED_RULE):
+        return True  # both count the main thread's wait for a core
+    return symptom.rule == ranks.EXPOSED_RULE and cause.rule in _IN_EXPOSED
+
+
+def _grows_in(analysis: Analysis, phase: str) -> bool:
+    drift = analysis.machine.drift if analysis.machine is not None else None
+    if drift is None:
+        return False
+    grown = sum(max(0.0, ms) for ms in drift.phases.values())
+    return grown > 0 and drift.phases.get(phase, 0.0) >= CAUSES.part * grown
+
+
+def _common_line(one: Finding, other: Finding) -> bool:
+    lines = {(place.file, place.line) for place in one.where}
+    return any((place.file, place.line) in lines for place in other.where)
+
+
+def _of_rule(finding: Finding) -> tuple[str, ...]:
+    return _SHOWS_IN.get(finding.rule, _SHOWS_IN.get(finding.category, ()))
+
+
+def _order(finding: Finding) -> tuple[int, float, str]:
+    """Whose links come first, where two findings could explain each other: growth that holds most of a line's cost is
+    the better name for it than the line, and what shows in more places is nearer to the cause.
+    """
+    first = -1 if finding.rule == host.DRIFT_RULE else 0
+    return first or len(_EFFECTS) + 3 - len(_of_rule(finding)), -finding.cost_ms_per_step, finding.id
+
+
+def _part(symptom: Finding, code: _Code) -> float:
+    """The part of its cost that lies in the code: of lines with a share their sum, else all or nothing of the first."""
+    shares = [(place, place.share) for place in symptom.where if place.share is not None]
+    if shares:
+        return min(1.0, sum(share for place, share in shares if code.holds(place)))
+    return 1.0 if symptom.where and code.holds(symptom.where[0]) else 0.0
+
+
+def _code(finding: Finding, analysis: Analysis) -> _Code:
+    lines = frozenset((place.file, place.line) for place in finding.where if place.line is not None)
+    whole = finding.rule == compile.LIMIT_RULE
+    functions = frozenset((place.file, bare(place.function)) for place in finding.where if whole and place.function)
+    return _Code(lines, tuple(_ranges(lines, analysis)), frozenset(_below(lines, analysis)), functions)
+
+
+def _ranges(lines: frozenset[Line], analysis: Analysis) -> Iterator[tuple[str, int, int]]:
+    """From the `for` to the last line of each loop that has one of the lines as its own."""
+    for loop in analysis.loops or ():
+        own = (loop.place.file, loop.place.line or 0)
+        if own in lines and loop.loop_line is not None:
+            yield loop.place.file, loop.loop_line, max(loop.loop_line, loop.place.line or 0, loop.loop_end or 0)
+
+
+def _below(lines: frozenset[Line], analysis: Analysis) -> Iterator[Line]:
+    """Lines that run below one of these for most of their samples."""
+    for pair in analysis.sampled.callers if analysis.sampled is not None else ():
+        caller, callee = pair.caller, pair.callee
+        called = caller.line is not None and callee.line is not None and (caller.file, caller.line) in lines
+        if called and callee.line is not None and (callee.file, callee.line) not in lines:
+            yield callee.file, callee.line
+    for fact in analysis.python or ():
+        loop, line = fact.inside_loop, fact.place.line
+        if loop is not None and loop.line is not None and line is not None and (loop.file, loop.line) in lines:
+            yield fact.place.file, line
+
+
+def _reaches(links: Mapping[str, Sequence[str]], start: str, goal: str) -> bool:
+    """Whether `goal` is `start` or explained by it, over any number of links."""
+    seen, left = {start}, [start]
+    while left:
+        name = left.pop()
+        if name == goal:
+            return True
+        new = [other for other in links[name] if other not in seen]
+        seen.update(new)
+        left += new
+    return False
+
+
+_WAITS = (input.LOADER_RULE, input.WAVES_RULE)
+# Shares of a window that are carried over to the steady step; of those, idle time of the device.
+_CARRIED = tuple(rule.name for rule in RULES if {DEVICE_WORK, TRAINED} & set(rule.needs))
+_IDLE = tuple(rule.name for rule in RULES if DEVICE_WORK in rule.needs and rule.category != "compute")
+
+
+class _Conflict(Struct, frozen=True):
+    """`rules` are those whose findings use one of the figures; `told`: they have lowered their confidence for it."""
+
+    said: Disagreement
+    rules: tuple[str, ...]
+    told: bool = False
+
+
+def weighed(findings: Iterable[Finding], analysis: Analysis) -> tuple[Finding, ...]:
+    """`findings` with what speaks against them from another source, and less confidence where something does."""
+    conflicts = [conflict for check in _CHECKS for conflict in check(analysis)]
+    found = []
+    for finding in findings:
+        own = [conflict for conflict in conflicts if finding.rule in conflict.rules]
+        level = finding.confidence if all(conflict.told for conflict in own) else lower(finding.confidence)
+        said = tuple(conflict.said for conflict in own)
+        found.append(replace(finding, confidence=level, disagreements=said) if own else finding)
+    return tuple(found)
+
+
+def _data_wait_sampled(analysis: Analysis) -> Iterator[_Conflict]:
+    """Measured in every step, and sampled: a sampler that does not stop the process tears some stacks of a wait."""
+    train, loader, stacks = train_steps(analysis), analysis.loader, analysis.stacks
+    total = sum(stacks.by_phase.values()) if stacks is not None else 0
+    if train is None or loader is None or stacks is None or not total:
+        return
+    sampled = stacks.by_phase.get("data_wait", 0) / total
+    if abs(sampled - loader.data_wait_share) > _sampling(loader.data_wait_share, total):
+        source = f"{stacks_source(analysis)}, {total} samples"
+        yield _Conflict(
+            _shares("data wait, part of the step", loader.data_wait_share, steps_source(train), sampled, source),
+            _WAITS,
+        )
+
+
+def _data_wait_in_windows(analysis: Analysis) -> Iterator[_Conflict]:
+    """The journal's wait, and the loader's part of windows without a device, which hides nothing of it."""
+    train, loader = train_steps(analysis), analysis.loader
+    windows = _windows(analysis, HOST)
+    if train is None or loader is None or not windows:
+        return
+    shares = [step.parts_ns.get("host_data", 0) / step.wall_ns for one in windows for step in one.steps if step.wall_ns]
+    if len(shares) < 2:
+        return
+    seen = sum(shares) / len(shares)
+    if abs(seen - loader.data_wait_share) > max(AGREEMENT.share, AGREEMENT.sigmas * _error(shares)) + _slowing(windows):
+        source = f"window, {len(shares)} steps"
+        yield _Conflict(
+            _shares("data wait, part of the step", loader.data_wait_share, steps_source(train), seen, source), _WAITS
+        )
+
+
+def _slowing(windows: list[Overview]) -> float:
+    """The part of a window's steps that is Python: recording it makes it longer, and the other parts smaller."""
+    shares = [one.parts["host_python"].share for one in windows if "host_python" in one.parts]
+    return max(shares, default=0.0)
+
+
+def _python_in_windows(analysis: Analysis) -> Iterator[_Conflict]:
+    """Sampled Python, and the window's: recording slows Python most, so only a smaller part there contradicts.
+
+    Collections strike few steps, and the window has few: they are left out.
+    """
+    train, windows, facts, stacks = train_steps(analysis), _windows(analysis, HOST), analysis.python, analysis.stacks
+    total = sum(stacks.by_phase.values()) if stacks is not None else 0
+    shares = [
+        step.parts_ns.get("host_python", 0) / step.wall_ns for one in windows for step in one.steps if step.wall_ns
+    ]
+    if train is None or not facts or not total or len(shares) < 2:
+        return
+    pauses = analysis.machine.pauses if analysis.machine is not None else None
+    collected = pauses.ms_per_step / train.mean_ms if pauses is not None else 0.0
+    sampled = max(0.0, min(1.0, sum(fact.share for fact in facts)) - collected)
+    seen = sum(shares) / len(shares)
+    if sampled - seen > _sampling(sampled, total) + AGREEMENT.sigmas * _error(shares):
+        yield _Conflict(
+            _shares(
+                "Python on the main thread, part of the step",
+                *(sampled, f"{stacks_source(analysis)}, {total} samples", seen, f"window, {len(shares)} steps"),
+            ),
+            (host.PYTHON_RULE,),
+        )
+
+
+def _idle_by_telemetry(analysis: Analysis) -> Iterator[_Conflict]:
+    """The device's idle time in windows, and by the driver's utilization, where every GPU of the host is trained on."""
+    windows = _windows(analysis, DEVICE)
+    used = analysis.system.get("gpu_util_pct")
+    if not windows or not isinstance(used, int | float) or len(compute.gpu_names(analysis)) > len(analysis.run.ranks):
+        return
+    steps = sum(len(one.steps) for one in windows)
+    idle = sum(_idle(one) * len(one.steps) for one in windows) / steps
+    by_driver = 1.0 - min(100.0, float(used)) / 100.0
+    if abs(idle - by_driver) > AGREEMENT.utilization:
+        yield _Conflict(
+            _shares(
+                "device idle, part of the time",
+                *(idle, f"window, {steps} steps", by_driver, "system.jsonl, utilization by the driver"),
+            ),
+            (*_IDLE, *_WAITS),
+        )
+
+
+def _idle(overview: Overview) -> float:
+    return sum(overview.parts[part].share for part in IDLE_PARTS if part in overview.parts)
+
+
+def _slowed_windows(analysis: Analysis) -> Iterator[_Conflict]:
+    """The mean step outside of windows and inside: shares of a window whose steps are slowed are shares of those."""
+    train = train_steps(analysis)
+    ratios = [window.overhead_ratio for window in analysis.windows if window.overhead_ratio is not None]
+    if train is None or not ratios:
+        return
+    ratio = sum(ratios) / len(ratios)
+    if ratio > AGREEMENT.slowed:
+        inside = round(ratio * train.mean_ms, 3)
+        said = Disagreement(
+            *("mean step", "ms", round(train.mean_ms, 3), steps_source(train), inside, "steps.jsonl, in windows")
+        )
+        yield _Conflict(said, _CARRIED)
+
+
+def _ranks_wait(analysis: Analysis) -> Iterator[_Conflict]:
+    """What one rank works longer is what the others wait longer."""
+    facts = analysis.ranks
+    if facts is None or facts.excess_ms <= 0:
+        return
+    agree = facts.waited_ms / facts.excess_ms
+    if not RANKS.agree <= agree <= 1 / RANKS.agree:
+        source = f"steps.jsonl of {len(facts.ranks)} ranks"
+        said = Disagreement(
+            "a rank works longer, the others wait longer",
+            *("ms", round(facts.excess_ms, 3), f"{source}, own work", round(facts.waited_ms, 3)),
+            f"{source}, waits",
+        )
+        yield _Conflict(said, (ranks.STRAGGLER_RULE,), told=True)
+
+
+def _slowest_rank(analysis: Analysis) -> Iterator[_Conflict]:
+    """The rank the others wait for, by the steps and by sampled lines."""
+    facts, lines = analysis.ranks, analysis.sampled.rank_lines if analysis.sampled is not None else None
+    if facts is None or lines is None or lines.straggler is None or not ranks.persistent(facts):
+        return
+    if lines.straggler != facts.slowest:
+        said = Disagreement(
+            *("the rank the others wait for", "", facts.slowest, f"steps.jsonl of {len(facts.ranks)} ranks"),
+            *(lines.straggler, lines.source),
+        )
+        yield _Conflict(said, (ranks.STRAGGLER_RULE, ranks.UNBALANCED_RULE))
+
+
+_CHECKS: tuple[Callable[[Analysis], Iterator[_Conflict]], ...] = (
+    _data_wait_sampled,
+    _data_wait_in_windows,
+    _python_in_windows,
+    _idle_by_telemetry,
+    _slowed_windows,
+    _ranks_wait,
+    _slowest_rank,
+)
+
+
+def _windows(analysis: Analysis, basis: str) -> list[Overview]:
+    """Profiled steps of a recorded run."""
+    if not analysis.windows:
+        return []
+    return [one for one in profiled(analysis) if one.basis == basis and one.steps]
+
+
+def _sampling(share: float, samples: int) -> float:
+    """By how much a sampled share may be off."""
+    return max(AGREEMENT.share, AGREEMENT.sigmas * math.sqrt(share * (1.0 - share) / samples))
+
+
+def _error(values: list[float]) -> float:
+    """The standard error of a mean."""
+    mean = sum(values) / len(values)
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return math.sqrt(variance / len(values))
+
+
+def _shares(quantity: str, value: float, source: str, other: float, other_source: str) -> Disagreement:
+    return Disagreement(quantity, "fraction", round(value, 4), source, round(other, 4), other_source)
+
+
+def tempered(finding: Finding, rule: Rule, analysis: Analysis) -> Finding:
+    """`finding` with its confidence one level lower for each thing that is wrong with the traces, and a caveat."""
+    reading = analysis.reading
+    traced = rule.traced(analysis) or _by_idle_time(rule, analysis)
+    if reading is None or not (traced or _compiled(rule, analysis)):
+        return finding
+    said = []
+    all_events = reading.events + reading.lost
+    if all_events and reading.lost / all_events > TRACE.lost:
+        said.append(f"{reading.lost / all_events:.0%} of the trace's events could not be read.")
+    if traced and reading.link_rate is not None and reading.link_rate < TRACE.linked:
+        said.append(f"Only {reading.link_rate:.0%} of the device time could be linked to operators.")
+    if not said:
+        return finding
+    caveat = " ".join([*said, finding.caveat]).strip()
+    return replace(finding, confidence=lower(finding.confidence, len(said)), caveat=caveat)
+
+
+def _by_idle_time(rule: Rule, analysis: Analysis) -> bool:
+    """Whether it counts a wait of the journal only as far as windows saw the device idle."""
+    on_device = any(device != "cpu" for device in analysis.devices)
+    return rule.name in (input.LOADER_RULE, input.WAVES_RULE) and on_device and idle_share(analysis) is not None
+
+
+def _compiled(rule: Rule, analysis: Analysis) -> bool:
+    """Whether it is about compilers, and their spans in traces are all that tells of one of them."""
+    if rule.category != "compile" or analysis.compilers is None:
+        return False
+    return any(facts.source.startswith("trace:") for facts in analysis.compilers.backends)
+
+
+_CORES = (THREADS_RULE, THROTTLED_RULE, OTHERS_RULE, CHILDREN_RULE)
+_UNKNOWN = ("idle_unknown", "host_unknown")  # of a trace: what no slice tells
+NO_CORE = "ready to run, without a core"
+ASLEEP = "asleep, not for data or files, for communication or for threads that computed"
+WAITING = "asleep, most of it perhaps for other ranks"
+NO_SOURCE = "outside the passes and the optimizer, without sampled stacks or a profiler window"
+NO_SLICE = "in no operator, kernel, call or function of the trace"
+
+
+def unexplained(analysis: Analysis, findings: Sequence[Finding]) -> Unexplained | None:
+    """None without training steps."""
+    train = train_steps(analysis)
+    if train is None:
+        return None
+    parts = sorted(_parts(analysis, train, findings), key=lambda part: (-part.ms, part.what))
+    parts = [part for part in parts if part.ms > 0]
+    ms = min(train.mean_ms, sum(part.ms for part in parts))
+    share = clip_share(ms, train.mean_ms)
+    return Unexplained(ms, share, tuple(parts), tuple(_unseen(analysis)), share >= SILENCE.unexplained)
+
+
+def _parts(analysis: Analysis, train: StepFacts, findings: Sequence[Finding]) -> Iterator[UnexplainedPart]:
+    cpu = analysis.machine.cpu if analysis.machine is not None else None
+
+    def part(what: str, ms: float, source: str) -> UnexplainedPart:
+        return UnexplainedPart(what, ms, clip_share(ms, train.mean_ms), source)
+
+    if cpu is not None:
+        source = f"system.jsonl, {cpu.readings} readings"
+        waited = cpu.run_delay_share * train.mean_ms
+        told = sum(finding.cost_ms_per_step for finding in findings if finding.rule in _CORES)
+        yield part(NO_CORE + _users(cpu), max(0.0, waited - told), source)
+        if cpu.main_cpu_share is not None and not _on_device(analysis):
+            asleep = max(0.0, 1.0 - cpu.main_cpu_share - cpu.run_delay_share) * train.mean_ms
+            # a compiler sleeps for the programs it calls
+            told_asleep = sum(one.cost_ms_per_step for one in findings if one.category == "compile")
+            told_asleep += max(0.0, told - waited) + _known(analysis, cpu, train, findings)
+            ranks = len(analysis.run.ranks)
+            yield part((ASLEEP if ranks == 1 else WAITING) + _users(cpu), max(0.0, asleep - told_asleep), source)
+    if analysis.stacks is None and not analysis.traces:
+        outside = [one.ms for one in train.partition if one.category in ("before_forward", "other", "unattributed")]
+        yield part(NO_SOURCE, sum(outside), "steps.jsonl")
+    elif cpu is None and analysis.stacks is None:
+        yield part(NO_SLICE, _in_no_slice(analysis) * train.mean_ms, "traces")
+
+
+def _users(cpu: CpuFacts) -> str:
+    """Who used the cores besides, where that is known: no rule may have had reason to name them."""
+    if cpu.pool is None:
+        return ""
+    others = "" if cpu.pool.others_cores is None else f", others on the machine {cpu.pool.others_cores:.1f}"
+    return f" (other threads of the process used {cpu.pool.used_cores:.1f}{others} of {cpu.cores:g} cores)"
+
+
+def _known(analysis: Analysis, cpu: CpuFacts, train: StepFacts, findings: Sequence[Finding]) -> float:
+    """What the main thread is known to sleep for, ms a step."""
+    told = [one.gain_ceiling * train.mean_ms for one in findings if one.category == "communication"]
+    communication = max([exposed_share(analysis) * train.mean_ms, *told])
+    return cpu.waits_ms_per_step + communication + _computing(cpu) * train.mean_ms
+
+
+def _computing(cpu: CpuFacts) -> float:
+    """The part of the step in which torch's other threads may have computed while the main one waited for them.
+
+    They get parts of an operator as large as the main thread's. What threads use beyond that is the script's own, and
+    the main thread may be kept waiting by it (for the interpreter's lock, for one).
+    """
+    used = cpu.pool.used_cores if cpu.pool is not None else 0.0
+    if cpu.threads is None or cpu.main_cpu_share is None:
+        return used
+    return min(used, (cpu.threads - 1) * cpu.main_cpu_share)
+
+
+def _in_no_slice(analysis: Analysis) -> float:
+    overviews = [span.overview for span in analysis.views.spans if span.overview is not None] if analysis.views else []
+    shares = [sum(one.parts[name].share for name in _UNKNOWN if name in one.parts) for one in overviews]
+    return sum(shares) / len(shares) if shares else 0.0
+
+
+def _unseen(analysis: Analysis) -> Iterator[str]:
+    """What was not recorded: of runs of our own the telemetry, of devices their work, of ranks what they exchange."""
+    machine = analysis.machine
+    if machine is not None and machine.journaled and machine.cpu is None:
+        yield "whether the main thread had a core (too little telemetry of the steady steps)"
+    if _on_device(analysis) and not analysis.device_losses:
+        yield "what the devices did (no profiler window with their work)"
+    communicates = len(analysis.run.ranks) > 1 and not (analysis.views is not None and analysis.views.communication)
+    if communicates and not _on_device(analysis):
+        yield "what the ranks exchanged (no profiler window with collectives)"
+
+
+def _on_device(analysis: Analysis) -> bool:
+    return bool(analysis.device_losses) or any(device != "cpu" for device in analysis.devices)
+
+
+LINKS = {
+    host.IO_RULE: "https://docs.python.org/3/library/logging.handlers.html#logging.handlers.QueueHandler",
+    compiled_run.TRANSFER_RULE: compiled_run.LEARN_TRANSFERS,
+    compiled_run.EXECUTION_RULE: "https://docs.pytorch.org/xla/release/r2.7/learn/troubleshoot.html",
+}
+
+
+def linked(finding: Finding) -> Finding:
+    """`finding` with a link, where there is one."""
+    return finding if finding.learn else replace(finding, learn=LINKS.get(finding.rule, ""))
