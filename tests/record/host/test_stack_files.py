@@ -30,9 +30,12 @@ def test_records_of_all_parts_are_found_again_with_their_times(tmp_path: Path) -
     stacks = parse(text.splitlines(keepends=True)).stacks
     by_record = {stack.record: stack.frames[0].function for stack in stacks}
     losses = Losses()
-    found = list(read_times(tmp_path / "stacks-0.times.json", losses, "x"))
+    found = read_times(tmp_path / "stacks-0.times.json", losses, "x")
     assert not losses.counts
-    assert [(by_record[row.record], row.start_ns - START_NS, row.end_ns - START_NS) for row in found] == [
+    assert [
+        (by_record[record], start - START_NS, end - START_NS)
+        for record, start, end in zip(found.record, found.start_ns, found.end_ns, strict=True)
+    ] == [
         ("c", 0, 1_000_000),
         ("a", 500_000, 1_500_000),
         ("b", 1_500_000, 2_500_000),
