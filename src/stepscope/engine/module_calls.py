@@ -69,7 +69,7 @@ class ModuleCalls:
     @cached_property
     def is_call(self) -> Bools:
         names = self.span.names
-        return self.span.is_function & names.pick([name.startswith(PREFIX) for name in names.values])
+        return self.span.is_function & names.starting(PREFIX)
 
     @cached_property
     def forward(self) -> Int64:
@@ -79,7 +79,7 @@ class ModuleCalls:
     def is_backward(self) -> Bools:
         """Operators that run autograd nodes; of those nothing below needs to be one."""
         span = self.span
-        engine = span.names.pick([name.startswith(_ENGINE) for name in span.names.values])
+        engine = span.names.starting(_ENGINE)
         marked = (span.series("forward_thread") > 0).fill_null(False).to_numpy()
         found: Bools = (self.forward >= 0) | ((engine | marked) & span.is_operator)
         return found

@@ -96,7 +96,13 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
 
     def times(self, rows: Int64) -> Intervals:
         """When any of these slices ran."""
-        return intervals.union(self.span.start_ns[rows], self.span.ends(rows))
+        return self.span.times(rows)
+
+    def launched_during(self, times: Intervals) -> Bools:
+        """Device work whose launch began in these times."""
+        launch = self.found.launch
+        launched: Bools = intervals.inside(times, self.span.start_ns[np.maximum(launch, 0)]) & (launch >= 0)
+        return launched
 
     def launched_below(self, rows: Int64) -> Bools:
         """Device work launched inside these host slices."""

@@ -474,13 +474,13 @@ def kinds(base: Base, span: Span) -> Int8:
     names = span.categories
     kind[names.pick([name.endswith("annotation") for name in names.values])] = KIND["annotation"]
     kind[span.is_runtime] = KIND["runtime"]
-    synchronizes = span.names.pick([bool(_SYNCHRONIZES.match(name)) for name in span.names.values])
+    synchronizes = span.names.matching(_SYNCHRONIZES.match)
     kind[span.is_runtime & synchronizes] = KIND["sync"]
     kind[names.where(categories.OPERATORS)] = KIND["annotation"]
     host_ranges = kind == KIND["annotation"]
     kind[span.is_operator] = KIND["operator"]
     for name, begins in _RANGES.items():
-        kind[host_ranges & span.names.pick([text.startswith(begins) for text in span.names.values])] = KIND[name]
+        kind[host_ranges & span.names.starting(*begins)] = KIND[name]
     functions = span.is_function
     kind[functions] = KIND["library_function"]
     kind[functions & (base.origins.user[span.first : span.first + len(span)] >= 0)] = KIND["user_function"]

@@ -191,7 +191,7 @@ def _training_thread(span: Span) -> Bools:
     """Rows of the host thread whose steps the trace marks, else of the one with most time in operators with stacks."""
     host = ~span.on_device & (span.tracks.codes >= 0)
     count = len(span.tracks.values)
-    marks = span.names.pick([name.startswith(_STEP) for name in span.names.values])
+    marks = span.names.starting(_STEP)
     marks &= host & span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
     framed = span.is_function | span.series("call_stack").is_not_null().to_numpy()
     tracks = np.bincount(span.tracks.codes[framed & host], minlength=count) > 0

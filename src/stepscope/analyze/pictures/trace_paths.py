@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.flame_tree import drawn, merged
 from stepscope.engine.call_tree import CallFrame
-from stepscope.engine.host_activity import matches
 from stepscope.engine.origins import MAX_FRAMES
 from stepscope.engine.slice_names import callee_name
 from stepscope.engine.slice_tree import nearest, nearest_around
@@ -224,10 +223,10 @@ def _with_lines(span: Span, draft: _Draft, free: Bools) -> None:
 
 def _below_backward_calls(span: Span, draft: _Draft, free: Bools) -> None:
     """What the engine does on a thread of its own goes below the call of backward() that was open at the time."""
-    engine = np.append(matches(f"^{_ENGINE}", span.names.values), False)[span.names.codes]
+    engine = span.names.starting(_ENGINE)
     engine |= span.column("forward_thread") > 0
     rows = np.flatnonzero(free & (draft.parent == NONE) & span.is_operator & engine)
-    calls = span.names.pick(matches(_BACKWARD_CALL, span.names.values).tolist()) & span.is_function & draft.visible
+    calls = span.names.like(_BACKWARD_CALL) & span.is_function & draft.visible
     opened = np.flatnonzero(calls)
     if not len(rows) or not len(opened):
         return

@@ -82,7 +82,7 @@ def _found(scene: TrainingScene) -> tuple[Int64, Int64]:
     holders = scene.in_backward[rows].astype(np.int64)
     names = span.names
     checkpoint = names.pick([_CHECKPOINT.search(name) is not None or _CHECKPOINT_NODE in name for name in names.values])
-    layers = names.pick([_LAYERS.search(name) is not None for name in names.values])
+    layers = names.matching(_LAYERS.search)
     told = climb(span.parent, rows, checkpoint)
     sure = (told >= 0) | np.isin(holders, holders[layers[rows]])
     return rows[sure], holders[sure]
@@ -117,7 +117,7 @@ def _callers(scene: TrainingScene, holders: Int64) -> Int64:
         at[left] = np.where(above >= 0, scene.in_backward[np.maximum(above, 0)], NONE)
     made = np.where(at >= 0, forward[np.maximum(at, 0)], NONE)
     names = span.names
-    stop: Bools = names.pick([_CHECKPOINT.search(name) is not None for name in names.values])
+    stop: Bools = names.matching(_CHECKPOINT.search)
     asked = climb(span.parent, made, stop)
     return np.where(asked >= 0, asked, made)
 
@@ -237,7 +237,7 @@ def _in_loop(scene: TrainingScene, where: Place, forward: str | None) -> tuple[P
 
 def _of_scene(scene: TrainingScene) -> list[tuple[_Key, _Nodes]]:
     span, names = scene.span, scene.span.names
-    node = names.pick([_NODE.match(name) is not None for name in names.values]) & scene.mine
+    node = names.matching(_NODE.match) & scene.mine
     holder = nearest(span.parent, node)
     fills = np.flatnonzero(names.where(_FILLS) & scene.operators)
     fills = fills[holder[fills] >= 0]

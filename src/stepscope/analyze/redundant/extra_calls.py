@@ -180,7 +180,7 @@ class _Calls:
         rows = calls.rows[calls.outer < 0] if len(calls.rows) else calls.rows
         rows = rows[self.scene.mine[rows]]
         names = self.span.names
-        stop = names.pick([_NOT_FORWARD.search(name) is not None for name in names.values]) | calls.is_backward
+        stop = names.matching(_NOT_FORWARD.search) | calls.is_backward
         found: Int64 = rows[climb(self.span.parent, rows, stop) < 0]
         return found
 
@@ -219,7 +219,7 @@ class _Calls:
     def _resumes(self) -> Int64:
         """When the training goes on, in order: a trained operator, the backward pass, the optimizer begins."""
         names = self.span.names
-        optimizer = names.pick([_OPTIMIZER.search(name) is not None for name in names.values])
+        optimizer = names.matching(_OPTIMIZER.search)
         rows = np.concatenate([self._trained, np.flatnonzero(optimizer | self.scene.calls.is_backward)])
         rows = rows[self.scene.mine[rows]]
         return np.sort(self.span.start_ns[rows])
@@ -257,7 +257,7 @@ class _Calls:
     def _order(self, rows: Int64) -> tuple[tuple[str, ...], float]:
         """`_Found.order` and `part` of the step of the first of these calls."""
         span, names = self.span, self.span.names
-        backward = names.pick([_BACKWARD_CALL.search(name) is not None for name in names.values]) & span.is_function
+        backward = names.matching(_BACKWARD_CALL.search) & span.is_function
         calls = np.concatenate([self._roots, np.flatnonzero(backward & self.scene.mine)])
         step = self.scene.step_around(np.append(calls, rows[0]))
         calls = calls[step[:-1] == step[-1]]
@@ -325,7 +325,7 @@ class _Calls:
     def _scored(self, rows: Int64, ends: Int64) -> Bools:
         """Whether the result of each call is scored before `ends`."""
         names = self.span.names
-        scores = names.pick([_SCORES.search(name) is not None for name in names.values]) & self.scene.operators
+        scores = names.matching(_SCORES.search) & self.scene.operators
         scores[self._trained] = False
         times = np.sort(self.span.start_ns[np.flatnonzero(scores)])
         first = np.searchsorted(times, self.span.ends(rows))

@@ -58,7 +58,7 @@ def _rows(scene: TrainingScene) -> tuple[Int64, Int64]:
     """The outermost operators in float64 without conversions, and the outermost conversions."""
     flagged, copies = _flagged(scene)
     names = scene.span.names
-    flagged &= names.pick([name.startswith("aten::") for name in names.values])
+    flagged &= names.starting("aten::")
     converts = names.where(_CONVERTS | _CONVERTS_BACK)
     conversion = copies & scene.operators & names.where(["aten::copy_"])
     at = np.flatnonzero(conversion)

@@ -111,7 +111,7 @@ def _of_scene(scene: TrainingScene) -> list[tuple[tuple[str, Place], Int64]]:
     span, names = scene.span, scene.span.names
     called = [_called(name) for name in names.values]
     rows = outermost(scene, names.pick([name is not None for name in called]) & span.is_function & scene.mine)
-    saving = names.pick([_SAVING.search(name) is not None for name in names.values])
+    saving = names.matching(_SAVING.search)
     rows = rows[climb(span.parent, rows, saving) < 0]
     if not len(rows):
         return []

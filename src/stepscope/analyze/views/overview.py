@@ -17,7 +17,7 @@ from stepscope.analyze.views.communication import computation
 from stepscope.engine import intervals
 from stepscope.engine.collective_names import is_backend_range, is_collective_call
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work, work
-from stepscope.engine.host_activity import LOADER_RANGE, HostActivity, host_activity, matches
+from stepscope.engine.host_activity import LOADER_RANGE, HostActivity, host_activity
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.trace_steps import StepWindows, step_windows
@@ -99,9 +99,9 @@ def _sets(span: Span, found: Work) -> list[Intervals]:
     host = ~span.on_device
     operators = host & span.categories.where(categories.OPERATORS)
     ranges = operators | (host & span.categories.where([categories.ANNOTATION]))
-    loader = ranges & names.pick(matches(LOADER_RANGE, names.values).tolist())
+    loader = ranges & names.like(LOADER_RANGE)
     collective = ranges & names.pick([is_backend_range(name) for name in names.values])
-    steps = names.pick(matches("^ProfilerStep#", names.values).tolist())
+    steps = names.like("^ProfilerStep#")
 
     def times(rows: Any) -> Intervals:
         return intervals.union(span.start_ns[rows], span.ends(rows))
