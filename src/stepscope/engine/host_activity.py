@@ -132,7 +132,7 @@ class HostActivity(Struct, frozen=True, dict=True):
         calls = self._named(_SYNC, self._calls)
         calls &= ~self._named(_ASYNC, calls)
         calls |= self._calls & self._blocking[self.rows]
-        chosen = slice_tree.above(self.span.parent, self.rows[calls], self.span.names.where(_ITEM))
+        chosen = slice_tree.ancestors(self.span.parent, self.rows[calls], self.span.names.where(_ITEM))
         return self._times(calls | chosen[self.rows])
 
     @cached_property

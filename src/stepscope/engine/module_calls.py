@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct, field
 
-from stepscope.engine.slice_tree import nearest
+from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Span
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, climb
 
@@ -139,7 +139,7 @@ class ModuleCalls:
     @cached_property
     def near(self) -> Int32:
         """For each row the innermost call of a module or operator of the backward pass around it, or itself."""
-        return nearest(self.span.parent, self.is_call | self.is_backward)
+        return self_or_ancestor(self.span.parent, self.is_call | self.is_backward)
 
     def owners_of(self, links: pl.DataFrame) -> Owners:
         """Which path each device slice belongs to: that of its launch, else of its operator, else of its frame.

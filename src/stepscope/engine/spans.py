@@ -6,7 +6,6 @@ copies. Rows are counted from 0 within the span; `NONE` (-1) stands for no row. 
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import polars as pl
 from msgspec import Struct
 
 from stepscope.engine.intervals import Intervals, union
+from stepscope.engine.journal import json_object
 from stepscope.engine.origins import Origins
 from stepscope.engine.slice_names import is_annotation
 from stepscope.engine.source_lines import Lines
@@ -280,7 +280,7 @@ class Span:
         """The allow-listed metadata of the file."""
         ref = self.ref
         own = self.tables.traces.filter((pl.col("process") == ref.process) & (pl.col("trace") == ref.trace))
-        return _object(own["metadata"][0]) if own.height else {}
+        return json_object(own["metadata"][0]) if own.height else {}
 
     @cached_property
     def gpus(self) -> dict[int, GpuProperties]:
@@ -416,11 +416,3 @@ def _gpu(item: dict[str, Any]) -> GpuProperties:
 
 def _int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _object(text: str | None) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

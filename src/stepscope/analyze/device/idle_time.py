@@ -8,7 +8,6 @@ of its own explains is the host preparing its next launch (`launches`). Copies a
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from math import prod
 
@@ -21,6 +20,7 @@ from stepscope.engine.collective_names import is_backend_range
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
 from stepscope.engine.host_activity import HostActivity
 from stepscope.engine.intervals import EMPTY, Intervals
+from stepscope.engine.journal import json_list
 from stepscope.engine.scene import Scene
 from stepscope.tables.arrays import NONE, Bools, Int64, climb
 
@@ -399,11 +399,7 @@ class Operations(Struct, frozen=True, dict=True):
 
 
 def _first_shape(text: str | None) -> list[int]:
-    try:
-        shapes = json.loads(text or "[]")
-    except ValueError:
-        return []
-    first = shapes[0] if isinstance(shapes, list) and shapes else []
+    first = next(iter(json_list(text)), None)
     return first if isinstance(first, list) and all(type(size) is int for size in first) else []
 
 

@@ -5,7 +5,6 @@ Only time counts in which nothing else ran on any device of the trace.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -18,8 +17,9 @@ from stepscope.analyze.device.trace_loss import TraceLoss, host_rows, trace_loss
 from stepscope.analyze.views import kernels
 from stepscope.engine import intervals
 from stepscope.engine.device_work import KERNEL
+from stepscope.engine.journal import json_list
 from stepscope.engine.scene import Scene
-from stepscope.engine.slice_tree import below
+from stepscope.engine.slice_tree import has_ancestor
 from stepscope.model.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE
 from stepscope.tables.arrays import NONE, Bools, Int64
 
@@ -100,7 +100,7 @@ class Kernels:
 
     def _below(self, wanted: Bools) -> Bools:
         """Kernels below one of the operators `wanted`, a flag for each row of the span."""
-        return below(self.scene.span.parent, self._operator, wanted)
+        return has_ancestor(self.scene.span.parent, self._operator, wanted)
 
     def products(self) -> TraceLoss:
         """Products and convolutions on ordinary cores, where the device has others."""
@@ -251,6 +251,7 @@ _UNALIGNED = re.compile(r"align[124](?!\d)")
 _LAYERS = {f"aten::{name}": 0 for name in ("conv1d", "conv2d", "conv3d", "linear", "layer_norm", "batch_norm")} | {
     "aten::embedding": 1
 }
+_loaded = lru_cache(maxsize=8192)(json_list)
 _SYNC_BATCH_NORM = frozenset({"SyncBatchNorm", "aten::batch_norm_gather_stats_with_counts"})
 
 
@@ -378,16 +379,7 @@ def sync_batch_norms(scene: Scene) -> int:
     rows = np.flatnonzero(span.names.where(_SYNC_BATCH_NORM) & span.is_operator)
     rows = rows[scene.step_of(span.start_ns[rows]) >= 0]
     outer = span.names.where(frozenset({"SyncBatchNorm"}))
-    return int((outer[rows] | ~below(span.parent, span.parent[rows], outer)).sum())
-
-
-@lru_cache(maxsize=8192)
-def _loaded(text: str | None) -> list[object]:
-    try:
-        value = json.loads(text or "[]")
-    except ValueError:
-        return []
-    return value if isinstance(value, list) else []
+    return int((outer[rows] | ~has_ancestor(span.parent, span.parent[rows], outer)).sum())
 
 
 def _shape(value: object) -> list[int]:

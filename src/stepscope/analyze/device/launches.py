@@ -16,7 +16,7 @@ from stepscope.analyze.device.trace_loss import TraceLoss, host_rows, trace_loss
 from stepscope.engine import intervals
 from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL
 from stepscope.engine.intervals import Intervals
-from stepscope.engine.slice_tree import below
+from stepscope.engine.slice_tree import has_ancestor
 from stepscope.model.device_losses import COMPILED, HOST, LAUNCH, OPTIMIZER, ZERO_GRAD
 from stepscope.tables.arrays import NONE, Bools, Int64
 
@@ -171,7 +171,7 @@ class Launches(Struct, frozen=True, dict=True):
         chosen = np.flatnonzero(self.idle.starved & (self._rest_ns <= LAUNCH_NS) & (self._rest_ns > 0) & inside)
         marks = np.zeros(len(span), bool)
         marks[host_rows(span, _COMPILED)] = True
-        compiled = below(span.parent, self.idle.launch[chosen], marks)
+        compiled = has_ancestor(span.parent, self.idle.launch[chosen], marks)
         for kind, own in ((COMPILED, chosen[compiled]), (LAUNCH, chosen[~compiled])):
             times = intervals.intersect(self._rest, Intervals(gaps.starts[own], gaps.ends[own]))
             rows, ended = self.idle.launch[own], self.idle.ended_by[own]
@@ -186,7 +186,7 @@ class Launches(Struct, frozen=True, dict=True):
         """Kernels launched below `marks`, and those of them that a compiler made."""
         scene, found, names = self.idle.scene, self.idle.scene.found, self.idle.scene.span.names
         slices = np.flatnonzero((found.kind == KERNEL) & (scene.step_of(found.start_ns) >= 0))
-        slices = slices[below(scene.span.parent, found.launch[slices], marks)]
+        slices = slices[has_ancestor(scene.span.parent, found.launch[slices], marks)]
         generated = names.matching(_GENERATED.search)[found.rows[slices]]
         return {"compiled_kernels": float(len(slices)), "generated_kernels": float(generated.sum())}
 

@@ -15,10 +15,10 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.input.loader import feeding_loader
-from stepscope.analyze.sites import place_of, site_of
+from stepscope.analyze.sites import site_of
 from stepscope.engine.attribution import dominant_places, place
 from stepscope.engine.host_activity import LOADER_RANGE
-from stepscope.engine.journal import event_data
+from stepscope.engine.journal import event_data, place_of
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import LoaderFacts, Place

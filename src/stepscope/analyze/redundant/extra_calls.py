@@ -23,7 +23,7 @@ from stepscope.engine import intervals
 from stepscope.engine.attribution import place, trace_back
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples, bare, short
-from stepscope.engine.slice_tree import nearest
+from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.model import Place
 from stepscope.model.device_losses import ExtraCall
 from stepscope.tables.arrays import NONE, Bools, Int64, climb
@@ -195,7 +195,7 @@ class _Calls:
         """For each row the call around it that no module makes, or itself; -1 for none."""
         marked = np.zeros(len(self.span), bool)
         marked[self._roots] = True
-        return nearest(self.span.parent, marked).astype(np.int64)
+        return self_or_ancestor(self.span.parent, marked).astype(np.int64)
 
     @cached_property
     def _instances(self) -> tuple[str, ...]:
@@ -285,7 +285,7 @@ class _Calls:
         """For each row the user's function around it, or itself; -1 for none."""
         span = self.span
         user = (self.scene.base.origins.user[span.first : span.first + len(span)] >= 0) & span.is_function
-        return nearest(span.parent, user).astype(np.int64)
+        return self_or_ancestor(span.parent, user).astype(np.int64)
 
     def _around(self, row: int) -> tuple[int, int]:
         """The outermost function of the user's around a call in which nothing is trained, -1 for none; and when what
