@@ -9,8 +9,8 @@ import pytest
 
 from stepscope.analyze import analyze
 from stepscope.analyze.context import Context
-from stepscope.analyze.host.removable_calls import Calls, prepare
-from stepscope.analyze.host.sampled_time import prepare as prepare_time
+from stepscope.analyze.host.removable_calls import Calls, removable_calls
+from stepscope.analyze.host.sampled_time import sampled_time as prepare_time
 from stepscope.analyze.step_times import step_facts as step_facts
 from stepscope.model import Place, PythonFacts
 from stepscope.tables.schema import Tables
@@ -54,7 +54,7 @@ def tables(stacks: Sequence[dict[str, Any]], **phases: float) -> Tables:
 def calls_of(made: Tables) -> Calls:
     context = Context(made)
     train = next(fact for fact in step_facts(context.labelled) if fact.kind == "train")
-    found = prepare(context.sampled, prepare_time(context.sampled, train, context.tables.quality))
+    found = removable_calls(context.sampled, prepare_time(context.sampled, train, context.tables.quality))
     assert found is not None
     return found
 

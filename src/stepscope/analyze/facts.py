@@ -146,11 +146,11 @@ class Facts(Analysis):
 
     @cached_property
     def _sampled_time(self) -> SampledTime | None:
-        return sampled_time.prepare(self._context.sampled, self._train, self._context.tables.quality)
+        return sampled_time.sampled_time(self._context.sampled, self._train, self._context.tables.quality)
 
     @cached_property
     def _calls(self) -> Calls | None:
-        return removable_calls.prepare(self._context.sampled, self._sampled_time)
+        return removable_calls.removable_calls(self._context.sampled, self._sampled_time)
 
     # --------------------------------------------------------------------------------------- slices of the traces
 
@@ -160,7 +160,7 @@ class Facts(Analysis):
         context = self._context
         tables, labelled, lines, sampled = context.tables, context.labelled, context.lines, context.sampled
         mean_ms = self._train.mean_ms if self._train else None
-        window = host_calls.prepare(tables, context.spans, context.code, labelled)
+        window = host_calls.profiled_calls(tables, context.spans, context.code, labelled)
         found = loops.loops(window, lines, sampled, mean_ms, self._sampled_time)
         return _OfWindow(
             loops=found,

@@ -13,8 +13,8 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.engine.journal import event_data, parse_json
-from stepscope.model import FrameworkFacts, Note, Place, Settings, Site, StepFacts
+from stepscope.engine.journal import event_data, parse_json, place_of
+from stepscope.model import FrameworkFacts, Note, Settings, Site, StepFacts
 from stepscope.tables.schema import Tables
 
 # First folder of an installed package -> the framework whose words an advice takes.
@@ -149,14 +149,6 @@ def _most_alike(sites: list[_Data], event: _Data | None) -> _Data | None:
         return same
 
     return max(sites, key=likeness)
-
-
-def place_of(site: _Data | None) -> Place | None:
-    """The line of the user's that a `site` event names."""
-    if not site or not isinstance(site.get("file"), str):
-        return None
-    line = site.get("line")
-    return Place(site["file"], line if isinstance(line, int) else None, site.get("function"))
 
 
 def first_int(*values: object) -> int | None:

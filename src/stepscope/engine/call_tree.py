@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +23,7 @@ from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
 from stepscope.tables.phases import in_file, last_part
 from stepscope.tables.schema import Tables
 
-
-class CallFrame(NamedTuple):
-    """A distinct frame; `file` may be empty and `line` None where the sampler could not tell."""
-
-    function: str
-    file: str
-    line: int | None
+_T = TypeVar("_T", bound=np.generic)
 
 
 class CallTree(Struct, frozen=True, dict=True):
@@ -38,7 +32,7 @@ class CallTree(Struct, frozen=True, dict=True):
     parent: Int32
     depth: Int32
     frame: Int32
-    frames: tuple[CallFrame, ...]
+    frames: tuple[Frame, ...]
 
     def __len__(self) -> int:
         return len(self.parent)
@@ -50,9 +44,9 @@ class CallTree(Struct, frozen=True, dict=True):
         ends = np.searchsorted(self.depth[order], np.arange(int(self.depth.max(initial=-1)) + 2))
         return [order[first:last] for first, last in pairwise(ends)]
 
-    def by_node(self, of_frame: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    def by_node(self, of_frame: npt.NDArray[_T]) -> npt.NDArray[_T]:
         """What is known per distinct frame, for every node."""
-        return of_frame[self.frame]
+        return of_frame[self.frame] if len(self) else of_frame[:0]
 
     def innermost(self, marked: Bools) -> Int32:
         """For every node the nearest node on its path, itself included, that is `marked`; -1 for none."""
@@ -78,9 +72,9 @@ class CallTree(Struct, frozen=True, dict=True):
             np.add.at(total, self.parent[level], total[level])
         return total
 
-    def path(self, node: int) -> list[CallFrame]:
+    def path(self, node: int) -> list[Frame]:
         """The frames from the root to `node`."""
-        found: list[CallFrame] = []
+        found: list[Frame] = []
         while node >= 0:
             found.append(self.frames[self.frame[node]])
             node = int(self.parent[node])
@@ -94,11 +88,10 @@ def call_tree(tables: Tables) -> CallTree:
         parent=nodes["parent"].fill_null(NONE).to_numpy().astype(np.int32),
         depth=nodes["depth"].to_numpy().astype(np.int32),
         frame=nodes["frame"].to_numpy().astype(np.int32),
-        frames=tuple(CallFrame(f or "?", file or "", line) for _, f, file, line in frames.iter_rows()),
+        frames=tuple(Frame(f or "?", file or "", line) for _, f, file, line in frames.iter_rows()),
     )
 
 
-_T = TypeVar("_T", bound=np.generic)
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 
@@ -108,13 +101,16 @@ class UserPaths:
     def __init__(self, tree: CallTree, code: UserCode) -> None:
         self.tree = tree
         self.code = code
-        self._frames = [Frame(*frame) for frame in tree.frames]
-        self._files = [code.resolve(frame.file) for frame in self._frames]
+        self.files = [code.resolve(frame.file) for frame in tree.frames]  # the user's by frame, None for all others
+
+    @property
+    def nodes(self) -> Int32:
+        return np.arange(len(self.tree), dtype=np.int32)
 
     @cached_property
     def user(self) -> Bools:
         """Whether the frame itself is the user's own code."""
-        return self._by_node(np.array([file is not None for file in self._files], bool))
+        return self.tree.by_node(np.array([file is not None for file in self.files], bool))
 
     @cached_property
     def innermost(self) -> Int32:
@@ -126,7 +122,7 @@ class UserPaths:
     @cached_property
     def line(self) -> Int32:
         """The number of the user's line in the frame itself; see `place`."""
-        return self._by_node(self._line_of_frame)
+        return self.tree.by_node(self._lines[1])
 
     @cached_property
     def function(self) -> Int32:
@@ -134,29 +130,29 @@ class UserPaths:
         known: dict[tuple[str, str], int] = {}
         numbers = [
             NONE if file is None else known.setdefault((file, frame.function), len(known))
-            for file, frame in zip(self._files, self._frames, strict=True)
+            for file, frame in zip(self.files, self.tree.frames, strict=True)
         ]
-        return self._by_node(np.array(numbers, np.int32))
+        return self.tree.by_node(np.array(numbers, np.int32))
 
     @cached_property
     def source_line(self) -> Int64:
         """The line of the frame itself in its file."""
-        lines = [NONE if frame.line is None else frame.line for frame in self._frames]
-        return self._by_node(np.array(lines, np.int64))
+        lines = [NONE if frame.line is None else frame.line for frame in self.tree.frames]
+        return self.tree.by_node(np.array(lines, np.int64))
 
     def place(self, line: int) -> Place | None:
         """The place of a line by its number; None for -1."""
-        return Place(*self._places[line]) if line >= 0 else None
+        return Place(*self._lines[0][line]) if line >= 0 else None
 
     def leaf_names(self, nodes: pl.Series) -> pl.Series:
         """ "file:function" of the innermost frames of these nodes; null where there is none."""
-        names = pl.Series([f"{frame.file or '?'}:{frame.function}" for frame in self._frames], dtype=pl.String)
+        names = pl.Series([f"{frame.file or '?'}:{frame.function}" for frame in self.tree.frames], dtype=pl.String)
         frame = pl.Series(at(self.tree.frame, rows_of(nodes), NONE))
         return names.gather(frame.set(frame < 0, None))
 
     def marked(self, mark: Callable[[Frame], bool]) -> Bools:
         """Whether `mark` says yes to the frame itself."""
-        return self._by_node(np.array([mark(frame) for frame in self._frames], bool))
+        return self.tree.by_node(np.array([mark(frame) for frame in self.tree.frames], bool))
 
     def innermost_of(self, mark: Callable[[Frame], bool]) -> Int32:
         """The innermost frame on the path that `mark` says yes to, as a node."""
@@ -174,23 +170,13 @@ class UserPaths:
 
     @cached_property
     def _lines(self) -> tuple[list[tuple[str, int | None, str]], Int32]:
+        """The user's lines by number, and the number of the line of each frame."""
         known: dict[tuple[str, int | None, str], int] = {}
         numbers = [
             NONE if file is None else known.setdefault((file, frame.line, frame.function), len(known))
-            for file, frame in zip(self._files, self._frames, strict=True)
+            for file, frame in zip(self.files, self.tree.frames, strict=True)
         ]
         return list(known), np.array(numbers, np.int32)
-
-    @property
-    def _places(self) -> list[tuple[str, int | None, str]]:
-        return self._lines[0]
-
-    @property
-    def _line_of_frame(self) -> Int32:
-        return self._lines[1]
-
-    def _by_node(self, of_frame: npt.NDArray[_T]) -> npt.NDArray[_T]:
-        return of_frame[self.tree.frame] if len(self.tree) else of_frame[:0]
 
 
 def at(values: npt.NDArray[_T], nodes: npt.NDArray[np.integer], none: object) -> npt.NDArray[_T]:

@@ -7,19 +7,16 @@ a compilation); which of them a moment counts for is decided by the order in whi
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-import polars as pl
 from msgspec import Struct
 
 from stepscope.engine import intervals, slice_tree
 from stepscope.engine.collective_names import is_collective_call
 from stepscope.engine.device_work import COPY, Work
 from stepscope.engine.intervals import Intervals
-from stepscope.engine.spans import Span
+from stepscope.engine.spans import Span, matches
 from stepscope.tables import categories
 from stepscope.tables.arrays import Bools, Int32, Int64
 
@@ -69,7 +66,6 @@ OPERATOR_KINDS = {
 _OPTIMIZER_RANGE = r"^Optimizer\.(step|zero_grad)#"
 _ENGINE = r"^autograd::engine::"
 _STEP = r"^ProfilerStep#"
-FEW_NAMES = 1_000  # up to here asking one by one is quicker than a column
 
 
 class HostActivity(Struct, frozen=True, dict=True):
@@ -115,7 +111,7 @@ class HostActivity(Struct, frozen=True, dict=True):
 
     def _times(self, chosen: Bools) -> Intervals:
         rows = self.rows[chosen]
-        return intervals.union(self.span.start_ns[rows], self.span.ends(rows))
+        return self.span.times(rows)
 
     @cached_property
     def data(self) -> Intervals:
@@ -136,7 +132,7 @@ class HostActivity(Struct, frozen=True, dict=True):
         calls = self._named(_SYNC, self._calls)
         calls &= ~self._named(_ASYNC, calls)
         calls |= self._calls & self._blocking[self.rows]
-        chosen = slice_tree.above(self.span.parent, self.rows[calls], self.span.names.where(_ITEM))
+        chosen = slice_tree.ancestors(self.span.parent, self.rows[calls], self.span.names.where(_ITEM))
         return self._times(calls | chosen[self.rows])
 
     @cached_property
@@ -145,7 +141,7 @@ class HostActivity(Struct, frozen=True, dict=True):
         blocking = np.zeros(len(self.span) + 1, bool)
         copies = (self.found.kind == COPY) & (self.found.launch >= 0)
         names = self.span.names
-        pageable = names.pick(["Pageable" in name for name in names.values]) if copies.any() else np.zeros(0, bool)
+        pageable = names.containing("Pageable") if copies.any() else np.zeros(0, bool)
         rows = self.found.rows[copies]
         blocking[self.found.launch[copies][pageable[rows]] if len(rows) else rows] = True
         return blocking[:-1]
@@ -205,18 +201,9 @@ def host_activity(span: Span, found: Work) -> HostActivity:
     return HostActivity(span, rows, operator, found)
 
 
-def matches(pattern: str, values: Sequence[str]) -> Bools:
-    """Which values a pattern is found in."""
-    if len(values) < FEW_NAMES:
-        search = re.compile(pattern).search
-        return np.asarray([search(value) is not None for value in values], bool)
-    found: Bools = pl.Series(values, dtype=pl.String).str.contains(pattern).to_numpy()
-    return found
-
-
 def _main_track(span: Span, operators: Bools) -> int:
     """Code of the track whose steps are marked, else of that with most time in operators; -1 without either."""
-    marks = np.flatnonzero(span.names.pick(matches(_STEP, span.names.values).tolist()) & ~span.on_device)
+    marks = np.flatnonzero(span.names.like(_STEP) & ~span.on_device)
     marks = marks[~span.categories.where(["gpu_user_annotation"])[marks] & (span.tracks.codes[marks] >= 0)]
     count = len(span.tracks.values)
     if len(marks):
@@ -231,7 +218,7 @@ def _main_track(span: Span, operators: Bools) -> int:
 
 def _engine_tracks(span: Span, host: Bools) -> Bools:
     """By code of a track: whether it runs operators of the backward pass."""
-    backward = span.names.pick(matches(_ENGINE, span.names.values).tolist())
+    backward = span.names.like(_ENGINE)
     backward |= span.is_operator & (span.column("forward_thread") > 0)
     engines = np.zeros(len(span.tracks.values) + 1, bool)
     engines[np.unique(span.tracks.codes[backward & host])] = True

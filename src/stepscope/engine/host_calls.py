@@ -17,7 +17,7 @@ import polars as pl
 from msgspec import Struct
 
 from stepscope.engine.slice_names import PYTHON_NAME, callee_name
-from stepscope.engine.slice_tree import nearest, nearest_around
+from stepscope.engine.slice_tree import nearest_ancestor, self_or_ancestor
 from stepscope.engine.spans import Span
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import TORCH_FILE, UserCode
@@ -55,7 +55,7 @@ class HostCalls:
         what, self._functions = _classified(span, rows, code)
         number = np.full(len(span) + 1, NONE, np.int64)  # the last stands for no row
         number[rows] = np.arange(len(rows))
-        ours = nearest(number[span.parent[rows]], what == OWN) >= 0
+        ours = self_or_ancestor(number[span.parent[rows]], what == OWN) >= 0
         if ours.any():
             rows, what = rows[~ours], what[~ours]
             number[:] = NONE
@@ -101,17 +101,17 @@ class HostCalls:
     @cached_property
     def caller(self) -> Int64:
         """The user's function around each slice."""
-        return nearest_around(self.parent, self.what == USER)
+        return nearest_ancestor(self.parent, self.what == USER)
 
     @cached_property
     def via(self) -> Int64:
         """What the caller called: the slice itself, or the one around it right below the caller."""
-        return nearest(self.parent, (self.parent >= 0) & (self.what[self.parent] == USER)).astype(np.int64)
+        return self_or_ancestor(self.parent, (self.parent >= 0) & (self.what[self.parent] == USER)).astype(np.int64)
 
     @cached_property
     def _past_transparent(self) -> Int64:
         """The first slice around each that is neither a built-in function nor transparent."""
-        return nearest_around(self.parent, (self.what != TRANSPARENT) & (self.what != BUILTIN))
+        return nearest_ancestor(self.parent, (self.what != TRANSPARENT) & (self.what != BUILTIN))
 
     @cached_property
     def direct(self) -> Bools:
@@ -126,12 +126,14 @@ class HostCalls:
 
     @cached_property
     def in_loader(self) -> Bools:
-        found: Bools = nearest(self.parent, self.named(lambda name: _LOADER_NEXT.search(name) is not None)) >= 0
+        found: Bools = (
+            self_or_ancestor(self.parent, self.named(lambda name: _LOADER_NEXT.search(name) is not None)) >= 0
+        )
         return found
 
     @cached_property
     def in_operator(self) -> Bools:
-        found: Bools = nearest_around(self.parent, self.what == OPERATOR) >= 0
+        found: Bools = nearest_ancestor(self.parent, self.what == OPERATOR) >= 0
         return found
 
     def named(self, wanted: Callable[[str], bool], among: Bools | None = None) -> Bools:
@@ -156,7 +158,7 @@ class HostCalls:
         return self._functions[int(self.codes[position])]
 
 
-class Window(Struct, frozen=True):
+class ProfiledCalls(Struct, frozen=True):
     """The profiled steps of all traces. `steps`: how many complete ones, all processes together.
 
     `ratio` scales a figure of the window to the steady run, by phase and for the whole step ("wall"); `phase_ms` are
@@ -177,7 +179,9 @@ class Window(Struct, frozen=True):
         return self.steps < 2 or "wall" not in self.ratio
 
 
-def prepare(tables: Tables, spans: Sequence[Span], code: UserCode, labelled: LabelledSteps) -> Window | None:
+def profiled_calls(
+    tables: Tables, spans: Sequence[Span], code: UserCode, labelled: LabelledSteps
+) -> ProfiledCalls | None:
     """None without a trace that holds operators or Python functions."""
     steps = labelled.frame.filter(pl.col("in_window").fill_null(False))
     known = set(steps.select("process", "step").iter_rows())
@@ -204,7 +208,7 @@ def prepare(tables: Tables, spans: Sequence[Span], code: UserCode, labelled: Lab
             own = [step for process, step in seen if process == part.span.ref.process]
             part.inside = np.isin(part.step, own)
     phase_ms = _phase_ms(labelled, seen)
-    return Window(
+    return ProfiledCalls(
         parts=tuple(parts),
         steps=max(len(seen), 1),
         ratio={name: steady / window for name, (window, steady) in phase_ms.items()},

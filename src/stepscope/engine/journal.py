@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import polars as pl
 
+from stepscope.model import Place
 from stepscope.tables.schema import Tables
 
 MOST_DIGITS, LARGEST = 20, 2**62  # of a whole number in what a recording says
@@ -23,6 +24,34 @@ def event_data(tables: Tables, kind: str) -> Iterator[tuple[dict[str, Any], dict
             yield row, data
 
 
+def events_in_steps(
+    tables: Tables, kind: str, steps: pl.DataFrame
+) -> Iterator[tuple[dict[str, Any], dict[str, Any], tuple[int, int]]]:
+    """Those of `event_data` with a duration that began in one of `steps`, with the number and the end (ns) of it."""
+    own = {
+        part["process"][0]: (part["start_ns"], part["start_ns"] + part["wall_ns"], part["step"])
+        for part in steps.sort("start_ns").partition_by("process")
+    }
+    for row, data in event_data(tables, kind):
+        time = row["time_ns"]
+        if row["process"] not in own or time is None or row["duration_ns"] is None:
+            continue
+        starts, ends, numbers = own[row["process"]]
+        at = int(starts.search_sorted(time, side="right")) - 1
+        if at >= 0 and time < ends[at]:
+            yield row, data, (numbers[at], ends[at])
+
+
+def place_of(event: Mapping[str, Any] | None) -> Place | None:
+    """The line of the user's that an event names."""
+    if not event or not isinstance(event.get("file"), str):
+        return None
+    line, function = event.get("line"), event.get("function")
+    return Place(
+        event["file"], line if isinstance(line, int) else None, function if isinstance(function, str) else None
+    )
+
+
 def parse_json(text: str | None) -> object:
     """The value of a JSON text, None where it is absent or broken (the run folder is untrusted input)."""
     if not text:
@@ -32,6 +61,25 @@ def parse_json(text: str | None) -> object:
     except ValueError:
         return None
     return value
+
+
+def json_list(text: str | None) -> list[Any]:
+    """The list that a JSON text of a trace is; empty where it is absent, broken or something else."""
+    value = _loaded(text)
+    return value if isinstance(value, list) else []
+
+
+def json_object(text: str | None) -> dict[str, Any]:
+    """The object that a JSON text of a trace is, as `json_list`."""
+    value = _loaded(text)
+    return value if isinstance(value, dict) else {}
+
+
+def _loaded(text: str | None) -> object:
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return None
 
 
 def _fitting(digits: str) -> int | None:

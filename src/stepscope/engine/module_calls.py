@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct, field
 
-from stepscope.engine.slice_tree import nearest
+from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Span
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, climb
 
@@ -69,7 +69,7 @@ class ModuleCalls:
     @cached_property
     def is_call(self) -> Bools:
         names = self.span.names
-        return self.span.is_function & names.pick([name.startswith(PREFIX) for name in names.values])
+        return self.span.is_function & names.starting(PREFIX)
 
     @cached_property
     def forward(self) -> Int64:
@@ -79,7 +79,7 @@ class ModuleCalls:
     def is_backward(self) -> Bools:
         """Operators that run autograd nodes; of those nothing below needs to be one."""
         span = self.span
-        engine = span.names.pick([name.startswith(_ENGINE) for name in span.names.values])
+        engine = span.names.starting(_ENGINE)
         marked = (span.series("forward_thread") > 0).fill_null(False).to_numpy()
         found: Bools = (self.forward >= 0) | ((engine | marked) & span.is_operator)
         return found
@@ -139,7 +139,7 @@ class ModuleCalls:
     @cached_property
     def near(self) -> Int32:
         """For each row the innermost call of a module or operator of the backward pass around it, or itself."""
-        return nearest(self.span.parent, self.is_call | self.is_backward)
+        return self_or_ancestor(self.span.parent, self.is_call | self.is_backward)
 
     def owners_of(self, links: pl.DataFrame) -> Owners:
         """Which path each device slice belongs to: that of its launch, else of its operator, else of its frame.

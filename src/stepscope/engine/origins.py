@@ -141,7 +141,7 @@ def _leading(events: pl.DataFrame, user: Int32, library: Int32) -> Int64:
         inside = np.searchsorted(begin, start + own["duration_ns"].to_numpy()) - np.searchsorted(begin, start, "right")
         loops.append(own["row"].to_numpy()[inside >= STEPS_OF_LOOP].astype(np.int64))
     parent = positions(events["id"], events["parent"])
-    return np.flatnonzero(slice_tree.above(parent, np.concatenate(loops)) & (user >= 0))
+    return np.flatnonzero(slice_tree.ancestors(parent, np.concatenate(loops)) & (user >= 0))
 
 
 def _mark(

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -13,11 +12,13 @@ import polars as pl
 from msgspec import Struct
 
 from stepscope.engine import intervals
-from stepscope.engine.call_tree import CallFrame, CallTree, call_tree
+from stepscope.engine.call_tree import CallTree, UserPaths, at, call_tree, rows_of
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import UserCode
 from stepscope.model import PHASES
-from stepscope.tables.arrays import NONE, Bools, Int32
+from stepscope.read.raw import Frame
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64
+from stepscope.tables.phases import in_file, last_part
 from stepscope.tables.schema import Tables
 
 STEADY_COVERAGE = 0.5  # a segment counts when steady steps fill at least half of it
@@ -75,7 +76,9 @@ def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps, calls: Call
     stacks = stacks.with_row_index("row")
     calls = calls or call_tree(tables)
     steady, fallback = _steady_segments(stacks, labelled)
-    rows = stacks.hstack(picks(stacks, calls, code)).join(steady, on="row", how="left", maintain_order="left")
+    rows = stacks.hstack(frames_of_interest(stacks, calls, code)).join(
+        steady, on="row", how="left", maintain_order="left"
+    )
     rows = rows.with_columns(pl.col("steady", "waiting").fill_null(False))
     return Samples(rows, calls, code, fallback)
 
@@ -139,116 +142,70 @@ _LOADER_FILE = "torch/utils/data/"
 _FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 # Opening, stopping and exporting a profiler window happens between two steps and is no part of any.
 _PROFILER_FILES = ("torch/autograd/profiler.py", "torch/profiler/profiler.py")
-_PROFILER_WORK = {
-    "__enter__",
-    "__exit__",
-    "start",
-    "stop",
-    "start_trace",
-    "stop_trace",
-    "prepare_trace",
-    "step",
-    "_start_trace",
-    "_prepare_trace",
-    "_transit_action",
-    "export_chrome_trace",
-    "_parse_kineto_results",
-}
+_PROFILER_WORK = frozenset(
+    (
+        *("__enter__", "__exit__", "start", "stop", "start_trace", "stop_trace", "prepare_trace", "step"),
+        *("_start_trace", "_prepare_trace", "_transit_action", "export_chrome_trace", "_parse_kineto_results"),
+    )
+)
 
 
-def picks(rows: pl.DataFrame, calls: CallTree, code: UserCode) -> pl.DataFrame:
+def frames_of_interest(rows: pl.DataFrame, calls: CallTree, code: UserCode) -> pl.DataFrame:
     """The picked columns for `rows` (with `node` and `role`), in their order.
 
     user_file/line/function/position, below_file/function, leaf_file/function/position, entry_file/line/function,
     inner_file/line/function: null where there is no such frame; in_loader, in_fetch, in_profiler: false there.
     """
-    node = rows["node"].fill_null(NONE).to_numpy()
-    worker = (rows["role"] == "loader_worker").fill_null(False).to_numpy()
-    files = [code.resolve(frame.file) for frame in calls.frames]
-    found = _Picker(calls, files, only_below_fork=False).columns(node)
-    if worker.any():
-        below = _Picker(calls, files, only_below_fork=True).columns(node)
-        choose = pl.Series("worker", worker)
+    users = UserPaths(calls, code)
+    nodes = rows_of(rows["node"])
+    found = _columns(users, nodes, np.ones(len(calls), bool))
+    workers = (rows["role"] == "loader_worker").fill_null(False)
+    if workers.any():  # only frames below the worker loop count
+        fork = users.innermost_of(lambda frame: last_part(frame.function) == _FORK_POINT)
+        below = _columns(users, nodes, (fork >= 0) & users.is_below(users.nodes, fork))
         found = found.with_columns(
-            pl.when(choose).then(below[name]).otherwise(pl.col(name)).alias(name) for name in found.columns
+            pl.when(workers).then(below[name]).otherwise(pl.col(name)).alias(name) for name in found.columns
         )
     return found
 
 
-class _Picker:
-    """The picks of every path. With `only_below_fork` frames count only below a loader's worker loop."""
-
-    def __init__(self, calls: CallTree, files: list[str | None], *, only_below_fork: bool) -> None:
-        self._calls, self._files = calls, files
-        self._counts = np.ones(len(calls), bool)
-        if only_below_fork:
-            fork = calls.innermost(self._marked(lambda frame: _bare_name(frame.function) == _FORK_POINT))
-            self._counts = (fork >= 0) & (calls.depth > calls.depth[np.maximum(fork, 0)])
-        user = calls.by_node(np.array([file is not None for file in files], bool)).astype(bool) & self._counts
-        loader = self._marked(lambda frame: _LOADER_FILE in frame.file) & self._counts
-        self._user = calls.innermost(user)
-        self._below = _below(calls, self._user)
-        self._boundary = calls.outermost(loader)
-        inside = user & (self._boundary >= 0) & (calls.depth > calls.depth[np.maximum(self._boundary, 0)])
-        self._entry, self._inner = calls.outermost(inside), calls.innermost(inside)
-        self._fetch = calls.innermost(self._marked(lambda frame: _FETCH_FILE in frame.file))
-        self._profiler = calls.innermost(self._marked(_profiles))
-
-    def _marked(self, of: Callable[[CallFrame], bool]) -> Bools:
-        marked: Bools = self._calls.by_node(np.array([of(frame) for frame in self._calls.frames], bool)).astype(bool)
-        return marked
-
-    def columns(self, node: Int32) -> pl.DataFrame:
-        """The picks for these nodes (-1 for none)."""
-        function, file, line = self._names()
-        mine = pl.Series(self._files, dtype=pl.String)
-        user, below, entry, inner = (self._at(of, node) for of in (self._user, self._below, self._entry, self._inner))
-        columns = {
-            "user_file": self._frame_of(mine, user),
-            "user_line": self._frame_of(line, user),
-            "user_function": self._frame_of(function, user),
-            "user_position": self._depth_of(user),
-            "below_function": self._frame_of(function, below),
-            "below_file": self._frame_of(file, below),
-            "leaf_file": self._frame_of(file, node),
-            "leaf_function": self._frame_of(function, node),
-            "leaf_position": self._depth_of(node),
-            "in_loader": pl.Series(self._at(self._boundary, node) >= 0),
-            "in_fetch": pl.Series(self._at(self._fetch, node) >= 0),
-            "in_profiler": pl.Series(self._at(self._profiler, node) >= 0),
-        }
-        for prefix, at in (("entry", entry), ("inner", inner)):
-            columns[f"{prefix}_file"] = self._frame_of(mine, at)
-            columns[f"{prefix}_line"] = self._frame_of(line, at)
-            columns[f"{prefix}_function"] = self._frame_of(function, at)
-        return pl.DataFrame(columns)
-
-    def _names(self) -> tuple[pl.Series, pl.Series, pl.Series]:
-        frames = self._calls.frames
-        return (
-            pl.Series([frame.function for frame in frames], dtype=pl.String),
-            pl.Series([frame.file for frame in frames], dtype=pl.String),
-            pl.Series([frame.line for frame in frames], dtype=pl.Int64),
-        )
-
-    def _at(self, of: Int32, node: Int32) -> Int32:
-        """`of` the nodes, -1 where there is none."""
-        if not len(of):
-            return np.full(len(node), NONE, np.int32)
-        found: Int32 = np.where(node >= 0, of[np.maximum(node, 0)], NONE).astype(np.int32)
-        return found
-
-    def _frame_of(self, values: pl.Series, node: Int32) -> pl.Series:
-        """What is known of the frames of these nodes, null for none."""
-        if not len(values):
-            return pl.Series([None] * len(node), dtype=values.dtype)
-        frame = self._calls.frame[np.maximum(node, 0)]
-        return values[pl.Series(frame)].set(pl.Series(node < 0), None)
-
-    def _depth_of(self, node: Int32) -> pl.Series:
-        if not len(self._calls):
-            return pl.Series([None] * len(node), dtype=pl.Int64)
-        return pl.Series(self._calls.depth[np.maximum(node, 0)].astype(np.int64)).set(pl.Series(node < 0), None)
+def _columns(users: UserPaths, nodes: Int64, counts: Bools) -> pl.DataFrame:
+    """The picks for these nodes (-1 for none), of the frames that count."""
+    tree, frames = users.tree, users.tree.frames
+    user = users.user & counts
+    innermost = tree.innermost(user)
+    loader = tree.outermost(users.marked(lambda frame: _LOADER_FILE in frame.file) & counts)
+    inside = user & (loader >= 0) & users.is_below(users.nodes, loader)
+    known = {
+        "user_file": pl.Series(users.files, dtype=pl.String),
+        "file": pl.Series([frame.file for frame in frames], dtype=pl.String),
+        "line": pl.Series([frame.line for frame in frames], dtype=pl.Int64),
+        "function": pl.Series([frame.function for frame in frames], dtype=pl.String),
+    }
+    columns: dict[str, pl.Series] = {}
+    for prefix, picked, names in (
+        ("user", innermost, ("user_file", "line", "function", "position")),
+        ("below", _below(tree, innermost), ("function", "file")),
+        ("leaf", users.nodes, ("file", "function", "position")),
+        ("entry", tree.outermost(inside), ("user_file", "line", "function")),
+        ("inner", tree.innermost(inside), ("user_file", "line", "function")),
+    ):
+        at_node = at(picked, nodes, NONE)
+        frame = pl.Series(at(tree.frame, at_node, NONE))
+        for name in names:
+            if name == "position":
+                depth = pl.Series(at(tree.depth, at_node, NONE).astype(np.int64))
+                columns[f"{prefix}_{name}"] = depth.set(depth < 0, None)
+            else:
+                told = known[name].gather(frame.set(frame < 0, None))
+                columns[f"{prefix}_{name.removeprefix('user_')}"] = told
+    for name, passes in (
+        ("in_loader", loader >= 0),
+        ("in_fetch", users.passes(lambda frame: _FETCH_FILE in frame.file)),
+        ("in_profiler", users.passes(_profiles)),
+    ):
+        columns[name] = pl.Series(at(passes, nodes, False))
+    return pl.DataFrame(columns)
 
 
 def _below(calls: CallTree, user: Int32) -> Int32:
@@ -261,11 +218,5 @@ def _below(calls: CallTree, user: Int32) -> Int32:
     return found
 
 
-def _bare_name(function: str) -> str:
-    return function.rpartition(".")[2] or function
-
-
-def _profiles(frame: CallFrame) -> bool:
-    return _bare_name(frame.function) in _PROFILER_WORK and any(
-        frame.file == file or frame.file.endswith("/" + file) for file in _PROFILER_FILES
-    )
+def _profiles(frame: Frame) -> bool:
+    return last_part(frame.function) in _PROFILER_WORK and any(in_file(frame.file, file) for file in _PROFILER_FILES)

@@ -13,9 +13,9 @@ from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work
 from stepscope.engine.host_activity import HostActivity, host_activity
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.module_calls import ModuleCalls
-from stepscope.engine.slice_tree import nearest
+from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.trace_steps import StepWindows, step_windows
+from stepscope.engine.trace_steps import TraceSteps, trace_steps
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 
 
@@ -25,7 +25,7 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
     base: Base
     span: Span
     found: Work
-    windows: StepWindows
+    windows: TraceSteps
     calls: ModuleCalls
 
     def __len__(self) -> int:
@@ -92,11 +92,17 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def in_backward(self) -> Int32:
         """For each row the innermost operator of the backward pass around it, or itself; -1 for none."""
-        return nearest(self.span.parent, self.calls.is_backward)
+        return self_or_ancestor(self.span.parent, self.calls.is_backward)
 
     def times(self, rows: Int64) -> Intervals:
         """When any of these slices ran."""
-        return intervals.union(self.span.start_ns[rows], self.span.ends(rows))
+        return self.span.times(rows)
+
+    def launched_during(self, times: Intervals) -> Bools:
+        """Device work whose launch began in these times."""
+        launch = self.found.launch
+        launched: Bools = intervals.inside(times, self.span.start_ns[np.maximum(launch, 0)]) & (launch >= 0)
+        return launched
 
     def launched_below(self, rows: Int64) -> Bools:
         """Device work launched inside these host slices."""
@@ -106,7 +112,7 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
         wanted = np.zeros(len(self.span), bool)
         wanted[rows] = True
         origin = np.where(found.launch >= 0, found.launch, found.operator)
-        launched: Bools = (origin >= 0) & (nearest(self.span.parent, wanted)[origin] >= 0)
+        launched: Bools = (origin >= 0) & (self_or_ancestor(self.span.parent, wanted)[origin] >= 0)
         return launched
 
     def exclusive(self, chosen: Bools) -> Intervals:
@@ -123,4 +129,4 @@ def scenes(base: Base) -> Iterator[Scene]:
     """One for each trace, those without any step too."""
     for span in base.spans:
         found = work(span)
-        yield Scene(base, span, found, step_windows(span, found), ModuleCalls(span))
+        yield Scene(base, span, found, trace_steps(span, found), ModuleCalls(span))

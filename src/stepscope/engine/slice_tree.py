@@ -14,7 +14,7 @@ from stepscope.tables.arrays import MAX_DEPTH, NONE, Bools, Int32, Int64, Rows, 
 DOUBLINGS = 20  # a million slices around each other; a broken (cyclic) tree ends there too
 
 
-def nearest_around(parent: Int64, wanted: Bools) -> Int64:
+def nearest_ancestor(parent: Int64, wanted: Bools) -> Int64:
     """For each row the innermost wanted row around it, not itself, `NONE` without one."""
     around: Int64 = parent.copy()
     left = np.flatnonzero(around >= 0)
@@ -28,7 +28,7 @@ def nearest_around(parent: Int64, wanted: Bools) -> Int64:
     return around
 
 
-def nearest(parent: Int64, stop: Bools) -> Int32:
+def self_or_ancestor(parent: Int64, stop: Bools) -> Int32:
     """For each row the first row that `stop` marks on the way up, itself included; `NONE` without any."""
     count = len(parent)
     ends = np.append(stop, True)  # the last entry stands for the outside
@@ -44,12 +44,12 @@ def nearest(parent: Int64, stop: Bools) -> Int32:
     return np.where(ends[found] & (found < count), found, NONE).astype(np.int32)
 
 
-def below(parent: Int64, rows: Int64, wanted: Bools) -> Bools:
+def has_ancestor(parent: Int64, rows: Int64, wanted: Bools) -> Bools:
     """Which of `rows` are wanted or lie below a wanted row; `NONE` among them is none."""
     return climb(parent, rows, wanted) >= 0
 
 
-def above(parent: Rows, rows: Int64, wanted: Bools | None = None) -> Bools:
+def ancestors(parent: Rows, rows: Int64, wanted: Bools | None = None) -> Bools:
     """By row, whether it lies around one of `rows`; with `wanted` each way ends before the first that is not."""
     met = np.zeros(len(parent), bool)
     while len(rows):
@@ -60,7 +60,7 @@ def above(parent: Rows, rows: Int64, wanted: Bools | None = None) -> Bools:
     return met
 
 
-def upward(parent: Int64, start: Int64) -> Iterator[tuple[Int64, Int64]]:
+def self_and_ancestors(parent: Int64, start: Int64) -> Iterator[tuple[Int64, Int64]]:
     """(positions in `start`, rows): first each row itself, then the one around it, and so on to the outermost."""
     left = np.flatnonzero(start >= 0)
     at = start[left]

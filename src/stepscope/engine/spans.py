@@ -6,10 +6,9 @@ copies. Rows are counted from 0 within the span; `NONE` (-1) stands for no row. 
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +16,8 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
+from stepscope.engine.intervals import Intervals, union
+from stepscope.engine.journal import json_object
 from stepscope.engine.origins import Origins
 from stepscope.engine.slice_names import is_annotation
 from stepscope.engine.source_lines import Lines
@@ -26,6 +27,7 @@ from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 from stepscope.tables.categories import STEP as MARK
 from stepscope.tables.schema import Tables
 
+FEW_NAMES = 1_000  # up to here asking one by one is quicker than a column
 _STEPS = {"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
 _TIME_IN_NAME = re.compile(r"\.(\d{6,})\.")
 _WORKER_END = re.compile(r"(?:\.\d{6,})?(?:\.pt\.trace)?\.json$")
@@ -41,9 +43,34 @@ class Texts(Struct, frozen=True):
         """Rows whose text is one of `names`."""
         return self.pick([value in names for value in self.values])
 
-    def pick(self, flags: Sequence[bool]) -> Bools:
+    def pick(self, flags: Sequence[bool] | Bools) -> Bools:
         """Rows whose value is flagged; `flags` goes with `values`."""
         return np.append(np.asarray(flags, bool), False)[self.codes]
+
+    def matching(self, wanted: Callable[[str], object]) -> Bools:
+        """Rows whose text `wanted`, the search of a pattern, finds something in; each distinct text is asked once."""
+        return self.pick([wanted(value) is not None for value in self.values])
+
+    def like(self, pattern: str) -> Bools:
+        """Rows in whose text a pattern is found."""
+        return self.pick(matches(pattern, self.values))
+
+    def starting(self, *prefixes: str) -> Bools:
+        """Rows whose text begins with one of `prefixes`."""
+        return self.pick([value.startswith(prefixes) for value in self.values])
+
+    def containing(self, *parts: str) -> Bools:
+        """Rows whose text holds one of `parts`."""
+        return self.pick(np.logical_or.reduce([[part in value for value in self.values] for part in parts]))
+
+
+def matches(pattern: str, values: Sequence[str]) -> Bools:
+    """Which values a pattern is found in."""
+    if len(values) < FEW_NAMES:
+        search = re.compile(pattern).search
+        return np.asarray([search(value) is not None for value in values], bool)
+    found: Bools = pl.Series(values, dtype=pl.String).str.contains(pattern).to_numpy()
+    return found
 
 
 class Span:
@@ -95,6 +122,10 @@ class Span:
     def ends(self, rows: Int64 | Bools) -> Int64:
         """`end_ns` of some rows."""
         return self.start_ns[rows] + self.duration_ns[rows]
+
+    def times(self, rows: Int64 | Bools) -> Intervals:
+        """When any of some rows ran."""
+        return union(self.start_ns[rows], self.ends(rows))
 
     @cached_property
     def parent(self) -> Int64:
@@ -249,7 +280,7 @@ class Span:
         """The allow-listed metadata of the file."""
         ref = self.ref
         own = self.tables.traces.filter((pl.col("process") == ref.process) & (pl.col("trace") == ref.trace))
-        return _object(own["metadata"][0]) if own.height else {}
+        return json_object(own["metadata"][0]) if own.height else {}
 
     @cached_property
     def gpus(self) -> dict[int, GpuProperties]:
@@ -385,11 +416,3 @@ def _gpu(item: dict[str, Any]) -> GpuProperties:
 
 def _int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _object(text: str | None) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -22,7 +22,7 @@ from stepscope.tables.arrays import Bools, Int64
 MIN_SHARE_OF_LAST = 0.8  # a last step with fewer device slices than this share of the one before is incomplete
 
 
-class StepWindows(Struct, frozen=True):
+class TraceSteps(Struct, frozen=True):
     """Steps in order of time; they do not overlap, but time may lie between them. `dropped` ones are left out."""
 
     names: tuple[str, ...]
@@ -34,20 +34,20 @@ class StepWindows(Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.names)
 
-    def only(self, chosen: Bools) -> StepWindows:
+    def only(self, chosen: Bools) -> TraceSteps:
         """Some of the steps."""
         names = tuple(name for name, keep in zip(self.names, chosen.tolist(), strict=True) if keep)
         return replace(self, names=names, start_ns=self.start_ns[chosen], end_ns=self.end_ns[chosen])
 
 
-def step_windows(span: Span, found: Work) -> StepWindows:
+def trace_steps(span: Span, found: Work) -> TraceSteps:
     """The steps of the span; none where it holds neither host slices nor device work."""
     names, starts, ends = host_steps(span, found)
     has_steps = span.steps.height > 0
     step = launched_in(span, found, starts, ends)
     if not (step >= 0).any():
         ends = np.maximum(ends, starts)
-        return StepWindows(names, starts, ends, 0, has_steps)
+        return TraceSteps(names, starts, ends, 0, has_steps)
     count = len(names)
     first = np.full(count, np.iinfo(np.int64).max)
     last = np.full(count, np.iinfo(np.int64).min)
@@ -61,7 +61,7 @@ def step_windows(span: Span, found: Work) -> StepWindows:
         previous = max(int(ends[number]), int(last[number]), int(cut_starts[number]))
         cut_ends[number] = previous
     kept = _complete(np.bincount(step[step >= 0], minlength=count))
-    return StepWindows(names[:kept], cut_starts[:kept], cut_ends[:kept], count - kept, has_steps)
+    return TraceSteps(names[:kept], cut_starts[:kept], cut_ends[:kept], count - kept, has_steps)
 
 
 def cut(spans: Iterable[Span], *, recorded: bool) -> pl.DataFrame:
@@ -79,7 +79,7 @@ def cut(spans: Iterable[Span], *, recorded: bool) -> pl.DataFrame:
         on_host = span.steps["start_ns"].to_list()
         if not on_host:
             continue
-        windows = step_windows(span, work(span))
+        windows = trace_steps(span, work(span))
         kept = dict(zip(on_host, zip(windows.start_ns.tolist(), windows.end_ns.tolist(), strict=True), strict=False))
         found += [(span.ref.process, start, *kept.get(start, (None, None))) for start in on_host]
     schema = {"process": pl.String, "start_ns": pl.Int64, "cut_ns": pl.Int64, "end_ns": pl.Int64}
@@ -88,7 +88,7 @@ def cut(spans: Iterable[Span], *, recorded: bool) -> pl.DataFrame:
 
 def walls_ns(spans: Iterable[Span]) -> Int64:
     """How long each step that traces name takes, as the views cut them."""
-    windows = (step_windows(span, work(span)) for span in spans)
+    windows = (trace_steps(span, work(span)) for span in spans)
     return np.concatenate([np.empty(0, np.int64), *(one.end_ns - one.start_ns for one in windows if one.has_steps)])
 
 

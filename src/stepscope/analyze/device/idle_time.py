@@ -8,7 +8,6 @@ of its own explains is the host preparing its next launch (`launches`). Copies a
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from math import prod
 
@@ -21,6 +20,7 @@ from stepscope.engine.collective_names import is_backend_range
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
 from stepscope.engine.host_activity import HostActivity
 from stepscope.engine.intervals import EMPTY, Intervals
+from stepscope.engine.journal import json_list
 from stepscope.engine.scene import Scene
 from stepscope.tables.arrays import NONE, Bools, Int64, climb
 
@@ -113,7 +113,7 @@ class Idle(Struct, frozen=True, dict=True):
     def copies(self, marks: tuple[str, ...]) -> Int64:
         """Slices of work that copy in a direction."""
         found, names = self.scene.found, self.scene.span.names
-        wanted = names.pick([any(mark in name for mark in marks) for name in names.values])
+        wanted = names.containing(*marks)
         return np.flatnonzero((found.kind == COPY) & wanted[found.rows])
 
     @cached_property
@@ -133,7 +133,7 @@ class Idle(Struct, frozen=True, dict=True):
         marked = np.zeros(len(span) + 1, bool)  # the last for rows without a parent
         marked[around] = True
         rows = np.union1d(self.calls[marked[span.parent[self.calls]]], launches)
-        return intervals.union(span.start_ns[rows], span.ends(rows))
+        return span.times(rows)
 
     @cached_property
     def operations(self) -> Operations:
@@ -159,7 +159,7 @@ class Idle(Struct, frozen=True, dict=True):
     def pinning(self) -> Intervals:
         """Idle time while the host pins memory."""
         span, rows = self.scene.span, self.pin_rows
-        idle = intervals.intersect(self.gaps, intervals.union(span.start_ns[rows], span.ends(rows)))
+        idle = intervals.intersect(self.gaps, span.times(rows))
         return intervals.subtract(idle, self._other_causes)
 
     @cached_property
@@ -259,7 +259,7 @@ class Idle(Struct, frozen=True, dict=True):
         Kernels that Python launches itself, as those of Triton, belong to the operator around that Python.
         """
         span = self.scene.span
-        is_engine = span.names.pick([name.startswith("autograd::engine::") for name in span.names.values])
+        is_engine = span.names.starting("autograd::engine::")
         collective = span.names.pick([is_backend_range(name) for name in span.names.values])
         is_operator = (span.is_operator & ~is_engine) | (collective & ~span.on_device)
         named: Int64 = rows.copy()
@@ -315,7 +315,7 @@ class Operations(Struct, frozen=True, dict=True):
     def _linalg(self) -> Intervals:
         """Calls of linear algebra that leave the device empty for most of their time."""
         scene, span, rows = self.scene, self.scene.span, self._linalg_rows
-        calls = intervals.union(span.start_ns[rows], span.ends(rows))
+        calls = span.times(rows)
         if not len(calls.starts):
             return calls
         found = scene.found
@@ -359,8 +359,7 @@ class Operations(Struct, frozen=True, dict=True):
 
     @cached_property
     def _distributing(self) -> Intervals:
-        span, rows = self.scene.span, self._distributing_rows
-        return intervals.union(span.start_ns[rows], span.ends(rows))
+        return self.scene.span.times(self._distributing_rows)
 
     def data_parallel(self, told: Intervals) -> TraceLoss:
         """DataParallel's replicate, scatter and gather, as far as nothing hides them."""
@@ -373,11 +372,8 @@ class Operations(Struct, frozen=True, dict=True):
     def _launched_in(self, rows: Int64, times: Intervals) -> Bools:
         """Slices of work whose launch lies in these times, on a thread of the rows."""
         span, found = self.scene.span, self.scene.found
-        launch = np.maximum(found.launch, 0)
-        starts = span.start_ns[launch]
         tracks = np.unique(span.tracks.codes[rows])
-        inside: Bools = (intervals.covered(times, starts, starts + 1) > 0) & (found.launch >= 0)
-        return inside & np.isin(span.tracks.codes[launch], tracks)
+        return self.scene.launched_during(times) & np.isin(span.tracks.codes[np.maximum(found.launch, 0)], tracks)
 
     def _call_of(self, calls: Intervals, mine: Bools) -> Int64:
         starts = self.scene.span.start_ns[self.scene.found.launch[mine]]
@@ -403,11 +399,7 @@ class Operations(Struct, frozen=True, dict=True):
 
 
 def _first_shape(text: str | None) -> list[int]:
-    try:
-        shapes = json.loads(text or "[]")
-    except ValueError:
-        return []
-    first = shapes[0] if isinstance(shapes, list) and shapes else []
+    first = next(iter(json_list(text)), None)
     return first if isinstance(first, list) and all(type(size) is int for size in first) else []
 
 
@@ -433,10 +425,7 @@ def from_host(idle: Idle) -> TraceLoss:
     at, hit = _awaited(idle, rows)
     first = np.flatnonzero(hit)[np.unique(at[hit], return_index=True)[1]]
     waited[first] = idle.waits_in.idle_ns[at[first]]
-    pageable, pinned = (
-        span.names.pick([kind in name for name in span.names.values])[found.rows[slices]]
-        for kind in ("Pageable", "Pinned")
-    )
+    pageable, pinned = (span.names.containing(kind)[found.rows[slices]] for kind in ("Pageable", "Pinned"))
     size = np.maximum(span.column("bytes", found.rows[slices]), 0)
     weights = shown + waited
     synced = _synced(idle, rows)
@@ -480,7 +469,7 @@ def _synced(idle: Idle, launches: Int64) -> Bools:
     """Whether the operator around a copy's launch waits with a call of its own, or the call itself is no async one."""
     span = idle.scene.span
     names = span.names
-    waits = names.pick(["Synchronize" in name for name in names.values])[idle.calls]
+    waits = names.containing("Synchronize")[idle.calls]
     marked = np.zeros(len(span) + 1, bool)  # the last for rows without a parent
     around = span.parent[idle.calls[waits]]
     marked[around[around >= 0]] = True
@@ -507,7 +496,7 @@ def on_devices(idle: Idle) -> TraceLoss:
     mine[slices] = True
     times = scene.exclusive(mine)
     weights = intervals.covered(times, found.start_ns[slices], found.end_ns[slices])
-    between = span.names.pick([any(mark in name for mark in BETWEEN) for name in span.names.values])
+    between = span.names.containing(*BETWEEN)
     peer = between[found.rows[slices]]
     details = {
         "copied_ns": float((found.end_ns - found.start_ns)[slices].sum()),

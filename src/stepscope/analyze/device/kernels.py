@@ -5,7 +5,6 @@ Only time counts in which nothing else ran on any device of the trace.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -18,8 +17,9 @@ from stepscope.analyze.device.trace_loss import TraceLoss, host_rows, trace_loss
 from stepscope.analyze.views import kernels
 from stepscope.engine import intervals
 from stepscope.engine.device_work import KERNEL
+from stepscope.engine.journal import json_list
 from stepscope.engine.scene import Scene
-from stepscope.engine.slice_tree import below
+from stepscope.engine.slice_tree import has_ancestor
 from stepscope.model.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE
 from stepscope.tables.arrays import NONE, Bools, Int64
 
@@ -67,12 +67,8 @@ class Kernels:
         return self.scene.found.operator[self.slices]
 
     def _flags(self, pattern: re.Pattern[str]) -> Bools:
-        names = self.scene.span.names
-        return self._by_name([pattern.search(name) is not None for name in names.values])
-
-    def _by_name(self, flags: list[bool]) -> Bools:
-        found: Bools = self.scene.span.names.pick(flags)[self.rows]
-        return found
+        flags: Bools = self.scene.span.names.matching(pattern.search)[self.rows]
+        return flags
 
     def _piece(self, chosen: Bools, details: dict[str, float] | None = None) -> TraceLoss:
         """A loss of some kernels: the time in which none of the others, nor a copy, ran."""
@@ -104,12 +100,12 @@ class Kernels:
 
     def _below(self, wanted: Bools) -> Bools:
         """Kernels below one of the operators `wanted`, a flag for each row of the span."""
-        return below(self.scene.span.parent, self._operator, wanted)
+        return has_ancestor(self.scene.span.parent, self._operator, wanted)
 
     def products(self) -> TraceLoss:
         """Products and convolutions on ordinary cores, where the device has others."""
         span = self.scene.span
-        used = self._by_name(kernels.uses_tensor_cores(span.names.values))
+        used = span.names.pick(kernels.uses_tensor_cores(span.names.values))[self.rows]
         ordinary = self._able & self._below_product & ~used & self._flags(_PRODUCT) & ~self._flags(_DOUBLE)
         ordinary &= ~self._flags(_CONVERSION)
         lengths = self.ends - self.starts
@@ -166,7 +162,7 @@ class Kernels:
     def _convolutions(self) -> Bools:
         """Rows of convolutions, forward and backward."""
         span = self.scene.span
-        return span.names.pick([_CONVOLUTION.search(name) is not None for name in span.names.values]) & span.is_operator
+        return span.names.matching(_CONVOLUTION.search) & span.is_operator
 
     @cached_property
     def _conversions(self) -> Bools:
@@ -197,7 +193,7 @@ class Kernels:
         gradients are left out: they work on different tensors.
         """
         span = self.scene.span
-        sums = span.names.pick(["AccumulateGrad" in name for name in span.names.values])
+        sums = span.names.containing("AccumulateGrad")
         flags = self._flags(_POINTWISE) & ~self._flags(_FUSED) & ~self._in_optimizer & ~self._below(sums)
         flags &= ~self._conversions
         stream = span.column("stream", self.rows)
@@ -210,13 +206,8 @@ class Kernels:
 
     @cached_property
     def _in_optimizer(self) -> Bools:
-        span, found = self.scene.span, self.scene.found
-        ranges = host_rows(span, _OPTIMIZER)
-        times = intervals.union(span.start_ns[ranges], span.ends(ranges))
-        launch = found.launch[self.slices]
-        at = span.start_ns[np.maximum(launch, 0)]
-        inside: Bools = (intervals.covered(times, at, at + 1) > 0) & (launch >= 0)
-        return inside
+        span = self.scene.span
+        return self.scene.launched_during(span.times(host_rows(span, _OPTIMIZER)))[self.slices]
 
 
 def has_tensor_cores(name: str | None, capability: str | None) -> bool:
@@ -260,6 +251,7 @@ _UNALIGNED = re.compile(r"align[124](?!\d)")
 _LAYERS = {f"aten::{name}": 0 for name in ("conv1d", "conv2d", "conv3d", "linear", "layer_norm", "batch_norm")} | {
     "aten::embedding": 1
 }
+_loaded = lru_cache(maxsize=8192)(json_list)
 _SYNC_BATCH_NORM = frozenset({"SyncBatchNorm", "aten::batch_norm_gather_stats_with_counts"})
 
 
@@ -387,16 +379,7 @@ def sync_batch_norms(scene: Scene) -> int:
     rows = np.flatnonzero(span.names.where(_SYNC_BATCH_NORM) & span.is_operator)
     rows = rows[scene.step_of(span.start_ns[rows]) >= 0]
     outer = span.names.where(frozenset({"SyncBatchNorm"}))
-    return int((outer[rows] | ~below(span.parent, span.parent[rows], outer)).sum())
-
-
-@lru_cache(maxsize=8192)
-def _loaded(text: str | None) -> list[object]:
-    try:
-        value = json.loads(text or "[]")
-    except ValueError:
-        return []
-    return value if isinstance(value, list) else []
+    return int((outer[rows] | ~has_ancestor(span.parent, span.parent[rows], outer)).sum())
 
 
 def _shape(value: object) -> list[int]:

@@ -16,7 +16,7 @@ from stepscope.analyze.device.trace_loss import TraceLoss, host_rows, trace_loss
 from stepscope.engine import intervals
 from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL
 from stepscope.engine.intervals import Intervals
-from stepscope.engine.slice_tree import below
+from stepscope.engine.slice_tree import has_ancestor
 from stepscope.model.device_losses import COMPILED, HOST, LAUNCH, OPTIMIZER, ZERO_GRAD
 from stepscope.tables.arrays import NONE, Bools, Int64
 
@@ -46,19 +46,14 @@ class Launches(Struct, frozen=True, dict=True):
     idle: Idle
 
     @cached_property
-    def _zero_rows(self) -> Int64:
-        return host_rows(self.idle.scene.span, _ZERO_GRAD)
-
-    def _times(self, rows: Int64) -> Intervals:
+    def _zero_times(self) -> Intervals:
         span = self.idle.scene.span
-        return intervals.union(span.start_ns[rows], span.ends(rows))
+        return span.times(host_rows(span, _ZERO_GRAD))
 
     def _launched_in(self, times: Intervals) -> Bools:
         """Slices of kernels and fills in the steps that were launched then."""
         scene, found = self.idle.scene, self.idle.scene.found
-        starts = scene.span.start_ns[np.maximum(found.launch, 0)]
-        inside: Bools = (intervals.covered(times, starts, starts + 1) > 0) & (found.launch >= 0)
-        return inside & np.isin(found.kind, (KERNEL, FILL)) & (scene.step_of(found.start_ns) >= 0)
+        return scene.launched_during(times) & np.isin(found.kind, (KERNEL, FILL)) & (scene.step_of(found.start_ns) >= 0)
 
     @cached_property
     def _fusable(self) -> Bools:
@@ -72,7 +67,7 @@ class Launches(Struct, frozen=True, dict=True):
 
     def _updates_of(self, pattern: str, well_done: Callable[[str], bool]) -> Bools:
         scene, found, names = self.idle.scene, self.idle.scene.found, self.idle.scene.span.names
-        mine = self._launched_in(self._times(host_rows(scene.span, pattern)))
+        mine = self._launched_in(scene.span.times(host_rows(scene.span, pattern)))
         done = self._flagged(names.pick([well_done(name) for name in names.values]), np.flatnonzero(mine))
         return mine if (~done).sum() >= ONE_BY_ONE * len(done) else np.zeros(len(found), bool)
 
@@ -90,7 +85,7 @@ class Launches(Struct, frozen=True, dict=True):
         patterns = [
             pattern for pattern, mine in ((_FUSABLE, self._fusable), (_GROUPABLE, self._groupable)) if mine.any()
         ]
-        return self._preparing(*(self._times(host_rows(span, pattern)) for pattern in patterns))
+        return self._preparing(*(span.times(host_rows(span, pattern)) for pattern in patterns))
 
     def _preparing(self, *ranges: Intervals) -> Intervals:
         """Idle time in these ranges: gaps as long as a launch takes, and of longer ones what operators took."""
@@ -101,11 +96,11 @@ class Launches(Struct, frozen=True, dict=True):
 
     @cached_property
     def _zeros(self) -> Bools:
-        return self._launched_in(self._times(self._zero_rows)) & ~self._fusable & ~self._groupable
+        return self._launched_in(self._zero_times) & ~self._fusable & ~self._groupable
 
     @cached_property
     def _zeroing(self) -> Intervals:
-        own = self._times(self._zero_rows) if self._zeros.any() else intervals.EMPTY
+        own = self._zero_times if self._zeros.any() else intervals.EMPTY
         return intervals.subtract(self._preparing(own), self._optimizing)
 
     @cached_property
@@ -176,7 +171,7 @@ class Launches(Struct, frozen=True, dict=True):
         chosen = np.flatnonzero(self.idle.starved & (self._rest_ns <= LAUNCH_NS) & (self._rest_ns > 0) & inside)
         marks = np.zeros(len(span), bool)
         marks[host_rows(span, _COMPILED)] = True
-        compiled = below(span.parent, self.idle.launch[chosen], marks)
+        compiled = has_ancestor(span.parent, self.idle.launch[chosen], marks)
         for kind, own in ((COMPILED, chosen[compiled]), (LAUNCH, chosen[~compiled])):
             times = intervals.intersect(self._rest, Intervals(gaps.starts[own], gaps.ends[own]))
             rows, ended = self.idle.launch[own], self.idle.ended_by[own]
@@ -191,8 +186,8 @@ class Launches(Struct, frozen=True, dict=True):
         """Kernels launched below `marks`, and those of them that a compiler made."""
         scene, found, names = self.idle.scene, self.idle.scene.found, self.idle.scene.span.names
         slices = np.flatnonzero((found.kind == KERNEL) & (scene.step_of(found.start_ns) >= 0))
-        slices = slices[below(scene.span.parent, found.launch[slices], marks)]
-        generated = names.pick([_GENERATED.search(name) is not None for name in names.values])[found.rows[slices]]
+        slices = slices[has_ancestor(scene.span.parent, found.launch[slices], marks)]
+        generated = names.matching(_GENERATED.search)[found.rows[slices]]
         return {"compiled_kernels": float(len(slices)), "generated_kernels": float(generated.sum())}
 
     def working(self) -> TraceLoss:
@@ -224,15 +219,14 @@ class Launches(Struct, frozen=True, dict=True):
         span, host = self.idle.scene.span, self.idle.host
         rows = host.rows[span.duration_ns[host.rows] >= COVERING * LAUNCH_NS]
         rows = rows[~span.is_runtime[rows]]
-        steps = span.names.pick([name.startswith("ProfilerStep#") for name in span.names.values])
+        steps = span.names.starting("ProfilerStep#")
         return rows[~steps[rows]]
 
     @cached_property
     def _long_calls(self) -> Intervals:
         """Calls of the runtime that take so long load code or set the device up: no line of the user's can help it."""
         span, calls = self.idle.scene.span, self.idle.calls
-        rows = calls[span.duration_ns[calls] > LAUNCH_NS]
-        return intervals.union(span.start_ns[rows], span.ends(rows))
+        return span.times(calls[span.duration_ns[calls] > LAUNCH_NS])
 
 
 def _is_fused(name: str) -> bool:

@@ -301,7 +301,7 @@ class WhatIfs(Struct, frozen=True, dict=True):
         wide = intervals.union(waits.starts, waits.ends + RETURN_NS)
         slices = self.graph.slices
         copied = self._chosen(self.scene.found.rows[idle.copies(OUT)])
-        copied &= intervals.covered(wide, slices.end_ns, slices.end_ns + 1) > 0
+        copied &= intervals.inside(wide, slices.end_ns)
         yield Case(SYNC, Change(waits, np.where(copied, 0, slices.duration_ns)))
 
     def _copies_in(self, idle: Idle) -> Iterator[Case]:
@@ -311,7 +311,7 @@ class WhatIfs(Struct, frozen=True, dict=True):
             return
         calls = np.concatenate([found.launch[slices], idle.pin_rows])
         calls = calls[calls >= 0]
-        cut = intervals.merge(intervals.union(span.start_ns[calls], span.ends(calls)), idle.waits_in.times)
+        cut = intervals.merge(span.times(calls), idle.waits_in.times)
         yield Case(COPY_IN, self._shortened(self._chosen(found.rows[slices]), cut), work=True)
 
     # ------------------------------------------------------------------------------------------------- launching
@@ -353,8 +353,8 @@ class WhatIfs(Struct, frozen=True, dict=True):
     def _owned(self, kind: str, piece: TraceLoss) -> Case:
         """Operations of the host take no time, nor does what they launch."""
         span, slices = self.scene.span, self.graph.slices
-        calls = intervals.union(span.start_ns[piece.rows], span.ends(piece.rows))
-        mine = (intervals.covered(calls, slices.launch_ns, slices.launch_ns + 1) > 0) & (slices.launch >= 0)
+        calls = span.times(piece.rows)
+        mine = (intervals.inside(calls, slices.launch_ns)) & (slices.launch >= 0)
         return Case(kind, self._shortened(mine, intervals.merge(calls, self._prepared(piece.times))))
 
     # ------------------------------------------------------------------------------------------------------ work

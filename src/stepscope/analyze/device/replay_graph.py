@@ -329,7 +329,7 @@ class _Calls:
     def _pageable(self) -> Bools:
         """Rows of calls that launched a copy of which one side is pageable memory."""
         names, slices = self.scene.span.names, self.slices
-        flags = names.pick(["Pageable" in name for name in names.values])
+        flags = names.containing("Pageable")
         copies = (slices.kind == COPY) & (slices.launch >= 0) & flags[slices.row]
         rows: Bools = np.zeros(len(self.scene.span), bool)
         rows[slices.launch[copies]] = True

@@ -9,7 +9,6 @@ from msgspec import Struct, field
 
 from stepscope.analyze.views.kernels import short_names
 from stepscope.engine import attribution, intervals
-from stepscope.engine.host_activity import matches
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.scene import Scene
 from stepscope.engine.spans import Span
@@ -53,7 +52,7 @@ def trace_loss(
 
 def host_rows(span: Span, pattern: str) -> Int64:
     """Slices of the host with such names."""
-    rows = np.flatnonzero(span.names.pick(matches(pattern, span.names.values).tolist()) & ~span.on_device)
+    rows = np.flatnonzero(span.names.like(pattern) & ~span.on_device)
     return rows[~span.categories.where(["gpu_user_annotation"])[rows]]
 
 

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from stepscope.analyze.host.removable_calls import PLACE_COLUMNS, Calls, entry_of, place_of
 from stepscope.analyze.host.sampled_time import Share
-from stepscope.engine.host_calls import BUILTIN, Function, Window
-from stepscope.engine.journal import event_data
+from stepscope.engine.host_calls import BUILTIN, Function, ProfiledCalls
+from stepscope.engine.journal import events_in_steps
+from stepscope.engine.journal import place_of as place_of_event
 from stepscope.engine.samples import Samples, bare, short
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.step_labels import LabelledSteps
@@ -81,7 +82,7 @@ def file_io(
     tables: Tables,
     labelled: LabelledSteps,
     samples: Samples | None,
-    window: Window | None,
+    window: ProfiledCalls | None,
     lines: Lines,
     mean_ms: float | None,
     calls: Calls | None,
@@ -206,24 +207,15 @@ def _saves(tables: Tables, labelled: LabelledSteps) -> list[IoFacts]:
     steady = labelled.steady("train").filter(pl.col("start_ns").is_not_null())
     if steady.is_empty():
         return []
-    spans: dict[str, pl.DataFrame] = {
-        str(part["process"][0]): part.sort("start_ns") for part in steady.partition_by("process")
-    }
-    grouped: dict[tuple[str, int | None, str | None], list[tuple[int, str]]] = {}
-    for row, data in event_data(tables, "save"):
-        own, time, duration = spans.get(row["process"]), row["time_ns"], row["duration_ns"]
-        if own is None or time is None or duration is None or not isinstance(data.get("file"), str):
-            continue
-        index = int(own["start_ns"].search_sorted(time, side="right")) - 1
-        if index < 0 or time >= own["start_ns"][index] + own["wall_ns"][index]:
-            continue
-        line, function = data.get("line"), data.get("function")
-        key = (data["file"], line if isinstance(line, int) else None, function if isinstance(function, str) else None)
-        grouped.setdefault(key, []).append((duration, str(data.get("path") or "")))
+    grouped: dict[Place, list[tuple[int, str]]] = {}
+    for row, data, _ in events_in_steps(tables, "save", steady):
+        place = place_of_event(data)
+        if place is not None:
+            grouped.setdefault(place, []).append((row["duration_ns"], str(data.get("path") or "")))
     return [
         IoFacts(
             operation="torch.save",
-            place=Place(file, line, function, None),
+            place=place,
             calls_per_step=len(calls) / steady.height,
             ms_per_step=sum(duration for duration, _ in calls) / steady.height / 1e6,
             source="events.jsonl, torch.save timed in steady steps",
@@ -231,11 +223,11 @@ def _saves(tables: Tables, labelled: LabelledSteps) -> list[IoFacts]:
             count=len(calls),
             detail=calls[-1][1] or None,
         )
-        for (file, line, function), calls in grouped.items()
+        for place, calls in grouped.items()
     ]
 
 
-def _from_window(window: Window | None, lines: Lines, calls: Calls | None) -> list[IoFacts]:
+def _from_window(window: ProfiledCalls | None, lines: Lines, calls: Calls | None) -> list[IoFacts]:
     """Built-in I/O functions the window timed, by the user's function and the call that leads to them.
 
     What a library does below a line that only leads to training is left to the samples, which know its place.

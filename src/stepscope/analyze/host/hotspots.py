@@ -21,11 +21,12 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.host import stack_selection
 from stepscope.analyze.host.stack_selection import Chosen, IdleMode, StackSelection, check, choose
 from stepscope.engine import intervals
-from stepscope.engine.call_tree import CallFrame, CallTree
+from stepscope.engine.call_tree import CallTree
 from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
 from stepscope.model import PHASES
 from stepscope.model.sampled import HotspotRow, Hotspots, SampledProcess
+from stepscope.read.raw import Frame
 from stepscope.tables.arrays import NONE
 from stepscope.tables.schema import Tables
 
@@ -63,7 +64,7 @@ DEFAULTS = HotspotOptions()
 def of_run(context: Context, options: HotspotOptions = DEFAULTS) -> Hotspots:
     """The hotspots of a run, with milliseconds per step where its steps are known; raises like `hotspots`."""
     check(context.tables, options.selection)
-    return hotspots(context.tables, context.calls, context.code, options, step_worth(context))
+    return hotspots(context.tables, context.calls, context.code, options, ms_per_sample(context))
 
 
 def hotspots(
@@ -71,16 +72,16 @@ def hotspots(
     tree: CallTree,
     code: UserCode,
     options: HotspotOptions = DEFAULTS,
-    worth: StepWorth | None = None,
+    weights: MsPerSample | None = None,
 ) -> Hotspots:
-    """Rows of the selected stacks, most samples first. `worth` says what a sample is in milliseconds per step.
+    """Rows of the selected stacks, most samples first. `weights` says what a sample is in milliseconds per step.
 
     Raises `UsageError` for options that mean nothing, and for a selection of which there is no sample.
     """
     _check(options)
     chosen = choose(tables, options.selection)
     counted = unit(tables)
-    samples = _weighted(chosen, counted, worth)
+    samples = _weighted(chosen, counted, weights)
     attributes = _frame_attributes(tree, code, options.library, tables.run.user_roots)
     labelled = _labelled(samples, tree, attributes)
     found = _grouped(labelled, attributes, options)
@@ -109,8 +110,8 @@ def hotspots(
         rate_hz=facts.rate_hz,
         wall_s=facts.wall_s,
         wall_source=facts.wall_source,
-        steps=worth.steps if worth else 0,
-        mean_step_ms=worth.mean_ms if worth else None,
+        steps=weights.steps if weights else 0,
+        mean_step_ms=weights.mean_ms if weights else None,
         warnings=(*facts.warnings, *_library_warning(labelled, attributes.height - 1, options.library)),
     )
 
@@ -124,11 +125,11 @@ def _check(options: HotspotOptions) -> None:
         raise UsageError("--library: empty; give a module, a folder or a path, e.g. --library mypackage")
 
 
-def _weighted(chosen: Chosen, unit: str, worth: StepWorth | None) -> pl.DataFrame:
+def _weighted(chosen: Chosen, unit: str, weights: MsPerSample | None) -> pl.DataFrame:
     """The selected stacks, one row per node, role, phase and state, with samples, seconds and ms per step."""
     rows = chosen.rows
     second = {"samples": 1.0 / pl.when(pl.col("rate_hz") > 0).then(pl.col("rate_hz")), "us": pl.lit(1e-6)}
-    per_sample = worth.of(rows) if worth is not None else pl.Series([None] * rows.height, dtype=pl.Float64)
+    per_sample = weights.of(rows) if weights is not None else pl.Series([None] * rows.height, dtype=pl.Float64)
     weighted = rows.with_columns(
         pl.col("role").fill_null("other"),
         pl.when(pl.col("role") == "rank").then(pl.col("phase")).alias("phase"),
@@ -459,7 +460,7 @@ _FROZEN = re.compile(r"^<frozen ([\w.]+)>$")
 _INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib(?:64)?/python\d+(?:\.\d+)?t?)/")
 
 
-def is_native(frame: CallFrame) -> bool:
+def is_native(frame: Frame) -> bool:
     """Whether a frame is of a compiled library. Cython's `.pyx` and files without an ending count as Python."""
     if _ADDRESS.match(frame.function) or _NATIVE_FILE.search(frame.file):
         return True
@@ -536,7 +537,7 @@ def _stem(name: str) -> str:
 _SEGMENT = ["process", "start_ns", "end_ns"]
 
 
-class StepWorth(Struct, frozen=True):
+class MsPerSample(Struct, frozen=True):
     """`ms_per_sample` by rank, mean over ranks included: summed over a rank's samples in steps it gives its mean step,
     divided by the number of ranks. `segments` are those that steady steps fill; `profiling` nodes are in no step."""
 
@@ -547,7 +548,7 @@ class StepWorth(Struct, frozen=True):
     mean_ms: float
 
     def of(self, stacks: pl.DataFrame) -> pl.Series:
-        """The worth of one sample of each row of `stacks`; null for all that is no main thread in a steady step."""
+        """The weights of one sample of each row of `stacks`; null for all that is no main thread in a steady step."""
         inside = (
             (pl.col("role") == "rank")
             & pl.col("main_thread").fill_null(False)
@@ -555,12 +556,12 @@ class StepWorth(Struct, frozen=True):
             & ~pl.col("node").is_in(self.profiling.implode()).fill_null(False)
             & pl.col("steady").fill_null(False)
         )
-        worth = pl.col("rank").replace_strict(self.ms_per_sample, default=None, return_dtype=pl.Float64)
+        weights = pl.col("rank").replace_strict(self.ms_per_sample, default=None, return_dtype=pl.Float64)
         joined = stacks.join(self.segments, on=_SEGMENT, how="left", nulls_equal=True, maintain_order="left")
-        return joined.select(pl.when(inside).then(worth).alias("worth"))["worth"]
+        return joined.select(pl.when(inside).then(weights).alias("weight"))["weight"]
 
 
-def step_worth(context: Context) -> StepWorth | None:
+def ms_per_sample(context: Context) -> MsPerSample | None:
     """None without steps or without samples in them."""
     if context.tables.steps.is_empty() or context.sampled is None:
         return None
@@ -572,7 +573,7 @@ def step_worth(context: Context) -> StepWorth | None:
     if not ranks:
         return None
     rows = context.sampled.rows
-    return StepWorth(
+    return MsPerSample(
         ms_per_sample={rank: means[rank] / counts[rank] / len(ranks) for rank in ranks},
         segments=rows.group_by(_SEGMENT).agg(pl.col("steady").any()),
         profiling=rows.filter(pl.col("in_profiler"))["node"].drop_nulls().unique(),

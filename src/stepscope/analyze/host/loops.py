@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.engine import intervals
-from stepscope.engine.host_calls import OPERATOR, TRANSPARENT, Function, HostCalls, Window
+from stepscope.engine.host_calls import OPERATOR, TRANSPARENT, Function, HostCalls, ProfiledCalls
 from stepscope.engine.journal import parse_json
 from stepscope.engine.module_calls import PREFIX
 from stepscope.engine.samples import Samples
@@ -97,7 +97,7 @@ class _Slices(Struct, frozen=True):
 
 
 def loops(
-    window: Window | None, lines: Lines, samples: Samples | None, mean_ms: float | None, time: SampledTime | None
+    window: ProfiledCalls | None, lines: Lines, samples: Samples | None, mean_ms: float | None, time: SampledTime | None
 ) -> tuple[LoopFacts, ...] | None:
     """None without a window with Python functions; costliest first. `mean_ms` is the steady training step."""
     if window is None or not window.step_times_known or not window.has_functions:
@@ -146,7 +146,7 @@ def _with_samples(fact: LoopFacts, samples: Samples | None, time: SampledTime | 
     )
 
 
-def _find(window: Window) -> list[_Loop]:
+def _find(window: ProfiledCalls) -> list[_Loop]:
     by_function: dict[Function, list[_Calls]] = {}
     for part in window.parts:
         for calls in _repeated(part):
@@ -253,7 +253,7 @@ def _by_part(own: Sequence[_Calls]) -> Iterator[tuple[HostCalls, Int64]]:
         yield part, np.concatenate([calls.positions for calls in own if id(calls.part) == key])
 
 
-def _describe(window: Window, lines: Lines, loop: _Loop, mean_ms: float | None) -> LoopFacts:
+def _describe(window: ProfiledCalls, lines: Lines, loop: _Loop, mean_ms: float | None) -> LoopFacts:
     operators = _operators_within(loop)
     recorded_ms = loop.span_ns / window.steps / 1e6
     ms, most_ms = _steady_ms(window, recorded_ms, after_backward=_after_backward(window, loop))
@@ -297,7 +297,7 @@ def _loop_place(loop: _Loop, site: CallSite | None) -> Place:
     return Place(loop.function.file, site.line if site else loop.function.line, loop.function.name)
 
 
-def _steady_ms(window: Window, ms: float, *, after_backward: bool) -> tuple[float, float]:
+def _steady_ms(window: ProfiledCalls, ms: float, *, after_backward: bool) -> tuple[float, float]:
     """Time of the window as time of a steady step, by the part of the step that has room for it, and at most.
 
     A window slows a part that is all small operators many times, and others little; what else lies in the part may have
@@ -312,7 +312,7 @@ def _steady_ms(window: Window, ms: float, *, after_backward: bool) -> tuple[floa
     return scaled, scaled
 
 
-def _backward_ratio(window: Window) -> float:
+def _backward_ratio(window: ProfiledCalls) -> float:
     return window.ratio.get("backward", window.ratio.get("wall", 1.0))
 
 
@@ -343,7 +343,7 @@ def _nodes(part: HostCalls) -> Int64:
     return np.flatnonzero(part.named(lambda name: name.startswith(_ENGINE), part.inside))
 
 
-def _after_backward(window: Window, loop: _Loop) -> bool:
+def _after_backward(window: ProfiledCalls, loop: _Loop) -> bool:
     """Whether the loop runs behind the step's backward pass: an update written by hand, say."""
     first = loop.calls[0]
     for part in window.parts:
@@ -354,7 +354,7 @@ def _after_backward(window: Window, loop: _Loop) -> bool:
     return False
 
 
-def _backward(window: Window, operators: _Slices) -> tuple[float | None, float | None, float | None, str | None]:
+def _backward(window: ProfiledCalls, operators: _Slices) -> tuple[float | None, float | None, float | None, str | None]:
     """Of the backward nodes the loop's operators left: ms per steady step, the most it can be, calls per step, and the
     most frequent node."""
     names: dict[str, int] = {}
@@ -396,7 +396,7 @@ def _left_by(part: HostCalls, nodes: Int64, operators: _Slices) -> Bools:
     return chosen
 
 
-def _least_in_steady_backward(window: Window, recorded_ms: float, others_ms: float) -> float:
+def _least_in_steady_backward(window: ProfiledCalls, recorded_ms: float, others_ms: float) -> float:
     """What the other nodes, at their recorded time, leave of a steady backward pass.
 
     Recording slows many small nodes far more than few large ones, and can fragment the heap under all of them: scaling
@@ -412,7 +412,7 @@ def _least_in_steady_backward(window: Window, recorded_ms: float, others_ms: flo
     return max(0.0, steady_ms - others_ms * max(1.0, ratio) - in_no_node_ms * ratio)
 
 
-def _in_no_node_ms(window: Window, in_nodes_ms: float) -> float:
+def _in_no_node_ms(window: ProfiledCalls, in_nodes_ms: float) -> float:
     """What of the window's backward pass lies in no node; 0 where the pass was not timed."""
     means = window.phase_ms.get("backward")
     return max(0.0, means[0] - in_nodes_ms) if means is not None else 0.0

@@ -20,8 +20,9 @@ import polars as pl
 from stepscope.analyze.host.file_io import sampled_io
 from stepscope.analyze.host.loops import stacks_in
 from stepscope.analyze.host.removable_calls import PLACE_COLUMNS, Calls, entry_of, place_of
-from stepscope.engine.host_calls import BUILTIN, LIBRARY, OPERATOR, USER, HostCalls, Window
-from stepscope.engine.journal import event_data
+from stepscope.engine.host_calls import BUILTIN, LIBRARY, OPERATOR, USER, HostCalls, ProfiledCalls
+from stepscope.engine.journal import events_in_steps
+from stepscope.engine.journal import place_of as place_of_event
 from stepscope.engine.samples import Samples, bare, short
 from stepscope.engine.slice_names import PYTHON_NAME
 from stepscope.engine.source_lines import Lines
@@ -37,7 +38,7 @@ MAX_FACTS = 60
 
 def python_facts(
     samples: Samples | None,
-    window: Window | None,
+    window: ProfiledCalls | None,
     lines: Lines,
     loops: tuple[LoopFacts, ...] | None,
     calls: Calls | None,
@@ -101,7 +102,7 @@ def _of_calls(rows: pl.DataFrame, calls: Calls) -> dict[int, dict[str, Any]]:
     return found
 
 
-def _weigh(rows: pl.DataFrame, window: Window | None, code: UserCode, own: tuple[bool, ...]) -> pl.DataFrame:
+def _weigh(rows: pl.DataFrame, window: ProfiledCalls | None, code: UserCode, own: tuple[bool, ...]) -> pl.DataFrame:
     """Adds `weight`, the part of each sample that counts, null where nothing can tell; `fraction` and `unknown`.
 
     `own`: of calls, whether they are lines of the loop or of a module, which cannot be spared as a whole.
@@ -135,7 +136,7 @@ def _named(code: UserCode, files: pl.Series) -> dict[str, str]:
     return {file: name for file, name in found.items() if name is not None}
 
 
-def _python_fractions(window: Window | None, code_of: UserCode) -> pl.DataFrame:
+def _python_fractions(window: ProfiledCalls | None, code_of: UserCode) -> pl.DataFrame:
     """(file, name, fraction): the part of a function's own time in the window that no torch operator takes.
 
     Own time is what a sampler shows with the function on top: its lines and the built-in functions they call. A
@@ -199,54 +200,29 @@ def gc_pauses(tables: Tables, labelled: LabelledSteps) -> PauseFacts | None:
     steady = labelled.steady().filter(pl.col("start_ns").is_not_null()).sort("start_ns")
     if steady.is_empty():
         return None
-    struck = _inside(tables, steady)
+    ns: list[int] = []  # what of each collection lies in the step it began in
     lines: dict[Place, list[int]] = {}
-    for row in struck:
-        if row["place"] is not None:
-            lines.setdefault(row["place"], []).append(row["ns"])
+    steps, collected, full = set(), [], 0
+    for row, data, (step, end_ns) in events_in_steps(tables, "gc", steady):
+        if row["duration_ns"] <= 0:
+            continue
+        ns.append(min(row["duration_ns"], end_ns - row["time_ns"]))
+        steps.add((row["process"], step))
+        full += data.get("generation") == FULL
+        if isinstance(data.get("collected"), int):
+            collected.append(data["collected"])
+        place = place_of_event(data)
+        if place is not None:
+            lines.setdefault(place, []).append(ns[-1])
     per_step = 1e6 * steady.height
-    collected = [row["collected"] for row in struck if isinstance(row["collected"], int)]
-    found = [PauseLine(place, len(ns), sum(ns) / per_step) for place, ns in lines.items()]
+    found = [PauseLine(place, len(own), sum(own) / per_step) for place, own in lines.items()]
     return PauseFacts(
-        count=len(struck),
-        full=sum(row["generation"] == FULL for row in struck),
+        count=len(ns),
+        full=full,
         collected=sum(collected) if collected else None,
         steps=steady.height,
-        steps_struck=len({(row["process"], row["step"]) for row in struck}),
-        ms_per_step=sum(row["ns"] for row in struck) / per_step,
-        longest_ms=max((row["ns"] for row in struck), default=0) / 1e6,
+        steps_struck=len(steps),
+        ms_per_step=sum(ns) / per_step,
+        longest_ms=max(ns, default=0) / 1e6,
         lines=tuple(sorted(found, key=lambda line: (-line.ms_per_step, line.place.file, line.place.line or 0))),
     )
-
-
-def _inside(tables: Tables, steady: pl.DataFrame) -> list[dict[str, Any]]:
-    """The collections that began in a steady step, with what of each lies in it; one that ends later ends with it."""
-    found = [
-        {
-            "process": row["process"],
-            "time_ns": row["time_ns"],
-            "duration_ns": row["duration_ns"],
-            "generation": data.get("generation"),
-            "collected": data.get("collected"),
-            "place": _place(data),
-        }
-        for row, data in event_data(tables, "gc")
-        if row["time_ns"] is not None and (row["duration_ns"] or 0) > 0
-    ]
-    result = []
-    for process in sorted({row["process"] for row in found}):
-        own = steady.filter(pl.col("process") == process)
-        starts, ends = own["start_ns"], own["start_ns"] + own["wall_ns"]
-        for row in (row for row in found if row["process"] == process):
-            index = int(starts.search_sorted(row["time_ns"], side="right")) - 1
-            if index >= 0 and row["time_ns"] < ends[index]:
-                ns = min(row["duration_ns"], ends[index] - row["time_ns"])
-                result.append({**row, "ns": ns, "step": own["step"][index]})
-    return result
-
-
-def _place(data: dict[str, Any]) -> Place | None:
-    file, line = data.get("file"), data.get("line")
-    if not isinstance(file, str):
-        return None
-    return Place(file, line if isinstance(line, int) else None, data.get("function"))

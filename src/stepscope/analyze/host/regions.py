@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.engine.host_calls import Window
+from stepscope.engine.host_calls import ProfiledCalls
 from stepscope.engine.journal import parse_json
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.tables.categories import ANNOTATION
@@ -20,7 +20,7 @@ _OWN_TO_TORCH = re.compile(
 )
 
 
-def facts(tables: Tables, labelled: LabelledSteps, window: Window | None) -> tuple[dict[str, Any], ...]:
+def facts(tables: Tables, labelled: LabelledSteps, window: ProfiledCalls | None) -> tuple[dict[str, Any], ...]:
     """{"name", "calls", "calls_per_step", "ms_per_step", "source"}, costliest first; per steady (or window) step."""
     found = [*_journal(tables, labelled), *_window(window)]
     return tuple(sorted(found, key=lambda region: (-region["ms_per_step"], region["name"])))
@@ -42,7 +42,7 @@ def _journal(tables: Tables, labelled: LabelledSteps) -> list[dict[str, Any]]:
     return [_region(name, calls, total, steady.height, "events.jsonl") for name, calls, total in grouped.rows()]
 
 
-def _window(window: Window | None) -> list[dict[str, Any]]:
+def _window(window: ProfiledCalls | None) -> list[dict[str, Any]]:
     if window is None:
         return []
     sums: dict[str, list[int]] = {}  # calls, ns

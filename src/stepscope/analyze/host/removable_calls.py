@@ -108,7 +108,7 @@ def entry_of(row: Mapping[str, Any]) -> Place | None:
     return None if row["library_file"] is None else Place(*(row[f"user_{part}"] for part in _PLACE))
 
 
-def prepare(samples: Samples | None, time: SampledTime | None) -> Calls | None:
+def removable_calls(samples: Samples | None, time: SampledTime | None) -> Calls | None:
     """None without stacks in steady steps."""
     if samples is None or time is None or not len(samples.calls):
         return None

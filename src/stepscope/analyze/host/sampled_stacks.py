@@ -6,15 +6,17 @@ from collections import defaultdict
 
 import numpy as np
 import polars as pl
-from msgspec import Struct
 
 from stepscope.analyze import ranks
 from stepscope.analyze.context import Context
 from stepscope.analyze.host import slow_steps
 from stepscope.analyze.host.sampled_loop import SampledLoop, sampled_loop
+from stepscope.analyze.host.sampled_time import whole_by_weight
 from stepscope.analyze.host.stack_selection import idle_sampled
 from stepscope.analyze.input import loader_waits
+from stepscope.engine import intervals
 from stepscope.engine.call_tree import UserPaths, at, rows_of
+from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples
 from stepscope.engine.step_labels import STEADY as STEADY_STEP
 from stepscope.engine.step_labels import LabelledSteps
@@ -113,7 +115,7 @@ def _by_stage(context: Context, rows: pl.DataFrame, samples: Int64) -> Int64:
     for column, stage in enumerate((IMPORT, COMPILE)):
         found[named == stage, column] = samples[named == stage]
     rest = np.flatnonzero(found.sum(axis=1) == 0)
-    found[rest, 2:] = _whole(samples[rest], _weights(context, rows[rest]))
+    found[rest, 2:] = whole_by_weight(samples[rest], _weights(context, rows[rest]))
     return found
 
 
@@ -169,24 +171,6 @@ def _steps(context: Context) -> list[tuple[str, pl.DataFrame]]:
     return [(str(part["process"][0]), part) for part in steps.partition_by("process", maintain_order=True)]
 
 
-class _Sum(Struct, frozen=True):
-    """Intervals that do not overlap, and the time they cover before each of them."""
-
-    starts: Int64
-    ends: Int64
-    before: Int64
-
-    def until(self, moments: Int64) -> Int64:
-        """Covered time before each moment."""
-        if not len(self.starts):
-            return np.zeros(len(moments), np.int64)
-        last = np.searchsorted(self.starts, moments, side="right") - 1
-        at = np.maximum(last, 0)
-        inside = np.minimum(moments, self.ends[at]) - self.starts[at]
-        covered: Int64 = np.where(last >= 0, self.before[at] + inside, 0)
-        return covered
-
-
 class _Clock:
     """What the steps of one process say of any time."""
 
@@ -195,35 +179,18 @@ class _Clock:
         ends = np.minimum(ends, np.append(starts[1:], ends[-1:]))  # steps of different kinds may lie in each other
         stage = steps["stage"].to_numpy()
         self._first = int(starts[0])
-        self._sums = {name: _sum(starts[stage == name], ends[stage == name]) for name in _TIMED}
+        self._times = {name: Intervals(starts[stage == name], ends[stage == name]) for name in _TIMED}
 
     def lengths(self, start: Int64, end: Int64, *, steps_only: bool = False) -> Floats:
         """ns of each interval in the stages of `_TIMED`. `steps_only`: "other" has steps of other kinds alone."""
         end = np.maximum(end, start + 1)
         found = np.zeros((len(start), len(_TIMED)))
         for column, name in enumerate(_TIMED):
-            found[:, column] = self._sums[name].until(end) - self._sums[name].until(start)
+            found[:, column] = intervals.covered(self._times[name], start, end)
         if not steps_only:
             found[:, 0] = np.clip(np.minimum(end, self._first) - start, 0, None)
             found[:, -1] = end - start - found[:, :-1].sum(axis=1)
         return found
-
-
-def _sum(starts: Int64, ends: Int64) -> _Sum:
-    lengths = ends - starts
-    return _Sum(starts, ends, np.cumsum(lengths) - lengths)
-
-
-def _whole(samples: Int64, weights: Floats) -> Int64:
-    """Whole samples by weight, which add up to those of each row: what is left over goes to the largest fractions."""
-    ideal = samples[:, None] * (weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300))
-    found = np.floor(ideal).astype(np.int64)
-    found = np.minimum(found, samples[:, None])
-    left = samples - found.sum(axis=1)
-    order = np.argsort(-(ideal - found), axis=1, kind="stable")
-    place = np.argsort(order, axis=1, kind="stable")
-    whole: Int64 = found + (place < left[:, None])
-    return whole
 
 
 MAX_LINES = 200  # more than any report shows; the table `stacks` holds the rest

@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import polars as pl
 from msgspec import Struct
 
 from stepscope.engine.samples import Samples
 from stepscope.model import Quality, StepFacts
+from stepscope.tables.arrays import Floats, Int64
 from stepscope.tables.phases import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER
 
 REST = "rest"
@@ -93,7 +95,7 @@ class SampledTime(Struct, frozen=True):
         return float(worst * self.samples / count)
 
 
-def prepare(samples: Samples | None, train: StepFacts | None, quality: Quality) -> SampledTime | None:
+def sampled_time(samples: Samples | None, train: StepFacts | None, quality: Quality) -> SampledTime | None:
     """None without stacks in steady steps. `quality` tells how many samples could not be taken."""
     if samples is None or train is None:
         return None
@@ -148,3 +150,15 @@ def _agree(counts: Mapping[str, int], parts: Mapping[str, float], mean_ms: float
         if abs(counts.get(part, 0) / total - timed) > DOUBT_SIGMAS * chance + DOUBT:
             return False
     return True
+
+
+def whole_by_weight(samples: Int64, weights: Floats) -> Int64:
+    """Whole samples by weight, which add up to those of each row: what is left over goes to the largest fractions."""
+    ideal = samples[:, None] * (weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300))
+    found = np.floor(ideal).astype(np.int64)
+    found = np.minimum(found, samples[:, None])
+    left = samples - found.sum(axis=1)
+    order = np.argsort(-(ideal - found), axis=1, kind="stable")
+    place = np.argsort(order, axis=1, kind="stable")
+    whole: Int64 = found + (place < left[:, None])
+    return whole

@@ -16,9 +16,9 @@ from typing import Any
 import polars as pl
 
 from stepscope.analyze.host.sampled_stacks import hot_lines
-from stepscope.analyze.sites import first_int, place_of, site_of
-from stepscope.engine.host_calls import BUILTIN, Window
-from stepscope.engine.journal import event_data, parse_json
+from stepscope.analyze.sites import first_int, site_of
+from stepscope.engine.host_calls import BUILTIN, ProfiledCalls
+from stepscope.engine.journal import event_data, parse_json, place_of
 from stepscope.engine.samples import Samples, short
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.step_labels import LabelledSteps
@@ -331,7 +331,7 @@ def file_reads(
     )
 
 
-def opened_per_step(window: Window | None) -> float | None:
+def opened_per_step(window: ProfiledCalls | None) -> float | None:
     """Files opened below the loader per step of the window; None where it recorded no Python functions."""
     if window is None or not window.has_functions or not window.step_times_known:
         return None

@@ -15,10 +15,10 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.input.loader import feeding_loader
-from stepscope.analyze.sites import place_of, site_of
+from stepscope.analyze.sites import site_of
 from stepscope.engine.attribution import dominant_places, place
-from stepscope.engine.host_activity import LOADER_RANGE, matches
-from stepscope.engine.journal import event_data
+from stepscope.engine.host_activity import LOADER_RANGE
+from stepscope.engine.journal import event_data, place_of
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import LoaderFacts, Place
@@ -233,7 +233,7 @@ def _of_run(base: Base, run: str, spans: list[Span]) -> TraceLoader | None:
 
 def _ranges(span: Span) -> Int64:
     """Rows of the ranges in which the training thread is in its loader."""
-    named = span.names.pick(matches(LOADER_RANGE, span.names.values).tolist())
+    named = span.names.like(LOADER_RANGE)
     return np.flatnonzero(named & ~span.on_device)
 
 

@@ -18,6 +18,7 @@ import polars as pl
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.host.sampled_loop import SampledLoop, is_fetch
+from stepscope.analyze.host.sampled_time import whole_by_weight
 from stepscope.engine.call_tree import UserPaths, at, is_worker_loop, rows_of
 from stepscope.engine.intervals import Intervals, covered, intersect, subtract, total, union
 from stepscope.model import PHASES, StepFacts
@@ -152,6 +153,7 @@ def _wait_parts(
     rows = sorted(_folded(weights), key=lambda row: (-row["weight"], row["state"], row["order"]))
     total = sum(row["weight"] for row in rows)
     shares = [row["weight"] / total for row in rows]
+    counts = whole_by_weight(np.array([samples]), np.array([shares]))[0].tolist() if rows else []
     return tuple(
         WaitPart(
             kind=KINDS[row["state"]],
@@ -162,7 +164,7 @@ def _wait_parts(
             lines=row["lines"],
             leaf=leaves.get((row["state"], row["line"])) if row["lines"] < 2 else None,
         )
-        for row, share, count in zip(rows, shares, _apportioned(shares, samples), strict=True)
+        for row, share, count in zip(rows, shares, counts, strict=True)
     )
 
 
@@ -182,15 +184,6 @@ def _folded(weights: pl.DataFrame) -> Iterator[dict[str, Any]]:
             yield {"state": state, "line": -1, "lines": len(rest), "weight": weight, "order": MAX_LINES}
         for weight, _ in (row for row in rows if row[1] < 0):
             yield {"state": state, "line": -1, "lines": 0, "weight": weight, "order": MAX_LINES + 1}
-
-
-def _apportioned(shares: list[float], samples: int) -> list[int]:
-    """`samples` by these shares, whole and in sum."""
-    exact = np.array(shares) * samples
-    whole = np.floor(exact).astype(np.int64)
-    left = samples - int(whole.sum())
-    whole[np.argsort(whole - exact, kind="stable")[:left]] += 1
-    return [int(count) for count in whole]
 
 
 def _leaves(sampled: Threads, users: UserPaths) -> dict[tuple[int, int], str]:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from stepscope.analyze.input.loader import known_cores, ranks_on_host
 from stepscope.analyze.machine.readings import average, growths, level, seconds, training_readings
-from stepscope.engine.journal import event_data, mean
+from stepscope.engine.journal import event_data, mean, place_of
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place
 from stepscope.model.machine import CpuFacts, MemoryPressureFacts, PoolFacts
@@ -138,10 +138,7 @@ def _threads(tables: Tables) -> tuple[int | None, Place | None, str]:
         if data.get("what") == "set_num_threads" and _value(data) is not None:
             last = data
     if last is not None:
-        file, line = last.get("file"), last.get("line")
-        known = isinstance(file, str)
-        place = Place(str(file), line if isinstance(line, int) else None, last.get("function")) if known else None
-        return _value(last), place, "events.jsonl, torch.set_num_threads"
+        return _value(last), place_of(last), "events.jsonl, torch.set_num_threads"
     told = [rank.threads for rank in tables.ranks if rank.threads is not None]
     if told:
         return max(told), None, "rank.json, torch.get_num_threads when training began"

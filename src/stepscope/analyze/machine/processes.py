@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.engine.journal import event_data
+from stepscope.engine.journal import event_data, place_of
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place, ProcessFacts
 from stepscope.model.machine import Child, ChildrenFacts, CpuFacts
@@ -167,10 +167,7 @@ def _named(row: dict[str, Any], event: dict[str, Any] | None) -> tuple[str, Plac
     command = row["command"] or "?"
     if event is None:
         return command, None, None
-    how, file, line = event.get("how"), event.get("file"), event.get("line")
+    how = event.get("how")
     if how == "multiprocessing.Process" and event.get("pid") == row["pid"]:
         command = f"Process({event.get('command')})"
-    place = None
-    if isinstance(file, str):
-        place = Place(file, line if isinstance(line, int) else None, event.get("function"))
-    return command, place, str(how) if how is not None else None
+    return command, place_of(event), str(how) if how is not None else None

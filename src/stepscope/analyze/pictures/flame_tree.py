@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct
 
-from stepscope.engine.call_tree import CallFrame
 from stepscope.engine.user_code import UserCode
 from stepscope.model.sampled import FlameFrame, FlameTree
+from stepscope.read.raw import Frame
 from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
 
 ROOT = FlameFrame("all", "", None, "root")
@@ -220,7 +220,7 @@ class Names:
         return np.asarray([self.key(frame) for frame in frames], dtype=np.int32)
 
 
-def drawn(frames: Sequence[CallFrame], code: UserCode, roots: Iterable[str]) -> list[FlameFrame]:
+def drawn(frames: Sequence[Frame], code: UserCode, roots: Iterable[str]) -> list[FlameFrame]:
     """Each sampled frame as it is drawn. `roots` are folders of the user's code; without, that of the files."""
     resolved = {
         file: None if _LIBRARY.search(file) else code.resolve(file) for file in {frame.file for frame in frames}
@@ -236,7 +236,7 @@ def drawn(frames: Sequence[CallFrame], code: UserCode, roots: Iterable[str]) -> 
     ]
 
 
-def _kind(frame: CallFrame, own: bool) -> str:
+def _kind(frame: Frame, own: bool) -> str:
     if own:
         return "user"
     if frame.file.startswith(("<frozen importlib", "<frozen zipimport")):

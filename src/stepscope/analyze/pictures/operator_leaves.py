@@ -108,7 +108,7 @@ def split(
     nodes = np.flatnonzero((own > 0) & (key >= 0))
     above = _above(tree, key >= 0)
     recorded = np.flatnonzero((calls.key >= 0) & calls.is_function)
-    found = pools(Side(key, above, nodes), Side(calls.key, calls.above, recorded))
+    found = match_paths(RecordedPaths(key, above, nodes), RecordedPaths(calls.key, calls.above, recorded))
     leaves = _Split(calls, found, tree, nodes, own)
     used, frame = np.unique(leaves.frame, return_inverse=True)
     if not len(used):
@@ -164,7 +164,7 @@ def _calls(paths: Paths, frames: Sequence[TraceFrame], keys: _Keys) -> _Calls:
 class _Split:
     """The leaves of all sampled nodes: `node` is the sampled one, the rest as in `OperatorLeaves`."""
 
-    def __init__(self, calls: _Calls, found: Pools, tree: CallTree, nodes: Int64, own: Floats) -> None:
+    def __init__(self, calls: _Calls, found: PathMatches, tree: CallTree, nodes: Int64, own: Floats) -> None:
         group, forest, own_ns = _by_line(calls, found)
         total = totals(forest.parent, depths(forest.parent), own_ns)
         pool_python, pool_operators = _sums(calls, found)
@@ -196,7 +196,7 @@ class _Split:
         self.parent = np.where(below_node, self.node, len(tree) + at + place[up]).astype(np.int32)
 
 
-def _by_line(calls: _Calls, found: Pools) -> tuple[Int64, Paths, Floats]:
+def _by_line(calls: _Calls, found: PathMatches) -> tuple[Int64, Paths, Floats]:
     """Operators by pool and line: a forest whose roots stand for a pool and a line; (pool, line) of the roots, -1 where
     the line is unknown; and own ns."""
     pool, owner = found.pool, found.owner
@@ -223,7 +223,7 @@ def _by_line(calls: _Calls, found: Pools) -> tuple[Int64, Paths, Floats]:
     return of_root, Paths(up, what, own_ns), own_ns
 
 
-def _sums(calls: _Calls, found: Pools) -> tuple[Floats, Floats]:
+def _sums(calls: _Calls, found: PathMatches) -> tuple[Floats, Floats]:
     """By pool: ns in Python itself, and in operators."""
     operators = summed(calls.owner.astype(np.int32), calls.own_ns, len(calls.key))
     return (
@@ -264,7 +264,7 @@ def _chosen(pool: Int64, line: Int64, groups: Int64) -> Int64:
 MAX_LENGTH = 256  # frames that are compared
 
 
-class Side(NamedTuple):
+class RecordedPaths(NamedTuple):
     """Paths of one recorder: by node its key and the node above it (-1 for none), and the nodes in question."""
 
     key: Int64
@@ -272,7 +272,7 @@ class Side(NamedTuple):
     nodes: Int64
 
 
-class Pools(Struct, frozen=True):
+class PathMatches(Struct, frozen=True):
     """`of_node` gives for each sampled node its pool, -1 where nothing matches. Pool `pool[i]` holds recorded node
     `owner[i]`; a node may be in several. `count` is how many pools there are.
     """
@@ -283,19 +283,19 @@ class Pools(Struct, frozen=True):
     count: int
 
 
-def pools(sampled: Side, recorded: Side) -> Pools:
+def match_paths(sampled: RecordedPaths, recorded: RecordedPaths) -> PathMatches:
     """The pools of the sampled nodes."""
-    race = _Race(sampled, recorded)
+    race = _Matching(sampled, recorded)
     for length in range(MAX_LENGTH):
         if not race.step(first=length == 0):
             break
     return race.result()
 
 
-class _Race:
+class _Matching:
     """Paths that are still compared: `at` is the frame that comes next in each, `group` what they agreed on so far."""
 
-    def __init__(self, sampled: Side, recorded: Side) -> None:
+    def __init__(self, sampled: RecordedPaths, recorded: RecordedPaths) -> None:
         first = len(sampled.key)
         self._outside = first + len(recorded.key)  # stands for what is above a root
         self._key = np.concatenate([sampled.key, recorded.key, [NONE]])
@@ -329,11 +329,11 @@ class _Race:
         self._at[self._racing] = self._above[at[going]]
         return bool((is_sampled & going).any())
 
-    def result(self) -> Pools:
+    def result(self) -> PathMatches:
         """The pools of all that stopped."""
         nothing = (np.zeros(0, np.int64), np.zeros(0, np.int64))
         pool, owner = (np.concatenate(found) for found in zip(nothing, *self._parts, strict=True))
-        return Pools(self._of_node[self._sampled], pool, owner, self._count)
+        return PathMatches(self._of_node[self._sampled], pool, owner, self._count)
 
     def _stop(self, stopping: Bools, group: Int64) -> None:
         """Sampled paths whose longest common end is found, with what they agreed on: the group of each racing path."""

@@ -89,7 +89,7 @@ class Side:
             )
         roots = (*context.tables.run.user_roots, *context.options.source_roots)
         frames = drawn(context.calls.frames, context.code, roots)
-        self._painter = Painter(self.rows, frames, names)
+        self._painter = BoxMaker(self.rows, frames, names)
         self._frames = frames
 
     def planned(self) -> Iterator[PlannedTree]:
@@ -130,7 +130,7 @@ class Side:
             return found
 
         rows = self.rows
-        boxes = self._painter.boxes((rows.kind == MAIN) & rows.steady, rows.worth, leaves)
+        boxes = self._painter.boxes((rows.kind == MAIN) & rows.steady, rows.weight, leaves)
         if sources:
             planned = self.plan(f"process:{MAIN}+operators", "main threads with operators", boxes)
             yield replace(planned, source=f"{planned.source}; {sources[0]}")
@@ -142,7 +142,7 @@ class Side:
 
     def boxes(self, chosen: Bools) -> Boxes:
         """The boxes of chosen rows that are in the steady state, for a tree of all ranks."""
-        return self._painter.boxes(chosen & self.rows.steady, self.rows.worth)
+        return self._painter.boxes(chosen & self.rows.steady, self.rows.weight)
 
     def everything(self) -> Boxes:
         """The boxes of all rows, below one box for each kind of thread where there are several."""
@@ -157,7 +157,7 @@ class Side:
         """The boxes of the main threads of `ranks`, or of their training loops; of several, their mean."""
         rows = self.rows
         chosen = (rows.loop if loop else (rows.kind == MAIN) & rows.steady) & np.isin(rows.rank, ranks)
-        return self._painter.boxes(chosen, rows.rank_worth / len(ranks))
+        return self._painter.boxes(chosen, rows.rank_weight / len(ranks))
 
     def _kinds(self) -> list[str]:
         present = set(self.rows.kind[self.rows.steady].tolist())
@@ -295,8 +295,8 @@ _SEGMENT = ["process", "start_ns", "end_ns"]
 class SampleRows(Struct, frozen=True):
     """Rows that are drawn: arrays of one length, and what they have in common.
 
-    `kind` is one of the four above; `rank` is -1 and `phase` None where unknown. `worth` is what one sample counts for
-    in a tree of all ranks, `rank_worth` in one of its rank alone. Rows that are not `steady` are in no step: they
+    `kind` is one of the four above; `rank` is -1 and `phase` None where unknown. `weight` is what one sample counts for
+    in a tree of all ranks, `rank_weight` in one of its rank alone. Rows that are not `steady` are in no step: they
     belong in no tree whose unit is per step. `loop`: main threads in the training loop, as far as steps or paths tell.
     """
 
@@ -309,8 +309,8 @@ class SampleRows(Struct, frozen=True):
     rank: Int32
     steady: Bools
     loop: Bools
-    worth: Floats
-    rank_worth: Floats
+    weight: Floats
+    rank_weight: Floats
     unit: str
     source: str
     left_out: dict[str, int]
@@ -334,10 +334,10 @@ def sample_rows(context: Context, selection: StackSelection, *, per_step: bool =
     kind = _kinds(stacks, main_roles(tables.stacks))
     rank = stacks["rank"].fill_null(NONE).to_numpy().astype(np.int32)
     per_sample = _per_sample(context) if per_step else {}
-    worth, steady = np.ones(len(rank)), np.ones(len(rank), dtype=np.bool_)
+    weight, steady = np.ones(len(rank)), np.ones(len(rank), dtype=np.bool_)
     if per_sample and context.sampled is not None:
         steady = _steady(stacks, kind, context.sampled)
-        worth = _by_rank(rank, per_sample)
+        weight = _by_rank(rank, per_sample)
         if not steady.any():  # asked for what lies in no steady step, such as startup
             return sample_rows(context, selection, per_step=False)
     several = f", mean of {len(per_sample)} ranks" if len(per_sample) > 1 else ""
@@ -351,8 +351,8 @@ def sample_rows(context: Context, selection: StackSelection, *, per_step: bool =
         rank=rank,
         steady=steady,
         loop=steady & (kind == MAIN) if per_sample else _in_loop(context, stacks, kind),
-        worth=worth / max(1, len(per_sample)),
-        rank_worth=worth,
+        weight=weight / max(1, len(per_sample)),
+        rank_weight=weight,
         unit=MS_PER_STEP if per_sample else _unit(context),
         source=f"share of the main thread's samples in steady steps x mean step{several}"
         if per_sample
@@ -418,7 +418,7 @@ def _in_loop(context: Context, stacks: pl.DataFrame, kind: npt.NDArray[np.object
 
 
 def _by_rank(rank: Int32, per_sample: dict[int, float]) -> Floats:
-    """The worth of a sample for each row; rows of no rank, and of ranks without steps, count like the mean rank's."""
+    """The weight of a sample for each row; rows of no rank, and of ranks without steps, count like the mean rank's."""
     usual = sum(per_sample.values()) / len(per_sample)
     return np.asarray([per_sample.get(int(each), usual) for each in rank], dtype=np.float64)
 
@@ -447,7 +447,7 @@ class Boxes(Struct, frozen=True):
         return Paths(self.parent, self.frame, self.own)
 
 
-class Painter:
+class BoxMaker:
     """Makes the boxes of trees out of rows of one run. `frames` are its distinct frames as they are drawn."""
 
     def __init__(self, rows: SampleRows, frames: Sequence[FlameFrame], names: Names) -> None:
@@ -462,11 +462,11 @@ class Painter:
         self._frames += frames
         self._keys = np.concatenate([self._keys, self._names.keys(frames)]).astype(np.int32)
 
-    def boxes(self, chosen: Bools, worth: Floats, leaves: Leaves | None = None) -> Boxes:
-        """The rows in `chosen`, a sample of which counts for `worth`; with the operators that `leaves` finds."""
+    def boxes(self, chosen: Bools, weight: Floats, leaves: Leaves | None = None) -> Boxes:
+        """The rows in `chosen`, a sample of which counts for `weight`; with the operators that `leaves` finds."""
         rows, calls = self._rows, self._rows.calls
         count = len(calls) + 1  # a stack without frames is a node of its own behind all others
-        value = rows.samples[chosen] * worth[chosen]
+        value = rows.samples[chosen] * weight[chosen]
         node = np.where(rows.node[chosen] < 0, len(calls), rows.node[chosen]).astype(np.int32)
         own = summed(node, value, count)
         waits = np.divide(summed(node, value * rows.waiting[chosen], count), own, out=np.zeros(count), where=own > 0)

@@ -6,7 +6,6 @@ one that is not steady is often the one that somebody looks for.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.engine.journal import json_object
 from stepscope.engine.step_labels import STEADY, LabelledSteps
 from stepscope.model import PHASES
 from stepscope.model.timeline import (
@@ -177,11 +177,8 @@ def _events(tables: Tables, rows: list[dict[str, Any]]) -> dict[tuple[str, int],
 
 def _name(data: str | None) -> str | None:
     """What the event is about, where it says so."""
-    try:
-        fields = json.loads(data or "{}")
-    except ValueError:
-        return None
-    named = (fields.get(key) for key in ("name", "path", "function")) if isinstance(fields, dict) else ()
+    fields = json_object(data)
+    named = (fields.get(key) for key in ("name", "path", "function"))
     return next((value for value in named if isinstance(value, str) and value), None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_right
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from stepscope.analyze.pictures.timeline import PHASES_NOTE, Timeline
 from stepscope.engine import attribution
+from stepscope.engine.journal import json_object
 from stepscope.engine.spans import Span
 from stepscope.errors import UsageError
 from stepscope.model import PHASES
@@ -322,10 +322,4 @@ class TraceDetail:
 
 def _collective(text: str | None) -> list[SliceFact]:
     """The arguments of a collective."""
-    try:
-        found = json.loads(text or "{}")
-    except ValueError:
-        return []
-    if not isinstance(found, dict):
-        return []
-    return [SliceFact(str(key), str(value)[:MAX_TEXT]) for key, value in list(found.items())[:12]]
+    return [SliceFact(str(key), str(value)[:MAX_TEXT]) for key, value in list(json_object(text).items())[:12]]

@@ -6,7 +6,6 @@ other column is in that order too, and a coarser copy refers to it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -21,6 +20,7 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.timeline_levels import Level, pyramid
 from stepscope.engine.call_tree import CallTree
 from stepscope.engine.device_work import COMMUNICATION, work
+from stepscope.engine.journal import json_object
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.user_code import UserCode
 from stepscope.model import PHASES
@@ -121,7 +121,7 @@ class Timeline(Struct, frozen=True, dict=True):
 
 def timeline(context: Context) -> Timeline:
     """The index of a run; empty where it has neither steps nor slices nor samples with times."""
-    collection = Collection()
+    collection = TimelineColumns()
     base, tables = context.base, context.tables
     workers = {span.ref.process: span.ref.worker for span in base.spans}
     ids = _ids(tables.events.height, tables.steps.height, tables.stretches.height)
@@ -270,7 +270,7 @@ class SliceColumns(Struct, frozen=True):
     kind: Int8
 
 
-class Collection(Struct):
+class TimelineColumns(Struct):
     """All parts of a run, with what the reader must know of them."""
 
     tracks: Tracks = field(default_factory=Tracks)
@@ -295,7 +295,7 @@ _PHASE_COLUMNS = tuple(f"{name}_ns" for name in PHASES)
 _ROLES = {"loader_worker": "loader worker", "rank": "sampled main thread"}
 
 
-def add_steps(tables: Tables, collection: Collection, workers: Mapping[str, str], first_id: int) -> None:
+def add_steps(tables: Tables, collection: TimelineColumns, workers: Mapping[str, str], first_id: int) -> None:
     """Add a track of steps for every process, and one of phases where they are known."""
     steps = tables.steps
     if steps.is_empty():
@@ -320,7 +320,7 @@ def add_steps(tables: Tables, collection: Collection, workers: Mapping[str, str]
         _add_phases(steps, collection, phases, first_id + steps.height)
 
 
-def _add_phases(steps: pl.DataFrame, collection: Collection, track: Int32, first_id: int) -> None:
+def _add_phases(steps: pl.DataFrame, collection: TimelineColumns, track: Int32, first_id: int) -> None:
     """Phase k of step i has the id `first_id` + number of phases * i + k."""
     count = len(PHASES)
     lengths = np.column_stack([steps[name].fill_null(0).to_numpy() for name in _PHASE_COLUMNS]).astype(np.int64)
@@ -344,7 +344,12 @@ def _add_phases(steps: pl.DataFrame, collection: Collection, track: Int32, first
 
 
 def add_samples(
-    tables: Tables, calls: CallTree, code: UserCode, collection: Collection, workers: Mapping[str, str], first_id: int
+    tables: Tables,
+    calls: CallTree,
+    code: UserCode,
+    collection: TimelineColumns,
+    workers: Mapping[str, str],
+    first_id: int,
 ) -> None:
     """Add a track for every main thread that was sampled with times: of ranks, and of the workers of their loaders."""
     stretches = tables.stretches
@@ -376,7 +381,9 @@ def add_samples(
     _add_stretched(collection, of_user, track[known], start[known], end[known], outer[known])
 
 
-def _add_stretched(collection: Collection, ids: Int32, track: Int32, start: Int64, end: Int64, name: Int32) -> None:
+def _add_stretched(
+    collection: TimelineColumns, ids: Int32, track: Int32, start: Int64, end: Int64, name: Int32
+) -> None:
     """The user's functions: stretches that follow each other in one function are one slice, with the first one's id.
 
     Their ids follow those of the stretches.
@@ -395,7 +402,7 @@ def _add_stretched(collection: Collection, ids: Int32, track: Int32, start: Int6
     )
 
 
-def _sampled_tracks(chosen: pl.DataFrame, collection: Collection, workers: Mapping[str, str]) -> Int32:
+def _sampled_tracks(chosen: pl.DataFrame, collection: TimelineColumns, workers: Mapping[str, str]) -> Int32:
     """The track of each stretch: one for every process that was sampled."""
     keys = chosen.select(
         pl.col("host").fill_null(""), pl.col("process").fill_null(""), pl.col("pid").fill_null(NONE), pl.col("role")
@@ -412,11 +419,11 @@ def _sampled_tracks(chosen: pl.DataFrame, collection: Collection, workers: Mappi
     return found
 
 
-def _names_of_nodes(calls: CallTree, code: UserCode, collection: Collection) -> tuple[Int32, Int32, Bools]:
+def _names_of_nodes(calls: CallTree, code: UserCode, collection: TimelineColumns) -> tuple[Int32, Int32, Bools]:
     """By node the name of the user's innermost function (-1: none) and of the innermost, and whether they are one."""
     labels = collection.names.numbers([_label(frame.function, frame.file, frame.line) for frame in calls.frames])
     users = np.asarray([code.resolve(frame.file) is not None for frame in calls.frames], bool)
-    innermost = calls.innermost(calls.by_node(users).astype(bool))
+    innermost = calls.innermost(calls.by_node(users))
     leaf = labels[calls.frame]
     user = np.where(innermost >= 0, leaf[np.maximum(innermost, 0)], NONE).astype(np.int32)
     return user, leaf, innermost == np.arange(len(calls))
@@ -435,7 +442,7 @@ _RANGES = {"data_wait": ("enumerate(DataLoader)", "enumerate(DataPipe)"), "optim
 _BUSY = ("user_function", "library_function", "operator")  # the thread with most of these comes first
 
 
-def add_traces(base: Base, collection: Collection) -> None:
+def add_traces(base: Base, collection: TimelineColumns) -> None:
     """Add the slices of all traces. Ids are positions in `events`."""
     left_out = 0
     for span in base.spans:
@@ -445,7 +452,7 @@ def add_traces(base: Base, collection: Collection) -> None:
         collection.notes.append(f"{left_out:,} slices deeper than {MAX_DEPTH} levels are not drawn")
 
 
-def _add(base: Base, span: Span, collection: Collection) -> int:
+def _add(base: Base, span: Span, collection: TimelineColumns) -> int:
     kind = kinds(base, span)
     track = _tracks(span, kind, collection)[span.tracks.codes]
     depth = span.series("depth").fill_null(0).to_numpy()
@@ -474,13 +481,13 @@ def kinds(base: Base, span: Span) -> Int8:
     names = span.categories
     kind[names.pick([name.endswith("annotation") for name in names.values])] = KIND["annotation"]
     kind[span.is_runtime] = KIND["runtime"]
-    synchronizes = span.names.pick([bool(_SYNCHRONIZES.match(name)) for name in span.names.values])
+    synchronizes = span.names.matching(_SYNCHRONIZES.match)
     kind[span.is_runtime & synchronizes] = KIND["sync"]
     kind[names.where(categories.OPERATORS)] = KIND["annotation"]
     host_ranges = kind == KIND["annotation"]
     kind[span.is_operator] = KIND["operator"]
     for name, begins in _RANGES.items():
-        kind[host_ranges & span.names.pick([text.startswith(begins) for text in span.names.values])] = KIND[name]
+        kind[host_ranges & span.names.starting(*begins)] = KIND[name]
     functions = span.is_function
     kind[functions] = KIND["library_function"]
     kind[functions & (base.origins.user[span.first : span.first + len(span)] >= 0)] = KIND["user_function"]
@@ -492,7 +499,7 @@ def kinds(base: Base, span: Span) -> Int8:
     return kind
 
 
-def _tracks(span: Span, kind: Int8, collection: Collection) -> Int32:
+def _tracks(span: Span, kind: Int8, collection: TimelineColumns) -> Int32:
     """The number of the collection's track for each of the span's, and -1 at the end for none."""
     codes = span.tracks.codes
     count = len(span.tracks.values)
@@ -533,11 +540,7 @@ def _numbers(span: Span, on_stream: Bools) -> tuple[dict[int, int], dict[int, in
 def _thread_names(span: Span) -> dict[str, str]:
     ref = span.ref
     own = span.tables.traces.filter((pl.col("process") == ref.process) & (pl.col("trace") == ref.trace))
-    try:
-        found: Any = json.loads(own["threads"][0] or "{}") if own.height else {}
-    except ValueError:
-        return {}
-    return {key: str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    return {key: str(value) for key, value in json_object(own["threads"][0]).items()} if own.height else {}
 
 
 def _thread_label(track: str, name: str | None) -> str:

@@ -15,7 +15,7 @@ from stepscope.tables.arrays import Bools, Int8, Int32, Int64
 _FINEST_NS = 4_096  # bins of the first level: most kernels and operators are this long or longer
 _FEW = 50_000  # items that are thinned quickly enough as they are
 _BINS = 64  # a window is never drawn in fewer
-_WORTH = 0.75  # a level that does not leave out a quarter is not worth its memory
+_MOST_LEFT = 0.75  # a level that does not leave out a quarter is not worth its memory
 _LONGEST = np.int64(2**31 - 1)
 _POSITION = np.int64(2**32 - 1)
 
@@ -143,7 +143,7 @@ def pyramid(lanes: int, lane: Int32, start: Int64, end: Int64) -> tuple[Level, .
     while len(items) > _FEW and bin_ns * _BINS < span:
         before = len(items)
         items = merge(items, bin_ns)
-        if len(items) < before * _WORTH:
+        if len(items) < before * _MOST_LEFT:
             bounds = np.searchsorted(items.lane, np.arange(lanes + 1))
             levels.append(Level(bin_ns, bounds, items.start, items.end, items.count, items.best))
         bin_ns *= 4

@@ -18,7 +18,7 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.device.device_time import EARLY, NO_LAUNCH, NO_STACKS, REPLAYED
 from stepscope.analyze.pictures.flame_tree import ROOT, FrameIndex, Limits, Paths, flame_tree, merged, summed
 from stepscope.analyze.pictures.operator_leaves import OperatorLeaves, split
-from stepscope.analyze.pictures.trace_paths import BUILTIN, KERNEL, TraceFrame, TraceNames, forest, has_stacks
+from stepscope.analyze.pictures.trace_paths import BUILTIN, KERNEL, TraceFrame, TraceNames, has_stacks, trace_paths
 from stepscope.analyze.views.kernels import short_names
 from stepscope.engine.call_tree import CallTree
 from stepscope.engine.device_work import BEFORE_RECORDING, GRAPH, in_state, links_of, work
@@ -138,7 +138,7 @@ class TraceWindows:
 def _device_part(span: Span, names: TraceNames, short: dict[str, str]) -> _Part:
     """Device slices below the operator, launch or function they come from."""
     found = work(span)
-    paths = forest(span, names)
+    paths = trace_paths(span, names)
     frame = links_of(span, found, "frame").to_series().fill_null(NONE).to_numpy()
     start = np.where(found.operator >= 0, found.operator, np.where(found.launch >= 0, found.launch, frame))
     early, replayed = (in_state(span, found, state) for state in (BEFORE_RECORDING, GRAPH))
@@ -175,7 +175,7 @@ def _device_part(span: Span, names: TraceNames, short: dict[str, str]) -> _Part:
 def _host_part(span: Span, names: TraceNames) -> _Part:
     """Self times of the slices of the training thread."""
     own = _training_thread(span)
-    paths = forest(span, names, among=own, calls=True, backward=False)
+    paths = trace_paths(span, names, among=own, calls=True, backward=False)
     ranges = span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
     counted = own & (span.is_function | (span.is_runtime & ~span.on_device) | ranges) & ~paths.ours & (paths.node >= 0)
     rows = np.flatnonzero(counted)
@@ -191,7 +191,7 @@ def _training_thread(span: Span) -> Bools:
     """Rows of the host thread whose steps the trace marks, else of the one with most time in operators with stacks."""
     host = ~span.on_device & (span.tracks.codes >= 0)
     count = len(span.tracks.values)
-    marks = span.names.pick([name.startswith(_STEP) for name in span.names.values])
+    marks = span.names.starting(_STEP)
     marks &= host & span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
     framed = span.is_function | span.series("call_stack").is_not_null().to_numpy()
     tracks = np.bincount(span.tracks.codes[framed & host], minlength=count) > 0

@@ -20,11 +20,9 @@ from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.flame_tree import drawn, merged
-from stepscope.engine.call_tree import CallFrame
-from stepscope.engine.host_activity import matches
 from stepscope.engine.origins import MAX_FRAMES
 from stepscope.engine.slice_names import callee_name
-from stepscope.engine.slice_tree import nearest, nearest_around
+from stepscope.engine.slice_tree import nearest_ancestor, self_or_ancestor
 from stepscope.engine.spans import Span, texts
 from stepscope.model.sampled import FlameFrame
 from stepscope.read.raw import Frame
@@ -39,7 +37,7 @@ _ENGINE = "autograd::engine::"
 _NESTED_CALLS = 16  # of backward() around each other; what is open beyond that is not looked for
 
 
-class Forest(Struct, frozen=True):
+class TracePaths(Struct, frozen=True):
     """Distinct paths, parents before children; `frame` counts in `TraceNames`.
 
     `node` of each row of the span is that of its own path, or of the nearest slice around it that stands in paths; -1
@@ -77,19 +75,19 @@ def has_stacks(span: Span) -> bool:
     return bool(span.is_function.any()) or bool(span.series("call_stack").count())
 
 
-def forest(
+def trace_paths(
     span: Span, names: TraceNames, *, among: Bools | None = None, calls: bool = False, backward: bool = True
-) -> Forest:
+) -> TracePaths:
     """The paths of the rows of `among` (all by default).
 
     `calls`: the device's runtime stands in paths too. `backward`: the backward pass stands below its forward pass.
     """
     frame, kinds = _frames(span, names, calls=calls)
-    ours = nearest(span.parent, kinds == OURS) >= 0
+    ours = self_or_ancestor(span.parent, kinds == OURS) >= 0
     visible = (frame >= 0) & (kinds != OURS) & (kinds != SKIPPED) & ~ours
     if among is not None:
         visible &= among
-    above = nearest_around(span.parent, visible)
+    above = nearest_ancestor(span.parent, visible)
     draft = _Draft(names, visible, frame, np.where(visible, above, NONE))
     free = visible.copy()  # rows that still stand below the slice around them
     stacked = _below_call_stacks(span, draft)
@@ -137,7 +135,7 @@ def _below_call_stacks(span: Span, draft: _Draft) -> Int64:
     if not column.count():
         return np.zeros(0, np.int64)
     carries = draft.visible & (column.fill_null("") != "").to_numpy()
-    rows: Int64 = np.flatnonzero(carries & (nearest_around(span.parent, carries) == NONE))
+    rows: Int64 = np.flatnonzero(carries & (nearest_ancestor(span.parent, carries) == NONE))
     stacks = texts(column.gather(rows))
     bottoms = np.asarray([_chain(draft, stack) for stack in stacks.values], np.int64)
     draft.parent[rows] = bottoms[stacks.codes]
@@ -161,7 +159,7 @@ def _outermost(span: Span, draft: _Draft, above: Int64, stacked: Int64) -> Int32
     inner = operator & (above >= 0)
     inner[inner] = operator[above[inner]]
     inner[stacked] = False
-    outermost: Int32 = nearest(span.parent, operator & ~inner)
+    outermost: Int32 = self_or_ancestor(span.parent, operator & ~inner)
     return outermost
 
 
@@ -171,7 +169,7 @@ def _backward_rows(span: Span, draft: _Draft, tops: Int32) -> tuple[Int64, Int64
     known = draft.visible & (forward >= 0)
     known[known] = span.start_ns[forward[known]] < span.start_ns[known]
     rows = np.flatnonzero(known)
-    around = nearest_around(span.parent, known)[rows]
+    around = nearest_ancestor(span.parent, known)[rows]
     new = (around == NONE) | (forward[np.maximum(around, 0)] != forward[rows])
     rows = rows[new]
     made = forward[rows]
@@ -224,15 +222,15 @@ def _with_lines(span: Span, draft: _Draft, free: Bools) -> None:
 
 def _below_backward_calls(span: Span, draft: _Draft, free: Bools) -> None:
     """What the engine does on a thread of its own goes below the call of backward() that was open at the time."""
-    engine = np.append(matches(f"^{_ENGINE}", span.names.values), False)[span.names.codes]
+    engine = span.names.starting(_ENGINE)
     engine |= span.column("forward_thread") > 0
     rows = np.flatnonzero(free & (draft.parent == NONE) & span.is_operator & engine)
-    calls = span.names.pick(matches(_BACKWARD_CALL, span.names.values).tolist()) & span.is_function & draft.visible
+    calls = span.names.like(_BACKWARD_CALL) & span.is_function & draft.visible
     opened = np.flatnonzero(calls)
     if not len(rows) or not len(opened):
         return
     opened = opened[np.argsort(span.start_ns[opened], kind="stable")]
-    outer = nearest_around(span.parent, calls)
+    outer = nearest_ancestor(span.parent, calls)
     times = span.start_ns[rows]
     last = np.searchsorted(span.start_ns[opened], times, side="right") - 1
     found = np.where(last >= 0, opened[np.maximum(last, 0)], NONE)
@@ -247,7 +245,7 @@ def _below_backward_calls(span: Span, draft: _Draft, free: Bools) -> None:
     draft.parent[rows[inside]] = found[inside]
 
 
-def _merged(draft: _Draft, above: Int64, ours: Bools) -> Forest:
+def _merged(draft: _Draft, above: Int64, ours: Bools) -> TracePaths:
     """Equal paths become one."""
     count = len(draft.frame)
     frame = np.concatenate([draft.frame, *draft.extra_frame]).astype(np.int32)
@@ -259,7 +257,7 @@ def _merged(draft: _Draft, above: Int64, ours: Bools) -> Forest:
     node = np.full(len(frame) + 1, NONE, np.int32)
     node[order] = group
     shown = np.where(draft.visible, np.arange(count), above)
-    return Forest(up, what, node[shown], ours)
+    return TracePaths(up, what, node[shown], ours)
 
 
 def _downwards(parent: Int64, wanted: Bools) -> Int64:
@@ -336,7 +334,7 @@ class TraceNames:
 
     def drawn(self) -> list[FlameFrame]:
         """The frames by number as they are drawn."""
-        functions = [CallFrame(frame.name, frame.file, frame.line) for frame in self.frames]
+        functions = [Frame(frame.name, frame.file, frame.line) for frame in self.frames]
         named = drawn(functions, self._code, self._roots)
         return [_drawn(frame, as_function) for frame, as_function in zip(self.frames, named, strict=True)]
 

@@ -22,7 +22,7 @@ from stepscope.model.device_losses import PassesFacts, PassFacts
 def facts(context: Context) -> PassesFacts | None:
     """None without a trace of training steps and without sampled stacks of steady steps."""
     train = next((fact for fact in step_times.step_facts(context.labelled) if fact.kind == "train"), None)
-    timed = sampled_time.prepare(context.sampled, train, context.tables.quality)
+    timed = sampled_time.sampled_time(context.sampled, train, context.tables.quality)
     runs: dict[str, list[TrainingScene]] = {}
     for scene in scenes(context.base, context.labelled):
         runs.setdefault(scene.span.ref.run, []).append(scene)

@@ -7,7 +7,6 @@ call; what a gradient of gradients records (`create_graph`) is none.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from math import prod
@@ -29,8 +28,9 @@ from stepscope.analyze.redundant.training_steps import (
 from stepscope.engine import intervals
 from stepscope.engine.attribution import PlaceSums
 from stepscope.engine.intervals import Intervals
+from stepscope.engine.journal import json_list
 from stepscope.engine.samples import Samples, bare, short
-from stepscope.engine.slice_tree import nearest
+from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.model import Place
 from stepscope.model.device_losses import Recompute, WideGradients
 from stepscope.tables.arrays import NONE, Bools, Int64, climb
@@ -82,7 +82,7 @@ def _found(scene: TrainingScene) -> tuple[Int64, Int64]:
     holders = scene.in_backward[rows].astype(np.int64)
     names = span.names
     checkpoint = names.pick([_CHECKPOINT.search(name) is not None or _CHECKPOINT_NODE in name for name in names.values])
-    layers = names.pick([_LAYERS.search(name) is not None for name in names.values])
+    layers = names.matching(_LAYERS.search)
     told = climb(span.parent, rows, checkpoint)
     sure = (told >= 0) | np.isin(holders, holders[layers[rows]])
     return rows[sure], holders[sure]
@@ -117,7 +117,7 @@ def _callers(scene: TrainingScene, holders: Int64) -> Int64:
         at[left] = np.where(above >= 0, scene.in_backward[np.maximum(above, 0)], NONE)
     made = np.where(at >= 0, forward[np.maximum(at, 0)], NONE)
     names = span.names
-    stop: Bools = names.pick([_CHECKPOINT.search(name) is not None for name in names.values])
+    stop: Bools = names.matching(_CHECKPOINT.search)
     asked = climb(span.parent, made, stop)
     return np.where(asked >= 0, asked, made)
 
@@ -237,8 +237,8 @@ def _in_loop(scene: TrainingScene, where: Place, forward: str | None) -> tuple[P
 
 def _of_scene(scene: TrainingScene) -> list[tuple[_Key, _Nodes]]:
     span, names = scene.span, scene.span.names
-    node = names.pick([_NODE.match(name) is not None for name in names.values]) & scene.mine
-    holder = nearest(span.parent, node)
+    node = names.matching(_NODE.match) & scene.mine
+    holder = self_or_ancestor(span.parent, node)
     fills = np.flatnonzero(names.where(_FILLS) & scene.operators)
     fills = fills[holder[fills] >= 0]
     if not len(fills):
@@ -280,19 +280,12 @@ def _incoming(scene: TrainingScene, nodes: Int64) -> list[tuple[int, ...] | None
 
 def _first(text: str | None) -> tuple[int, ...] | None:
     """The first shape of a JSON list of shapes; () for a number, None where it cannot be told."""
-    try:
-        value = json.loads(text or "")
-    except ValueError:
-        return None
-    first = value[0] if isinstance(value, list) and value else None
+    first = next(iter(json_list(text)), None)
     if not isinstance(first, list) or not all(isinstance(size, int) and size >= 0 for size in first):
         return None
     return tuple(first)
 
 
 def _first_type(text: str | None) -> str:
-    try:
-        value = json.loads(text or "")
-    except ValueError:
-        return ""
-    return value[0] if isinstance(value, list) and value and isinstance(value[0], str) else ""
+    first = next(iter(json_list(text)), None)
+    return first if isinstance(first, str) else ""

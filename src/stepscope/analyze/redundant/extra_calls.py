@@ -23,7 +23,7 @@ from stepscope.engine import intervals
 from stepscope.engine.attribution import place, trace_back
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples, bare, short
-from stepscope.engine.slice_tree import nearest
+from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.model import Place
 from stepscope.model.device_losses import ExtraCall
 from stepscope.tables.arrays import NONE, Bools, Int64, climb
@@ -180,7 +180,7 @@ class _Calls:
         rows = calls.rows[calls.outer < 0] if len(calls.rows) else calls.rows
         rows = rows[self.scene.mine[rows]]
         names = self.span.names
-        stop = names.pick([_NOT_FORWARD.search(name) is not None for name in names.values]) | calls.is_backward
+        stop = names.matching(_NOT_FORWARD.search) | calls.is_backward
         found: Int64 = rows[climb(self.span.parent, rows, stop) < 0]
         return found
 
@@ -195,7 +195,7 @@ class _Calls:
         """For each row the call around it that no module makes, or itself; -1 for none."""
         marked = np.zeros(len(self.span), bool)
         marked[self._roots] = True
-        return nearest(self.span.parent, marked).astype(np.int64)
+        return self_or_ancestor(self.span.parent, marked).astype(np.int64)
 
     @cached_property
     def _instances(self) -> tuple[str, ...]:
@@ -219,7 +219,7 @@ class _Calls:
     def _resumes(self) -> Int64:
         """When the training goes on, in order: a trained operator, the backward pass, the optimizer begins."""
         names = self.span.names
-        optimizer = names.pick([_OPTIMIZER.search(name) is not None for name in names.values])
+        optimizer = names.matching(_OPTIMIZER.search)
         rows = np.concatenate([self._trained, np.flatnonzero(optimizer | self.scene.calls.is_backward)])
         rows = rows[self.scene.mine[rows]]
         return np.sort(self.span.start_ns[rows])
@@ -257,7 +257,7 @@ class _Calls:
     def _order(self, rows: Int64) -> tuple[tuple[str, ...], float]:
         """`_Found.order` and `part` of the step of the first of these calls."""
         span, names = self.span, self.span.names
-        backward = names.pick([_BACKWARD_CALL.search(name) is not None for name in names.values]) & span.is_function
+        backward = names.matching(_BACKWARD_CALL.search) & span.is_function
         calls = np.concatenate([self._roots, np.flatnonzero(backward & self.scene.mine)])
         step = self.scene.step_around(np.append(calls, rows[0]))
         calls = calls[step[:-1] == step[-1]]
@@ -285,7 +285,7 @@ class _Calls:
         """For each row the user's function around it, or itself; -1 for none."""
         span = self.span
         user = (self.scene.base.origins.user[span.first : span.first + len(span)] >= 0) & span.is_function
-        return nearest(span.parent, user).astype(np.int64)
+        return self_or_ancestor(span.parent, user).astype(np.int64)
 
     def _around(self, row: int) -> tuple[int, int]:
         """The outermost function of the user's around a call in which nothing is trained, -1 for none; and when what
@@ -325,7 +325,7 @@ class _Calls:
     def _scored(self, rows: Int64, ends: Int64) -> Bools:
         """Whether the result of each call is scored before `ends`."""
         names = self.span.names
-        scores = names.pick([_SCORES.search(name) is not None for name in names.values]) & self.scene.operators
+        scores = names.matching(_SCORES.search) & self.scene.operators
         scores[self._trained] = False
         times = np.sort(self.span.start_ns[np.flatnonzero(scores)])
         first = np.searchsorted(times, self.span.ends(rows))

@@ -8,7 +8,6 @@ asked for it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from math import prod
 
@@ -17,6 +16,7 @@ import polars as pl
 
 from stepscope.analyze.redundant.training_steps import TrainingScene, lines, outermost, summed, weights_of
 from stepscope.engine import intervals
+from stepscope.engine.journal import json_list
 from stepscope.model.device_losses import Doubles
 from stepscope.tables.arrays import Bools, Int64
 
@@ -58,7 +58,7 @@ def _rows(scene: TrainingScene) -> tuple[Int64, Int64]:
     """The outermost operators in float64 without conversions, and the outermost conversions."""
     flagged, copies = _flagged(scene)
     names = scene.span.names
-    flagged &= names.pick([name.startswith("aten::") for name in names.values])
+    flagged &= names.starting("aten::")
     converts = names.where(_CONVERTS | _CONVERTS_BACK)
     conversion = copies & scene.operators & names.where(["aten::copy_"])
     at = np.flatnonzero(conversion)
@@ -100,14 +100,8 @@ def _flagged(scene: TrainingScene) -> tuple[Bools, Bools]:
 
 def _kinds(types: str, shapes: str) -> set[str]:
     """The types of the tensors of some size among an operator's inputs, "double" for complex ones of them too."""
-    try:
-        names, sizes = json.loads(types), json.loads(shapes)
-    except ValueError:
-        return set()
-    if not isinstance(names, list) or not isinstance(sizes, list):
-        return set()
     found = set()
-    for name, size in zip(names, sizes, strict=False):
+    for name, size in zip(json_list(types), json_list(shapes), strict=False):
         if not isinstance(name, str) or not isinstance(size, list) or not size:
             continue
         if all(isinstance(one, int) for one in size) and prod(size) >= MIN_ELEMENTS:

@@ -19,7 +19,7 @@ from stepscope.analyze.redundant.training_steps import TrainingScene, outermost,
 from stepscope.engine.attribution import place, trace_back
 from stepscope.engine.intervals import EMPTY
 from stepscope.engine.samples import Samples, short
-from stepscope.engine.slice_tree import nearest
+from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.model import Place
 from stepscope.model.device_losses import ModelCopy
 from stepscope.tables.arrays import Int64, climb
@@ -111,14 +111,14 @@ def _of_scene(scene: TrainingScene) -> list[tuple[tuple[str, Place], Int64]]:
     span, names = scene.span, scene.span.names
     called = [_called(name) for name in names.values]
     rows = outermost(scene, names.pick([name is not None for name in called]) & span.is_function & scene.mine)
-    saving = names.pick([_SAVING.search(name) is not None for name in names.values])
+    saving = names.matching(_SAVING.search)
     rows = rows[climb(span.parent, rows, saving) < 0]
     if not len(rows):
         return []
     marked = np.zeros(len(span), bool)
     marked[rows] = True
     copying = np.flatnonzero(names.where(_TENSOR_COPIES) & scene.operators)
-    rows = np.intersect1d(rows, nearest(span.parent, marked)[copying])
+    rows = np.intersect1d(rows, self_or_ancestor(span.parent, marked)[copying])
     index = trace_back(scene.base, span, rows).place
     groups: dict[tuple[str, Place], list[int]] = {}
     for row, number in zip(rows.tolist(), index.tolist(), strict=True):

@@ -21,7 +21,7 @@ from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.scene import Scene
 from stepscope.engine.scene import scenes as all_scenes
-from stepscope.engine.slice_tree import nearest
+from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Base
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model.device_losses import PassLine
@@ -173,7 +173,7 @@ def outermost(scene: Scene, wanted: Bools) -> Int64:
     """The wanted rows that lie in no other wanted row."""
     rows = np.flatnonzero(wanted)
     parent = scene.span.parent[rows]
-    above = np.where(parent >= 0, nearest(scene.span.parent, wanted)[np.maximum(parent, 0)], NONE)
+    above = np.where(parent >= 0, self_or_ancestor(scene.span.parent, wanted)[np.maximum(parent, 0)], NONE)
     found: Int64 = rows[above < 0]
     return found
 
@@ -184,7 +184,7 @@ def weights_of(scene: Scene, rows: Int64) -> Int64:
         return scene.span.duration_ns[rows]
     wanted = np.zeros(len(scene.span), bool)
     wanted[rows] = True
-    above = nearest(scene.span.parent, wanted)
+    above = self_or_ancestor(scene.span.parent, wanted)
     launch = scene.found.launch
     known = np.flatnonzero(launch >= 0)
     owner = above[launch[known]]

@@ -66,8 +66,8 @@ def _of_collectives(span: Span) -> Bools:
     flags = on_host(span, words.is_collective_call)
     if not flags.any():
         return flags
-    inside = slice_tree.nearest(span.parent, flags) >= 0
-    return inside | slice_tree.above(span.parent, np.flatnonzero(flags))
+    inside = slice_tree.self_or_ancestor(span.parent, flags) >= 0
+    return inside | slice_tree.ancestors(span.parent, np.flatnonzero(flags))
 
 
 def _rows(span: Span) -> Iterator[CollectiveRow]:

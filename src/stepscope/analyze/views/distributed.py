@@ -23,7 +23,7 @@ from stepscope.engine import intervals
 from stepscope.engine.device_work import work
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.trace_steps import StepWindows, step_windows
+from stepscope.engine.trace_steps import TraceSteps, trace_steps
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import CollectiveOverWorkers, Distributed, WorkerShare
 from stepscope.tables.arrays import NONE, Int64
@@ -50,7 +50,7 @@ class _Worker(Struct, frozen=True):
     ref: SpanRef
     found: Calls
     computation: Intervals
-    windows: StepWindows
+    windows: TraceSteps
 
 
 class _Matches(Struct, frozen=True):
@@ -73,7 +73,7 @@ def view(base: Base) -> Distributed | None:
     workers = []
     for span in (span for spans in found.workers for span in spans):
         done = work(span)
-        workers.append(_Worker(span.ref, calls(span, done), computation(span, done), step_windows(span, done)))
+        workers.append(_Worker(span.ref, calls(span, done), computation(span, done), trace_steps(span, done)))
     if not any(len(worker.found) for worker in workers):
         return None
     matches = _match(workers)

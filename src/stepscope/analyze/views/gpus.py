@@ -21,9 +21,9 @@ from msgspec import Struct
 from stepscope.analyze.views.kernels import eligible, judged, plugin_tensor_cores, uses_tensor_cores
 from stepscope.engine import intervals
 from stepscope.engine.device_work import COPY, Work, by_device, work
-from stepscope.engine.slice_tree import below
+from stepscope.engine.slice_tree import has_ancestor
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.trace_steps import step_windows
+from stepscope.engine.trace_steps import trace_steps
 from stepscope.model.trace import GpuProperties
 from stepscope.model.views import Counter, GpuSummary, Overview
 from stepscope.tables.arrays import Bools, Floats, Int64
@@ -67,7 +67,9 @@ def _of_span(span: Span, overview: Overview) -> Iterator[GpuSummary]:
     found = work(span)
     start = overview.steps[0].start_ns
     end = overview.steps[-1].start_ns + overview.steps[-1].wall_ns
-    below_eligible = below(span.parent, found.operator, span.names.pick(eligible(span.names.values)) & span.is_operator)
+    below_eligible = has_ancestor(
+        span.parent, found.operator, span.names.pick(eligible(span.names.values)) & span.is_operator
+    )
     for device, own in by_device(found).items():
         chosen = np.flatnonzero(own & found.is_kernel)
         if not len(chosen):
@@ -119,7 +121,7 @@ def _counters_of(span: Span) -> Iterator[Counter]:
     found = work(span)
     if not len(found):
         return
-    windows = step_windows(span, found)
+    windows = trace_steps(span, found)
     start = min(int(found.start_ns.min()), *windows.start_ns.tolist())
     end = max(int(found.end_ns.max()), *windows.end_ns.tolist())
     if end <= start:

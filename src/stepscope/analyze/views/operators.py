@@ -26,7 +26,7 @@ from stepscope.analyze.views.kernels import eligible, judged, known_sum, uses_te
 from stepscope.analyze.views.trace_memory import around
 from stepscope.engine import attribution, intervals, slice_tree
 from stepscope.engine.device_work import LINKED, in_state, work
-from stepscope.engine.slice_tree import nearest_around, upward
+from stepscope.engine.slice_tree import nearest_ancestor, self_and_ancestors
 from stepscope.engine.spans import Base, Span, texts
 from stepscope.engine.user_code import UserCode, user_code
 from stepscope.model.findings import Place
@@ -280,7 +280,7 @@ def _eligible(calls: Calls) -> Bools:
     names, device = calls.span.names, calls.device
     result = judged(names, calls.rows, eligible)
     result[device.call[judged(names, device.rows, uses_tensor_cores)]] = True
-    return result | slice_tree.above(calls.caller, np.flatnonzero(result))
+    return result | slice_tree.ancestors(calls.caller, np.flatnonzero(result))
 
 
 def _has_stack(calls: Calls) -> Bools:
@@ -321,7 +321,7 @@ class Calls:
         operators = np.flatnonzero(span.is_operator)
         number = np.full(len(span) + 1, NONE, np.int32)  # the last stands for no row
         number[operators] = np.arange(len(operators), dtype=np.int32)
-        around = nearest_around(span.parent, span.is_operator)
+        around = nearest_ancestor(span.parent, span.is_operator)
         caller = number[around[operators]]
         repeated = _repeated(caller, span.names.codes[operators])
         root = np.arange(len(operators), dtype=np.int32)
@@ -416,7 +416,7 @@ class Calls:
 
     def up(self, calls: Int64) -> Iterator[tuple[Int64, Int64]]:
         """(positions in `calls`, calls): first each call itself, then the one around it, and so on to the outermost."""
-        return upward(self.caller, calls)
+        return self_and_ancestors(self.caller, calls)
 
     def inner(self, groups: Int64) -> Bools:
         """Calls that lie in a call of the same group (recursion). `groups` holds the group of each call."""

@@ -17,10 +17,10 @@ from stepscope.analyze.views.communication import computation
 from stepscope.engine import intervals
 from stepscope.engine.collective_names import is_backend_range, is_collective_call
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work, work
-from stepscope.engine.host_activity import LOADER_RANGE, HostActivity, host_activity, matches
+from stepscope.engine.host_activity import LOADER_RANGE, HostActivity, host_activity
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.trace_steps import StepWindows, step_windows
+from stepscope.engine.trace_steps import TraceSteps, trace_steps
 from stepscope.model.views import (
     DEVICE,
     DEVICE_PARTS,
@@ -44,7 +44,7 @@ def overviews(base: Base) -> tuple[Overview, ...]:
 
 def _overview(span: Span) -> Overview | None:
     found = work(span)
-    windows = step_windows(span, found)
+    windows = trace_steps(span, found)
     wall = windows.end_ns - windows.start_ns
     if not wall.sum():
         return None
@@ -88,7 +88,7 @@ NS_PER_US = 1000
 _DEVICE_ONLY = ("Kernel", "Memcpy", "Memset", "Runtime")
 
 
-def plugin_lengths(span: Span, found: Work, windows: StepWindows) -> Int64:
+def plugin_lengths(span: Span, found: Work, windows: TraceSteps) -> Int64:
     """ns by step and part, shape (steps, len(PLUGIN_PARTS)); rows sum to the step."""
     return intervals.partition_lengths(windows.start_ns, windows.end_ns, _sets(span, found))
 
@@ -99,9 +99,9 @@ def _sets(span: Span, found: Work) -> list[Intervals]:
     host = ~span.on_device
     operators = host & span.categories.where(categories.OPERATORS)
     ranges = operators | (host & span.categories.where([categories.ANNOTATION]))
-    loader = ranges & names.pick(matches(LOADER_RANGE, names.values).tolist())
+    loader = ranges & names.like(LOADER_RANGE)
     collective = ranges & names.pick([is_backend_range(name) for name in names.values])
-    steps = names.pick(matches("^ProfilerStep#", names.values).tolist())
+    steps = names.like("^ProfilerStep#")
 
     def times(rows: Any) -> Intervals:
         return intervals.union(span.start_ns[rows], span.ends(rows))
@@ -146,7 +146,7 @@ def _us(time_ns: float) -> int:
     return round(time_ns / NS_PER_US)
 
 
-def own_lengths(span: Span, found: Work, windows: StepWindows) -> tuple[str, tuple[str, ...], Int64]:
+def own_lengths(span: Span, found: Work, windows: TraceSteps) -> tuple[str, tuple[str, ...], Int64]:
     """(basis, parts, ns by step and part); rows sum to the step."""
     host = host_activity(span, found)
     if len(found):
@@ -154,7 +154,7 @@ def own_lengths(span: Span, found: Work, windows: StepWindows) -> tuple[str, tup
     return HOST, *_lengths(windows, _host_sets(span, found, host), tuple(HOST_PARTS))
 
 
-def _lengths(windows: StepWindows, sets: dict[str, Intervals], parts: tuple[str, ...]) -> tuple[tuple[str, ...], Int64]:
+def _lengths(windows: TraceSteps, sets: dict[str, Intervals], parts: tuple[str, ...]) -> tuple[tuple[str, ...], Int64]:
     """(parts, ns by step and part): the one part without a set is what none covers."""
     lengths = intervals.partition_lengths(windows.start_ns, windows.end_ns, list(sets.values()))
     order = list(sets)

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 
 from stepscope.engine.device_work import work
 from stepscope.engine.module_calls import MAX_LEVELS, ModuleCalls, Paths, module_class
-from stepscope.engine.slice_tree import nearest
+from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Span
 from stepscope.tables.arrays import NONE, Bools, Int64, climb
 
@@ -308,7 +308,7 @@ class _Search:
         around = climb(span.parent, span.parent[back], (types > 0) | calls.is_backward)
         types[back[(around < 0) | (types[np.maximum(around, 0)] > 0)]] = BACKWARD
         main = self._main_track(types)
-        around_any = nearest(span.parent, (types > 0) | calls.is_backward | span.is_operator)
+        around_any = self_or_ancestor(span.parent, (types > 0) | calls.is_backward | span.is_operator)
         own = np.flatnonzero(span.is_operator & self.host & ~calls.is_backward & (types == 0))
         above = span.parent[own]
         own = own[(above < 0) | (around_any[np.maximum(above, 0)] < 0)]
@@ -346,7 +346,7 @@ class _Search:
     @cached_property
     def item_of(self) -> Int64:
         """For each row, and last for `NONE`, the innermost item around it: its position in `rows`."""
-        near = nearest(self.span.parent, self.is_item)
+        near = self_or_ancestor(self.span.parent, self.is_item)
         place = np.full(len(self.span) + 1, NONE, np.int64)
         place[self.rows] = np.arange(len(self.rows))
         return np.append(place[near], NONE)

@@ -23,7 +23,7 @@ from stepscope.analyze.views.memory_blocks import (
     spots,
     sums,
 )
-from stepscope.engine.slice_tree import upward
+from stepscope.engine.slice_tree import self_and_ancestors
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.user_code import NO_OPTIONS, UserCode, user_code
 from stepscope.model.memory import (
@@ -274,7 +274,7 @@ def _ancestors(span: Span, rows: Int64) -> tuple[Int64, Int64]:
     """(index in `rows`, code of a name) once for every name among each row and the operators around it."""
     width = len(span.names.values) + 1
     keys = [np.flatnonzero(rows < 0) * width]  # outside all operators: a name of its own, code NONE
-    for which, at in upward(span.parent, rows):
+    for which, at in self_and_ancestors(span.parent, rows):
         operators = span.is_operator[at]
         keys.append(which[operators] * width + span.names.codes[at[operators]] + 1)
     distinct = np.unique(np.concatenate(keys))
