@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.tables.stages import stage_marks
+from stepscope.tables.phases import stage_marks
 
 # Sampled with py-spy while torch 2.13 compiled a model (inductor and aot_eager), and while the compiled model trained.
 COMPILING = [

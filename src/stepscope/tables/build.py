@@ -1,21 +1,31 @@
-"""Rows to typed tables: joins processes to ranks, slices to steps, stacks to phases; decides nothing else."""
+"""Rows to typed tables: joins processes to ranks, slices to steps, stacks to phases; decides nothing else.
+
+What ran, from manifests and rank.json files; a field no one recorded is None or empty.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
 
 from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read.raw import RawRun
-from stepscope.tables import compiles, facts, journal
+from stepscope.model import RunFacts, SourceFiles
+from stepscope.read.raw import RawRank, RawRun
+from stepscope.read.text import integer, moment_ns, string
+from stepscope.tables import compiles, journal
 from stepscope.tables.arrays import return_freed_memory
 from stepscope.tables.cache import BuildOptions
-from stepscope.tables.events import EventsTable, events_table
+from stepscope.tables.events import EventsTable, ReadTrace, events_table
 from stepscope.tables.foreign import foreign_processes
+from stepscope.tables.journal import steps_table
 from stepscope.tables.processes import HostProcesses, host_processes, processes_table
 from stepscope.tables.quality import quality
-from stepscope.tables.schema import Tables
+from stepscope.tables.schema import RankInfo, Tables
 from stepscope.tables.stacks import StackRows
-from stepscope.tables.steps import steps_table
+from stepscope.tables.trace_entry import TraceIndex
 
 
 def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
@@ -30,11 +40,11 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
     raw = _with_trace_steps(raw, traces, options)
     rows = StackRows(raw.hosts, raw.losses, options.progress)
     raw, processes = _with_processes(raw, rows)
-    ranks = facts.rank_infos(raw.ranks, processes, traces.read)
+    ranks = rank_infos(raw.ranks, processes, traces.read)
     stacks = rows.tables(processes, raw.ranks)
     steps = steps_table(raw.ranks)
     return Tables(
-        run=facts.run_facts(raw, ranks),
+        run=run_facts(raw, ranks),
         quality=quality(raw, processes, traces, stacks),
         ranks=ranks,
         manifests=tuple(host.manifest for host in raw.hosts if host.manifest is not None),
@@ -88,3 +98,113 @@ def _with_trace_steps(raw: RawRun, traces: EventsTable, options: BuildOptions) -
             steps = tuple(row for row in steps if options.steps[0] <= row["step"] <= options.steps[1])
         ranks.append(replace(rank, steps=steps))
     return replace(raw, ranks=tuple(ranks))
+
+
+MAX_SOURCES = 1_000_000  # hashes of all ranks together; the recorder writes at most 1,000 of a rank
+_SIGNAL_BASE = 128  # a shell's exit status of a command killed by signal n is 128 + n
+
+
+def run_facts(raw: RawRun, ranks: Iterable[RankInfo]) -> RunFacts:
+    """One RunFacts for all hosts: the earliest start, the latest end, the first exit status that is not 0."""
+    infos = tuple(ranks)
+    manifests = [host.manifest for host in raw.hosts if host.manifest is not None]
+    first: Mapping[str, Any] = manifests[0] if manifests else {}
+    starts = [time for manifest in manifests if (time := moment_ns(manifest.get("started_ns"))) is not None]
+    ends = [moment_ns(manifest.get("ended_ns")) for manifest in manifests]
+    known_ends = [time for time in ends if time is not None]
+    statuses = [status for manifest in manifests if (status := _exit_status(manifest.get("exit"))) is not None]
+    sizes = [info.world_size for info in infos if info.world_size is not None]
+    return RunFacts(
+        folder=str(raw.folder),
+        name=string(first.get("name")) or raw.folder.name,
+        tags=_strings(first.get("tags")),
+        command=_strings(first.get("command")),
+        cwd=string(first.get("cwd")) or "",
+        started_ns=min(starts, default=None),
+        ended_ns=max(known_ends, default=None) if len(known_ends) == len(manifests) else None,
+        exit_status=next((status for status in statuses if status), statuses[0] if statuses else None),
+        hosts=tuple(host.name for host in raw.hosts if host.name),
+        ranks=tuple(sorted({info.rank for info in infos})),
+        world_size=max(sizes, default=None),
+        versions=_versions(infos, first),
+        hardware=_mapping(first.get("hardware")),
+        noise=_mapping(first.get("noise")),
+        git=_mapping(first.get("git")) or None,
+        user_roots=tuple(dict.fromkeys(root for m in manifests for root in _strings(m.get("user_roots")))),
+        source_hashes=_source_hashes(raw.ranks),
+    )
+
+
+def rank_infos(
+    ranks: Iterable[RawRank], hosts: Iterable[HostProcesses], traces: Iterable[ReadTrace]
+) -> tuple[RankInfo, ...]:
+    """One RankInfo per rank folder; the host is the one in whose agents.jsonl the folder was claimed.
+
+    What no rank.json says, the rank's traces may: the size of the world, and the kind of device.
+    """
+    traced = {trace.rank.name: trace.index for trace in reversed(list(traces))}
+    claims = {process.claimed: (host.host, process) for host in hosts for process in host.all if process.claimed}
+    result: list[RankInfo] = []
+    for rank in ranks:
+        info = rank.info or _traced(traced.get(rank.name))
+        host, process = claims.get(rank.name, (None, None))
+        pid = integer(info.get("pid"))
+        result.append(
+            RankInfo(
+                rank=rank.rank,
+                process=rank.name,
+                pid=pid if pid is not None else process.pid if process else -1,
+                host=host or string(info.get("host")) or "",
+                world_size=integer(info.get("world_size")),
+                device=string(info.get("device")),
+                main_file=string(info.get("main_file")),
+                started_ns=moment_ns(info.get("started_ns")),
+                versions=_texts(info.get("versions")),
+                threads=integer(info.get("threads")),
+            )
+        )
+    return tuple(result)
+
+
+def _source_hashes(ranks: Iterable[RawRank]) -> dict[str, str]:
+    events = (event for rank in ranks for event in rank.journal if event["kind"] == "sources")
+    pairs = (pair for event in events for pair in _texts(event.get("hashes")).items())
+    return SourceFiles.agreed(islice(pairs, MAX_SOURCES))
+
+
+def _traced(index: TraceIndex | None) -> dict[str, Any]:
+    return {} if index is None else {"world_size": index.world_size, "device": index.device}
+
+
+def _exit_status(value: Any) -> int | None:
+    if not isinstance(value, dict):
+        return None
+    shell = integer(value.get("shell_status"))
+    if shell is not None:
+        return shell
+    signal = integer(value.get("signal"))
+    return _SIGNAL_BASE + signal if signal else integer(value.get("status"))
+
+
+def _versions(ranks: Iterable[RankInfo], manifest: Mapping[str, Any]) -> dict[str, str]:
+    versions: dict[str, str] = {}
+    for name, key in (("python", "python"), ("stepscope", "recorder_version")):
+        value = string(manifest.get(key))
+        if value:
+            versions[name] = value
+    for info in ranks:
+        versions.update(info.versions)
+        break
+    return versions
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
+
+
+def _texts(value: Any) -> dict[str, str]:
+    return {key: item for key, item in value.items() if isinstance(item, str)} if isinstance(value, dict) else {}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

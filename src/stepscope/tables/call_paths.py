@@ -22,8 +22,8 @@ import polars as pl
 
 from stepscope.read.raw import Frame, FrameNames
 from stepscope.tables import phases
+from stepscope.tables.phases import stage_marks
 from stepscope.tables.schema import SCHEMAS
-from stepscope.tables.stages import stage_marks
 
 NONE = -1
 MAX_NODES = 2_000_000  # some 400 MB; files of a gigabyte hold about half of it

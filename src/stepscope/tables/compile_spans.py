@@ -4,15 +4,31 @@ While it compiles, PyTorch records a span for each phase, most of them twice (`X
 the other: their sum is ten times the time that passed. Only the spans of a whole frame or a whole backward pass count
 here, of those only the outermost, and what one of them overlaps with an earlier one on another thread is cut off; so
 the durations of a trace's rows add up to the time in which it compiled.
+
+Copies from a device to the host in traces as rows of the table `compiles`, by step, line and operator.
+
+What such a copy costs is not its few microseconds on the device but how long the host waits for it, and with it for all
+work launched before. `duration_ns` is therefore host time: the runtime call that starts the copy (with pageable memory
+it returns only when the copy is done) and every synchronising runtime call of the same operator (cudaMemcpyAsync and
+cudaStreamSynchronize in `aten::_local_scalar_dense`, hipMemcpyWithStream). The time around these calls, and waits the
+script asks for itself, are not in it; a copy to pinned memory that nobody waits for costs what its call takes.
+
+No loop runs over slices: all work is joins and walks, level by level, over the few rows that launch such copies.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.tables.arrays import own_starts
-from stepscope.tables.categories import ANNOTATION
+from stepscope.tables.categories import ANNOTATION, COPIES, OPERATORS
+from stepscope.tables.compile_reasons import operator_cause
+from stepscope.tables.compile_text import is_library, is_torch
 from stepscope.tables.schema import SCHEMAS, empty
 
 # names since torch 2.1, without the " (dynamo_timed)" that many end with
@@ -114,3 +130,204 @@ def _with_graphs(spans: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
         .agg(pl.col("graph").first())
     )
     return spans.join(inside, on="span", how="left", maintain_order="left")
+
+
+Int64 = npt.NDArray[np.int64]
+_NONE = -1
+_TO_HOST = r"(?i)DtoH|DeviceToHost|Device -> (?:Pageable|Pinned|Host)"
+_WAITS = r"(?i)Synchronize"
+_ATEN = "aten::"
+_READ = "aten::_local_scalar_dense"
+_LEVELS = 16  # operators inside one another
+_FRAMES = 400  # Python functions inside one another
+_PYTHON_FRAME = r"^(.{1,1000})\(([0-9]{1,9})\): (.{1,300})$"
+_COPIERS = ("aten::to", "aten::_to_copy", "aten::copy_")
+_OWN, _LIBRARY = "own", "library"
+
+
+def transfer_rows(events: pl.DataFrame, links: pl.DataFrame) -> pl.DataFrame:
+    """One row per process, step, line and operator that copied to the host inside a step.
+
+    `operator` is the outermost operator of PyTorch's own around the copy, and `aten::_local_scalar_dense` wherever one
+    value was read. Where a trace holds Python functions, `file` and `function` are the innermost one outside torch and
+    installed packages, and `def_line` its first line: such traces do not tell the line of the call. Traces of 2021 hold
+    call stacks with exact lines. `bytes` is null where any copy of the row has none.
+    """
+    copies = _copies(events, links)
+    if copies.is_empty():
+        return empty("compiles")
+    launches = _rows_of(events, copies["launch"])
+    copies = copies.with_columns(pl.Series("duration_ns", _blocked(events, launches)))
+    copies = pl.concat([copies, _operators(events, launches), _places(events, launches)], how="horizontal")
+    key = ["rank", "process", "step", "file", "line", "def_line", "function", "operator", "cause", "source"]
+    rows = copies.group_by(key, maintain_order=True).agg(
+        count=pl.len().cast(pl.Int64),
+        bytes=pl.when(pl.col("bytes").null_count() == 0).then(pl.col("bytes").sum()),
+        duration_ns=pl.when(pl.col("duration_ns").null_count() == 0).then(pl.col("duration_ns").sum()),
+        time_ns=pl.col("start_ns").min(),
+    )
+    rows = rows.sort("process", "step", "time_ns").with_columns(
+        step_source=pl.lit("trace"),
+        kind=pl.lit("transfer"),
+        backend=pl.lit("cuda"),
+        direction=pl.lit("device_to_host"),
+        def_file=pl.when(pl.col("def_line").is_not_null()).then("file"),
+    )
+    return as_rows(rows)
+
+
+def _copies(events: pl.DataFrame, links: pl.DataFrame) -> pl.DataFrame:
+    """The device slices in question, with the id of the runtime call that launched each."""
+    if events.is_empty():
+        return events.clear()
+    wanted = pl.col("category").is_in(COPIES) & pl.col("step").is_not_null()
+    found = (
+        events.lazy()
+        .filter(wanted)
+        .filter(pl.col("name").str.contains(_TO_HOST))
+        .select("id", "rank", "process", "step", "start_ns", "bytes", source=pl.lit("trace: ") + pl.col("name"))
+        .collect()
+    )
+    return found.join(links.select(id="event", launch="launch"), on="id", how="left", maintain_order="left")
+
+
+def _rows_of(events: pl.DataFrame, ids: pl.Series) -> Int64:
+    """Row numbers of ids; -1 for null and for what is not there. Ids ascend, and rarely is one left out."""
+    known, count = events["id"], events.height
+    first = int(known[0])
+    wanted = ids.fill_null(first - 1).to_numpy()
+    if int(known[-1]) - first == count - 1:
+        at = wanted - first
+        return np.where((at >= 0) & (at < count), at, _NONE)
+    numbers = known.to_numpy()
+    at = np.minimum(np.searchsorted(numbers, wanted), count - 1)
+    return np.where(numbers[at] == wanted, at, _NONE)
+
+
+def _take(events: pl.DataFrame, rows: Int64, *columns: str) -> pl.DataFrame:
+    """The rows with these numbers; all null for -1."""
+    index = pl.Series(rows).replace(_NONE, None).cast(pl.UInt32)
+    return pl.DataFrame([events[column].gather(index).alias(column) for column in columns])
+
+
+def _blocked(events: pl.DataFrame, launches: Int64) -> pl.Series:
+    """For each copy the host time of its launch, and of the waits behind it in the same operator.
+
+    Of several copies of one operator the last one before a wait is charged with it.
+    """
+    own = _take(events, launches, "parent", "start_ns", "duration_ns").with_row_index("copy")
+    parents = _rows_of(events, own["parent"])
+    in_operator = _take(events, parents, "category")["category"].is_in(OPERATORS).fill_null(False)
+    inside = own.filter(in_operator).select("copy", "parent", at="start_ns").sort("at")
+    waits = (
+        events.lazy()
+        .join(inside.lazy().select("parent").unique(), on="parent", how="semi")
+        .filter(pl.col("name").str.contains(_WAITS))
+        .select("parent", "start_ns", wait="duration_ns")
+        .sort("start_ns")
+        .collect()
+    )
+    charged = waits.join_asof(
+        inside, left_on="start_ns", right_on="at", by="parent", strategy="backward", check_sortedness=False
+    )
+    sums = charged.drop_nulls("copy").group_by("copy").agg(pl.col("wait").sum())
+    joined = own.join(sums, on="copy", how="left", maintain_order="left")
+    return joined.select(pl.col("duration_ns") + pl.col("wait").fill_null(0)).to_series()
+
+
+def _operators(events: pl.DataFrame, launches: Int64) -> pl.DataFrame:
+    """The operator of each copy, and the cause that the operators around it tell."""
+    at = _rows_of(events, _take(events, launches, "parent")["parent"])
+    names = pl.Series("operator", [None], dtype=pl.String).new_from_index(0, len(at))
+    read, dependent = np.zeros(len(at), bool), np.zeros(len(at), bool)
+    for _ in range(_LEVELS):
+        level = _take(events, at, "name", "parent")
+        own = level["name"].str.starts_with(_ATEN).fill_null(False)
+        if not own.any():
+            break
+        names = level["name"].zip_with(own, names)
+        causes = _by_value(level["name"], lambda name: operator_cause(name, None))
+        read |= (causes == "item").fill_null(False).to_numpy()
+        dependent |= (causes == "data_dependent_shape").fill_null(False).to_numpy()
+        at = np.where(own.to_numpy(), _rows_of(events, level["parent"]), _NONE)
+    frame = pl.DataFrame({"operator": names, "read": read, "dependent": dependent})
+    return frame.select(
+        operator=pl.when("read").then(pl.lit(_READ)).otherwise("operator"),
+        cause=pl.when("dependent")
+        .then(pl.lit("data_dependent_shape"))
+        .when("read")
+        .then(pl.lit("item"))
+        .when(pl.col("operator").is_in(_COPIERS))
+        .then(pl.lit("copy")),
+    )
+
+
+def _places(events: pl.DataFrame, launches: Int64) -> pl.DataFrame:
+    """file, line, def_line and function of each copy, where the trace knows them."""
+    functions = _functions(events, launches)
+    if events["call_stack"].null_count() == events.height:
+        return functions
+    exact = _call_stacks(events, launches)
+    use = exact["file"].is_not_null() & functions["file"].is_null()
+    return pl.DataFrame([exact[name].zip_with(use, functions[name]) for name in functions.columns])
+
+
+def _functions(events: pl.DataFrame, launches: Int64) -> pl.DataFrame:
+    """From the names of the Python functions around each launch, innermost first."""
+    at = _rows_of(events, _take(events, launches, "frame")["frame"])
+    own = pl.Series("name", [None], dtype=pl.String).new_from_index(0, len(at))
+    library = own
+    for _ in range(_FRAMES):
+        if not (at >= 0).any():
+            break
+        level = _take(events, at, "name", "frame")
+        kinds = _by_value(level["name"], _kind)
+        found = (kinds == _OWN).fill_null(False)
+        own = level["name"].zip_with(found, own)
+        library = level["name"].zip_with((kinds == _LIBRARY).fill_null(False) & library.is_null(), library)
+        at = np.where(found.to_numpy(), _NONE, _rows_of(events, level["frame"]))
+    names = pl.DataFrame({"name": own.zip_with(own.is_not_null(), library)})
+    return names.select(
+        file=pl.col("name").str.extract(_PYTHON_FRAME, 1),
+        line=pl.lit(None, pl.Int64),
+        def_line=pl.col("name").str.extract(_PYTHON_FRAME, 2).cast(pl.Int64),
+        function=pl.col("name").str.extract(_PYTHON_FRAME, 3),
+    )
+
+
+def _call_stacks(events: pl.DataFrame, launches: Int64) -> pl.DataFrame:
+    """From the call stack of the operator around each launch: `file(line): function;...`, innermost first."""
+    stacks = _take(events, _rows_of(events, _take(events, launches, "parent")["parent"]), "call_stack")["call_stack"]
+    frames = _by_value(stacks, _innermost).to_frame("name")
+    return frames.select(
+        file=pl.col("name").str.extract(_PYTHON_FRAME, 1),
+        line=pl.col("name").str.extract(_PYTHON_FRAME, 2).cast(pl.Int64),
+        def_line=pl.lit(None, pl.Int64),
+        function=pl.col("name").str.extract(_PYTHON_FRAME, 3),
+    )
+
+
+def _innermost(stack: str) -> str | None:
+    frames = [frame.strip() for frame in stack.split(";", _FRAMES)[:_FRAMES]]
+    for wanted in (_OWN, _LIBRARY):
+        for frame in frames:
+            if _kind(frame) == wanted:
+                return frame
+    return None
+
+
+def _kind(name: str) -> str | None:
+    """Whether a Python function is of the user's own files, of a library, or of torch or no file at all (None)."""
+    file, found, _ = name.partition("): ")[0].rpartition("(")
+    if not found or not name.partition("): ")[1] or file.startswith("<") or is_torch(file):
+        return None
+    first = file.replace("\\", "/").partition("/")[0].removesuffix(".py")
+    return _LIBRARY if is_library(file) or first in sys.stdlib_module_names else _OWN
+
+
+def _by_value(column: pl.Series, function: Callable[[str], str | None]) -> pl.Series:
+    """`function` of each value, worked out once for each distinct one; null stays null."""
+    distinct = column.unique().drop_nulls()
+    results = pl.Series([function(value) for value in distinct], dtype=pl.String)
+    replaced: pl.Series = column.replace_strict(distinct, results, default=None, return_dtype=pl.String)
+    return replaced

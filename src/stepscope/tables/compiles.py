@@ -16,9 +16,9 @@ from msgspec import Struct, field
 from stepscope.read.raw import RawRank, Row
 from stepscope.read.text import boolean, integer, length_ns, moment_ns, string
 from stepscope.tables.arrays import NONE
-from stepscope.tables.compile_breaks import failure_cause
 from stepscope.tables.compile_guards import UNKNOWN
 from stepscope.tables.compile_reasons import (
+    failure_cause,
     is_limit_hit,
     operator_cause,
     parse_graph_break,
@@ -26,12 +26,11 @@ from stepscope.tables.compile_reasons import (
     stated_limit,
     xla_cause,
 )
-from stepscope.tables.compile_spans import span_rows
+from stepscope.tables.compile_spans import span_rows, transfer_rows
 from stepscope.tables.compile_text import is_torch
-from stepscope.tables.compile_transfers import transfer_rows
 from stepscope.tables.events import EventsTable
+from stepscope.tables.journal import step_at
 from stepscope.tables.schema import SCHEMAS
-from stepscope.tables.steps import step_at
 
 TORCH, XLA = "torch.compile", "torch_xla"
 COMPILES = ("compile", "recompile", "limit_hit", "failure")

@@ -20,7 +20,7 @@ from msgspec import Struct
 from stepscope import __version__
 from stepscope.cached import INDEX, LAYOUT
 from stepscope.read.trace import MISSING, TraceSource, TraceSummary
-from stepscope.tables import categories, forward, links, trace_entry
+from stepscope.tables import categories, links, trace_entry
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 from stepscope.tables.nesting import Nesting, by_value, nest
 from stepscope.tables.parts import Columns, PartWriter, TextCodes, decode
@@ -142,13 +142,13 @@ def _link(
     found = links.link(known, _arrows(taken, LAUNCH_ARROWS))
     operators = np.flatnonzero(flags.operator)
     ends = start[operators] + duration[operators]
-    by_operator, how = forward.forwards(
+    by_operator, how = links.forwards(
         len(start),
         _numbered(taken, track, start, flags.operator),
         _arrows(taken, FORWARD_ARROWS),
         links.Moments(operators, track[operators], start[operators], ends),
     )
-    onward, holder = forward.nearest(nesting.parent, by_operator, found.operator)
+    onward, holder = links.nearest(nesting.parent, by_operator, found.operator)
     method = np.where(holder >= 0, how[holder] if len(how) else 0, NONE)
     return (found, onward, method), by_operator
 
@@ -163,7 +163,7 @@ def _links_frame(found: links.Links, onward: Int64, onward_method: npt.NDArray[n
             "method": _words(links.METHODS, found.method),
             "state": _words(links.STATES, found.state),
             "forward": onward,
-            "forward_method": _words(forward.METHODS, onward_method),
+            "forward_method": _words(links.FORWARD_METHODS, onward_method),
         }
     )
     return frame.with_columns(_known_id(name) for name in ("launch", "operator", "frame", "forward"))
@@ -291,7 +291,7 @@ def _arrows(taken: _Taken, kinds: tuple[str, ...]) -> links.Arrows:
     return links.Arrows(track[start], time[start], track[end], time[end])
 
 
-def _numbered(taken: _Taken, track: Int32, start: Int64, is_operator: Bools) -> forward.Numbered:
+def _numbered(taken: _Taken, track: Int32, start: Int64, is_operator: Bools) -> links.Numbered:
     """The operators that carry a sequence number."""
     rows, sequence = taken.sparse("sequence")
     mine = is_operator[rows]
@@ -304,7 +304,7 @@ def _numbered(taken: _Taken, track: Int32, start: Int64, is_operator: Bools) -> 
     names = taken.texts["track"].values
     numbers: dict[str, int] = {}
     process = np.array([*(numbers.setdefault(name.rpartition("/")[0], len(numbers)) for name in names), 0], np.int64)
-    return forward.Numbered(rows, process[track[rows]], track[rows], start[rows], sequence, thread)
+    return links.Numbered(rows, process[track[rows]], track[rows], start[rows], sequence, thread)
 
 
 def _marks_frame(taken: _Taken, start_ns: Int64, duration_ns: Int64, base_ns: int) -> pl.DataFrame:

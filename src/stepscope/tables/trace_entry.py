@@ -24,9 +24,9 @@ from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRank, TraceRef
 from stepscope.tables.arrays import NONE, Bools, Int64
 from stepscope.tables.clocks import offset_ns
+from stepscope.tables.journal import missing_steps, step_at, trace_steps
 from stepscope.tables.parts import PART_COLUMNS, part_name
 from stepscope.tables.schema import SCHEMAS
-from stepscope.tables.steps import missing_steps, step_at, trace_steps
 
 TREE, LINKS, MEMORY, MARKS = "tree", "links", "memory", "marks"
 # Of a slice, what is known once all of them have come; the rest is in the parts.

@@ -24,8 +24,8 @@ from stepscope.model import PHASES, HotLine, StackFacts, StepFacts
 from stepscope.model.sampled import CallerLine, LoaderWait, SampledViews, StageTime
 from stepscope.tables import phases
 from stepscope.tables.arrays import NONE, Floats, Int64
+from stepscope.tables.phases import COMPILE, IMPORT
 from stepscope.tables.schema import Tables
-from stepscope.tables.stages import COMPILE, IMPORT
 
 
 def sampled_views(context: Context, labelled: LabelledSteps, train: StepFacts | None) -> SampledViews | None:
