@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from stepscope.diagnose.device import TRACED, ProfiledLoss, clipped, profiled_losses
-from stepscope.diagnose.rule import Claim, rule
+from stepscope.diagnose.device import DEVICE, DEVICE_WORK, TRACED, ProfiledLoss, clipped, profiled_losses
+from stepscope.diagnose.in_script import of_loader
+from stepscope.diagnose.rule import Claim, Need, rule
 from stepscope.model import Analysis, Evidence, Try
 from stepscope.model import device_losses as kinds
 
@@ -62,6 +63,11 @@ def host_waits(analysis: Analysis) -> Iterator[Claim]:
 
 
 _PIN = (Try("loader.pin_memory", "true"),)
+_PAGEABLE = ("pageable_ns", "unpinned_async_ns")
+CUDA = Need(
+    "training on a CUDA device", lambda a: next((one for one in a.devices if one.startswith("cuda")), None), quiet=True
+)
+PINNING = Need("the construction of the DataLoader, which says whether it pins memory", lambda a: _pins(a) is not None)
 
 
 class _KindOfCopy(Struct, frozen=True):
@@ -121,16 +127,70 @@ _KINDS_OF_COPY = (
 )
 
 
+def _pins(analysis: Analysis) -> bool | None:
+    """Whether the DataLoader pins its batches, by default not; None where its construction was not seen."""
+    loader = analysis.loader
+    if loader is None or loader.site is None:
+        return None
+    return {"True": True, "False": False}.get(str(loader.arguments.get("pin_memory", False)))
+
+
+def _unpinned_ns(seen: ProfiledLoss) -> float:
+    """What of a loss by copies `pinning_off` tells: those from pageable memory, of a loader that does not pin."""
+    if _pins(seen.analysis) is not False or not CUDA.present(seen.analysis):
+        return 0.0
+    part = sum(seen.detail(name) for name in _PAGEABLE) / seen.loss.ns_per_step
+    cost_ns = min(1.0, part) * seen.cost_ns
+    return cost_ns if cost_ns >= DEVICE.floor * seen.losses.step_ns else 0.0
+
+
+@rule("transfer.pinning_off", CUDA, DEVICE_WORK, PINNING, learn=LEARN_PINNED)
+def pinning_off(analysis: Analysis) -> Iterator[Claim]:
+    """The DataLoader does not pin its batches, and copying them to a CUDA device costs more than the floor."""
+    loader = analysis.loader
+    for seen in profiled_losses(analysis, kinds.COPY_IN):
+        cost_ns = _unpinned_ns(seen)
+        if not cost_ns or loader is None:
+            continue
+        yield seen.claim(
+            title=f"pin_memory is off while {CUDA.of(analysis)} is fed: copies from pageable memory hold it up for "
+            f"{cost_ns / 1e6:.1f} ms per step{seen.at}",
+            cost_ns=cost_ns,
+            evidence=(
+                Evidence("pin_memory", "False", "", "events.jsonl, the loader's own setting or PyTorch's default"),
+                *(seen.ms(one.evidence, seen.detail(one.detail)) for one in _KINDS_OF_COPY if one.detail in _PAGEABLE),
+                seen.figure("copies from pageable memory", round(seen.detail("pageable_copies"), 2), "copies"),
+                *_rate_evidence(seen),
+            ),
+            fix=f"Have the loader pin its batches: {of_loader(loader.site, analysis.settings, pin_memory=True)}, and "
+            f"copy with .to(device, non_blocking=True){seen.at}",
+            caveat="Pinned memory cannot be swapped out, and a thread of the process copies every batch once more. "
+            "What the script itself makes on the host stays pageable.",
+            falsified_by="With pin_memory=True the copies still come from pageable memory, or the mean step does not "
+            "get shorter",
+            tries=_PIN,
+        )
+
+
 @rule("transfer.host_to_device", *TRACED, learn=LEARN_PINNED)
 def host_to_device(analysis: Analysis) -> Iterator[Claim]:
-    """Copies from the host, or pinning memory for them, cost more than the floor; by what makes most of them wait."""
+    """Copies from the host, or pinning memory for them, cost more than the floor; by what makes most of them wait.
+
+    What `pinning_off` tells is left out.
+    """
     for seen in profiled_losses(analysis, kinds.COPY_IN):
-        kind = max(_KINDS_OF_COPY, key=lambda one: seen.detail(one.detail))
+        told_ns = _unpinned_ns(seen)
+        cost_ns = seen.cost_ns - told_ns
+        if cost_ns < DEVICE.floor * seen.losses.step_ns:
+            continue
+        left = [one for one in _KINDS_OF_COPY if not told_ns or one.detail not in _PAGEABLE]
+        kind = max(left, key=lambda one: seen.detail(one.detail))
         rate = _rate(seen)
         yield seen.claim(
             title=kind.title.format(
-                f"{seen.cost_ms:.1f} ms per step{f', at {rate:.1f} GB/s' if rate else ''}{seen.at}"
+                f"{cost_ns / 1e6:.1f} ms per step{f', at {rate:.1f} GB/s' if rate else ''}{seen.at}"
             ),
+            cost_ns=cost_ns,
             evidence=(
                 seen.ms("copies from the host that nothing hid", seen.detail("exposed_ns")),
                 seen.ms("device idle while the host waited for copies", seen.detail("idle_ns")),
