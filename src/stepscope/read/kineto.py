@@ -144,14 +144,17 @@ def is_trace(head: bytes) -> bool:
     return head.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] in (b"{", b"[", b'"')
 
 
-def open_trace(path: Path, *, limits: Limits | None = None, progress: Progress | None = None) -> KinetoSource:
+def open_trace(
+    path: Path, *, limits: Limits | None = None, progress: Progress | None = None, only: bytes = b""
+) -> KinetoSource:
     """Open the trace `path`; `progress` gets the bytes of the file consumed and its size.
 
+    With `only`, nothing but entries that hold this text is decoded; what the summary says is then of them alone.
     Raises UnreadableInputError where it does not begin like a trace or cannot be read.
     """
     try:
         if is_trace(read_head(path)):
-            return KinetoSource(path, limits or Limits(), progress)
+            return KinetoSource(path, limits or Limits(), progress, only)
     except OSError as error:
         raise UnreadableInputError(f"{path}: {error.strerror or error}; check the path and its permissions") from error
     raise UnreadableInputError(f"{path}: no trace event in it; {_GIVE}")
@@ -160,10 +163,13 @@ def open_trace(path: Path, *, limits: Limits | None = None, progress: Progress |
 class KinetoSource:
     """A Kineto trace being read; see `TraceSource`."""
 
-    def __init__(self, path: Path, limits: Limits, progress: Progress | None) -> None:
+    def __init__(self, path: Path, limits: Limits, progress: Progress | None, only: bytes) -> None:
         self._path = path
+        self._only = only
         self._bytes = ByteStream(path, limits, progress)
-        self._frames = Frames(self._watched(limits.barren_bytes), EventDecoder().decode, limits)
+        self._decode = EventDecoder().decode
+        pieces = self._bytes if only else self._watched(limits.barren_bytes)
+        self._frames = Frames(pieces, self._decode_some if only else self._decode, limits)
         self._builder = ChunkBuilder()
         self._earliest: int | None = None
 
@@ -181,7 +187,7 @@ class KinetoSource:
                     yield self._seen(builder.take())
         except OSError as error:
             raise UnreadableInputError(f"{self._path}: {error.strerror or error}; check the file") from error
-        if self._useful() <= 0:
+        if self._useful() <= 0 and not self._only:
             why = f" ({self._bytes.problem})" if self._bytes.problem else ""
             raise UnreadableInputError(f"{self._path}: no trace event in it{why}; {_GIVE}")
         yield self._seen(builder.take())
@@ -194,6 +200,12 @@ class KinetoSource:
             size += len(piece)
             if size > barren_bytes and not self._useful():
                 return
+
+    def _decode_some(self, text: bytes) -> list[Any]:
+        if self._only not in text:
+            return []
+        entries = [entry for entry in map(bytes, _decode_raw(text)) if self._only in entry]
+        return self._decode(b"".join((b"[", b",".join(entries), b"]")))
 
     def _useful(self) -> int:
         return self._builder.events - self._builder.lost - self._builder.unsupported
