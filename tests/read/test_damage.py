@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from stepscope.api import open_run
 from stepscope.errors import UnreadableInputError
-from stepscope.read.kineto import open_trace, raw_events
+from stepscope.read.kineto import KinetoTrace, RawEvents
 from stepscope.read.streams import Limits
 from stepscope.report import jsonfile
 from tests.read.collected import BASE, SHARED, Collected, event, kernel, read, written
@@ -174,9 +174,9 @@ class TestNothingUsable:
 
     def test_absent_file_and_folder(self, tmp_path: Path):
         with pytest.raises(UnreadableInputError, match="No such file"):
-            open_trace(tmp_path / "none.json")
+            KinetoTrace(tmp_path / "none.json")
         with pytest.raises(UnreadableInputError, match="directory"):
-            open_trace(tmp_path)
+            KinetoTrace(tmp_path)
 
 
 class TestSize:
@@ -223,7 +223,7 @@ class TestSize:
             path = tmp_path / "long.json"
             path.write_text("[" + line * count + GOOD + "]")
             tracemalloc.start()
-            total = sum(len(chunk.slices) for chunk in open_trace(path).chunks())
+            total = sum(len(chunk.slices) for chunk in KinetoTrace(path).chunks())
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
             assert total == count + 1
@@ -306,7 +306,7 @@ def check_damage(folder: Path, whole: bytes, data: st.DataObject) -> None:
     except UnreadableInputError:
         trace = None
     try:
-        count = sum(isinstance(json.loads(entry), dict) for entry in raw_events(path, limits))
+        count = sum(isinstance(json.loads(entry), dict) for entry in RawEvents(path, limits))
         assert count > 0 or trace is None
     except UnreadableInputError:
         assert trace is None

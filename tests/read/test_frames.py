@@ -120,11 +120,11 @@ def test_large_traces_come_in_several_chunks(tmp_path: Path):
 
 
 def test_progress_reaches_the_end(tmp_path: Path):
-    from stepscope.read.kineto import open_trace
+    from stepscope.read.kineto import KinetoTrace
 
     path = written(tmp_path, [event()] * 20_000)
     seen: list[tuple[int, int]] = []
-    for _ in open_trace(
+    for _ in KinetoTrace(
         path, limits=Limits(piece_bytes=100_000), progress=lambda at, size: seen.append((at, size))
     ).chunks():
         pass

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.read.kineto import open_trace
+from stepscope.read.kineto import KinetoTrace
 from stepscope.read.trace import TraceQuality
 from tests.read.collected import BASE, SHARED, Collected, event, kernel, read
 
@@ -345,7 +345,7 @@ REAL = sorted(path for part in ("hta", "kineto_tb_plugin", "tracelens") for path
 @needs_shared
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.name[:40])
 def test_every_real_trace_is_read(path: Path):
-    source = open_trace(path)
+    source = KinetoTrace(path)
     chunks = list(source.chunks())
     quality = source.summary().quality
     entries = sum(len(part) for chunk in chunks for part in (chunk.slices, chunk.flows, chunk.memory))

@@ -437,7 +437,9 @@ class ChunkBuilder:
     def take(self) -> TraceChunk:
         """Everything collected since the last one."""
         parts = ((Slices, self._slices), (Flows, self._flows), (MemoryEvents, self._memory))
-        whole = (table(**{name: column.whole() for name, column in columns.items()}) for table, columns in parts)
+        whole: list[Any] = [
+            table(**{name: column.whole() for name, column in columns.items()}) for table, columns in parts
+        ]
         chunk = TraceChunk(*whole)
         self._reset()
         return chunk
