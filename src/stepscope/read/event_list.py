@@ -102,7 +102,7 @@ class Frames:
             piece = next(self._pieces, b"")
             if not piece or len(buffer) > self._limits.metadata_bytes:
                 self.tail = buffer
-                continue
+                return None
             buffer += piece
 
     # ------------------------------------------------------------------------------------------------------ the list
