@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.read.raw import Frame
+from stepscope.read.raw import Frame, StackSource
 from stepscope.read.stacks.collapsed import Austin, Collapsed, Tachyon
 from stepscope.read.stacks.sampled_files import open_stacks
-from stepscope.read.stacks.source import FileSource
 from tests.read.stack_text import read_all
 
 
-def opened(path: Path, text: str) -> FileSource:
+def opened(path: Path, text: str) -> StackSource:
     path.write_text(text)
     return open_stacks(path)
 

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.read.raw import Frame
+from stepscope.read.raw import Frame, StackSource
 from stepscope.read.stacks.sampled_files import open_stacks
-from stepscope.read.stacks.source import FileSource
 from stepscope.read.stacks.speedscope import Speedscope
 from tests.read.stack_text import Parsed, read_all
 
@@ -37,7 +36,7 @@ def evented(
     return {**profile, "events": listed, **more}
 
 
-def write(path: Path, *profiles: Any, frames: Any = FRAMES, **more: Any) -> FileSource:
+def write(path: Path, *profiles: Any, frames: Any = FRAMES, **more: Any) -> StackSource:
     file = {"$schema": "https://www.speedscope.app/file-format-schema.json", "shared": {"frames": frames}}
     path.write_text(json.dumps({**file, "profiles": profiles, **more}))
     return open_stacks(path)

@@ -1,6 +1,6 @@
 """Files of sampled stacks: which format one is by its first bytes, whatever its name, and many of them as one run.
 
-To add a format, write a file with a `FileSource`, and add a line with its detector here. What people give instead of
+To add a format, write a file with a `StackSource`, and add a line with its detector here. What people give instead of
 stacks stands in `REFUSALS`, with what to do.
 """
 
@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read.raw import FrameNames, Losses, RawHost, RawRun, RawSegment
+from stepscope.read.raw import FrameNames, Losses, RawHost, RawRun, RawSegment, StackSource
 from stepscope.read.stacks import speedscope
 from stepscope.read.stacks.collapsed import Austin, Collapsed, Tachyon
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
-from stepscope.read.stacks.source import START_PROCESS, START_THREAD, FileSource
+from stepscope.read.stacks.source import START_PROCESS, START_THREAD
 from stepscope.read.streams import BYTE_ORDER_MARK, HEAD_BYTES, common_folder, files_in, name_below, read_head
 
 Detect = Callable[[bytes], bool]
-Open = Callable[[Path, str, bytes], FileSource]
+Open = Callable[[Path, str, bytes], StackSource]
 
 _LOOKED_AT = 200  # lines that are enough to tell formats apart
 _FRAME = re.compile(r".+ \(.*[.:/<?\\].*\)|.+ \(\?\)", re.DOTALL)  # "name (file)", not any words in brackets
@@ -29,7 +29,7 @@ _TACHYON = re.compile(r"tid:(?:\d{1,20}|0x[0-9A-Fa-f]{1,16});")
 _AUSTIN = re.compile(r"# austin: |P\d{1,18};T(?:\w{1,24}:)?\w{1,24}[; ]")
 
 
-def open_stacks(path: Path, label: str | None = None) -> FileSource:
+def open_stacks(path: Path, label: str | None = None) -> StackSource:
     """Open a file of stacks; nothing is read yet but its beginning. `label` names it in the losses.
 
     Raises UnreadableInputError, with what to do, where no format knows the file or it cannot be read.
@@ -110,7 +110,7 @@ def _is_collapsed(head: bytes) -> bool:
     return 10 * len(whole) >= 9 * len(lines) and 2 * stacked >= len(whole)
 
 
-def _open_austin(path: Path, label: str, head: bytes) -> FileSource:
+def _open_austin(path: Path, label: str, head: bytes) -> StackSource:
     return Austin(path, label, head=head[:4096].decode("utf-8", "replace"))
 
 
@@ -179,7 +179,7 @@ def read_stack_files(paths: Sequence[Path]) -> RawRun:
         raise UnreadableInputError("no path given; give a file of sampled stacks or a folder of them")
     losses = Losses()
     root = common_folder(paths)
-    sources: dict[str, FileSource] = {}
+    sources: dict[str, StackSource] = {}
     for path in paths:
         for file in _stack_files(path, losses):
             sources.setdefault(os.path.realpath(file), open_stacks(file, name_below(root, file)))
