@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from stepscope.cached import DIGEST_BYTES, INDEX, key_of
 from stepscope.errors import UnreadableInputError
-from stepscope.read.kineto import open_trace
+from stepscope.read.kineto import KinetoTrace
 from stepscope.read.streams import Limits
 from stepscope.read.trace import TraceSource
 from stepscope.tables.ingest import ingest
@@ -179,7 +179,7 @@ def _new_part(root: Path) -> Path:
 
 
 def _opened(path: Path, limits: Limits | None, progress: Callable[[int, int], None] | None) -> TraceSource:
-    return open_trace(path, limits=limits or Limits(), progress=progress)
+    return KinetoTrace(path, limits=limits or Limits(), progress=progress)
 
 
 def drop(entry: Path) -> None:

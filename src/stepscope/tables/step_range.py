@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from stepscope.files import open_regular
-from stepscope.read.kineto import open_trace
+from stepscope.read.kineto import KinetoTrace
 from stepscope.read.streams import GZIP, Limits
 from stepscope.read.trace import Text, TraceChunk
 from stepscope.tables.arrays import Bools, Int64
@@ -98,7 +98,7 @@ def step_range(
 
     Raises UnreadableInputError and OSError.
     """
-    source = open_trace(path, limits=limits, progress=progress, only=STEP.encode())
+    source = KinetoTrace(path, limits, progress, only=STEP.encode())
     frames = []
     for chunk in source.chunks():
         slices = chunk.slices
