@@ -217,7 +217,7 @@ class Facts(Analysis):
 
     @cached_property
     def _lost(self) -> tuple[TraceLosses, ...]:
-        return tuple(TraceLosses(scene) for scene in device_losses.device_scenes(self._context.base))
+        return device_losses.trace_losses(self._context.base)
 
     @cached_property
     def device_losses(self) -> tuple[DeviceLosses, ...]:

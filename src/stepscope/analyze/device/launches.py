@@ -5,14 +5,13 @@ compiled functions, or all else; and long host work without a launch.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
-from msgspec import Struct
 
 from stepscope.analyze.device.idle_time import Idle
-from stepscope.analyze.device.trace_loss import TraceLoss, host_rows, trace_loss
+from stepscope.analyze.device.trace_loss import TraceLoss, host_rows
 from stepscope.engine import intervals
 from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL
 from stepscope.engine.intervals import Intervals
@@ -40,193 +39,160 @@ _COMPILED = (
 _GENERATED = re.compile(r"^triton_|^fused_|^kernel\d*$|CudaCodeGen")
 
 
-class Launches(Struct, frozen=True, dict=True):
+def launch_losses(idle: Idle) -> dict[str, TraceLoss]:
+    """Every loss to launching, by kind."""
+    found = _Launches(idle)
+    return {
+        OPTIMIZER: found.optimizer(),
+        ZERO_GRAD: found.operation(found.zeroing, found.zeros, found.zeros, {}),
+        COMPILED: found.short(compiled=True),
+        LAUNCH: found.short(compiled=False),
+        HOST: found.working(),
+    }
+
+
+class _Launches:
     """What of the idle time that is left belongs to launching, of one trace."""
 
-    idle: Idle
+    def __init__(self, idle: Idle) -> None:
+        self.idle, self.scene, self.span, self.found = idle, idle.scene, idle.scene.span, idle.scene.found
+        self.lengths = self.found.end_ns - self.found.start_ns
+        # kernels of optimizers that could be fused and are not; and of those that could at least update in groups
+        self.fusable = self._updates_of(_FUSABLE, _is_fused)
+        self.groupable = self._updates_of(_GROUPABLE, lambda name: _is_fused(name) or _is_grouped(name))
+        updates = ((_FUSABLE, self.fusable), (_GROUPABLE, self.groupable))
+        self.optimizing = self._preparing(*(self._times(pattern) for pattern, mine in updates if mine.any()))
+        clearing = self._times(_ZERO_GRAD)
+        self.zeros = self._launched_in(clearing) & ~self.fusable & ~self.groupable
+        preparing = self._preparing(clearing if self.zeros.any() else intervals.EMPTY)
+        self.zeroing = intervals.subtract(preparing, self.optimizing)
+        self.rest = intervals.subtract(idle.rest, intervals.merge(self.optimizing, self.zeroing))
+        self.rest_ns = intervals.covered(self.rest, idle.gaps.starts, idle.gaps.ends)
 
-    @cached_property
-    def _zero_times(self) -> Intervals:
-        span = self.idle.scene.span
-        return span.times(host_rows(span, _ZERO_GRAD))
+    def _times(self, pattern: str) -> Intervals:
+        return self.span.times(host_rows(self.span, pattern))
 
     def _launched_in(self, times: Intervals) -> Bools:
         """Slices of kernels and fills in the steps that were launched then."""
-        scene, found = self.idle.scene, self.idle.scene.found
-        return scene.launched_during(times) & np.isin(found.kind, (KERNEL, FILL)) & (scene.step_of(found.start_ns) >= 0)
-
-    @cached_property
-    def _fusable(self) -> Bools:
-        """Kernels of optimizers that could be fused and are not."""
-        return self._updates_of(_FUSABLE, _is_fused)
-
-    @cached_property
-    def _groupable(self) -> Bools:
-        """Kernels of optimizers that could update in groups, but not fused, and do not."""
-        return self._updates_of(_GROUPABLE, lambda name: _is_fused(name) or _is_grouped(name))
+        inside = np.isin(self.found.kind, (KERNEL, FILL)) & (self.scene.step_of(self.found.start_ns) >= 0)
+        return self.scene.launched_during(times) & inside
 
     def _updates_of(self, pattern: str, well_done: Callable[[str], bool]) -> Bools:
-        scene, found, names = self.idle.scene, self.idle.scene.found, self.idle.scene.span.names
-        mine = self._launched_in(scene.span.times(host_rows(scene.span, pattern)))
-        done = self._flagged(names.pick([well_done(name) for name in names.values]), np.flatnonzero(mine))
-        return mine if (~done).sum() >= ONE_BY_ONE * len(done) else np.zeros(len(found), bool)
+        mine = self._launched_in(self._times(pattern))
+        done = self._named(well_done, np.flatnonzero(mine))
+        return mine if (~done).sum() >= ONE_BY_ONE * len(done) else np.zeros(len(mine), bool)
 
-    def _flagged(self, flags: Bools, slices: Int64) -> Bools:
-        """Slices whose row or whose operator's is flagged."""
-        found = self.idle.scene.found
-        operators = self.idle.operators(found.launch[slices])
-        flagged: Bools = flags[found.rows[slices]] | ((operators >= 0) & flags[np.maximum(operators, 0)])
-        return flagged
-
-    @cached_property
-    def _optimizing(self) -> Intervals:
-        """Idle time in such optimizers."""
-        span = self.idle.scene.span
-        patterns = [
-            pattern for pattern, mine in ((_FUSABLE, self._fusable), (_GROUPABLE, self._groupable)) if mine.any()
-        ]
-        return self._preparing(*(span.times(host_rows(span, pattern)) for pattern in patterns))
+    def _named(self, wanted: Callable[[str], bool], slices: Int64) -> Bools:
+        """Slices whose name or whose operator's is wanted."""
+        names = self.span.names
+        flags = names.pick([wanted(name) for name in names.values])
+        operators = self.idle.operators(self.found.launch[slices])
+        named: Bools = flags[self.found.rows[slices]] | ((operators >= 0) & flags[np.maximum(operators, 0)])
+        return named
 
     def _preparing(self, *ranges: Intervals) -> Intervals:
         """Idle time in these ranges: gaps as long as a launch takes, and of longer ones what operators took."""
         gaps, rest = self.idle.gaps, self.idle.rest
         short = intervals.covered(rest, gaps.starts, gaps.ends) <= LAUNCH_NS
-        own = intervals.merge(self.idle.host.operators, Intervals(gaps.starts[short], gaps.ends[short]))
+        own = intervals.merge(self.scene.host.operators, Intervals(gaps.starts[short], gaps.ends[short]))
         return intervals.intersect(intervals.intersect(rest, intervals.merge(*ranges)), own)
-
-    @cached_property
-    def _zeros(self) -> Bools:
-        return self._launched_in(self._zero_times) & ~self._fusable & ~self._groupable
-
-    @cached_property
-    def _zeroing(self) -> Intervals:
-        own = self._zero_times if self._zeros.any() else intervals.EMPTY
-        return intervals.subtract(self._preparing(own), self._optimizing)
-
-    @cached_property
-    def _rest(self) -> Intervals:
-        return intervals.subtract(self.idle.rest, intervals.merge(self._optimizing, self._zeroing))
-
-    @cached_property
-    def _rest_ns(self) -> Int64:
-        gaps = self.idle.gaps
-        return intervals.covered(self._rest, gaps.starts, gaps.ends)
 
     # ----------------------------------------------------------------------------------------- whole operations
 
     def optimizer(self) -> TraceLoss:
         """Idle time in an optimizer that is not fused, and the time of its kernels that fusing would leave out."""
-        found, span = self.idle.scene.found, self.idle.scene.span
-        slices = np.flatnonzero(self._fusable)
+        found = self.found
+        slices = np.flatnonzero(self.fusable)
         operators = self.idle.operators(found.launch[slices])
-        codes = span.names.codes[np.where(operators >= 0, operators, found.rows[slices])]
+        codes = self.span.names.codes[np.where(operators >= 0, operators, found.rows[slices])]
         distinct, number = np.unique(codes, return_inverse=True)
-        sums = np.bincount(number, (found.end_ns - found.start_ns)[slices], len(distinct))
-        kept = np.argsort(-sums, kind="stable")[:FUSED_PASSES]
+        sums = np.bincount(number, self.lengths[slices], len(distinct))
         lost = np.zeros(len(found), bool)
-        lost[slices[~np.isin(number, kept)]] = True
-        mine = self._fusable | self._groupable
+        lost[slices[~np.isin(number, np.argsort(-sums, kind="stable")[:FUSED_PASSES])]] = True
+        mine = self.fusable | self.groupable
         every = np.flatnonzero(mine)
-        grouped = self._flagged(span.names.pick([_is_grouped(name) for name in span.names.values]), every)
-        calls = self.idle.operators(found.launch[every])
         details = {
-            "foreach_launches": float(grouped.sum()),
+            "foreach_launches": float(self._named(_is_grouped, every).sum()),
             "fusable_launches": float(len(slices)),
-            "operator_calls": float(len(np.unique(calls))),
+            "operator_calls": float(len(np.unique(self.idle.operators(found.launch[every])))),
         }
-        return self._operation(self._optimizing, lost, mine, details)
+        return self.operation(self.optimizing, lost, mine, details)
 
-    def zero_grad(self) -> TraceLoss:
-        """Idle time while gradients are set to zero, and the kernels that do it."""
-        return self._operation(self._zeroing, self._zeros, self._zeros, {})
-
-    def _operation(self, idle: Intervals, lost: Bools, mine: Bools, details: dict[str, float]) -> TraceLoss:
-        """`lost`: slices whose time goes, of all slices `mine` of the operation."""
-        scene, found = self.idle.scene, self.idle.scene.found
+    def operation(self, idle: Intervals, lost: Bools, mine: Bools, details: dict[str, float]) -> TraceLoss:
+        """Idle time of an operation, and the time of the slices `lost` of all slices `mine` of it."""
+        scene, found = self.scene, self.found
         work = scene.exclusive(lost)
         idle = intervals.intersect(idle, scene.inside)
-        times = intervals.merge(idle, work)
         slices = np.flatnonzero(mine)
-        order = slices[np.argsort(scene.span.start_ns[found.launch[slices]], kind="stable")]
+        order = slices[np.argsort(self.span.start_ns[found.launch[slices]], kind="stable")]
         rows = found.launch[order]
         # a kernel's part of the idle time: what lies between the launch before it and its own
-        ends = scene.span.ends(rows)
-        starts = np.concatenate([ends[:1] - LAUNCH_NS, ends[:-1]]) if len(ends) else ends
+        ends = self.span.ends(rows)
+        starts = np.concatenate([ends[:1] - LAUNCH_NS, ends[:-1]])
         own = intervals.covered(work, found.start_ns[order], found.end_ns[order])
         weights = intervals.covered(idle, starts, ends) + np.where(lost[order], own, 0)
         details |= {
             "launches": float(len(slices)),
             "idle_ns": float(intervals.total(idle)),
-            "kernels_ns": float((found.end_ns - found.start_ns)[slices].sum()),
+            "kernels_ns": float(self.lengths[slices].sum()),
         }
-        return trace_loss(scene, times, rows, weights, self.idle.operators(rows), details)
+        return TraceLoss(scene, intervals.merge(idle, work), rows, weights, self.idle.operators(rows), details)
 
     # ------------------------------------------------------------------------------------------------- launches
 
-    def short(self) -> Iterator[tuple[str, TraceLoss]]:
-        """Short gaps in which the host prepared the launch that ended them: in compiled functions, and elsewhere."""
-        scene, gaps = self.idle.scene, self.idle.gaps
-        span, found = scene.span, scene.found
-        inside = scene.step_of(gaps.ends - 1) >= 0
-        chosen = np.flatnonzero(self.idle.starved & (self._rest_ns <= LAUNCH_NS) & (self._rest_ns > 0) & inside)
-        marks = np.zeros(len(span), bool)
-        marks[host_rows(span, _COMPILED)] = True
-        compiled = has_ancestor(span.parent, self.idle.launch[chosen], marks)
-        for kind, own in ((COMPILED, chosen[compiled]), (LAUNCH, chosen[~compiled])):
-            times = intervals.intersect(self._rest, Intervals(gaps.starts[own], gaps.ends[own]))
-            rows, ended = self.idle.launch[own], self.idle.ended_by[own]
-            details = {"kernels_behind_ns": float((found.end_ns - found.start_ns)[ended].sum())}
-            if kind == COMPILED:
-                collective = found.kind[ended] == COMMUNICATION
-                details["collectives_ns"] = float(self._rest_ns[own][collective].sum())
-                details |= self._compiled_kernels(marks)
-            yield kind, trace_loss(scene, times, rows, self._rest_ns[own], self.idle.operators(rows), details)
+    def short(self, *, compiled: bool) -> TraceLoss:
+        """Short gaps in which the host prepared the launch that ended them: in compiled functions, or elsewhere."""
+        idle, found = self.idle, self.found
+        gaps = idle.gaps
+        prepared = idle.starved & (self.rest_ns <= LAUNCH_NS) & (self.rest_ns > 0)
+        chosen = np.flatnonzero(prepared & (self.scene.step_of(gaps.ends - 1) >= 0))
+        chosen = chosen[has_ancestor(self.span.parent, idle.launch[chosen], self._compiled) == compiled]
+        times = intervals.intersect(self.rest, Intervals(gaps.starts[chosen], gaps.ends[chosen]))
+        rows, ended, weights = idle.launch[chosen], idle.ended_by[chosen], self.rest_ns[chosen]
+        details = {"kernels_behind_ns": float(self.lengths[ended].sum())}
+        if compiled:
+            kernels = np.flatnonzero((found.kind == KERNEL) & (self.scene.step_of(found.start_ns) >= 0))
+            kernels = kernels[has_ancestor(self.span.parent, found.launch[kernels], self._compiled)]
+            generated = self.span.names.matching(_GENERATED.search)[found.rows[kernels]]
+            details |= {
+                "collectives_ns": float(weights[found.kind[ended] == COMMUNICATION].sum()),
+                "compiled_kernels": float(len(kernels)),
+                "generated_kernels": float(generated.sum()),
+            }
+        return TraceLoss(self.scene, times, rows, weights, idle.operators(rows), details)
 
-    def _compiled_kernels(self, marks: Bools) -> dict[str, float]:
-        """Kernels launched below `marks`, and those of them that a compiler made."""
-        scene, found, names = self.idle.scene, self.idle.scene.found, self.idle.scene.span.names
-        slices = np.flatnonzero((found.kind == KERNEL) & (scene.step_of(found.start_ns) >= 0))
-        slices = slices[has_ancestor(scene.span.parent, found.launch[slices], marks)]
-        generated = names.matching(_GENERATED.search)[found.rows[slices]]
-        return {"compiled_kernels": float(len(slices)), "generated_kernels": float(generated.sum())}
+    @cached_property
+    def _compiled(self) -> Bools:
+        """Rows of compiled functions."""
+        marks = np.zeros(len(self.span), bool)
+        marks[host_rows(self.span, _COMPILED)] = True
+        return marks
 
     def working(self) -> TraceLoss:
         """Long gaps in which the host ran operators or Python but launched nothing, where it is recorded what."""
-        idle, host = self.idle, self.idle.host
-        gaps = idle.gaps
-        known = intervals.merge(host.operators, host.python)
-        known = intervals.intersect(self._rest, intervals.subtract(known, self._long_calls))
+        idle, host, span, gaps = self.idle, self.scene.host, self.span, self.idle.gaps
+        # calls of the runtime that take so long load code or set the device up: no line of the user's can help it
+        calls = span.times(idle.calls[span.duration_ns[idle.calls] > LAUNCH_NS])
+        known = intervals.subtract(intervals.merge(host.operators, host.python), calls)
+        known = intervals.intersect(self.rest, known)
         lengths = intervals.covered(known, gaps.starts, gaps.ends)
         ended = idle.starved | ((idle.launch < 0) & ~idle.in_graph)
-        chosen = np.flatnonzero((self._rest_ns > LAUNCH_NS) & (lengths > 0) & ended)
+        chosen = np.flatnonzero((self.rest_ns > LAUNCH_NS) & (lengths > 0) & ended)
         longest = np.sort(chosen[np.argsort(-lengths[chosen], kind="stable")][:LONG_GAPS])
-        rows = np.asarray([self._running(int(gap)) for gap in longest], np.int64)
+        # what can cover most of a long gap, without the steps themselves
+        slices = host.rows[span.duration_ns[host.rows] >= COVERING * LAUNCH_NS]
+        slices = slices[~span.is_runtime[slices] & ~span.names.starting("ProfilerStep#")[slices]]
+        rows = np.asarray([self._running(slices, int(gap)) for gap in longest], np.int64)
         longest, rows = longest[rows >= 0], rows[rows >= 0]
         times = intervals.intersect(known, Intervals(gaps.starts[longest], gaps.ends[longest]))
-        return trace_loss(idle.scene, times, rows, lengths[longest], rows)
+        return TraceLoss(self.scene, times, rows, lengths[longest], rows)
 
-    def _running(self, gap: int) -> int:
-        """The innermost slice of the host that covers most of a gap, -1 for none."""
-        span, rows, gaps = self.idle.scene.span, self._long_slices, self.idle.gaps
-        start, end = int(gaps.starts[gap]), int(gaps.ends[gap])
-        over = np.minimum(span.ends(rows), end) - np.maximum(span.start_ns[rows], start)
-        covering = rows[over >= COVERING * (end - start)]
+    def _running(self, slices: Int64, gap: int) -> int:
+        """The innermost of the slices of the host that covers most of a gap, -1 for none."""
+        span, start, end = self.span, int(self.idle.gaps.starts[gap]), int(self.idle.gaps.ends[gap])
+        over = np.minimum(span.ends(slices), end) - np.maximum(span.start_ns[slices], start)
+        covering = slices[over >= COVERING * (end - start)]
         return int(covering[np.lexsort((covering, span.duration_ns[covering]))[0]]) if len(covering) else NONE
-
-    @cached_property
-    def _long_slices(self) -> Int64:
-        """Slices of the host that can cover most of a long gap, without the steps themselves."""
-        span, host = self.idle.scene.span, self.idle.host
-        rows = host.rows[span.duration_ns[host.rows] >= COVERING * LAUNCH_NS]
-        rows = rows[~span.is_runtime[rows]]
-        steps = span.names.starting("ProfilerStep#")
-        return rows[~steps[rows]]
-
-    @cached_property
-    def _long_calls(self) -> Intervals:
-        """Calls of the runtime that take so long load code or set the device up: no line of the user's can help it."""
-        span, calls = self.idle.scene.span, self.idle.calls
-        return span.times(calls[span.duration_ns[calls] > LAUNCH_NS])
 
 
 def _is_fused(name: str) -> bool:
@@ -237,11 +203,3 @@ def _is_fused(name: str) -> bool:
 def _is_grouped(name: str) -> bool:
     """An operation on all parameters at once."""
     return "_foreach_" in name or "multi_tensor" in name
-
-
-def launch_losses(launches: Launches) -> Iterator[tuple[str, TraceLoss]]:
-    """Every loss to launching, by kind."""
-    yield OPTIMIZER, launches.optimizer()
-    yield ZERO_GRAD, launches.zero_grad()
-    yield from launches.short()
-    yield HOST, launches.working()
