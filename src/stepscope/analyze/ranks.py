@@ -14,7 +14,7 @@ import polars as pl
 from msgspec import Struct
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.host.sampled_loop import SampledLoop
+from stepscope.analyze.host.sampled_time import SampledLoop
 from stepscope.analyze.step_times import with_all_phases
 from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.step_labels import STEADY, LabelledSteps
@@ -33,9 +33,9 @@ _COLUMNS = tuple(f"{phase}_ns" for phase in PHASES)
 _ASSUMED = ("backward", "optimizer", "other")
 
 
-def facts(context: Context, labelled: LabelledSteps, sites: Sequence[Site]) -> RanksFacts | None:
+def facts(context: Context, sites: Sequence[Site]) -> RanksFacts | None:
     """None for one rank, or where too few steady steps are known of every rank, with their phases."""
-    frame, ranks = _together(labelled)
+    frame, ranks = _together(context.labelled)
     if frame is None:
         return None
     exchange, source = _exchange(context, sites)

@@ -202,7 +202,7 @@ def test_spans_of_traces_are_named_as_such() -> None:
 
 def test_nothing_of_compilers_is_no_view() -> None:
     context = Context(make_tables(steps=step_rows(20)))
-    assert build(context, context.labelled) is None
+    assert build(context) is None
 
 
 def test_untrusted_rows_do_not_stop_it() -> None:

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from stepscope.analyze.device import idle_time, kernels, launches
+from stepscope.analyze.device import idle_time, kernels
 from stepscope.analyze.device.idle_time import Idle
 from stepscope.analyze.device.kernels import Kernels
 from stepscope.analyze.device.trace_loss import TraceLoss, run_loss
@@ -47,7 +47,7 @@ class TraceLosses(Struct, frozen=True, dict=True):
             kinds.SYNC: idle.synchronizing(),
             kinds.COPY_IN: idle_time.from_host(idle),
             kinds.ALLOCATOR: idle.allocating(),
-            **launches.launch_losses(idle),
+            **idle_time.launch_losses(idle),
             kinds.DEVICE_COPY: idle_time.on_devices(idle),
             kinds.LINALG: idle.operations.linear_algebra(),
             kinds.DATA_PARALLEL: idle.operations.data_parallel(),
