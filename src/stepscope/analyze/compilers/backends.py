@@ -1,8 +1,14 @@
-"""A backend in one record: what it compiled, how long that took, what it could not tell, and whether checks pass."""
+"""A backend in one record: what it compiled, how long that took of the run and of its steps, and whether checks pass.
+
+Wall time is measured, or estimated from a report. How often a backend compiled is asked three ways: over the whole run
+as the article counts, in the last steps, and late. The whole-run rate holds the compilations of warm-up for ever, so it
+speaks of runs whose compiling is long over and misses a storm that begins late. The windowed count asks the last steps
+after warm-up alone. Both are made here; what they are worth is the rules' business.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -45,6 +51,7 @@ from stepscope.model.compilers import (
     CompileStorm,
     EagerAfterLimit,
 )
+from stepscope.read.text import integer
 from stepscope.tables.arrays import Bools, Int64
 from stepscope.tables.schema import Tables
 
@@ -53,14 +60,14 @@ METRICS = "CompilationMetrics"  # the source that tells everything of torch.comp
 
 def backends(prepared: Prepared, reports: tuple[Report, ...], warned: bool) -> tuple[Backend, ...]:
     """The backends a run tells of, torch.compile first; `warned`: a log of torch_xla's warnings is at hand."""
-    names = {str(name) for name in prepared.rows["backend"].unique().drop_nulls().to_list()}
+    names = set(prepared.rows["backend"].drop_nulls())
     if reports or warned:
         names.add(TORCH_XLA)
     found = []
     for name in sorted(names, key=lambda name: (name != TORCH_COMPILE, name != TORCH_XLA, name)):
         own, told = prepared.of(name), reports if name == TORCH_XLA else ()
-        processes = {str(process) for process in own.rows["process"].unique().to_list()}
-        found.append(Backend(name, own, told, tuple(sorted(processes.union(report.process for report in told)))))
+        processes = {*own.rows["process"], *(report.process for report in told)}
+        found.append(Backend(name, own, told, tuple(sorted(processes))))
     return tuple(found)
 
 
@@ -68,19 +75,22 @@ def facts(tables: Tables, backend: Backend) -> CompilerFacts:
     """All ranks together."""
     rows, own, names = backend.own.rows, backend.reports, backend.processes
     measured = backend.own.steps.filter(pl.col("process").is_in(list(names))).height > 0
-    ranks = {rank for rank in rows["rank"].unique().to_list() if rank is not None}
-    ranks |= {report.rank for report in own if report.rank is not None}
+    # it tells everything of torch.compile: the handler for graph breaks goes in with the one for metrics
+    watched = rows.filter(pl.col("source").str.starts_with(METRICS)).height > 0
+    recompiled = counted(rows).filter(pl.col("kind") == "recompile")
+    breaks, transfers = count(rows, "graph_break"), rows.filter(pl.col("kind") == "transfer")
+    transfers_told = transfers.height > 0 or any(report.complete for report in own)
     return CompilerFacts(
         backend=backend.name,
         versions=_versions(tables, rows, names),
-        ranks=tuple(sorted(ranks)),
+        ranks=tuple(sorted({rank for rank in (*rows["rank"], *(report.rank for report in own)) if rank is not None})),
         source=_source(rows, own),
-        compiles=sum(_most(rows, own, name) for name in names),
-        recompiles=_recompiles(rows),
+        compiles=_most(counted(rows), backend, Report.compiles),
+        recompiles=int(recompiled["count"].sum()) if recompiled.height or watched else None,
         limit_hits=count(rows, "limit_hit"),
         failures=count(rows, "failure"),
-        graph_breaks=_graph_breaks(rows),
-        transfers=_transfers(rows, own, names),
+        graph_breaks=breaks if breaks or watched else None,
+        transfers=_most(transfers, backend, Report.transfers) if transfers_told else None,
         fallbacks=max(count(rows, "fallback"), sum(sum(report.unlowered().values()) for report in own)),
         compile_ms=_compile_ms(rows, own, names),
         in_steps_ms=_in_steps_ms(backend.own, measured),
@@ -96,45 +106,22 @@ def count(rows: pl.DataFrame, kind: str) -> int:
     return int(rows.filter(pl.col("kind") == kind)["count"].sum())
 
 
-def _most(rows: pl.DataFrame, reports: Sequence[Report], process: str) -> int:
-    """Compilations of a process: of its report, or of its events where these are more (counters can be cleared)."""
-    events = int(counted(rows.filter(pl.col("process") == process))["count"].sum())
-    return max([events, *(report.compiles() for report in reports if report.process == process)])
-
-
-def _recompiles(rows: pl.DataFrame) -> int | None:
-    recompiled = counted(rows).filter(pl.col("kind") == "recompile")
-    told = recompiled.height or rows.filter(pl.col("source").str.starts_with(METRICS)).height
-    return int(recompiled["count"].sum()) if told else None
-
-
-def _graph_breaks(rows: pl.DataFrame) -> int | None:
-    """The handler for graph breaks goes in with the one for metrics."""
-    breaks = count(rows, "graph_break")
-    return breaks if breaks or rows.filter(pl.col("source").str.starts_with(METRICS)).height else None
-
-
-def _transfers(rows: pl.DataFrame, reports: Sequence[Report], names: Sequence[str]) -> int | None:
-    events = rows.filter(pl.col("kind") == "transfer")
-    if events.is_empty() and not any(report.complete for report in reports):
-        return None
-    total = 0
-    for name in names:
-        own = int(events.filter(pl.col("process") == name)["count"].sum())
-        total += max([own, *(report.transfers() for report in reports if report.process == name)])
-    return total
+def _most(rows: pl.DataFrame, backend: Backend, reported: Callable[[Report], int]) -> int:
+    """Over its processes, of the report, or of the events `rows` where these are more (counters can be cleared)."""
+    events = dict(rows.group_by("process").agg(pl.col("count").sum()).iter_rows())
+    told = {report.process: reported(report) for report in backend.reports}
+    return sum(max(events.get(name, 0), told.get(name, 0)) for name in backend.processes)
 
 
 def _compile_ms(rows: pl.DataFrame, reports: Sequence[Report], names: Sequence[str]) -> float | None:
     """Union of spans where they are known; of a process whose report holds more than its events, the report's sum."""
+    by_report = {report.process: report.compile_ns() for report in reports}
     found = []
     for name in names:
-        told = total_ns(rows.filter(pl.col("process") == name))
-        timed = durations(rows.filter(pl.col("process") == name)).drop_nulls("time_ns").height
-        sums = [report.compile_ns() for report in reports if report.process == name]
-        own = [round(value) for value in sums if value is not None]
-        if own and not timed:
-            told = max([*own, *([told] if told is not None else [])])
+        own = rows.filter(pl.col("process") == name)
+        told, whole = total_ns(own), by_report.get(name)
+        if whole is not None and not durations(own).drop_nulls("time_ns").height:
+            told = max(round(whole), told or 0)
         if told is not None:
             found.append(told)
     return sum(found) / 1e6 if found else None
@@ -143,9 +130,9 @@ def _compile_ms(rows: pl.DataFrame, reports: Sequence[Report], names: Sequence[s
 def _in_steps_ms(own: Prepared, measured: bool) -> float | None:
     """Of steps with a wall time what was spent in them; else the time of events that name their step."""
     told = durations(own.rows)
-    if measured:
-        return int(per_step_ns(own).sum()) / 1e6 if told.height else None
-    named = total_ns(told.drop_nulls("step"))
+    if measured and told.height:
+        return int(per_step_ns(own).sum()) / 1e6
+    named = None if measured else total_ns(told.drop_nulls("step"))
     return None if named is None else named / 1e6
 
 
@@ -158,38 +145,39 @@ def _longest_ms(rows: pl.DataFrame, reports: Sequence[Report]) -> float | None:
 
 def _versions(tables: Tables, rows: pl.DataFrame, names: Sequence[str]) -> tuple[str, ...]:
     """What the ranks say of their packages, else what the events say of their source."""
-    wanted = ("torch", "torch_xla")
     told = [
         f"{package} {rank.versions[package]}"
         for rank in tables.ranks
         if rank.process in names
-        for package in wanted
+        for package in ("torch", "torch_xla")
         if rank.versions.get(package)
     ]
-    if not told:
-        tails = [str(source).rpartition(", ")[2] for source in rows["source"].unique().drop_nulls().sort().to_list()]
-        told = [tail for tail in tails if tail.startswith("torch")]
-    return tuple(dict.fromkeys(told))
+    return tuple(dict.fromkeys(told or [tail for _, tail in sorted(_sources(rows)) if tail]))
+
+
+def _sources(rows: pl.DataFrame) -> list[tuple[str, str]]:
+    """(what the figures stand on, version) of each source of events; the version "" where it names none."""
+    found = []
+    for source in rows["source"].drop_nulls().unique(maintain_order=True).to_list():
+        head, _, tail = source.rpartition(", ")
+        found.append((head or source, tail) if tail.startswith("torch") else (source, ""))
+    return found
 
 
 def _source(rows: pl.DataFrame, reports: Sequence[Report]) -> str:
     """What the figures stand on, without versions."""
-    heads = []
-    for source in rows["source"].drop_nulls().unique(maintain_order=True).to_list():
-        head, _, tail = str(source).rpartition(", ")
-        heads.append(head if head and tail.startswith("torch") else str(source))
+    heads = [head for head, _ in _sources(rows)]
     if not heads and any(report.complete for report in reports):
         return "metrics report"
     return "; ".join(dict.fromkeys(heads))
 
 
 def _unknown(tables: Tables, rows: pl.DataFrame, backend: str) -> int:
-    unread = 0
+    unread = int(rows.filter(pl.col("cause") == "unknown")["count"].sum())
     for _, data in event_data(tables, "compile_unknown"):
-        value = data.get("count")
         if (data.get("backend") or TORCH_COMPILE) == backend:
-            unread += value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
-    return unread + int(rows.filter(pl.col("cause") == "unknown")["count"].sum())
+            unread += max(integer(data.get("count")) or 1, 1)
+    return unread
 
 
 def notes(prepared: Prepared, backends: Sequence[CompilerFacts], steps: Sequence[CompilerSteps]) -> tuple[str, ...]:
@@ -335,20 +323,23 @@ def _text(causes: list[CompilerCause], noun: str) -> str:
 
 def table(prepared: Prepared) -> pl.DataFrame:
     """`prepared.steps` with compile_ns, the counts compiles, recompiles, transfers and breaks, and `compiling`."""
-    rows = prepared.rows.drop_nulls("at")
-    own = counted(rows)
-    counts = [
-        _count("compiles", own),
-        _count("recompiles", own.filter(pl.col("kind") == "recompile")),
-        _count("transfers", rows.filter(pl.col("kind") == "transfer")),
-        _count("breaks", rows.filter(pl.col("kind") == "graph_break")),
-        _count("attempts", rows.filter(pl.col("kind").is_in(TIMED))),
-    ]
+    own, kind = pl.col("pos") == pl.col("owner"), pl.col("kind")
+    counts = {
+        "compiles": kind.is_in(COMPILATIONS) & own,
+        "recompiles": (kind == "recompile") & own,
+        "transfers": kind == "transfer",
+        "breaks": kind == "graph_break",
+        "attempts": kind.is_in(TIMED),
+    }
+    sums = (pl.col("count").filter(wanted).sum().alias(name) for name, wanted in counts.items())
     steps = prepared.steps.with_columns(pl.Series("compile_ns", per_step_ns(prepared), dtype=pl.Int64))
-    for count in counts:
-        steps = steps.join(count, left_on="row", right_on="at", how="left", maintain_order="left")
-    names = [count.columns[1] for count in counts]
-    steps = steps.with_columns(pl.col(name).fill_null(0) for name in names)
+    steps = steps.join(
+        prepared.rows.drop_nulls("at").group_by("at").agg(*sums),
+        left_on="row",
+        right_on="at",
+        how="left",
+        maintain_order="left",
+    ).with_columns(pl.col(*counts).fill_null(0))
     compiling = (pl.col("attempts") > 0) | (pl.col("compile_ns") > 0)
     return steps.with_columns(compiling=compiling, late=pl.col("index") >= WARMUP_STEPS).drop("attempts")
 
@@ -461,9 +452,9 @@ def _reported(backend: Backend) -> list[CompilerSteps]:
             late_wall_ms=None if late_wall_ns is None else late_wall_ns / 1e6,
             late_share=_share(late_ns, late_wall_ns) if known else None,
             compiles=max(int(counted(rows)["count"].sum()), sum(report.compiles() for report in marked)),
-            recompiles=int(rows.filter(pl.col("kind") == "recompile")["count"].sum()),
-            transfers=max(_sum(rows, "transfer"), sum(report.transfers() for report in marked)),
-            breaks=_sum(rows, "graph_break"),
+            recompiles=count(rows, "recompile"),
+            transfers=max(count(rows, "transfer"), sum(report.transfers() for report in marked)),
+            breaks=count(rows, "graph_break"),
             mean_compiling_ms=None,
             mean_quiet_ms=None,
             estimated=wall_ns is not None,
@@ -481,14 +472,6 @@ def _numbered(rows: pl.DataFrame, report: Report) -> pl.DataFrame:
 def _share(part: float | None, whole: float | None) -> float | None:
     """At most 1: an estimated wall time may be shorter than what was measured inside it."""
     return None if part is None or not whole else min(part / whole, 1.0)
-
-
-def _sum(rows: pl.DataFrame, kind: str) -> int:
-    return int(rows.filter(pl.col("kind") == kind)["count"].sum())
-
-
-def _count(name: str, rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.group_by("at").agg(pl.col("count").sum().alias(name))
 
 
 def points(prepared: Prepared, limit: int = POINTS_SHOWN) -> tuple[CompilerPoint, ...]:
