@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.model import STEP_COLUMNS
-from stepscope.record.agent.clock import Clock
-from stepscope.record.agent.config import parse
+from stepscope.record.agent.config import Clock, parse
 from stepscope.record.agent.journal import BATCH_NS, EventLog, Journal, LineFile, claim_rank_folder, rank_identity
 from stepscope.record.agent.segments import StepRow
 
@@ -28,7 +27,7 @@ def test_nothing_is_made_before_the_first_row_and_early_events_are_kept(tmp_path
     written = journal(tmp_path)
     EventLog(written, Clock(0), lambda: None).write("site", what="DataLoader")
     assert list(tmp_path.glob("rank-*")) == []
-    written.write_step(row(0, BATCH_NS))
+    written.write_steps([row(0, BATCH_NS)])
     lines = (tmp_path / "rank-0" / "steps.jsonl").read_text().splitlines()
     assert tuple(json.loads(lines[0])["columns"]) == STEP_COLUMNS
     assert json.loads(lines[1])[:3] == [0, "train", None]
@@ -47,11 +46,11 @@ def test_short_steps_share_a_write_and_an_event_brings_them_along(tmp_path: Path
         return [json.loads(line)[0] for line in lines]
 
     for step in range(3):
-        written.write_step(row(step, BATCH_NS // 2, start_ns=step * BATCH_NS // 2))
+        written.write_steps([row(step, BATCH_NS // 2, start_ns=step * BATCH_NS // 2)])
     assert rows_on_disk() == [0, 1]
     written.write_event({"kind": "mark"})
     assert rows_on_disk() == [0, 1, 2]
-    written.write_step(row(3, 1))
+    written.write_steps([row(3, 1)])
     written.abandon()
     written.flush()
     assert rows_on_disk() == [0, 1, 2]
@@ -60,7 +59,7 @@ def test_short_steps_share_a_write_and_an_event_brings_them_along(tmp_path: Path
 def test_a_forked_child_never_writes_what_its_parent_holds(tmp_path: Path) -> None:
     written = journal(tmp_path)
     written.claim()
-    written.write_step(row(0, 1))
+    written.write_steps([row(0, 1)])
     child = os.fork()
     if child == 0:  # before any hook of ours ran in it, as when the garbage collector strikes first
         written.write_event({"kind": "gc"})
@@ -80,7 +79,7 @@ def test_a_taken_rank_gets_the_next_number(tmp_path: Path) -> None:
 def test_a_run_folder_that_cannot_be_written_is_given_up_in_silence(tmp_path: Path) -> None:
     gone = Journal(str(tmp_path / "gone"), str(tmp_path / "gone"), Clock(0), dict)
     assert not gone.claim()
-    gone.write_step(row(0, BATCH_NS))
+    gone.write_steps([row(0, BATCH_NS)])
     assert not gone.write_event({"kind": "x"})
 
 

@@ -33,11 +33,9 @@ EVERY_NS = 1_000_000_000
 RARER = 100  # after a time, one reading per hundredth of it: some 900 in a day
 
 
-def attach(agent: Agent) -> MemoryLog:
+def attach(agent: Agent) -> None:
     """Add readings of memory to `agent`."""
-    log = MemoryLog(agent)
-    agent.add_step_listener(log)
-    return log
+    agent.add_step_listener(MemoryLog(agent))
 
 
 class MemoryLog:
@@ -58,8 +56,7 @@ class MemoryLog:
         if agent.own_profiler_active or agent.user_profiler_active:
             return  # what a profiler holds for its trace is not the training's
         self._due_ns = now_ns + max(EVERY_NS, (now_ns - self._began_ns) // RARER)
-        fields: dict[str, Any] = host_memory()
-        fields.update(self._read_device() or {})
+        fields = {**host_memory(), **(self._read_device() or {})}
         if fields:
             agent.events.write("memory", now_ns, step=row.step, **fields)
 

@@ -13,11 +13,13 @@ import os
 import random
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Tuple
 
 from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.journal import append_line, masked_command
 from stepscope.record.agent.masking import mask_text
+from stepscope.record.agent.patches import Probe
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -56,7 +58,7 @@ def maybe_start(agent: Agent) -> bool:
         return True
     if not os.path.exists(os.path.join(agent.config.host_dir, MARKER)):
         return False
-    _sampler = FallbackSampler(agent.config, agent.clock.now, lambda: _is_busy(agent), agent.guard)
+    _sampler = FallbackSampler(agent.config, agent.clock.now, partial(_is_busy, agent), agent.guard)
     _sampler.start()
     agent.probes.add(_sampler)
     agent.add_finish_hook(_end, "sampler")
@@ -144,7 +146,7 @@ class Stretches:
             self._closed.append((position, start_ns, end_ns))
 
 
-class FallbackSampler:
+class FallbackSampler(Probe):
     """Samples all Python threads of this process. `busy()` tells when to hold still; `now()` is the run's clock.
 
     In children made by `multiprocessing` it starts anew, with files of its own. It is a probe as well: while the user's
@@ -156,6 +158,7 @@ class FallbackSampler:
     def __init__(
         self, config: Config, now: Callable[[], int], busy: Callable[[], bool], guard: Guard | None = None
     ) -> None:
+        super().__init__()
         self._config, self._now, self._busy = config, now, busy
         self._guard = guard if guard is not None else Guard(_ignore, config.faults)
         self._rate_hz = max(1, min(config.sampler_hz, HIGHEST_HZ))
@@ -228,7 +231,8 @@ class FallbackSampler:
                 self._end.wait(SUSPENDED_POLL_SECONDS)
                 continue
             self._stretches.resume(self._now())
-            self._end.wait(interval * random_factor())
+            # Jitter, so that a loop of the same period is not always met at the same place.
+            self._end.wait(interval * _random.uniform(0.5, 1.5))
             with self._lock:
                 if not self._stopping and not self._end.is_set() and not self._busy():
                     self._sample()
@@ -254,7 +258,8 @@ class FallbackSampler:
         self._stretches.add(positions, now_ns)
         for thread in threading.enumerate():
             if thread.ident is not None and thread.ident not in self._names:
-                self._names[thread.ident] = _thread_label(thread)
+                name = mask_text(thread.name[:200]).replace("\n", " ")
+                self._names[thread.ident] = f"thread ({thread.native_id or thread.ident}): {name}"
 
     def _flush(self) -> None:
         """Write the segment and begin the next."""
@@ -269,8 +274,7 @@ class FallbackSampler:
         stem = f"stacks-{self._pid}-{number}"
         path = os.path.join(self._config.host_dir, stem)
         times = stretches.text(started_ns, ended_ns)
-        if times is not None and not _write(path + ".times.json", [times]):
-            times = None
+        has_times = times is not None and _write(path + ".times.json", [times])
         if not _write(path + ".raw", self._lines(counts, names)):
             return
         row: dict[str, Any] = {
@@ -278,7 +282,7 @@ class FallbackSampler:
             "end_ns": ended_ns, "rate_hz": float(self._rate_hz), "idle": True, "blocking": True,
             "samples": sum(counts.values()), "errors": 0, "status": "ok", "message": None,
         }  # fmt: skip
-        if times is not None:
+        if has_times:
             row["times"] = stem + ".times.json"
         append_line(os.path.join(self._config.host_dir, "stacks.jsonl"), row)
 
@@ -288,7 +292,10 @@ class FallbackSampler:
         lines = []
         for (ident, stack), count in counts.items():
             thread = names.get(ident) or f"thread ({ident:#x})"
-            frames = [_frame_text(code, line) for code, line in stack]
+            frames = [
+                f"{getattr(code, 'co_qualname', code.co_name)} ({code.co_filename}{f':{line}' if line else ''})"
+                for code, line in stack
+            ]
             lines.append(";".join([process, thread, *frames]) + f" {count}\n")
         return lines
 
@@ -308,20 +315,4 @@ def _write(path: str, lines: list[str]) -> bool:
     return True
 
 
-def random_factor() -> float:
-    """Jitter around 1, so that a loop of the same period is not always met at the same place."""
-    return _random.uniform(0.5, 1.5)
-
-
 _random = random.Random(os.urandom(8))  # the user's generator is not ours to advance
-
-
-def _thread_label(thread: threading.Thread) -> str:
-    tid = getattr(thread, "native_id", None) or thread.ident
-    name = mask_text(thread.name[:200]).replace("\n", " ")
-    return f"thread ({tid}): {name}"
-
-
-def _frame_text(code: CodeType, line: int) -> str:
-    name = getattr(code, "co_qualname", code.co_name)
-    return f"{name} ({code.co_filename}:{line})" if line else f"{name} ({code.co_filename})"

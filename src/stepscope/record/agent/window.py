@@ -42,10 +42,7 @@ WAIT_FOR_CLOSE_S = 5.0
 
 
 def attach(agent: Agent) -> WindowManager | None:
-    """Add windows to `agent` as its configuration asks; None when they are off or could meet the user's profiler."""
-    config = agent.config.window
-    if config.mode not in ("auto", "schedule"):
-        return None
+    """Add windows to `agent` as its configuration asks; None when they could meet the user's profiler."""
     probe = agent.probes.get("user_profiler")
     if not isinstance(probe, UserProfilerProbe):
         agent.events.write("window_skipped", reason="the script's own profilers cannot be seen", step=None)
