@@ -42,7 +42,8 @@ def run_loop(tmp_path: Path, inside: Callable[[], None], every_step: bool | None
     try:
         agent.add_step_listener(
             lambda row, _now: heard.append(row.step) if row is not None else None,
-            every_step=None if every_step is None else lambda: every_step,
+            "test",
+            None if every_step is None else lambda: every_step,
         )
         weight = torch.nn.Parameter(torch.zeros(1))
         optimizer = torch.optim.SGD([weight], lr=1e-3)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.knobs.launched import AllocatorConf, allocator_variables
-from stepscope.record.agent.knobs.settings import Setting
+from stepscope.record.agent.knobs.base import KnobBase, load
+from stepscope.record.agent.knobs.launched import allocator_variables
 
 pytestmark = pytest.mark.torch
 
@@ -32,11 +31,11 @@ class FakeAgent:
         self.rows.append((applied, observed, reason))
 
 
-def install(knob: KnobBase, name: str, value: str) -> FakeAgent:
+def installed(name: str, value: str) -> tuple[KnobBase, FakeAgent]:
     agent: Any = FakeAgent()
-    knob.name = name
-    knob.install(agent, value, agent.report)
-    return agent  # type: ignore[no-any-return]
+    knob = load(name)(agent, name, agent.report, {})
+    knob.install(value)
+    return knob, agent
 
 
 @pytest.fixture
@@ -54,8 +53,7 @@ def test_a_flag_of_cudnn_is_set_held_and_set_back(flag: str, value: str) -> None
 
     home, wanted = torch.backends.cudnn, value == "true"
     before = getattr(home, flag)
-    knob = Setting()
-    agent = install(knob, "cudnn." + flag, value)
+    knob, agent = installed("cudnn." + flag, value)
     assert getattr(home, flag) is wanted
     setattr(home, flag, not wanted)  # the script's own
     knob.at_first_step()
@@ -90,8 +88,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_library_is_set_and_the_scripts_own_choice_is_overruled(library: list[str]) -> None:
     import torch
 
-    knob = Setting()
-    agent = install(knob, "cuda.linalg_library", "cusolver")
+    knob, agent = installed("cuda.linalg_library", "cusolver")
     torch.backends.cuda.preferred_linalg_library("default")
     assert torch.backends.cuda.preferred_linalg_library() == "_LinalgBackend.Cusolver"
     knob.at_first_step()
@@ -102,8 +99,7 @@ def test_the_library_is_set_and_the_scripts_own_choice_is_overruled(library: lis
 
 @pytest.mark.usefixtures("library")
 def test_a_library_that_is_not_there_is_refused_by_torch() -> None:
-    knob = Setting()
-    agent = install(knob, "cuda.linalg_library", "magma")
+    knob, agent = installed("cuda.linalg_library", "magma")
     knob.at_first_step()
     knob.uninstall()
     assert agent.rows == [
@@ -132,7 +128,6 @@ def test_the_allocator_is_asked_for_its_settings(
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": [], "allocator_settings": settings})
     for name in allocator_variables(CONF):
         monkeypatch.setenv(name, environment)
-    knob = AllocatorConf()
-    agent = install(knob, "allocator.conf", CONF)
+    knob, agent = installed("allocator.conf", CONF)
     knob.at_first_step()
     assert agent.rows == [row]

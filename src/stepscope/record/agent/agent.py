@@ -191,14 +191,15 @@ class Agent:
 
     # ------------------------------------------------------------------------------------------- what others add
 
-    def add_step_listener(self, listener: StepListener, every_step: Callable[[], bool] | None = None) -> None:
+    def add_step_listener(
+        self, listener: StepListener, probe: str, every_step: Callable[[], bool] | None = None
+    ) -> None:
         """Call `listener(row, now_ns)` between two steps, on the training thread, right after a step was cut.
 
         `row` is None when a loop starts instead. Time spent in listeners is in no step. Short steps may be cut several
         at a time, and listeners then hear of the last of them alone, unless `every_step()` says they need each; it is
         asked after every call of the listeners.
         """
-        probe = getattr(listener, "probe_name", "listener")
         self._at_boundary.add(probe, listener)
         if every_step is not None:
             self._every_step.append(self.guard.wrap(probe, every_step, inject=False))

@@ -33,7 +33,7 @@ def attach(agent: Agent) -> Losses:
     losses = Losses(agent)
     losses.install(agent)
     agent.probes.add(losses)
-    agent.add_step_listener(losses, every_step=losses.wants_each)
+    agent.add_step_listener(losses, NAME, losses.wants_each)
     agent.add_end_hook(losses.write, NAME)
     return losses
 
@@ -41,7 +41,7 @@ def attach(agent: Agent) -> Losses:
 class Losses(Probe):
     """Wraps `torch.autograd.backward`, and `GradScaler.scale` to know the loss from its scaled self."""
 
-    name = probe_name = NAME
+    name = NAME
 
     def __init__(self, agent: Agent) -> None:
         super().__init__()

@@ -35,13 +35,11 @@ RARER = 100  # after a time, one reading per hundredth of it: some 900 in a day
 
 def attach(agent: Agent) -> None:
     """Add readings of memory to `agent`."""
-    agent.add_step_listener(MemoryLog(agent))
+    agent.add_step_listener(MemoryLog(agent), NAME)
 
 
 class MemoryLog:
     """A step listener; a call that is not due costs a comparison."""
-
-    probe_name = NAME
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent

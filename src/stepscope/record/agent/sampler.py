@@ -48,7 +48,7 @@ _sampler: FallbackSampler | None = None
 def attach(agent: Agent) -> None:
     """Called once by the agent: start sampling now, or as soon as the launcher asks for it."""
     if not maybe_start(agent):
-        agent.add_step_listener(_Lookout(agent))
+        agent.add_step_listener(_Lookout(agent), "sampler")
 
 
 def maybe_start(agent: Agent) -> bool:
@@ -80,8 +80,6 @@ def _is_busy(agent: Agent) -> bool:
 
 class _Lookout:
     """A step listener that looks for the marker, ever more rarely: refusals show in the first seconds."""
-
-    probe_name = "sampler"
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent

@@ -29,14 +29,12 @@ MAX_ALL_BYTES = 20_000_000  # 20 ms
 def attach(agent: Agent) -> None:
     """Hash the user's files of `agent`'s process."""
     log = SourceLog(agent)
-    agent.add_step_listener(log)
+    agent.add_step_listener(log, NAME)
     agent.add_finish_hook(log.write, NAME)
 
 
 class SourceLog:
     """A step listener; every call but the first costs a comparison."""
-
-    probe_name = NAME
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent

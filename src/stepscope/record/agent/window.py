@@ -50,7 +50,7 @@ def attach(agent: Agent) -> WindowManager | None:
     manager = WindowManager(agent, probe)
     if is_cpu_build():
         manager.begin_here()
-    agent.add_step_listener(manager, every_step=lambda: manager.is_open or not manager.plan.over)
+    agent.add_step_listener(manager, NAME, lambda: manager.is_open or not manager.plan.over)
     probe.make_room = manager.make_room
     agent.add_finish_hook(manager.finish, NAME)
     if hasattr(os, "register_at_fork"):
@@ -79,8 +79,6 @@ class _Window:
 
 class WindowManager:
     """All windows of a process, within a share of its time and a number of bytes."""
-
-    probe_name = NAME
 
     def __init__(self, agent: Agent, probe: UserProfilerProbe) -> None:
         self._agent = agent

@@ -33,7 +33,7 @@ class XlaProbe(Probe):
         self._agent = agent
         if "torch_xla" in sys.modules:
             super().install(agent)
-            agent.guard.wrap("xla_counters", self._count)()
+            agent.guard.wrap(COUNTERS, self._count)()
 
     def uninstall(self) -> None:
         """Restore the originals."""
@@ -65,6 +65,7 @@ class XlaProbe(Probe):
                 self._agent.steps.mark("xla_sync", self._agent.page_faults.now())
 
 
+COUNTERS = "xla_counters"  # their switch of the guard
 COMPILE = "CompileTime"
 EAGER_COMPILE = "EagerOpCompileTime"
 TRANSFER = "TransferFromDeviceTime"
@@ -200,8 +201,6 @@ def _by_step(
 class XlaCounters:
     """Polls at step boundaries, and writes `compile`, `transfer`, `fallback` and `counters`."""
 
-    probe_name = "xla_counters"
-
     def __init__(self, agent: Agent, api: Api) -> None:
         self._agent = agent
         self._api = api
@@ -229,10 +228,10 @@ class XlaCounters:
             metric.look()
         self._operators = self._calls()
         # The listener only reads numbers, but needs every step on its own to tell which one they are of.
-        self._agent.add_step_listener(self, lambda: self._active)
-        self._agent.add_finish_hook(self.finish, self.probe_name)
+        self._agent.add_step_listener(self, COUNTERS, lambda: self._active)
+        self._agent.add_finish_hook(self.finish, COUNTERS)
         # torch_xla ends itself at exit, and what is registered later is called earlier.
-        atexit.register(self._agent.guard.wrap(self.probe_name, self.finish, inject=False))
+        atexit.register(self._agent.guard.wrap(COUNTERS, self.finish, inject=False))
 
     def pause(self) -> None:
         """Write nothing until it starts again."""
