@@ -13,7 +13,8 @@ import pytest
 from stepscope.record.agent.probes import compiles
 from stepscope.record.agent.probes.compiles import ENTRIES_LIMIT, LOGGER, CompilesProbe
 
-from .fake_dynamo import FakeAgent, FakeDynamo
+from .fake_agent import FakeAgent
+from .fake_dynamo import FakeDynamo
 
 BACKEND = "torch.compile"
 CALLER = [("/home/user/train.py", 52, "main")]
