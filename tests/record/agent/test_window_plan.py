@@ -169,7 +169,7 @@ def test_byte_budget_shrinks_and_predicts() -> None:
     budget = Budget(began_ns=0, time_share=1, byte_budget=100)
     assert budget.fits(100)
     assert not budget.fits(101)
-    budget.bytes += 60
+    budget.bytes_left -= 60
     assert not budget.fits(41)
     assert budget.steps_left(60, 3) == 2
     assert budget.steps_left(60, 1) == 0
