@@ -111,8 +111,7 @@ class Guard:
 
     def is_off(self, probe: str) -> bool:
         """Whether `probe` has failed or the whole guard was stopped."""
-        switch = self._switches.get(probe)
-        return self._stopped or (switch is not None and switch.off)
+        return self._stopped or (probe in self._switches and self._switches[probe].off)
 
     def stop(self) -> None:
         """Turn every guarded hook, present and future, into a no-op (used in forked children)."""

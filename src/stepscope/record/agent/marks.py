@@ -31,7 +31,7 @@ class _Recorder:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._written = 0
-        self._sums: dict[tuple[str, str], list[int]] = {}  # (kind, name) -> [count, duration, first start]
+        self._sums: dict[tuple[str, str], tuple[int, int, int]] = {}  # (kind, name) -> count, duration, first start
         self._warned_device = False
         guard = agent.guard
         self.now = agent.clock.now
@@ -52,9 +52,8 @@ class _Recorder:
             self._written += 1
             self._write_region(kind, name, start_ns, end_ns - start_ns)
             return
-        total = self._sums.setdefault((kind, name), [0, 0, start_ns])
-        total[0] += 1
-        total[1] += end_ns - start_ns
+        count, duration_ns, first_ns = self._sums.get((kind, name), (0, 0, start_ns))
+        self._sums[kind, name] = count + 1, duration_ns + end_ns - start_ns, first_ns
 
     def _write_region(self, kind: str, name: str, start_ns: int, duration_ns: int, **fields: Any) -> None:
         source = {} if kind == "region" else {"source": kind}

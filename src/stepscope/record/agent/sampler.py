@@ -13,7 +13,6 @@ import os
 import random
 import sys
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Tuple
 
 from stepscope.record.agent.guard import Guard
@@ -58,7 +57,11 @@ def maybe_start(agent: Agent) -> bool:
         return True
     if not os.path.exists(os.path.join(agent.config.host_dir, MARKER)):
         return False
-    _sampler = FallbackSampler(agent.config, agent.clock.now, partial(_is_busy, agent), agent.guard)
+
+    def is_busy() -> bool:  # a profiler, ours or the user's, is recording: our thread must not show up in it
+        return agent.probes.suspended or agent.own_profiler_active or agent.user_profiler_active
+
+    _sampler = FallbackSampler(agent.config, agent.clock.now, is_busy, agent.guard)
     _sampler.start()
     agent.probes.add(_sampler)
     agent.add_finish_hook(_end, "sampler")
@@ -71,11 +74,6 @@ def _end() -> None:
     sampler, _sampler = _sampler, None
     if sampler is not None:
         sampler.stop()
-
-
-def _is_busy(agent: Agent) -> bool:
-    """Whether a profiler, ours or the user's, is recording: our thread must not show up in it."""
-    return bool(agent.probes.suspended) or agent.own_profiler_active or agent.user_profiler_active
 
 
 class _Lookout:
@@ -129,10 +127,11 @@ class Stretches:
         self.interrupt(ended_ns)
         if self.full or not self._closed:
             return None
+        record, starts_ns, ends_ns = zip(*self._closed)
         columns = {
-            "record": [position for position, _, _ in self._closed],
-            "start_us": [(start_ns - started_ns) // 1000 for _, start_ns, _ in self._closed],
-            "end_us": [(end_ns - started_ns) // 1000 for _, _, end_ns in self._closed],
+            "record": record,
+            "start_us": [(start_ns - started_ns) // 1000 for start_ns in starts_ns],
+            "end_us": [(end_ns - started_ns) // 1000 for end_ns in ends_ns],
         }
         value = {"schema": TIMES_SCHEMA, "start_ns": started_ns, "stretches": columns}
         return json.dumps(value, separators=(",", ":")) + "\n"
@@ -158,7 +157,7 @@ class FallbackSampler(Probe):
     ) -> None:
         super().__init__()
         self._config, self._now, self._busy = config, now, busy
-        self._guard = guard if guard is not None else Guard(_ignore, config.faults)
+        self._guard = guard if guard is not None else self._own_guard()
         self._rate_hz = max(1, min(config.sampler_hz, HIGHEST_HZ))
         self._lock = threading.Lock()  # around the segment under way: the thread samples, the exit flushes
         self._thread: threading.Thread | None = None
@@ -204,13 +203,17 @@ class FallbackSampler(Probe):
 
         if self._stopping:  # recording had ended before the fork
             return
-        self._guard = Guard(_ignore, self._config.faults)
+        self._guard = self._own_guard()
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._stopping, self._number, self._busy = False, 0, lambda: False
         self._reset()
         self._guard.wrap("sampler", self._launch, inject=False)()
         Finalize(None, self._guard.wrap("sampler", self.stop, inject=False), exitpriority=100)
+
+    def _own_guard(self) -> Guard:
+        """There is no journal to report to in a child; its sampler just ends."""
+        return Guard(lambda _probe, _error: None, self._config.faults)
 
     def _reset(self) -> None:
         self._counts: dict[Stack, int] = {}
@@ -238,13 +241,11 @@ class FallbackSampler(Probe):
                 self._flush()
 
     def _sample(self) -> None:
-        own = threading.get_ident()
         frames = sys._current_frames()
         now_ns = self._now()
+        frames.pop(threading.get_ident(), None)
         positions: dict[int, int] = {}
         for ident, frame in frames.items():
-            if ident == own:
-                continue
             stack: list[tuple[CodeType, int]] = []
             current: Any = frame
             while current is not None and len(stack) < DEEPEST_STACK:
@@ -285,8 +286,7 @@ class FallbackSampler(Probe):
         append_line(os.path.join(self._config.host_dir, "stacks.jsonl"), row)
 
     def _lines(self, counts: dict[Stack, int], names: dict[int, str]) -> list[str]:
-        command = " ".join(masked_command()).replace("\n", " ")
-        process = f'process {self._pid}:"{command}"'
+        process = 'process {}:"{}"'.format(self._pid, " ".join(masked_command()).replace("\n", " "))
         lines = []
         for (ident, stack), count in counts.items():
             thread = names.get(ident) or f"thread ({ident:#x})"
@@ -296,10 +296,6 @@ class FallbackSampler(Probe):
             ]
             lines.append(";".join([process, thread, *frames]) + f" {count}\n")
         return lines
-
-
-def _ignore(probe: str, error: str) -> None:
-    """There is no journal to report to in a child; its sampler just ends."""
 
 
 def _write(path: str, lines: list[str]) -> bool:
