@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from stepscope.dashboard import blocks
-from stepscope.report.places import Shortener
 from stepscope.report.table import Choice, document
+from stepscope.report.words import Shortener
 from tests.dashboard import page_shapes
 
 EVIL = "</script>\x1b[31m\u202ename\x00"

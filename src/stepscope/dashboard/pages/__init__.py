@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from stepscope import api
     from stepscope.analyze.views.select import Selection
-    from stepscope.report.places import Shortener
+    from stepscope.report.words import Shortener
 
 PAGE_SCHEMA = "stepscope.page/1"
 SERVED_ROWS = 1_000
@@ -84,7 +84,7 @@ class PageContext(Struct, frozen=True, dict=True):
     @cached_property
     def shorten(self) -> Shortener:
         """Paths as people read them, relative to where the run was started."""
-        from stepscope.report.places import Shortener
+        from stepscope.report.words import Shortener
 
         run = self.run.analysis.run
         return Shortener({"cwd": run.cwd, "user_roots": run.user_roots})

@@ -16,7 +16,7 @@ from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, experiments
 from stepscope.dashboard.pages.rows import Alone, Col, TableContext, rows_table
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
-from stepscope.report import comparison_words as said
+from stepscope.report import comparison_report as said
 from stepscope.report import words
 
 Document = dict[str, Any]
@@ -163,7 +163,7 @@ def _with(context: PageContext, other: str) -> Iterator[Block]:
 
 def _compared(context: PageContext, other: str) -> Document:
     from stepscope import comparing
-    from stepscope.report.comparison_document import comparison_document
+    from stepscope.report.comparison_report import comparison_document
 
     assert context.catalog is not None
     sides = [context.catalog.run(other), context.base]

@@ -190,7 +190,7 @@ def _of_causes(context: PageContext, name: str, rows: Sequence[Mapping[str, Any]
     """
     from stepscope.report import compiler_words as said
     from stepscope.report.document import without_quotes
-    from stepscope.report.table_columns import SHOWN
+    from stepscope.report.table import SHOWN
 
     several = len({row["backend"] for row in rows}) > 1
     shown = [each for each in SHOWN[name].columns if several or each[1] != "backend"]

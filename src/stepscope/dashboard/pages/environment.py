@@ -11,7 +11,7 @@ from stepscope.dashboard.pages import PageContext
 from stepscope.dashboard.pages.rows import Col, rows_table
 from stepscope.model import Report
 from stepscope.report import sentences, words
-from stepscope.report.trial import refused, trial_line
+from stepscope.report.sentences import refused, trial_line
 
 MAX_COMMAND = 4_000  # characters: whole, so that it can be copied
 MAX_NESTED = 6  # values of a list or mapping that are shown in a fact

@@ -11,7 +11,7 @@ from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext
 from stepscope.dashboard.pages.rows import Alone, Col, TableContext, rows_table
 from stepscope.model import Report
-from stepscope.report import experiment_words as say
+from stepscope.report import experiment_report as say
 from stepscope.report import words
 
 Row = Mapping[str, Any]
@@ -84,10 +84,7 @@ def of_run(context: PageContext) -> Row | None:
 
 def load(folder: Path) -> dict[str, Any]:
     """The document of an experiment's folder; raises `UnreadableInputError`."""
-    from stepscope.report.experiment_document import document
-    from stepscope.report.experiment_document import load as read
-
-    return document(read(folder))
+    return say.experiment_document(say.load(folder))
 
 
 def render(report: Report) -> str:

@@ -16,8 +16,7 @@ from stepscope.dashboard.pages import PAGES, PageContext, traced
 from stepscope.model import Report
 from stepscope.report import compiler_words, sentences, words
 from stepscope.report.escape import one_line
-from stepscope.report.sentences import groups
-from stepscope.report.trial import refused, trial_line
+from stepscope.report.sentences import groups, refused, trial_line
 
 Row = Mapping[str, Any]
 

@@ -198,7 +198,7 @@ def _figures(gpu: GpuSummary, title: str) -> Block:
 
 def _charts(counters: Sequence[Counter]) -> Iterator[Block]:
     """The device over time."""
-    from stepscope.report.table_columns import USE
+    from stepscope.report.table import USE
 
     by_metric = {each.metric: each for each in counters}
     for name, title, y, metrics in _CHARTS:

@@ -13,7 +13,7 @@ from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block, Help
 from stepscope.dashboard.pages import traced
 from stepscope.report.escape import plain
-from stepscope.report.table_columns import SHOWN
+from stepscope.report.table import SHOWN
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext

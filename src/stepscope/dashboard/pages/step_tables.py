@@ -11,7 +11,7 @@ from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages.rows import Col, rows_table
 from stepscope.report import words
-from stepscope.report.sampled import KINDS, STAGES
+from stepscope.report.words import STAGES, WAIT_PARTS
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
@@ -42,7 +42,7 @@ _WAIT = (
     Col("Rank", "rank", "number"),
     Col("Share of the wait", "share", "share", bar=True),
     Col("Per step", "ms_per_step", "ms"),
-    Col("What", "kind", say=lambda row: KINDS.get(str(row["kind"]), str(row["kind"]))),
+    Col("What", "kind", say=lambda row: WAIT_PARTS.get(str(row["kind"]), str(row["kind"]))),
     Col("Line", "place"),
     Col("On top", "leaf", code=True),
     Col("Samples", "samples", "count"),

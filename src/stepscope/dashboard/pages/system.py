@@ -12,7 +12,7 @@ from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, traced
 from stepscope.dashboard.pages.rows import Col, rows_table
 from stepscope.report import words
-from stepscope.report.table_columns import USE
+from stepscope.report.table import USE
 
 if TYPE_CHECKING:
     from stepscope.model.machine import MachineFacts
