@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from stepscope.dashboard.blocks import Alone
 from stepscope.dashboard.pages import experiments
-from stepscope.dashboard.pages.rows import Alone
 from stepscope.errors import UnreadableInputError
 from stepscope.report import experiment_report
 from tests.report.fabricate_experiment import (
