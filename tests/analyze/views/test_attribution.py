@@ -67,7 +67,5 @@ def test_the_line_that_makes_the_call_where_the_source_tells() -> None:
     base = base_of(made)
     source = "def layer(x, w):\n    y = x.mm(w)\n    return y\n"
     base = Base(base.tables, base.spans, base.origins, Lines(None, {FILE: source}))
-    found = attribution.dominant_places(
-        base, base.spans[0], np.array([0, 1]), np.array([mm, relu]), np.array([1, 1]), 2
-    )
-    assert [(place[0].line, place[1]) if place else None for place in found] == [(2, True), (1, False)]
+    found = attribution.heaviest_lines([(base, base.spans[0], np.array([mm, relu]), np.array([2, 1]))], 2)
+    assert [(line.place.line, line.exact) for line in found] == [(2, True), (1, False)]

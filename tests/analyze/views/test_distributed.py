@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.analyze.context import Context
 from stepscope.analyze.views import communication, distributed
-from stepscope.engine import spans as base
 from stepscope.model.views import Distributed, WorkerShare
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.analyze.traces import Slices, tables
@@ -216,7 +216,7 @@ def test_parts_sum_to_the_step(ranks: list[list[tuple[bool, int, int]]], steps: 
                 below = trace.add("cpu_op", "c10d::allreduce_" if talks else "aten::mm", begin + start)
                 trace.kernel(begin + start, length, "ncclAllReduce" if talks else "gemm", below=below, step=step)
         made.append(trace)
-    found = distributed.view(base.prepare(tables(*made, steps=step_rows), None, None))  # type: ignore[arg-type]
+    found = distributed.view(Context(tables(*made, steps=step_rows)).base)
     assert (found is not None) == any(talks for rows in ranks for talks, _, _ in rows)
     for worker in found.workers if found is not None else ():
         parts = (worker.computation_ns, worker.overlap_ns, worker.communication_ns, worker.other_ns)

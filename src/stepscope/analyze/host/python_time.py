@@ -11,7 +11,6 @@ library's modules do is their operators' work. Data wait and file I/O have facts
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from stepscope.engine.host_calls import BUILTIN, LIBRARY, OPERATOR, USER, HostCa
 from stepscope.engine.journal import events_in_steps
 from stepscope.engine.journal import place_of as place_of_event
 from stepscope.engine.samples import Samples, bare, short
-from stepscope.engine.slice_names import PYTHON_NAME
+from stepscope.engine.slice_names import python_frame
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import UserCode, is_torch, knows_no_tensors
@@ -148,11 +147,11 @@ def _python_fractions(window: ProfiledCalls | None, code_of: UserCode) -> pl.Dat
     sums: dict[tuple[str, str], list[int]] = {}  # ns in Python, in torch
     for part in window.parts:
         for code, ns in _own_times(part).items():
-            match = re.match(PYTHON_NAME, part.span.names.values[code])
-            file = (code_of.resolve(match[1]) or code_of.library(match[1])) if match else None
-            if match is None or file is None:
+            frame = python_frame(part.span.names.values[code])
+            file = (code_of.resolve(frame.file) or code_of.library(frame.file)) if frame else None
+            if frame is None or file is None:
                 continue
-            known = sums.setdefault((file, bare(match[3])), [0, 0])
+            known = sums.setdefault((file, bare(frame.function)), [0, 0])
             known[0], known[1] = known[0] + ns[0], known[1] + ns[1]
     rows = [(*key, python / (python + torch)) for key, (python, torch) in sums.items() if python + torch > 0]
     return pl.DataFrame(rows, schema=schema, orient="row")

@@ -16,7 +16,7 @@ import polars as pl
 
 from stepscope.analyze.input.loader import feeding_loader
 from stepscope.analyze.sites import site_of
-from stepscope.engine.attribution import dominant_places, place
+from stepscope.engine.attribution import heaviest_lines, place
 from stepscope.engine.host_activity import LOADER_RANGE
 from stepscope.engine.journal import event_data, place_of
 from stepscope.engine.spans import Base, Span
@@ -210,9 +210,8 @@ def _of_run(base: Base, run: str, spans: list[Span]) -> TraceLoader | None:
         names.update(span.names.values[code] for code in codes)
         fetches += len(rows)
         total += int(span.duration_ns[rows].sum())
-        caller = dominant_places(base, span, np.zeros(len(rows), np.int64), rows, span.duration_ns[rows], 1)[0]
-        if caller is not None:
-            calls[caller[0]] = calls.get(caller[0], 0) + len(rows)
+        for caller in heaviest_lines([(base, span, rows, span.duration_ns[rows])], 1):
+            calls[caller.place] = calls.get(caller.place, 0) + len(rows)
         for where, ns in _entries(base, span, rows).items():
             entries[where] = entries.get(where, 0) + ns
     if not fetches:
