@@ -39,17 +39,6 @@ def test_the_innermost_function_of_the_users() -> None:
     assert lines_of(base, []) == []
 
 
-def test_the_backward_pass_leads_to_the_forward_operator_from_any_depth() -> None:
-    trace = Nested()
-    loop, layer = trace.python("train.py(1): <module>"), trace.python("train.py(30): layer")
-    forward = trace.operator("aten::mm", 0, 5, layer)
-    node = trace.backward("MmBackward0", 100, 50, forward, loop)
-    # the operator itself bears the mark of the backward pass, and only the one around it its forward operator
-    inner = trace.operator("aten::mm", 110, 20, node, forward_thread=1)
-    base = base_of(trace.tables())
-    assert lines_of(base, [node, inner]) == ["train.py:30", "train.py:30"]
-
-
 def test_a_library_stands_in_only_where_no_code_of_the_users_is() -> None:
     trace = Nested()
     library = trace.python("/x/site-packages/transformers/trainer.py(7): train")

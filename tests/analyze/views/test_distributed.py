@@ -90,30 +90,6 @@ def test_a_call_that_one_worker_lacks_costs_only_itself(tmp_path: Path):
     assert any("no match" in note for note in found.notes)
 
 
-def test_without_numbers_calls_are_matched_by_their_order_in_the_step(tmp_path: Path):
-    first, second = talking(0, [5, 5, 5], size=2), talking(1, [0, 0, 0], size=2)
-    second.collective(95, 3, at=90)  # one more in step 0: the later steps are not moved by it
-    found = seen(tmp_path, first, second)
-    assert (found.matched, found.unmatched) == (3, 1)
-    assert shares(found)[0].synchronizing_ns == 5 * US
-
-
-def test_work_of_the_host_that_begins_in_the_next_step_is_still_matched(tmp_path: Path):
-    made = []
-    for rank, late in ((0, 0), (1, 20)):
-        worker = Rank(rank, 2)
-        for step in range(2):
-            worker.step(step, 100 * step, 99)
-            for begin in (10, 90 + late):
-                length = 9 if begin == 10 else 25 - late
-                worker.slice("user_annotation", "gloo:all_reduce", 100 * step + begin, length, thread=5)
-        made.append(worker)
-    found = seen(tmp_path, *made)
-    (row,) = found.collectives
-    assert (found.matched, found.unmatched) == (4, 0)
-    assert (row.transferring_ns, row.synchronizing_ns, row.last_rank) == ((9 + 5) / 2 * US, 20 / 4 * US, 1)
-
-
 def test_groups_of_one_name_with_other_ranks_are_other_groups(tmp_path: Path):
     made = [Rank(rank, 4) for rank in range(4)]
     for rank in made:
@@ -166,12 +142,6 @@ def test_same_rank_in_two_folders_is_two_runs(tmp_path: Path, size: int | None):
     assert "different runs" in reason
     assert "nccl" in reason
     assert distributed.view(opened(tmp_path / "nccl")) is not None
-
-
-def test_folders_recorded_at_other_times_are_other_runs(tmp_path: Path):
-    for rank in range(2):
-        talking(rank, [1], size=2, shift_us=rank * 2 * 3600e6).write(tmp_path / f"rank_{rank}" / "t.json")
-    assert "hour" in refused(tmp_path)
 
 
 def test_worlds_of_other_sizes_are_other_runs(tmp_path: Path):
