@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stepscope import tables
 from stepscope.analyze import Context
 from stepscope.analyze import ranks as rank_facts
-from stepscope.analyze.host.sampled_loop import sampled_loop
+from stepscope.analyze.host.sampled_time import sampled_loop
 from stepscope.analyze.host.stack_selection import idle_sampled
 from stepscope.engine.call_tree import UserPaths
 from stepscope.model.sampled import RankLines

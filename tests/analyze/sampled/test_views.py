@@ -10,8 +10,7 @@ import polars as pl
 import pytest
 
 from stepscope import tables
-from stepscope.analyze import Context, step_times
-from stepscope.analyze.host import sampled_stacks as sampled_views
+from stepscope.analyze import Context, Facts
 from stepscope.model.sampled import SampledViews
 from stepscope.read.stacks.sampled_files import read_stack_files
 from tests.builders import MS, T0, make_tables, step_rows
@@ -27,9 +26,7 @@ BACKWARD = ["Tensor.backward (torch/_tensor.py:623)", "_engine_run_backward (tor
 
 
 def views_of(context: Context) -> SampledViews | None:
-    labelled = context.labelled
-    train = next((fact for fact in step_times.step_facts(labelled) if fact.kind == "train"), None)
-    return sampled_views.sampled_views(context, labelled, train)
+    return Facts(context).sampled
 
 
 def stack(frames: Sequence[str], samples: int, phase: str = "other", **more: Any) -> dict[str, Any]:
