@@ -63,14 +63,6 @@ def test_every_table_has_its_schema_empty_or_not(tmp_path: Path):
         assert getattr(full, name).height > 0, name
 
 
-def test_steps_and_device_time(tmp_path: Path):
-    steps = build(tmp_path, events=EVENTS).steps
-    assert steps["step"].to_list() == list(range(10))
-    assert steps["device_ns"].to_list() == [None, None, 9 * MS, *[None] * 7]
-    assert (steps["rank"].unique().to_list(), steps["process"].unique().to_list()) == ([0], ["rank-0"])
-    assert steps["wall_ns"].to_list() == [10 * MS] * 10
-
-
 def test_journal_scalars_compiles_system(tmp_path: Path):
     result = build(tmp_path, events=EVENTS, system=SYSTEM)
     assert result.journal["kind"].to_list() == [event["kind"] for event in EVENTS]
@@ -143,27 +135,6 @@ def test_an_optimizer_step_that_the_profiler_was_stopped_in_is_no_sign_of_a_cloc
     ]
 
 
-def test_trace_of_another_run_is_not_moved(tmp_path: Path):
-    slices = [
-        {"name": "Optimizer.step#SGD.step", "cat": "user_annotation", "ts": i * 1000, "dur": 10} for i in range(5)
-    ]
-    result = build(
-        tmp_path, steps=step_rows(5, in_window=True), traces={"trace-0.json": trace(*slices, base=T0 - 10**15)}
-    )
-    assert result.events["start_ns"][0] == T0 - 10**15
-    assert result.events["step"].to_list() == [None] * 5
-
-
-def test_run_facts_and_ranks(tmp_path: Path):
-    facts = build(
-        tmp_path, manifest={"tags": ["a"], "user_roots": ["/p", 3], "exit": {"status": None, "signal": 9}}
-    ).run
-    assert (facts.name, facts.tags, facts.command) == ("demo", ("a",), ("python", "train.py"))
-    assert (facts.exit_status, facts.hosts, facts.ranks, facts.world_size) == (137, ("a",), (0,), 1)
-    assert facts.user_roots == ("/p",)
-    assert facts.versions["torch"] == "2.13.0+cpu"
-
-
 def test_missing_manifest_and_rank_json(tmp_path: Path):
     folder = make_run_folder(tmp_path)
     (folder / "host-a" / "manifest.json").unlink()
@@ -173,15 +144,6 @@ def test_missing_manifest_and_rank_json(tmp_path: Path):
     assert (result.run.hardware, result.run.user_roots) == ({}, ())
     assert (result.ranks[0].pid, result.ranks[0].host, result.ranks[0].device) == (100, "a", None)
     assert "no manifest" in notes(result)
-
-
-def test_two_hosts_and_exit_of_the_failed_one(tmp_path: Path):
-    make_run_folder(tmp_path, host="a", rank=0)
-    folder = make_run_folder(tmp_path, host="b", rank=1, manifest={"exit": {"shell_status": 3}, "ended_ns": None})
-    result = tables.build(read_run(folder))
-    assert (result.run.exit_status, result.run.ended_ns, result.run.ranks) == (3, None, (0, 1))
-    assert [info.host for info in result.ranks] == ["a", "b"]
-    assert result.processes.select("host", "pid", "process").rows() == [("a", 100, "rank-0"), ("b", 100, "rank-1")]
 
 
 def test_a_process_of_the_script_is_no_loader_worker_though_it_looks_like_one(tmp_path: Path):

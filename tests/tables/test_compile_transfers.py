@@ -87,29 +87,6 @@ def test_waits_of_others_are_not_charged(tmp_path: Path):
     assert transfers(tmp_path, events).select(COLUMNS).rows() == [(0, 1, "aten::to", "copy", 6_000, 4)]
 
 
-def test_a_direct_call_has_no_operator(tmp_path: Path):
-    events = [step(0, 0), *copy(100, 1, call=6, wait=40)]
-    assert transfers(tmp_path, events).select(COLUMNS).rows() == [(0, 1, None, None, 6_000, 4)]
-
-
-def test_shapes_that_depend_on_values(tmp_path: Path):
-    events = [
-        step(0, 0),
-        slice_("aten::index", 100, 90),
-        slice_("aten::nonzero", 101, 80),
-        *copy(110, 1, call=20, wait=10),
-    ]
-    assert transfers(tmp_path, events).select(COLUMNS).rows() == [
-        (0, 1, "aten::index", "data_dependent_shape", 30_000, 4)
-    ]
-
-
-def test_other_copies_and_copies_outside_steps_are_none(tmp_path: Path):
-    there = slice_("Memcpy HtoD (Pageable -> Device)", 130, 1, "gpu_memcpy", correlation=1, device=0, stream=7)
-    events = [slice_("cudaMemcpyAsync", 120, 5, "cuda_runtime", correlation=1), there, step(0, 100), *item(5000, 2)]
-    assert transfers(tmp_path, events).is_empty()
-
-
 def test_a_size_that_is_missing_is_not_zero(tmp_path: Path):
     events = [step(0, 0), *item(100, 1), *to_host(300, 2, call=5, wait=5, size=None)]
     assert transfers(tmp_path, events).select("operator", "bytes").rows() == [
@@ -141,34 +118,8 @@ def test_the_innermost_function_of_the_users(tmp_path: Path):
     assert row["line"] is None  # the trace knows where the function begins, not which line of it read the value
 
 
-def test_libraries_stand_in_where_nothing_else_is_known(tmp_path: Path):
-    functions = [
-        slice_("/env/lib/python3.11/site-packages/acme/loop.py(5): run", 10, 900, "python_function"),
-        slice_("torch/nn/modules/module.py(1): call", 20, 800, "python_function"),
-    ]
-    row = transfers(tmp_path, [step(0, 0), *functions, *item(100, 1)]).row(0, named=True)
-    assert (row["file"] or "").endswith("acme/loop.py")
-
-
-def test_two_lines_are_two_rows(tmp_path: Path):
-    functions = [
-        slice_("a.py(1): f", 90, 100, "python_function"),
-        slice_("b.py(2): g", 290, 100, "python_function"),
-    ]
-    table = transfers(tmp_path, [step(0, 0), *functions, *item(100, 1), *item(300, 2)])
-    assert table.select("file", "count").rows() == [("a.py", 1), ("b.py", 1)]
-
-
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
 class TestRealTraces:
-    def test_ten_copies_a_step(self):
-        table = build(read_paths([TRACES / "hta/trace_diff/control/control.json.gz"])).compiles
-        assert table.group_by("step").agg(pl.col("count").sum())["count"].to_list() == [10] * 6
-        assert set(table.select("operator", "cause").rows()) == {
-            ("aten::_local_scalar_dense", "item"),
-            ("aten::to", "copy"),
-        }
-
     def test_the_whole_forward_pass_waited_for(self):
         name = "tracelens/h100/facebook_timesformer-base-finetuned-k400__1016002.json.gz"
         row = build(read_paths([TRACES / name])).compiles.row(0, named=True)

@@ -45,7 +45,7 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
     steps = steps_table(raw.ranks)
     return Tables(
         run=run_facts(raw, ranks),
-        quality=quality(raw, processes, traces, stacks),
+        quality=quality(raw, processes, traces, rows.counts),
         ranks=ranks,
         manifests=tuple(host.manifest for host in raw.hosts if host.manifest is not None),
         steps=steps,
@@ -53,11 +53,7 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
         events=traces.events,
         links=traces.links,
         traces=traces.traces,
-        segments=stacks.segments,
-        stacks=stacks.stacks,
-        stretches=stacks.stretches,
-        nodes=stacks.nodes,
-        frames=stacks.frames,
+        **stacks,
         system=journal.system_table(raw.hosts),
         processes=processes_table(processes),
         compiles=compiles.compiles_table(raw.ranks, steps, traces),

@@ -20,7 +20,6 @@ from stepscope.tables.compiles import unknown_messages
 from stepscope.tables.events import EventsTable
 from stepscope.tables.links import METHODS
 from stepscope.tables.processes import RANK, HostProcesses
-from stepscope.tables.stacks import StacksTables
 
 REMEDY = (
     "run it without -I, -E or -S, keep PYTHONPATH and STEPSCOPE_RECORD in its environment, and for a container run "
@@ -66,7 +65,9 @@ _LOSSES: dict[str, tuple[str, str]] = {
 _COUNTED_AS = {"bad_lines": "skipped_lines", "bad_steps": "skipped_steps", "skipped_samples": "stack_samples_skipped"}
 
 
-def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable, stacks: StacksTables) -> Quality:
+def quality(
+    raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable, stack_counts: Counter[str]
+) -> Quality:
     """Counts (every one of them at least 0) and notes, warnings first."""
     segments = [segment for host in raw.hosts for segment in host.segments]
     counts: Counter[str] = Counter({_COUNTED_AS.get(loss, loss): raw.losses.counts.get(loss, 0) for loss in _LOSSES})
@@ -76,7 +77,7 @@ def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable
     counts["segments_failed"] = sum(segment.status == "failed" for segment in segments)
     counts["probe_errors"] = sum(len(_events(rank, "probe_error")) for rank in raw.ranks)
     for name in ("stack_samples", "torn_stack_samples", "own_stack_samples", "left_out_path_samples"):
-        counts[name] = stacks.counts[name]
+        counts[name] = stack_counts[name]
     for name in EVENT_COUNTS:
         counts[name] = events.counts[name]
     notes = [*_loss_notes(raw), *_host_notes(raw.hosts), *_process_notes(processes), *_stack_notes(counts)]
