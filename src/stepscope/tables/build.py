@@ -25,7 +25,6 @@ from stepscope.tables.processes import HostProcesses, host_processes, processes_
 from stepscope.tables.quality import quality
 from stepscope.tables.schema import RankInfo, Tables
 from stepscope.tables.stacks import StackRows
-from stepscope.tables.trace_entry import TraceIndex
 
 
 def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
@@ -138,11 +137,14 @@ def rank_infos(
 
     What no rank.json says, the rank's traces may: the size of the world, and the kind of device.
     """
-    traced = {trace.rank.name: trace.index for trace in reversed(list(traces))}
+    traced = {
+        trace.rank.name: {"world_size": trace.index.world_size, "device": trace.index.device}
+        for trace in reversed(list(traces))
+    }
     claims = {process.claimed: (host.host, process) for host in hosts for process in host.all if process.claimed}
     result: list[RankInfo] = []
     for rank in ranks:
-        info = rank.info or _traced(traced.get(rank.name))
+        info = rank.info or traced.get(rank.name, {})
         host, process = claims.get(rank.name, (None, None))
         pid = integer(info.get("pid"))
         result.append(
@@ -168,10 +170,6 @@ def _source_hashes(ranks: Iterable[RawRank]) -> dict[str, str]:
     return SourceFiles.agreed(islice(pairs, MAX_SOURCES))
 
 
-def _traced(index: TraceIndex | None) -> dict[str, Any]:
-    return {} if index is None else {"world_size": index.world_size, "device": index.device}
-
-
 def _exit_status(value: Any) -> int | None:
     if not isinstance(value, dict):
         return None
@@ -183,15 +181,9 @@ def _exit_status(value: Any) -> int | None:
 
 
 def _versions(ranks: Iterable[RankInfo], manifest: Mapping[str, Any]) -> dict[str, str]:
-    versions: dict[str, str] = {}
-    for name, key in (("python", "python"), ("stepscope", "recorder_version")):
-        value = string(manifest.get(key))
-        if value:
-            versions[name] = value
-    for info in ranks:
-        versions.update(info.versions)
-        break
-    return versions
+    told = {"python": string(manifest.get("python")), "stepscope": string(manifest.get("recorder_version"))}
+    first = next(iter(ranks), None)
+    return {name: value for name, value in told.items() if value} | (first.versions if first is not None else {})
 
 
 def _strings(value: Any) -> tuple[str, ...]:

@@ -88,15 +88,13 @@ def _counters(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def system_table(hosts: Iterable[RawHost]) -> pl.DataFrame:
     """Telemetry, one row per reading; a reading that is no finite number is left out."""
-    rows: list[tuple[Any, ...]] = []
-    for host in hosts:
-        for line in host.system:
-            time_ns = moment_ns(line.get("time_ns"))
-            metrics = line.get("metrics")
-            if isinstance(metrics, list):
-                rows += [
-                    (host.name, time_ns, *reading) for entry in metrics if (reading := _reading(entry)) is not None
-                ]
+    lines = ((host.name, line) for host in hosts for line in host.system if isinstance(line.get("metrics"), list))
+    rows = [
+        (host, moment_ns(line.get("time_ns")), *reading)
+        for host, line in lines
+        for entry in line["metrics"]
+        if (reading := _reading(entry)) is not None
+    ]
     return pl.DataFrame(rows, schema=SCHEMAS["system"], orient="row")
 
 
