@@ -57,14 +57,6 @@ def test_ids_never_meet_across_ranks(ranks: list[Path], out: Path) -> None:
     assert all(sorted(found) in ([("f", 0), ("s", 0)], [("f", 1), ("s", 1)]) for found in ends.values())
 
 
-def test_each_rank_is_cut_to_its_own_steps(ranks: list[Path], out: Path) -> None:
-    export(*ranks, "--steps", "6", "-o", out)
-
-    assert [e["pid"] for e in of(load(out), "X") if e["name"] == "ProfilerStep#6"] == [1001, 2001]
-    assert [e for e in of(load(out), "X") if e["name"].startswith("ProfilerStep") and e["name"][-1] != "6"] == []
-    assert [e["ts"] for e in of(load(out), "X") if e["name"] == "aten::mm"] == ["150.250", "650.253"]
-
-
 def test_a_rank_without_the_steps_is_said(ranks: list[Path], tmp_path: Path, out: Path) -> None:
     late = save(tmp_path / "c.json", trace(rank=2, steps=range(50, 52)))
     done = export(*ranks, late, "--steps", "6", "-o", out)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.read.kineto import KinetoTrace
-from tests.export.traces import SHARED, check_format, export, load, load_loosely, needs_shared, ns, of, timed
+from tests.export.traces import SHARED, check_format, export, load, load_loosely, needs_shared, timed
 
 SECRET = b"example-not-a-secret"
 TRACES = [
@@ -21,7 +21,6 @@ TRACES = [
     "tracelens/inference/sglang_decode/sglang_Qwen3-8B_decode.json.gz",
     "tracelens/mi300/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",
 ]
-PLUGIN = SHARED / "kineto_tb_plugin" / "resnet50_num_workers_0" / "worker0.1623143089861.pt.trace.json.gz"
 
 pytestmark = needs_shared
 
@@ -54,44 +53,3 @@ def test_no_environment_comes_out(tmp_path: Path) -> None:
         assert SECRET not in out.read_bytes()
     export(source, SHARED / "tracelens" / "mi300", "--force", "-o", out)
     assert SECRET not in out.read_bytes()
-
-
-def test_steps_of_a_real_trace(tmp_path: Path) -> None:
-    out = tmp_path / "out.json.gz"
-    export(PLUGIN, "--steps", "6:7", "-o", out)
-
-    check_format(out)
-    content, source = load(out), load_loosely(PLUGIN)
-    steps = {e["name"]: e for e in of(source, "X") if e["name"].startswith("ProfilerStep")}
-    start = ns(steps["ProfilerStep#6"]["ts"])
-    end = ns(steps["ProfilerStep#7"]["ts"]) + ns(steps["ProfilerStep#7"]["dur"])
-    assert {e["name"] for e in of(content, "X") if e["name"].startswith("ProfilerStep")} == {
-        "ProfilerStep#6",
-        "ProfilerStep#7",
-    }
-    launched = {
-        e["args"]["correlation"]
-        for e in of(source, "X")
-        if e["cat"] == "Runtime" and start <= ns(e["ts"]) < end and "correlation" in e["args"]
-    }
-    expected = Counter(
-        (e["name"], ns(e["ts"]), ns(e["dur"]))
-        for e in of(source, "X")
-        if not e["name"].startswith("ProfilerStep")
-        and (
-            (ns(e["ts"]) < end and ns(e["ts"]) + ns(e["dur"]) > start)
-            or (ns(e["ts"]) == start and ns(e["dur"]) == 0)
-            or (e["cat"] in ("Kernel", "Memcpy", "Memset") and e["args"]["correlation"] in launched)
-        )
-    )
-    base = content["baseTimeNanoseconds"]
-    found = Counter(
-        (e["name"], ns(e["ts"]) + base, ns(e["dur"]))
-        for e in of(content, "X")
-        if not e["name"].startswith("ProfilerStep")
-    )
-    assert found == expected
-    assert len(of(content, "s")) == len(of(content, "f")) > 1000
-    assert {e["id"] for e in of(content, "s")} == {e["id"] for e in of(content, "f")}
-    assert len([e for e in of(content, "i") if e["name"] == "[memory]"]) > 1000
-    assert out.stat().st_size < PLUGIN.stat().st_size / 2

@@ -42,14 +42,6 @@ def test_the_report_fits_a_screen(demo: Recorded) -> None:
     assert len(demo.text.splitlines()) <= 50, demo.text
 
 
-def test_a_window_was_recorded_and_kept_out_of_the_statistics(demo: Recorded) -> None:
-    windows = demo.report["views"]["windows"]
-    assert windows, demo.report["quality"]
-    assert windows[0]["owner"] == "stepscope"
-    assert windows[0]["steps"] >= 1
-    assert list((demo.folder / "rank-0").glob("trace-*.json*"))
-
-
 def test_workers_change_the_report(demo: Recorded, demo_with_workers: Recorded) -> None:
     assert demo_with_workers.status == 0, demo_with_workers.text
     loader = demo_with_workers.report["views"]["loader"]

@@ -71,14 +71,6 @@ def test_the_limit_is_the_one_finding_and_names_the_line(growing: Recorded) -> N
     assert "evaluate_into" in found[0]["title"]
 
 
-def test_the_growing_dimension_and_its_values(growing: Recorded) -> None:
-    shapes = [each for each in view(growing)["causes"] if each["kind"] == "recompile" and each["cause"] == "shape"]
-    assert [each["subject"] for each in shapes] == ["report.labels.size(0)"]
-    told = [(change["step"], change["old"], change["new"]) for change in shapes[0]["changes"]]
-    assert told == [(TRAINED + n, str(8 * (n - 1)), str(8 * n)) for n in range(1, LIMIT)]
-    assert shapes[0]["kinds"] == ["eval"]
-
-
 def test_fail_on_recompile(growing: Recorded, fixed: Recorded) -> None:
     assert growing.status == 1, growing.text
     assert "check failed: recompile" in growing.text
@@ -115,10 +107,6 @@ def test_each_cause_has_its_own_line(causes: Recorded, kind: str, cause: str, su
     assert Path(rows[0]["place"]["file"]).resolve() == CAUSES
     assert rows[0]["place"]["line"] == line_of(CAUSES, line)
     assert subject is None or rows[0]["subject"] == subject
-
-
-def test_nothing_told_was_of_unknown_wording(causes: Recorded) -> None:
-    assert [each["unknown"] for each in view(causes)["backends"]] == [0]
 
 
 def test_after_the_limit_the_counter_is_blamed(causes: Recorded) -> None:

@@ -30,11 +30,6 @@ def test_torchrun_records_every_rank(two_ranks: Recorded) -> None:
     assert two_ranks.report["steps"]["ranks"] == [0, 1]
 
 
-def test_the_launcher_of_the_ranks_is_none_of_them(two_ranks: Recorded) -> None:
-    roles = [process["role"] for process in two_ranks.report["views"]["processes"]]
-    assert roles.count("rank") == 2, roles
-
-
 def test_shell_script(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text(

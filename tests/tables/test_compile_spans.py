@@ -57,12 +57,6 @@ def test_overlap_on_another_thread_counts_once(tmp_path: Path):
     ]
 
 
-def test_the_graph_is_named_where_the_trace_says_it(tmp_path: Path):
-    data = "entire_frame_compile_data: fn_name=_compile.compile_inner, compile_id=2/1"
-    events = [step(0, 0, 1000), *frame(100, 500), slice_(data, 110, 0.5, "user_annotation"), *frame(700, 100)]
-    assert compiles(tmp_path, events)["graph"].to_list() == ["2/1", None]
-
-
 def test_journals_that_tell_of_compiling_are_not_doubled(tmp_path: Path):
     path = tmp_path / "worker0.pt.trace.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [step(0, 0, 1000), *frame(100, 500)]}))

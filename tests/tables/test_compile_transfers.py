@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pytest
 
 from stepscope.read import read_paths
 from stepscope.tables import build
 
-TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 COLUMNS = ["step", "count", "operator", "cause", "duration_ns", "bytes"]
 
 
@@ -116,13 +114,3 @@ def test_the_innermost_function_of_the_users(tmp_path: Path):
     row = table.row(0, named=True)
     assert (row["file"], row["function"], row["def_file"], row["def_line"]) == ("train.py", "log", "train.py", 40)
     assert row["line"] is None  # the trace knows where the function begins, not which line of it read the value
-
-
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
-class TestRealTraces:
-    def test_the_whole_forward_pass_waited_for(self):
-        name = "tracelens/h100/facebook_timesformer-base-finetuned-k400__1016002.json.gz"
-        row = build(read_paths([TRACES / name])).compiles.row(0, named=True)
-        assert row["duration_ns"] == 125_948_634 + 12_150  # cudaMemcpyAsync and cudaStreamSynchronize of 800 bytes
-        assert (row["operator"], row["bytes"]) == ("aten::to", 800)
-        assert (row["file"], row["function"]) == ("transformers/pipelines/base.py", "_ensure_tensor_on_device")

@@ -43,20 +43,6 @@ def build(tmp_path: Path, events: list[dict[str, Any]], steps: tuple[int, int] |
     return tables.build(run_of(path), BuildOptions(steps=steps))
 
 
-def test_steps_from_annotations_of_the_host(tmp_path: Path):
-    built = build(tmp_path, three_steps())
-    assert built.steps.select("step", "start_ns", "wall_ns", "in_window", "signal").rows() == [
-        (4, 10**18 + 100 * US, 100 * US, True, "profiler_step"),
-        (5, 10**18 + 200 * US, 100 * US, True, "profiler_step"),
-        (6, 10**18 + 300 * US, 101 * US, True, "profiler_step"),
-    ]
-    assert built.steps["forward_ns"].null_count() == 3
-    launched = built.events.filter(pl.col("category") == "kernel")
-    assert launched["step"].to_list() == [4, 5, 6]
-    assert built.events.filter(pl.col("category") == "python_function")["step"].to_list() == [None]
-    assert built.quality.counts["missing_steps"] == 0
-
-
 @pytest.mark.parametrize(("first", "last", "kept"), [(5, 5, [5]), (5, 9, [5, 6]), (0, 4, [4])])
 def test_cut_to_steps_keeps_what_belongs_to_them(tmp_path: Path, first: int, last: int, kept: list[int]):
     built = build(tmp_path, three_steps(), (first, last))

@@ -206,13 +206,10 @@ class Numbered(Struct, frozen=True):
     forward_thread: Int64  # 0 or below: an operator of a forward pass
 
 
-def forwards(count: int, numbered: Numbered, arrows: Arrows, operators: Moments) -> tuple[Int32, npt.NDArray[np.int8]]:
-    """For each of `count` rows the forward operator's row, and how it was found; `NONE` elsewhere.
-
-    `operators` finds any operator of the trace by its track and start.
-    """
-    forward = np.full(count, NONE, np.int32)
-    method = np.full(count, NONE, np.int8)
+def forwards(numbered: Numbered, arrows: Arrows, slices: Slices) -> tuple[Int32, npt.NDArray[np.int8]]:
+    """For each slice the forward operator's row, and how it was found; `NONE` elsewhere."""
+    forward = np.full(len(slices.start_ns), NONE, np.int32)
+    method = np.full(len(slices.start_ns), NONE, np.int8)
     backward = numbered.forward_thread > 0
     for process in np.unique(numbered.process[backward]):
         mine = numbered.process == process
@@ -225,6 +222,7 @@ def forwards(count: int, numbered: Numbered, arrows: Arrows, operators: Moments)
             forward[numbered.row[nodes[known]]] = numbered.row[found[known]]
             method[numbered.row[nodes[known]]] = BY_SEQUENCE
     if len(arrows.to_ns):
+        operators = _moments(slices, np.flatnonzero(slices.is_operator))
         ends = operators.at(arrows.to_track, arrows.to_ns, exact=True)
         starts = operators.at(arrows.from_track, arrows.from_ns, exact=True)
         use = np.flatnonzero((ends >= 0) & (starts >= 0))

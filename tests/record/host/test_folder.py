@@ -50,17 +50,6 @@ def test_hosts_of_a_slurm_step_share_a_folder_and_the_next_step_does_not(tmp_pat
     assert requeued.run.name == "slurm-17.0-restart1-train"
 
 
-def test_out_is_used_as_given_and_a_second_recording_is_refused(tmp_path: Path) -> None:
-    out = tmp_path / "deep/er"
-    folder = claim(out)
-    assert folder.run == out
-    write_manifest(folder, {})
-    with pytest.raises(UsageError, match="not empty"):
-        claim(out)
-    with pytest.raises(UsageError, match="not empty"):
-        claim(out, host="beta")
-
-
 def test_out_with_strange_content_or_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/notes.txt").touch()
@@ -93,14 +82,6 @@ def test_an_unwritable_place_is_refused_before_anything_starts(tmp_path: Path) -
 def test_a_place_that_cannot_exist_is_refused() -> None:
     with pytest.raises(EnvironmentRefusal, match="cannot write the run folder"):
         claim(Path("/proc/self/nothing/here"))
-
-
-def test_discarding_leaves_no_trace_but_keeps_other_runs(tmp_path: Path) -> None:
-    kept, dropped = claim(), claim()
-    dropped.discard()
-    assert [path.name for path in (tmp_path / "stepscope-runs").iterdir()] == [kept.run.name]
-    kept.discard()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_tasks_that_start_in_the_same_moment_share_one_folder(tmp_path: Path) -> None:

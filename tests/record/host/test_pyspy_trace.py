@@ -25,15 +25,6 @@ def test_a_pthread_used_again_is_another_thread(tmp_path: Path) -> None:
     assert (second.tid, second.starts_us, second.end_us) == (71, [5], 9)
 
 
-def test_frames_are_written_as_in_the_raw_format(tmp_path: Path) -> None:
-    spy = SpyTrace()
-    odd = ("na;me\nx y)", "/d;r/a (1).py", 3)
-    spy.sample(1, {0x7F1: [("native", "libc.so.6", 0), ("bare", "", 0), odd]}, {0x7F1: "thread (0x7F1): a;b\n"})
-    trace = read_trace(spy.write(tmp_path / "t", 2))
-    assert trace.records == ["thread (0x7F1): a;b\n;native (libc.so.6);bare;na;me\nx y) (/d;r/a (1).py:3)"]
-    assert trace.threads[0].tid is None
-
-
 def good_file(folder: Path) -> bytes:
     spy = SpyTrace()
     spy.sample(10, {7: [MAIN, A]})

@@ -80,15 +80,6 @@ def test_odd_values_count_as_missing(name: str, value: str) -> None:
     assert scheduler.attempt == 0
 
 
-def test_workers_of_torchrun_are_told_apart() -> None:
-    first, second = found(WORKER), found(WORKER, {"RANK": "1", "LOCAL_RANK": "1"}, later=3)
-    assert first.identity == second.identity
-    assert first.label == second.label == "torchrun-20260102-030000"
-    assert (second.local_index, second.index, second.members) == (1, 1, 4)
-    named = found(WORKER, {"TORCHELASTIC_RUN_ID": "abc", "TORCHELASTIC_RESTART_COUNT": "2"})
-    assert (named.label, named.attempt) == ("torchrun-abc-restart2", 2)
-
-
 def test_workers_of_torchrun_in_a_step_are_named_after_the_job() -> None:
     """One torchrun per node: SLURM numbers the launchers, torchrun the workers."""
     places = [("0", "0", "n1"), ("0", "1", "n1"), ("1", "0", "n2"), ("1", "1", "n2")]

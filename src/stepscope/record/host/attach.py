@@ -153,50 +153,51 @@ def find_ranks(tree: ProcessTree) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
+@dataclass
 class _Attachment:
     """One sampling of a job, from the start of the first sampler to the complete manifest."""
 
-    def __init__(
-        self, options: AttachOptions, program: str, folder: RunFolder, manifest: Manifest, offset: int
-    ) -> None:
-        self._options, self._program, self._folder = options, program, folder
-        self._manifest, self._offset = manifest, offset
+    options: AttachOptions
+    program: str
+    folder: RunFolder
+    manifest: Manifest
+    offset: int
 
     def run(self, tree: ProcessTree, ranks: Mapping[int, int], progress: Progress | None) -> Attached:
-        options = self._options
+        options = self.options
         config = TelemetryConfig(
-            str(self._folder.host), options.pid, self._offset, options.rate_hz, SEGMENT_SECONDS, self._program,
+            str(self.folder.host), options.pid, self.offset, options.rate_hz, SEGMENT_SECONDS, self.program,
             options.native,
         )  # fmt: skip
-        started_ns = now_ns(self._offset)
-        self._manifest.started(started_ns, self._options.pid)
+        started_ns = now_ns(self.offset)
+        self.manifest.started(started_ns, self.options.pid)
         for rank, pid in ranks.items():
             self._write_rank(rank, tree.members[pid])
         describe = threading.Thread(target=self._describe, daemon=True)
         describe.start()
-        timer = _Timer(self._options.seconds, progress)
+        timer = _Timer(self.options.seconds, progress)
         with Gpus() as gpus, timer.listening():
             telemetry = Telemetry(config, gpus)
             telemetry.hear({"pid": pid, "folder": f"rank-{rank}"} for rank, pid in ranks.items())
             timer.living = telemetry.living
             telemetry.run(timer.wait)
         describe.join(_DESCRIBE_SECONDS)
-        ended_ns = now_ns(self._offset)
-        self._manifest.values["ended_ns"] = ended_ns
-        self._manifest.values["attach"]["ended"] = timer.ended
-        self._manifest.save()
+        ended_ns = now_ns(self.offset)
+        self.manifest.values["ended_ns"] = ended_ns
+        self.manifest.values["attach"]["ended"] = timer.ended
+        self.manifest.save()
         problem = self._check_samples()
         return Attached(
-            run=self._folder.run,
+            run=self.folder.run,
             seconds=(ended_ns - started_ns) / 1e9,
             ended=timer.ended,
-            problem=self._manifest.problem or problem,
+            problem=self.manifest.problem or problem,
         )
 
     def _describe(self) -> None:
         """What takes time to find out and must not delay sampling."""
-        self._manifest.values["hardware"]["gpus"] = gpu_facts()
-        self._manifest.add_git(git_root(Path(self._manifest.values["cwd"])))
+        self.manifest.values["hardware"]["gpus"] = gpu_facts()
+        self.manifest.add_git(git_root(Path(self.manifest.values["cwd"])))
 
     def _write_rank(self, rank: int, process: Process) -> None:
         """rank.json of a process that trains, with what can be seen from outside; it gives the rank its name."""
@@ -208,33 +209,33 @@ class _Attachment:
             "world_size": _number(environ.get("WORLD_SIZE")),
             "attempt": _number(environ.get("TORCHELASTIC_RESTART_COUNT")),
             "pid": process.pid,
-            "host": self._folder.host.name.removeprefix("host-"),
-            "started_ns": self._manifest.values["started_ns"],
+            "host": self.folder.host.name.removeprefix("host-"),
+            "started_ns": self.manifest.values["started_ns"],
             "argv": mask_argv(list(process.argv)),
-            "main_file": self._manifest.values["script"]["path"],
+            "main_file": self.manifest.values["script"]["path"],
             "cwd": str(_cwd(process.pid)),
             "versions": {},
             "device": None,
-            "clock": self._manifest.values["clock"],
+            "clock": self.manifest.values["clock"],
         }
         try:
-            (self._folder.run / f"rank-{rank}").mkdir()
-            write_json(self._folder.run / f"rank-{rank}" / "rank.json", values)
+            (self.folder.run / f"rank-{rank}").mkdir()
+            write_json(self.folder.run / f"rank-{rank}" / "rank.json", values)
         except OSError as error:
-            self._manifest.problem = f"rank {rank} has no name: {error.strerror}"
+            self.manifest.problem = f"rank {rank} has no name: {error.strerror}"
 
     def _check_samples(self) -> str | None:
         """What must be said of the samples; removes the folder and raises `StepscopeError` where there are none."""
-        rows = JsonLinesTail(self._folder.host / "stacks.jsonl").read()
+        rows = JsonLinesTail(self.folder.host / "stacks.jsonl").read()
         messages = [str(row["message"]) for row in rows if row.get("message")]
         if any(row.get("samples") for row in rows):
             return f"not every process could be sampled: {messages[0]}" if messages else None
-        given_up = JsonLinesTail(self._folder.host / FALLBACK_MARKER).read()
+        given_up = JsonLinesTail(self.folder.host / FALLBACK_MARKER).read()
         reason = next((str(row.get("reason")) for row in (*given_up, *rows) if row.get("reason")), None)
-        pid = self._options.pid
-        for rank in self._folder.run.glob("rank-*"):
+        pid = self.options.pid
+        for rank in self.folder.run.glob("rank-*"):
             shutil.rmtree(rank, ignore_errors=True)
-        self._folder.discard()
+        self.folder.discard()
         if not os.path.exists(f"/proc/{pid}"):
             raise UnreadableInputError(f"process {pid} ended before a sample was taken; attach to one that runs longer")
         message = reason or next(iter(messages), None)
