@@ -271,10 +271,8 @@ def clock_offset_ns(rank: Rank, survey: Survey) -> int:
     if len(seen) == len(rank.optimizer_ends):
         distances = [end - other for end, other in zip(sorted(rank.optimizer_ends), seen, strict=True)]
     else:
-        distances = []
-        for end in rank.optimizer_ends:
-            right = min(bisect_left(seen, end), len(seen) - 1)
-            distances.append(min((end - seen[i] for i in (max(right - 1, 0), right)), key=abs))
+        after = [(end, min(bisect_left(seen, end), len(seen) - 1)) for end in rank.optimizer_ends]
+        distances = [min(end - seen[max(right - 1, 0)], end - seen[right], key=abs) for end, right in after]
     offset = int(median(distances))
     return offset if _NEGLIGIBLE_NS < abs(offset) <= _MAX_OFFSET_NS else 0
 

@@ -142,26 +142,25 @@ def rank_infos(
         for trace in reversed(list(traces))
     }
     claims = {process.claimed: (host.host, process) for host in hosts for process in host.all if process.claimed}
-    result: list[RankInfo] = []
-    for rank in ranks:
+
+    def described(rank: RawRank) -> RankInfo:
         info = rank.info or traced.get(rank.name, {})
         host, process = claims.get(rank.name, (None, None))
         pid = integer(info.get("pid"))
-        result.append(
-            RankInfo(
-                rank=rank.rank,
-                process=rank.name,
-                pid=pid if pid is not None else process.pid if process else -1,
-                host=host or string(info.get("host")) or "",
-                world_size=integer(info.get("world_size")),
-                device=string(info.get("device")),
-                main_file=string(info.get("main_file")),
-                started_ns=moment_ns(info.get("started_ns")),
-                versions=_texts(info.get("versions")),
-                threads=integer(info.get("threads")),
-            )
+        return RankInfo(
+            rank=rank.rank,
+            process=rank.name,
+            pid=pid if pid is not None else process.pid if process else -1,
+            host=host or string(info.get("host")) or "",
+            world_size=integer(info.get("world_size")),
+            device=string(info.get("device")),
+            main_file=string(info.get("main_file")),
+            started_ns=moment_ns(info.get("started_ns")),
+            versions=_texts(info.get("versions")),
+            threads=integer(info.get("threads")),
         )
-    return tuple(result)
+
+    return tuple(map(described, ranks))
 
 
 def _source_hashes(ranks: Iterable[RawRank]) -> dict[str, str]:

@@ -130,12 +130,9 @@ def steps_table(ranks: Iterable[RawRank]) -> pl.DataFrame:
 
 def _device_steps(rank: RawRank) -> dict[int, int]:
     found: dict[int, int] = {}
-    for event in rank.journal:
-        if event["kind"] != "device_step":
-            continue
-        step = integer(event.get("step"))
-        duration = length_ns(event.get("device_ns"))
-        duration = event["duration_ns"] if duration is None else duration
+    for event in (event for event in rank.journal if event["kind"] == "device_step"):
+        step, told = integer(event.get("step")), length_ns(event.get("device_ns"))
+        duration = event["duration_ns"] if told is None else told
         if step is not None and duration is not None:
             found[step] = duration
     return found

@@ -343,16 +343,12 @@ def mostly_forward(rows: pl.DataFrame, stretches: Mapping[str, Any], ranks: Sequ
 
 def _forward_parts(rank: RawRank, rate_hz: object) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Where each step's forward part begins and ends; without a loader the first module begins it."""
-    parts: list[tuple[int, int]] = []
     walls = [step["wall_ns"] for step in rank.steps if step["wall_ns"] is not None]
     long = isinstance(rate_hz, float) and rate_hz > 0 and sum(walls) * rate_hz >= SHORT * 1e9 * len(walls)
-    for step in rank.steps:
-        if not long or step["start_ns"] is None or step["forward_ns"] is None:
-            continue
-        wait = step["data_wait_ns"] or 0
-        end = step["start_ns"] + sum(step[name] or 0 for name in _BEFORE)
-        parts.append((step["start_ns"] + (0 if step["fetches"] else wait), end))
-    found = np.array(sorted(parts), np.int64).reshape(-1, 2)
+    known = [row for row in rank.steps if long and row["start_ns"] is not None and row["forward_ns"] is not None]
+    begins = [row["start_ns"] + (0 if row["fetches"] else row["data_wait_ns"] or 0) for row in known]
+    ends = [row["start_ns"] + sum(row[name] or 0 for name in _BEFORE) for row in known]
+    found = np.array(sorted(zip(begins, ends, strict=True)), np.int64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
 
 

@@ -295,14 +295,9 @@ def _check_readable(program: str, tree: ProcessTree) -> None:
             f"process {tree.root} ({name.comm if name else 'gone'}) is no Python process that could be sampled, nor is "
             "one below it; find the training's with: pgrep -af python"
         )
-    looks = []
-    for pid in targets[:_MOST_LOOKS]:
-        look = look_into(program, pid)
-        if look.works:
-            return
-        looks.append((pid, look))
-    pid, look = looks[0]
-    raise refusal(pid, look, rights(pid))
+    first = look_into(program, targets[0])
+    if not first.works and not any(look_into(program, pid).works for pid in targets[1:_MOST_LOOKS]):
+        raise refusal(targets[0], first, rights(targets[0]))
 
 
 def _environment(pid: int) -> dict[str, str]:

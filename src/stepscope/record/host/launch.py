@@ -27,7 +27,7 @@ from stepscope.record.agent.journal import LastWord
 from stepscope.record.host import page_cost
 from stepscope.record.host.clock import measure_epoch_offset_ns, now_ns
 from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
-from stepscope.record.host.folder import RunFolder, claim_folder, compress_traces, own_rank_folders
+from stepscope.record.host.folder import RunFolder, claim_folder, compress_traces, own_rank_folders, read_json
 from stepscope.record.host.hardware import gpu_facts
 from stepscope.record.host.knobs import changed_by_knobs
 from stepscope.record.host.manifest import Manifest, first_manifest, git_root, shell_status
@@ -336,14 +336,8 @@ def _tell(telemetry: subprocess.Popen[bytes] | None, command: str) -> None:
 
 def _threads(ranks: list[Path]) -> int | None:
     """Of torch's operators, as the ranks say; None where nothing trained, and without the system's counts of faults."""
-    found = []
-    for folder in ranks:
-        try:
-            threads = json.loads((folder / "rank.json").read_text(encoding="utf-8")).get("threads")
-        except (OSError, ValueError, AttributeError):
-            continue
-        found += [threads] if isinstance(threads, int) else []
-    return max(found, default=None)
+    told = ((read_json(folder / "rank.json") or {}).get("threads") for folder in ranks)
+    return max((threads for threads in told if isinstance(threads, int)), default=None)
 
 
 def _mark_fallback(host_dir: Path, time_ns: int, reason: str) -> None:
