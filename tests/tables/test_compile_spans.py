@@ -13,11 +13,12 @@ from stepscope.tables import build
 from tests.records import replace
 
 
-def slice_(name: str, ts: float, dur: float, cat: str = "cpu_op", tid: int = 1) -> dict[str, Any]:
-    return {"ph": "X", "pid": 1, "tid": tid, "cat": cat, "name": name, "ts": ts, "dur": dur, "args": {}}
+def slice_(name: str, ts: float, dur: float, cat: str = "cpu_op", tid: int = 1, **args: Any) -> dict[str, Any]:
+    where = {"pid": 0, "tid": 7} if cat.startswith("gpu") else {"pid": 1, "tid": tid}
+    return {"ph": "X", **where, "cat": cat, "name": name, "ts": ts, "dur": dur, "args": args}
 
 
-def step(number: int, ts: float, dur: float) -> dict[str, Any]:
+def step(number: int, ts: float, dur: float = 1000) -> dict[str, Any]:
     return slice_(f"ProfilerStep#{number}", ts, dur, "user_annotation")
 
 

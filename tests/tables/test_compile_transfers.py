@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-
-from stepscope.read import read_paths
-from stepscope.tables import build
+from tests.tables.test_compile_spans import compiles, slice_, step
 
 COLUMNS = ["step", "count", "operator", "cause", "duration_ns", "bytes"]
-
-
-def slice_(name: str, ts: float, dur: float, cat: str = "cpu_op", **args: Any) -> dict[str, Any]:
-    where = {"pid": 0, "tid": 7} if cat.startswith("gpu") or cat == "kernel" else {"pid": 1, "tid": 1}
-    return {"ph": "X", **where, "cat": cat, "name": name, "ts": ts, "dur": dur, "args": args}
-
-
-def step(number: int, ts: float, dur: float = 1000) -> dict[str, Any]:
-    return slice_(f"ProfilerStep#{number}", ts, dur, "user_annotation")
 
 
 def copy(
@@ -55,15 +42,9 @@ def to_host(ts: float, correlation: int, **cost: Any) -> list[dict[str, Any]]:
     return [*(slice_(name, ts + i, 80 - 2 * i) for i, name in enumerate(names)), *copy(ts + 3, correlation, **cost)]
 
 
-def transfers(folder: Path, events: list[dict[str, Any]]) -> pl.DataFrame:
-    path = folder / "worker0.pt.trace.json"
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    return build(read_paths([path])).compiles
-
-
 def test_what_waited_is_the_call_and_its_synchronisation(tmp_path: Path):
     events = [step(0, 0), *item(100, 1), *item(300, 2, call=30, wait=5), step(1, 1000), *item(1100, 3)]
-    table = transfers(tmp_path, events)
+    table = compiles(tmp_path, events)
     assert table.select(COLUMNS).rows() == [
         (0, 2, "aten::_local_scalar_dense", "item", 65_000, 8),
         (1, 1, "aten::_local_scalar_dense", "item", 30_000, 4),
@@ -82,12 +63,12 @@ def test_waits_of_others_are_not_charged(tmp_path: Path):
         slice_("aten::mm", 200, 100),
         slice_("cudaStreamSynchronize", 210, 50, "cuda_runtime"),
     ]
-    assert transfers(tmp_path, events).select(COLUMNS).rows() == [(0, 1, "aten::to", "copy", 6_000, 4)]
+    assert compiles(tmp_path, events).select(COLUMNS).rows() == [(0, 1, "aten::to", "copy", 6_000, 4)]
 
 
 def test_a_size_that_is_missing_is_not_zero(tmp_path: Path):
     events = [step(0, 0), *item(100, 1), *to_host(300, 2, call=5, wait=5, size=None)]
-    assert transfers(tmp_path, events).select("operator", "bytes").rows() == [
+    assert compiles(tmp_path, events).select("operator", "bytes").rows() == [
         ("aten::_local_scalar_dense", 4),
         ("aten::to", None),
     ]
@@ -95,7 +76,7 @@ def test_a_size_that_is_missing_is_not_zero(tmp_path: Path):
 
 def test_a_copy_whose_launch_is_not_in_the_trace_counts_at_no_known_cost(tmp_path: Path):
     orphan = slice_("Memcpy DtoH (Device -> Pageable)", 200, 1, "gpu_memcpy", correlation=99, device=0, stream=7)
-    table = transfers(tmp_path, [step(0, 0), orphan, *item(300, 2)])
+    table = compiles(tmp_path, [step(0, 0), orphan, *item(300, 2)])
     assert table.select("count", "operator", "duration_ns").rows() == [
         (1, None, None),
         (1, "aten::_local_scalar_dense", 30_000),
@@ -110,7 +91,7 @@ def test_the_innermost_function_of_the_users(tmp_path: Path):
         slice_("torch/_tensor.py(30): wrapper", 92, 190, "python_function"),
         slice_("<built-in method item of Tensor object at 0x7f>", 93, 180, "python_function"),
     ]
-    table = transfers(tmp_path, [step(0, 0), *functions, *item(100, 1)])
+    table = compiles(tmp_path, [step(0, 0), *functions, *item(100, 1)])
     row = table.row(0, named=True)
     assert (row["file"], row["function"], row["def_file"], row["def_line"]) == ("train.py", "log", "train.py", 40)
     assert row["line"] is None  # the trace knows where the function begins, not which line of it read the value
