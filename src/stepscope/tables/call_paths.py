@@ -22,7 +22,6 @@ import polars as pl
 
 from stepscope.read.raw import Frame, FrameNames
 from stepscope.tables import phases
-from stepscope.tables.phases import stage_marks
 from stepscope.tables.schema import SCHEMAS
 
 NONE = -1
@@ -205,7 +204,7 @@ def _bits_of(frame: Frame) -> int:
         (WORKER, name == "_worker_loop" and phases.in_file(frame.file, _WORKER_LOOP)),
         (_RUN, name == "run" and phases.in_file(frame.file, _PROCESS_FILE)),
         (IMPORT | IMPORTING, phases.imports(frame)),
-        (COMPILE, stage_marks(frame.function, frame.file) == phases.COMPILE),
+        (COMPILE, phases.compiles(frame)),
     )
     return sum(bit for bit, is_so in said if is_so)
 

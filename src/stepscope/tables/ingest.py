@@ -248,11 +248,7 @@ def _numbered(taken: _Taken, track: Int32, start: Int64, is_operator: Bools) -> 
     rows, sequence = taken.sparse("sequence")
     mine = is_operator[rows]
     rows, sequence = rows[mine], sequence[mine]
-    thread = np.zeros(len(rows), np.int64)
-    known, values = taken.sparse("forward_thread")
-    if len(known):
-        place = np.minimum(np.searchsorted(known, rows), len(known) - 1)
-        thread = np.where(known[place] == rows, values[place], 0)
+    thread = links.value_at(taken.sparse("forward_thread"), rows)
     names = taken.texts["track"].values
     numbers: dict[str, int] = {}
     process = np.array([*(numbers.setdefault(name.rpartition("/")[0], len(numbers)) for name in names), 0], np.int64)

@@ -94,8 +94,8 @@ def _by_correlation(slices: Slices, device: Int64) -> Int64:
     """Of several calls with a slice's correlation the last that began before it, else the first."""
     rows, values = slices.correlation
     calls = rows[slices.is_runtime[rows] & (values > 0)]
-    call_values = _value_at(slices.correlation, calls)
-    wanted = _value_at(slices.correlation, device)
+    call_values = value_at(slices.correlation, calls)
+    wanted = value_at(slices.correlation, device)
     result = np.full(len(device), NONE, np.int64)
     if not len(calls):
         return result
@@ -112,7 +112,7 @@ def _by_correlation(slices: Slices, device: Int64) -> Int64:
     return result
 
 
-def _value_at(column: tuple[Int64, Int64], rows: Int64) -> Int64:
+def value_at(column: tuple[Int64, Int64], rows: Int64) -> Int64:
     """The values of a sparse column at `rows`, `NONE` where it has none."""
     known, values = column
     if not len(known):
@@ -177,7 +177,7 @@ def _by_external_id(slices: Slices, device: Int64, launch: Int64) -> Int64:
     rows, values = rows[order], values[order]
     result = np.full(len(device), NONE, np.int64)
     for source in (launch, device):
-        wanted = np.where(source >= 0, _value_at(slices.external_id, source), NONE)
+        wanted = np.where(source >= 0, value_at(slices.external_id, source), NONE)
         place = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
         fits = (result < 0) & (wanted > 0) & (values[place] == wanted)
         fits &= slices.start_ns[rows[place]] <= slices.start_ns[device]
