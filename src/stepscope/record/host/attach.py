@@ -29,12 +29,13 @@ from stepscope.record.host.command import find_script
 from stepscope.record.host.doctor import has_ptrace_capability
 from stepscope.record.host.folder import RunFolder, claim_folder
 from stepscope.record.host.gpu import Gpus
-from stepscope.record.host.hardware import ROOT, gpu_facts, read_text
+from stepscope.record.host.hardware import ROOT, read_text
 from stepscope.record.host.jsonlines import JsonLinesTail, write_json
-from stepscope.record.host.manifest import Manifest, first_manifest, git_root
+from stepscope.record.host.manifest import Manifest, first_manifest
 from stepscope.record.host.options import DEFAULT_RATE_HZ, SEGMENT_SECONDS, RecordOptions, WindowOptions
 from stepscope.record.host.processes import Process, ProcessTree, read_command, read_executable, read_stat
 from stepscope.record.host.pyspy import FALLBACK_MARKER, Look, find_pyspy, is_refusal, look_into, pyspy_version
+from stepscope.record.host.scheduler import whole_number
 from stepscope.record.host.telemetry import Telemetry, TelemetryConfig
 from stepscope.schema import RANK_SCHEMA
 
@@ -173,7 +174,7 @@ class _Attachment:
         self.manifest.started(started_ns, self.options.pid)
         for rank, pid in ranks.items():
             self._write_rank(rank, tree.members[pid])
-        describe = threading.Thread(target=self._describe, daemon=True)
+        describe = threading.Thread(target=self.manifest.describe, daemon=True)
         describe.start()
         timer = _Timer(self.options.seconds, progress)
         with Gpus() as gpus, timer.listening():
@@ -194,20 +195,15 @@ class _Attachment:
             problem=self.manifest.problem or problem,
         )
 
-    def _describe(self) -> None:
-        """What takes time to find out and must not delay sampling."""
-        self.manifest.values["hardware"]["gpus"] = gpu_facts()
-        self.manifest.add_git(git_root(Path(self.manifest.values["cwd"])))
-
     def _write_rank(self, rank: int, process: Process) -> None:
         """rank.json of a process that trains, with what can be seen from outside; it gives the rank its name."""
         environ = _environment(process.pid)
         values = {
             "schema": RANK_SCHEMA,
             "rank": rank,
-            "local_rank": _number(environ.get("LOCAL_RANK")),
-            "world_size": _number(environ.get("WORLD_SIZE")),
-            "attempt": _number(environ.get("TORCHELASTIC_RESTART_COUNT")),
+            "local_rank": whole_number(environ.get("LOCAL_RANK")),
+            "world_size": whole_number(environ.get("WORLD_SIZE")),
+            "attempt": whole_number(environ.get("TORCHELASTIC_RESTART_COUNT")),
             "pid": process.pid,
             "host": self.folder.host.name.removeprefix("host-"),
             "started_ns": self.manifest.values["started_ns"],
@@ -321,13 +317,9 @@ def _cwd(pid: int) -> Path:
 
 def _rank_number(environ: Mapping[str, str]) -> int | None:
     """The rank a launcher has given, by the names of torchrun, Open MPI, MPICH and SLURM."""
-    tasks = (_number(environ.get("SLURM_NTASKS")) or 1) > 1
+    tasks = (whole_number(environ.get("SLURM_NTASKS")) or 1) > 1
     names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", *(("SLURM_PROCID",) if tasks else ()))
-    return next((number for name in names if (number := _number(environ.get(name))) is not None), None)
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else None
+    return next((number for name in names if (number := whole_number(environ.get(name))) is not None), None)
 
 
 _FREE_THREADED = re.compile(r"(?:lib)?python3\.\d+t")

@@ -28,9 +28,8 @@ from stepscope.record.host import page_cost
 from stepscope.record.host.clock import measure_epoch_offset_ns, now_ns
 from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
 from stepscope.record.host.folder import RunFolder, claim_folder, compress_traces, own_rank_folders, read_json
-from stepscope.record.host.hardware import gpu_facts
 from stepscope.record.host.knobs import changed_by_knobs
-from stepscope.record.host.manifest import Manifest, first_manifest, git_root, shell_status
+from stepscope.record.host.manifest import Manifest, first_manifest, shell_status
 from stepscope.record.host.options import FALLBACK_RATE_HZ, RecordOptions
 from stepscope.record.host.processes import descendants, ignores, read_stat
 from stepscope.record.host.pyspy import FALLBACK_MARKER, find_pyspy, pyspy_version
@@ -172,8 +171,7 @@ class _Launch:
         """What takes time to find out and must not delay the command."""
         if self.pyspy is not None:
             self.manifest.values["sampler"]["version"] = pyspy_version(self.pyspy)
-        self.manifest.values["hardware"]["gpus"] = gpu_facts()
-        self.manifest.add_git(git_root(Path(self.manifest.values["cwd"])))
+        self.manifest.describe()
 
     def _start(self, signals: BlockedSignals) -> subprocess.Popen[bytes]:
         environment = child_environment(self.environ, self._agent_configuration())
