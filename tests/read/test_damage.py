@@ -19,6 +19,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.read.kineto import KinetoTrace, RawEvents
 from stepscope.read.streams import Limits
 from stepscope.report import jsonfile
+from tests import gpu_traces
 from tests.read.collected import BASE, SHARED, Collected, event, kernel, read, written
 from tests.run_folders import make_run_folder
 
@@ -361,32 +362,17 @@ def test_any_value_anywhere(tmp_path: Path, value: Any, field: str, argument: st
     assert trace.quality.events == 6
 
 
-def steps_of_a_device() -> dict[str, Any]:
-    """A small trace of three steps with kernels."""
-    events: list[dict[str, Any]] = []
-    for number in range(15):
-        at, args = 1000 + 1000 * number, {"External id": number + 1, "correlation": number + 1}
-        if number % 5 == 0:
-            named = {"name": f"ProfilerStep#{number // 5}", "ts": at, "dur": 5000, "tid": 1}
-            events.append({"ph": "X", "cat": "user_annotation", "pid": 1, **named})
-        host = {"ph": "X", "pid": 1, "tid": 1, "ts": at + 100, "dur": 50, "args": args}
-        events.append({**host, "cat": "cpu_op", "name": "aten::mm"})
-        events.append({**host, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 5})
-        kernel = {"pid": 0, "tid": 7, "name": "gemm", "args": {**args, "device": 0, "stream": 7}}
-        events.append({**host, "cat": "kernel", **kernel})
-    properties = [{"id": 0, "name": "A100", "numSms": 108, "totalGlobalMem": 40 * 10**9}]
-    return {"schemaVersion": 1, "deviceProperties": properties, "traceEvents": events}
-
-
 @pytest.mark.parametrize("number", [2**63, -(2**64), 10**400, "7", None], ids=repr)
 def test_figures_that_no_column_holds_are_missing(tmp_path: Path, number: Any) -> None:
-    trace = steps_of_a_device()
-    trace["traceEvents"][0]["name"] = f"ProfilerStep#{number if number != 10**400 else '9' * 20}"
-    trace["deviceProperties"][0].update(id=number, numSms=number, totalGlobalMem=number)
+    gpu_traces.write(tmp_path / "trace.json", steps=3)
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    trace["deviceProperties"] = [{"id": number, "name": "A100", "numSms": number, "totalGlobalMem": number}]
     for row in trace["traceEvents"]:
-        if row["cat"] == "kernel":
+        if row.get("cat") == "kernel":
             row["args"].update(device=number, stream=number)
-    trace["traceEvents"] += steps_of_a_device()["traceEvents"]  # every step twice
+    steps = [row for row in trace["traceEvents"] if row["name"].startswith("ProfilerStep#")]
+    trace["traceEvents"] += [dict(row) for row in steps]  # every step twice
+    steps[0]["name"] = "ProfilerStep#" + "9" * 20
     (tmp_path / "trace.json").write_text(json.dumps(trace))
     report = open_run(tmp_path / "trace.json").report()
     assert report.steps

@@ -32,16 +32,12 @@ def test_recordings_are_told_from_traces(tmp_path: Path):
     recordings, others = read_recordings(paths)
     assert [recording.worker for recording in recordings] == ["a", "memory"]
     assert others == (trace, folder, absent)
+    (tmp_path / "broken.pickle").write_bytes(b"\x80\x04broken")
+    with pytest.raises(UnreadableInputError, match=r"broken\.pickle"):
+        read_recordings([tmp_path / "broken.pickle"])
 
 
 def test_equal_names_get_their_folders(tmp_path: Path):
     paths = [snapshot(tmp_path / "rank0" / "s.pickle"), snapshot(tmp_path / "rank1" / "s.pickle")]
     recordings, _ = read_recordings([*paths, snapshot(tmp_path / "rank1" / "t.pickle")])
     assert [recording.worker for recording in recordings] == ["rank0/s", "rank1/s", "t"]
-
-
-def test_an_unreadable_recording_is_an_error(tmp_path: Path):
-    path = tmp_path / "broken.pickle"
-    path.write_bytes(b"\x80\x04broken")
-    with pytest.raises(UnreadableInputError, match=r"broken\.pickle"):
-        read_recordings([path])
