@@ -13,7 +13,7 @@ from stepscope.analyze.pictures.flame_diff import flame_diff
 from stepscope.analyze.pictures.sampled_flame import flame_graph
 from stepscope.dashboard import bundle, single
 from stepscope.model.sampled import FlameGraph
-from stepscope.report.flame import svg
+from stepscope.report import flame
 from tests.analyze.flame.trees import context, stack, steps, tree
 from tests.browser_page import Opened
 
@@ -125,7 +125,7 @@ def test_the_picture_zooms_searches_and_is_harmless(
     graph = flame_graph(run())
     file = tmp_path / ("run.svg" if form == "picture" else "run.html")
     monkeypatch.setattr(bundle, "load", lambda: None)
-    text = svg.render(graph, tree(graph)) if form == "picture" else single.flame_page(graph)
+    text = flame.picture(graph, tree(graph)) if form == "picture" else single.flame_page(graph)
     file.write_text(text, encoding="utf-8")
     opened = open_page(file)
     fetch = opened.page.locator("g.box[data-n='fetch'] rect")

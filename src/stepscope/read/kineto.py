@@ -206,14 +206,29 @@ def _decode_raw(text: bytes) -> list[Any]:
 
 
 class KinetoTrace(_TraceFile):
-    """A Kineto trace being read; see `TraceSource`."""
+    """A Kineto trace being read; see `TraceSource`.
 
-    def __init__(self, path: Path, limits: Limits | None = None, progress: Progress | None = None) -> None:
+    With `only`, nothing but entries that hold this text is decoded; what the summary says is then of them alone.
+    """
+
+    def __init__(
+        self, path: Path, limits: Limits | None = None, progress: Progress | None = None, *, only: bytes = b""
+    ) -> None:
         self._builder = ChunkBuilder()
         self._earliest: int | None = None
-        super().__init__(path, limits, progress, EventDecoder().decode)
+        self._only = only
+        self._decode = EventDecoder().decode
+        super().__init__(path, limits, progress, self._decode_some if only else self._decode)
+
+    def _decode_some(self, text: bytes) -> list[Any]:
+        if self._only not in text:
+            return []
+        entries = [entry for entry in map(bytes, _decode_raw(text)) if self._only in entry]
+        return self._decode(b"".join((b"[", b",".join(entries), b"]")))
 
     def _useful(self) -> int:
+        if self._only:
+            return 1  # none of them is an answer as well
         return self._builder.events - self._builder.lost - self._builder.unsupported
 
     def chunks(self) -> Iterator[TraceChunk]:
