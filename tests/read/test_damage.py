@@ -20,10 +20,9 @@ from stepscope.read.kineto import KinetoTrace, RawEvents
 from stepscope.read.streams import Limits
 from stepscope.report.document import read_report, report_bytes
 from tests import gpu_traces
-from tests.read.collected import BASE, SHARED, Collected, event, kernel, read, written
+from tests.read.collected import BASE, Collected, event, kernel, read, written
 from tests.run_folders import make_run_folder
 
-needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")
 BOMB_SECONDS = 60  # generous: it takes about one
 
 GOOD = json.dumps(event())
@@ -214,16 +213,6 @@ class TestSize:
         assert peaks[1] < 100 * 2**20
 
 
-SMALL = [
-    "tracelens/torch_compile_triton/trace.json.gz",
-    "hta/cpu_only/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz",
-    "hta/amd_trace/mi250_minitoy_train_ROCm6_2_kineto.json.gz",
-    "hta/critical_path/cuda_event_sync/event_sync_trace.json.gz",
-    "hta/call_stack/backward_thread.json",
-    "hta/triton_example/triton_example.json.gz",
-]
-
-
 def synthetic() -> bytes:
     flow = {"ph": "s", "id": 1, "pid": 1, "tid": 1, "ts": 1, "cat": "ac2g", "name": "ac2g"}
     meta = {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "main"}}
@@ -231,11 +220,6 @@ def synthetic() -> bytes:
     return json.dumps(
         {"baseTimeNanoseconds": 5, "traceEvents": events * 6, "distributedInfo": {"rank": 1}}, indent=1
     ).encode()
-
-
-def unpacked(name: str) -> bytes:
-    data = (SHARED / name).read_bytes()
-    return gzip.decompress(data) if name.endswith(".gz") else data
 
 
 def mutated(whole: bytes, data: st.DataObject) -> tuple[bytes, str]:
@@ -321,13 +305,6 @@ def test_one_damaged_byte_costs_one_event(tmp_path: Path):
             assert 11 <= trace.quality.events <= 13
             assert trace.quality.events - trace.quality.lost - trace.quality.unsupported == len(trace.names)
             assert trace.summary.metadata == {"with_stack": 1}
-
-
-@needs_shared
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
-@given(data=st.data())
-def test_mutated_real_traces(tmp_path: Path, data: st.DataObject):
-    check_damage(tmp_path, unpacked(data.draw(st.sampled_from(SMALL))), data)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.read.raw import Frame, FrameNames, Losses
@@ -193,19 +192,6 @@ def test_every_legible_count_is_kept_or_counted_as_skipped(file: tuple[list[str]
     parsed = parse(lines)
     assert sum(stack.samples for stack in parsed.stacks) + parsed.skipped_samples == total
     assert len(parsed.stacks) + parsed.skipped_records <= len(lines)
-
-
-@given(files(), st.data())
-@settings(suppress_health_check=[HealthCheck.too_slow])
-def test_damaged_bytes_never_raise(file: tuple[list[str], int], data: st.DataObject):
-    content = bytearray("\n".join(file[0]).encode("utf-8", "surrogateescape") + b"\n")
-    for _ in range(data.draw(st.integers(1, 6))):
-        position = data.draw(st.integers(0, len(content)))
-        content[position : position + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=8))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "x"
-        path.write_bytes(content)
-        repr(read_all(PySpyRaw(path)).stacks).encode()  # storable text
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")

@@ -62,9 +62,3 @@ def test_what_is_no_value_is_none(text: str) -> None:
     assert value(text) is None
     for other in ("", "s", "5s3d", "1.5s", "-5s", "1e3us", "9" * 70 + "us", "5 s"):
         assert value(other) is None
-
-
-@given(st.text(alphabet="0123456789dhmsu.BKMGTe+- ", max_size=80))
-def test_any_text_is_a_value_or_none(text: str) -> None:
-    found = value(text)
-    assert found is None or found[0] in ("ns", "bytes", "count")
