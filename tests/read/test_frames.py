@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.read.kineto import KinetoTrace
+from stepscope.errors import UnreadableInputError
+from stepscope.read.kineto import KinetoTrace, RawEvents
 from stepscope.read.streams import Limits
 from tests.read.collected import Collected, event, kernel, read, written
 
@@ -80,3 +81,50 @@ def test_progress_reaches_the_end(tmp_path: Path):
     assert seen[-1] == (path.stat().st_size,) * 2
     assert [at for at, _ in seen] == sorted(at for at, _ in seen)
     assert len(seen) > 5
+
+
+# ---- entries as bytes: all of them, untouched where sound, repaired where damaged
+
+ENTRIES = [
+    event('a},{"ph"'),
+    {"ph": "C", "name": "counter", "args": {"x": 1.50}},
+    kernel("k", list=[{"a": 1}, {}]),
+    {"x": 1},
+]
+
+
+@pytest.mark.parametrize("size", [50, 2**20])
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_entries_come_out_as_they_are(tmp_path: Path, size: int, name: str):
+    content = {"schemaVersion": 1, "traceEvents": ENTRIES, "secret": "example-not-a-secret", "with_stack": 1}
+    stream = RawEvents(written(tmp_path, content, name), Limits(piece_bytes=size))
+    assert list(stream) == [json.dumps(entry).encode() for entry in ENTRIES]
+    assert stream.metadata() == {"schemaVersion": 1, "with_stack": 1}
+    assert stream.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("bad", "name"),
+    [
+        (rb'{"ph": "X", "name": "C:\x"}', r"C:\x"),
+        (b'{"ph": "X", "name": "\xff"}', r"\xff"),
+        (b'{"ph": "X", "name": "a", "args": {"x": NaN}}', "a"),
+    ],
+)
+def test_damaged_entries_are_valid_afterwards(tmp_path: Path, bad: bytes, name: str):
+    good = json.dumps(event()).encode()
+    stream = RawEvents(written(tmp_path, b"[" + good + b"," + bad + b"," + good + b"]"))
+    entries = [json.loads(entry) for entry in stream]
+    assert [entry["name"] for entry in entries] == ["aten::add", name, "aten::add"]
+    assert stream.lost == 0
+
+
+def test_what_is_no_trace_or_is_cut_off(tmp_path: Path):
+    stream = RawEvents(written(tmp_path, json.dumps(ENTRIES[:3]).encode()[:-20]))
+    assert len([json.loads(entry) for entry in stream]) == 2
+    assert (stream.lost, bool(stream.problems)) == (1, True)
+    for content in (b"", b"[]", b"hello", b'{"a": 1}'):
+        with pytest.raises(UnreadableInputError):
+            list(RawEvents(written(tmp_path, content)))
+    with pytest.raises(UnreadableInputError, match="No such file"):
+        RawEvents(tmp_path / "none.json")
