@@ -185,8 +185,6 @@ def test_never_raises(tmp_path: Path, lines: list[Any], tail: bytes):
 # ---- the times beside a segment's stacks: read, checked value by value, absent or damaged without harm
 
 RAW_TWO = "".join(f'process 100:"a";thread (100): MainThread;{name} 1\n' for name in ("f (a.py:1)", "g (a.py:2)"))
-    'process 100:"a";thread (100): MainThread;f (a.py:1) 7\nprocess 100:"a";thread (100): MainThread;g (a.py:2) 1\n'
-)
 
 
 def run_with(tmp_path: Path, content: Any) -> RawRun:
