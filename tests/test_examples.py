@@ -41,29 +41,6 @@ def test_pictures_are_the_same_every_time(tmp_path: Path) -> None:
     assert {name.split("/")[0] for name in first} == set(make_data.CLASSES)
 
 
-def test_only_missing_pictures_are_written(tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
-    make_data = load("cifar_png/make_data")
-    make_data.make_data(tmp_path, 20)
-    before = digests(tmp_path)
-    (tmp_path / "disc" / "00001.png").unlink()
-    assert make_data.make_data(tmp_path, 20) == 1
-    assert digests(tmp_path) == before
-
-
-@pytest.mark.torch
-def test_a_picture_becomes_a_normalised_tensor(tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
-    load("cifar_png/make_data").make_data(tmp_path, 10)
-    train = load("cifar_png/train")
-    dataset = train.PngFolder(tmp_path)
-    image, label = dataset[0]
-    assert len(dataset) == 10
-    assert image.shape == (3, 32, 32)
-    assert -3 < image.min() < image.max() < 3
-    assert dataset.classes[label] == dataset.files[0][0].parent.name
-
-
 @pytest.mark.torch
 def test_both_losses_are_the_same_figure() -> None:
     import torch
