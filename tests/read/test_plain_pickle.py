@@ -204,6 +204,21 @@ def test_deep_lists_and_equal_hashes_are_no_danger():
         loads(pickle.dumps({step * factor: None for factor in range(100)}))
 
 
+BASE = pickle.dumps({"segments": [{"address": 2**40 + n, "blocks": [(n, n * 0.5, None, b"x")] * 3} for n in range(40)]})
+
+
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=8),
+    cut=st.integers(0, 10_000) | st.none(),
+)
+@settings(max_examples=400, deadline=None)
+def test_damaged_bytes_raise_nothing_else(changes: list[tuple[int, int]], cut: int | None):
+    data = bytearray(BASE)
+    for place, value in changes:
+        data[place % len(data)] = value
+    survives(bytes(data[:cut]))
+
+
 @given(st.lists(st.sampled_from(b"(]}tlde.usa0125hjqrNK\x94\x85\x86\x87\x88\x8a)"), max_size=60))
 @settings(max_examples=500, deadline=None)
 def test_any_opcodes_raise_nothing_else(ops: list[int]):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepscope.read.raw import Frame, StackSource
 from stepscope.read.stacks.sampled_files import open_stacks
@@ -180,6 +183,37 @@ def test_long_lists_are_cut_where_a_sample_ends(tmp_path: Path):
     parsed = read_all(write(tmp_path / "y", evented(events, end=40_001)))
     assert counts(parsed) == {(MAIN,): 20_001 * 10**6, (MAIN, F): 20_000 * 10**6}
     assert not parsed.losses.counts
+
+
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-3, 2**70), st.floats(), st.text(max_size=3)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
+    max_leaves=8,
+)
+AT = st.one_of(VALUES, st.floats(0, 9))
+EVENT = st.fixed_dictionaries({"type": st.sampled_from(["O", "C", "?"]), "frame": st.integers(-1, 4), "at": AT})
+PROFILE = st.fixed_dictionaries(
+    {"type": st.sampled_from(["sampled", "evented", "x"])},
+    optional={
+        **dict.fromkeys(("name", "startValue", "endValue"), VALUES),
+        "unit": st.sampled_from(["seconds", "none", "bytes", "parsecs"]),
+        "samples": st.one_of(VALUES, st.lists(st.lists(st.integers(-1, 4)))),
+        "weights": st.one_of(VALUES, st.lists(st.floats())),
+        "events": st.one_of(VALUES, st.lists(EVENT)),
+    },
+)
+
+
+@given(st.lists(PROFILE, max_size=3), st.one_of(VALUES, st.lists(VALUES, max_size=4)))
+def test_any_values_never_raise(profiles: list[Any], frames: Any):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x"
+        path.write_text(json.dumps({"profiles": profiles, "shared": {"frames": frames}}))
+        source = Speedscope(path)
+        parsed = read_all(source)
+    assert all(0 <= stack.samples < 2**63 for stack in parsed.stacks)
+    assert source.wall_ns is None or 0 < source.wall_ns < 2**63
+    repr(parsed.stacks).encode()
 
 
 @pytest.mark.parametrize("unit", ["seconds", "bytes", "none"])
