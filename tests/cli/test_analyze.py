@@ -67,24 +67,6 @@ def test_a_pipe_or_a_device_is_written_into_and_stays_what_it_is() -> None:
     assert json.loads(read[0])["schema"] == "stepscope.report/1"
 
 
-@pytest.mark.usefixtures("run")
-def test_html_on_stdout_is_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main("run", "--html", "-") == 0
-
-    out = capfd.readouterr().out
-    assert out.startswith("<!doctype html>")
-    assert out.endswith("</html>\n")
-
-
-@pytest.mark.usefixtures("run")
-def test_files_are_written_and_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("run", "--json", "a.json", "--html", "made/for/it/a.html") == 0
-
-    assert capsys.readouterr().err == "Wrote a.json\nWrote made/for/it/a.html\n"
-    assert jsonfile.load(Path("a.json")).steps is not None
-    assert Path("made/for/it/a.html").read_text().startswith("<!doctype html>")
-
-
 def test_an_existing_file_is_kept_unless_forced(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.json").write_text("mine")
 
@@ -95,12 +77,6 @@ def test_an_existing_file_is_kept_unless_forced(run: Path, capsys: pytest.Captur
 
     assert main("run", "--json", "a.json", "--force") == 0
     assert Path("a.json").read_text() != "mine"
-
-
-@pytest.mark.usefixtures("run")
-def test_the_runs_own_report_is_replaced_without_asking() -> None:
-    assert main("run") == 0
-    assert main("run", "--json", "run/report.json", "--html", "run/report.html") == 0
 
 
 @pytest.mark.usefixtures("run")
@@ -159,28 +135,12 @@ def test_unreadable_input_is_one_line_and_3(tmp_path: Path) -> None:
         assert said in line
 
 
-def test_a_folder_with_one_run_in_it_is_that_run(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "run-1" / "rank-0").mkdir(parents=True)
-    alone, inside = (stepscope("analyze", name, cwd=tmp_path) for name in ("runs/run-1", "runs"))
-    assert inside.returncode == alone.returncode == 3
-    assert inside.stderr == alone.stderr
-
-
 def test_an_experiment_is_several_runs(tmp_path: Path) -> None:
     for name in ("001-pilot", "002-baseline"):
         (tmp_path / "experiment-x" / "runs" / name / "rank-0").mkdir(parents=True)
     done = stepscope("analyze", "experiment-x", cwd=tmp_path)
     assert done.returncode == 3
     assert "holds 2 runs, name one of them, e.g. experiment-x/runs/001-pilot" in done.stderr
-
-
-def test_a_run_folder_in_which_nothing_was_recorded_is_3(tmp_path: Path) -> None:
-    (tmp_path / "run" / "rank-0").mkdir(parents=True)
-
-    done = stepscope("analyze", "run", cwd=tmp_path)
-
-    assert (done.returncode, done.stdout) == (3, "")
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_open_run_caches_and_names_itself(run: Path) -> None:

@@ -16,7 +16,6 @@ from stepscope.model.compilers import CompilersView
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, write_script
 from tests.report.fabricate_compilers import cause, facts, view
-from tests.run_folders import make_run_folder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SRUN = REPOSITORY / "tests" / "integration" / "scripts" / "srun.py"
@@ -127,20 +126,6 @@ def test_a_recording_in_which_no_compiler_was_used_passes(
     assert "was not used" in capsys.readouterr().err
 
 
-def test_a_recording_without_steps_does_not_pass(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api.Run, "analysis", analysis(Path(file).parent, steps=()))
-    assert main("run", "--fail-on", "recompile") == 4
-
-
-def test_documents_on_stdout_stay_alone(held: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main("run", "--json", "-", "--fail-on", "recompile") == 1
-    shown = capfd.readouterr()
-    assert shown.out.startswith("{")
-    assert shown.out.endswith("}\n")
-    assert shown.err.count("\n") == 1
-    assert held
-
-
 @pytest.mark.usefixtures("held")
 def test_a_hostile_reason_stays_on_its_line(
     file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -177,14 +162,6 @@ def test_what_is_no_check_is_a_usage_error(
     assert words in shown.err
     assert "\x1b" not in shown.err
     assert shown.out == ""
-
-
-def test_a_table_can_be_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = make_run_folder(tmp_path)
-    assert main(str(folder), "--table", "compiles", "--fail-on", "recompile") == 0
-    shown = capsys.readouterr()
-    assert "no compiler was seen" in shown.out
-    assert "check passed: recompile" in shown.err
 
 
 # ------------------------------------------------------------------------------------------------------- stepscope run
@@ -262,12 +239,6 @@ def test_a_command_that_we_ended_is_judged_by_its_run(tmp_path: Path, holds: str
 
 
 @pytest.mark.process
-def test_without_a_check_its_status_stays(tmp_path: Path) -> None:
-    done = recorded(tmp_path, "clean", "--max-steps", "5", command=REACHES_MAX_STEPS)
-    assert done.returncode == 130, done.stderr
-
-
-@pytest.mark.process
 def test_quiet_says_nothing_and_still_fails(tmp_path: Path) -> None:
     done = recorded(tmp_path, "recompiled", "--quiet", "--fail-on", "recompile")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
@@ -280,14 +251,6 @@ def test_a_report_that_cannot_be_made_passes_no_check(tmp_path: Path) -> None:
     assert done.returncode == 4
     assert "no report (" in done.stderr
     assert checks_of(done)[0].endswith(f"stepscope analyze {tmp_path}/r --fail-on recompile")
-
-
-@pytest.mark.process
-def test_an_unknown_check_starts_nothing(tmp_path: Path) -> None:
-    done = recorded(tmp_path, "clean", "--fail-on", "speed", command="print('ran')")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "no such check" in done.stderr
-    assert not (tmp_path / "r").exists()
 
 
 # the first task ends once both have begun, the second once the launcher of the first has ended
@@ -327,22 +290,3 @@ def test_a_job_too_large_for_a_report_passes_no_check(tmp_path: Path) -> None:
     done = recorded(tmp_path, "clean", "--fail-on", "recompile", command=command, before=before)
     assert done.returncode == 4, done.stderr
     assert "check not judged: recompile: no report" in checks_of(done)[0]
-
-
-@pytest.mark.process
-def test_a_real_recording_without_torch_cannot_be_judged(tmp_path: Path) -> None:
-    line = [
-        sys.executable,
-        "-m",
-        "stepscope",
-        "run",
-        "--fail-on",
-        "recompile",
-        "--",
-        sys.executable,
-        "-c",
-        "print('x')",
-    ]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (4, "x\n")
-    assert "check not judged: recompile" in done.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +64,6 @@ def test_a_file_becomes_a_page_beside_nothing_of_it(here: Path, capsys: pytest.C
     assert data["title"] == "profile.txt"
     assert (tree_of(data, "all")["unit"], tree_of(data, "all")["value"][0]) == ("samples", 100)
     assert "hunter2" not in Path("profile.flame.html").read_text()
-
-
-def test_an_existing_file_is_kept_unless_forced(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("profile.flame.html").write_text("mine")
-
-    assert main(write("profile.txt")) == 2
-    assert "exists; add --force" in capsys.readouterr().err
-    assert Path("profile.flame.html").read_text() == "mine"
-    assert main("profile.txt", "--force") == 0
-    assert Path("profile.flame.html").read_text().startswith("<!doctype html>")
 
 
 def test_the_ending_names_the_format(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,18 +175,6 @@ def test_errors_are_one_line(
     assert says in error
     assert error.count("\n") == 1
     assert sorted(path.name for path in here.iterdir()) == ["empty.txt", "profile.txt"]
-
-
-def test_the_installed_command_has_help_with_examples() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stepscope", "flamegraph", "--help"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert "stepscope flamegraph" in done.stdout.split("Examples:")[1]
-    assert "--diff" in done.stdout
 
 
 def test_a_page_stays_below_its_limit_however_long_the_names_are() -> None:

@@ -256,21 +256,6 @@ def test_tables_are_kept_where_asked_and_nothing_beside_the_trace(
     assert list((tmp_path / "cache").rglob("*.parquet"))
 
 
-def test_without_a_cache_nothing_is_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    report_of(capfd, tiny(tmp_path / "t.json"), "--no-cache")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.json"]
-
-
-def test_several_files_are_ranks_of_one_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    names = [
-        tiny(tmp_path / f"rank{rank}.json", distributedInfo={"rank": rank, "world_size": 2, "backend": "gloo"})
-        for rank in (0, 1)
-    ]
-    report = report_of(capfd, *names)
-    assert report["run"]["ranks"] == [0, 1]
-    assert report["quality"]["reading"]["traces"] == 2
-
-
 @pytest.mark.parametrize("folders", [("rank-0", "rank-1"), ("0", "1")])
 def test_a_folder_of_ranks_is_one_run(
     folders: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +111,6 @@ class TestOutput:
         assert "10 of 29 rows" in capfd.readouterr().out
         assert len(as_json(capfd, "many.txt")["rows"]) == 29
 
-    def test_files_and_folders_are_summed(
-        self, profile: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        (tmp_path / "more").mkdir()
-        (tmp_path / "more" / "second.txt").write_text(PROFILE)
-        document = as_json(capfd, profile, "more")
-        assert (document["samples"], document["files"]) == (2 * SUM, 2)
-
 
 class TestSelection:
     @pytest.mark.parametrize(
@@ -138,20 +128,6 @@ class TestSelection:
         self, profile: str, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], rows: list[tuple[str, int]]
     ) -> None:
         assert counts(as_json(capfd, profile, *arguments)) == rows
-
-    def test_the_sum_is_the_files_whatever_is_selected(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        document = as_json(capfd, profile, "--process", "workers")
-        assert document["samples"] == SUM
-        assert document["left_out"] == {"other processes": 150}
-
-    def test_a_phase(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        assert as_json(capfd, profile, "--phase", "other")["selected_samples"] == 80
-
-    def test_parked_threads(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        document = as_json(capfd, profile, "--parked")
-        assert counts(document)[0] == ("Condition.wait", 70)
-        assert document["rows"][0]["waiting"] is True
-        assert document["waiting_samples"] == 70
 
     def test_call_paths(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
         merged = as_json(capfd, profile, "--library", "train", "--aggregate-leaf-paths")
@@ -209,23 +185,10 @@ class TestRefusals:
     ) -> None:
         assert said in failure(capfd, profile, *arguments, code=2)
 
-    def test_nothing_to_read(self, capfd: pytest.CaptureFixture[str]) -> None:
-        assert "nothing to read" in failure(capfd, code=2)
-
-    def test_no_such_file(self, capfd: pytest.CaptureFixture[str]) -> None:
-        assert "no such file" in failure(capfd, "nowhere.txt", code=3)
-
     def test_a_trace_without_samples(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
         (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [event]}))
         assert "no sampled stacks" in failure(capfd, "trace.json", code=3)
-
-
-def test_in_a_process_of_its_own(profile: str) -> None:
-    command = [sys.executable, "-m", "stepscope", "hotspots", "--file", profile, "--json", "-"]
-    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
-    assert json.loads(done.stdout)["samples"] == SUM
-    assert done.stderr == b""
 
 
 def test_help_has_examples_and_no_old_spelling_among_the_options(capfd: pytest.CaptureFixture[str]) -> None:

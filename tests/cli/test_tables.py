@@ -61,10 +61,6 @@ def names(document: dict[str, Any]) -> list[str]:
     return [row["name"] for row in document["rows"]]
 
 
-def test_every_table_is_known_to_both_layers() -> None:
-    assert set(TABLES) == set(SHOWN)
-
-
 @pytest.mark.parametrize("table", [name for name in TABLES if name != "stacks"])
 def test_every_table_has_rows_or_a_reason_in_all_forms(
     table: str, trace: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
@@ -190,14 +186,6 @@ def test_what_makes_no_sense_is_one_line(
     assert shown.out == ""
     assert said in shown.err
     assert shown.err.count("\n") == 1
-
-
-def test_files_are_not_overwritten(trace: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.csv").write_text("mine")
-    assert main(trace, "--table", "kernels", "--csv", "mine.csv") == 2
-    assert (tmp_path / "mine.csv").read_text() == "mine"
-    assert main(trace, "--table", "kernels", "--csv", "mine.csv", "--force") == 0
-    assert (tmp_path / "mine.csv").read_text().startswith("name,")
 
 
 def test_names_are_harmless_everywhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

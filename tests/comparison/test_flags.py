@@ -11,25 +11,24 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.comparison import conditions
-from stepscope.comparison.flags import flags
+from stepscope.comparison.flags import with_flags_of_set
 from stepscope.comparison.measure import measure
-from stepscope.comparison.measured_steps import select
-from stepscope.model.comparison import Flag
+from stepscope.model.comparison import Flag, Measure
 from tests.builders import MS, PID, T0, make_tables, step_rows
+from tests.comparison.measures import measure as measure_of
 from tests.integration.harness import SCRIPTS
+from tests.records import replace
 
 S = 1000 * MS
 STEPS = step_rows(400)  # 10 ms each; four seconds
-END = T0 + 4 * S
 
 
 def raised(*, asked: int | None = None, **tables: Any) -> dict[str, Flag]:
     """The flags of a run of `STEPS` by name."""
     made = make_tables(**{"steps": STEPS, **tables})
-    steps = select(made)
-    assert steps is not None
-    found = flags(made, analyze(made), steps, asked=asked)
+    measured = measure(made, analyze(made), label="run", path="run", asked=asked)
+    assert measured is not None
+    found = measured.flags
     assert [flag.withholds for flag in found] == sorted((flag.withholds for flag in found), reverse=True)
     assert all(flag.text and flag.source and not flag.text.endswith(".") for flag in found)
     return {flag.name: flag for flag in found}
@@ -278,6 +277,98 @@ def test_workers_of_a_data_set_without_a_length_may_end_at_any_time() -> None:
     assert withheld(raised(**with_workers(worker(201, 6), worker(202, None), length=None))) == {"dead_workers": False}
 
 
+# ------------------------------------------------------------------------------------------------ runs of one kind
+
+
+def one_run(**changes: Any) -> Measure:
+    return measure_of(**{"samples_per_step": 8, "signal": "optimizer", **changes})
+
+
+def figures(**values: float) -> Measure:
+    return one_run(conditions={"cores": 2.0, **values})
+
+
+def of_set(*sides: list[Measure]) -> list[list[dict[str, bool]]]:
+    return [[{flag.name: flag.withholds for flag in each.flags} for each in side] for side in with_flags_of_set(*sides)]
+
+
+def test_alike_runs_raise_nothing() -> None:
+    alike = figures(read_bytes_per_step=4e6, others_cores=0.1, cpu_frequency_mhz=3000, gpu_clock_mhz=1900)
+
+    assert of_set([alike] * 3, [alike] * 3) == [[{}] * 3] * 2
+    assert of_set([alike]) == [[{}]]
+    assert of_set() == []
+
+
+def test_the_first_run_that_fills_the_cache_is_withheld() -> None:
+    cold, warm = figures(read_bytes_per_step=30e6), figures(read_bytes_per_step=1e4)
+
+    assert of_set([cold, warm, warm], [warm, warm]) == [[{"cold_cache": True}, {}, {}], [{}, {}]]
+    assert of_set([cold], [warm]) == [[{"cold_cache": True}], [{}]]
+    assert of_set([cold, cold], [cold]) == [[{}, {}], [{}]]  # data that never fits
+    assert of_set([figures(read_bytes_per_step=2e5), warm], [warm]) == [[{}, {}], [{}]]  # a log file
+
+
+def test_page_faults_of_a_cold_cache() -> None:
+    cold, warm = figures(major_faults_per_step=40), figures(major_faults_per_step=0)
+
+    assert of_set([warm, cold], [warm]) == [[{}, {"cold_cache": True}], [{}]]
+
+
+def test_more_pages_mapped_in_longer_steps() -> None:
+    many, few = figures(minor_faults_per_step=16_000), figures(minor_faults_per_step=9_000)
+    slow = replace(many, mean_ms=110)
+
+    assert of_set([slow], [few]) == [[{"page_faults_differ": False}], [{}]]
+    ((flagged,), _) = with_flags_of_set([slow], [few])
+    assert "16,000 page faults a step, in the other runs 9,000" in flagged.flags[0].text
+    assert of_set([many], [few]) == [[{}], [{}]]  # no longer for it
+    assert of_set([replace(few, mean_ms=110)], [many]) == [[{}], [{}]]  # longer for another reason
+
+
+def test_a_run_that_shared_its_machine_more_than_the_others() -> None:
+    busy, quiet = figures(others_cores=1.2), figures(others_cores=0.3)
+
+    assert of_set([busy, quiet], [quiet, quiet]) == [[{"machine_busier": False}, {}], [{}, {}]]
+    assert of_set([busy, busy], [busy, quiet]) == [[{}, {}], [{}, {}]]
+
+
+def test_clocks_are_compared_within_a_side() -> None:
+    slow, fast = figures(gpu_clock_mhz=1500), figures(gpu_clock_mhz=1900)
+
+    assert of_set([slow, fast, fast], [fast]) == [[{"clocks_differ": True}, {}, {}], [{}]]
+    assert of_set([slow, slow], [fast, fast]) == [[{}, {}], [{}, {}]]  # other work may have another clock
+
+
+def test_the_clock_of_the_cpu_is_said_and_withholds_nothing() -> None:
+    slow, fast = figures(cpu_frequency_mhz=2000), figures(cpu_frequency_mhz=3000)
+
+    assert of_set([slow, fast, fast]) == [[{"clocks_differ": False}, {}, {}]]
+    assert of_set([figures(cpu_frequency_mhz=2850), fast]) == [[{}, {}]]
+
+
+def test_steps_that_were_cut_elsewhere() -> None:
+    by_loader = one_run(signal="loader", samples_per_step=4)
+
+    assert of_set([one_run()], [by_loader]) == [[{"cut_differently": True}], [{"cut_differently": True}]]
+    assert of_set([one_run()], [one_run(signal="loader")]) == [
+        [{"cut_differently": False}],
+        [{"cut_differently": False}],
+    ]
+    assert of_set([one_run()], [one_run(signal=None)]) == [[{}], [{}]]
+
+
+def test_flags_are_added_once_and_keep_their_one_run() -> None:
+    own = Flag("recompiles", "something was compiled", "rank-0/events.jsonl", True)
+    cold = replace(figures(read_bytes_per_step=30e6), flags=(own,))
+    warm = figures(read_bytes_per_step=1e4)
+    (first, second), (third,) = with_flags_of_set([cold, warm], [warm])
+
+    assert [flag.name for flag in first.flags] == ["recompiles", "cold_cache"]
+    assert (second.flags, third.flags) == ((), ())
+    assert with_flags_of_set([first, second], [third]) == ((first, second), (third,))
+
+
 # ------------------------------------------------------------------------------------------------------ conditions
 
 
@@ -287,22 +378,14 @@ def test_figures_are_of_the_measured_steps() -> None:
         *readings(4, [("read_bytes", 2e6, PID, None), ("read_bytes", 1e6, 300, None), *cores(1.5, 100, 0.1)]),
     ]
     made = make_tables(steps=STEPS, system=system, manifests=HARDWARE, processes=[{}, worker(300, None)])
-    steps = select(made)
-    assert steps is not None
-    found = conditions.conditions(made, steps)
+    measured = measure(made, analyze(made), label="run", path="run")
+    assert measured is not None
+    found = measured.conditions
 
     assert found["read_bytes_per_step"] == pytest.approx(3e6 * 3.99 / 399)
     assert found["others_cores"] == pytest.approx(0.5)
     assert found["run_delay_share"] == pytest.approx(0.1)
     assert found["cores"] == 2
-
-
-def test_without_telemetry_there_are_no_conditions() -> None:
-    made = make_tables(steps=STEPS)
-    steps = select(made)
-    assert steps is not None
-
-    assert conditions.conditions(made, steps) == {}
 
 
 # ---------------------------------------------------------------------------------------------------- a real run

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.experiment import journal
+from stepscope.experiment.folder import JOURNAL, fold
 from stepscope.experiment.plan import Slot
 from stepscope.model.comparison import Flag
 from stepscope.model.experiment import Experiment
@@ -32,7 +32,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Expe
     folder = tmp_path_factory.mktemp("whole")
     runner = FakeRunner(MS, noise=0.01, flags=disturbed)
     found = conduct(folder, request(GOOD, SAME, "gc=off"), runner).experiment
-    return (folder / journal.NAME).read_bytes(), found, runner.slots
+    return (folder / JOURNAL).read_bytes(), found, runner.slots
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -46,9 +46,9 @@ def test_a_kill_at_any_byte_of_the_journal_loses_the_run_in_progress_at_most(
     data, whole, slots = uninterrupted
     left = data[: int(cut * len(data))]
     kept = left if torn else left[: left.rfind(b"\n") + 1]
-    done = len(journal.fold(kept[: kept.rfind(b"\n") + 1]).made)
+    done = len(fold(kept[: kept.rfind(b"\n") + 1]).made)
     folder = tmp_path_factory.mktemp("killed")
-    (folder / journal.NAME).write_bytes(kept)
+    (folder / JOURNAL).write_bytes(kept)
     runner = FakeRunner(MS, noise=0.01, flags=disturbed)
     found = conduct(folder, request(GOOD, SAME, "gc=off"), runner).experiment
     assert runner.slots == slots[done:]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from stepscope.experiment import runner
-from stepscope.experiment.journal import Made
+from stepscope.experiment.folder import Made
 from stepscope.experiment.plan import PAIRS, Slot
 from stepscope.experiment.runner import Order, Processes, StepsSeen, Stopped, last_line, log_of
 from stepscope.schema import Knob
@@ -30,7 +30,6 @@ def order(folder: Path, *command: str, knobs: tuple[Knob, ...] = (), **more: obj
         "folder": folder / "run",
         "warmup": 2,
         "steps": 10,
-        "rate_hz": 5.0,
         "seed": 0,
         **more,
     }
