@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze.views.trace_diff import DiffSide
-from stepscope.comparison.changes import Changes, changes
+from stepscope.comparison.changes import changes
 from stepscope.comparison.profile import LOAD, Amount, Amounts, Profile, Thing, merged, relative_to
 from stepscope.model import Abstention, Diagnosis, Finding, Ignored, Place
 from stepscope.model.comparison import Change
@@ -22,14 +22,14 @@ def profile(**known: Any) -> Profile:
     return Profile(label="a", side="a", path="a", recorded=True, traced=UNTRACED, **known)
 
 
-def compared(*pairs: tuple[Profile, Profile]) -> Changes:
-    """Of runs whose mean step is 100 ms, so that half a millisecond is the floor."""
-    return changes(pairs, [(measure(), measure())] * len(pairs), profiled=False)
+def compared(*pairs: tuple[Profile, Profile]) -> tuple[tuple[Change, ...], dict[str, str]]:
+    """Rows, and why a kind has none, of runs whose mean step is 100 ms, so that half a millisecond is the floor."""
+    return changes(pairs, [(measure(), measure())] * len(pairs), profiled=False)[:2]
 
 
 def rows(field: str, *pairs: tuple[Any, Any]) -> list[Change]:
     """Of the kind that a field of profiles makes, without those that stayed the same."""
-    found = compared(*((profile(**{field: one}), profile(**{field: other})) for one, other in pairs)).rows
+    found = compared(*((profile(**{field: one}), profile(**{field: other})) for one, other in pairs))[0]
     return [row for row in found if row.kind.startswith(field[:4]) and row.status != "same"]
 
 
@@ -139,7 +139,7 @@ def judged(*found: Finding, abstained: tuple[Abstention, ...] = (), roots: tuple
 
 
 def findings(*pairs: tuple[Profile, Profile]) -> list[Change]:
-    return [row for row in compared(*pairs).rows if row.kind == "finding"]
+    return [row for row in compared(*pairs)[0] if row.kind == "finding"]
 
 
 def test_findings_go_come_and_cost_another_amount() -> None:
@@ -163,7 +163,7 @@ def test_a_finding_of_a_rule_that_was_not_judged_there_is_neither_gone_nor_new()
     for side, why in ((silent, "sampled stacks"), (ignoring, "ignored: known")):
         for pair in ((judged(finding("a", 10)), side), (side, judged(finding("a", 10)))):
             assert findings(pair) == []
-            assert compared(pair).absent["finding a"] == why
+            assert compared(pair)[1]["finding a"] == why
     unused = judged(abstained=(Abstention("a", "a DataLoader", quiet=True),))
     assert [row.status for row in findings((judged(finding("a", 10)), unused))] == ["gone"]
 
@@ -215,7 +215,7 @@ def test_the_windows_are_told_whether_or_not_they_differ() -> None:
         {"measured steps": "90", "traces hold": "host", "traces": "2"},
         {"measured steps": "40", "traces": "2"},
     )
-    found = compared((profile(windows=base), profile(windows=other))).rows
+    found = compared((profile(windows=base), profile(windows=other)))[0]
     assert [(row.name, row.status) for row in found if row.kind == "window"] == [
         ("measured steps", "changed"),
         ("traces hold", "gone"),

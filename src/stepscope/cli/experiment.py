@@ -10,10 +10,9 @@ import os
 import re
 import shlex
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -142,7 +141,7 @@ class Asked(OptionGroup, frozen=True):
         """The command line that asks for it again; options that are as by default are left out."""
         words, usual = ["stepscope", "experiment"], Asked()
         for name in _IN_LINE:
-            option = get_type_hints(Asked, include_extras=True)[name].__metadata__[0].param_decls[0]
+            option = "--" + _SPELLED.get(name, name).replace("_", "-")
             value = getattr(self, name)
             if value == getattr(usual, name):
                 continue
@@ -152,6 +151,7 @@ class Asked(OptionGroup, frozen=True):
         return shlex.join([*words, "--", *command])
 
 
+_SPELLED = {"tries": "try", "source": "from", "itself": "self"}  # options whose name is another one in Python
 _IN_LINE = (
     *("out", "tries", "base", "source", "pairs", "steps", "warmup", "together", "itself", "screen"),
     *("quiet_machine", "width", "threshold", "loss_band", "seed", "budget"),
@@ -188,7 +188,7 @@ def experiment(
     from stepscope.experiment.engine import Engine
     from stepscope.experiment.folder import claimed, find
     from stepscope.experiment.plan import FINDINGS, key
-    from stepscope.experiment.runner import Processes, StopRequests
+    from stepscope.experiment.runner import Processes, stop_requests
     from stepscope.report import experiment_document, outputs
 
     files = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
@@ -215,7 +215,7 @@ def experiment(
     def write(found: Experiment) -> None:
         outputs.write_file(folder / experiment_document.NAME, experiment_document.dumps(found))
 
-    with claimed(folder), StopRequests() as stop, Progress(quiet=quiet) as progress:
+    with claimed(folder), stop_requests() as stop, closing(Progress(quiet=quiet)) as progress:
         progress.note(f"{'going on with the unfinished experiment' if resumed else 'experiment'} in {folder}")
         conclusion = Engine(
             request=request,
@@ -332,18 +332,10 @@ class Progress:
         self._status: Status | None = None
         self._total = ""
         self._pairs: dict[str, int] = {}  # of each candidate, as of the run before
+        if not quiet and sys.stderr.isatty():
+            from stepscope.report import outputs
 
-    def __enter__(self) -> Progress:
-        from stepscope.report import outputs
-
-        if not self._quiet and sys.stderr.isatty():
             self._status = self._stack.enter_context(outputs.console(sys.stderr).status("experiment …"))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Take the line of the run in progress away; what comes after is a report."""

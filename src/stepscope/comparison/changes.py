@@ -13,8 +13,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from msgspec import Struct
-
 from stepscope.analyze.views import trace_diff as views
 from stepscope.analyze.views.trace_diff import STEP
 from stepscope.comparison import thresholds
@@ -58,16 +56,13 @@ Found = dict[Finder, list[tuple[Finding, str | None]]]  # in each run that has i
 NOTHING = Amount(0.0)
 
 
-class Changes(Struct, frozen=True):
-    """All rows, why a kind has none, and what must be said beside them."""
+def changes(
+    pairs: Profiles, measures: Sequence[tuple[Measure, Measure]], *, profiled: bool
+) -> tuple[tuple[Change, ...], dict[str, str], list[str]]:
+    """(all rows, why a kind has none, what must be said beside them).
 
-    rows: tuple[Change, ...]
-    absent: dict[str, str]
-    notes: tuple[str, ...]
-
-
-def changes(pairs: Profiles, measures: Sequence[tuple[Measure, Measure]], *, profiled: bool) -> Changes:
-    """What differs. `measures` are the pairs behind the headline, `profiled` if they are of steps in traces."""
+    `measures` are the pairs behind the headline, `profiled` if they are of steps in traces.
+    """
     sides = ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     diffs = [views.diff(one.traced, other.traced) for one, other in pairs]
     floor = thresholds.CHANGE_FLOOR * _mean_step_ms(measures, diffs)
@@ -84,7 +79,7 @@ def changes(pairs: Profiles, measures: Sequence[tuple[Measure, Measure]], *, pro
             unphased if measures else "no step time is known of both sides",
         ),
         ("category", categories, _untraced(sides, diffs, "overview")),
-        ("function", _functions(pairs, floor), _why(sides, "function")),
+        ("function", _sampled("function", pairs, lambda one: one.functions, floor), _why(sides, "function")),
         ("line", _lines(pairs, floor), _why(sides, "line")),
         ("operator", _operators(diffs, floor), _untraced(sides, diffs, "operators")),
         ("kernel", _kernels(diffs, floor), _untraced(sides, diffs, "kernels")),
@@ -104,7 +99,7 @@ def changes(pairs: Profiles, measures: Sequence[tuple[Measure, Measure]], *, pro
     for one in diffs:  # what it says of itself, but for how many steps each has: that is among the windows
         notes += one.notes[1 if one.per_step else 0 :] if one.tables else ()
     shown = tuple(change for _, found, _ in kinds for change in found[:MAX_ROWS])
-    return Changes(shown, absent, tuple(dict.fromkeys(notes)))
+    return shown, absent, notes
 
 
 def _mean_step_ms(measures: Sequence[tuple[Measure, Measure]], diffs: Sequence[Diff]) -> float:
@@ -213,33 +208,23 @@ def _traced(diffs: Sequence[Diff], table: str, *, device: bool = False) -> list[
     ]
 
 
-def _functions(pairs: Profiles, floor: float) -> list[Change]:
-    """Functions in which the training process stands for another time."""
-    known = [pair for pair in _sampled_alike(pairs) if pair[0].functions and pair[1].functions]
-    return _sampled("function", known, [(one.functions, other.functions) for one, other in known], floor)
-
-
 def _lines(pairs: Profiles, floor: float) -> list[Change]:
     """Lines of the user's code whose time differs, of the training process and of the device that they keep busy."""
-    known = _sampled_alike(pairs)
-    sampled = [(one.lines, other.lines) for one, other in known if one.lines and other.lines]
     device = [(one.device_lines, other.device_lines) for one, other in pairs if one.device_lines and other.device_lines]
     return [
-        *_sampled("line", known, _matched(sampled), floor),
+        *_sampled("line", pairs, lambda one: one.lines, floor),
         *rows("line", DEVICE_PER_STEP, _matched(device), floor),
     ]
 
 
-def _sampled_alike(pairs: Profiles) -> Profiles:
-    """Those whose sampled time is per step on both sides, or percent of the samples on both."""
-    return [pair for pair in pairs if pair[0].shares == pair[1].shares]
-
-
-def _sampled(kind: str, known: Profiles, pairs: Sequence[Pair], floor: float) -> list[Change]:
-    """Rows of sampled time, which is percent of the samples where no step is known."""
+def _sampled(kind: str, pairs: Profiles, of: Callable[[Profile], Amounts], floor: float) -> list[Change]:
+    """Rows of where the training process stands for another time: per step on both sides, or, where no step is known,
+    percent of the samples on both."""
+    known = [pair for pair in pairs if pair[0].shares == pair[1].shares and of(pair[0]) and of(pair[1])]
+    amounts = _matched([(of(one), of(other)) for one, other in known])
     if known and known[0][0].shares:
-        return rows(kind, OF_SAMPLES, pairs, thresholds.SHARE_FLOOR)
-    return rows(kind, PER_STEP, pairs, floor)
+        return rows(kind, OF_SAMPLES, amounts, thresholds.SHARE_FLOOR)
+    return rows(kind, PER_STEP, amounts, floor)
 
 
 def _matched(pairs: Sequence[Pair]) -> Sequence[Pair]:

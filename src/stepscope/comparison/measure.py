@@ -46,7 +46,9 @@ def measure(
     wall_ms = together["wall_ns"].to_numpy() / 1e6
     restarts_ms = restarts_ns(tables, steps) / steps.rows.height / 1e6
     mean_ms = float(wall_ms.mean()) + restarts_ms
-    samples = _samples_per_step(steps.rows)
+    # of all ranks together: the mean of each, summed over those that saw batches
+    by_rank = steps.rows.filter(pl.col("samples").is_not_null()).group_by("rank").agg(pl.col("samples").mean())
+    samples = float(by_rank.sort("rank")["samples"].sum()) or None
     trial = analysis.trial
     figures = conditions(tables, steps)
     signals = steps.rows["signal"].drop_nulls().value_counts().sort(["count", "signal"], descending=[True, False])
@@ -138,13 +140,3 @@ def _fitted(parts: Mapping[str, float], mean_ms: float) -> tuple[PhaseTime, ...]
     found = tuple(PhaseTime(name, ms) for name, ms in parts.items())
     rest = mean_ms - known
     return (*found, PhaseTime(UNATTRIBUTED, rest)) if rest > _ROUNDING * mean_ms else found
-
-
-def _samples_per_step(rows: pl.DataFrame) -> float | None:
-    """Of all ranks together: the mean of each, summed over those that saw batches."""
-    counted = rows.filter(pl.col("samples").is_not_null())
-    if counted.is_empty():
-        return None
-    means = counted.group_by("rank").agg(pl.col("samples").mean()).sort("rank")
-    total = float(means["samples"].sum())
-    return total if total > 0 else None

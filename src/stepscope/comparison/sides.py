@@ -66,16 +66,16 @@ def compare(baseline: Side, candidate: Side, limits: Limits | None = None) -> Co
             notes.append(f"{lacking} of {len(pairs)} pairs left out: a run without steps")
     if len(measures) == 1:
         notes.append(NOISE_UNKNOWN)
-    found = changes(pairs, measures, profiled=profiled and bool(measures))
+    rows, absent, more = changes(pairs, measures, profiled=profiled and bool(measures))
     outcome = outcomes.outcome(_knobs(measures), measures, limits or Limits()) if measures else None
     clean = outcome.pairs if outcome is not None and outcome.pairs else measures
     return Comparison(
         baseline=_facts(baseline, ours, [one for one, _ in clean], [spread for _, (spread, _) in steps]),
         candidate=_facts(candidate, theirs, [other for _, other in clean], [spread for _, (_, spread) in steps]),
         outcome=outcome,
-        changes=found.rows,
-        absent=found.absent if measures else {STEP_TIME: _why(pairs), **found.absent},
-        notes=tuple(dict.fromkeys((*notes, *found.notes))),
+        changes=rows,
+        absent=absent if measures else {STEP_TIME: _why(pairs), **absent},
+        notes=tuple(dict.fromkeys((*notes, *more))),
     )
 
 

@@ -43,8 +43,6 @@ LOADER_ARGUMENTS = {name: f"loader.{name}" for name in ("pin_memory", "persisten
 
 COMPILERS = ("g++", "c++", "clang++")
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # of x86 and ARM processors
-MODEL = ("forward", "backward")
-OPTIMIZER = ("optimizer",)
 THREADS = "torch.num_threads"
 
 
@@ -101,8 +99,8 @@ def proposals(
         elif any(loss.try_ for loss in base.losses):
             why = "No knob that the findings name can be tried here"
         notes = (f"{why}; the general knobs are tried instead.",)
-        general = (*_threads(base, root), _compiled(base), _bfloat16(base, root), *_optimizer(base))
-        for candidate, reason in sorted(general, key=lambda one: -(1.0 if one[0].ceiling is None else one[0].ceiling)):
+        by_ceiling = sorted(_general(base, root), key=lambda one: -(1.0 if one[0].ceiling is None else one[0].ceiling))
+        for candidate, reason in by_ceiling:
             found.offer(candidate, reason)
     known = {frozenset(candidate.knobs) for candidate in named}
     more = (candidate for candidate in found.candidates if frozenset(candidate.knobs) not in known)
@@ -220,57 +218,38 @@ class _Collected:
         return tuple(found[:MAX_BY_HAND])
 
 
-def _one(knob: str, value: str, ceiling: float | None) -> Candidate:
-    return Candidate(f"{knob}={value}", (Knob(knob, value),), ceiling)
+def _general(base: Baseline, root: Path) -> Iterator[tuple[Candidate, str | None]]:
+    """(candidate, why it is not tried or None) of knobs that need no finding.
 
+    What each can gain is the part of the step that lies in its phases, None where the step was not cut into them.
+    """
 
-def _share(base: Baseline, phases: tuple[str, ...]) -> float | None:
-    """The part of the step that lies in these phases; None where the step was not cut into them."""
-    if not any(phase in base.phases for phase in phases):
-        return None
-    return sum(base.phases.get(phase, 0.0) for phase in phases)
+    def one(knob: str, value: str, *phases: str, ceiling: float | None = None) -> Candidate:
+        known = [base.phases[phase] for phase in phases if phase in base.phases]
+        return Candidate(f"{knob}={value}", (Knob(knob, value),), sum(known) if known else ceiling)
 
-
-def _threads(base: Baseline, root: Path) -> Iterator[tuple[Candidate, str | None]]:
-    """One thread, one for each core, one for each processor, as far as they differ from what is set."""
+    # one thread, one for each core, one for each processor, as far as they differ from what is set
     processors = affinity()
-    counts = sorted({1, len(sibling_groups(processors, root)), len(processors)})
     waits = [base.phases[name] for name in ("data_wait", "before_forward") if name in base.phases]
     computing = max(0.0, 1.0 - sum(waits)) if waits else None
     current = base.settings.get(THREADS, "")
-    for count in counts:
+    for count in sorted({1, len(sibling_groups(processors, root)), len(processors)}):
         ceiling = computing
         if computing is not None and current.isdecimal() and count > int(current) > 0:
             ceiling = computing * (1.0 - int(current) / count)  # all of it, perfectly parallel
-        yield _one(THREADS, str(count), ceiling), None
-
-
-def _compiled(base: Baseline) -> tuple[Candidate, str | None]:
+        yield one(THREADS, str(count), ceiling=ceiling), None
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, COMPILERS)), None)
     missing = base.on_cpu and compiler is None
     reason = "needs a C++ compiler on a CPU, and there is none on the path" if missing else None
-    return _one("compile", "true", _share(base, MODEL)), reason
-
-
-def _bfloat16(base: Baseline, root: Path) -> tuple[Candidate, str | None]:
+    yield one("compile", "true", "forward", "backward"), reason
     reason = "makes the arithmetic coarser, which no finding asks for; ask with --try amp.dtype=bf16"
-    if base.on_cpu and _has_bfloat16(root) is False:
+    flags = re.findall(r"^(?:flags|Features)\s*:(.*)$", read_text(root / "proc/cpuinfo") or "", re.MULTILINE)
+    if base.on_cpu and flags and not set(BFLOAT16_FLAGS) & set(flags[0].split()):
         reason = "this processor has no instructions for bfloat16, so that it would be emulated"
-    return _one("amp.dtype", "bf16", _share(base, MODEL)), reason
-
-
-def _optimizer(base: Baseline) -> Iterator[tuple[Candidate, str | None]]:
-    ceiling = _share(base, OPTIMIZER)
-    yield _one("optimizer.fused", "true", ceiling), None
+    yield one("amp.dtype", "bf16", "forward", "backward"), reason
+    yield one("optimizer.fused", "true", "optimizer"), None
     if base.on_cpu:  # on a GPU it is the default
-        yield _one("optimizer.foreach", "true", ceiling), None
-
-
-def _has_bfloat16(root: Path) -> bool | None:
-    """Whether this machine's processors calculate in bfloat16; None where it does not tell."""
-    text = read_text(root / "proc/cpuinfo") or ""
-    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return any(flag in lines[0].split() for flag in BFLOAT16_FLAGS) if lines else None
+        yield one("optimizer.foreach", "true", "optimizer"), None
 
 
 def _percent(share: float) -> str:

@@ -16,9 +16,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
 
 from msgspec import Struct
 
@@ -56,32 +55,18 @@ class Stopped(Exception):
         self.number = number
 
 
-class StopRequests:
-    """Call it for the signal that asked us to end, None while none did; the run in progress is then ended, and what is
-    known is written. Ignored signals stay ignored (`nohup`)."""
-
-    def __init__(self) -> None:
-        self._number: int | None = None
-
-    def __call__(self) -> int | None:
-        return self._number
-
-    def __enter__(self) -> StopRequests:
-        self._before = {
-            number: signal.signal(number, self._note)
-            for number in ENDINGS
-            if signal.getsignal(number) is not signal.SIG_IGN
-        }
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
+@contextlib.contextmanager
+def stop_requests() -> Iterator[Callable[[], int | None]]:
+    """Call what it yields for the signal that asked us to end, None while none did; the run in progress is then ended,
+    and what is known is written. Ignored signals stay ignored (`nohup`)."""
+    asked: list[int] = []
+    handled = [number for number in ENDINGS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in handled}
+    try:
+        yield lambda: asked[0] if asked else None
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature is Python's
-        self._number = self._number or number
 
 
 class StepsSeen:
@@ -311,6 +296,14 @@ def discard(folder: Path) -> None:
 
 
 def _start(order: Order) -> subprocess.Popen[bytes]:
+    # what the child does between fork and exec has all that it needs looked up before
+    libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)  # we were killed in between
+
     try:
         order.folder.parent.mkdir(parents=True, exist_ok=True)
         with log_of(order.folder).open("wb") as log:
@@ -320,23 +313,10 @@ def _start(order: Order) -> subprocess.Popen[bytes]:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_prepare(),
+                preexec_fn=prepare,
             )
     except OSError as error:
         raise EnvironmentRefusal(f"a run cannot be started in {order.folder.parent}: {error.strerror}") from None
-
-
-def _prepare() -> Callable[[], None]:
-    """What the child does between fork and exec; everything it needs is looked up before."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)  # we were killed in between
-
-    return prepare
 
 
 def signal_name(number: int) -> str:

@@ -25,7 +25,7 @@ differ by 2 % then takes 7 pairs and no more 8.4, one of 20 % takes 4.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -37,7 +37,6 @@ from stepscope.experiment.folder import Made
 from stepscope.experiment.plan import PAIRS, SCREEN, Plan, Screened, Slot, limits_of, together
 from stepscope.model.comparison import Effect, Flag, Measure
 from stepscope.model.experiment import Candidate, Protocol
-from stepscope.schema import Knob
 
 ATTEMPTS = 3  # runs for one place in a block: the run, and two more where it was spoilt
 SCREEN_BLOCKS = 2  # times every row of a design is run, once in either order
@@ -129,8 +128,26 @@ def candidates(plan: Plan, screened: Screened | None) -> tuple[Candidate, ...]:
 
 def next_slot(plan: Plan, screened: Screened | None, made: Sequence[Made], rule: StoppingRule) -> Slot | None:
     """The run to make now, None when there is none left (or a screening has to be judged first)."""
+    for slot in _slots(plan, screened, made, rule):
+        place = (slot.phase, slot.block, slot.candidate)
+        tries = [run for run in made if (run.slot.phase, run.slot.block, run.slot.candidate) == place]
+        if not tries or (len(tries) < ATTEMPTS and _may_pass(tries[-1])):
+            return replace(slot, attempt=len(tries))
+    return None
+
+
+def _slots(plan: Plan, screened: Screened | None, made: Sequence[Made], rule: StoppingRule) -> Iterator[Slot]:
+    """First attempts of all runs that are needed from here on, as far as can be told now, in their order."""
+    base = plan.protocol.base_knobs
     if plan.design and screened is None:
-        return _next_of_screening(plan, made)
+        for block in range(SCREEN_BLOCKS):
+            rows = range(len(plan.design))
+            for row in reversed(rows) if block % 2 else rows:
+                on = [candidate for candidate, level in zip(plan.candidates, plan.design[row], strict=True) if level]
+                knobs = tuple(knob for candidate in on for knob in candidate.knobs)
+                label = " + ".join(f"{knob.knob}={knob.value}" for knob in knobs) or BASELINE
+                yield Slot(SCREEN, block, row, 0, together(base, knobs), label)
+        return
     tried = candidates(plan, screened)
     paired = [run for run in made if run.slot.phase == PAIRS]
     latest = max((run.slot.block for run in paired), default=0)
@@ -142,39 +159,13 @@ def next_slot(plan: Plan, screened: Screened | None, made: Sequence[Made], rule:
             if given_up(number, earlier) is None and rule.wanted(candidate, pairs_of(number, earlier))
         ]
         if all(given_up(number, paired) is not None for number in active):
-            return None
+            return
         half = len(active) // 2
         order: list[int | None] = [*active[:half], None, *active[half:]]
-        for number in reversed(order) if block % 2 else order:
-            own = tried[number] if number is not None else Candidate(BASELINE, ())
-            if number is None or given_up(number, paired) is None:
-                slot = _slot(plan, paired, PAIRS, block, number, own.knobs, own.name or AGAIN)
-                if slot is not None:
-                    return slot
-    return None
-
-
-def _next_of_screening(plan: Plan, made: Sequence[Made]) -> Slot | None:
-    for block in range(SCREEN_BLOCKS):
-        rows = range(len(plan.design))
-        for row in reversed(rows) if block % 2 else rows:
-            on = [candidate for candidate, level in zip(plan.candidates, plan.design[row], strict=True) if level]
-            knobs = tuple(knob for candidate in on for knob in candidate.knobs)
-            label = " + ".join(f"{knob.knob}={knob.value}" for knob in knobs) or BASELINE
-            slot = _slot(plan, made, SCREEN, block, row, knobs, label)
-            if slot is not None:
-                return slot
-    return None
-
-
-def _slot(
-    plan: Plan, made: Sequence[Made], phase: str, block: int, number: int | None, knobs: tuple[Knob, ...], label: str
-) -> Slot | None:
-    """The run that a place in a block still lacks, None when the last one counts or there were enough."""
-    tries = [run for run in made if (run.slot.phase, run.slot.block, run.slot.candidate) == (phase, block, number)]
-    if tries and (len(tries) >= ATTEMPTS or not _may_pass(tries[-1])):
-        return None
-    return Slot(phase, block, number, len(tries), together(plan.protocol.base_knobs, knobs), label)
+        for side in reversed(order) if block % 2 else order:
+            own = tried[side] if side is not None else Candidate(BASELINE, ())
+            if side is None or given_up(side, paired) is None:
+                yield Slot(PAIRS, block, side, 0, together(base, own.knobs), own.name or AGAIN)
 
 
 def _may_pass(run: Made) -> bool:
@@ -235,9 +226,9 @@ def given_up(number: int, paired: Sequence[Made]) -> str | None:
     for run in own:
         if run.failure is not None:
             return run.failure
-        lasting = {flag.name for flag in spoiling(run)} & LASTING
-        if lasting and run.measure is not None:
-            return next(flag.text for flag in run.measure.flags if flag.name in lasting)
+        lasting = next((flag.text for flag in spoiling(run) if flag.name in LASTING), None)
+        if lasting is not None:
+            return lasting
     if len(own) >= ATTEMPTS and not any(_is_clean(run) for run in own):
         flags = [flag for run in own for flag in spoiling(run)]
         return f"each of its {len(own)} runs is flagged: {flags[-1].text}" if flags else "none of its runs has steps"
