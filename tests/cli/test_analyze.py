@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepscope import api, cli
-from stepscope.report import jsonfile
+from stepscope.report.document import load_report
 from tests.cli.test_cli import stepscope
 from tests.report.fabricate import analysis, diagnosis, write_script
 
@@ -41,7 +41,7 @@ def test_it_shows_the_report_and_keeps_it_in_the_run_folder(run: Path, capsys: p
     assert "Image.open" in shown.out
     assert "run/report.html" in shown.out
     assert shown.err == ""
-    assert jsonfile.load(run / "report.json").run["name"] == "pictures"
+    assert load_report(run / "report.json").run["name"] == "pictures"
     assert "<title>pictures" in (run / "report.html").read_text()
     assert sorted(os.listdir(run)) == ["rank-0", "report.html", "report.json"]
 

@@ -238,8 +238,7 @@ def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
 def _show_diff(run: Run, other: Run, wanted: TableOptions, json_file: str | None) -> None:
     """Print or write what differs between two runs, traces or spans."""
     from stepscope.analyze.views.select import Selection
-    from stepscope.report.table import Choice, document
-    from stepscope.report.table_columns import diff_shown
+    from stepscope.report.table import Choice, diff_shown, document
 
     found = run.diff(
         other,
@@ -268,14 +267,14 @@ def _put(
     json_file: str | None,
     notes: tuple[str, ...] = (),
 ) -> None:
-    from stepscope.report import outputs, table_output
+    from stepscope.report import outputs, table
     from stepscope.report.escape import one_line
-    from stepscope.report.places import Shortener
+    from stepscope.report.words import Shortener
 
     if json_file is not None:
-        outputs.emit(json_file, table_output.to_json(documents[0]))
+        outputs.emit(json_file, table.to_json(documents[0]))
     if wanted.csv is not None:
-        outputs.emit(wanted.csv, table_output.to_csv(documents[0]))
+        outputs.emit(wanted.csv, table.to_csv(documents[0]))
     if outputs.STDOUT in (json_file, wanted.csv):
         return
     console = outputs.console(sys.stdout)
@@ -283,6 +282,6 @@ def _put(
     for index, found in enumerate(documents):
         if index:
             console.print()
-        table_output.show(found, console, shorten, define=wanted.define)
+        table.show(found, console, shorten, define=wanted.define)
     for note in notes:
         console.print(one_line(note), soft_wrap=True)

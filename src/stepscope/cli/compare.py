@@ -77,8 +77,8 @@ def compare(
     from stepscope.analyze.views.select import Selection
     from stepscope.comparison.thresholds import THRESHOLD, Limits
     from stepscope.dashboard.pages import compare as page
-    from stepscope.report import comparison_document as documents
-    from stepscope.report import comparison_terminal, outputs
+    from stepscope.report import comparison_report, outputs
+    from stepscope.report.values import json_bytes
 
     limit = parse_slower(fail_on)
     # an effect that was asked for matters, however small it is
@@ -97,15 +97,15 @@ def compare(
             against=Selection(worker=against_worker, span=against_span),
             limits=limits,
         )
-    document = documents.comparison_document(found, source=not no_source)
+    document = comparison_report.comparison_document(found, source=not no_source)
     if json_file is not None:
-        outputs.emit(json_file, documents.dumps(document))
+        outputs.emit(json_file, json_bytes(document))
     if html_file is not None:
         outputs.emit(html_file, page.render(document).encode("utf-8"))
     if csv_file is not None:
-        outputs.emit(csv_file, documents.to_csv(found.changes))
+        outputs.emit(csv_file, comparison_report.to_csv(found.changes))
     if outputs.STDOUT not in files.values() and not quiet:
-        comparison_terminal.render(document, outputs.console(sys.stdout), top=top)
+        comparison_report.render(document, outputs.console(sys.stdout), top=top)
     if limit is not None:
         raise typer.Exit(_judge(found, limit, quiet=quiet))
 

@@ -189,7 +189,7 @@ def experiment(
     from stepscope.experiment.folder import claimed, find
     from stepscope.experiment.plan import FINDINGS, key
     from stepscope.experiment.runner import Processes, stop_requests
-    from stepscope.report import experiment_document, outputs
+    from stepscope.report import experiment_report, outputs
 
     files = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
     files.check()
@@ -213,7 +213,7 @@ def experiment(
         known.append(propose(None, request.candidates))
 
     def write(found: Experiment) -> None:
-        outputs.write_file(folder / experiment_document.NAME, experiment_document.dumps(found))
+        outputs.write_file(folder / experiment_report.NAME, experiment_report.dumps(found))
 
     with claimed(folder), stop_requests() as stop, closing(Progress(quiet=quiet)) as progress:
         progress.note(f"{'going on with the unfinished experiment' if resumed else 'experiment'} in {folder}")
@@ -245,7 +245,7 @@ def _show(request: Request, found: Experiment, folder: Path, files: outputs.Plan
     from stepscope.dashboard.pages import experiments
     from stepscope.experiment.folder import RUNS
     from stepscope.experiment.plan import FINDINGS
-    from stepscope.report import experiment_document, experiment_terminal, outputs
+    from stepscope.report import experiment_report, outputs
 
     source = None if request.source in (None, FINDINGS) else Path(str(request.source))
     source = source if source is not None and source.is_dir() else None  # one of ours
@@ -262,16 +262,16 @@ def _show(request: Request, found: Experiment, folder: Path, files: outputs.Plan
             report, render = run.report(), single.renderer(run)
         except StepscopeError:
             report = None  # the run may be gone; what was measured of it is not
-    page = experiment_document.write(found, report, folder, render)[-1]
+    page = experiment_report.write(found, report, folder, render)[-1]
     if source is not None:
         # the candidates came from it, so it is the run that was opened above
-        experiment_document.leave_with(found, source, render if report is not None else None)
+        experiment_report.leave_with(found, source, render if report is not None else None)
     if not quiet:
         stream = sys.stderr if files.uses_stdout else sys.stdout
-        document = experiment_document.document(found)
-        experiment_terminal.render(document, outputs.console(stream), page=str(page))
+        document = experiment_report.experiment_document(found)
+        experiment_report.render(document, outputs.console(stream), page=str(page))
     if files.json_file is not None:
-        outputs.emit(files.json_file, experiment_document.dumps(found))
+        outputs.emit(files.json_file, experiment_report.dumps(found))
     if files.html_file is not None:
         outputs.emit(files.html_file, page.read_bytes())
 
