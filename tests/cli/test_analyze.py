@@ -47,15 +47,6 @@ def test_it_shows_the_report_and_keeps_it_in_the_run_folder(run: Path, capsys: p
 
 
 @pytest.mark.usefixtures("run")
-def test_json_on_stdout_is_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main("run", "--json", "-") == 0
-
-    shown = capfd.readouterr()
-    assert json.loads(shown.out)["schema"] == "stepscope.report/1"
-    assert shown.err == ""
-
-
-@pytest.mark.usefixtures("run")
 def test_a_pipe_or_a_device_is_written_into_and_stays_what_it_is() -> None:
     os.mkfifo("pipe")
     read: list[bytes] = []
@@ -141,12 +132,3 @@ def test_an_experiment_is_several_runs(tmp_path: Path) -> None:
     done = stepscope("analyze", "experiment-x", cwd=tmp_path)
     assert done.returncode == 3
     assert "holds 2 runs, name one of them, e.g. experiment-x/runs/001-pilot" in done.stderr
-
-
-def test_open_run_caches_and_names_itself(run: Path) -> None:
-    opened = api.open_run("run")
-
-    assert opened.folder == run
-    assert str(run) in repr(opened)
-    assert opened.report() is opened.report()
-    assert opened.report(source=False) is not opened.report()

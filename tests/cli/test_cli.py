@@ -48,13 +48,6 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
     assert all(len(line) <= 80 for line in done.stdout.splitlines() if "stepscope" not in line)
 
 
-def test_no_command_shows_the_help_and_is_a_usage_error() -> None:
-    done = stepscope()
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Commands:" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -87,15 +80,6 @@ def test_an_error_of_ours_is_one_line_and_its_code(
 
     assert run_command(broken, monkeypatch) == code
     assert capsys.readouterr().err == "stepscope: two lines \\x1b[2J of text\n"
-
-
-def test_a_defect_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
-        """Fail."""
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        run_command(broken, monkeypatch)
 
 
 def run_command(function: object, monkeypatch: pytest.MonkeyPatch) -> int:

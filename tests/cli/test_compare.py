@@ -128,23 +128,6 @@ def test_files_hold_what_is_shown_and_are_not_overwritten(sets: Path, capfd: pyt
     assert main(*sides, *files, "--force") == 0
 
 
-def test_the_page_needs_no_network_and_no_script(sets: Path) -> None:
-    assert main(sets / "base", sets / "slow", "--html", "c.html") == 0
-    text = Path("c.html").read_text()
-    page = Page(text)
-    assert not [tag for tag, _ in page.tags if tag in ("script", "img", "iframe", "object")]
-    assert not [value for _, found in page.tags for key, value in found.items() if key in ("src", "href")]
-    assert "url(" not in text
-    assert "prefers-color-scheme: dark" in text
-    assert any("Slower by 30 %" in part for part in page.texts)
-    assert "data wait" in page.texts
-
-
-def test_quiet_prints_nothing(sets: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(sets / "base", sets / "slow", "--quiet", "--fail-on", "slower=3%") == 1
-    assert capfd.readouterr() == ("", "")
-
-
 # --------------------------------------------------------------------------------------------------------- checks
 
 

@@ -79,15 +79,6 @@ def test_the_ending_names_the_format(capsys: pytest.CaptureFixture[str]) -> None
     assert "its ending names no format; use .html" in capsys.readouterr().err
 
 
-def test_stdout_holds_the_page_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(write("profile.txt"), "-o", "-") == 0
-
-    shown = capfd.readouterr()
-    assert shown.out.startswith("<!doctype html>")
-    assert shown.out.endswith("</html>\n")
-    assert shown.err == ""
-
-
 def test_a_run_folder_is_drawn_in_time_per_step(tmp_path: Path) -> None:
     pid = 4242
     raw = f'process {pid}:"python train.py";thread ({pid}): MainThread;<module> (/home/user/project/train.py:9) 100\n'
@@ -125,21 +116,6 @@ def test_a_tree_is_chosen_by_its_key(capsys: pytest.CaptureFixture[str]) -> None
     assert data["trees"][data["first"]]["key"] == "rank:1"
     assert main("ranks.txt", "--tree", "rank:8", "-o", "y.html") == 2
     assert "there are all, " in capsys.readouterr().err
-
-
-def test_two_files_are_compared() -> None:
-    write("a.txt")
-    write("b.txt", RAW.replace("step (train.py:3) 60", "other (train.py:4) 60"))
-
-    assert main("a.txt", "--diff", "b.txt", "-o", "d.html") == 0
-    data = page_data("d.html")
-    assert data["sides"] == ["a.txt", "b.txt"]
-    tree = tree_of(data, "all")
-    changes = {
-        data["names"][data["frames"][frame][0]]: data["changes"][change][0]
-        for frame, change in zip(tree["frame"], tree["change"], strict=True)
-    }
-    assert (changes["step"], changes["other"], changes["main"]) == ("new", "gone", "about the same")
 
 
 def test_a_rank_is_compared_with_the_others(capsys: pytest.CaptureFixture[str]) -> None:

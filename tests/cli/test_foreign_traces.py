@@ -99,15 +99,6 @@ def test_every_real_trace_gives_a_report_with_its_quality_first(name: str, capsy
 
 
 @needs_traces
-def test_a_log_folder_is_one_run(capfd: pytest.CaptureFixture[str]) -> None:
-    report = report_of(capfd, str(TRACES / RESNET), "--no-cache")
-    assert report["quality"]["reading"]["traces"] == 2
-    assert report["run"]["ranks"] == [0]
-    assert report["steps"]["count"] == 12
-    assert {row["place"]["file"] for row in report["views"]["device_lines"]["lines"]} == {"resnet50_profiler_api.py"}
-
-
-@needs_traces
 def test_a_timeline_of_memory_is_no_trace_and_shown_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = (TRACES / "hta").rglob(f"{NOT_A_TRACE}*")
     assert main("analyze", str(path), "--no-cache") == 0
@@ -212,14 +203,6 @@ def test_source_text_is_quoted_from_the_readers_folders_only(
     assert "hunter2" in json.dumps(report_of(capfd, trace, "--source-root", str(private.parent)))
     monkeypatch.chdir(private.parent)
     assert "hunter2" in json.dumps(report_of(capfd, trace))
-
-
-def test_steps_cut_what_is_read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    trace = tiny(tmp_path / "t.json")
-    assert report_of(capfd, trace)["steps"]["count"] == 2
-    cut = report_of(capfd, trace, "--steps", "1:1")
-    assert cut["steps"]["count"] == 1
-    assert places(cut) == [("vendor/fast.py", 9)]
 
 
 @pytest.mark.parametrize(

@@ -105,12 +105,6 @@ class TestOutput:
         assert main(profile, "--rows", "1") == 0
         assert "1 of 5 rows" in capfd.readouterr().out
 
-    def test_a_terminal_shows_ten_rows_by_default(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-        (tmp_path / "many.txt").write_text("".join(f"f{n} (a.py:{n}) 9\n" for n in range(1, 30)))
-        assert main("many.txt") == 0
-        assert "10 of 29 rows" in capfd.readouterr().out
-        assert len(as_json(capfd, "many.txt")["rows"]) == 29
-
 
 class TestSelection:
     @pytest.mark.parametrize(
@@ -135,17 +129,6 @@ class TestSelection:
         assert counts(merged)[0] == ("gemm", 60)
         assert counts(paths)[:2] == [("gemm", 40), ("load", 30)]
         assert len(paths["rows"]) == len(merged["rows"]) + 1
-
-    def test_the_library(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        (first, *_) = as_json(capfd, profile, "--library", "pkg.flow")["rows"]
-        assert (first["library_function_name"], first["library_function_line"]) == ("step", 3)
-        assert not any(row["library_function_name"] for row in as_json(capfd, profile, "--library", "low")["rows"])
-
-    def test_a_folder_of_own_code(self, profile: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-        (tmp_path / "src" / "torch").mkdir(parents=True)
-        (tmp_path / "src" / "torch" / "a.py").write_text("")
-        (first, *_) = as_json(capfd, profile, "--source-root", "src")["rows"]
-        assert first["library_function_path"] == "torch/a.py"
 
 
 class TestOldSpellings:

@@ -41,14 +41,6 @@ def test_a_copy_is_written_and_the_difference_shown(script: Path, capsys: pytest
     assert "sbatch train.stepscope.sbatch" in shown.err
 
 
-def test_stdout_takes_the_script_alone(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert slurm(str(script), "-o", "-") == 0
-    shown = capsys.readouterr()
-    assert shown.out == SWITCHED
-    assert "+srun stepscope run --" in shown.err
-    assert list(Path.cwd().iterdir()) == [Path.cwd() / script]
-
-
 def test_the_script_itself_is_never_overwritten(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("link").symlink_to(script)
     for name in ("train.sbatch", "./train.sbatch", "link"):

@@ -17,7 +17,7 @@ from stepscope.model.comparison import Measure
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import Overview, StepBreakdown, Summary
 from stepscope.tables.schema import Tables
-from tests.builders import MS, PHASE_COLUMNS, T0, make_tables, rank_info, step_rows
+from tests.builders import MS, PHASE_COLUMNS, T0, make_tables, step_rows
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "kineto_tb_plugin"
 
@@ -70,14 +70,6 @@ def test_warm_up_is_dropped_and_its_price_told() -> None:
     assert found.warmup_s == pytest.approx(5 * 0.090)
 
 
-def test_no_more_warm_up_is_dropped_than_allowed() -> None:
-    rows = [*step_rows(5, forward_ms=93), *step_rows(60, first_step=5, start_ns=T0 + 500 * MS)]
-    found = measured(make_tables(steps=rows), warmup_limit=2)
-
-    assert (found.dropped, found.steps) == (2, 63)
-    assert measured(make_tables(steps=rows), warmup_limit=0).dropped == 0
-
-
 def test_a_run_that_was_profiled_throughout_is_measured_and_says_so() -> None:
     found = of_steps([{**row, "in_window": True} for row in step_rows(30)])
 
@@ -112,13 +104,6 @@ def test_iterating_the_loader_again_is_paid_for_between_steps() -> None:
     assert found.mean_ms == pytest.approx(10 + 100 / 99)
     assert found.median_ms == pytest.approx(10)
     assert sum(parts(found).values()) == pytest.approx(found.mean_ms)
-
-
-def test_an_iterator_made_inside_a_step_is_in_the_step_already() -> None:
-    found = of_steps(step_rows(50), journal=[loader_event(T0 + 302 * MS, 5)])
-
-    assert RESTART not in parts(found)
-    assert found.mean_ms == pytest.approx(10)
 
 
 def test_an_iterator_for_evaluation_is_none_of_training() -> None:
@@ -157,13 +142,6 @@ def test_samples_of_ranks_add_up() -> None:
 
     assert found.samples_per_step == pytest.approx(24)
     assert found.samples_per_second == pytest.approx(2400)
-
-
-def test_processes_one_after_the_other_each_warm_up() -> None:
-    later = ranked(0, "rank-0.2", start_ns=T0 + 10_000 * MS)
-    found = of_steps([*ranked(0), *later], ranks=[rank_info(), rank_info(process="rank-0.2", pid=7)])
-
-    assert (found.steps, found.dropped) == (78, 2)
 
 
 # ------------------------------------------------------------------------------------------------------- traces

@@ -80,15 +80,6 @@ def test_phases_sum_to_the_difference_of_the_means() -> None:
     assert (wait.low_ms + wait.high_ms) / 2 == pytest.approx(-5.6)
 
 
-def test_a_phase_that_one_side_has_none_of_took_no_time_there() -> None:
-    without = (PhaseTime("forward", 80.0),)
-    (wait,) = [
-        phase for phase in outcome([], pairs([0.8, 0.8], phases=without)).phases if phase.category == "data_wait"
-    ]
-    assert (wait.baseline_ms, wait.candidate_ms) == (20, 0)
-    assert (wait.low_ms, wait.high_ms) == (None, None)
-
-
 def test_a_flagged_run_takes_its_pair_out() -> None:
     runs = pairs(QUICK)
     throttled = replace(runs[1][1], flags=(flag("throttled", withholds=True, text="the clock was held down"),))
@@ -137,16 +128,6 @@ def test_a_loss_that_goes_another_way_makes_it_void() -> None:
     assert found.verdict.word == VOID
     assert found.verdict.text.startswith("void: its loss goes another way: the mean loss of the later 50 steps differs")
     assert found.effects["mean_ms"].ratio == pytest.approx(0.72, abs=0.01)
-
-
-def test_an_equal_loss_is_said() -> None:
-    found = outcome([], pairs(QUICK, {"losses": LOSSES}, losses=LOSSES))
-    assert found.equivalence is not None
-    assert (found.equivalence.within, found.equivalence.equal) == (True, True)
-    assert found.verdict.word == FASTER
-    unknown = outcome([], pairs(QUICK)).equivalence
-    assert unknown is not None
-    assert not unknown.judged
 
 
 def test_another_batch_size_compares_samples_per_second() -> None:
@@ -225,15 +206,6 @@ def test_many_candidates_are_corrected_by_holm() -> None:
     assert judged[0].effects["mean_ms"].p_value == pytest.approx(6 * p)
     assert "one of 7 candidates may show that by chance" in judged[0].verdict.text
     assert corrected(judged) == judged
-
-
-def test_void_and_unmeasured_candidates_do_not_count() -> None:
-    void = outcome([], [])
-    single = outcome([], pairs([0.9]))
-    judged = corrected([void, outcome([], pairs(DOUBTFUL)), single])
-    assert [one.verdict.word for one in judged] == [VOID, FASTER, UNDECIDED]
-    assert judged[0] == void
-    assert corrected([]) == []
 
 
 def test_a_stricter_level_for_pairs_that_were_stopped() -> None:

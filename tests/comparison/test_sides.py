@@ -13,8 +13,8 @@ from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.model.comparison import FASTER, NO_DIFFERENCE, SLOWER, UNDECIDED, Comparison
 from tests import gpu_traces
 from tests.analyze.shared_traces import TRACES, needs_traces
-from tests.builders import T0, step_rows
-from tests.comparison.run_sets import MINUTE, make_run, make_set
+from tests.builders import step_rows
+from tests.comparison.run_sets import make_run, make_set
 from tests.run_folders import make_run_folder
 
 UNCACHED = ReadOptions(cache=False)
@@ -84,13 +84,6 @@ def test_sets_of_runs_are_paired_and_judged(tmp_path: Path, wait_ms: float, expe
     assert names(found, "phase") == ({} if wait_ms == 1 else {"data_wait": "grew" if wait_ms > 1 else "shrank"})
 
 
-def test_runs_are_paired_in_the_order_in_which_they_started(tmp_path: Path) -> None:
-    for number, start in enumerate((3, 1, 2)):
-        make_run(tmp_path / "a" / f"run-{number}", start_ns=T0 + start * MINUTE, factor=1 + start / 10)
-    found = compared(tmp_path / "a", make_set(tmp_path / "b", runs=3))
-    assert [measure.mean_ms for measure in found.baseline.measures] == pytest.approx([11, 12, 13])
-
-
 def test_a_run_that_cannot_be_read_is_left_out_of_a_set(tmp_path: Path) -> None:
     make_set(tmp_path / "a", runs=4)
     make_set(tmp_path / "b", runs=3)
@@ -110,18 +103,6 @@ def test_an_experiment_of_several_programs_says_how_to_name_one(tmp_path: Path) 
 
 
 # -------------------------------------------------------------------------------------------------------- traces
-
-
-def test_two_traces_are_compared_by_their_profiled_steps(tmp_path: Path) -> None:
-    a = gpu_traces.write(tmp_path / "a" / "worker0.pt.trace.json", steps=4)
-    b = gpu_traces.write(tmp_path / "b" / "worker0.pt.trace.json", steps=4, gemm_us=30)
-    found = compared(a, b)
-    assert word(found) == UNDECIDED
-    assert (found.baseline.label, found.candidate.label) == ("a/worker0.pt.trace.json", "b/worker0.pt.trace.json")
-    kernels = {row.name: row for row in found.changes if row.kind == "kernel"}
-    assert kernels["ampere_sgemm_h1688_64x64"].status == "shrank"
-    assert kernels["ampere_sgemm_h1688_64x64"].difference == pytest.approx(-0.27)
-    assert any("under the profiler" in note for note in found.notes)
 
 
 def test_two_spans_of_one_worker(tmp_path: Path) -> None:
@@ -218,13 +199,3 @@ def test_a_knob_that_was_tried_by_hand_is_named(tmp_path: Path) -> None:
     assert found.outcome is not None
     assert [(knob.knob, knob.value) for knob in found.outcome.knobs] == [("loader.num_workers", "2")]
     assert names(found, "environment")["knob loader.num_workers"] == "new"
-
-
-def test_one_run_each_shows_how_the_steps_are_spread(tmp_path: Path) -> None:
-    rows = [{**row, "wall_ns": (10 + number % 10) * 1_000_000} for number, row in enumerate(step_rows(101))]
-    a = make_run_folder(tmp_path, name="a", steps=rows)
-    found = compared(a, make_run(tmp_path / "b"))
-    figures = found.baseline.figures
-    assert figures["p5_ms"] < figures["p25_ms"] < figures["median_ms"] < figures["p75_ms"] < figures["p99_ms"]
-    assert figures["p5_ms"] == pytest.approx(10, abs=0.5)
-    assert found.candidate.figures["p5_ms"] == pytest.approx(10)

@@ -15,7 +15,7 @@ from stepscope.experiment.propose import Proposals
 from stepscope.experiment.runner import log_of
 from stepscope.model.comparison import FASTER, NO_DIFFERENCE, UNDECIDED, VOID, Flag
 from stepscope.model.experiment import Candidate, Experiment
-from tests.experiment.fakes import RUN_S, FakeRunner, Killed, Quiet, conduct, flag, request
+from tests.experiment.fakes import RUN_S, FakeRunner, Killed, conduct, flag, request
 from tests.records import replace
 
 GOOD, SAME = "loader.num_workers=2", "gc=freeze"
@@ -100,13 +100,6 @@ def test_a_candidate_that_fails_is_void_with_what_it_said(tmp_path: Path) -> Non
     assert found.finished
 
 
-def test_a_loss_that_goes_another_way_is_void_and_not_run_on(tmp_path: Path) -> None:
-    runner = FakeRunner({GOOD: 50.0}, losses={GOOD: 3.0})
-    found = conduct(tmp_path, request(GOOD), runner).experiment
-    assert verdicts(found) == {GOOD: VOID}
-    assert Counter(runner.labels)[GOOD] == 2
-
-
 def test_a_spoilt_run_is_made_again_at_once_and_only_the_good_one_counts(tmp_path: Path) -> None:
     def flags(slot: Slot) -> tuple[Flag, ...]:
         return (flag("throttled"),) if slot.block == 1 and slot.attempt < 2 and slot.candidate is None else ()
@@ -160,12 +153,6 @@ def test_a_command_that_fails_is_said_with_its_log(tmp_path: Path) -> None:
     mended = FakeRunner(MS)
     assert verdicts(conduct(tmp_path, request(GOOD), mended).experiment) == {GOOD: FASTER}
     assert mended.slots[0].phase == PILOT
-
-
-def test_a_short_training_is_measured_within_its_length(tmp_path: Path) -> None:
-    runner = FakeRunner(MS, length=40)
-    protocol = conduct(tmp_path, request(GOOD), runner).experiment.protocol
-    assert protocol.warmup_steps + protocol.measured_steps <= 40
 
 
 @pytest.mark.parametrize("budget_runs", [1, 2, 3, 5, 8])
@@ -280,12 +267,3 @@ class _Combined(dict[str, float]):
 
     def get(self, label: str, default: float) -> float:  # type: ignore[override]
         return default * math.prod(self._effect.get(part, 1.0) for part in label.split(" + "))
-
-
-def test_progress_counts_down_to_the_last_run(tmp_path: Path) -> None:
-    listener = Quiet()
-    conduct(tmp_path, request(GOOD, SAME, least_pairs=3, most_pairs=3), FakeRunner(MS), listener=listener)
-    left = [left for _, left, _ in listener.starts[1:]]
-    assert left == [9, 8, 7, 6, 5, 4, 3, 2, 1]
-    assert [number for number, _, _ in listener.starts] == list(range(1, 11))
-    assert listener.starts[-1][2] == pytest.approx(RUN_S)

@@ -124,9 +124,3 @@ def test_the_smallest_effect_is_the_half_width_of_equal_runs(tmp_path: Path) -> 
     assert found.smallest_effect == pytest.approx(0.01994, rel=1e-3)
     assert found.pairs == 6
     assert dict(found.unchanged)["turbo"].startswith("unknown")
-
-
-def test_too_few_pairs_show_nothing(tmp_path: Path) -> None:
-    for effect, pairs in ((Effect(1.0, None, None, 2, 0.01), 2), (None, 0)):
-        found = noise.of_equal_runs(outcome(effect), None, tmp_path)
-        assert (found.smallest_effect, found.pairs) == (None, pairs)

@@ -99,8 +99,3 @@ def test_sizes_stay_within_their_limits_and_within_the_training(step_s: float, l
         assert steps >= LEAST_STEPS
     else:
         assert warmup + steps <= length
-
-
-def test_a_training_of_a_few_steps_cannot_be_measured() -> None:
-    with pytest.raises(UsageError, match="train longer"):
-        sizes(request("gc=freeze"), 0.1, FEWEST_STEPS)

@@ -91,15 +91,6 @@ def test_a_knob_that_two_findings_name_is_tried_once_for_the_higher_ceiling() ->
     assert found.by_hand == (), "both are reached"
 
 
-def test_what_is_set_already_is_skipped() -> None:
-    settings = {"torch.num_threads": "2", "loader.persistent_workers": "True", "loader.num_workers": "4"}
-    found = of(loss(THREADS, PERSISTENT), settings=settings)
-
-    assert names(found) == []
-    assert reasons(found)["torch.num_threads=2"] == "is 2 already"
-    assert reasons(found)["loader.persistent_workers=true"] == "is True already"
-
-
 def test_what_the_table_lacks_is_skipped_with_its_own_words() -> None:
     found = of(loss(Knob("loader.workers", "4"), Knob("torch.num_threads", "many")))
 
@@ -150,19 +141,6 @@ def test_phases_bound_what_general_knobs_can_gain() -> None:
     assert "can gain 1 % of the step at most" in reasons(found)["optimizer.fused=true"]
     if "compile" in ceilings:
         assert ceilings["compile"] == pytest.approx(0.99)
-
-
-def test_more_threads_can_gain_what_perfect_sharing_would() -> None:
-    from stepscope.record.host.hardware import affinity
-
-    count = len(affinity())
-    if count < 2:
-        pytest.skip("needs two processors")
-    found = of(phases=PHASES, settings={"torch.num_threads": "1"})
-    ceilings = {candidate.name: candidate.ceiling for candidate in found.candidates}
-
-    assert ceilings[f"torch.num_threads={count}"] == pytest.approx(1 - 1 / count)
-    assert "torch.num_threads=1" not in ceilings
 
 
 @pytest.mark.parametrize(("flags", "emulated"), [("fpu avx512f", True), ("fpu avx512_bf16 sse", False)])

@@ -61,12 +61,6 @@ def test_a_run_that_fails_says_its_status_and_its_last_words(tmp_path: Path) -> 
     assert log_of(tmp_path / "run").read_text() == "first\n\nthe last words\n"
 
 
-def test_a_run_without_steps_is_no_measure(tmp_path: Path) -> None:
-    made, _ = run(order(tmp_path, "true"))
-    assert made.measure is None
-    assert "no training step" in (made.failure or "")
-
-
 def test_modules_in_the_working_directory_are_not_taken_for_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,15 +168,6 @@ def test_one_replicate_of_all_combinations_of_one_knob_has_no_interval() -> None
     assert (found.low, found.high, found.p_value) == (None, None, None)
 
 
-def test_what_the_runs_cannot_tell_is_none() -> None:
-    """Knob 0 was on in no run that is left."""
-    runs = [run for run in replicated([0.1, -0.2], [0.0, 0.0], 0.0) if not run[0][0]]
-    first, second = factor_effects(runs)
-    assert first is None
-    assert second is not None
-    assert second.ratio == pytest.approx(math.exp(-0.2))
-
-
 def test_odd_figures_are_left_out() -> None:
     runs = replicated([0.1], [0.0, 0.0, 0.0], 0.0)
     levels, block, _ = runs[0]

@@ -41,12 +41,6 @@ def test_several_loaders_are_all_named() -> None:
     )
 
 
-def test_a_line_that_was_not_changed_is_not_named() -> None:
-    told = [applied("loader.num_workers", "2", ok=False), AppliedKnob("loader.num_workers", "2", True)]
-
-    assert edits([Knob("loader.num_workers", "2")], told) == ("DataLoader(..., num_workers=2)",)
-
-
 @pytest.mark.parametrize(
     ("knob", "value", "part"),
     [
