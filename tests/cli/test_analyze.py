@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from stepscope import api, cli
+from stepscope import api
 from stepscope.report.document import load_report
+from tests.cli.calls import call
 from tests.cli.test_cli import stepscope
 from tests.report.fabricate import analysis, diagnosis, write_script
+
+main = partial(call, "analyze")
 
 
 @pytest.fixture
@@ -25,12 +29,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(api.Run, "diagnosis", diagnosis(tmp_path))
     monkeypatch.chdir(tmp_path)
     return folder
-
-
-def main(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["analyze", *arguments])
-    return int(ended.value.code or 0)
 
 
 def test_it_shows_the_report_and_keeps_it_in_the_run_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

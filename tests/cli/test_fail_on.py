@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from stepscope import api, cli
+from stepscope import api
 from stepscope.analyze import compilers
 from stepscope.cli.options import CHECKS
 from stepscope.model.compilers import CompilersView
+from tests.cli.calls import call
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, write_script
 from tests.report.fabricate_compilers import cause, facts, view
+
+main = partial(call, "analyze")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SRUN = REPOSITORY / "tests" / "integration" / "scripts" / "srun.py"
@@ -42,12 +46,6 @@ def recompiled(file: str) -> CompilersView:
 def unwatched(file: str) -> CompilersView:
     """A source that tells neither."""
     return replace(clean(file), backends=(facts(recompiles=None, graph_breaks=None),))
-
-
-def main(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["analyze", *arguments])
-    return int(ended.value.code or 0)
 
 
 @pytest.fixture

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope import cli
 from stepscope.dashboard import bundle
+from tests.cli.calls import call
 from tests.dashboard.embedded import embedded
 from tests.dashboard.test_single import INDEX, SCRIPT, STYLE
 from tests.run_folders import make_run_folder
+
+main = partial(call, "flamegraph")
 
 MAIN_THREAD = 'process 100:"python train.py --token hunter2";thread (100): MainThread;<module> (train.py:9)'
 RAW = f"{MAIN_THREAD};main (train.py:5);step (train.py:3) 60\n{MAIN_THREAD};main (train.py:6) 30\n{MAIN_THREAD} 10\n"
@@ -33,12 +36,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     return folder
-
-
-def main(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["flamegraph", *arguments])
-    return int(ended.value.code or 0)
 
 
 def write(name: str, text: str = RAW) -> str:

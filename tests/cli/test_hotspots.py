@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope import cli
+from tests.cli.calls import call, json_of
+
+main = partial(call, "hotspots")
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 PROFILE = """\
 process 10:"python train.py";thread (10): MainThread;<module> (train.py:9);step (pkg/flow/n.py:3);gemm (torch/a.py:7) 40
@@ -24,33 +28,11 @@ process 10:"python train.py";process 12:"python train.py";thread (12): MainThrea
 SUM = 40 + 20 + 15 + 5 + 70 + 30
 
 
-def main(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["hotspots", *arguments])
-    return int(ended.value.code or 0)
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path
-
-
 @pytest.fixture
 def profile(tmp_path: Path) -> str:
     path = tmp_path / "profile.txt"
     path.write_text(PROFILE)
     return str(path)
-
-
-def as_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    capfd.readouterr()
-    assert main(*arguments, "--json", "-") == 0
-    out, err = capfd.readouterr()
-    assert err == ""
-    document: dict[str, Any] = json.loads(out)
-    return document
 
 
 def counts(document: dict[str, Any]) -> list[tuple[str, int]]:
@@ -76,7 +58,7 @@ class TestOutput:
         assert err == ""
 
     def test_stdout_holds_the_json_alone(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        document = as_json(capfd, profile)
+        document = json_of(capfd, "hotspots", profile)
         assert document["samples"] + document["skipped_samples"] == SUM
         assert sum(row["samples"] for row in document["rows"]) == document["selected_samples"] == 110
         assert counts(document)[0] == ("gemm", 40)
@@ -100,8 +82,8 @@ class TestOutput:
         assert main(profile, *names, "--force") == 0
 
     def test_rows(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        assert len(as_json(capfd, profile, "--rows", "2")["rows"]) == 2
-        assert len(as_json(capfd, profile, "--rows", "all")["rows"]) == 5
+        assert len(json_of(capfd, "hotspots", profile, "--rows", "2")["rows"]) == 2
+        assert len(json_of(capfd, "hotspots", profile, "--rows", "all")["rows"]) == 5
         assert main(profile, "--rows", "1") == 0
         assert "1 of 5 rows" in capfd.readouterr().out
 
@@ -121,11 +103,11 @@ class TestSelection:
     def test_filters(
         self, profile: str, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], rows: list[tuple[str, int]]
     ) -> None:
-        assert counts(as_json(capfd, profile, *arguments)) == rows
+        assert counts(json_of(capfd, "hotspots", profile, *arguments)) == rows
 
     def test_call_paths(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        merged = as_json(capfd, profile, "--library", "train", "--aggregate-leaf-paths")
-        paths = as_json(capfd, profile, "--library", "train", "--no-aggregate-leaf-paths")
+        merged = json_of(capfd, "hotspots", profile, "--library", "train", "--aggregate-leaf-paths")
+        paths = json_of(capfd, "hotspots", profile, "--library", "train", "--no-aggregate-leaf-paths")
         assert counts(merged)[0] == ("gemm", 60)
         assert counts(paths)[:2] == [("gemm", 40), ("load", 30)]
         assert len(paths["rows"]) == len(merged["rows"]) + 1
@@ -133,8 +115,8 @@ class TestSelection:
 
 class TestOldSpellings:
     def test_they_mean_the_same(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        old = as_json(capfd, "--file", profile, "--library-name", "train", "--num-rows", "2")
-        assert old == as_json(capfd, profile, "--library", "train", "--rows", "2")
+        old = json_of(capfd, "hotspots", "--file", profile, "--library-name", "train", "--num-rows", "2")
+        assert old == json_of(capfd, "hotspots", profile, "--library", "train", "--rows", "2")
         assert len(old["rows"]) == 2
 
     @pytest.mark.parametrize(

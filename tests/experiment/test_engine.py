@@ -6,10 +6,14 @@ import itertools
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from stepscope.errors import UnreadableInputError
+from stepscope.experiment.folder import JOURNAL, fold
 from stepscope.experiment.plan import FINDINGS, PILOT, Slot
 from stepscope.experiment.propose import Proposals
 from stepscope.experiment.runner import log_of
@@ -77,26 +81,26 @@ def test_a_clear_effect_ends_sooner_than_a_small_one(tmp_path: Path) -> None:
     assert runs[GOOD] == 3 < runs[SAME] <= 10
 
 
-def test_a_knob_that_was_not_applied_is_void_at_once(tmp_path: Path) -> None:
-    def flags(slot: Slot) -> tuple[Flag, ...]:
-        return (flag("knob_not_applied"),) if slot.label == GOOD else ()
+FAILED = "it ended with status 1: RuntimeError: no"
 
-    runner = FakeRunner(flags=flags)
+
+@pytest.mark.parametrize(
+    ("trouble", "runs", "words"),
+    [
+        ({"flags": lambda slot: (flag("knob_not_applied"),) if slot.label == GOOD else ()}, 1, "knob_not_applied"),
+        ({"failures": lambda slot: FAILED if slot.label == GOOD else None}, 1, "RuntimeError: no"),
+        ({"flags": lambda slot: (flag("recompiles"),) if slot.label == GOOD else ()}, 3, "recompiles"),
+        ({"losses": {GOOD: 3.0}}, 2, "its loss goes another way"),
+    ],
+)
+def test_a_candidate_that_cannot_be_judged_is_void_and_given_up(
+    tmp_path: Path, trouble: dict[str, Any], runs: int, words: str
+) -> None:
+    runner = FakeRunner(**trouble)
     found = conduct(tmp_path, request(GOOD, SAME), runner).experiment
     assert verdicts(found) == {GOOD: VOID, SAME: NO_DIFFERENCE}
-    assert Counter(runner.labels)[GOOD] == 1
-    assert "knob_not_applied" in found.tried[0].outcome.verdict.text
-
-
-def test_a_candidate_that_fails_is_void_with_what_it_said(tmp_path: Path) -> None:
-    def failures(slot: Slot) -> str | None:
-        return "it ended with status 1: RuntimeError: no" if slot.label == GOOD else None
-
-    runner = FakeRunner(failures=failures)
-    found = conduct(tmp_path, request(GOOD, SAME), runner).experiment
-    assert verdicts(found) == {GOOD: VOID, SAME: NO_DIFFERENCE}
-    assert Counter(runner.labels)[GOOD] == 1
-    assert "RuntimeError: no" in found.tried[0].outcome.verdict.text
+    assert Counter(runner.labels)[GOOD] == runs
+    assert words in found.tried[0].outcome.verdict.text
     assert found.finished
 
 
@@ -117,30 +121,26 @@ def test_a_spoilt_run_is_made_again_at_once_and_only_the_good_one_counts(tmp_pat
     )
 
 
-def test_a_candidate_that_is_always_flagged_is_given_up_after_three_runs(tmp_path: Path) -> None:
-    runner = FakeRunner(flags=lambda slot: (flag("recompiles"),) if slot.label == GOOD else ())
-    found = conduct(tmp_path, request(GOOD, SAME), runner).experiment
-    assert Counter(runner.labels)[GOOD] == 3
-    assert verdicts(found)[GOOD] == VOID
-    assert "recompiles" in found.tried[0].outcome.verdict.text
-
-
-def test_a_baseline_that_is_never_undisturbed_ends_it(tmp_path: Path) -> None:
-    runner = FakeRunner(MS, flags=lambda slot: (flag("other_processes"),) if slot.candidate is None else ())
+@pytest.mark.parametrize(
+    ("trouble", "most", "words"),
+    [
+        ({"flags": lambda slot: (flag("other"),) if slot.candidate is None else ()}, 6, "other"),
+        ({"failures": lambda slot: "no" if slot.label == "baseline" else None}, 3, "the baseline failed 3 times"),
+        (
+            {"failures": lambda slot: "no" if (slot.label, slot.block, slot.attempt) == ("baseline", 1, 0) else None},
+            10,
+            None,  # once: it is run again
+        ),
+    ],
+)
+def test_a_baseline_that_is_never_undisturbed_or_always_fails_ends_it(
+    tmp_path: Path, trouble: dict[str, Any], most: int, words: str | None
+) -> None:
+    runner = FakeRunner(MS, **trouble)
     found = conduct(tmp_path, request(GOOD), runner).experiment
-    assert "other_processes" in (found.stopped or "")
-    assert not found.finished
-    assert Counter(runner.labels)["baseline"] <= 6
-
-
-def test_a_baseline_that_fails_once_is_run_again_and_one_that_always_fails_ends_it(tmp_path: Path) -> None:
-    once = FakeRunner(
-        MS, failures=lambda slot: "no" if (slot.label, slot.block, slot.attempt) == ("baseline", 1, 0) else None
-    )
-    assert verdicts(conduct(tmp_path / "once", request(GOOD), once).experiment) == {GOOD: FASTER}
-    always = FakeRunner(MS, failures=lambda slot: "no" if slot.label == "baseline" else None)
-    found = conduct(tmp_path / "always", request(GOOD), always).experiment
-    assert "the baseline failed 3 times" in (found.stopped or "")
+    assert found.finished == (words is None)
+    assert words is None or words in (found.stopped or "")
+    assert Counter(runner.labels)["baseline"] <= most
 
 
 def test_a_command_that_fails_is_said_with_its_log(tmp_path: Path) -> None:
@@ -169,22 +169,16 @@ def test_no_run_is_started_that_would_not_end_within_the_budget(tmp_path: Path, 
     assert outcome.verdict.pairs_needed
 
 
-def test_an_interrupt_ends_the_run_in_progress_and_keeps_the_rest(tmp_path: Path) -> None:
-    runner = FakeRunner(MS, stop_at=5)
+@pytest.mark.parametrize("stop_at", [1, 5])
+def test_an_interrupt_ends_the_run_in_progress_and_keeps_the_rest(tmp_path: Path, stop_at: int) -> None:
+    runner = FakeRunner(MS, stop_at=stop_at)
     conclusion = conduct(tmp_path, request(GOOD), runner)
-    assert conclusion.signal == 2
-    assert conclusion.experiment.runs == 4
+    assert (conclusion.signal, conclusion.experiment.runs) == (2, stop_at - 1)
     assert "SIGINT" in (conclusion.experiment.stopped or "")
     assert not runner.orders[-1].folder.exists()
     again = FakeRunner(MS)
     assert verdicts(conduct(tmp_path, request(GOOD), again).experiment) == {GOOD: FASTER}
-    assert again.slots[0] == runner.slots[4]
-
-
-def test_an_interrupt_in_the_pilot_leaves_nothing_but_can_go_on(tmp_path: Path) -> None:
-    conclusion = conduct(tmp_path, request(GOOD), FakeRunner(MS, stop_at=1))
-    assert (conclusion.signal, conclusion.experiment.runs) == (2, 0)
-    assert verdicts(conduct(tmp_path, request(GOOD), FakeRunner(MS)).experiment) == {GOOD: FASTER}
+    assert again.slots[0] == runner.slots[-1]
 
 
 def test_the_knobs_of_findings_are_tried_and_remembered(tmp_path: Path) -> None:
@@ -267,3 +261,68 @@ class _Combined(dict[str, float]):
 
     def get(self, label: str, default: float) -> float:  # type: ignore[override]
         return default * math.prod(self._effect.get(part, 1.0) for part in label.split(" + "))
+
+
+# ------------------------------------------------------------------- killed at any moment, it goes on where it was
+
+
+def disturbed(slot: Slot) -> tuple[Flag, ...]:
+    """Some runs are spoilt, the same ones in every session."""
+    spoilt = (slot.block, slot.candidate, slot.attempt) in {(0, None, 0), (1, 1, 0), (2, 0, 0), (2, 0, 1)}
+    return (flag("throttled"),) if spoilt else ()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Experiment, list[Slot]]:
+    """The journal of an experiment that nobody disturbed, what came of it, and its runs."""
+    folder = tmp_path_factory.mktemp("whole")
+    runner = FakeRunner(MS, noise=0.01, flags=disturbed)
+    found = conduct(folder, request(GOOD, SAME, "gc=off"), runner).experiment
+    return (folder / JOURNAL).read_bytes(), found, runner.slots
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.floats(0.0, 1.0), torn=st.booleans())
+def test_a_kill_at_any_byte_of_the_journal_loses_the_run_in_progress_at_most(
+    tmp_path_factory: pytest.TempPathFactory,
+    uninterrupted: tuple[bytes, Experiment, list[Slot]],
+    cut: float,
+    torn: bool,
+) -> None:
+    data, whole, slots = uninterrupted
+    left = data[: int(cut * len(data))]
+    kept = left if torn else left[: left.rfind(b"\n") + 1]
+    done = len(fold(kept[: kept.rfind(b"\n") + 1]).made)
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / JOURNAL).write_bytes(kept)
+    runner = FakeRunner(MS, noise=0.01, flags=disturbed)
+    found = conduct(folder, request(GOOD, SAME, "gc=off"), runner).experiment
+    assert runner.slots == slots[done:]
+    assert verdicts(found) == verdicts(whole)
+    assert [tried.outcome.effects for tried in found.tried] == [tried.outcome.effects for tried in whole.tried]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kills=st.lists(st.integers(1, 6), max_size=6))
+def test_any_number_of_kills_costs_one_run_each(
+    tmp_path_factory: pytest.TempPathFactory, uninterrupted: tuple[bytes, Experiment, list[Slot]], kills: list[int]
+) -> None:
+    _, whole, slots = uninterrupted
+    folder = tmp_path_factory.mktemp("killed")
+    ended: list[Slot] = []
+    started = 0
+    for kill_at in [*kills, None]:
+        runner = FakeRunner(MS, noise=0.01, flags=disturbed, kill_at=kill_at)
+        try:
+            found = conduct(folder, request(GOOD, SAME, "gc=off"), runner).experiment
+        except Killed:
+            ended += runner.slots[:-1]
+            started += 1
+            continue
+        ended += runner.slots
+        break
+    assert ended == slots
+    assert verdicts(found) == verdicts(whole)
+    assert started <= len(kills)
+    folders = [path.name for path in (folder / "runs").iterdir()]
+    assert len(folders) == len(set(folders)) == len(slots)
