@@ -10,7 +10,6 @@ import os
 import platform
 import sys
 import threading
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
@@ -51,10 +50,10 @@ class ProbeSet:
     def install_all(self) -> None:
         """Install every probe of the table; one that fails is reported and left out."""
         for module, class_name in self._table:
-            probe = self._guarded(class_name, partial(_load, module, class_name))
+            probe = self._guarded(class_name, _load, module, class_name)
             if probe is not None:
                 self._probes.append(probe)
-                self._guarded(probe.name, partial(probe.install, self._agent))
+                self._guarded(probe.name, probe.install, self._agent)
 
     def add(self, probe: Probe) -> None:
         """Take in a probe that is installed already, so that it is suspended and resumed with the others."""
@@ -78,10 +77,9 @@ class ProbeSet:
         self.suspended = False
         for probe in self._probes:
             if probe.name not in PERMANENT:
-                self._guarded(probe.name, partial(probe.install, self._agent))
+                self._guarded(probe.name, probe.install, self._agent)
 
     def uninstall_all(self) -> None:
-        """Leave torch as it was found."""
         for probe in reversed(self._probes):
             self._take_out(probe)
         self._probes.clear()
@@ -90,8 +88,8 @@ class ProbeSet:
         # A switch of its own: a probe that failed is off, and its wrappers must leave torch all the same.
         self._guarded(probe.name + ".uninstall", probe.uninstall)
 
-    def _guarded(self, name: str, action):  # type: ignore[no-untyped-def]
-        return self._agent.guard.wrap(name, action, inject=False)()
+    def _guarded(self, name: str, action: Callable[..., Any], *arguments: Any) -> Any:
+        return self._agent.guard.wrap(name, action, inject=False)(*arguments)
 
 
 def _load(module: str, class_name: str) -> Probe:
@@ -356,11 +354,7 @@ def _describe_process() -> dict[str, Any]:
 
 def _device_kind(torch: Any) -> str | None:
     """The device in use as far as it is known without initialising one."""
-    if torch is None:
-        return None
-    if "torch_xla" in sys.modules:
-        return "xla"
+    if torch is None or "torch_xla" in sys.modules:
+        return None if torch is None else "xla"
     cuda = getattr(torch, "cuda", None)
-    if cuda is not None and cuda.is_initialized():
-        return "cuda"
-    return "cpu"
+    return "cuda" if cuda is not None and cuda.is_initialized() else "cpu"

@@ -60,7 +60,6 @@ class Losses(Probe):
             super().install(agent)
 
     def uninstall(self) -> None:
-        """Restore the originals."""
         super().uninstall()
         self._depth = 0
         self._scaled = None
@@ -74,13 +73,11 @@ class Losses(Probe):
         self._around(home.GradScaler, "scale", lambda _scaler, outputs=None, *_, **__: outputs, self._after_scale)
 
     def __call__(self, row: StepRow | None, _now_ns: int) -> None:
-        """Told of every step."""
         if row is not None and self.wants_each():
             self._steps.append(row.step)
             self._ends.append(row.start_ns + row.wall_ns)
 
     def wants_each(self) -> bool:
-        """Whether further steps matter."""
         return len(self._kept) < LIMIT and len(self._ends) < STEPS_LIMIT
 
     def write(self) -> None:

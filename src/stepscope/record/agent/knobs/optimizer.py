@@ -29,7 +29,6 @@ class OptimizerArgument(KnobBase):
     missed = "the script made no optimizer"
 
     def install(self, value: str) -> None:
-        """`value`: true or false."""
         import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -50,12 +49,10 @@ class OptimizerArgument(KnobBase):
         self._handles = [register_optimizer_step_pre_hook(before_step)]
 
     def uninstall(self) -> None:
-        """Restore the constructors."""
         super().uninstall()
         self._pending.clear()
 
     def at_end(self) -> None:
-        """Optimizers that never took a step."""
         for found, place in list(self._pending.values()):
             optimizer = found()
             if optimizer is not None:
@@ -122,7 +119,6 @@ class SetToNone(KnobBase):
     missed = "zero_grad was never called while there were gradients"
 
     def install(self, value: str) -> None:
-        """`value`: true or false."""
         import torch
 
         self._value = value == "true"

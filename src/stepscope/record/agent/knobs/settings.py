@@ -55,7 +55,6 @@ class Setting(KnobBase):
     """One of `SETTINGS`, by its name."""
 
     def install(self, value: str) -> None:
-        """`value`: as the table of knobs has it."""
         torch = sys.modules["torch"]
         self._setting = setting = SETTINGS[self.name]
         self._home: Any = sys.modules[setting.home]

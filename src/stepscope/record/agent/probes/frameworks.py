@@ -190,7 +190,6 @@ class FrameworkSeamsProbe(Probe):
         self._is_told = False  # of steps and of the end
 
     def install(self, agent: Agent) -> None:
-        """Patch the seams of every framework that is loaded."""
         self._agent = agent
         if not self._is_told:
             self._is_told = True
@@ -203,7 +202,6 @@ class FrameworkSeamsProbe(Probe):
             self._wrap(patches, cls, name, self._callback_begins, self._region_ends)
 
     def uninstall(self) -> None:
-        """Restore all originals. A training under way is still known."""
         for patches in (*self._callbacks.values(), *self._seams.values()):
             patches.remove()
 

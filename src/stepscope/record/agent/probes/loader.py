@@ -39,10 +39,6 @@ def batch_rows(batch: Any, batch_size: int | None = None, depth: int = 3) -> int
     A sequence of tensors that were not stacked (images of different sizes) counts as its length, where that is at most
     `batch_size` and their first dimensions are no batch of that size.
     """
-    if batch.__class__ in _PLAIN and batch and depth == 3:
-        shape = getattr(batch[0], "shape", None)
-        if shape and shape[0].__class__ is int:
-            return shape[0]
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if isinstance(shape, tuple) and shape and isinstance(shape[0], int) else None
@@ -70,11 +66,9 @@ def batch_content(batch: Any, depth: int = CONTENT_DEPTH) -> tuple[float, float,
     if hasattr(batch, "shape"):
         size = getattr(batch, "nbytes", None)
         return (1.0, float(size), 0.0) if isinstance(size, int) else (0.0, 0.0, 1.0)
-    if batch is None or isinstance(batch, (bool, int, float, complex)):
-        return 0.0, 0.0, 1.0
     if isinstance(batch, (str, bytes, bytearray)):
         return 0.0, float(len(batch)), 1.0
-    if depth == 0:
+    if depth == 0 or batch is None or isinstance(batch, (bool, int, float, complex)):
         return 0.0, 0.0, 1.0
     if isinstance(batch, (dict, list, tuple)):
         parts, count = batch.values() if isinstance(batch, dict) else batch, len(batch)
@@ -83,11 +77,8 @@ def batch_content(batch: Any, depth: int = CONTENT_DEPTH) -> tuple[float, float,
         count = len(parts)
     found = [batch_content(part, depth - 1) for part in itertools.islice(parts, CONTENT_WIDTH)]
     scale = count / len(found) if found else 0.0
-    return (
-        scale * sum(part[0] for part in found),
-        scale * sum(part[1] for part in found),
-        scale * sum(part[2] for part in found) + 1.0,
-    )
+    tensors, size, objects = (scale * sum(part[index] for part in found) for index in range(3))
+    return tensors, size, objects + 1.0
 
 
 class LoaderProbe(Probe):

@@ -37,14 +37,12 @@ class CollectorProbe(Probe):
         self._start: int | None = None
 
     def install(self, agent: Agent) -> None:
-        """Add a callback to `gc.callbacks`."""
         self._agent = agent
         user_place()  # loads what it needs: an import from within a collection can break the import it interrupts
         self._callback = agent.guard.wrap(self.name, self._called)
         gc.callbacks.append(self._callback)
 
     def uninstall(self) -> None:
-        """Remove it."""
         if self._callback in gc.callbacks:
             gc.callbacks.remove(self._callback)
 
@@ -106,7 +104,6 @@ class ChildrenProbe(Probe):
         self._asks_forks = False
 
     def install(self, agent: Agent) -> None:
-        """Wrap what starts processes, and be told of forks."""
         super().install(agent)
         if not self._asks_forks and hasattr(os, "register_at_fork"):
             # `os.fork` is not wrapped: Python warns there, and the warning names the line that called.
@@ -186,7 +183,6 @@ class NvtxProbe(Probe):
         self._local = threading.local()
 
     def install(self, agent: Agent) -> None:
-        """Wrap both, by functions that Dynamo can fold."""
         import torch.cuda.nvtx as nvtx
 
         self._agent = agent
@@ -197,7 +193,6 @@ class NvtxProbe(Probe):
             ]
 
     def uninstall(self) -> None:
-        """Restore the originals."""
         self._stuck = [patch for patch in reversed(self._stuck) if not patch.remove()]
 
     def _stack(self) -> list[tuple[str, int]]:
@@ -244,5 +239,4 @@ class PtracerProbe(Probe):
     name = "ptracer"
 
     def install(self, agent: Agent) -> None:
-        """Declare the process traceable."""
         agent.guard.wrap(self.name, allow_tracing)()
