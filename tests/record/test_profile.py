@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import stepscope
-from tests.record.agent.window_harness import SOURCE, read_events, read_steps, read_trace, recorded
+from tests.record.agent.processes import SOURCE
+from tests.record.agent.window_harness import read_events, read_steps, read_trace, recorded
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
