@@ -262,7 +262,7 @@ def test_the_table_is_documented() -> None:
         assert row[2] == (f"`{framework.counter}`" if framework.counter else "none")
         assert row[3] == (framework.counts if framework.counter else "–")
         for seam in framework.seams:
-            assert f"`{seam.place}`" in row[4]
+            assert f"`{seam.owner}.{seam.name}`" in row[4]
 
 
 @pytest.mark.torch

@@ -143,9 +143,8 @@ class LoaderProbe(Probe):
             serial = self._adopt(iterator)
         self._fetching = serial
         number = iterator.__dict__.get("_num_yielded", 0)
-        early = (
-            number <= FIRST_LOOKS and self._looks.get(self._iterated.get(serial, _UNKNOWN).loader, 0) < LOOKS_AT_ONCE
-        )
+        loader = self._iterated.get(serial, _UNKNOWN).loader
+        early = number <= FIRST_LOOKS and self._looks.get(loader, 0) < LOOKS_AT_ONCE
         self._look = number > 0 and (number % LOOK_EVERY == 0 or early)
         self._began = now = self._source() + self._offset_ns
         if self._deaths:
@@ -162,14 +161,14 @@ class LoaderProbe(Probe):
             return
         steps, now = self._steps, self._source() + self._offset_ns
         if error is None:
-            rows: int | None = None
+            rows = None
             if batch.__class__ in _PLAIN and batch:  # what nearly every loader yields, without a call
                 shape = getattr(batch[0], "shape", None)
                 if shape and shape[0].__class__ is int:
                     rows = shape[0]
-            steps.fetch_end(
-                token, batch_rows(batch, self._iterated.get(token, _UNKNOWN).size) if rows is None else rows, now
-            )
+            if rows is None:
+                rows = batch_rows(batch, self._iterated.get(token, _UNKNOWN).size)
+            steps.fetch_end(token, rows, now)
             if self._look:
                 self._count(token, batch, now - self._began)
         elif isinstance(error, StopIteration):
