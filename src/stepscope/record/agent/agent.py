@@ -10,6 +10,7 @@ import os
 import platform
 import sys
 import threading
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
@@ -104,7 +105,9 @@ class Agent:
         self.config = config
         self.clock = Clock(config.epoch_offset_ns)
         self.guard = Guard(self._report_fault, config.faults)
-        self.journal = Journal(config.run, config.host_dir, self.clock, self._describe)
+        self.started_ns = self.clock.now()
+        describe = partial(_describe_process, self.started_ns)
+        self.journal = Journal(config.run, config.host_dir, self.clock, describe)
         self.page_faults = PageFaults(self.clock.now)
         self.steps = QueuedCutter(self.page_faults.now, self._on_row, self._on_rows)
         self.events = EventLog(self.journal, self.clock, self.steps.current_step)
@@ -121,7 +124,6 @@ class Agent:
         self.making_loader = False  # workers forked now are the loader's
         self.compile_used = False  # torch.compile was called in this process
         self.optimizer_events = 0  # optimizer steps seen, nested ones included
-        self.started_ns = self.clock.now()
         self.regions_written = False  # since the last step was cut
         self.framework_steps: FrameworkSteps | None = None  # once a framework trains that counts its steps
         self._write_row = self.guard.wrap("journal", self._row_cut)
@@ -315,9 +317,6 @@ class Agent:
             told = {"time_ns": self.clock.now(), "pid": os.getpid(), "steps": steps}
             append_line(os.path.join(self.config.host_dir, "max-steps"), told)
 
-    def _describe(self) -> dict[str, Any]:
-        return dict(_describe_process(), started_ns=self.started_ns)
-
     def _report_fault(self, probe: str, error: str) -> None:
         self._faults[probe] = error
         self.events.write("probe_error", probe=probe, error=error)
@@ -328,14 +327,15 @@ def _torch_version() -> str | None:
     return None if version is None else str(version)
 
 
-def _describe_process() -> dict[str, Any]:
+def _describe_process(started_ns: int) -> dict[str, Any]:
     """The fields of rank.json that are no identity."""
     torch = sys.modules.get("torch")
     build = getattr(torch, "version", None)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     versions = {"python": platform.python_version(), "torch": _torch_version()}
     versions.update({name: getattr(build, name, None) for name in ("cuda", "hip")})
-    threads = getattr(torch, "get_num_threads", None)
+    threads, cuda = getattr(torch, "get_num_threads", None), getattr(torch, "cuda", None)
+    initialised = cuda is not None and cuda.is_initialized()  # none is initialised to tell
     try:
         folder: str | None = os.getcwd()
     except OSError:  # it was removed under the process
@@ -347,14 +347,7 @@ def _describe_process() -> dict[str, Any]:
         "main_file": os.path.abspath(main) if main else None,
         "cwd": folder,
         "versions": {name: str(value) for name, value in versions.items() if value is not None},
-        "device": _device_kind(torch),
+        "device": None if torch is None else "xla" if "torch_xla" in sys.modules else "cuda" if initialised else "cpu",
         "threads": None if threads is None else int(threads()),  # of each operator on the CPU, when training begins
+        "started_ns": started_ns,
     }
-
-
-def _device_kind(torch: Any) -> str | None:
-    """The device in use as far as it is known without initialising one."""
-    if torch is None or "torch_xla" in sys.modules:
-        return None if torch is None else "xla"
-    cuda = getattr(torch, "cuda", None)
-    return "cuda" if cuda is not None and cuda.is_initialized() else "cpu"

@@ -138,13 +138,11 @@ def read_out(tensors: list[Any]) -> list[float]:
     groups: dict[tuple[str, str], list[int]] = {}
     for index, tensor in enumerate(tensors):
         groups.setdefault((str(tensor.device), str(tensor.dtype)), []).append(index)
-    values = [math.nan] * len(tensors)
+    values: dict[int, float] = {}
     with torch.no_grad():
         for indices in groups.values():
-            read = torch.stack([tensors[index].reshape(()) for index in indices]).tolist()
-            for index, value in zip(indices, read):
-                values[index] = float(value)
-    return values
+            values.update(zip(indices, torch.stack([tensors[index].reshape(()) for index in indices]).tolist()))
+    return [float(values[index]) for index in range(len(tensors))]
 
 
 def plain(value: float) -> float | str:
