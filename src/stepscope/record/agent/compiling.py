@@ -42,6 +42,17 @@ def is_dynamo_compiling_check() -> Callable[[], bool]:
     return is_compiling_check("is_dynamo_compiling" if hasattr(compiler, "is_dynamo_compiling") else "is_compiling")
 
 
+def unless_compiling(hook: Callable[..., Any]) -> Callable[..., None]:
+    """`hook` of an optimizer's step, left out in what Dynamo traces."""
+    is_compiling = is_dynamo_compiling_check()
+
+    def step_hook(*args: Any) -> None:
+        if not is_compiling():
+            hook(*args)
+
+    return step_hook
+
+
 def skip_own_code() -> None:
     """Have Dynamo run every function of stepscope's recorder as it is. Repeat after loading more of it."""
     skip = _skip_function()

@@ -13,7 +13,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from stepscope.record.agent.compiling import is_compiling_check
+from stepscope.record.agent.compiling import is_compiling_check, unless_compiling
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs.base import KnobBase
 from stepscope.record.agent.patches import CallPatches, ModuleHook
@@ -103,19 +103,10 @@ class AmpDtype(KnobBase):
     def _hook_optimizers(self) -> None:
         from torch.optim import optimizer as module
 
-        is_compiling, leave, ready = self._is_compiling, self.guarded(self._before_step), self.guarded(self._after_step)
-
-        def before_step(_optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not is_compiling():
-                leave(bool(args) or bool(kwargs))
-
-        def after_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            if not is_compiling():
-                ready()
-
+        before, after = self.guarded(self._before_step), self.guarded(self._after_step)
         self._handles = [
-            module.register_optimizer_step_pre_hook(before_step),
-            module.register_optimizer_step_post_hook(after_step),
+            module.register_optimizer_step_pre_hook(unless_compiling(before)),
+            module.register_optimizer_step_post_hook(unless_compiling(after)),
         ]
 
     def _here(self) -> bool:
@@ -134,14 +125,15 @@ class AmpDtype(KnobBase):
             self._busy -= 1
             self._ready(at_once=error is None)
 
-    def _before_step(self, has_closure: bool) -> None:
+    def _before_step(self, _optimizer: Any, args: Any, kwargs: Any) -> None:
         # The closure of an optimizer runs forward and backward inside the step.
+        has_closure = len(args) > 1 or bool(kwargs)  # the first is the optimizer
         if self._here() and not self._busy and not (has_closure and self.agent.compile_used):
             self._leave()
             if has_closure:
                 self._ready(at_once=False)
 
-    def _after_step(self) -> None:
+    def _after_step(self, *_step: Any) -> None:
         if self._here() and not self._busy:
             self._ready()
 

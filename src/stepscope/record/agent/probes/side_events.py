@@ -18,7 +18,7 @@ from stepscope.record.agent import marks
 from stepscope.record.agent.compiling import is_compiling_check
 from stepscope.record.agent.frames import Place, place_fields, user_place
 from stepscope.record.agent.masking import mask_argv
-from stepscope.record.agent.patches import Patch, Probe
+from stepscope.record.agent.patches import Probe
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
@@ -179,21 +179,14 @@ class NvtxProbe(Probe):
 
     def __init__(self) -> None:
         super().__init__()
-        self._stuck: list[Patch] = []  # a wrapper others have wrapped since stays in
         self._local = threading.local()
 
-    def install(self, agent: Agent) -> None:
+    def _wrap_all(self) -> None:
         import torch.cuda.nvtx as nvtx
 
-        self._agent = agent
-        if not self._stuck:
-            self._stuck = [
-                Patch(nvtx, "range_push", partial(_then, agent.guard.wrap(self.name, self._pushed))),
-                Patch(nvtx, "range_pop", partial(_then, agent.guard.wrap(self.name, self._popped))),
-            ]
-
-    def uninstall(self) -> None:
-        self._stuck = [patch for patch in reversed(self._stuck) if not patch.remove()]
+        # By functions that Dynamo can fold.
+        for name, told in (("range_push", self._pushed), ("range_pop", self._popped)):
+            self._patches.replace(nvtx, name, partial(_then, self._agent.guard.wrap(self.name, told)))
 
     def _stack(self) -> list[tuple[str, int]]:
         stack: list[tuple[str, int]] = self._local.__dict__.setdefault("stack", [])
