@@ -60,9 +60,9 @@ class AmpDtype(KnobBase):
 
     def uninstall(self) -> None:
         """Leave autocast, if we are in it on this thread, and take everything out."""
+        super().uninstall()
         if self._torch is not None:
             self._stop()
-        super().uninstall()
 
     def at_end(self) -> None:
         """What is known by now, should no backward pass have told it."""

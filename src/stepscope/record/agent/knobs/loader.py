@@ -93,10 +93,13 @@ class LoaderArgument(KnobBase):
         self.shared(_Loaders).knobs[self._argument] = self
 
     def uninstall(self) -> None:
-        self.shared(_Loaders).remove()
+        loaders = self.existing(_Loaders)
+        if loaders is not None:
+            loaders.remove()
 
     def at_end(self) -> None:
-        if not self.report.made and self.shared(_Loaders).made_any:
+        loaders = self.existing(_Loaders)
+        if not self.report.made and loaders is not None and loaders.made_any:
             self.report(False, reason="no batch was fetched from the loader")
 
     def look(self, loader: Any, iterator: Any, place: Any) -> None:

@@ -99,8 +99,8 @@ class _Plan:
         self._model_place: Place | None = None
         self._finder: RootFinder = knob.shared(RootFinder)
         self._finder.listen(knob.guarded(self._note_model))
-        self.patches = CallPatches(knob.agent.guard, knob.probe)
-        self.patches.change(torch, "compile", self._changed, None, self._refused)
+        self._patches = CallPatches(knob.agent.guard, knob.probe)
+        self._patches.change(torch, "compile", self._changed, None, self._refused)
         knob.agent.add_boundary_hook(self._at_boundary, knob.probe)
 
     def want(self, knob: str, value: str, report: Any) -> None:
@@ -112,6 +112,12 @@ class _Plan:
         self._compile = self._compile or value != "false"
         if value in COMPILE_MODES:
             self._arguments["mode"] = value
+
+    def remove(self) -> None:
+        """Restore torch.compile."""
+        self._finder.close()
+        self._patches.remove()
+        self.reports.clear()
 
     # ------------------------------------------------------------------------------------ what the script compiles
 
@@ -235,10 +241,9 @@ class Compile(KnobBase):
         self.shared(_Plan).want(self.name, value, self.report)
 
     def uninstall(self) -> None:
-        self.shared(RootFinder).close()
-        plan = self.shared(_Plan)
-        plan.patches.remove()
-        plan.reports.clear()
+        plan = self.existing(_Plan)
+        if plan is not None:
+            plan.remove()
 
     def at_end(self) -> None:
         self.shared(_Plan).look()
@@ -266,19 +271,24 @@ class MemoryFormat(KnobBase):
 
     missed = "no model was called in training"
 
+    def __init__(self, *known: Any) -> None:
+        super().__init__(*known)
+        self._outputs = ModuleHook(self.guarded(self._look), after=True)
+        self._weight: Any = None  # one that was converted
+
     def install(self, value: str) -> None:
         import torch
 
         self._convolution: Any = torch.nn.Conv2d
         self._format = getattr(torch, value)
-        self._weight: Any = None  # one that was converted
         self._place: Place | None = None
         self._output: tuple[str, bool] | None = None  # class of the first convolution seen, and whether it heeds it
-        self._outputs = ModuleHook(self.guarded(self._look), after=True)
         self.shared(RootFinder).listen(self.guarded(self._convert))
 
     def uninstall(self) -> None:
-        self.shared(RootFinder).close()
+        finder = self.existing(RootFinder)
+        if finder is not None:
+            finder.close()
         self._outputs.remove()
         self._weight = None
 

@@ -42,10 +42,6 @@ class OptimizerArgument(KnobBase):
         self._patches.look(torch.optim.Optimizer, "__init__", self._note)
         self._handles = [register_optimizer_step_pre_hook(unless_compiling(self.guarded(self._look)))]
 
-    def uninstall(self) -> None:
-        super().uninstall()
-        self._pending.clear()
-
     def at_end(self) -> None:
         for found, place in list(self._pending.values()):
             optimizer = found()

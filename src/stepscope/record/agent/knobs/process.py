@@ -141,13 +141,14 @@ _SOONER_OR_LATER = NOISY_STEPS  # steps that never get steady are no reason to w
 class Collector(KnobBase):
     """`gc.freeze`, `gc.disable` or `gc.set_threshold`, between two steps."""
 
+    _done = False
     missed = f"training was over before its steps were steady, or {_SOONER_OR_LATER} of them done"
 
     def install(self, value: str) -> None:
         self._value = value
         self._walls: list[int] = []
         self._before = (gc.isenabled(), gc.get_threshold())
-        self._done = self._over = False
+        self._over = False
         self.agent.add_step_listener(self._count, self.probe, lambda: not self._done)
 
     def uninstall(self) -> None:
