@@ -1,10 +1,15 @@
-"""Calls of a trained module that train nothing: validation or metrics inside the training step.
+"""Calls of a trained module that train nothing, such as validation or metrics inside the training step; and copies of
+the model, or of its state, inside training steps.
 
 A call of a module that no other module makes counts when no backward pass reads what it computed although the steps
 train the same instance elsewhere, and when its result is scored before the training goes on: compared, turned into a
-loss, or read by the host. Calls inside the backward pass, or of activation checkpointing, are none.
+loss, or read by the host. Calls inside the backward pass, or of activation checkpointing, are none. Whether gradients
+were recorded is told by the sequence numbers of its operators: they count nodes.
 
-Whether gradients were recorded is told by the sequence numbers of its operators: they count nodes.
+Copies are told by sampled stacks, or by the functions of a trace. Time counts below the functions of Python and torch
+that copy a model; the line is the user's innermost one above. What `copy.deepcopy` copies can be anything; it counts
+where tensors are copied below it. What `torch.save` calls is file output, and copying by a loop of the user's own is a
+loop.
 """
 
 from __future__ import annotations
@@ -18,11 +23,11 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.analyze.host.sampled_time import SampledTime, Share
+from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.analyze.redundant.training_steps import TrainingScene, outermost, summed
 from stepscope.engine import intervals
 from stepscope.engine.attribution import place, trace_back
-from stepscope.engine.intervals import EMPTY, Intervals
+from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples, bare, short
 from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.model import Place
@@ -90,10 +95,8 @@ def _fact(
 ) -> ExtraCall:
     module, where, exact = key
     steps = sum(len(scene) for scene in scenes)
-    own = [(one.scene, one.scene.lost(one.scene.times(one.calls), one.calls)) for one in parts]
-    around = [(one.scene, one.scene.lost(one.around, one.calls)) for one in parts]
-    silent = [(scene, intervals.EMPTY) for scene in scenes if all(one.scene is not scene for one in parts)]
-    ms, around_ms = summed([*own, *silent]), summed([*around, *silent])
+    ms = summed(scenes, [(one.scene, one.scene.lost(one.scene.times(one.calls), one.calls)) for one in parts])
+    around_ms = summed(scenes, [(one.scene, one.scene.lost(one.around, one.calls)) for one in parts])
     source = ", ".join(one.scene.span.ref.label for one in parts)
     seen, outer, at_most_ms = 0, parts[0].outer, 0.0
     if samples is not None and time is not None and not any(len(scene.found) for scene in scenes):
@@ -101,7 +104,9 @@ def _fact(
         if line is not None and not exact:
             where, exact = Place(where.file, line, where.function), True
         share = time.share_of(rows)
-        whole, seen = share if outer is None else _through(samples, time, outer), share.samples
+        whole, seen = share, share.samples
+        if outer is not None:
+            whole = time.share_of(samples.through(outer.file, outer.function or "", None, None))
         if seen >= ENOUGH_SAMPLES:
             ms, source = share.ms, f"sampled stacks, {seen} of {time.samples} samples in steps"
             around_ms = around_ms if outer is None else whole.ms
@@ -162,10 +167,6 @@ def _line_by_order(calls: pl.DataFrame, order: tuple[str, ...]) -> int | None:
     shift = order.index(_BACKWARD) - marks[0]
     lines = {line for number, (line, _) in enumerate(text) if order[(number + shift) % len(order)] == _EXTRA}
     return int(lines.pop()) if len(lines) == 1 else None
-
-
-def _through(samples: Samples, time: SampledTime, outer: Place) -> Share:
-    return time.share_of(samples.through(outer.file, outer.function or "", None, None))
 
 
 class _Calls:
@@ -418,10 +419,8 @@ def traced_copies(scenes: Sequence[TrainingScene]) -> tuple[ModelCopy, ...]:
             groups.setdefault(key, []).append((scene, rows))
     found = []
     for (call, where), parts in groups.items():
-        own = [(scene, scene.lost(scene.times(rows), rows)) for scene, rows in parts]
-        silent = [(scene, EMPTY) for scene in scenes if all(one is not scene for one, _ in parts)]
         source = ", ".join(scene.span.ref.label for scene, _ in parts)
-        ms = summed([*own, *silent])
+        ms = summed(scenes, [(scene, scene.lost(scene.times(rows), rows)) for scene, rows in parts])
         found.append(ModelCopy(call, where, ms, ms, 0, source))
     found.sort(key=lambda one: (-one.ms_per_step, one.place.file, one.place.line or 0, one.call))
     return tuple(found[:MAX_FACTS])
