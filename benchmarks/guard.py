@@ -138,12 +138,13 @@ def _analyze(path: Path, *, whole: bool) -> None:
     from rich.console import Console
 
     from stepscope.api import ReadOptions, open_run
-    from stepscope.report import jsonfile, terminal
+    from stepscope.report import terminal
+    from stepscope.report.document import report_bytes
 
     report = open_run(path, options=ReadOptions(cache=False, keep=False, workers=1)).report()
     terminal.render(report, Console(file=io.StringIO(), width=100))
     if whole:
-        jsonfile.dumps(report)
+        report_bytes(report)
 
 
 def _decode(path: Path) -> None:

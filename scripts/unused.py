@@ -27,7 +27,7 @@ TEXTS = (
     *("cli/__init__.py", "read/event_columns.py", "schema.py", "tables/schema.py"),
     *("record/agent/knobs/__init__.py", "record/agent/probes/__init__.py"),
 )
-COLUMNS = "report/table_columns.py"  # whose texts are lists of fields
+COLUMNS = "report/table.py"  # whose texts are lists of fields
 ALLOWED = {
     "called by Python or IPython": (*("__getattr__", "__dir__", "load_ipython_extension", "unload_ipython_extension"),),
     "read or called by a library that it is set for": (

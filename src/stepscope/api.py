@@ -256,10 +256,10 @@ class Run:
     def report(self, *, source: bool = True) -> Report:
         """The document that the terminal, JSON and HTML show; `source=False` quotes no line of source text."""
         from stepscope import report
-        from stepscope.report import experiment_document
+        from stepscope.report import experiment_report
 
         if source not in self._reports:
-            experiment = experiment_document.view(self.folder) if self.recorded else None
+            experiment = experiment_report.view(self.folder) if self.recorded else None
             self._reports[source] = report.build(self.analysis, self.diagnosis, source=source, experiment=experiment)
         return self._reports[source]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepscope import api, cli
-from stepscope.report import jsonfile
+from stepscope.report.document import load_report
 from tests.cli.test_cli import stepscope
 from tests.report.fabricate import analysis, diagnosis, write_script
 
@@ -41,7 +41,7 @@ def test_it_shows_the_report_and_keeps_it_in_the_run_folder(run: Path, capsys: p
     assert "Image.open" in shown.out
     assert "run/report.html" in shown.out
     assert shown.err == ""
-    assert jsonfile.load(run / "report.json").run["name"] == "pictures"
+    assert load_report(run / "report.json").run["name"] == "pictures"
     assert "<title>pictures" in (run / "report.html").read_text()
     assert sorted(os.listdir(run)) == ["rank-0", "report.html", "report.json"]
 
@@ -81,7 +81,7 @@ def test_files_are_written_and_named(capsys: pytest.CaptureFixture[str]) -> None
     assert main("run", "--json", "a.json", "--html", "made/for/it/a.html") == 0
 
     assert capsys.readouterr().err == "Wrote a.json\nWrote made/for/it/a.html\n"
-    assert jsonfile.load(Path("a.json")).steps is not None
+    assert load_report(Path("a.json")).steps is not None
     assert Path("made/for/it/a.html").read_text().startswith("<!doctype html>")
 
 

@@ -14,7 +14,7 @@ import pytest
 from stepscope import cli
 from stepscope.analyze.views.select import TABLES
 from stepscope.report.metrics import metric
-from stepscope.report.table_columns import SHOWN
+from stepscope.report.table import SHOWN
 from tests import gpu_traces
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.read.memory_files import Allocator

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from stepscope.dashboard import blocks
-from stepscope.report.places import Shortener
-from stepscope.report.table import Choice, document
+from stepscope.dashboard.pages import traced
+from stepscope.report.words import Shortener
 from tests.dashboard import page_shapes
 
 EVIL = "</script>\x1b[31m\u202ename\x00"
@@ -44,7 +44,6 @@ def every_block(name: str) -> list[dict[str, Any]]:
     return [
         blocks.text(name),
         blocks.empty(name, name, name, name),
-        blocks.absent_block(f"{name}: {name}"),
         blocks.figures([blocks.figure(name, name, "text", note=name, missing=name, help=blocks.help_(name))], name),
         blocks.facts(name, [blocks.fact(name, name, name)]),
         blocks.choice(name, "with", name, [(name, name)]),
@@ -73,7 +72,7 @@ def every_block(name: str) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("at", range(11))
+@pytest.mark.parametrize("at", range(10))
 def test_no_text_of_a_run_keeps_a_control_character(at: int) -> None:
     block = every_block(EVIL)[at]
     found = [text for text in texts(block) if "name" in text and text not in page_shapes.KEYS[block["kind"]]]
@@ -120,41 +119,28 @@ def test_units_come_from_definitions_else_from_names(key: str, stated: str, unit
     assert blocks.unit_of(key, stated) == unit
 
 
-def test_a_reason_becomes_two_sentences() -> None:
-    block = blocks.absent_block("no trace holds operators: record with ProfilerActivity.CPU")
-    assert (block["why"], block["record"]) == ("No trace holds operators.", "Record with ProfilerActivity.CPU.")
-    alone = blocks.absent_block("nothing there", "Record it.", "stepscope run")
-    assert (alone["why"], alone["record"], alone["command"]) == ("Nothing there.", "Record it.", "stepscope run")
-
-
 def test_figures_of_the_model_bring_their_definition() -> None:
     from stepscope.model import FixedCosts
 
-    figure = blocks.measured("Paid once", FixedCosts(4.5, None, None, None, None), "total_s")
+    (figure,) = blocks.measures(FixedCosts(4.5, None, None, None, None), "Paid once: total_s; First step: first_step_s")
     assert (figure["value"], figure["unit"]) == (4.5, "s")
     assert figure["help"]["text"]
     assert blocks.meaning("StepFacts", "no_such_figure") is None
 
 
 @dataclass(frozen=True)
-class Module:
-    """As a row of the table `modules`."""
+class Context:
+    """What a table needs of a page."""
 
-    name: str
-    depth: int
-    calls: int
-    host_self_ns: int
-    host_total_ns: int
-    device_self_ns: int | None
-
-
-def modules(*rows: Module) -> Any:
-    return document("modules", rows, Choice())
+    limit: int
+    shorten: Shortener = SHORTEN
+    embedded: bool = False
 
 
 def test_a_table_document_keeps_columns_definitions_and_total() -> None:
-    found = modules(Module("Net", 0, 2, 5, 9, None), Module("Linear", 1, 4, 4, 4, None))
-    block = blocks.table_block(found, id="m", limit=1, shorten=SHORTEN, bars=["host_total_ns"], open_depth=1)
+    keys = ("name", "depth", "calls", "host_self_ns", "host_total_ns", "device_self_ns")
+    rows = [dict(zip(keys, row, strict=True)) for row in (("Net", 0, 2, 5, 9, None), ("Linear", 1, 4, 4, 4, None))]
+    block = traced.block(Context(1), "modules", rows, bars=["host_total_ns"], open_depth=1)  # type: ignore[arg-type]
     page_shapes.check({"schema": "stepscope.page/1", "blocks": [block]})
     columns = {column["key"]: column for column in block["columns"]}
     assert "device_self_ns" not in columns  # nothing is known of it
@@ -186,17 +172,9 @@ def test_places_are_shortened_and_guesses_marked() -> None:
             "place_exact": False,
         }
     ]
-    found = document("operators", rows, Choice(sort="calls"))
-    block = blocks.table_block(
-        found, id="o", limit=5, shorten=SHORTEN, links={"name": blocks.cell_link("kernels", "q", "id")}
-    )
+    links = {"name": blocks.cell_link("kernels", "q", "id")}
+    block = traced.block(Context(5), "operators", rows, sort="calls", links=links)  # type: ignore[arg-type]
     place = block["rows"][0]["place"]
     assert (place["shown"], place["guess"], place["function"]) == ("train.py:3", True, "main")
     assert next(column for column in block["columns"] if column["place"])["key"] == "place"
     assert block["columns"][0]["link"] == {"page": "kernels", "params": {}, "param": "q", "key": "id"}
-
-
-def test_an_absent_table_says_why() -> None:
-    found = document("operators", [], Choice(), absent="no trace holds operators: record with ProfilerActivity.CPU")
-    block = blocks.table_block(found, id="o", limit=5, shorten=SHORTEN)
-    assert (block["kind"], block["title"]) == ("empty", "Operators")

@@ -14,8 +14,8 @@ import pytest
 
 from stepscope.dashboard import bundle, single
 from stepscope.model.sampled import FlameFrame, FlameGraph, FlameTree
-from stepscope.report.flame import document as colours
-from stepscope.report.flame.document import document
+from stepscope.report import flame as colours
+from stepscope.report.flame import document
 from tests.dashboard.embedded import embedded
 from tests.dashboard.test_single import INDEX, SCRIPT, STYLE
 
@@ -132,7 +132,7 @@ def test_the_page_names_no_address_to_load_from() -> None:
     read = Page(single.flame_page(graph("main")))
 
     assert not [attributes for _, attributes in read.found if {"src", "href", "action", "onclick"} & set(attributes)]
-    own = (resources.files("stepscope.report.flame") / "picture.js").read_text()
+    own = (resources.files("stepscope.report") / "flame_picture.js").read_text()
     assert "http" not in own
     assert not re.search(r"\b(eval|innerHTML|outerHTML|insertAdjacentHTML|document\.write|fetch|XMLHttpRequest)\b", own)
 

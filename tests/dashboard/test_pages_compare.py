@@ -10,7 +10,7 @@ from stepscope import api
 from stepscope.dashboard import pages
 from stepscope.dashboard.pages import PageContext
 from stepscope.model import Report
-from stepscope.report.experiment_document import document as experiment_document
+from stepscope.report.experiment_report import experiment_document
 from tests.dashboard.opened import Runs, kinds, page, part, said, series
 from tests.records import replace
 from tests.report.fabricate_experiment import experiment
@@ -74,7 +74,7 @@ def test_an_experiment_shows_intervals_beside_ceilings(fabricated: Report, nothi
 
 
 def test_an_experiment_can_be_chosen_like_a_run(tmp_path: Path, slow: dict[str, api.Run]) -> None:
-    from stepscope.report.experiment_document import dumps
+    from stepscope.report.experiment_report import dumps
 
     (tmp_path / "experiment.json").write_bytes(dumps(experiment()))
     catalog = Runs({"trial": slow["before"]}, {"trial": tmp_path})

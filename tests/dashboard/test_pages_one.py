@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope import api
-from stepscope.dashboard import pages, selectors
+from stepscope.dashboard import pages
 from stepscope.dashboard.pages import PAGES, PageContext
 from stepscope.errors import UsageError
 from stepscope.model import Report, StepFacts
@@ -50,10 +50,10 @@ def test_a_span_that_is_none_is_an_error(traces: api.Run, span: str) -> None:
 
 
 def test_selectors_offer_workers_spans_and_steps(small: api.Run, traces: api.Run) -> None:
-    assert [row["key"] for row in selectors.workers(small)] == ["rank-0", "rank-1"]
-    assert selectors.step_range(small) == {"first": 0, "last": 119}
-    assert [row["key"] for row in selectors.workers(traces)] == ["worker0", "worker1"]
-    assert selectors.spans(traces)[0] == {"key": "worker0/span1", "label": "span 1", "worker": "worker0"}
+    assert [row["key"] for row in pages.workers(small)] == ["rank-0", "rank-1"]
+    assert pages.step_range(small) == {"first": 0, "last": 119}
+    assert [row["key"] for row in pages.workers(traces)] == ["worker0", "worker1"]
+    assert pages.spans(traces)[0] == {"key": "worker0/span1", "label": "span 1", "worker": "worker0"}
 
 
 @pytest.mark.parametrize("key", KEYS)

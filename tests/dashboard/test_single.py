@@ -19,7 +19,7 @@ from stepscope.dashboard import bundle, shrink, single
 from stepscope.dashboard.pages import PAGES
 from stepscope.dashboard.shrink import LEVELS, Level, shrunk
 from stepscope.errors import UnreadableInputError
-from stepscope.report import experiment_document
+from stepscope.report import experiment_report
 from stepscope.report.escape import markup
 from tests.browser_page import Opened
 from tests.dashboard.browser import View
@@ -190,7 +190,7 @@ def test_where_no_front_end_was_built_the_report_is_plain(
 @pytest.mark.usefixtures("tiny")
 def test_an_experiment_is_on_its_page(opened: Callable[[str], Run], tmp_path: Path) -> None:
     run = opened("small")
-    paths = experiment_document.write(experiment(), run.report(), tmp_path, single.renderer(run))
+    paths = experiment_report.write(experiment(), run.report(), tmp_path, single.renderer(run))
     assert [path.name for path in paths] == ["experiment.json", "report.json", "report.html"]
     found = embedded(paths[-1].read_text(encoding="utf-8"))["documents"]
     assert "loader.num_workers=2" in json.dumps(found["runs/this/pages/compare"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.api import ReadOptions, open_run
-from stepscope.report import jsonfile
+from stepscope.report.document import report_bytes
 from tests.analyze import shared_traces
 from tests.diagnose.recorded import without
 from tests.diagnose.test_abstention import loses_in_many_ways
@@ -20,7 +20,7 @@ SEEDS = ("1", "2")
 
 def document(path: Path) -> bytes:
     """report.json as this process makes it, read anew."""
-    return jsonfile.dumps(open_run(path, options=ReadOptions(cache=False, workers=1)).report())
+    return report_bytes(open_run(path, options=ReadOptions(cache=False, workers=1)).report())
 
 
 def elsewhere(path: Path, seed: str, folder: Path) -> bytes:

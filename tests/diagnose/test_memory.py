@@ -12,7 +12,8 @@ from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.errors import UsageError
 from stepscope.model import Diagnosis, Report, Risk
-from stepscope.report import build, jsonfile, terminal
+from stepscope.report import build, terminal
+from stepscope.report.document import read_report, report_bytes
 from stepscope.tables.schema import Tables
 from tests.analyze.memory_scenes import GIB, HARDWARE, MIB, STEPS, memory_tables, readings, struck_steps
 from tests.analyze.test_memory_losses import leaking
@@ -203,7 +204,7 @@ def test_a_risk_is_shown_everywhere_and_ranked_nowhere() -> None:
     assert report.findings == ()
     (row,) = report.risks
     assert not {"cost_ms_per_step", "share", "gain_ceiling"} & set(row)
-    assert jsonfile.loads(jsonfile.dumps(report)) == report
+    assert read_report(report_bytes(report)) == report
     text = shown(report)
     assert text.index("Nobody explained 10") < text.index("Risks, without a measured cost") < text.index(row["title"])
     assert f"<h3>{row['title']}</h3>" in page_of(report, analysis)

@@ -13,8 +13,7 @@ from stepscope.diagnose import diagnose
 from stepscope.diagnose.thresholds import SILENCE
 from stepscope.model import Report, Unexplained
 from stepscope.report import notebook, sentences, terminal
-from stepscope.report.document import build
-from stepscope.report.jsonfile import dumps, loads
+from stepscope.report.document import build, read_report, report_bytes
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TORCH, TRAIN, stack
 from tests.analyze.test_pool import pool_tables
@@ -137,7 +136,7 @@ def test_every_surface_says_the_same() -> None:
     for surface in surfaces:
         assert " ".join(said.split()) in " ".join(surface.split())
         assert "Nothing worth fixing" not in surface
-    assert loads(dumps(shown)).unexplained == shown.unexplained
+    assert read_report(report_bytes(shown)).unexplained == shown.unexplained
     assert shown.unexplained is not None
     assert shown.unexplained["parts"][0]["ms"] == pytest.approx(60)
 

@@ -17,7 +17,8 @@ from rich.console import Console
 from stepscope.api import ReadOptions, open_run
 from stepscope.dashboard import single
 from stepscope.errors import StepscopeError
-from stepscope.report import jsonfile, terminal
+from stepscope.report import terminal
+from stepscope.report.document import read_report, report_bytes
 from tests.fuzz import cases, pool
 
 WHOLE_PAGE_EVERY = 20  # cases: it costs ten times the rest
@@ -48,7 +49,7 @@ def _read(path: Path, *, whole: bool, fault: str | None) -> tuple[str, str]:
         _go_wrong(fault)
         run = open_run(path, options=OPTIONS)
         report = run.report()
-        assert jsonfile.loads(jsonfile.dumps(report)).schema == report.schema
+        assert read_report(report_bytes(report)).schema == report.schema
         terminal.render(report, Console(file=io.StringIO(), width=100))
         pages = [single.plain(report, single.documents(run, report))]
         if whole:

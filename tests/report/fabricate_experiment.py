@@ -29,7 +29,7 @@ from stepscope.model.experiment import (
     Skipped,
     Tried,
 )
-from stepscope.report import experiment_document, experiment_terminal
+from stepscope.report import experiment_report
 from stepscope.schema import Knob
 from tests.records import replace
 
@@ -251,6 +251,6 @@ def shown(found: Experiment, *, width: int = 100, encoding: str = "utf-8", page:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
     console = Console(file=stream, width=width, color_system=None)
-    experiment_terminal.render(experiment_document.document(found), console, page=page)
+    experiment_report.render(experiment_report.experiment_document(found), console, page=page)
     stream.flush()
     return raw.getvalue().decode(encoding)

@@ -26,8 +26,9 @@ from stepscope.model.comparison import (
     SideFacts,
     Verdict,
 )
-from stepscope.report import comparison_document, comparison_terminal
-from stepscope.report import comparison_words as said
+from stepscope.report import comparison_report
+from stepscope.report import comparison_report as said
+from stepscope.report.values import json_bytes
 from tests.records import replace
 
 EFFECT = Effect(1.28, 1.25, 1.31, 4, 0.01, 0.001)
@@ -64,13 +65,13 @@ def change(kind: str = "kernel", name: str = "gemm", difference: float | None = 
 def terminal(found: Comparison, *, encoding: str = "utf-8", top: int | None = None) -> str:
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
     console = Console(file=out, width=100, highlight=False, markup=False, emoji=False)
-    comparison_terminal.render(comparison_document.comparison_document(found), console, top=top)
+    comparison_report.render(comparison_report.comparison_document(found), console, top=top)
     out.flush()
     return out.buffer.getvalue().decode(encoding)
 
 
 def page(found: Comparison) -> str:
-    return compare.render(comparison_document.comparison_document(found))
+    return compare.render(comparison_report.comparison_document(found))
 
 
 # ---------------------------------------------------------------------------------------------------------- words
@@ -98,19 +99,19 @@ def test_differences_have_their_sign_and_unit(difference: float, unit: str, text
 
 
 def test_phases_come_by_their_difference_and_empty_ones_are_left_out() -> None:
-    document = comparison_document.comparison_document(comparison())
+    document = comparison_report.comparison_document(comparison())
     assert [row["category"] for row in said.phases(document)] == ["data_wait", "forward"]
     assert said.phase_limits(said.phases(document)[0]) == "+28.0 ms to +32.0 ms"
 
 
 def test_a_kind_that_the_phases_tell_is_not_told_twice() -> None:
     rows = (change("phase", "data_wait"), change("category", "idle_data"))
-    document = comparison_document.comparison_document(comparison(*rows))
+    document = comparison_report.comparison_document(comparison(*rows))
     assert [title for title, _ in said.amounts(document)] == ["Parts of a profiled step"]
     found = comparison(*rows)
     assert found.outcome is not None
     profiled = replace(found.outcome, phases=(PhaseEffect("idle_data", 10, 13, 3),))
-    document = comparison_document.comparison_document(replace(found, outcome=profiled))
+    document = comparison_report.comparison_document(replace(found, outcome=profiled))
     assert [title for title, _ in said.amounts(document)] == ["Phases of a step"]
 
 
@@ -119,7 +120,7 @@ def test_flags_say_whether_they_withhold_and_which_runs_they_keep_out() -> None:
     assert found.outcome is not None
     flag = Flag("failed", "the command ended with status 1", "manifest", True)
     outcome = replace(found.outcome, flags=(flag, flag), left_out=(measure("b/7", 1),))
-    texts = said.warnings(comparison_document.comparison_document(replace(found, outcome=outcome)))
+    texts = said.warnings(comparison_report.comparison_document(replace(found, outcome=outcome)))
     assert texts == [
         "the command ended with status 1 (no verdict rests on such a run)",
         "left out of the pairs for that: b/7",
@@ -143,7 +144,7 @@ def test_without_step_time_the_reason_stands_in_its_place() -> None:
         assert "No step time to compare: b: no steps" in text
         assert "gemm" in text
     assert "Not compared: step time, function (b: no steps)" in terminal(found)
-    assert comparison_document.comparison_document(found)["candidates"] == []
+    assert comparison_report.comparison_document(found)["candidates"] == []
 
 
 def test_a_terminal_shows_the_first_rows_and_says_how_many_there_are() -> None:
@@ -183,21 +184,21 @@ def test_text_of_a_run_is_never_markup() -> None:
 
 def test_json_carries_what_is_no_number_as_null() -> None:
     found = comparison(change(difference=math.inf, baseline=math.nan))
-    document = json.loads(comparison_document.dumps(comparison_document.comparison_document(found)))
+    document = json.loads(json_bytes(comparison_report.comparison_document(found)))
     assert (document["changes"][0]["difference"], document["changes"][0]["baseline"]) == (None, None)
 
 
 def test_losses_of_a_run_are_thinned() -> None:
     losses = tuple((step, float(step)) for step in range(5_000))
-    row = comparison_document.measure_document(measure("a", 1, losses=losses))
-    assert len(row["losses"]) == comparison_document.MAX_LOSSES
+    row = comparison_report.measure_document(measure("a", 1, losses=losses))
+    assert len(row["losses"]) == comparison_report.MAX_LOSSES
     assert row["losses"][0] == [0, 0.0]
 
 
 def test_a_spreadsheet_gets_no_formula() -> None:
-    rows = comparison_document.to_csv((change(name="=1+1"), change(name="@sum"), change(difference=-3.0)))
+    rows = comparison_report.to_csv((change(name="=1+1"), change(name="@sum"), change(difference=-3.0)))
     lines = rows.decode().splitlines()
-    assert lines[0] == ",".join(comparison_document.CSV_COLUMNS)
+    assert lines[0] == ",".join(comparison_report.CSV_COLUMNS)
     assert lines[1].startswith("kernel,'=1+1,")
     assert lines[2].startswith("kernel,'@sum,")
     assert ",-3.0," in lines[3]
@@ -212,8 +213,8 @@ def test_a_line_is_quoted_only_where_its_file_is_as_it_was(tmp_path: Any) -> Non
         measures = (measure("b", 1, started_ns=started_ns),)
         side = SideFacts("b", measures, ("b",), roots=roots, source_files=SourceFiles(roots))
         found = comparison(change("line", "main", file="train.py", line=2), candidate=side)
-        assert comparison_document.comparison_document(found)["changes"][0]["code"] == code
-        assert "code" not in comparison_document.comparison_document(found, source=False)["changes"][0]
+        assert comparison_report.comparison_document(found)["changes"][0]["code"] == code
+        assert "code" not in comparison_report.comparison_document(found, source=False)["changes"][0]
 
 
 def test_less_utilisation_in_a_shorter_step_is_no_regression() -> None:

@@ -14,10 +14,10 @@ from msgspec import Struct
 from stepscope.analyze.views import select
 from stepscope.model import Analysis, Diagnosis, Place, Report
 from stepscope.model.compilers import Change, CompilerPoint, CompilersView, CompileStorm
-from stepscope.report import build, jsonfile
+from stepscope.report import build
+from stepscope.report.document import read_report, report_bytes
 from stepscope.report.metrics import metric
-from stepscope.report.table import Choice, document
-from stepscope.report.table_output import to_csv
+from stepscope.report.table import Choice, document, to_csv
 from tests.dashboard.plain_pages import page_of
 from tests.dashboard.test_plain_report import Page
 from tests.records import annotated, replace
@@ -283,7 +283,7 @@ def test_huge_views_stay_small(file: str) -> None:
     huge_facts = analysis(Path(file).parent, compilers=huge)
     report = build(huge_facts, NOTHING)
 
-    assert len(jsonfile.dumps(report)) < 60_000_000
+    assert len(report_bytes(report)) < 60_000_000
     assert report.views["compilers"]["causes_total"] == 5_000
     assert report.views["compilers"]["points_total"] == 100_000
     assert len(page_of(report, huge_facts)) < 3_000_000
@@ -294,7 +294,7 @@ def test_the_document_reads_back_and_quotes_lines_only_where_allowed(file: str) 
     text = "s.calls == 0  # self.calls += 1  # train.py:7 in mean"
     facts_of = analysis(Path(file).parent, compilers=replace(view(file), causes=(cause(file, text=text),)))
     report = build(facts_of, NOTHING)
-    assert jsonfile.loads(jsonfile.dumps(report)) == report
+    assert read_report(report_bytes(report)) == report
     (row,) = report.views["compilers"]["causes"]
     assert row["code"] == 'image = Image.open(self.paths[index]).convert("RGB")'
     assert row["text"] == text

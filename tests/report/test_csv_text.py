@@ -8,12 +8,12 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.report import table_output
+from stepscope.report import table
 
 
 def cell(value: object) -> str:
     """A value as a spreadsheet reads it back."""
-    ((text,),) = csv.reader(table_output.csv_bytes([[value]]).decode().splitlines())
+    ((text,),) = csv.reader(table.csv_bytes([[value]]).decode().splitlines())
     return text
 
 
@@ -28,5 +28,5 @@ def test_no_text_is_a_formula_or_moves_a_cursor(text: str) -> None:
 
 def test_figures_stay_figures_and_what_is_missing_is_empty() -> None:
     row = [-1.5, 3, None, True, "+1", "-2.5e3", "-1+1|cmd", "\t=1+1", "\r=1", "-"]
-    read = table_output.csv_bytes([row]).decode().strip().split(",")
+    read = table.csv_bytes([row]).decode().strip().split(",")
     assert read == ["-1.5", "3", "", "true", "+1", "-2.5e3", "'-1+1|cmd", r"\x09=1+1", r"\x0d=1", "'-"]

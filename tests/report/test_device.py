@@ -20,7 +20,8 @@ from stepscope.model import (
     Report,
     TraceFacts,
 )
-from stepscope.report import build, jsonfile
+from stepscope.report import build
+from stepscope.report.document import read_report, report_bytes
 from tests.dashboard.plain_pages import page_of
 from tests.records import replace
 from tests.report.fabricate import ITEM_LINE, LOOP_LINE, analysis, diagnosis, run_facts, write_script
@@ -245,8 +246,8 @@ def test_the_command_that_was_used_is_offered_again(report: Report) -> None:
 
 
 def test_json_states_quality_first_and_survives_a_round_trip(report: Report) -> None:
-    data = jsonfile.dumps(report)
-    assert jsonfile.loads(data) == report
+    data = report_bytes(report)
+    assert read_report(data) == report
     text = data.decode()
     assert text.index('"quality"') < text.index('"steps"') < text.index('"views"')
     assert report.quality["reading"]["link_rate"] == 0.994

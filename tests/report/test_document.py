@@ -11,7 +11,8 @@ import pytest
 
 from stepscope.errors import UnreadableInputError
 from stepscope.model import Diagnosis, Note, Quality
-from stepscope.report import build, jsonfile
+from stepscope.report import build
+from stepscope.report.document import KEY_ORDER, read_report, report_bytes
 from tests.report.fabricate import ITEM_LINE, analysis, diagnosis, finding, run_facts, step_facts, write_script
 
 STEP_KEYS = (
@@ -70,24 +71,24 @@ def test_figures_are_those_of_the_facts(folder: Path) -> None:
 def test_json_round_trip_keeps_the_document(folder: Path) -> None:
     report = build(analysis(folder), diagnosis(folder))
 
-    data = jsonfile.dumps(report)
+    data = report_bytes(report)
 
-    assert jsonfile.loads(data) == report
-    assert list(json.loads(data)) == list(jsonfile.KEY_ORDER)
+    assert read_report(data) == report
+    assert list(json.loads(data)) == list(KEY_ORDER)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"schema": 3}', b"\xff\xfe", b"[" * 100_000])
 def test_what_is_no_report_is_refused(data: bytes) -> None:
     with pytest.raises(UnreadableInputError):
-        jsonfile.loads(data)
+        read_report(data)
 
 
 def test_a_report_of_another_schema_is_refused_by_name(folder: Path) -> None:
-    data = jsonfile.dumps(build(analysis(folder), diagnosis(folder))).replace(
+    data = report_bytes(build(analysis(folder), diagnosis(folder))).replace(
         b"stepscope.report/1", b"stepscope.report/9"
     )
     with pytest.raises(UnreadableInputError, match=r"stepscope\.report/9"):
-        jsonfile.loads(data)
+        read_report(data)
 
 
 def test_missing_stays_missing(folder: Path) -> None:
@@ -109,7 +110,7 @@ def test_what_json_cannot_carry_becomes_null_or_an_escape(folder: Path) -> None:
 
     assert report.run["name"] == "bad\\udcff name"
     assert report.views["system"] == {"load": None, "big": 1e40, "nested": {"a": [1, [2]]}, "3": "/x"}
-    assert jsonfile.loads(jsonfile.dumps(report)) == report
+    assert read_report(report_bytes(report)) == report
 
 
 def test_lists_are_bounded(folder: Path) -> None:
@@ -118,7 +119,7 @@ def test_lists_are_bounded(folder: Path) -> None:
     facts = analysis(folder, quality=Quality({}, notes), regions=tuple({"name": str(i)} for i in range(10_000)))
     report = build(facts, Diagnosis(tuple(finding(file) for _ in range(1_000)), ()))
 
-    assert len(jsonfile.dumps(report)) < 3_000_000
+    assert len(report_bytes(report)) < 3_000_000
     assert 10 <= len(report.findings) < 1_000
     assert len(report.views["regions"]) < 10_000
 
@@ -139,7 +140,7 @@ def test_no_source_leaves_no_line_of_it(folder: Path) -> None:
     report = build(analysis(folder), diagnosis(folder), source=False)
 
     assert all(place["source"] is None for row in report.findings for place in row["where"])
-    assert b"Image.open" not in jsonfile.dumps(report)
+    assert b"Image.open" not in report_bytes(report)
 
 
 def test_a_file_edited_after_the_start_is_marked(folder: Path) -> None:

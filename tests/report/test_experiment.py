@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.model.comparison import Effect, Outcome, Verdict
-from stepscope.report import (
-    comparison_document,
-    comparison_words,
-    experiment_document,
-    experiment_words,
-)
+from stepscope.report import comparison_report, experiment_report
 from stepscope.schema import Knob
 from tests.records import replace
 from tests.report.fabricate_experiment import (
@@ -70,7 +65,10 @@ def test_every_verdict_is_in_words() -> None:
 
 
 def test_the_fastest_stands_first_and_the_void_last() -> None:
-    names = [experiment_words.name(row) for row in experiment_words.ranked(experiment_document.document(experiment()))]
+    names = [
+        experiment_report.name(row)
+        for row in experiment_report.ranked(experiment_report.experiment_document(experiment()))
+    ]
 
     assert names[0].startswith("loader.num_workers")
     assert names[-1] == "compile=true"
@@ -89,9 +87,9 @@ def test_step_times_and_rates_are_ranked_together() -> None:
             effects=effects,
         ),
     )
-    rows = experiment_words.winners(experiment_document.document(experiment(tried=(batch, winner))))
+    rows = experiment_report.winners(experiment_report.experiment_document(experiment(tried=(batch, winner))))
 
-    assert [experiment_words.change(row) for row in rows] == ["-38 % (-40 to -36 %)", "+25 % (+20 to +30 %)"]
+    assert [experiment_report.change(row) for row in rows] == ["-38 % (-40 to -36 %)", "+25 % (+20 to +30 %)"]
 
 
 def test_where_no_knob_helps_it_says_so_and_names_the_line() -> None:
@@ -246,7 +244,7 @@ def test_a_plain_terminal_gets_plain_arrows() -> None:
 )
 def test_names_of_candidates(knobs: tuple[Knob, ...], name: str) -> None:
     row: Mapping[str, Any] = {"knobs": [{"knob": knob.knob, "value": knob.value} for knob in knobs]}
-    assert experiment_words.name(row) == name
+    assert experiment_report.name(row) == name
 
 
 @pytest.mark.parametrize(
@@ -254,15 +252,15 @@ def test_names_of_candidates(knobs: tuple[Knob, ...], name: str) -> None:
     [(0.62, "-38 %"), (1.021, "+2.1 %"), (1.0, "0 %"), (0.9996, "-0.04 %"), (2.5, "+150 %"), (0.9, "-10 %")],
 )
 def test_ratios_are_said_as_changes(ratio: float, text: str) -> None:
-    assert comparison_words.signed_percent(ratio) == text
+    assert comparison_report.signed_percent(ratio) == text
 
 
 def test_a_verdict_that_rests_on_the_median_shows_the_median() -> None:
     effects = {"mean_ms": Effect(0.98, 0.94, 1.02, 6), "median_ms": Effect(0.97, 0.96, 0.98, 6)}
     verdict = Verdict("faster", "faster by 3 % by the median step", figure="median_ms")
-    row = comparison_document.outcome_document(Outcome((), verdict, effects, (), ()))
+    row = comparison_report.outcome_document(Outcome((), verdict, effects, (), ()))
     assert row["decided_by"] == "median_ms"
-    assert experiment_words.change(row) == "median -3 % (-4 to -2 %)"
-    plain = comparison_document.outcome_document(Outcome((), replace(verdict, figure=None), effects, (), ()))
+    assert experiment_report.change(row) == "median -3 % (-4 to -2 %)"
+    plain = comparison_report.outcome_document(Outcome((), replace(verdict, figure=None), effects, (), ()))
     assert plain["decided_by"] == "mean_ms"
-    assert experiment_words.change(plain) == "-2 % (-6 to +2 %)"
+    assert experiment_report.change(plain) == "-2 % (-6 to +2 %)"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from stepscope.dashboard.blocks import Alone
 from stepscope.dashboard.pages import experiments
-from stepscope.dashboard.pages.rows import Alone
 from stepscope.errors import UnreadableInputError
-from stepscope.report import experiment_document
+from stepscope.report import experiment_report
 from tests.report.fabricate_experiment import (
     BY_HAND,
     REPEAT,
@@ -31,7 +31,7 @@ CANDIDATE_KEYS = ("knobs", "verdict", "effect", "pairs", "flags", "phases")
 
 
 def test_the_document_has_the_keys_of_the_schema() -> None:
-    document = json.loads(experiment_document.dumps(experiment()))
+    document = json.loads(experiment_report.dumps(experiment()))
 
     assert document["schema"] == "stepscope.experiment/1"
     assert set(KEYS) <= set(document)
@@ -49,17 +49,17 @@ def test_the_document_has_the_keys_of_the_schema() -> None:
 
 @pytest.mark.parametrize("make", [experiment, screening, self_test])
 def test_the_file_reads_back(make: Any) -> None:
-    data = experiment_document.dumps(make())
+    data = experiment_report.dumps(make())
 
-    assert experiment_document.dumps(experiment_document.loads(data)) == data
+    assert experiment_report.dumps(experiment_report.loads(data)) == data
 
 
 def test_a_file_that_was_written_once_is_read_as_it_was_meant() -> None:
     """Files of users stay where they are: fields may be added to the schema, never renamed or taken away."""
-    found = experiment_document.load(GOLDEN)
+    found = experiment_report.load(GOLDEN)
     meant = experiment(tried=(void(), faster()), by_hand=(BY_HAND,))
 
-    assert experiment_document.document(found) == experiment_document.document(meant)
+    assert experiment_report.experiment_document(found) == experiment_report.experiment_document(meant)
 
 
 def places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -86,18 +86,18 @@ def test_whatever_is_in_a_file_it_is_refused_or_shown() -> None:
             place = place[key]
         place[path[-1]] = draw.choice(ODD)
         try:
-            found = experiment_document.loads(json.dumps(document).encode())
+            found = experiment_report.loads(json.dumps(document).encode())
         except UnreadableInputError:
             refused += 1
             continue
         assert shown(found)
-        assert list(experiments.build(Alone(), experiment_document.document(found)))
+        assert list(experiments.build(Alone(), experiment_report.experiment_document(found)))
     assert 0 < refused < 300
 
 
 def test_it_reads_back_to_the_same_types() -> None:
     original = experiment(by_hand=(BY_HAND,))
-    found = experiment_document.loads(experiment_document.dumps(original))
+    found = experiment_report.loads(experiment_report.dumps(original))
 
     assert found.protocol == original.protocol
     assert found.by_hand == original.by_hand
@@ -107,12 +107,12 @@ def test_it_reads_back_to_the_same_types() -> None:
 
 
 def test_keys_of_a_later_version_are_left_out() -> None:
-    document = json.loads(experiment_document.dumps(experiment()))
+    document = json.loads(experiment_report.dumps(experiment()))
     document["weather"] = "fine"
     document["candidates"][0]["effects"]["mean_ms"]["mood"] = 3
-    found = experiment_document.loads(json.dumps(document).encode())
+    found = experiment_report.loads(json.dumps(document).encode())
 
-    assert experiment_document.document(found) == experiment_document.document(experiment())
+    assert experiment_report.experiment_document(found) == experiment_report.experiment_document(experiment())
 
 
 @pytest.mark.parametrize(
@@ -129,11 +129,11 @@ def test_keys_of_a_later_version_are_left_out() -> None:
 )
 def test_what_is_no_experiment_is_refused(data: bytes) -> None:
     with pytest.raises(UnreadableInputError):
-        experiment_document.loads(data)
+        experiment_report.loads(data)
 
 
 def damaged(path: tuple[Any, ...], value: Any) -> bytes:
-    document = json.loads(experiment_document.dumps(experiment()))
+    document = json.loads(experiment_report.dumps(experiment()))
     place = document
     for key in path[:-1]:
         place = place[key]
@@ -159,11 +159,11 @@ def test_a_damaged_file_is_refused_and_not_shown(tmp_path: Path, path: tuple[Any
     (tmp_path / "experiment.json").write_bytes(damaged(path, value))
 
     with pytest.raises(UnreadableInputError):
-        experiment_document.load(tmp_path)
-    assert experiment_document.view(tmp_path) is None
+        experiment_report.load(tmp_path)
+    assert experiment_report.view(tmp_path) is None
 
 
 def test_a_folder_without_an_experiment_has_no_view(tmp_path: Path) -> None:
-    assert experiment_document.view(tmp_path) is None
+    assert experiment_report.view(tmp_path) is None
     with pytest.raises(UnreadableInputError, match=r"experiment\.json"):
-        experiment_document.load(tmp_path)
+        experiment_report.load(tmp_path)

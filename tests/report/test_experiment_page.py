@@ -12,8 +12,10 @@ from stepscope.api import open_run
 from stepscope.dashboard import static_page
 from stepscope.dashboard.pages import experiments
 from stepscope.model import Report
-from stepscope.report import build, experiment_document, jsonfile
-from stepscope.report.experiment_document import document, load
+from stepscope.model.experiment import Experiment
+from stepscope.report import build, experiment_report
+from stepscope.report.document import load_report, read_report, report_bytes
+from stepscope.report.experiment_report import experiment_document, load
 from tests.dashboard.plain_pages import page_of as page_of_report
 from tests.dashboard.test_plain_report import Page
 from tests.report.fabricate import analysis, diagnosis, write_script
@@ -34,7 +36,7 @@ def report(folder: Path) -> Report:
 
 
 def page_of(report: Report, **changes: Any) -> Page:
-    return Page(page_of_report(experiment_document.with_experiment(report, document(experiment(**changes)))))
+    return Page(page_of_report(experiment_report.with_experiment(report, experiment_document(experiment(**changes)))))
 
 
 def test_the_experiment_comes_first_and_the_report_stays_whole(report: Report) -> None:
@@ -70,7 +72,7 @@ def test_the_drawing_has_words_and_a_table_beside_it(report: Report) -> None:
 
 
 def test_what_is_drawn_lies_in_its_picture(report: Report) -> None:
-    drawn = page_of_report(experiment_document.with_experiment(report, document(experiment())))
+    drawn = page_of_report(experiment_report.with_experiment(report, experiment_document(experiment())))
     drawing = drawn[drawn.index("<svg class='intervals'") :].split("</svg>")[0]
     page = Page(drawing + "</svg>")
     places = [float(value) for _, name, value in page.attributes if name in ("x", "x1", "x2")]
@@ -84,10 +86,10 @@ def test_what_is_drawn_lies_in_its_picture(report: Report) -> None:
 
 
 def test_extreme_figures_are_drawn_too(report: Report) -> None:
-    text = json.dumps(document(experiment()))
+    text = json.dumps(experiment_document(experiment()))
     for ratio in ("1e-300", "1e300", "0.0", "-1.0", "null"):
         view = json.loads(text.replace("0.62,", f"{ratio},").replace("38.2,", f"{ratio},"))
-        assert Page(page_of_report(experiment_document.with_experiment(report, view))).open == []
+        assert Page(page_of_report(experiment_report.with_experiment(report, view))).open == []
 
 
 def test_where_no_knob_helps_the_page_says_so(report: Report) -> None:
@@ -98,8 +100,11 @@ def test_where_no_knob_helps_the_page_says_so(report: Report) -> None:
 
 
 def test_main_effects_and_noise_have_their_tables(report: Report) -> None:
-    effects = words_of(Page(page_of_report(experiment_document.with_experiment(report, document(screening())))).text)
-    noise = words_of(Page(page_of_report(experiment_document.with_experiment(report, document(self_test())))).text)
+    def tables_of(found: Experiment) -> str:
+        shown = experiment_report.with_experiment(report, experiment_document(found))
+        return words_of(Page(page_of_report(shown)).text)
+
+    effects, noise = tables_of(screening()), tables_of(self_test())
 
     assert "-34 % -36 % -32 % -57 % 8" in effects
     assert "this machine shows effects from 2.3 % on" in noise
@@ -107,7 +112,7 @@ def test_main_effects_and_noise_have_their_tables(report: Report) -> None:
 
 
 def test_hostile_texts_stay_text(report: Report, folder: Path) -> None:
-    text = page_of_report(experiment_document.with_experiment(report, document(hostile(HOSTILE, folder))))
+    text = page_of_report(experiment_report.with_experiment(report, experiment_document(hostile(HOSTILE, folder))))
     page = Page(text)
 
     assert page.open == []
@@ -119,26 +124,26 @@ def test_hostile_texts_stay_text(report: Report, folder: Path) -> None:
 def test_the_page_is_bounded(report: Report, folder: Path) -> None:
     one = hostile("<" * 5_000, folder)
     tried = one.tried[0]
-    many = document(experiment(tried=(tried,) * 500, skipped=one.skipped * 500))
+    many = experiment_document(experiment(tried=(tried,) * 500, skipped=one.skipped * 500))
     for row in many["candidates"]:
         row["runs"] = row["runs"] * 200
 
-    assert len(page_of_report(experiment_document.with_experiment(report, many)).encode()) <= static_page.MAX_BYTES
+    assert len(page_of_report(experiment_report.with_experiment(report, many)).encode()) <= static_page.MAX_BYTES
 
 
 def test_everything_is_written_and_reads_back(report: Report, tmp_path: Path) -> None:
     out = tmp_path / "experiment"
     out.mkdir()
-    paths = experiment_document.write(experiment(), report, out, experiments.render)
+    paths = experiment_report.write(experiment(), report, out, experiments.render)
 
     assert [path.name for path in paths] == ["experiment.json", "report.json", "report.html"]
-    assert document(load(out)) == document(experiment())
-    assert jsonfile.load(out / "report.json").views["experiment"]["runs"] == 19
+    assert experiment_document(load(out)) == experiment_document(experiment())
+    assert load_report(out / "report.json").views["experiment"]["runs"] == 19
     assert "makes training faster" in (out / "report.html").read_text()
 
 
 def test_without_a_run_of_the_baseline_the_page_holds_the_experiment(tmp_path: Path) -> None:
-    experiment_document.write(experiment(), None, tmp_path, experiments.render)
+    experiment_report.write(experiment(), None, tmp_path, experiments.render)
     page = Page((tmp_path / "report.html").read_text())
 
     assert page.open == []
@@ -146,7 +151,7 @@ def test_without_a_run_of_the_baseline_the_page_holds_the_experiment(tmp_path: P
 
 
 def test_a_run_shows_the_experiment_that_lies_beside_it(folder: Path) -> None:
-    view = document(experiment(by_hand=(BY_HAND,)))
+    view = experiment_document(experiment(by_hand=(BY_HAND,)))
     text = words_of(shown(build(analysis(folder), diagnosis(folder), experiment=view), width=100))
     without = words_of(shown(build(analysis(folder), diagnosis(folder))))
 
@@ -158,36 +163,36 @@ def test_a_run_shows_the_experiment_that_lies_beside_it(folder: Path) -> None:
 def test_an_experiment_in_a_run_folder_is_in_its_report(tmp_path: Path) -> None:
     run = make_run_folder(tmp_path / "run", steps=[{"wall_ns": 10_000_000} for _ in range(20)])
     before = open_run(run).report().views
-    experiment_document.leave_with(experiment(), run, experiments.render)
+    experiment_report.leave_with(experiment(), run, experiments.render)
     after = open_run(run).report().views
     (run / "experiment.json").write_text('{"schema": "stepscope.experiment/1"}')
 
     assert "experiment" not in before
-    assert after["experiment"] == document(experiment())
+    assert after["experiment"] == experiment_document(experiment())
     assert "experiment" not in open_run(run).report().views, "what cannot be read is not shown"
 
 
 def test_it_is_left_with_the_run_of_its_findings(tmp_path: Path) -> None:
-    assert experiment_document.leave_with(experiment(), tmp_path, experiments.render) == tmp_path / "experiment.json"
-    assert document(load(tmp_path)) == document(experiment())
-    assert experiment_document.leave_with(experiment(), tmp_path / "gone", experiments.render) is None
+    assert experiment_report.leave_with(experiment(), tmp_path, experiments.render) == tmp_path / "experiment.json"
+    assert experiment_document(load(tmp_path)) == experiment_document(experiment())
+    assert experiment_report.leave_with(experiment(), tmp_path / "gone", experiments.render) is None
     assert [path.name for path in tmp_path.iterdir()] == ["experiment.json"], "there was no report to show it in"
 
 
 def test_the_report_of_that_run_shows_it_at_once(report: Report, tmp_path: Path) -> None:
-    (tmp_path / "report.json").write_bytes(jsonfile.dumps(report))
-    experiment_document.leave_with(experiment(), tmp_path, experiments.render)
-    again = jsonfile.load(tmp_path / "report.json")
+    (tmp_path / "report.json").write_bytes(report_bytes(report))
+    experiment_report.leave_with(experiment(), tmp_path, experiments.render)
+    again = load_report(tmp_path / "report.json")
 
     assert again.views.pop("experiment")["runs"] == 19
-    assert again == jsonfile.loads(jsonfile.dumps(report))
+    assert again == read_report(report_bytes(report))
     assert "makes training faster" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_it_without_a_request(chromium: Any, report: Report, folder: Path, scheme: str) -> None:
     page_file = folder / "report.html"
-    page_file.write_text(page_of_report(experiment_document.with_experiment(report, document(experiment()))))
+    page_file.write_text(page_of_report(experiment_report.with_experiment(report, experiment_document(experiment()))))
     requests: list[str] = []
     messages: list[str] = []
     page = chromium.new_page(color_scheme=scheme, viewport={"width": 1000, "height": 800})

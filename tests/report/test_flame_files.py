@@ -15,7 +15,7 @@ from stepscope.analyze.pictures.flame_diff import flame_diff
 from stepscope.analyze.pictures.flame_tree import Limits
 from stepscope.analyze.pictures.sampled_flame import FlameOptions, flame_graph
 from stepscope.model.sampled import FlameGraph
-from stepscope.report.flame import exports, svg
+from stepscope.report import flame
 from tests.analyze.flame.trees import PROJECT, context, stack, steps, tree
 
 EVIL = "</script><script>alert(1)</script>"
@@ -46,7 +46,7 @@ def per_step() -> FlameGraph:
 def test_collapsed_stacks_hold_every_sample_on_its_path(own: dict[tuple[str, ...], int]) -> None:
     drawn = graph_of(own)
 
-    lines = exports.collapsed(drawn, tree(drawn)).splitlines()
+    lines = flame.collapsed(drawn, tree(drawn)).splitlines()
     read = {}
     for line in lines:
         path, _, count = line.rpartition(" ")
@@ -57,7 +57,7 @@ def test_collapsed_stacks_hold_every_sample_on_its_path(own: dict[tuple[str, ...
 @given(sampled)
 @settings(max_examples=40, deadline=None)
 def test_speedscope_holds_every_sample_on_its_path(own: dict[tuple[str, ...], int]) -> None:
-    drawn = json.loads(exports.speedscope(graph_of(own), "1.0"))
+    drawn = json.loads(flame.speedscope(graph_of(own), "1.0"))
 
     frames, profile = drawn["shared"]["frames"], drawn["profiles"][0]
     paths = [tuple(frames[number]["name"] for number in stack) for stack in profile["samples"]]
@@ -69,10 +69,10 @@ def test_speedscope_holds_every_sample_on_its_path(own: dict[tuple[str, ...], in
 def test_units_of_exports() -> None:
     drawn = per_step()
 
-    assert exports.collapsed(drawn, tree(drawn)) == (
+    assert flame.collapsed(drawn, tree(drawn)) == (
         "main (train.py:3);a (train.py:4) 7500\nmain (train.py:3);b,c (train.py:5) 2500\n"
     )
-    profile = json.loads(exports.speedscope(drawn, "1.0"))["profiles"][0]
+    profile = json.loads(flame.speedscope(drawn, "1.0"))["profiles"][0]
     assert (profile["unit"], profile["endValue"]) == ("milliseconds", pytest.approx(10))
     assert "ms per step" in profile["name"]
 
@@ -80,7 +80,7 @@ def test_units_of_exports() -> None:
 def test_a_difference_has_two_numbers_the_other_sides_first() -> None:
     drawn = flame_diff(context([stack("a", samples=4), stack("b", samples=6)]), context([stack("a", samples=10)]))
 
-    assert sorted(exports.collapsed(drawn, tree(drawn)).splitlines()) == ["a (train.py:1) 10 4", "b (train.py:1) 0 6"]
+    assert sorted(flame.collapsed(drawn, tree(drawn)).splitlines()) == ["a (train.py:1) 10 4", "b (train.py:1) 0 6"]
 
 
 def test_the_picture_is_well_formed_and_says_what_boxes_are() -> None:
@@ -94,7 +94,7 @@ def test_the_picture_is_well_formed_and_says_what_boxes_are() -> None:
         )
     )
 
-    root = ElementTree.fromstring(svg.render(drawn, tree(drawn)))
+    root = ElementTree.fromstring(flame.picture(drawn, tree(drawn)))
     boxes = {box.get("data-n"): box for box in root.iter(f"{SVG}g") if box.get("class") == "box"}
     assert set(boxes) == {"everything", "main", EVIL, "b\\x1b[2J", "]]>"}
     assert len(list(root.iter(f"{SVG}script"))) == 1
@@ -109,7 +109,7 @@ def test_boxes_of_the_picture_lie_inside_their_parents_side_by_side() -> None:
     drawn = graph_of({("a",): 1, ("a", "b"): 2, ("a", "c"): 3, ("a", "c", "b"): 4, ("b", "a"): 5})
     chosen = tree(drawn)
 
-    left, width, depth = svg.layout(chosen)
+    left, width, depth = flame.layout(chosen)
     for node, parent in enumerate(chosen.parent):
         if node:
             assert left[node] >= left[parent] - 1e-9
@@ -121,7 +121,7 @@ def test_boxes_of_the_picture_lie_inside_their_parents_side_by_side() -> None:
 
 
 def test_the_picture_loads_nothing() -> None:
-    text = svg.render(graph_of({("a",): 1}), tree(graph_of({("a",): 1})))
+    text = flame.picture(graph_of({("a",): 1}), tree(graph_of({("a",): 1})))
 
     assert re.findall(r"https?://[^\"]*", text) == ["http://www.w3.org/2000/svg"]
     assert "href" not in text

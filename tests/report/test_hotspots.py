@@ -12,7 +12,7 @@ import pytest
 from stepscope.model.sampled import HotspotRow, Hotspots, SampledProcess
 from stepscope.report.hotspots import show, to_csv, to_json
 from stepscope.report.outputs import console
-from stepscope.report.places import Shortener
+from stepscope.report.words import Shortener
 from tests.records import replace
 
 SEVEN = [

@@ -12,7 +12,7 @@ import pytest
 
 import stepscope.model
 from stepscope.report.metrics import SECTIONS, figures, page
-from stepscope.report.table_columns import SHOWN
+from stepscope.report.table import SHOWN
 from tests.records import annotated
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"

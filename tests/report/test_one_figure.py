@@ -17,7 +17,8 @@ import stepscope
 from stepscope import api
 from stepscope.dashboard import pages, single
 from stepscope.dashboard.pages import PageContext
-from stepscope.report import comparison_document, jsonfile, notebook, sentences, terminal, words
+from stepscope.report import comparison_report, notebook, sentences, terminal, words
+from stepscope.report.document import report_bytes
 from stepscope.report.sentences import groups
 from tests.analyze.shared_traces import TRACES
 from tests.builders import MS, T0, Row, step_rows
@@ -124,7 +125,7 @@ def run(path: Path) -> api.Run:
 @pytest.fixture(scope="module")
 def document(run: api.Run) -> dict[str, Any]:
     """`report.json`."""
-    found: dict[str, Any] = json.loads(jsonfile.dumps(run.report()))
+    found: dict[str, Any] = json.loads(report_bytes(run.report()))
     return found
 
 
@@ -272,9 +273,7 @@ def test_a_comparison_tells_the_step_as_the_report_does(path: Path, document: di
         pytest.skip("too large to be copied")
     again = tmp_path / "again" / path.name
     (shutil.copytree if path.is_dir() else _copy)(path, again)
-    found = comparison_document.comparison_document(
-        stepscope.compare(path, again, options=api.ReadOptions(cache=False))
-    )
+    found = comparison_report.comparison_document(stepscope.compare(path, again, options=api.ReadOptions(cache=False)))
     steps = document["steps"]
     for side in ("baseline", "candidate"):
         (measure,) = found[side]["measures"]

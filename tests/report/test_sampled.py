@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from stepscope.analyze.input import loader_waits
-from stepscope.model import Place
+from stepscope.model import Place, Report
 from stepscope.model.sampled import (
     LoaderWait,
     RankLine,
@@ -20,11 +20,10 @@ from stepscope.model.sampled import (
     StageTime,
     WaitPart,
 )
-from stepscope.report.places import Shortener
-from stepscope.report.sampled import KINDS, sampled_blocks
-from stepscope.report.terminal_parts import glyphs_for
+from stepscope.report import build, terminal, words
 from stepscope.report.values import plain_mapping
 from tests.records import replace
+from tests.report.fabricate import analysis, diagnosis
 
 ROOT = "/home/user/project"
 HOSTILE = "evil\x1b[2J\x1b]0;t\x07[bold red]b[/]\u202e\r\nfake"
@@ -69,13 +68,23 @@ VIEWS = SampledViews(
 EMPTY = SampledViews(stages=(), phases={}, waits=(), slow_steps=None, rank_lines=None, absent={"waits": "none"})
 
 
-def shown(views: SampledViews | None, *, width: int = 100, **more: Any) -> str:
+def shown(views: SampledViews | None, *, width: int = 100) -> str:
+    """What the terminal shows of them, between the headline and what comes next."""
+    report = Report(
+        run={"cwd": ROOT, "user_roots": [ROOT]},
+        quality={},
+        steps=None,
+        findings=(),
+        abstained=(),
+        ignored=(),
+        views={"sampled": views and plain_mapping(views)},
+    )
+    return "".join(f"{part}\n" for part in printed(report, width).split("\n\n")[1:-1])
+
+
+def printed(report: Report, width: int = 100) -> str:
     stream = io.StringIO()
-    console = Console(file=stream, width=width, color_system=None)
-    shorten = Shortener({"cwd": ROOT, "user_roots": [ROOT]})
-    document = None if views is None else plain_mapping(views)
-    for block in sampled_blocks(document, shorten, glyphs_for("utf-8"), **more):
-        console.print(block, width=width)
+    terminal.render(report, Console(file=stream, width=width, color_system=None))
     return stream.getvalue()
 
 
@@ -109,7 +118,6 @@ def test_waiting_that_was_not_sampled_is_said_instead_of_figures() -> None:
     views = replace(EMPTY, waits=(replace(WAIT, idle_sampled=False, wait_share=0.04),))
     assert "waiting threads were not sampled" in shown(views)
     assert "%" not in shown(views)
-    assert shown(views, warn=False) == ""
 
 
 def test_samples_without_times_say_what_they_stand_for() -> None:
@@ -160,16 +168,19 @@ def test_names_can_do_no_harm(width: int) -> None:
 
 
 def test_every_kind_of_part_has_words() -> None:
-    assert set(loader_waits.KINDS.values()) == set(KINDS)
+    assert set(loader_waits.KINDS.values()) == set(words.WAIT_PARTS)
 
 
-def test_what_is_said_elsewhere_is_not_said_again() -> None:
+def test_what_is_said_elsewhere_is_not_said_again(tmp_path: Path) -> None:
     own = replace(WAIT.parts[0], kind="loading_here", share=1.0)
-    alone = replace(EMPTY, waits=(replace(WAIT, parts=(own,), simultaneous=False),))
+    alone = replace(EMPTY, waits=(replace(WAIT, parts=(own,), simultaneous=False),), phases={"forward": 0.7})
     assert "the main process loads itself" in shown(alone)
     assert "what workers did" not in shown(alone)
-    assert shown(alone, told=True) == ""
-    assert "a worker makes batches" in shown(replace(EMPTY, waits=(WAIT,)), told=True)
-    phases = replace(EMPTY, phases={"forward": 0.7, "backward": 0.3})
-    assert "forward 70 %" in shown(phases)
-    assert shown(phases, measured=True) == ""
+    assert "forward 70 %" in shown(alone)
+    told = [
+        printed(build(analysis(tmp_path, sampled=replace(alone, waits=waits)), diagnosis(tmp_path)))
+        for waits in (alone.waits, (WAIT,))
+    ]
+    assert "the main process loads itself" not in told[0]
+    assert "forward 70 %" not in told[0]
+    assert "a worker makes batches" in told[1]

@@ -10,7 +10,7 @@ import pytest
 
 from stepscope.api import open_run
 from stepscope.model import SourceFiles
-from stepscope.report import jsonfile
+from stepscope.report.document import report_bytes
 from stepscope.report.source import MAX_FILE_BYTES, MAX_FILES, SourceReader
 from tests.run_folders import PID, make_run_folder
 
@@ -154,7 +154,7 @@ def test_a_recording_is_quoted_by_what_ran_and_not_by_the_folders_it_names(
     (tmp_path / "reader").mkdir()
     monkeypatch.chdir(tmp_path / "reader")
     report = open_run(folder).report()
-    text = jsonfile.dumps(report).decode()
+    text = report_bytes(report).decode()
 
     assert "settings.py" in text
     assert "of settings.py" not in text

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from stepscope.model.comparison import AppliedKnob, TrialFacts
-from stepscope.report import build, jsonfile
+from stepscope.report import build
+from stepscope.report.document import read_report, report_bytes
 from tests.dashboard.plain_pages import page_of
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, write_script
@@ -119,11 +120,11 @@ def test_the_document_holds_it_all_and_is_json(folder: Path) -> None:
         (knob(folder, "gc", "off", line=7),), ((0, math.nan), (1, -math.inf), (2, 1.5)), 5, losses_rank=0
     )
     report = build(replace(analysis(folder), trial=facts), diagnosis(folder))
-    view = json.loads(jsonfile.dumps(report))["views"]["trial"]
+    view = json.loads(report_bytes(report))["views"]["trial"]
 
     assert view["losses"] == [[0, "nan"], [1, "-inf"], [2, 1.5]]
     assert (view["seed"], view["losses_rank"], view["skipped"]) == (5, 0, 0)
     assert view["standing"] == {"gc": "applied"}
     assert view["knobs"][0]["place"] == {"file": str(folder / "train.py"), "line": 7}
     assert view["knobs"][0]["code"].startswith("image = Image.open")
-    assert jsonfile.loads(jsonfile.dumps(report)) == report
+    assert read_report(report_bytes(report)) == report

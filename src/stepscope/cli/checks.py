@@ -28,8 +28,8 @@ def judge(run: Run, names: Sequence[str], *, quiet: bool = False, source: bool =
         return PASSED
     from stepscope.analyze.compilers import checks
     from stepscope.report.document import without_quotes
-    from stepscope.report.places import Shortener
     from stepscope.report.values import plain_mapping
+    from stepscope.report.words import Shortener
 
     facts = run.analysis
     # without steps, the recorder did not get into the process, and there was nobody to see a compilation

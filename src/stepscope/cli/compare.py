@@ -133,18 +133,18 @@ class _Wanted(Struct, frozen=True):
     def put(self, found: Comparison) -> None:
         """Write the files and, unless one of them is stdout, print the comparison."""
         from stepscope.dashboard.pages import compare as page
-        from stepscope.report import comparison_document as documents
-        from stepscope.report import comparison_terminal, outputs
+        from stepscope.report import comparison_report, outputs
+        from stepscope.report.values import json_bytes
 
-        document: dict[str, Any] = documents.comparison_document(found, source=self.source)
+        document: dict[str, Any] = comparison_report.comparison_document(found, source=self.source)
         if self.json_file is not None:
-            outputs.emit(self.json_file, documents.dumps(document))
+            outputs.emit(self.json_file, json_bytes(document))
         if self.html_file is not None:
             outputs.emit(self.html_file, page.render(document).encode("utf-8"))
         if self.csv_file is not None:
-            outputs.emit(self.csv_file, documents.to_csv(found.changes))
+            outputs.emit(self.csv_file, comparison_report.to_csv(found.changes))
         if outputs.STDOUT not in self.files.values() and not self.quiet:
-            comparison_terminal.render(document, outputs.console(sys.stdout), top=self.top)
+            comparison_report.render(document, outputs.console(sys.stdout), top=self.top)
 
 
 def _limits(fraction: float | None) -> Any:

@@ -196,9 +196,9 @@ class Call(Struct, frozen=True):
         propose = self._proposer(place.resumed)
 
         def write(found: Experiment) -> None:
-            from stepscope.report import experiment_document, outputs
+            from stepscope.report import experiment_report, outputs
 
-            outputs.write_file(place.folder / experiment_document.NAME, experiment_document.dumps(found))
+            outputs.write_file(place.folder / experiment_report.NAME, experiment_report.dumps(found))
 
         with folder.claimed(place.folder), StopRequests() as stop, Progress(quiet=self.quiet) as progress:
             progress.begin(place.folder, resumed=place.resumed)
@@ -249,7 +249,7 @@ class Call(Struct, frozen=True):
         from stepscope.dashboard import single
         from stepscope.dashboard.pages import experiments
         from stepscope.errors import StepscopeError
-        from stepscope.report import experiment_document, experiment_terminal, outputs
+        from stepscope.report import experiment_report, outputs
 
         report = None
         render: outputs.Render = experiments.render
@@ -260,16 +260,16 @@ class Call(Struct, frozen=True):
                 report, render = run.report(), single.renderer(run)
             except StepscopeError:
                 report = None  # the run may be gone; what was measured of it is not
-        page = experiment_document.write(found, report, folder, render)[-1]
+        page = experiment_report.write(found, report, folder, render)[-1]
         if (source := _source_run(self.request)) is not None:
             # the candidates came from it, so it is the run that was opened above
-            experiment_document.leave_with(found, source, render if report is not None else None)
-        document = experiment_document.document(found)
+            experiment_report.leave_with(found, source, render if report is not None else None)
+        document = experiment_report.experiment_document(found)
         if not self.quiet:
             stream = sys.stderr if self.files.uses_stdout else sys.stdout
-            experiment_terminal.render(document, outputs.console(stream), page=str(page))
+            experiment_report.render(document, outputs.console(stream), page=str(page))
         if self.files.json_file is not None:
-            outputs.emit(self.files.json_file, experiment_document.dumps(found))
+            outputs.emit(self.files.json_file, experiment_report.dumps(found))
         if self.files.html_file is not None:
             outputs.emit(self.files.html_file, page.read_bytes())
 

@@ -176,19 +176,19 @@ def _prepared(
 def _rendered(draw: Callable[[int], FlameGraph], form: str, key: str | None) -> str:
     from stepscope.analyze.pictures.flame_tree import MAX_NODES
     from stepscope.dashboard import single
-    from stepscope.report.flame import exports, svg
+    from stepscope.report import flame
 
     nodes = MAX_NODES
     graph = draw(nodes)
     tree = _chosen(graph, key)
     if form == "svg":
-        return svg.render(graph, tree)
+        return flame.picture(graph, tree)
     if form == "collapsed":
-        return exports.collapsed(graph, tree)
+        return flame.collapsed(graph, tree)
     if form == "speedscope":
         from stepscope import __version__
 
-        return exports.speedscope(graph, __version__)
+        return flame.speedscope(graph, __version__)
     text = single.flame_page(graph, first=tree.key)
     while len(text.encode("utf-8")) > single.MAX_BYTES and nodes > _MIN_NODES:
         nodes //= 2

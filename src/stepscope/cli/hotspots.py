@@ -133,7 +133,7 @@ class Wanted(Struct, frozen=True):
         """Write the files and, unless one of them is stdout, print the table."""
         from stepscope.report import hotspots as report
         from stepscope.report import outputs
-        from stepscope.report.places import Shortener
+        from stepscope.report.words import Shortener
 
         if self.json_file is not None:
             outputs.emit(self.json_file, report.to_json(found, self.limit))

@@ -17,7 +17,8 @@ from stepscope.cli.options import FailOn, Force, JsonFile, NoSource, Quiet, Rate
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.agent.knobs import parse
 from stepscope.record.host.options import DEFAULT_RATE_HZ, RecordOptions, parse_window
-from stepscope.report import jsonfile, outputs
+from stepscope.report import outputs
+from stepscope.report.document import report_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -175,7 +176,7 @@ def _report(
         if not quiet:
             plan.write(report, render)
         elif plan.json_file is not None:
-            outputs.write_file(Path(plan.json_file), jsonfile.dumps(report), make_folder=True)
+            outputs.write_file(Path(plan.json_file), report_bytes(report), make_folder=True)
     return run
 
 

@@ -121,8 +121,7 @@ def show_table(run: Run, options: TableOptions) -> None:
 def show_diff(run: Run, other: Run, options: TableOptions) -> None:
     """Print or write what differs between two runs, traces or spans."""
     from stepscope.analyze.views.select import Selection
-    from stepscope.report.table import Choice, document
-    from stepscope.report.table_columns import diff_shown
+    from stepscope.report.table import Choice, diff_shown, document
 
     found = run.diff(
         other,
@@ -142,14 +141,14 @@ def show_diff(run: Run, other: Run, options: TableOptions) -> None:
 
 
 def _put(documents: list[TableDocument], run: Run, options: TableOptions, notes: tuple[str, ...] = ()) -> None:
-    from stepscope.report import outputs, table_output
+    from stepscope.report import outputs, table
     from stepscope.report.escape import one_line
-    from stepscope.report.places import Shortener
+    from stepscope.report.words import Shortener
 
     if options.json_file is not None:
-        outputs.emit(options.json_file, table_output.to_json(documents[0]))
+        outputs.emit(options.json_file, table.to_json(documents[0]))
     if options.csv_file is not None:
-        outputs.emit(options.csv_file, table_output.to_csv(documents[0]))
+        outputs.emit(options.csv_file, table.to_csv(documents[0]))
     if outputs.STDOUT in (options.json_file, options.csv_file):
         return
     console = outputs.console(sys.stdout)
@@ -157,6 +156,6 @@ def _put(documents: list[TableDocument], run: Run, options: TableOptions, notes:
     for index, found in enumerate(documents):
         if index:
             console.print()
-        table_output.show(found, console, shorten, define=options.define)
+        table.show(found, console, shorten, define=options.define)
     for note in notes:
         console.print(one_line(note), soft_wrap=True)

@@ -2,20 +2,27 @@
 
 Their shapes are those of `web/src/lib/types.ts`. Every text passes `report.escape.plain`, so that names from a run are
 harmless text wherever they end up; numbers that are not finite become None, which is "missing". Nothing is computed.
+
+What a page says of the figures of a record or of its rows is declared in a text: `Label: key unit`, separated by
+semicolons (`columns`). Units and definitions are those of docs/metrics.md where the text names none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeAlias
+
+from msgspec import Struct
 
 from stepscope.report.escape import plain
-from stepscope.report.table import TableDocument, unit_of_row
+from stepscope.report.metrics import Metric, metric, metric_of
 
 Block: TypeAlias = dict[str, Any]
 Help: TypeAlias = dict[str, Any]
 Link: TypeAlias = dict[str, Any]
+Row: TypeAlias = Mapping[str, Any]
+Shorten = Callable[[str, "int | None"], str]
 
 MAX_TEXT: Final = 4_000  # characters of a sentence or a paragraph
 MAX_NAME: Final = 400  # characters of a name or a cell
@@ -25,6 +32,7 @@ MAX_DEPTH: Final = 12  # of what `cleaned` looks into
 UNITS: Final = {
     **{unit: unit for unit in ("ns", "us", "ms", "s", "bytes", "share", "pct", "count", "per_s", "bytes_per_s")},
     **{unit: unit for unit in ("celsius", "W", "MHz", "number", "text", "")},
+    "none": "",
     "percent": "pct",
     "%": "pct",
     "1/s": "per_s",
@@ -57,6 +65,11 @@ def number(value: Any) -> int | float | None:
         return value if math.isfinite(value) else None
     item = getattr(value, "item", None)
     return number(item()) if callable(item) else None
+
+
+def optional(text: str | None, limit: int = MAX_NAME) -> str | None:
+    """A harmless text, None where there is none."""
+    return None if text is None else plain(text, limit)
 
 
 def cell(value: Any) -> Any:
@@ -188,7 +201,7 @@ def findings(
         "kind": "findings",
         "findings": [cleaned(card) for card in cards],
         "risks": [cleaned(card) for card in risks],
-        "healthy": None if healthy is None else plain(healthy, MAX_TEXT),
+        "healthy": optional(healthy, MAX_TEXT),
         "abstained": [{"rule": plain(row["rule"]), "needs": plain(row["needs"], MAX_TEXT)} for row in abstained],
         "ignored": [{"rule": plain(row["rule"]), "reason": plain(row["reason"], MAX_TEXT)} for row in ignored],
     }
@@ -227,12 +240,6 @@ def flame(id: str, document: Mapping[str, Any], first: str | None = None) -> Blo
     return {"kind": "flame", "id": id, "document": {**document, **harmless}, "first": first}
 
 
-Shorten = Callable[[str, "int | None"], str]
-
-
-HIDDEN_SPANS = ("worker", "span")  # columns left out where all rows are of one span
-
-
 # ---- small parts -----------------------------------------------------------------------------------------------------
 
 
@@ -243,24 +250,17 @@ def help_(text: str, picture: str | None = None) -> Help:
 
 def meaning(record: str, key: str) -> Help | None:
     """The definition of a figure of a record of the analysis ("StepFacts"), as docs/metrics.md has it."""
-    from stepscope.report.metrics import SECTIONS
-
-    for section in SECTIONS:
-        if section.record == record and key in section.metrics:
-            return _defined(key, section.metrics[key].definition)
-    return None
+    return _defined(key, metric_of(record, key))
 
 
 def column_meaning(table: str, key: str) -> Help | None:
     """The definition of a column of a table of `stepscope analyze --table`."""
-    from stepscope.report.metrics import metric
-
-    found = metric(table, key)
-    return _defined(key, found.definition) if found else None
+    return _defined(key, metric(table, key))
 
 
-def _defined(key: str, definition: str) -> Help:
-    return help_(definition, "utilisation" if "utilization" in key or "sm_efficiency" in key else None)
+def _defined(key: str, found: Metric | None) -> Help | None:
+    picture = "utilisation" if "utilization" in key or "sm_efficiency" in key else None
+    return help_(found.definition, picture) if found else None
 
 
 def place(
@@ -276,10 +276,10 @@ def place(
     return {
         "file": plain(file, MAX_TEXT),
         "line": line,
-        "function": None if function is None else plain(function),
+        "function": optional(function),
         "shown": plain(shown),
         "guess": guess,
-        "code": None if code is None else plain(code),
+        "code": optional(code),
     }
 
 
@@ -311,16 +311,8 @@ def empty(title: str, why: str, record: str = "", command: str | None = None) ->
         "title": plain(title),
         "why": plain(why, MAX_TEXT),
         "record": plain(record, MAX_TEXT),
-        "command": None if command is None else plain(command, MAX_TEXT),
+        "command": optional(command, MAX_TEXT),
     }
-
-
-def absent_block(reason: str, record: str = "", command: str | None = None, *, title: str = "Nothing to show") -> Block:
-    """An empty block from a reason of `analyze.views.absent`, whose part after ": " says what to record."""
-    why, _, advice = reason.partition(": ")
-    if record or not advice:
-        return empty(title, sentence(reason), record, command)
-    return empty(title, sentence(why), sentence(advice), command)
 
 
 def sentence(words: str) -> str:
@@ -349,38 +341,42 @@ def figure(
         "value": plain(value) if isinstance(value, str) else number(value),
         "unit": UNITS.get(unit, "number"),
         "help": help,
-        "note": None if note is None else plain(note),
-        "missing": None if missing is None else plain(missing),
+        "note": optional(note),
+        "missing": optional(missing),
     }
 
 
-def measured(label: str, record: object, key: str, *, note: str | None = None) -> dict[str, Any]:
-    """The figure `key` of a record of the analysis, with its unit and its definition."""
-    from stepscope.report.metrics import SECTIONS
+def measures(record: Any, text: str, *, of: str = "", missing: str | None = None) -> list[dict[str, Any]]:
+    """Figures of a record of the analysis, or of a mapping of a record named `of`, as `columns` declares them.
 
-    name = type(record).__name__
-    found = next(
-        (section.metrics[key] for section in SECTIONS if section.record == name and key in section.metrics), None
-    )
-    unit = unit_of(key, found.unit if found else "") or "number"
-    return figure(label, getattr(record, key), unit, help=_defined(key, found.definition) if found else None, note=note)
+    Those that are not known are left out, unless `missing` says why.
+    """
+    name = of or type(record).__name__
+    items = []
+    for each in columns(text):
+        value = record.get(each.key) if isinstance(record, Mapping) else getattr(record, each.key)
+        if value is not None or missing is not None:
+            unit = each.unit or unit_of(each.key, _stated(name, each.key)) or "number"
+            items.append(figure(each.label, value, unit, help=meaning(name, each.key), missing=missing))
+    return items
+
+
+def _stated(record: str, key: str) -> str:
+    found = metric_of(record, key)
+    return found.unit if found else ""
 
 
 def figures(items: Iterable[Mapping[str, Any]], title: str | None = None) -> Block:
     """Figures side by side."""
-    return {
-        "kind": "figures",
-        "title": None if title is None else plain(title),
-        "items": [dict(item) for item in items],
-    }
+    return {"kind": "figures", "title": optional(title), "items": [dict(item) for item in items]}
 
 
 def fact(label: str, value: Any, note: str | None = None) -> dict[str, Any]:
     """A name with a text; None is "not known"."""
     return {
         "label": plain(label),
-        "value": None if value is None else plain(value, MAX_TEXT),
-        "note": None if note is None else plain(note),
+        "value": optional(value, MAX_TEXT),
+        "note": optional(note),
     }
 
 
@@ -461,85 +457,116 @@ def table(
     return made
 
 
-def table_block(
-    found: TableDocument,
-    *,
-    id: str,
-    limit: int,
-    shorten: Shorten,
-    title: str | None = None,
-    columns: Sequence[tuple[str, str]] | None = None,
-    bars: Collection[str] = (),
-    links: Mapping[str, Mapping[str, Any]] | None = None,
-    keep: Collection[str] = (),
-    open_depth: int | None = None,
-    notes: Iterable[str] = (),
-) -> Block:
-    """The table of `report.table.document(...)`, with the definitions of its columns; empty where it says why.
+# ---- tables of rows --------------------------------------------------------------------------------------------------
 
-    Args:
-        id: of the table on its page, for links that restore its order.
-        shorten: `context.shorten`.
-        columns: (heading, key) in order; those of the terminal by default, without columns that hold nothing. The key
-            "file" is the place: file, line and function of the row.
-        bars: keys of columns with a bar behind the number.
-        links: `cell_link`s by the key of their column.
-        keep: keys that rows carry beside those of the columns.
-        open_depth: given for a tree, whose rows have `depth` or `level`.
+PLACE = "place"
+FLAGS = ("bar", "signed", "quiet", "code", "hidden")
+
+
+class TableContext(Protocol):
+    """What a table must know of where it stands; a `PageContext` is one."""
+
+    @property
+    def limit(self) -> int:
+        """Rows that it may have."""
+        ...
+
+    @property
+    def shorten(self) -> Shorten:
+        """How a path and a line are written."""
+        ...
+
+
+class Alone(Struct, frozen=True):
+    """The `TableContext` of a document without a run around it: paths stand as they are."""
+
+    limit: int = 200
+
+    def shorten(self, file: str, line: int | None) -> str:
+        """`file:line`."""
+        return file if line is None else f"{file}:{line}"
+
+
+class Col(Struct, frozen=True):
+    """A column: `say` makes the cell of a row, by default its value under `key`. The key "place" is a line of code.
+
+    `help` is the definition where the table's record has none under that key; of `flags`, "code" shortens the path in a
+    text, "signed" is for differences, "bar" draws one, "quiet" leaves the column out where all of it is 0 or empty, and
+    "hidden" has rows carry what no column shows.
     """
-    if found.absent is not None:
-        return absent_block(found.absent, title=title or found.title)
-    links = links or {}
-    shown = [(label, key) for label, key in columns or found.shown.columns if _worth_showing(found, key)]
-    heads = [label for label, _ in shown]
-    units = {each.key: each.unit for each in found.columns}
+
+    label: str
+    key: str
+    unit: str = ""
+    flags: tuple[str, ...] = ()
+    say: Callable[[Row], Any] | None = None
+    help: str | None = None
+
+
+def columns(text: str, *, help: Mapping[str, str] | None = None, **say: Callable[[Row], Any]) -> tuple[Col, ...]:
+    """Columns written as `Label: key unit flag…`, separated by semicolons; `help` and `say` by key."""
     made = []
-    for label, key in shown:
-        name = plain(key.replace("_", " ")) if heads.count(label) > 1 and label != "→" else label
-        for end in (" ns", " ms", " bytes"):
-            name = name.removesuffix(end)
-        made.append(_document_column(found, key, name, units.get(key, ""), key in bars, links.get(key)))
-    keys = [*(key for _, key in shown if key != "file"), *keep, *(link["key"] for link in links.values())]
-    return table(
-        id,
-        title or found.title,
-        made,
-        [_document_row(row, keys, shorten) for row in found.rows[:limit]],
-        limit=limit,
-        total=found.total,
-        sorted_by=found.sorted_by,
-        notes=(*found.notes, *notes),
-        tree=open_depth is not None,
-        open_depth=open_depth,
-    )
+    for each in text.split("; "):
+        label, _, declared = each.rpartition(": ")
+        key, *more = declared.split()
+        unit = "".join(word for word in more if word not in FLAGS)
+        flags = tuple(word for word in more if word in FLAGS)
+        made.append(Col(label, key, unit, flags, say.get(key), (help or {}).get(key)))
+    return tuple(made)
 
 
-def _document_column(
-    found: TableDocument, key: str, label: str, stated: str, bar: bool, link: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    if key == "file":
-        return column("place", label, place=True)
-    value = next((row[key] for row in found.rows if row.get(key) is not None), None)
-    if isinstance(value, (str, bool)):
-        return column(key, label, "text", help=column_meaning(found.table, key), link=link)
-    unit = unit_of(key, stated) or "number"
-    help_of, signed = column_meaning(found.table, key), "delta" in key
-    made = column(key, label, unit, help=help_of, bar=bar, signed=signed, link=link)
-    return {**made, "unit_key": "unit"} if any(unit_of_row(row, key) for row in found.rows) else made
+def rows_table(
+    context: TableContext,
+    id: str,
+    title: str,
+    record: str,
+    columns: Sequence[Col],
+    rows: Iterable[Row] | None,
+    *,
+    notes: Iterable[str] = (),
+    total: int | None = None,
+    sorted_by: str | None = None,
+    whole: bool = False,
+) -> list[Block]:
+    """The table, with the definitions that `record` has of its figures; nothing where there is no row.
+
+    Columns in which no row says anything are left out, unless it is `whole`.
+    """
+    made = [{each.key: _cell(each, row, context) for each in columns} for row in rows or ()]
+    used = [each for each in columns if whole or any(_says(each, row[each.key]) for row in made)]
+    limit = context.limit
+    shown = table(id, title, heads(record, used), made, limit=limit, total=total, sorted_by=sorted_by, notes=notes)
+    return [shown] if made else []
 
 
-def _document_row(row: Mapping[str, Any], keys: Iterable[str], shorten: Shorten) -> dict[str, Any]:
-    made = {key: row.get(key) for key in keys}
-    if row.get("file"):
-        made["place"] = place_of(row, shorten)
-    if "depth" in row or "level" in row:
-        made["depth"] = row.get("depth") or row.get("level") or 0
-    return made
+def heads(record: str, columns: Iterable[Col]) -> list[dict[str, Any]]:
+    """The columns of a table on `record`."""
+    return [
+        column(
+            each.key,
+            each.label,
+            each.unit or "text",
+            help=help_(each.help) if each.help else meaning(record, each.key),
+            bar="bar" in each.flags,
+            signed="signed" in each.flags,
+            place=each.key == PLACE,
+        )
+        for each in columns
+        if "hidden" not in each.flags
+    ]
 
 
-def _worth_showing(found: TableDocument, key: str) -> bool:
-    """Whether a row has a value there; of spans only where there are several."""
-    if key in HIDDEN_SPANS:
-        return len({(row.get("worker"), row.get("span")) for row in found.rows}) > 1
-    values = {row.get(key) for row in found.rows} - {None}
-    return bool(values - {0}) if key in found.shown.quiet else bool(values)
+def _says(column: Col, value: Any) -> bool:
+    return value is not None and not ("quiet" in column.flags and not value)
+
+
+def _cell(column: Col, row: Row, context: TableContext) -> Any:
+    if column.say is not None:
+        return column.say(row)
+    if column.key != PLACE:
+        value = row.get(column.key)
+        return context.shorten(str(value), None) if "code" in column.flags and value else value
+    found = row.get(PLACE) if PLACE in row else row
+    if not found or not found.get("file"):
+        return None
+    return place_of({**found, "place_exact": row.get("place_exact", True)}, context.shorten, row.get("code"))

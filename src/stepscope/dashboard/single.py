@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.dashboard import bundle, static_page
 from stepscope.dashboard.shrink import LEVELS, shrunk
 from stepscope.errors import StepscopeError
-from stepscope.report.places import command_line
+from stepscope.report.words import command_line
 
 if TYPE_CHECKING:
     from stepscope import api
@@ -76,14 +76,14 @@ def flame_page(graph: FlameGraph, *, first: str | None = None) -> str:
     """A page of a flame graph alone, that begins with the tree `first`. Without a front end it is the picture of it."""
     from stepscope.dashboard import blocks
     from stepscope.dashboard.pages import PAGES
-    from stepscope.report.flame import svg
-    from stepscope.report.flame.document import document
+    from stepscope.report import flame
+    from stepscope.report.flame import document
 
     built = bundle.load()
     made = document(graph, first=first)
     key = made["trees"][made["first"]]["key"]
     if built is None:
-        return svg.page(graph, next(tree for tree in graph.trees if tree.key == key), bundle.missing())
+        return flame.picture_page(graph, next(tree for tree in graph.trees if tree.key == key), bundle.missing())
     page = PAGES["flame"]
     shown = _page_of(page, [blocks.flame("flame", made, key)])
     head = _head_of(made["title"], [{"key": page.key, "title": page.title, "group": page.group, "empty": False}])
@@ -118,7 +118,7 @@ def _page_document(context: PageContext, key: str) -> dict[str, Any]:
     from polars.exceptions import PolarsError
 
     from stepscope.dashboard import pages
-    from stepscope.report.flame.document import embedded
+    from stepscope.report.flame import embedded
 
     try:
         document = pages.page(context, key)
@@ -238,7 +238,7 @@ def _page(built: bundle.Bundle, name: str, embedded: Mapping[str, Any], without_
 
 def _data(embedded: Mapping[str, Any]) -> str:
     """The documents as the element that the front end looks for (`embeddedDocuments` in web/src/lib/source.ts)."""
-    from stepscope.report.flame.document import embedded as as_json
+    from stepscope.report.flame import embedded as as_json
 
     text = as_json(embedded)
     if len(text) <= PLAIN_DATA:

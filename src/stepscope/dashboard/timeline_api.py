@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stepscope.analyze.pictures.timeline import Timeline
     from stepscope.api import Run
     from stepscope.model.timeline import SliceDetail, SliceRef, StackPlace, TimelineStep, TimelineWindow
-    from stepscope.report.places import Shortener
+    from stepscope.report.words import Shortener
 
 Document = dict[str, Any]
 
@@ -284,7 +284,7 @@ def _details(run: Run, timeline: Timeline, found: TimelineWindow) -> dict[str, D
 
 
 def _shortener(run: Run) -> Shortener:
-    from stepscope.report.places import Shortener
+    from stepscope.report.words import Shortener
 
     facts = run.tables.run
     return Shortener({"cwd": facts.cwd, "user_roots": facts.user_roots})

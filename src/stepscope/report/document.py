@@ -1,31 +1,101 @@
-"""Analysis and diagnosis → the one document (`model.Report`) that every surface renders.
+"""Analysis and diagnosis → the one document (`model.Report`) that every surface renders, and report.json, which holds
+it key for key.
 
-Only shapes change here: dataclasses become plain dictionaries, lists get an upper bound, and source lines are quoted
-beside the places that findings name. Numbers stay raw, and none is computed. What the keys mean is said in
-`stepscope.model`, field by field.
+Only shapes change here: dataclasses become plain dictionaries, lists get an upper bound, so that a page of it stays
+small, and source lines are quoted beside the places that findings name. Numbers stay raw, and none is computed. What
+the keys mean is said in `stepscope.model`, field by field. `read_report(report_bytes(report)) == report`; a file
+of another schema is refused by name, so that a reader never shows figures whose meaning it does not know.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stepscope.diagnose import REPORT_FLOOR, RISKS, RULES
-from stepscope.model import Analysis, Diagnosis, Finding, FixedCosts, Report, Risk, StepFacts
+from stepscope.errors import UnreadableInputError
+from stepscope.files import read_small
+from stepscope.model import REPORT_SCHEMA, Analysis, Diagnosis, Finding, Report, StepFacts
+from stepscope.model.comparison import TrialFacts, standing
 from stepscope.model.compilers import CompilersView
 from stepscope.model.views import Views
 from stepscope.report.source import SourceReader
-from stepscope.report.trial import trial_document
-from stepscope.report.values import field_names, plain_mapping, plain_rows, plain_value
+from stepscope.report.values import field_names, json_bytes, plain_mapping, plain_rows, plain_value
+
+Row = dict[str, Any]
+_Makers = dict[str, Callable[[], Any]]  # what makes each view
+
+# Upper bounds of lists. The tables in the run folder hold the rest.
+MAX_FINDINGS = 50
+MAX_ROWS = 100  # of a view: hot lines, loops and so on
+MAX_VIEW_ROWS = 300  # of operators, kernels, lines of memory and so on
+MAX_SERIES = 2_000  # points of the step series of one kind
+MAX_STEPS = 500  # of one span
+MAX_SPANS = 64  # shown one by one; traces of more ranks are shown together
+MAX_NOTES = 200
+MAX_PLACES = 20  # of one finding
+MAX_EVIDENCE = 40  # of one finding
+MAX_KNOBS = 100  # reports
+MAX_LOSSES = 5_000  # as many as are recorded
+# of compilers
+MAX_COMPILER_ROWS = 100
+MAX_OF = {"points": 1_000, "metrics": 1_000}
+MAX_INSIDE = 64  # of a list in a row: changes, steps, percentiles
+MAX_TEXT = 1_000  # characters
+MAX_VALUE = 200  # characters of a text in a row of a row: a value that changed
+COMMENT = "#"  # what follows it in a reason is where, with the line's text
+
+NOT_VIEWS = ("run", "quality", "steps", "fixed", "traces", "reading", "views", "compilers", "trial", "source_files")
+OF_TRACES = (
+    *("overview", "gpus", "operators", "kernels", "memory", "modules", "counters"),
+    *("communication", "distributed", "tensorboard"),
+)
+_RISK_RULES = frozenset(rule.name for rule in RISKS)
+
+MAX_BYTES = 2**29  # far more than any report of ours
+KEY_ORDER = (
+    *("schema", "run", "quality", "steps", "findings", "risks", "unexplained"),
+    *("abstained", "ignored", "views"),
+)
+
+
+def report_bytes(report: Report) -> bytes:
+    """The document as indented UTF-8 JSON that ends in a line break."""
+    return json_bytes({**{key: getattr(report, key) for key in KEY_ORDER}, "views": dict(report.views)})
+
+
+def read_report(data: bytes) -> Report:
+    """Read a document back; raises `UnreadableInputError` for anything that is not one."""
+    try:
+        report = msgspec.json.decode(data, type=Report)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UnreadableInputError(f"not a stepscope report: {error}; make one with `stepscope analyze RUN`") from None
+    if report.schema != REPORT_SCHEMA:
+        raise UnreadableInputError(
+            f"a report of schema {report.schema}, this version reads {REPORT_SCHEMA}; run `stepscope analyze RUN` again"
+        )
+    return report
+
+
+def load_report(path: Path) -> Report:
+    """Read a report file; raises `UnreadableInputError`."""
+    try:
+        return read_report(read_small(path, MAX_BYTES, follow=True))
+    except OSError as error:
+        raise UnreadableInputError(f"{path}: {error.strerror}; name a report.json") from None
 
 
 class OnDemand(Mapping[str, Any]):
     """A mapping of what `makers` return. It is equal to any other of the same values."""
 
-    def __init__(self, makers: Mapping[str, Callable[[], Any]]) -> None:
+    def __init__(self, makers: _Makers) -> None:
         self._makers = makers
-        self._made: dict[str, Any] = {}
+        self._made: Row = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
@@ -39,80 +109,159 @@ class OnDemand(Mapping[str, Any]):
         return len(self._makers)
 
 
-MAX_VIEW_ROWS = 300  # of a list: operators, kernels, lines of memory and so on
-MAX_STEPS = 500  # of one span
-MAX_SPANS = 64  # shown one by one; traces of more ranks are shown together
-NAMES = (
-    *("overview", "gpus", "operators", "kernels", "memory", "modules", "counters"),
-    *("communication", "distributed", "tensorboard", "absent"),
-)
+def build(
+    analysis: Analysis, diagnosis: Diagnosis, *, source: bool = True, experiment: Mapping[str, Any] | None = None
+) -> Report:
+    """Assemble the document.
+
+    `experiment` is what `experiment_document` made of an experiment on this run. `source=False` leaves every line of
+    the user's source text out of it. Never raises on odd content: what JSON cannot carry (non-finite numbers, lone
+    surrogates) becomes null or an escape.
+    """
+    reader = SourceReader(analysis.source_files, recorded_ns=analysis.run.started_ns) if source else None
+    not_judged = [*(each.rule for each in diagnosis.abstained), *(each.rule for each in diagnosis.ignored)]
+    # rules about what the run never used would only be noise
+    abstained = [{"rule": row.rule, "needs": row.needs} for row in diagnosis.abstained if not row.quiet]
+    makers: _Makers = {
+        "floor_share": lambda: REPORT_FLOOR,  # the smallest share of the step for which a finding is made
+        "steps_by_kind": lambda: [_step_row(facts) for facts in analysis.steps],
+        "fixed_costs": lambda: plain_mapping(analysis.fixed),
+        **{name: partial(_part, analysis, name) for name in field_names(analysis) if name not in NOT_VIEWS},
+        **_of_traces(analysis.views),
+        "compilers": lambda: _compilers(analysis.compilers, source=source),
+        "trial": lambda: _trial(analysis.trial),
+        "rules_judged": lambda: len(RULES) - sum(rule not in _RISK_RULES for rule in not_judged),
+        "findings_share": lambda: diagnosis.counted_share,
+    }
+    if reader is not None:
+        makers = {name: partial(_quoted, make, reader) for name, make in makers.items()}
+    if experiment is not None:
+        makers["experiment"] = lambda: dict(experiment)
+    return Report(
+        run={key: value for key, value in plain_mapping(analysis.run).items() if key != "source_hashes"},
+        quality={
+            "counts": plain_mapping(analysis.quality.counts),
+            "reading": plain_value(analysis.reading),
+            "traces": plain_rows(analysis.traces, MAX_ROWS),
+            "notes": plain_rows(analysis.quality.notes, MAX_NOTES),
+        },
+        steps=_headline(analysis) if analysis.steps else None,
+        findings=tuple(_finding(finding, reader) for finding in diagnosis.findings[:MAX_FINDINGS]),
+        risks=tuple(_with_source(plain_mapping(risk), reader) for risk in diagnosis.risks[:MAX_FINDINGS]),
+        abstained=tuple(abstained[:MAX_ROWS]),
+        ignored=tuple(plain_rows(diagnosis.ignored, MAX_ROWS)),
+        views=OnDemand(makers),
+        unexplained=plain_mapping(diagnosis.unexplained) if diagnosis.unexplained is not None else None,
+    )
 
 
-def views_document(views: Views | None) -> dict[str, Callable[[], Any]]:
-    """What makes each of `NAMES`; None or empty, with a reason in `absent`, where the traces do not give it."""
+# ---- steps and findings ----------------------------------------------------------------------------------------------
+
+
+def _headline(analysis: Analysis) -> Row:
+    """The headline kind. Keys of the report's schema first, then what the statistics rest on."""
+    row = _step_row(analysis.steps[0])
+    first = ("kind", "count", "mean_ms", "median_ms", "p95_ms", "per_second", "samples_per_second")
+    head = {**{key: row[key] for key in first}, "fixed_cost_s": plain_value(analysis.fixed.total_s)}
+    return {**head, "partition": row["partition"], "series": row["series"], **row}
+
+
+def _step_row(facts: StepFacts) -> Row:
+    row = plain_mapping(facts)
+    return {**row, "series": row["series"][:MAX_SERIES]}
+
+
+def _finding(finding: Finding, reader: SourceReader | None) -> Row:
+    row = plain_mapping(finding)
+    first = (
+        *("id", "rule", "category", "title", "severity", "confidence", "cost_ms_per_step", "share"),
+        *("gain_ceiling", "expected_gain", "where", "ranks", "evidence", "fix", "caveat", "learn", "try_"),
+    )
+    return _with_source({**{key: row[key] for key in first}, **row}, reader)
+
+
+def _with_source(row: Row, reader: SourceReader | None) -> Row:
+    """A finding or a risk with lists of bounded length, and the source beside every place."""
+    row = {"try" if key == "try_" else key: value for key, value in row.items()}
+    row["where"] = row["where"][:MAX_PLACES]
+    row["evidence"] = row["evidence"][:MAX_EVIDENCE]
+    for place in row["where"]:
+        place["source"] = reader.context(place["file"], place["line"]) if reader is not None else None
+    return row
+
+
+# ---- views -----------------------------------------------------------------------------------------------------------
+
+
+def _part(analysis: Analysis, name: str) -> Any:
+    """A part of the analysis under its own name; its lists, itself and one level down, hold at most `MAX_ROWS`."""
+    view = plain_value(getattr(analysis, name))
+    if isinstance(view, dict):
+        return {key: value[:MAX_ROWS] if isinstance(value, list) else value for key, value in view.items()}
+    return view[:MAX_ROWS] if isinstance(view, list) else view
+
+
+def _quoted(make: Callable[[], Any], reader: SourceReader) -> Any:
+    """A view, each row of which that names a line of the user's code has the text of that line, as `code`."""
+    view = make()
+    for row in (row for row in (view if isinstance(view, list) else [view]) if isinstance(row, dict)):
+        lines = [line for value in row.values() if isinstance(value, list) for line in value]
+        for item in (row, *lines):
+            place = item.get("place", item) if isinstance(item, dict) else None
+            if isinstance(place, dict) and {"file", "line"} <= place.keys():
+                item["code"] = reader.line(place["file"], place["line"])
+    return view
+
+
+def _of_traces(views: Views | None) -> _Makers:
+    """What makes each view of traces; None or empty, with a reason in `absent`, where the traces do not give it."""
     if views is None:
-        return {**{name: lambda: None for name in NAMES}, "absent": dict}
+        return {**dict.fromkeys(OF_TRACES, lambda: None), "absent": dict}
     return {
         "overview": lambda: _overviews(views),
         "gpus": lambda: [plain_mapping(gpu) for span in views.spans[:MAX_SPANS] for gpu in span.gpus],
         **_with_total("operators", lambda: views.operators),
         **_with_total("kernels", lambda: views.kernels),
-        "memory": lambda: _parts(views.memory),
-        "modules": lambda: _parts(views.modules),
+        "memory": lambda: _bounded(views.memory),
+        "modules": lambda: _bounded(views.modules),
         "counters": lambda: [plain_mapping(counter) for counter in views.counters],
         **_with_total("communication", lambda: views.communication),
-        "distributed": lambda: _parts(views.distributed),
+        "distributed": lambda: _bounded(views.distributed),
         "tensorboard": lambda: plain_value(views.tensorboard),
         "absent": lambda: dict(views.absent),
     }
 
 
-def _overviews(views: Views) -> list[dict[str, Any]]:
+def _overviews(views: Views) -> list[Row]:
     found = [plain_mapping(span.overview) for span in views.spans[:MAX_SPANS] if span.overview is not None]
-    for item in found:
-        item["steps"] = item["steps"][:MAX_STEPS]
+    return [{**item, "steps": item["steps"][:MAX_STEPS]} for item in found]
+
+
+def _with_total(name: str, rows: Callable[[], Sequence[Any]]) -> _Makers:
+    return {name: lambda: plain_rows(rows(), MAX_VIEW_ROWS), f"{name}_total": lambda: len(rows())}
+
+
+def _bounded(view: Any, limits: Mapping[str, int] | None = None, usual: int = MAX_VIEW_ROWS) -> Row | None:
+    """A view whose fields are lists of rows, each bounded, and its length beside it where it was longer."""
+    if view is None:
+        return None
+    found: Row = {}
+    for name in field_names(view):
+        part, limit = getattr(view, name), (limits or {}).get(name, usual)
+        found[name] = plain_value(part[:limit] if isinstance(part, tuple) else part)
+        if isinstance(part, tuple) and len(part) > limit:
+            found[f"{name}_total"] = len(part)
     return found
 
 
-def _with_total(name: str, rows: Callable[[], Sequence[Any]]) -> dict[str, Callable[[], Any]]:
-    return {name: lambda: [plain_mapping(row) for row in rows()[:MAX_VIEW_ROWS]], f"{name}_total": lambda: len(rows())}
-
-
-def _parts(view: Any) -> dict[str, Any] | None:
-    """A view whose fields are lists of rows, each bounded."""
-    if view is None:
+def _compilers(view: CompilersView | None, *, source: bool) -> Row | None:
+    """`views.compilers`; `source` False leaves out what reasons quote."""
+    bounded = _bounded(view, MAX_OF, MAX_COMPILER_ROWS)
+    if bounded is None:
         return None
-    found: dict[str, Any] = {}
-    for name in field_names(view):
-        part = getattr(view, name)
-        if isinstance(part, tuple):
-            found[name] = [plain_value(row) for row in part[:MAX_VIEW_ROWS]]
-            if len(part) > MAX_VIEW_ROWS:
-                found[f"{name}_total"] = len(part)
-        else:
-            found[name] = plain_value(part)
-    return found
-
-
-MAX_COMPILER_ROWS = 100
-MAX_OF = {"points": 1_000, "metrics": 1_000}
-MAX_INSIDE = 64  # of a list in a row: changes, steps, percentiles
-MAX_TEXT = 1_000  # characters
-MAX_VALUE = 200  # characters of a text in a row of a row: a value that changed
-COMMENT = "#"  # what follows it in a reason is where, with the line's text
-
-
-def compilers_document(view: CompilersView | None, *, source: bool) -> dict[str, Any] | None:
-    """The view; `source` False leaves out what reasons quote."""
-    if view is None:
-        return None
-    found: dict[str, Any] = {}
-    for name in field_names(view):
-        rows = getattr(view, name)
-        limit = MAX_OF.get(name, MAX_COMPILER_ROWS)
-        found[name] = [_cut_texts(plain_value(row)) for row in rows[:limit]]
-        if len(rows) > limit:
-            found[f"{name}_total"] = len(rows)
+    found: Row = {
+        name: [_cut_texts(row) for row in part] if isinstance(part, list) else part for name, part in bounded.items()
+    }
     if not source:
         for cause in found["causes"]:
             cause["text"] = without_quotes(cause["text"])
@@ -132,136 +281,21 @@ def _cut_texts(value: Any, text: int = MAX_TEXT) -> Any:
     return {key: _cut_texts(item, text) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-# Upper bounds of the lists in a report, so that a page of it stays small. The tables in the run folder hold the rest.
-MAX_FINDINGS = 50
-MAX_ROWS = 100  # of a view: hot lines, operators, loops and so on
-NOT_VIEWS = ("run", "quality", "steps", "fixed", "traces", "reading", "views", "compilers", "trial", "source_files")
-MAX_SERIES = 2_000  # points of the step series of one kind
-MAX_NOTES = 200
-MAX_PLACES = 20  # of one finding
-MAX_EVIDENCE = 40  # of one finding
-_Maker = Callable[[], Any]  # of one view
-_RISK_RULES = frozenset(rule.name for rule in RISKS)
-
-
-def build(
-    analysis: Analysis, diagnosis: Diagnosis, *, source: bool = True, experiment: Mapping[str, Any] | None = None
-) -> Report:
-    """Assemble the document.
-
-    `experiment` is what `experiment_document` made of an experiment on this run. `source=False` leaves every line of
-    the user's source text out of it. Never raises on odd content: what JSON cannot carry (non-finite numbers, lone
-    surrogates) becomes null or an escape.
-    """
-    reader = SourceReader(analysis.source_files, recorded_ns=analysis.run.started_ns) if source else None
-    makers = _views(analysis)
-    makers["compilers"] = lambda: compilers_document(analysis.compilers, source=source)
-    makers["trial"] = lambda: trial_document(analysis.trial)
-    not_judged = [*(each.rule for each in diagnosis.abstained), *(each.rule for each in diagnosis.ignored)]
-    makers["rules_judged"] = lambda: len(RULES) - sum(rule not in _RISK_RULES for rule in not_judged)
-    makers["findings_share"] = lambda: diagnosis.counted_share
-    if reader is not None:
-        makers = {name: partial(_quoted, make, reader) for name, make in makers.items()}
-    if experiment is not None:
-        makers["experiment"] = lambda: dict(experiment)
-    return Report(
-        run={key: value for key, value in plain_mapping(analysis.run).items() if key != "source_hashes"},
-        quality={
-            "counts": plain_mapping(analysis.quality.counts),
-            "reading": plain_value(analysis.reading),
-            "traces": plain_rows(analysis.traces, MAX_ROWS),
-            "notes": plain_rows(analysis.quality.notes, MAX_NOTES),
-        },
-        steps=_steps(analysis.steps[0], analysis.fixed) if analysis.steps else None,
-        findings=tuple(_finding(finding, reader) for finding in diagnosis.findings[:MAX_FINDINGS]),
-        risks=tuple(_risk(risk, reader) for risk in diagnosis.risks[:MAX_FINDINGS]),
-        abstained=tuple(_abstained(diagnosis)),
-        ignored=tuple(plain_rows(diagnosis.ignored, MAX_ROWS)),
-        views=OnDemand(makers),
-        unexplained=plain_mapping(diagnosis.unexplained) if diagnosis.unexplained is not None else None,
-    )
-
-
-def _abstained(diagnosis: Diagnosis) -> list[dict[str, Any]]:
-    """Rules that lacked an input; those about what the run never used would only be noise."""
-    rows = [{"rule": each.rule, "needs": each.needs} for each in diagnosis.abstained if not each.quiet]
-    return rows[:MAX_ROWS]
-
-
-def _steps(facts: StepFacts, fixed: FixedCosts) -> dict[str, Any]:
-    """The headline kind. Keys of the report's schema first, then what the statistics rest on."""
-    row = _step_row(facts)
-    first = ("kind", "count", "mean_ms", "median_ms", "p95_ms", "per_second", "samples_per_second")
-    head = {key: row.pop(key) for key in first}
-    partition, series = row.pop("partition"), row.pop("series")
-    return {**head, "fixed_cost_s": plain_value(fixed.total_s), "partition": partition, "series": series, **row}
-
-
-def _step_row(facts: StepFacts) -> dict[str, Any]:
-    row = plain_mapping(facts)
-    row["series"] = row["series"][:MAX_SERIES]
-    return row
-
-
-def _finding(finding: Finding, reader: SourceReader | None) -> dict[str, Any]:
-    row = plain_mapping(finding)
-    order = (
-        *("id", "rule", "category", "title", "severity", "confidence", "cost_ms_per_step", "share"),
-        *("gain_ceiling", "expected_gain", "where", "ranks", "evidence", "fix", "caveat", "learn"),
-    )
-    ordered = {key: row.pop(key) for key in order}
-    ordered["try"] = row.pop("try_")
-    ordered.update(row)
-    return _bounded(ordered, reader)
-
-
-def _risk(risk: Risk, reader: SourceReader | None) -> dict[str, Any]:
-    row = {"try" if key == "try_" else key: value for key, value in plain_mapping(risk).items()}
-    return _bounded(row, reader)
-
-
-def _bounded(row: dict[str, Any], reader: SourceReader | None) -> dict[str, Any]:
-    """With lists of bounded length, and the source beside every place."""
-    row["where"] = row["where"][:MAX_PLACES]
-    row["evidence"] = row["evidence"][:MAX_EVIDENCE]
-    for place in row["where"]:
-        place["source"] = reader.context(place["file"], place["line"]) if reader is not None else None
-    return row
-
-
-def _views(analysis: Analysis) -> dict[str, _Maker]:
-    """What makes every part of the analysis that is not elsewhere in the document, under its own name."""
-    views: dict[str, _Maker] = {
-        "floor_share": lambda: REPORT_FLOOR,  # the smallest share of the step for which a finding is made
-        "steps_by_kind": lambda: [_step_row(facts) for facts in analysis.steps],
-        "fixed_costs": lambda: plain_mapping(analysis.fixed),
+def _trial(trial: TrialFacts | None) -> Row | None:
+    """`views.trial`. A loss that is no finite number is the text "nan", "inf" or "-inf"."""
+    if trial is None:
+        return None
+    reports = []
+    for row in plain_rows(trial.knobs, MAX_KNOBS):
+        file, line = row.pop("file"), row.pop("line")
+        reports.append({**row, "place": None if file is None else {"file": file, "line": line}})
+    names = dict.fromkeys(knob.knob for knob in trial.knobs)
+    losses = trial.losses[:MAX_LOSSES]
+    return {
+        "standing": {plain_value(name): standing([k for k in trial.knobs if k.knob == name]) for name in names},
+        "knobs": reports,
+        "seed": plain_value(trial.seed),
+        "losses": [[step, value if math.isfinite(value) else str(value)] for step, value in losses],
+        "losses_rank": trial.losses_rank,
+        "skipped": trial.skipped,
     }
-    for name in field_names(analysis):
-        if name not in NOT_VIEWS:
-            views[name] = partial(_part, analysis, name)
-    return {**views, **views_document(analysis.views)}
-
-
-def _part(analysis: Analysis, name: str) -> Any:
-    return _shortened(plain_value(getattr(analysis, name)))
-
-
-def _shortened(view: Any) -> Any:
-    """A view whose lists, itself and one level down, hold at most `MAX_ROWS`."""
-    if isinstance(view, list):
-        return view[:MAX_ROWS]
-    if isinstance(view, dict):
-        return {key: value[:MAX_ROWS] if isinstance(value, list) else value for key, value in view.items()}
-    return view
-
-
-def _quoted(make: _Maker, reader: SourceReader) -> Any:
-    """A view, each row of which that names a line of the user's code has the text of that line, as `code`."""
-    view = make()
-    for row in (row for row in (view if isinstance(view, list) else [view]) if isinstance(row, dict)):
-        lines = [line for value in row.values() if isinstance(value, list) for line in value]
-        for item in (row, *lines):
-            place = item.get("place", item) if isinstance(item, dict) else None
-            if isinstance(place, dict) and {"file", "line"} <= place.keys():
-                item["code"] = reader.line(place["file"], place["line"])
-    return view

@@ -17,10 +17,12 @@ from rich.text import Text
 
 from stepscope.analyze.host.stack_selection import PARKED
 from stepscope.model.sampled import HotspotRow, Hotspots, SampledProcess
-from stepscope.report import table_output, words
+from stepscope.report import words
 from stepscope.report.escape import one_line, plain
-from stepscope.report.places import Shortener
+from stepscope.report.table import csv_bytes
 from stepscope.report.terminal_parts import TextColumn, lines
+from stepscope.report.values import json_bytes
+from stepscope.report.words import Shortener
 
 SCHEMA = "stepscope.hotspots/1"
 MAX_NAME = 60  # characters of a name in a table
@@ -50,7 +52,7 @@ def to_json(found: Hotspots, rows: int | None = None) -> bytes:
     shown = document.pop("rows")
     head = {key: document.pop(key) for key in ("samples", "skipped_samples")}
     document = {**head, "rows": shown[:rows], "schema": SCHEMA, **document}
-    return msgspec.json.format(msgspec.json.encode(_encodable(document)), indent=1) + b"\n"
+    return json_bytes(_encodable(document))
 
 
 def to_csv(found: Hotspots, rows: int | None = None) -> bytes:
@@ -59,7 +61,7 @@ def to_csv(found: Hotspots, rows: int | None = None) -> bytes:
     for row in found.rows[:rows]:
         both = f"{100 * row.proportion:.2f}% ({row.samples})"
         table.append([*(getattr(row, key) for key in _SHARED), both, *(getattr(row, key) for key in _OWN)])
-    return table_output.csv_bytes(table)
+    return csv_bytes(table)
 
 
 def show(found: Hotspots, console: Console, shorten: Shortener, rows: int | None = None) -> None:

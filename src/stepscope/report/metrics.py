@@ -93,8 +93,16 @@ def _unit(name: str) -> str:
 
 def metric(table: str, key: str) -> Metric | None:
     """The meaning of a column of a table of `analyze --table`; None for names and texts."""
-    of_table = (section.metrics for section in SECTIONS if table in section.tables)
-    return next((found[key] for found in of_table if key in found), None)
+    return _first(key, (section for section in SECTIONS if table in section.tables))
+
+
+def metric_of(record: str, key: str) -> Metric | None:
+    """The meaning of a figure of a record by the record's name ("StepFacts"), None of what is no figure."""
+    return _first(key, (section for section in SECTIONS if section.record == record))
+
+
+def _first(key: str, sections: Iterator[Section]) -> Metric | None:
+    return next((section.metrics[key] for section in sections if key in section.metrics), None)
 
 
 # figures that are no field of a record

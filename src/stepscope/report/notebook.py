@@ -14,8 +14,8 @@ from typing import Any
 from stepscope.model import Report
 from stepscope.report import compiler_words, sentences, words
 from stepscope.report.escape import markup, one_line, plain
-from stepscope.report.places import Shortener
 from stepscope.report.sentences import groups
+from stepscope.report.words import Shortener
 
 SENTENCE = 600  # characters of one
 SHOWN = 8  # findings, with what they explain; the rest is counted

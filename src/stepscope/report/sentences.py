@@ -10,9 +10,10 @@ from typing import Any
 from msgspec import Struct
 
 from stepscope.model import ProfiledFacts, Report
+from stepscope.model.comparison import APPLIED, REFUSED
 from stepscope.report import compiler_words, words
 from stepscope.report.escape import plain
-from stepscope.report.places import command_line
+from stepscope.report.words import Shortener, command_line
 
 Row = dict[str, Any]
 
@@ -377,3 +378,64 @@ def without_steps(report: Report) -> str:
 def names_input(report: Report) -> bool:
     """Whether a finding says what loading costs, and on which lines."""
     return any(finding["category"] == "input" for finding in report.findings)
+
+
+# ---- knobs -----------------------------------------------------------------------------------------------------------
+
+MAX_KNOBS = 8  # in the line
+_VALUE = 60  # characters of a value
+_REASON = 160
+
+
+def refused(report: Report) -> bool:
+    """Whether a knob of the run was not applied."""
+    trial = report.views.get("trial") or {}
+    return REFUSED in (trial.get("standing") or {}).values()
+
+
+def trial_line(report: Report, shorten: Shortener) -> str | None:
+    """Knobs, seed and losses in a sentence without a head; None of a run without any. Not escaped for HTML."""
+    trial = report.views.get("trial")
+    if not trial:
+        return None
+    parts = list(_knobs(trial, shorten)) or ["none"]
+    if trial["seed"] is not None:
+        parts.append(f"seed {trial['seed']}")
+    if trial["losses"]:
+        parts.append(f"the loss of {words.count(len(trial['losses']))} steps is kept")
+    if trial["skipped"]:
+        parts.append(f"{words.count(trial['skipped'])} entries could not be read")
+    return "; ".join(parts)
+
+
+def _knobs(trial: Row, shorten: Shortener) -> Iterator[str]:
+    for name in list(trial["standing"])[:MAX_KNOBS]:
+        rows = [row for row in trial["knobs"] if row["knob"] == name]
+        standing_of = trial["standing"][name]
+        yield _knob(standing_of, rows, shorten) if rows else f"{plain(name, _VALUE)} ({standing_of})"
+    if len(trial["standing"]) > MAX_KNOBS:
+        yield f"{len(trial['standing']) - MAX_KNOBS} more knobs"
+
+
+def _knob(found: str, rows: list[Row], shorten: Shortener) -> str:
+    """`loader.num_workers=2 (applied, train.py:77)`, `amp.dtype=bf16 NOT applied: why`."""
+    setting = f"{plain(rows[0]['knob'], _VALUE)}={plain(rows[0]['value'], _VALUE)}"
+    bad = next((row for row in rows if not row["applied"]), None)
+    if found == REFUSED and bad is not None:
+        where = f" on rank {bad['rank']}" if any(row["applied"] for row in rows) and bad["rank"] is not None else ""
+        return f"{setting} NOT applied{where}{_why(bad)}"
+    good = [row for row in rows if row["applied"]]
+    places = dict.fromkeys(_place(row, shorten) for row in good if row["place"] is not None)
+    at = f", {next(iter(places))}" if places else ""
+    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+    rest = "" if found == APPLIED or bad is None else f"; not at {_place(bad, shorten)}{_why(bad)}"
+    return f"{setting} (applied{at}{more}{rest})"
+
+
+def _why(row: Row) -> str:
+    return f": {plain(row['reason'], _REASON)}" if row["reason"] else ""
+
+
+def _place(row: Row, shorten: Shortener) -> str:
+    place = row["place"]
+    return shorten(place["file"], place["line"]) if place is not None else "another place"

@@ -1,22 +1,222 @@
-"""One table in full as a document: rows with plain values, chosen and ordered as asked, columns with their meaning.
+"""One table in full: what is declared of it, its rows as a document, and that document on a terminal, as CSV and JSON.
 
-Nothing is computed here: nested records become columns of their own, rows are left out or ordered. The terminal, CSV
-and JSON show this document (`report.table_output`).
+`SHOWN` says what the terminal shows of each table: its title, the columns that fit a line, the order, and what must be
+said. A document has plain rows, chosen and ordered as asked, and columns with their meaning; nothing is computed:
+nested records become columns of their own, rows are left out or ordered. The terminal formats the columns that fit a
+line by the unit in their name; CSV and JSON hold every column with the raw figures. CSV starts with a line of column
+names; a missing figure is an empty field.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
 from msgspec import Struct
+from rich.console import Console
+from rich.text import Text
 
 from stepscope.errors import UsageError
+from stepscope.model.views import PARTS, Diff
+from stepscope.report import words
+from stepscope.report.escape import one_line, plain, visible
 from stepscope.report.metrics import metric
-from stepscope.report.table_columns import SHOWN, Shown
-from stepscope.report.values import field_names, is_record
+from stepscope.report.terminal_parts import TextColumn, lines, soft
+from stepscope.report.values import field_names, is_record, json_bytes
+from stepscope.report.words import Shortener
+
+THREADS = "Host times are summed over threads: they can add up to more than the time that passed."
+STREAMS = "Kernel times are summed over streams: what runs side by side counts twice."
+USE = (
+    "100 % utilisation means that some kernel ran at every moment, not that the GPU was full: see SM efficiency and "
+    "occupancy."
+)
+_UNIT = re.compile("_(ns|ms|bytes|pct)$")
+
+
+class Shown(Struct, frozen=True):
+    """`columns` are (heading, key); `sort` is the column rows are ordered by, None for the order they come in."""
+
+    title: str
+    columns: tuple[tuple[str, str], ...]
+    sort: str | None = None
+    notes: tuple[str, ...] = ()
+    define: bool = False  # say below the table what its columns mean
+    quiet: tuple[str, ...] = ()  # columns left out where all of them are 0
+
+
+def headed(text: str) -> tuple[tuple[str, str], ...]:
+    """(heading, key) of columns written as `key`, whose heading is its name without the unit, or as `heading: key`."""
+    split = (column.rpartition(": ") for column in text.split("; "))
+    return tuple((heading or _UNIT.sub("", key).replace("_", " "), key) for heading, _, key in split)
+
+
+_SPAN = "worker; span"
+_CAUSE = "backend; kind; why: cause; what: subject; operator"
+_OFTEN = "times: count; time: total_ms; in steps: step_count; first: first_step; last: last_step; line: file; function"
+_PARTS = "; ".join(f"{re.sub('^(exposed|idle|host)_', '', part)}: {part}_ns" for part in PARTS)
+
+SHOWN: dict[str, Shown] = {
+    "overview": Shown(
+        "Overview: parts of a step", headed(f"{_SPAN}; split: partition; part; mean_ns; median_ns; p95_ns; share")
+    ),
+    "steps": Shown(
+        "Steps: parts of each",
+        headed(f"{_SPAN}; step; wall_ns; {_PARTS}"),
+        quiet=tuple(key for _, key in headed(_PARTS)),
+    ),
+    "gpus": Shown(
+        "GPUs",
+        headed(
+            f"{_SPAN}; device; name; memory_bytes; capability; utilisation: utilization_pct; "
+            "SM efficiency: sm_efficiency_pct; occupancy: achieved_occupancy_pct; tensor cores: tensor_core_pct"
+        ),
+        notes=(USE,),
+        define=True,
+    ),
+    "operators": Shown(
+        "Operators",
+        headed(
+            "operator: name; shapes; calls; a step: calls_per_step; device_self_ns; total: device_total_ns; "
+            "host_self_ns; total: host_total_ns; memory: self_device_memory_bytes; "
+            "tensor cores: tensor_core_self_pct; line: file"
+        ),
+        sort="device_self_ns",
+        notes=(THREADS,),
+    ),
+    "stacks": Shown(
+        "Call stacks behind an operator",
+        headed("calls; host_self_ns; device_self_ns; stack"),
+        sort="host_self_ns",
+        notes=(THREADS,),
+    ),
+    "kernels": Shown(
+        "Kernels",
+        headed(
+            "kernel: short_name; operator; grid; block; calls; total_ns; share; mean_ns; max_ns; "
+            "blocks/SM: blocks_per_sm; occupancy_pct; tensor: tensor_cores; delay: launch_delay_ns; line: file"
+        ),
+        sort="total_ns",
+        notes=(STREAMS,),
+    ),
+    "memory": Shown(
+        "Memory by device",
+        headed("source; worker; span; device; peak_allocated_bytes; peak_reserved_bytes; capacity_bytes"),
+    ),
+    "memory-curve": Shown(
+        "Memory over time", headed(f"{_SPAN}; device; time: since_start_ns; allocated_bytes; reserved_bytes")
+    ),
+    "memory-operators": Shown(
+        "Memory by operator",
+        headed(
+            f"{_SPAN}; operator: name; device; calls; allocations; allocated, self: self_allocated_bytes; "
+            "total: total_allocated_bytes; increase, self: self_increase_bytes; total: total_increase_bytes"
+        ),
+        sort="self_allocated_bytes",
+    ),
+    "memory-lines": Shown(
+        "Memory by line of your code",
+        headed(
+            f"{_SPAN}; line: file; device; allocations; allocated_bytes; at the peak: at_peak_bytes; "
+            "not released: unreleased_bytes"
+        ),
+        sort="at_peak_bytes",
+    ),
+    "memory-blocks": Shown(
+        "Largest allocations",
+        headed(
+            f"{_SPAN}; size: bytes; device; allocated_ns; released_ns; operator; category; at the peak: at_peak; "
+            "line: file"
+        ),
+        sort="bytes",
+    ),
+    "memory-states": Shown(
+        "Memory of each device when the snapshot was taken",
+        headed(
+            "snapshot: worker; device; reserved_bytes; in_use_bytes; rounding_bytes; pending_bytes; free_bytes; "
+            "releasable_bytes; fragmented_bytes; largest free: largest_free_block_bytes"
+        ),
+        sort="reserved_bytes",
+    ),
+    "out-of-memory": Shown(
+        "Allocations that failed",
+        headed(
+            "snapshot: worker; device; asked for: requested_bytes; free: device_free_bytes; allocated_bytes; "
+            "reserved_bytes; line: file"
+        ),
+    ),
+    "modules": Shown(
+        "Modules",
+        headed(
+            "module: name; calls; host_self_ns; total: host_total_ns; device_self_ns; total: device_total_ns; "
+            "backward host: backward_host_total_ns; device: backward_device_total_ns"
+        ),
+        notes=(THREADS,),
+    ),
+    "counters": Shown(
+        "Counters over time", headed(f"{_SPAN}; device; counter: metric; time: since_start_ns; value; unit")
+    ),
+    "communication": Shown(
+        "Collectives of each rank",
+        headed(
+            f"{_SPAN}; collective: name; group; ranks: group_size; type: dtype; calls; size: total_bytes; "
+            "total_ns; mean_ns; overlapped_ns; exposed_ns; bus: bus_bytes_per_s"
+        ),
+        sort="total_ns",
+    ),
+    "distributed": Shown(
+        "Workers: a mean step of each",
+        headed(
+            f"{_SPAN}; rank; step: wall_ns; computation_ns; overlap_ns; communication_ns; other_ns; "
+            "synchronising: synchronizing_ns; transferring_ns"
+        ),
+    ),
+    "distributed-collectives": Shown(
+        "Collectives over all workers",
+        headed(
+            "collective: name; group; calls; workers; size: total_bytes; mean_ns; transferring_ns; "
+            "synchronising: synchronizing_ns; last_rank"
+        ),
+        sort="synchronizing_ns",
+    ),
+    "compiles": Shown("Compiles by cause", headed(f"{_CAUSE}; step; old; new; {_OFTEN}; versions: cache_entries")),
+    "compile-steps": Shown(
+        "Compiling in steps",
+        headed(
+            "backend; step; kind; steps; compiled: compiling_steps; wall_ms; compile time: compile_ms; share; "
+            "after warm-up: late_share; a compiling step: mean_compiling_ms; another: mean_quiet_ms; compiles; "
+            "recompiles; breaks; transfers"
+        ),
+    ),
+    "graph-breaks": Shown("Graph breaks by cause", headed(f"{_CAUSE}; {_OFTEN}; reason: text")),
+    "transfers": Shown("Transfers to the host, and operators that run there", headed(f"{_CAUSE}; {_OFTEN}")),
+    "xla-metrics": Shown(
+        "Metrics of torch_xla, whole run",
+        headed(
+            "rank; name; unit; samples; total; samples a second: per_second; value a second: value_per_second; "
+            "p50; p90; p99"
+        ),
+        notes=("Percentiles and rates stand on the last samples only, 1,024 by default.",),
+    ),
+}
+
+
+def diff_shown(table: str, found: Diff) -> Shown:
+    """The columns of a comparison, under the names of its two sides."""
+    per = " a step" if found.per_step else ""
+    return Shown(
+        f"{table.capitalize()}: {found.base} → {found.other}",
+        headed(
+            f"what: key; calls{per}: base_calls; →: other_calls; time{per}: base_ns; →: other_ns; change: delta_ns; "
+            f"ratio; device{per}: base_device_ns; →: other_device_ns; change: device_delta_ns"
+        ),
+    )
+
+
+# ---- the document ----------------------------------------------------------------------------------------------------
 
 IN_UNIT = re.compile(r"total|value_per_second|p\d+(\.\d+)?")  # columns whose unit stands in the row, as `unit`
 TABLE_SCHEMA = "stepscope.table/1"
@@ -129,19 +329,21 @@ def unit_of_row(row: Mapping[str, Any], key: str) -> str | None:
     return unit if isinstance(unit, str) and IN_UNIT.fullmatch(key) else None
 
 
-def as_json(found: TableDocument) -> dict[str, Any]:
-    """The document as JSON carries it."""
-    return {
-        "schema": TABLE_SCHEMA,
-        "table": found.table,
-        "title": found.title,
-        "columns": [msgspec.structs.asdict(column) for column in found.columns],
-        "rows": list(found.rows),
-        "rows_total": found.total,
-        "sorted_by": found.sorted_by,
-        "notes": list(found.notes),
-        "absent": found.absent,
-    }
+def to_json(found: TableDocument) -> bytes:
+    """The document as indented JSON."""
+    return json_bytes(
+        {
+            "schema": TABLE_SCHEMA,
+            "table": found.table,
+            "title": found.title,
+            "columns": found.columns,
+            "rows": found.rows,
+            "rows_total": found.total,
+            "sorted_by": found.sorted_by,
+            "notes": found.notes,
+            "absent": found.absent,
+        }
+    )
 
 
 def _matching(rows: list[dict[str, Any]], keys: tuple[str, ...], pattern: str | None) -> list[dict[str, Any]]:
@@ -183,3 +385,127 @@ def _size(by: str, value: Any) -> float:
 def _column(table: str, key: str) -> Column:
     found = metric(table, key)
     return Column(key, found.unit if found else "", found.definition if found else "")
+
+
+# ---- on a terminal, as CSV -------------------------------------------------------------------------------------------
+
+_FORMULA = ("=", "+", "-", "@")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
+
+
+def csv_bytes(rows: Iterable[Sequence[Any]]) -> bytes:
+    """UTF-8, a line per row, quoted where needed; a missing value is an empty field."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    return out.getvalue().encode("utf-8", errors="backslashreplace")
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str):
+        return value
+    text = visible(value)
+    return f"'{text}" if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
+
+
+MAX_NAME = 60  # characters of a name in a table
+MAX_NOTES = 4
+MIN_WIDTH = 132  # of a table that goes to a file or a pipe: nobody has to fit it on a screen
+
+
+def to_csv(found: TableDocument) -> bytes:
+    """UTF-8, one line per row, quoted where needed."""
+    keys = [column.key for column in found.columns]
+    return csv_bytes([keys, *([row.get(key) for key in keys] for row in found.rows)])
+
+
+def show(found: TableDocument, console: Console, shorten: Shortener, *, define: bool = False) -> None:
+    """Print the table; with `define`, what its columns mean below it."""
+    if found.absent is not None:
+        console.print(Text(f"{found.title}: {one_line(found.absent)}"), soft_wrap=True)
+        return
+    width = console.width if console.is_terminal else max(console.width, MIN_WIDTH)
+    order = f", by {words.term(found.sorted_by)}" if found.sorted_by else ""
+    some = f", {len(found.rows)} of {found.total}" if len(found.rows) < found.total else ""
+    console.print(Text.assemble((found.title, "bold"), (f"{order}{some}", "dim")), soft_wrap=True)
+    shown = [(heading, key) for heading, key in found.shown.columns if worth_showing(found, key)]
+    columns = [
+        TextColumn(
+            heading,
+            [shown_value(row, key, shorten) for row in found.rows],
+            flexible=any(isinstance(row.get(key), str) for row in found.rows),
+        )
+        for heading, key in shown
+    ]
+    said = [] if found.rows else ["no row"]
+    said += [one_line(note) for note in found.notes[:MAX_NOTES]]
+    if len(found.notes) > MAX_NOTES:
+        said.append(f"and {len(found.notes) - MAX_NOTES} more notes with --json")
+    if define or found.shown.define:
+        said += _definitions(found, {key for _, key in shown})
+    for line in (*(lines(columns, width) if found.rows else ()), *map(soft, said)):
+        console.print(line, soft_wrap=True)
+
+
+def worth_showing(found: TableDocument, key: str) -> bool:
+    """Whether any row has a value there; of spans only where there are several."""
+    if key in ("worker", "span"):
+        return len({(row.get("worker"), row.get("span")) for row in found.rows}) > 1
+    values = {row.get(key) for row in found.rows} - {None}
+    return bool(values - {0} if key in found.shown.quiet else values)
+
+
+def shown_value(row: dict[str, Any], key: str, shorten: Shortener) -> str:
+    """A value as people read it, by the unit at the end of its name."""
+    value = row.get(key)
+    if value is None:
+        return words.MISSING
+    if key == "file":
+        guess = "" if row.get("place_exact", True) else "~"
+        return guess + shorten(str(value), row.get("line"))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        indent = "  " * (row.get("depth") or row.get("level") or 0) if key in ("name", "key") else ""
+        return indent + plain(value, MAX_NAME + len(indent))
+    unit = unit_of_row(row, key)
+    return _figure(key, value) if unit is None else _in_unit(value, unit)
+
+
+def _in_unit(value: float, unit: str) -> str:
+    if unit == "ms":
+        return _time(value * 1e6)
+    return words.size(value) if unit == "bytes" else words.count(value)
+
+
+def _figure(key: str, value: float) -> str:
+    if key.endswith("_per_s"):
+        return f"{words.size(value)}/s"
+    if key.endswith("_ns"):
+        return _time(value)
+    if key.endswith("_ms"):
+        return words.milliseconds(value)
+    if key.endswith("bytes"):
+        return words.size(value)
+    if key.endswith("_pct"):
+        return f"{words.number(value)} %"
+    if key.endswith("share"):
+        return words.percent(value)
+    if key in ("ratio", "value", "blocks_per_sm", "per_second"):
+        return words.number(value)
+    return words.count(value)
+
+
+def _time(ns: float) -> str:
+    """Kernels take microseconds, steps milliseconds."""
+    return words.milliseconds(ns / 1e6) if abs(ns) >= 999_500 or ns == 0 else f"{words.number(ns / 1e3)} µs"
+
+
+def _definitions(found: TableDocument, shown: set[str]) -> Iterator[str]:
+    for column in found.columns:
+        if column.key in shown and column.definition:
+            unit = f" ({column.unit})" if column.unit else ""
+            yield f"{column.key}{unit}: {one_line(column.definition)}"

@@ -1,20 +1,25 @@
-"""What the terminal reports are drawn with: characters with twins for terminals that lack them, bars, and tables."""
+"""What the terminal reports are drawn with: lines, labels, bars and tables, in characters that the terminal has."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 from rich.cells import cell_len, set_cell_size
-from rich.console import RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from stepscope.report import words
+from stepscope.report.escape import one_line, plain
 
 # Colours of the parts of a step by position; basic ones, which every terminal theme defines readably.
 COLOURS = ("red", "blue", "green", "magenta", "cyan", "yellow", "bright_black")
+WARNING = "!"
+# twins of the same width first, so that columns stay aligned; arrows and the like stand in sentences
+TWINS = {ord("–"): "-", ord("…"): "~", ord("→"): "->", ord("±"): "+-"}
 
 
 class Glyphs(Struct, frozen=True):
@@ -23,15 +28,10 @@ class Glyphs(Struct, frozen=True):
     fills: str
     quote: str
     separator: str
-    warning: str
 
-    def fill(self, index: int) -> str:
-        """The character that fills part `index` of the bar."""
-        return self.fills[index % len(self.fills)]
-
-    def colour(self, index: int) -> str:
-        """The style of part `index` of the bar."""
-        return COLOURS[index % len(COLOURS)]
+    def part(self, index: int) -> tuple[str, str]:
+        """The character that fills part `index` of the bar, and its style."""
+        return self.fills[index % len(self.fills)], COLOURS[index % len(COLOURS)]
 
     def encodable(self, line: str) -> str:
         """`line` in characters that the terminal has: signs of ours by their twins, others as escapes."""
@@ -40,9 +40,8 @@ class Glyphs(Struct, frozen=True):
         return line.translate(TWINS).encode("ascii", errors="backslashreplace").decode("ascii")
 
 
-TWINS = {ord("–"): "-", ord("…"): "~"}  # of the same width, so that columns stay aligned
-UNICODE = Glyphs(fills="█▓▒░▞=+", quote="│", separator=" · ", warning="!")
-ASCII = Glyphs(fills="#=+-:o.", quote="|", separator=", ", warning="!")
+UNICODE = Glyphs(fills="█▓▒░▞=+", quote="│", separator=" · ")
+ASCII = Glyphs(fills="#=+-:o.", quote="|", separator=", ")
 
 
 def glyphs_for(encoding: str) -> Glyphs:
@@ -54,15 +53,87 @@ def glyphs_for(encoding: str) -> Glyphs:
     return UNICODE
 
 
+def show(rows: Iterable[RenderableType | None], after: Iterable[Text], console: Console, width: int) -> None:
+    """Print the rows, an empty line for None (one, where nothing stands between two), then lines that may be longer
+    than `width`: a path or a command broken over lines cannot be copied."""
+    stretches: list[list[RenderableType]] = [[]]
+    for row in rows:
+        if row is None:
+            stretches.append([])
+        else:
+            stretches[-1].append(row)
+    with console.capture() as captured:
+        for stretch in filter(None, stretches[:-1]):
+            console.print(Group(*stretch), width=width)
+            console.print()
+        if stretches[-1]:
+            console.print(Group(*stretches[-1]), width=width)
+        for line in after:
+            console.print(line, soft_wrap=True)
+    # tables pad their cells; a report pasted elsewhere should not carry that along
+    glyphs = glyphs_for(console.encoding)
+    for shown in captured.get().splitlines():
+        text = Text.from_ansi(glyphs.encodable(shown))
+        text.rstrip()
+        console.print(text, soft_wrap=True)
+
+
+def head(text: str) -> Text:
+    """The heading of a block."""
+    return Text(text, style="bold")
+
+
+def soft(text: str) -> Text:
+    """What is worth less attention."""
+    return Text(text, style="dim")
+
+
+def clipped(text: str, style: str = "") -> Text:
+    """A line that is cut at the terminal's edge."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def quoted(code: str, indent: int, glyphs: Glyphs) -> Text:
+    """A line of source below its place."""
+    return clipped(f"{'':{indent}}{glyphs.quote} {plain(code)}", "dim")
+
+
+def warned(text: str | Text, limit: int = 300, style: str = "yellow") -> Table:
+    """A paragraph that hangs behind a sign."""
+    table = Table.grid()
+    table.add_row(Text(f"{WARNING} ", style=style), text if isinstance(text, Text) else Text(one_line(text, limit)))
+    return table
+
+
+def indented(*rows: RenderableType, by: int = 2) -> Padding:
+    """Rows moved to the right, however they are broken over lines."""
+    return Padding(Group(*rows), (0, 0, 0, by))
+
+
+def labelled(rows: Iterable[tuple[str, Text]]) -> Table:
+    """A label before each text."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column()
+    for label, text in rows:
+        table.add_row(Text(label), text)
+    return table
+
+
+def next_lines(steps: Iterable[tuple[str, str]]) -> Iterable[Text]:
+    """(what for, command or path) of what comes next."""
+    for number, (label, text) in enumerate(steps):
+        yield Text.assemble(("    " if number else "Next", "bold"), (f"  {label:<14}  ", "dim"), text)
+
+
 def bar(parts: list[dict[str, Any]], width: int, glyphs: Glyphs) -> Text:
     """The parts as stretches of one line, each as long as its share."""
     bar = Text()
-    edge, start = 0.0, 0
+    edge = 0.0
     for index, part in enumerate(parts):
         edge += part["share"]
-        end = min(width, round(edge * width))
-        bar.append(glyphs.fill(index) * (end - start), style=glyphs.colour(index))
-        start = end
+        sign, colour = glyphs.part(index)
+        bar.append(sign * (min(width, round(edge * width)) - len(bar)), style=colour)
     return bar
 
 
@@ -75,12 +146,12 @@ def legend(parts: list[dict[str, Any]], width: int, glyphs: Glyphs) -> Renderabl
     table = Table.grid(padding=(0, 4, 0, 0))
     texts = [
         Text.assemble(
-            (glyphs.fill(index) + " ", glyphs.colour(index)),
+            (f"{sign} ", colour),
             name.ljust(longest),
             f"  {words.milliseconds(part['ms']):>8} ",
             (f"{words.percent(part['share']):>7}", "bold" if part["share"] >= 0.25 else ""),
         )
-        for index, (name, part) in enumerate(zip(names, parts, strict=True))
+        for name, part, (sign, colour) in zip(names, parts, map(glyphs.part, range(len(parts))), strict=True)
     ]
     for first in range(0, len(texts), columns):
         table.add_row(*texts[first : first + columns])
@@ -96,11 +167,16 @@ class TextColumn(Struct, frozen=True):
 
     heading: str
     cells: Sequence[str]
-    flexible: bool
+    flexible: bool = False
 
     @property
     def natural(self) -> int:
         return max(map(cell_len, (self.heading, *self.cells)))
+
+
+def figures(rows: Sequence[Mapping[str, Any]], columns: Iterable[tuple[str, str, Any]]) -> list[TextColumn]:
+    """Columns of figures by (heading, key, what shows a value)."""
+    return [TextColumn(heading, [show(row[key]) for row in rows]) for heading, key, show in columns]
 
 
 def lines(columns: Sequence[TextColumn], width: int) -> list[Text]:

@@ -10,9 +10,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 MAX_TEXT = 4_000  # characters of one string
+
+
+def json_bytes(document: Any) -> bytes:
+    """Indented UTF-8 JSON that ends in a line break."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
 def plain_rows(records: Iterable[Any], limit: int) -> list[dict[str, Any]]:

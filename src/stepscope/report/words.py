@@ -1,10 +1,14 @@
-"""Numbers and terms as a reader sees them, the same on every surface.
+"""Numbers, terms, paths and commands as a reader sees them, the same on every surface.
 
 Three significant digits are what a noisy training machine justifies; None is a dash, never zero.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from stepscope.report.escape import plain
@@ -50,6 +54,25 @@ PARTS = {
     "host_io": "files",
     "host_python": "Python",
     "host_unknown": "unknown",
+}
+
+# kinds of parts of a wait; where a line is known, it follows
+WAIT_PARTS = {
+    "worker_busy": "a worker makes batches",
+    "worker_start": "workers start",
+    "workers_idle": "workers are idle",
+    "transfer": "a batch moves between processes",
+    "pinning": "a batch is pinned",
+    "loading_here": "the main process loads itself",
+    "unknown": "no sample of the workers",
+}
+STAGES = {
+    "import": "imports",
+    "compile": "compiling",
+    "startup": "before the first step",
+    "warmup": "warm-up",
+    "steady": "steady steps",
+    "other": "everything else",
 }
 
 
@@ -167,3 +190,26 @@ def quantity(value: Any, unit: str) -> str:
     if unit in ("ms", "milliseconds"):
         return milliseconds(value)
     return plain(f"{count(value)} {unit}".strip() if unit not in ("", "1", "count") else count(value))
+
+
+MAX_COMMAND = 160  # characters
+_LIBRARY = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python3\.\d+)/")
+
+
+class Shortener:
+    """Shows files relative to the folder the run was started in or to its user roots, libraries from their name on."""
+
+    def __init__(self, run: Mapping[str, Any]) -> None:
+        roots = [run.get("cwd"), *(run.get("user_roots") or ())]
+        self._roots = [str(root).rstrip(os.sep) + os.sep for root in roots if root and root != os.sep]
+
+    def __call__(self, file: str, line: int | None = None) -> str:
+        """`file:line`, harmless to print."""
+        inside = next((root for root in self._roots if file.startswith(root)), "")
+        shown = _LIBRARY.sub("", file[len(inside) :])
+        return plain(shown, 200) + (f":{line}" if line is not None else "")
+
+
+def command_line(run: Mapping[str, Any]) -> str:
+    """The recorded command as a shell would take it, cut where it is very long."""
+    return plain(shlex.join(str(word) for word in run.get("command") or ()), MAX_COMMAND)

@@ -6,21 +6,19 @@ from `stepscope compare`, word for word; here it is only laid out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec.structs import asdict
 
 from stepscope.dashboard import blocks, static_page
-from stepscope.dashboard.blocks import Block
+from stepscope.dashboard.blocks import Alone, Block, Row, TableContext, rows_table
 from stepscope.dashboard.pages import PageContext, experiments
-from stepscope.dashboard.pages.rows import Alone, Col, TableContext, rows_table
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
-from stepscope.report import comparison_words as said
+from stepscope.report import comparison_report as said
 from stepscope.report import words
 
 Document = dict[str, Any]
-Row = Mapping[str, Any]
 
 WITH, SIDE = "with", "side"
 CANDIDATE, BASELINE = "candidate", "baseline"
@@ -31,62 +29,47 @@ ALONE = "This is the only run that is open, and no experiment was made on it."
 TONES = {"good": "good", "bad": "warning"}
 STEP_TIMES = tuple(key for key, _, _ in said.FIGURES if key.endswith("_ms"))
 
-_STEP = (
-    Col("Figure", "label"),
-    Col("Baseline", "baseline", "ms"),
-    Col("Candidate", "candidate", "ms"),
-    Col("Change", "change", "share", help=experiments.CHANGE_HELP, signed=True),
-    Col("95 %, from", "low", "share", help=experiments.CHANGE_HELP, signed=True),
-    Col("to", "high", "share", help=experiments.CHANGE_HELP, signed=True),
+_HELP = dict.fromkeys(("change", "low", "high"), experiments.CHANGE_HELP)
+_STEP = blocks.columns(
+    f"Figure: label; Baseline: baseline ms; Candidate: candidate ms; Change: {experiments.CHANGE}", help=_HELP
 )
-_TEXTS = (
-    Col("Figure", "label"),
-    Col("Baseline", "baseline"),
-    Col("Candidate", "candidate"),
-    Col("Change", "change"),
-    Col("95 % interval", "interval"),
+_TEXTS = blocks.columns(
+    "Figure: label; Baseline: baseline; Candidate: candidate; Change: change; 95 % interval: interval"
 )
-_PHASE = (
-    Col("Part of the step", "name"),
-    Col("Difference", "difference_ms", "ms", bar=True, signed=True),
-    Col("Baseline", "baseline_ms", "ms"),
-    Col("Candidate", "candidate_ms", "ms"),
-    Col("95 %, from", "low_ms", "ms", signed=True),
-    Col("to", "high_ms", "ms", signed=True),
+_PHASE = blocks.columns(
+    "Part of the step: name; Difference: difference_ms ms bar signed; Baseline: baseline_ms ms; "
+    "Candidate: candidate_ms ms; 95 %, from: low_ms ms signed; to: high_ms ms signed"
 )
-_MS = (
-    Col("Difference", "difference", "ms", bar=True, signed=True),
-    Col("Baseline", "baseline", "ms"),
-    Col("Candidate", "candidate", "ms"),
-    Col("Name", "name", say=lambda row: said.name(dict(row))),
-    Col("Line", "place"),
-    Col("Status", "status", say=lambda row: said.status(dict(row)) or None),
+_NAMED = "; Name: name; Line: place; Status: status"
+_MS = blocks.columns(
+    f"Difference: difference ms bar signed; Baseline: baseline ms; Candidate: candidate ms{_NAMED}",
+    name=lambda row: said.name(dict(row)),
+    status=lambda row: said.status(dict(row)) or None,
 )
-_MIXED = (
-    Col("Difference", "difference", say=lambda row: said.difference(dict(row))),
-    Col("Baseline", "baseline", say=lambda row: said.amount(row["baseline"], row["unit"])),
-    Col("Candidate", "candidate", say=lambda row: said.amount(row["candidate"], row["unit"])),
-    Col("Name", "name", say=lambda row: said.name(dict(row))),
-    Col("Line", "place"),
-    Col("Status", "status", say=lambda row: said.status(dict(row)) or None),
+_MIXED = blocks.columns(
+    f"Difference: difference; Baseline: baseline; Candidate: candidate{_NAMED}",
+    difference=lambda row: said.difference(dict(row)),
+    baseline=lambda row: said.amount(row["baseline"], row["unit"]),
+    candidate=lambda row: said.amount(row["candidate"], row["unit"]),
+    name=lambda row: said.name(dict(row)),
+    status=lambda row: said.status(dict(row)) or None,
 )
-_FINDING = (
-    Col("Status", "status"),
-    Col("Cost a step", "difference", say=lambda row: said.difference(dict(row))),
-    Col("Finding", "name"),
-    Col("Line", "place"),
-    Col("Rule", "rule"),
+_FINDING = blocks.columns(
+    "Status: status; Cost a step: difference; Finding: name; Line: place; Rule: rule",
+    difference=lambda row: said.difference(dict(row)),
 )
-_VALUES = (
-    Col("Name", "name"),
-    Col("Baseline", "baseline", say=lambda row: said.value(row["baseline"])),
-    Col("Candidate", "candidate", say=lambda row: said.value(row["candidate"])),
+_VALUES = blocks.columns(
+    "Name: name; Baseline: baseline; Candidate: candidate",
+    baseline=lambda row: said.value(row["baseline"]),
+    candidate=lambda row: said.value(row["candidate"]),
 )
-_RUN = (
-    Col("Baseline", "baseline", say=lambda row: row["baseline"]["label"]),
-    Col("its mean step", "baseline_ms", "ms", say=lambda row: row["baseline"]["mean_ms"]),
-    Col("Candidate", "candidate", say=lambda row: row["candidate"]["label"]),
-    Col("the candidate's mean step", "candidate_ms", "ms", say=lambda row: row["candidate"]["mean_ms"]),
+_RUN = blocks.columns(
+    "Baseline: baseline; its mean step: baseline_ms ms; Candidate: candidate; "
+    "the candidate's mean step: candidate_ms ms",
+    baseline=lambda row: row["baseline"]["label"],
+    baseline_ms=lambda row: row["baseline"]["mean_ms"],
+    candidate=lambda row: row["candidate"]["label"],
+    candidate_ms=lambda row: row["candidate"]["mean_ms"],
 )
 
 
@@ -163,13 +146,12 @@ def _with(context: PageContext, other: str) -> Iterator[Block]:
 
 def _compared(context: PageContext, other: str) -> Document:
     from stepscope import comparing
-    from stepscope.report.comparison_document import comparison_document
 
     assert context.catalog is not None
     sides = [context.catalog.run(other), context.base]
     if _side(context) == BASELINE:
         sides.reverse()
-    return comparison_document(comparing.compare(*sides), source=context.source)
+    return said.comparison_document(comparing.compare(*sides), source=context.source)
 
 
 def comparison(context: TableContext, document: Document) -> Iterator[Block]:
@@ -185,7 +167,8 @@ def comparison(context: TableContext, document: Document) -> Iterator[Block]:
     yield from _figures(context, document)
     yield from _phases(context, document)
     for title, rows in said.amounts(document):
-        yield from _amounts(context, f"changed-{rows[0]['kind']}", title, rows)
+        columns = _MS if all(str(row["unit"]).startswith("ms") for row in rows) else _MIXED
+        yield from rows_table(context, f"changed-{rows[0]['kind']}", title, "Change", columns, rows)
     for id, title, columns, kind in (
         ("findings", said.FINDINGS, _FINDING, "finding"),
         ("environment", said.ENVIRONMENT, _VALUES, "environment"),
@@ -212,7 +195,7 @@ def _figures(context: TableContext, document: Document) -> Iterator[Block]:
         if label not in shown:
             continue
         effect = found["effects"].get(key)
-        row = {"label": label, **_effect(effect)}
+        row = {"label": label, **experiments.changes(effect)}
         if key in STEP_TIMES:
             steps.append({**row, "baseline": before[key], "candidate": after[key]})
         if effect is not None and effect["low"] is not None:
@@ -223,14 +206,6 @@ def _figures(context: TableContext, document: Document) -> Iterator[Block]:
     yield from rows_table(context, "figures", "Step time", "Effect", _STEP, steps, notes=notes)
     rest = [asdict(figure) for label, figure in shown.items() if label not in {row["label"] for row in steps}]
     yield from rows_table(context, "other-figures", "Other figures", "Effect", _TEXTS, rest)
-
-
-def _effect(effect: Row | None) -> dict[str, float | None]:
-    """Ratios as what they add: the form in which changes are read."""
-    if effect is None:
-        return {"change": None, "low": None, "high": None}
-    pairs = (("change", "ratio"), ("low", "low"), ("high", "high"))
-    return {name: None if effect[key] is None else effect[key] - 1 for name, key in pairs}
 
 
 def _intervals(rows: list[dict[str, Any]]) -> Block:
@@ -281,8 +256,3 @@ def _phases(context: TableContext, document: Document) -> Iterator[Block]:
         help=blocks.meaning("PhaseEffect", "difference_ms"),
     )
     yield from rows_table(context, "phases", said.PHASES, "PhaseEffect", _PHASE, rows)
-
-
-def _amounts(context: TableContext, id: str, title: str, rows: list[Document]) -> list[Block]:
-    in_ms = all(str(row["unit"]).startswith("ms") for row in rows)
-    return rows_table(context, id, title, "Change", _MS if in_ms else _MIXED, rows)

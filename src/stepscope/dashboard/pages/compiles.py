@@ -8,9 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import traced
+from stepscope.report import compiler_words as said
+from stepscope.report import words
+from stepscope.report.document import without_quotes
+from stepscope.report.table import SHOWN
 
 if TYPE_CHECKING:
     from stepscope.analyze.views.select import Rows
@@ -21,40 +27,21 @@ TITLE = "Compiles"
 WARNINGS = 8
 _UNTOLD = "no source of this backend tells"
 _FIGURES = (
-    ("Compiles", "compiles", "count"),
-    ("of them recompiles", "recompiles", "count"),
-    ("Compile time", "compile_ms", "ms"),
-    ("of it in steps", "in_steps_ms", "ms"),
-    ("Longest compile", "longest_ms", "ms"),
-    ("Graph breaks", "graph_breaks", "count"),
-    ("At the limit of versions", "limit_hits", "count"),
-    ("Failed compiles", "failures", "count"),
-    ("Transfers to the host", "transfers", "count"),
-    ("Calls run on the host", "fallbacks", "count"),
+    "Compiles: compiles count; of them recompiles: recompiles count; Compile time: compile_ms ms; "
+    "of it in steps: in_steps_ms ms; Longest compile: longest_ms ms; Graph breaks: graph_breaks count; "
+    "At the limit of versions: limit_hits count; Failed compiles: failures count; "
+    "Transfers to the host: transfers count; Calls run on the host: fallbacks count"
 )
 _RARE = ("limit_hits", "failures", "transfers", "fallbacks")  # left out where there are none
 _REASON = (("reason", "text"), ("advice", "hint"))
-_CHANGES = (
-    ("backend", "backend"),
-    ("kind", "kind"),
-    ("why", "cause"),
-    ("step", "step"),
-    ("what", "subject"),
-    ("old", "old"),
-    ("new", "new"),
-    ("line", "file"),
-    ("function", "function"),
-)
+_CHANGES = "backend; kind; why: cause; step; what: subject; old; new; line: file; function"
 _POINTS = (
     ("step", "wall_ms"),
     ("of it compiling", "compile_ms"),
 )
-_LIMITS = (
-    ("since step", "step", "count"),
-    ("before", "before_ms", "ms"),
-    ("steps", "before_steps", "count"),
-    ("after", "after_ms", "ms"),
-    ("steps after", "after_steps", "count"),
+_LIMITS = blocks.columns(
+    "Line: place none; Function: function; Since step: step count; Before: before_ms ms; Steps: before_steps count; "
+    "After: after_ms ms; Steps after: after_steps count"
 )
 
 
@@ -88,18 +75,13 @@ def build(context: PageContext) -> list[Block]:
 
 def _figures(facts: CompilerFacts) -> Block:
     versions = f" ({', '.join(facts.versions[:2])})" if facts.versions else ""
-    items = [
-        blocks.figure(label, getattr(facts, key), unit, help=blocks.meaning("CompilerFacts", key), missing=_UNTOLD)
-        for label, key, unit in _FIGURES
-        if getattr(facts, key) or (facts.compiles and key not in _RARE)
-    ]
+    made = zip(blocks.columns(_FIGURES), blocks.measures(facts, _FIGURES, missing=_UNTOLD), strict=True)
+    items = [item for each, item in made if item["value"] or (facts.compiles and each.key not in _RARE)]
     return blocks.figures(items, f"{facts.backend}{versions}")
 
 
 def _said(told: Mapping[str, Any]) -> Iterator[Block]:
     """Warnings in a compiler's own words, and how often it compiled when it should have been done."""
-    from stepscope.report import compiler_words as said
-
     for row in told["warnings"][:WARNINGS]:
         text, note = said.warning(row)
         yield blocks.text(f"{text} ({note})", "warning")
@@ -118,8 +100,6 @@ def _steps(context: PageContext, view: CompilersView) -> Iterator[Block]:
 
 
 def _points(view: CompilersView, kind: str) -> Iterator[Block]:
-    from stepscope.report import words
-
     points = [point for point in view.points if point.kind == kind]
     timed = [point for point in points if point.compile_ms]
     if not timed:
@@ -177,9 +157,7 @@ def _causes(context: PageContext, told: Mapping[str, Any]) -> Iterator[Block]:
 
 def _worded(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with words for the names of kinds and causes."""
-    from stepscope.report import compiler_words, words
-
-    why = compiler_words.CAUSES.get(row["cause"]) or words.term(row["cause"])
+    why = said.CAUSES.get(row["cause"]) or words.term(row["cause"])
     return {**row, "kind": words.term(row["kind"]), "cause": why or None, "text": row.get("text") or None}
 
 
@@ -188,10 +166,6 @@ def _of_causes(context: PageContext, name: str, rows: Sequence[Mapping[str, Any]
 
     Reasons quote source lines: not where no source is wanted.
     """
-    from stepscope.report import compiler_words as said
-    from stepscope.report.document import without_quotes
-    from stepscope.report.table_columns import SHOWN
-
     several = len({row["backend"] for row in rows}) > 1
     shown = [each for each in SHOWN[name].columns if several or each[1] != "backend"]
     shown += [each for each in _REASON if each[1] not in {key for _, key in shown}]
@@ -212,25 +186,15 @@ def _limits(context: PageContext, view: CompilersView) -> Iterator[Block]:
     rows: list[dict[str, Any]] = []
     for limit in view.limits:
         cause = causes.get(limit.cause)
-        where = cause.place if cause is not None else None
-        row: dict[str, Any] = {key: getattr(limit, key) for _, key, _ in _LIMITS}
+        row: dict[str, Any] = {each.key: getattr(limit, each.key) for each in _LIMITS[2:]}
         row["function"] = cause.function if cause is not None else None
-        if where is not None:
-            row["place"] = blocks.place(
-                where.file, where.line, where.function, shown=context.shorten(where.file, where.line)
-            )
+        if cause is not None and cause.place is not None:
+            row["place"] = blocks.place_of(asdict(cause.place), context.shorten)
         rows.append(row)
     yield blocks.table(
         "compile-limits",
         "Functions at their limit of versions",
-        [
-            blocks.column("place", "Line", place=True),
-            blocks.column("function", "Function", "text"),
-            *(
-                blocks.column(key, blocks.capital(label), unit, help=blocks.meaning("EagerAfterLimit", key))
-                for label, key, unit in _LIMITS
-            ),
-        ],
+        blocks.heads("EagerAfterLimit", _LIMITS),
         rows,
         limit=context.limit,
         notes=["Inputs that match no version run eagerly since then. Times are those of steps, compiling left out."],

@@ -8,65 +8,35 @@ from typing import Any
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext
-from stepscope.dashboard.pages.rows import Col, rows_table
 from stepscope.model import Report
 from stepscope.report import sentences, words
-from stepscope.report.trial import refused, trial_line
+from stepscope.report.sentences import refused, trial_line
 
 MAX_COMMAND = 4_000  # characters: whole, so that it can be copied
 MAX_NESTED = 6  # values of a list or mapping that are shown in a fact
 
 _READING = (
-    ("Traces", "traces", "count"),
-    ("Entries", "events", "count"),
-    ("Mended", "salvaged", "count"),
-    ("Lost", "lost", "count"),
-    ("Overlaps cut", "clipped", "count"),
-    ("Durations repaired", "repaired", "count"),
-    ("Slices of devices", "device_events", "count"),
-    ("Linked to operators", "link_rate", "share"),
-    ("Of CUDA graphs", "graph_share", "share"),
-    ("Without a link", "unlinked_share", "share"),
-    ("Launched before the recording", "before_recording_share", "share"),
+    "Traces: traces; Entries: events; Mended: salvaged; Lost: lost; Overlaps cut: clipped; "
+    "Durations repaired: repaired; Slices of devices: device_events; Linked to operators: link_rate share; "
+    "Of CUDA graphs: graph_share; Without a link: unlinked_share; Launched before the recording: before_recording_share"
 )
-_TRACE = (
-    Col("Rank", "rank", "number"),
-    Col("Trace", "trace"),
-    Col("Recorded by", "owner"),
-    Col("Entries", "events", "count"),
-    Col("Mended", "salvaged", "count", quiet=True),
-    Col("Lost", "lost", "count", quiet=True),
-    Col("Overlaps cut", "clipped", "count", quiet=True),
-    Col("Durations repaired", "repaired", "count", quiet=True),
-    Col("Device time", "device_ns", "ns"),
-    Col("Linked", "link_rate", "share"),
-    Col("Problems", "problems", say=lambda row: "; ".join(row["problems"]) or None),
+_TRACE = blocks.columns(
+    "Rank: rank number; Trace: trace; Recorded by: owner; Entries: events count; Mended: salvaged count quiet; "
+    "Lost: lost count quiet; Overlaps cut: clipped count quiet; Durations repaired: repaired count quiet; "
+    "Device time: device_ns ns; Linked: link_rate share; Problems: problems",
+    problems=lambda row: "; ".join(row["problems"]) or None,
 )
-_WINDOW = (
-    Col("Rank", "rank", "number"),
-    Col("Trace", "trace"),
-    Col("Opened by", "owner"),
-    Col("Steps", "steps", "count"),
-    Col("Stop", "stop_ms", "ms"),
-    Col("Export", "export_ms", "ms"),
-    Col("Size", "bytes", "bytes"),
-    Col("Step time, times", "overhead_ratio", "number"),
-    Col("Why then", "reason"),
+_WINDOW = blocks.columns(
+    "Rank: rank number; Trace: trace; Opened by: owner; Steps: steps count; Stop: stop_ms ms; Export: export_ms ms; "
+    "Size: bytes bytes; Step time, times: overhead_ratio number; Why then: reason"
 )
-_SITE = (
-    Col("What", "what"),
-    Col("Line", "place"),
-    Col(
-        "Arguments", "arguments", say=lambda row: ", ".join(f"{key}={value}" for key, value in row["arguments"].items())
-    ),
-    Col("Rank", "rank", "number"),
+_SITE = blocks.columns(
+    "What: what; Line: place; Arguments: arguments; Rank: rank number",
+    arguments=lambda row: ", ".join(f"{key}={value}" for key, value in row["arguments"].items()),
 )
-_PROCESS = (
-    Col("PID", "pid"),
-    Col("Role", "role", say=lambda row: words.term(row["role"])),
-    Col("Reported", "reported"),
-    Col("Command", "command"),
-    Col("Remedy", "remedy"),
+_PROCESS = blocks.columns(
+    "PID: pid; Role: role; Reported: reported; Command: command; Remedy: remedy",
+    role=lambda row: words.term(row["role"]),
 )
 
 
@@ -88,7 +58,7 @@ def build(context: PageContext) -> list[Block]:
         ("sites", "Where the script made things", "Site", _SITE, report.views.get("sites")),
     )
     for id, title, record, columns, rows_ in tables:
-        made += rows_table(context, id, title, record, columns, rows_)
+        made += blocks.rows_table(context, id, title, record, columns, rows_)
     return made
 
 
@@ -109,11 +79,7 @@ def _reading(report: Report) -> list[Block]:
     facts = report.quality.get("reading")
     if not facts:
         return []
-    items = [
-        blocks.figure(label, facts[key], unit, help=blocks.meaning("ReadingFacts", key))
-        for label, key, unit in _READING
-        if facts.get(key) is not None
-    ]
+    items = blocks.measures(facts, _READING, of="ReadingFacts")
     linked = sentences.links(report) if facts.get("link_rate") is None else None  # else a figure says it
     said = [blocks.text(blocks.sentence(linked), "note")] if linked else []
     return [blocks.figures(items, "Quality of the traces"), *said]

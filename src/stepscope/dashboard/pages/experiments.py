@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.dashboard import blocks, static_page
-from stepscope.dashboard.blocks import Block
+from stepscope.dashboard.blocks import Alone, Block, Row, TableContext, rows_table
 from stepscope.dashboard.pages import PageContext
-from stepscope.dashboard.pages.rows import Alone, Col, TableContext, rows_table
 from stepscope.model import Report
-from stepscope.report import experiment_words as say
+from stepscope.report import experiment_report as say
 from stepscope.report import words
-
-Row = Mapping[str, Any]
 
 DRAWN = 24  # candidates
 MOST_DRAWN = 0.87  # a ceiling beyond it would take most of the axis to show nothing
@@ -27,52 +24,32 @@ CEILING_HELP = (
     "diagnosis was wrong."
 )
 
-_CANDIDATE = (
-    Col("Candidate", "name"),
-    Col("Verdict", "verdict"),
-    Col("Change of the step time", "change", "share", help=CHANGE_HELP, signed=True),
-    Col("95 %, from", "low", "share", help=CHANGE_HELP, signed=True),
-    Col("to", "high", "share", help=CHANGE_HELP, signed=True),
-    Col("Predicted at best", "ceiling", "share", help=CEILING_HELP, signed=True),
-    Col("Pairs", "pairs", "count"),
+HELP = {**dict.fromkeys(("change", "low", "high"), CHANGE_HELP), "ceiling": CEILING_HELP}
+CHANGE = "change share signed; 95 %, from: low share signed; to: high share signed"
+_CANDIDATE = blocks.columns(
+    f"Candidate: name; Verdict: verdict; Change of the step time: {CHANGE}; "
+    "Predicted at best: ceiling share signed; Pairs: pairs count",
+    help=HELP,
 )
-_NOTE = (Col("Candidate", "name"), Col("About", "about"), Col("What to know", "text"))
-_PHASE = (
-    Col("Candidate", "name"),
-    Col("Part of the step", "category", say=lambda row: words.PARTS.get(row["category"], words.term(row["category"]))),
-    Col("Difference", "difference_ms", "ms", bar=True, signed=True),
-    Col("Baseline", "baseline_ms", "ms"),
-    Col("With the change", "candidate_ms", "ms"),
-    Col("95 %, from", "low_ms", "ms", signed=True),
-    Col("to", "high_ms", "ms", signed=True),
+_NOTE = blocks.columns("Candidate: name; About: about; What to know: text")
+_PHASE = blocks.columns(
+    "Candidate: name; Part of the step: category; Difference: difference_ms ms bar signed; Baseline: baseline_ms ms; "
+    "With the change: candidate_ms ms; 95 %, from: low_ms ms signed; to: high_ms ms signed",
+    category=lambda row: words.PARTS.get(row["category"], words.term(row["category"])),
 )
-_SIDES = (("baseline", "Baseline"), ("candidate", "With the change"))
-_TIMES = (("median", "median_ms"), ("95th percentile", "p95_ms"))
-_PAIR = (
-    Col("Candidate", "name"),
-    Col("Pair", "pair", "number"),
-    Col("Baseline", "baseline"),
-    Col("its mean step", "baseline_mean_ms", "ms"),
-    Col("With the change", "candidate"),
-    Col("mean step of that", "candidate_mean_ms", "ms"),
-    *(Col(f"{side}, {label}", f"{name}_{key}", "ms") for label, key in _TIMES for name, side in _SIDES),
+_PAIR = blocks.columns(
+    "Candidate: name; Pair: pair number; Baseline: baseline; its mean step: baseline_mean_ms ms; "
+    "With the change: candidate; mean step of that: candidate_mean_ms ms; Baseline, median: baseline_median_ms ms; "
+    "With the change, median: candidate_median_ms ms; Baseline, 95th percentile: baseline_p95_ms ms; "
+    "With the change, 95th percentile: candidate_p95_ms ms"
 )
-_EFFECT = (
-    Col("Knob", "name"),
-    Col("Change of the step time", "change", "share", help=CHANGE_HELP, signed=True),
-    Col("95 %, from", "low", "share", help=CHANGE_HELP, signed=True),
-    Col("to", "high", "share", help=CHANGE_HELP, signed=True),
-    Col("Predicted at best", "ceiling", "share", help=CEILING_HELP, signed=True),
-    Col("Runs", "runs", "count"),
+_EFFECT = blocks.columns(
+    f"Knob: name; Change of the step time: {CHANGE}; Predicted at best: ceiling share signed; Runs: runs count",
+    help=HELP,
 )
-_REASON = (Col("Candidate", "name"), Col("Left out because", "reason"))
-_KNOB = (
-    Col("Candidate", "name"),
-    Col("Knob", "knob"),
-    Col("Value", "value"),
-    Col("Applied", "applied"),
-    Col("Read back", "observed"),
-    Col("Why not", "reason"),
+_REASON = blocks.columns("Candidate: name; Left out because: reason")
+_KNOB = blocks.columns(
+    "Candidate: name; Knob: knob; Value: value; Applied: applied; Read back: observed; Why not: reason"
 )
 
 
@@ -84,10 +61,7 @@ def of_run(context: PageContext) -> Row | None:
 
 def load(folder: Path) -> dict[str, Any]:
     """The document of an experiment's folder; raises `UnreadableInputError`."""
-    from stepscope.report.experiment_document import document
-    from stepscope.report.experiment_document import load as read
-
-    return document(read(folder))
+    return say.experiment_document(say.load(folder))
 
 
 def render(report: Report) -> str:
@@ -105,7 +79,10 @@ def build(context: TableContext, document: Row) -> Iterator[Block]:
     for text in (*(document.get("notes") or ()), *filter(None, [say.state(document)])):
         yield blocks.text(blocks.sentence(str(text)), "warning")
     yield blocks.text(blocks.sentence(say.protocol(document)), "note")
-    yield from _what_to_change(document)
+    lines = say.winners(document)[0].get("change") if won else None
+    if lines:
+        facts = [blocks.fact(f"Change {number}", line) for number, line in enumerate(lines, start=1)]
+        yield blocks.facts("What to change in the script", facts)
     yield from _intervals(candidates)
     rows = [_candidate(row) for row in candidates]
     yield from rows_table(context, "candidates", "Every candidate against the baseline", "Effect", _CANDIDATE, rows)
@@ -117,14 +94,6 @@ def build(context: TableContext, document: Row) -> Iterator[Block]:
     yield from _how(document)
 
 
-def _what_to_change(document: Row) -> Iterator[Block]:
-    best = say.winners(document)
-    lines = best[0].get("change") if best else None
-    if lines:
-        facts = [blocks.fact(f"Change {number}", line) for number, line in enumerate(lines, start=1)]
-        yield blocks.facts("What to change in the script", facts)
-
-
 def _candidate(row: Row) -> dict[str, Any]:
     """The change as a share: what a ratio adds to 1."""
     effect = say.headline(row)
@@ -133,8 +102,8 @@ def _candidate(row: Row) -> dict[str, Any]:
     return {
         "name": say.name(row),
         "verdict": say.verdict(row),
-        **_changes(effect),
-        "ceiling": None if row.get("ceiling") is None else -row["ceiling"],
+        **changes(effect),
+        "ceiling": _ceiling(row),
         "pairs": row.get("pairs"),
     }
 
@@ -155,7 +124,12 @@ def _notes(row: Row) -> Iterator[dict[str, str]]:
             yield {"name": say.name(row), "about": about, "text": text}
 
 
-def _changes(effect: Row | None) -> dict[str, float | None]:
+def _ceiling(row: Row) -> float | None:
+    return None if row.get("ceiling") is None else -row["ceiling"]
+
+
+def changes(effect: Row | None) -> dict[str, float | None]:
+    """Ratios as what they add: the form in which changes are read."""
     found = effect or {}
     pairs = (("change", "ratio"), ("low", "low"), ("high", "high"))
     return {name: None if found.get(key) is None else found[key] - 1 for name, key in pairs}
@@ -178,7 +152,8 @@ def _intervals(candidates: list[Row]) -> Iterator[Block]:
             role="measured",
         )
     ]
-    ceilings = [_drawn_ceiling(found["ceiling"]) for _, found in drawn]
+    given = [found["ceiling"] for _, found in drawn]
+    ceilings = [value if value is not None and -MOST_DRAWN < value < 0 else None for value in given]
     if any(value is not None for value in ceilings):
         made.append(blocks.series("predicted at best", "share", ceilings, role="ceiling"))
     yield blocks.chart(
@@ -199,10 +174,6 @@ def _pair_changes(row: Row) -> list[float]:
     return [after / before - 1 for before, after in pairs if before and after and before > 0 and after > 0]
 
 
-def _drawn_ceiling(value: float | None) -> float | None:
-    return value if value is not None and -MOST_DRAWN < value < 0 else None
-
-
 def _tables(context: TableContext, document: Row, candidates: list[Row]) -> Iterator[Block]:
     phases = [{**phase, "name": say.name(row)} for row in candidates for phase in row.get("phases") or ()]
     title = "Where the difference is"
@@ -210,8 +181,8 @@ def _tables(context: TableContext, document: Row, candidates: list[Row]) -> Iter
     effects = [
         {
             "name": say.main_effect(row)[0],
-            **_changes(row),
-            "ceiling": None if row.get("ceiling") is None else -row["ceiling"],
+            **changes(row),
+            "ceiling": _ceiling(row),
             "runs": row.get("runs"),
         }
         for row in document.get("main_effects") or ()
@@ -229,9 +200,9 @@ def _tables(context: TableContext, document: Row, candidates: list[Row]) -> Iter
 
 
 def _pair(row: Row, number: int, pair: Row) -> dict[str, Any]:
-    sides = {side: pair[side].get("label") for side, _ in _SIDES}
+    sides = ("baseline", "candidate")
     times = {f"{side}_{key}": pair[side].get(key) for side in sides for key in ("mean_ms", "median_ms", "p95_ms")}
-    return {"name": say.name(row), "pair": number, **sides, **times}
+    return {"name": say.name(row), "pair": number, **{side: pair[side].get("label") for side in sides}, **times}
 
 
 def _distinct(reports: Iterable[Row]) -> Iterator[Row]:

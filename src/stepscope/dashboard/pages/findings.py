@@ -16,8 +16,7 @@ from stepscope.dashboard.pages import PAGES, PageContext, traced
 from stepscope.model import Report
 from stepscope.report import compiler_words, sentences, words
 from stepscope.report.escape import one_line
-from stepscope.report.sentences import groups
-from stepscope.report.trial import refused, trial_line
+from stepscope.report.sentences import groups, refused, trial_line
 
 Row = Mapping[str, Any]
 
@@ -26,12 +25,8 @@ SENTENCE = 2_000
 SHOWN_PARTS = 3
 RECORD = "Record a training run, or open traces of torch.profiler with operators and steps in them."
 HEAD = (
-    ("Mean step", "mean_ms", "ms"),
-    ("Median", "median_ms", "ms"),
-    ("95th percentile", "p95_ms", "ms"),
-    ("Steps per second", "per_second", "per_s"),
-    ("Samples per second", "samples_per_second", "per_s"),
-    ("Steady steps", "count", "count"),
+    "Mean step: mean_ms; Median: median_ms; 95th percentile: p95_ms; Steps per second: per_second per_s; "
+    "Samples per second: samples_per_second per_s; Steady steps: count count"
 )
 # pages that show more of a finding, by its rule, else by its category
 PAGES_OF = {
@@ -98,16 +93,8 @@ def _head(report: Report) -> Iterator[Block]:
     """The headline: what a step takes."""
     steps = report.steps
     if steps is not None:
-        items = [
-            blocks.figure(label, steps[key], unit, help=blocks.meaning("StepFacts", key))
-            for label, key, unit in HEAD
-            if steps.get(key) is not None
-        ]
-        costs = report.views.get("fixed_costs") or {}
-        if costs.get("total_s") is not None:
-            items.append(
-                blocks.figure("Paid once", costs["total_s"], "s", help=blocks.meaning("FixedCosts", "total_s"))
-            )
+        items = blocks.measures(steps, HEAD, of="StepFacts")
+        items += blocks.measures(report.views.get("fixed_costs") or {}, "Paid once: total_s", of="FixedCosts")
         yield blocks.figures(items)
         yield blocks.text(_said(report, steps))
         trained_by = sentences.framework(report)

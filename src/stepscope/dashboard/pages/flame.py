@@ -132,7 +132,7 @@ def _drawer(context: PageContext, other: str) -> Callable[[FlameOptions], FlameG
 
 def _drawn(draw: Callable[[FlameOptions], FlameGraph], options: FlameOptions, most: int) -> dict[str, Any]:
     """The document with at most about `most` boxes: drawn once more with fewer where there are more."""
-    from stepscope.report.flame.document import document
+    from stepscope.report.flame import document
 
     graph = draw(options)
     sizes = [len(tree.parent) for tree in graph.trees]

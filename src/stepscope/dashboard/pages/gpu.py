@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import traced
+from stepscope.report import sentences, words
 from stepscope.report.escape import plain
+from stepscope.report.table import USE
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
@@ -22,11 +24,6 @@ _STEP = (
     ("other", "other_ns", "other"),
 )
 _WAITING = (("transferring", "transferring_ns", "communication"), ("waiting for others", "synchronizing_ns", "sync"))
-
-
-def _has_exchange(views: Views) -> bool:
-    """Whether there is a collective."""
-    return bool(views.communication) or views.distributed is not None
 
 
 def _exchange(context: PageContext, views: Views) -> Iterator[Block]:
@@ -52,21 +49,16 @@ def _workers(context: PageContext, found: Distributed) -> Iterator[Block]:
     shown = found.workers[:MAX_WORKERS]
     if not shown:
         return
-    yield _chart(shown, "workers-step", "A mean step of each worker", _STEP, _slowest(shown))
+    slowest, fastest = max(shown, key=lambda row: row.wall_ns), min(shown, key=lambda row: row.wall_ns)
+    said = (
+        f"{slowest.span.label} has the longest mean step, {words.nanoseconds(slowest.wall_ns)}; "
+        f"{fastest.span.label} the shortest, {words.nanoseconds(fastest.wall_ns)}."
+    )
+    yield _chart(shown, "workers-step", "A mean step of each worker", _STEP, said)
     if any(row.synchronizing_ns is not None for row in shown):
         sentence = "Time of each worker in collectives: what the fastest needed for them, and waiting for others."
         yield _chart(shown, "workers-waiting", "Transferring and waiting in collectives", _WAITING, sentence)
     yield traced.block(context, "distributed", found.workers)
-
-
-def _slowest(rows: Sequence[WorkerShare]) -> str:
-    from stepscope.report import words
-
-    slowest, fastest = max(rows, key=lambda row: row.wall_ns), min(rows, key=lambda row: row.wall_ns)
-    return (
-        f"{slowest.span.label} has the longest mean step, {words.nanoseconds(slowest.wall_ns)}; "
-        f"{fastest.span.label} the shortest, {words.nanoseconds(fastest.wall_ns)}."
-    )
 
 
 def _chart(
@@ -89,11 +81,8 @@ def _chart(
 TITLE = "GPU summary"
 SYNC = "gpu"
 _FIGURES = (
-    ("Utilisation", "utilization_pct"),
-    ("SM efficiency", "sm_efficiency_pct"),
-    ("Achieved occupancy", "achieved_occupancy_pct"),
-    ("Tensor cores", "tensor_core_pct"),
-    ("Could use tensor cores", "tensor_core_eligible_pct"),
+    "Utilisation: utilization_pct; SM efficiency: sm_efficiency_pct; Achieved occupancy: achieved_occupancy_pct; "
+    "Tensor cores: tensor_core_pct; Could use tensor cores: tensor_core_eligible_pct"
 )
 _MISSING = "the trace holds no launch configuration or no link that tells"
 # chart -> (title, heading and unit of y, metrics with names and roles)
@@ -112,31 +101,20 @@ _CHARTS = (
     ),
     ("copies", "Copies", ("bytes a second", "bytes_per_s"), (("copy_bytes_per_s", "copies", "copies"),)),
 )
-_ELIGIBLE = (
-    ("operator", "name"),
-    ("calls", "calls"),
-    ("device self", "device_self_ns"),
-    ("on tensor cores", "tensor_core_self_pct"),
-    ("line", "file"),
-)
-_TIMES = (
-    ("first to last", "total_ns", "ns"),
-    ("busy", "busy_ns", "ns"),
-    ("compute", "compute_ns", "ns"),
-    ("communication", "communication_ns", "ns"),
-    ("exposed communication", "exposed_communication_ns", "ns"),
-    ("copies", "memcpy_ns", "ns"),
-    ("exposed copies", "exposed_memcpy_ns", "ns"),
-    ("idle", "idle_ns", "ns"),
-    ("busy share", "busy_share", "share"),
-    ("slices", "events", "count"),
+_ELIGIBLE = "operator: name; calls; device self: device_self_ns; on tensor cores: tensor_core_self_pct; line: file"
+_TIMES = blocks.columns(
+    "Trace: label; First to last: total_ns ns; Busy: busy_ns ns; Compute: compute_ns ns; "
+    "Communication: communication_ns ns; Exposed communication: exposed_communication_ns ns; Copies: memcpy_ns ns; "
+    "Exposed copies: exposed_memcpy_ns ns; Idle: idle_ns ns; Busy share: busy_share share; Slices: events count"
 )
 
 
 def empty(context: PageContext) -> bool:
     """Whether no trace holds work of a device, nor collectives."""
     views = context.run.analysis.views
-    return views is None or not (any(span.gpus for span in views.spans) or _has_exchange(views))
+    if views is None:
+        return True
+    return not (any(span.gpus for span in views.spans) or views.communication or views.distributed is not None)
 
 
 def build(context: PageContext) -> list[Block]:
@@ -183,23 +161,14 @@ def _one(context: PageContext, gpus: Sequence[GpuSummary]) -> GpuSummary:
 
 
 def _figures(gpu: GpuSummary, title: str) -> Block:
-    items = [
-        blocks.figure(label, getattr(gpu, key), "pct", help=blocks.meaning("GpuSummary", key), missing=_MISSING)
-        for label, key in _FIGURES
-    ]
-    items.append(blocks.figure("Kernels", gpu.kernels, "count", help=blocks.meaning("GpuSummary", "kernels")))
-    items.append(blocks.figure("Time looked at", gpu.window_ns, "ns", help=blocks.meaning("GpuSummary", "window_ns")))
-    for label, key, unit in (("Memory", "memory_bytes", "bytes"), ("Multiprocessors", "multiprocessors", "count")):
-        value = getattr(gpu.gpu, key)
-        if value is not None:
-            items.append(blocks.figure(label, value, unit, help=blocks.meaning("GpuProperties", key)))
+    items = blocks.measures(gpu, _FIGURES, missing=_MISSING)
+    items += blocks.measures(gpu, "Kernels: kernels; Time looked at: window_ns")
+    items += blocks.measures(gpu.gpu, "Memory: memory_bytes; Multiprocessors: multiprocessors")
     return blocks.figures(items, title)
 
 
 def _charts(counters: Sequence[Counter]) -> Iterator[Block]:
     """The device over time."""
-    from stepscope.report.table_columns import USE
-
     by_metric = {each.metric: each for each in counters}
     for name, title, y, metrics in _CHARTS:
         known = [(by_metric[metric], label, role) for metric, label, role in metrics if metric in by_metric]
@@ -227,21 +196,14 @@ def _charts(counters: Sequence[Counter]) -> Iterator[Block]:
 
 def _sentence(known: Sequence[tuple[str, Counter]]) -> str:
     """Where each series is highest."""
-    from stepscope.report import words
-
     said = []
     for label, each in known:
         top = max(range(len(each.values)), key=each.values.__getitem__, default=None)
         if top is not None:
-            when = words.nanoseconds(top * each.bucket_ns)
-            said.append(f"{label}: at most {_amount(each.values[top], each.unit)}, {when} after the start")
+            value, when = each.values[top], words.nanoseconds(top * each.bucket_ns)
+            most = f"{words.size(value)}/s" if each.unit == "bytes/s" else f"{words.number(value)} {each.unit}"
+            said.append(f"{label}: at most {most}, {when} after the start")
     return f"{'; '.join(said)}." if said else "No value."
-
-
-def _amount(value: float, unit: str) -> str:
-    from stepscope.report import words
-
-    return f"{words.size(value)}/s" if unit == "bytes/s" else f"{words.number(value)} {unit}"
 
 
 def _compared(context: PageContext, gpus: Sequence[GpuSummary]) -> Iterator[Block]:
@@ -270,27 +232,11 @@ def _compared(context: PageContext, gpus: Sequence[GpuSummary]) -> Iterator[Bloc
 
 def _times(context: PageContext, traces: set[str] | None) -> Iterator[Block]:
     """What the devices did in the traces, by kind; None is all traces."""
-    from stepscope.report import sentences
-
     report = context.run.report(source=context.source)
-    keys = ("label", *(key for _, key, _ in _TIMES))
-    found = [row for row in sentences.device_rows(report) if traces is None or row["trace"] in traces]
-    rows = [{key: row[key] for key in keys} for row in found]
-    if not rows:
-        return
-    yield blocks.table(
-        "device-time",
-        "Device time by kind",
-        [
-            blocks.column("label", "Trace", "text"),
-            *(
-                blocks.column(key, blocks.capital(label), unit, help=blocks.meaning("DeviceTime", key))
-                for label, key, unit in _TIMES
-            ),
-        ],
-        rows,
-        limit=context.limit,
-        notes=["Compute, exposed communication, exposed copies and idle sum to first to last."],
+    rows = [row for row in sentences.device_rows(report) if traces is None or row["trace"] in traces]
+    notes = ["Compute, exposed communication, exposed copies and idle sum to first to last."]
+    yield from blocks.rows_table(
+        context, "device-time", "Device time by kind", "DeviceTime", _TIMES, rows, notes=notes, whole=True
     )
 
 

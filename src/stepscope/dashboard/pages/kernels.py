@@ -9,6 +9,7 @@ from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import traced
 from stepscope.dashboard.pages.traced import Chosen
+from stepscope.report import words
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
@@ -18,23 +19,13 @@ TITLE = "Kernels"
 GROUPS = (("name", "Name"), ("launch", "Launch: operator, grid, block, registers"))
 EVERY = ""
 _COLUMNS = (
-    ("kernel", "short_name"),
-    ("operator", "operator"),
-    ("grid", "grid"),
-    ("block", "block"),
-    ("registers", "registers"),
-    ("shared memory", "shared_memory_bytes"),
-    ("calls", "calls"),
-    ("total", "total_ns"),
-    ("share", "share"),
-    ("mean", "mean_ns"),
-    ("max", "max_ns"),
-    ("line", "file"),
-    ("min", "min_ns"),
-    ("blocks/SM", "blocks_per_sm"),
-    ("occupancy", "occupancy_pct"),
-    ("tensor cores", "tensor_cores"),
-    ("launch delay", "launch_delay_ns"),
+    "kernel: short_name; operator; grid; block; registers; shared memory: shared_memory_bytes; calls; total: total_ns; "
+    "share; mean: mean_ns; max: max_ns; line: file; min: min_ns; blocks/SM: blocks_per_sm; occupancy: occupancy_pct; "
+    "tensor cores: tensor_cores; launch delay: launch_delay_ns"
+)
+_CORES = (
+    "Kernel time on tensor cores: tensor_core_pct; Below operators that could use them: tensor_core_eligible_pct; "
+    "Achieved occupancy: achieved_occupancy_pct"
 )
 
 
@@ -52,6 +43,7 @@ def build(context: PageContext) -> list[Block]:
     group = context.choice("group", [key for key, _ in GROUPS])
     devices = _devices(found)
     device = context.choice("device", [EVERY, *devices])
+    options = [(EVERY, "All"), *((number, number) for number in devices)]
     rows = _rows(context, found, group, device)
     operator = context.params.get("operator")
     notes = [*found.notes()]
@@ -61,7 +53,7 @@ def build(context: PageContext) -> list[Block]:
     made = [
         *notes,
         *traced.choice(context, "Group by", "group", group, GROUPS),
-        *traced.choice(context, "Device", "device", device, _options(devices)),
+        *traced.choice(context, "Device", "device", device, options if len(devices) > 1 else []),
     ]
     if not rows:
         none = blocks.text("No kernel of this choice ran.", "note")
@@ -92,32 +84,15 @@ def _devices(found: Chosen) -> list[str]:
     return [str(number) for number in sorted({gpu.gpu.device for item in spans for gpu in item.gpus})]
 
 
-def _options(devices: Sequence[str]) -> list[tuple[str, str]]:
-    """None where there is one device only."""
-    return [(EVERY, "All"), *((number, number) for number in devices)] if len(devices) > 1 else []
-
-
 def _cores(found: Chosen) -> Iterator[Block]:
     """How much of the kernels' time tensor cores could take and do, of the one GPU that there is."""
     gpus = [gpu for item in found.spans for gpu in item.gpus]
-    if len(gpus) != 1:
-        return
-    keys = (
-        ("Kernel time on tensor cores", "tensor_core_pct"),
-        ("Below operators that could use them", "tensor_core_eligible_pct"),
-        ("Achieved occupancy", "achieved_occupancy_pct"),
-    )
-    missing = "the trace does not tell"
-    yield blocks.figures(
-        blocks.figure(label, getattr(gpus[0], key), "pct", help=blocks.meaning("GpuSummary", key), missing=missing)
-        for label, key in keys
-    )
+    if len(gpus) == 1:
+        yield blocks.figures(blocks.measures(gpus[0], _CORES, missing="the trace does not tell"))
 
 
 def _chart(rows: Sequence[KernelRow]) -> Block:
     """The kernels with most time; those on tensor cores set apart."""
-    from stepscope.report import words
-
     top = sorted(rows, key=lambda row: -row.total_ns)[: traced.TOP]
     first = top[0]
     parts = [
@@ -128,6 +103,7 @@ def _chart(rows: Sequence[KernelRow]) -> Block:
         )
         if any(row.tensor_cores is wanted for row in top)
     ]
+    names = [row.short_name if row.grid is None else f"{row.short_name} {row.grid}x{row.block}" for row in top]
     return blocks.chart(
         "kernels-top",
         "Kernels with most time",
@@ -136,15 +112,9 @@ def _chart(rows: Sequence[KernelRow]) -> Block:
             f"Of {len(rows)} rows {first.short_name} takes most time, {words.nanoseconds(first.total_ns)}: "
             f"{words.percent(first.share)} of all kernel time."
         ),
-        x=("kernel", "text", [_name(row) for row in top]),
+        x=("kernel", "text", names),
         y=("total time", "ns"),
         y_min=0,
         series=parts,
         help=blocks.meaning("KernelRow", "total_ns"),
     )
-
-
-def _name(row: KernelRow) -> str:
-    if row.grid is None:
-        return row.short_name
-    return f"{row.short_name} {row.grid}x{row.block}"

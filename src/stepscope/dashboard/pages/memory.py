@@ -6,61 +6,52 @@ readings say of growth, of how near the limit memory came, and of retries stands
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec.structs import asdict
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block, Help
 from stepscope.dashboard.pages import traced
+from stepscope.report import words
 from stepscope.report.escape import plain
-from stepscope.report.table_columns import SHOWN
+from stepscope.report.metrics import metric_of
+from stepscope.report.table import SHOWN, flatten
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
     from stepscope.model.memory import (
         MemoryBlock,
         MemoryCurve,
-        MemoryGrowth,
         MemoryLine,
-        MemoryLosses,
         MemoryOperator,
-        MemoryPeak,
         MemoryView,
-        OutOfMemory,
-        RetryFacts,
     )
 
-_PEAKS = (
-    ("rank", "rank", "count"),
-    ("device", "device", "text"),
-    ("allocated", "allocated_bytes", "bytes"),
-    ("reserved", "reserved_bytes", "bytes"),
-    ("limit", "limit_bytes", "bytes"),
-    ("set by", "limit_reason", "text"),
-    ("retries", "retries", "count"),
-    ("failed", "out_of_memory", "count"),
-    ("source", "source", "text"),
+_LIMIT = metric_of("MemoryLimit", "bytes")
+_PEAKS = blocks.columns(
+    "Rank: rank count; Device: device; Allocated: allocated_bytes bytes; Reserved: reserved_bytes bytes; "
+    "Limit: limit_bytes bytes; Set by: limit_reason quiet; Retries: retries count; Failed: out_of_memory count; "
+    "Source: source quiet",
+    help={"limit_bytes": _LIMIT.definition if _LIMIT else ""},
 )
-_GROWTH = (
-    ("rank", "rank", "count"),
-    ("device", "device", "text"),
-    ("a step", "bytes_per_step", "bytes"),
-    ("first", "early_bytes", "bytes"),
-    ("last", "late_bytes", "bytes"),
-    ("steps", "steps", "count"),
-    ("readings", "points", "count"),
-    ("room left", "room_bytes", "bytes"),
-    ("steps left", "steps_left", "count"),
-    ("time left", "seconds_left", "s"),
-    ("source", "source", "text"),
+_GROWTH = blocks.columns(
+    "Rank: rank count; Device: device; A step: bytes_per_step bytes; First: early_bytes bytes; Last: late_bytes bytes; "
+    "Steps: steps count; Readings: points count; Room left: room_bytes bytes; Steps left: steps_left count; "
+    "Time left: seconds_left s; Source: source quiet"
+)
+_GROWTH_LINE = blocks.columns(
+    "Line: place none; Operator: operator; A step: bytes_per_step bytes bar; Blocks a step: blocks_per_step number; "
+    "Trace: trace"
 )
 _RETRIES = (
-    ("Retries", "retries", "count"),
-    ("Steps struck", "steps_struck", "count"),
-    ("Steps", "steps", "count"),
-    ("A struck step", "struck_ms", "ms"),
-    ("Another", "usual_ms", "ms"),
-    ("Lost a step", "lost_ms_per_step", "ms"),
+    "Retries: retries; Steps struck: steps_struck; Steps: steps; A struck step: struck_ms; Another: usual_ms; "
+    "Lost a step: lost_ms_per_step"
+)
+_CURVE = (
+    "Peak reserved: peak_reserved_bytes; Of the peak, from before the recording: peak_before_bytes; "
+    "At the start: start_allocated_bytes; At the end: end_allocated_bytes; Memory of the device: capacity_bytes"
 )
 
 
@@ -73,104 +64,38 @@ def has_readings(context: PageContext) -> bool:
 def readings(context: PageContext) -> Iterator[Block]:
     """The blocks; none without readings."""
     losses = context.run.analysis.memory_losses
-    if losses is None or not has_readings(context):
+    if losses is None:
         return
-    if losses.peaks:
-        rows = [_limit_row(row) for row in losses.peaks]
-        yield _table(context, "memory-limits", "Most memory held, and its limit", "MemoryPeak", _PEAKS, rows)
-    if losses.growth:
-        yield from _growth(context, losses)
-    if losses.retries is not None:
-        yield _retries(losses.retries)
-
-
-def _limit_row(row: MemoryPeak) -> dict[str, Any]:
-    limit = row.limit
-    return {
-        **_plain(row, _PEAKS),
-        "limit_bytes": limit.bytes if limit is not None else None,
-        "limit_reason": limit.reason if limit is not None else None,
-    }
-
-
-def _growth(context: PageContext, losses: MemoryLosses) -> Iterator[Block]:
-    rows = [_plain(row, _GROWTH) for row in losses.growth]
-    yield _table(context, "memory-growth", "Memory that grows from step to step", "MemoryGrowth", _GROWTH, rows)
-    lines = [_line(context, row, number) for row in losses.growth for number in range(len(row.lines))]
-    if not lines:
-        return
-    yield blocks.table(
+    peaks = [
+        {**asdict(row), "limit_bytes": row.limit and row.limit.bytes, "limit_reason": row.limit and row.limit.reason}
+        for row in losses.peaks
+    ]
+    growth = [asdict(row) for row in losses.growth]
+    lines = [
+        {**asdict(line), "place": asdict(line.place), "trace": row.lines_source}
+        for row in losses.growth
+        for line in row.lines
+    ]
+    for id, title, record, columns, rows in (
+        ("memory-limits", "Most memory held, and its limit", "MemoryPeak", _PEAKS, peaks),
+        ("memory-growth", "Memory that grows from step to step", "MemoryGrowth", _GROWTH, growth),
+    ):
+        yield from blocks.rows_table(context, id, title, record, columns, rows)
+    yield from blocks.rows_table(
+        context,
         "memory-growth-lines",
         "Lines whose allocations stay",
-        [
-            blocks.column("place", "Line", place=True),
-            blocks.column("operator", "Operator", "text"),
-            *(
-                blocks.column(key, label, unit, help=blocks.meaning("GrowthLine", key), bar=key == "bytes_per_step")
-                for label, key, unit in (
-                    ("A step", "bytes_per_step", "bytes"),
-                    ("Blocks a step", "blocks_per_step", "number"),
-                )
-            ),
-            blocks.column("trace", "Trace", "text"),
-        ],
+        "GrowthLine",
+        _GROWTH_LINE,
         lines,
-        limit=context.limit,
         sorted_by="bytes_per_step",
+        whole=True,
     )
-
-
-def _line(context: PageContext, row: MemoryGrowth, number: int) -> dict[str, Any]:
-    found = row.lines[number]
-    where = found.place
-    return {
-        "place": blocks.place(where.file, where.line, where.function, shown=context.shorten(where.file, where.line)),
-        "operator": found.operator,
-        "bytes_per_step": found.bytes_per_step,
-        "blocks_per_step": found.blocks_per_step,
-        "trace": row.lines_source,
-    }
-
-
-def _retries(facts: RetryFacts) -> Block:
-    missing = "all or almost none of the steps are struck"
-    items = [
-        blocks.figure(label, getattr(facts, key), unit, help=blocks.meaning("RetryFacts", key), missing=missing)
-        for label, key, unit in _RETRIES
-    ]
-    of = f", rank {facts.rank}" if facts.rank is not None else ""
-    return blocks.figures(items, f"Retries of the allocator on {facts.device}{of}")
-
-
-def _plain(row: Any, columns: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
-    return {key: getattr(row, key, None) for _, key, _ in columns}
-
-
-def _table(
-    context: PageContext,
-    id: str,
-    title: str,
-    record: str,
-    columns: Sequence[tuple[str, str, str]],
-    rows: Sequence[Mapping[str, Any]],
-) -> Block:
-    """Columns that hold nothing are left out."""
-    shown = [each for each in columns if any(row[each[1]] not in (None, "") for row in rows)]
-    return blocks.table(
-        id,
-        title,
-        [
-            blocks.column(
-                key,
-                blocks.capital(label),
-                unit,
-                help=blocks.meaning("MemoryLimit", "bytes") if key == "limit_bytes" else blocks.meaning(record, key),
-            )
-            for label, key, unit in shown
-        ],
-        rows,
-        limit=context.limit,
-    )
+    facts = losses.retries
+    if facts is not None:
+        of = f", rank {facts.rank}" if facts.rank is not None else ""
+        items = blocks.measures(facts, _RETRIES, missing="all or almost none of the steps are struck")
+        yield blocks.figures(items, f"Retries of the allocator on {facts.device}{of}")
 
 
 HOST, UNKNOWN = "cpu", "unknown"
@@ -221,29 +146,18 @@ def ordered(rows: Iterable[MemoryCurve | MemoryLine | MemoryBlock]) -> list[Reco
 
 def figures(curve: MemoryCurve, label: str) -> Block:
     """Peaks, limits, and what stood before and after, as far as it is known; `label` names the recording."""
-    known = (
-        ("Peak allocated", "peak_allocated_bytes"),
-        ("Peak reserved", "peak_reserved_bytes"),
-        ("Of the peak, from before the recording", "peak_before_bytes"),
-        ("At the start", "start_allocated_bytes"),
-        ("At the end", "end_allocated_bytes"),
-        ("Memory of the device", "capacity_bytes"),
-    )
-    items = [
-        blocks.figure(
-            name, getattr(curve, field), "bytes", help=blocks.meaning("MemoryCurve", field), missing=UNKNOWN_START
-        )
-        for name, field in known
-        if field == "peak_allocated_bytes" or getattr(curve, field) is not None
-    ]
-    return blocks.figures(items, label)
+    peak = blocks.measures(curve, "Peak allocated: peak_allocated_bytes", missing=UNKNOWN_START)
+    known = ({**item, "missing": UNKNOWN_START} for item in blocks.measures(curve, _CURVE))
+    return blocks.figures([*peak, *known], label)
 
 
 def charts(curve: MemoryCurve, label: str) -> Iterator[Block]:
     """Allocated and reserved bytes over time; and by category, where a timeline tells."""
     if not curve.times_ns:
         return
-    along = _along(curve)
+    # time since the first event, or numbers of events
+    since = "since the start", "ns", [at - curve.times_ns[0] for at in curve.times_ns]
+    along = ("event", "count", list(curve.times_ns)) if curve.clock == ORDER else since
     level = "change since the start" if curve.relative else "allocated"
     parts = [blocks.series(level, "bytes", curve.allocated_bytes, role="allocated")]
     if any(value is not None for value in curve.reserved_bytes):
@@ -287,14 +201,6 @@ def charts(curve: MemoryCurve, label: str) -> Iterator[Block]:
         )
 
 
-def _along(curve: MemoryCurve) -> tuple[str, str, list[int]]:
-    """The x axis: time since the first event, or numbers of events."""
-    first = curve.times_ns[0]
-    if curve.clock == ORDER:
-        return "event", "count", list(curve.times_ns)
-    return "since the start", "ns", [at - first for at in curve.times_ns]
-
-
 def _peak(curve: MemoryCurve) -> int | None:
     """The point of the peak; None where the curve has none. Thinned curves keep it."""
     if curve.peak_time_ns is None or curve.peak_time_ns not in curve.times_ns:
@@ -303,8 +209,6 @@ def _peak(curve: MemoryCurve) -> int | None:
 
 
 def _sentence(curve: MemoryCurve) -> str:
-    from stepscope.report import words
-
     of = "" if curve.device == UNKNOWN else f" of {curve.device}"
     if curve.relative or curve.peak_allocated_bytes is None:
         return f"How allocated memory{of} changed over {words.count(curve.events)} events."
@@ -322,52 +226,39 @@ def peak_charts(
     context: PageContext, curve: MemoryCurve, lines: Sequence[MemoryLine], operators: Sequence[MemoryOperator]
 ) -> Iterator[Block]:
     """What stood in memory at the peak: by category, by line, by operator, as far as the recording tells."""
-    from stepscope.report import words
-
-    if curve.peak_by_category:
-        parts = sorted(((_words(name), size) for name, size in curve.peak_by_category.items()), key=_largest)
-        yield _bars("category", parts, words.size, blocks.meaning("MemoryCurve", "peak_by_category"))
     earlier = [(BEFORE, curve.peak_before_bytes)] if curve.peak_before_bytes else []
     by_line = [
         (context.shorten(row.place.file, row.place.line) if row.place else NO_LINE, row.at_peak_bytes)
         for row in lines
         if row.at_peak_bytes
     ]
-    if by_line:
-        parts = sorted([*by_line, *earlier], key=_largest)
-        yield _bars("line", parts, words.size, blocks.meaning("MemoryLine", "at_peak_bytes"))
     by_operator = [(row.name or NO_OPERATOR, row.at_peak_bytes) for row in operators if row.at_peak_bytes]
+    by_category = [(_words(name), size) for name, size in (curve.peak_by_category or {}).items()]
+    if by_category:
+        yield _bars("category", by_category, blocks.meaning("MemoryCurve", "peak_by_category"))
+    if by_line:
+        yield _bars("line", [*by_line, *earlier], blocks.meaning("MemoryLine", "at_peak_bytes"))
     if by_operator:
-        parts = sorted([*by_operator, *earlier], key=_largest)
-        yield _bars("operator", parts, words.size, blocks.meaning("MemoryOperator", "at_peak_bytes"))
+        yield _bars("operator", [*by_operator, *earlier], blocks.meaning("MemoryOperator", "at_peak_bytes"))
 
 
-def _largest(part: tuple[str, int | None]) -> int:
-    return -(part[1] or 0)
-
-
-def _bars(
-    by: str,
-    parts: Sequence[tuple[str, int | None]],
-    size: Callable[[float | None], str],
-    help: Help | None,
-) -> Block:
+def _bars(by: str, given: Iterable[tuple[str, int | None]], help: Help | None) -> Block:
     """The largest of what stood at the peak."""
+    parts = sorted(given, key=lambda part: -(part[1] or 0))
     top = parts[: traced.TOP]
     name, most = top[0]
-    notes = [f"The {len(top)} largest of {len(parts)}."] if len(top) < len(parts) else []
     held = "was allocated before the recording" if name == BEFORE else f"is that of {name}"
     return blocks.chart(
         f"memory-peak-{by}",
         f"What stood at the peak, by {by}",
         "bars",
-        sentence=f"The largest part of the peak, {size(most)}, {held}.",
+        sentence=f"The largest part of the peak, {words.size(most)}, {held}.",
         x=(by, "text", [part for part, _ in top]),
         y=("at the peak", "bytes"),
         y_min=0,
         series=[blocks.series("at the peak", "bytes", [value for _, value in top])],
         help=help,
-        notes=notes,
+        notes=[f"The {len(top)} largest of {len(parts)}."] if len(top) < len(parts) else [],
     )
 
 
@@ -377,34 +268,17 @@ def _words(name: str) -> str:
 
 NO_ALLOCATIONS = "no trace holds allocations: record with profile_memory=True"
 _LINES = (
-    ("line", "file"),
-    ("device", "device"),
-    ("allocations", "allocations"),
-    ("allocated", "allocated_bytes"),
-    ("at the peak", "at_peak_bytes"),
-    ("not released", "unreleased_bytes"),
-    ("in the snapshot", "standing_bytes"),
+    "line: file; device; allocations; allocated: allocated_bytes; at the peak: at_peak_bytes; "
+    "not released: unreleased_bytes; in the snapshot: standing_bytes"
 )
 _OPERATORS = (
-    ("operator", "name"),
-    ("device", "device"),
-    ("calls", "calls"),
-    ("allocations", "allocations"),
-    ("allocated, self", "self_allocated_bytes"),
-    ("allocated, total", "total_allocated_bytes"),
-    ("increase, self", "self_increase_bytes"),
-    ("increase, total", "total_increase_bytes"),
-    ("at the peak", "at_peak_bytes"),
+    "operator: name; device; calls; allocations; allocated, self: self_allocated_bytes; "
+    "allocated, total: total_allocated_bytes; increase, self: self_increase_bytes; "
+    "increase, total: total_increase_bytes; at the peak: at_peak_bytes"
 )
 _BLOCKS = (
-    ("size", "bytes"),
-    ("device", "device"),
-    ("allocated at", "allocated_ns"),
-    ("released at", "released_ns"),
-    ("operator", "operator"),
-    ("category", "category"),
-    ("at the peak", "at_peak"),
-    ("line", "file"),
+    "size: bytes; device; allocated at: allocated_ns; released at: released_ns; operator; category; "
+    "at the peak: at_peak; line: file"
 )
 _FAILED = (*SHOWN["out-of-memory"].columns, ("stack", "stack"))
 
@@ -475,15 +349,19 @@ def _of_one(context: PageContext, view: MemoryView, one: Recording, label: str) 
         yield from charts(curve, label)
         yield from peak_charts(context, curve, lines, operators)
     if lines:
-        rows, bars = [_placed(row) for row in lines], ("at_peak_bytes", "allocated_bytes")
-        table = traced.block(context, "memory-lines", rows, columns=_LINES, bars=bars, sort=_by_size(lines))
+        rows = [{**flatten(row), "place_exact": row.exact} for row in lines]
+        sizes = ("at_peak_bytes", "standing_bytes")  # the first that says anything
+        by = next((key for key in sizes if any(row[key] for row in rows)), "allocated_bytes")
+        bars = ("at_peak_bytes", "allocated_bytes")
+        table = traced.block(context, "memory-lines", rows, columns=_LINES, bars=bars, sort=by)
         for row in table["rows"]:
             row.setdefault("place", NO_LINE)
         yield table
     if operators:
         bars = ("self_allocated_bytes", "at_peak_bytes")
         link = {"name": blocks.cell_link("operators", "operator", "link")}
-        rows = [_named(row) for row in operators]
+        # what was allocated outside operators has no link
+        rows = [{**flatten(row), "name": row.name or NO_OPERATOR, "link": row.name} for row in operators]
         yield traced.block(context, "memory-operators", rows, columns=_OPERATORS, bars=bars, links=link)
     if largest:
         start = curve.times_ns[0] if curve is not None and curve.times_ns else None
@@ -493,32 +371,8 @@ def _of_one(context: PageContext, view: MemoryView, one: Recording, label: str) 
         yield traced.block(context, "memory-blocks", rows, columns=_BLOCKS, bars=("bytes",), notes=notes)
 
 
-def _by_size(lines: Sequence[MemoryLine]) -> str:
-    """The first column that says anything."""
-    for key in ("at_peak_bytes", "standing_bytes"):
-        if any(getattr(row, key) for row in lines):
-            return key
-    return "allocated_bytes"
-
-
-def _named(row: MemoryOperator) -> dict[str, Any]:
-    """An operator's row; what was allocated outside operators has no link."""
-    from stepscope.report.table import flatten
-
-    return {**flatten(row), "name": row.name or NO_OPERATOR, "link": row.name}
-
-
-def _placed(row: MemoryLine) -> dict[str, Any]:
-    """A line's row with the word of the tables for how sure its line is."""
-    from stepscope.report.table import flatten
-
-    return {**flatten(row), "place_exact": row.exact}
-
-
 def _since(row: MemoryBlock, start_ns: int | None) -> dict[str, Any]:
     """A block with its times as people read them beside the curve; without a curve none."""
-    from stepscope.report.table import flatten
-
     times = {"allocated_ns": row.allocated_ns, "released_ns": row.released_ns}
     since = {key: None if ns is None or start_ns is None else ns - start_ns for key, ns in times.items()}
     return {**flatten(row), **since}
@@ -529,14 +383,9 @@ def _snapshots(context: PageContext, view: MemoryView) -> Iterator[Block]:
     states = _of_scope(context, view.states)
     if states:
         yield traced.block(context, "memory-states", states, bars=("reserved_bytes",))
-    failed = _of_scope(context, view.out_of_memory)
+    failed = []
+    for row in _of_scope(context, view.out_of_memory):
+        stack = " < ".join(context.shorten(frame.file, frame.line) for frame in row.frames)
+        failed.append({**flatten(row), "stack": stack or None})
     if failed:
-        rows = [_failed(context, row) for row in failed]
-        yield traced.block(context, "out-of-memory", rows, columns=_FAILED)
-
-
-def _failed(context: PageContext, row: OutOfMemory) -> dict[str, Any]:
-    from stepscope.report.table import flatten
-
-    stack = " < ".join(context.shorten(frame.file, frame.line) for frame in row.frames)
-    return {**flatten(row), "stack": stack or None}
+        yield traced.block(context, "out-of-memory", failed, columns=_FAILED)

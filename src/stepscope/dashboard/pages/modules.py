@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import traced
 from stepscope.dashboard.pages.traced import Chosen
+from stepscope.report import words
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
@@ -17,17 +18,14 @@ if TYPE_CHECKING:
 TITLE = "Modules"
 OPEN_DEPTH = 2  # levels that are unfolded at first
 _COLUMNS = (
-    ("module", "name"),
-    ("class", "module"),
-    ("calls", "calls"),
-    ("calls a step", "calls_per_step"),
-    ("device self", "device_self_ns"),
-    ("device total", "device_total_ns"),
-    ("device, backward", "backward_device_total_ns"),
-    ("host self", "host_self_ns"),
-    ("host total", "host_total_ns"),
-    ("host, backward", "backward_host_total_ns"),
-    ("operators", "operators"),
+    "module: name; class: module; calls; calls a step: calls_per_step; device self: device_self_ns; "
+    "device total: device_total_ns; device, backward: backward_device_total_ns; host self: host_self_ns; "
+    "host total: host_total_ns; host, backward: backward_host_total_ns; operators"
+)
+_FIGURES = (
+    ("Device time: device_ns; Launched by no module: unattributed_device_ns", "no trace holds work of a device"),
+    ("Backward pass linked: backward_linked_share", "no operator of the backward pass is linked"),
+    ("Profiled steps: steps", "no step is marked"),
 )
 
 
@@ -46,9 +44,11 @@ def build(context: PageContext) -> list[Block]:
     if not nodes:
         return [traced.absent(context, "modules", TITLE, "this trace holds no modules: record with with_stack=True")]
     shown, notes = _cut(nodes, context.limit)
+    # how much of the device's time the tree explains
+    items = [item for text, why in _FIGURES if tree for item in blocks.measures(tree, text, missing=why)]
     return [
         *found.notes(),
-        *_figures(tree),
+        *([blocks.figures(items)] if items else []),
         _chart(nodes),
         traced.block(
             context,
@@ -81,31 +81,12 @@ def _cut(nodes: Sequence[ModuleNode], limit: int) -> tuple[Sequence[ModuleNode],
     while len(shown) > limit and depth > 0:
         depth -= 1
         shown = [node for node in shown if node.depth <= depth]
-    words = f"The first {depth + 1} levels of {len(nodes)} modules; stepscope analyze --table modules lists all."
-    return shown[:limit], [words]
-
-
-def _figures(tree: ModuleTree | None) -> Iterator[Block]:
-    """How much of the device's time the tree explains."""
-    if tree is None:
-        return
-    missing = "no trace holds work of a device"
-    items = [
-        blocks.figure(label, getattr(tree, key), unit, help=blocks.meaning("ModuleTree", key), missing=why)
-        for label, key, unit, why in (
-            ("Device time", "device_ns", "ns", missing),
-            ("Launched by no module", "unattributed_device_ns", "ns", missing),
-            ("Backward pass linked", "backward_linked_share", "share", "no operator of the backward pass is linked"),
-            ("Profiled steps", "steps", "count", "no step is marked"),
-        )
-    ]
-    yield blocks.figures(items)
+    note = f"The first {depth + 1} levels of {len(nodes)} modules; stepscope analyze --table modules lists all."
+    return shown[:limit], [note]
 
 
 def _chart(nodes: Sequence[ModuleNode]) -> Block:
     """The modules with most self time, forward and backward."""
-    from stepscope.report import words
-
     where = "device" if any(node.device_self_ns for node in nodes) else "host"
     forward, backward = f"{where}_self_ns", f"backward_{where}_self_ns"
 

@@ -11,6 +11,7 @@ from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import traced
 from stepscope.dashboard.pages.traced import Chosen
+from stepscope.report import words
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
@@ -20,34 +21,15 @@ TITLE = "Operators"
 NO_OPERATORS = "this trace holds no operators: record with ProfilerActivity.CPU"
 GROUPS = (("name", "Name"), ("shapes", "Name and input shapes"))
 _COLUMNS = (
-    ("operator", "name"),
-    ("shapes", "shapes"),
-    ("calls", "calls"),
-    ("device self", "device_self_ns"),
-    ("device total", "device_total_ns"),
-    ("host self", "host_self_ns"),
-    ("host total", "host_total_ns"),
-    ("tensor cores", "tensor_core_self_pct"),
-    ("line", "file"),
-    ("calls a step", "calls_per_step"),
-    ("host self a step", "host_self_ns_per_step"),
-    ("host total a step", "host_total_ns_per_step"),
-    ("runtime calls", "runtime_ns"),
-    ("host memory", "self_memory_bytes"),
-    ("device memory", "self_device_memory_bytes"),
+    "operator: name; shapes; calls; device self: device_self_ns; device total: device_total_ns; "
+    "host self: host_self_ns; host total: host_total_ns; tensor cores: tensor_core_self_pct; line: file; "
+    "calls a step: calls_per_step; host self a step: host_self_ns_per_step; "
+    "host total a step: host_total_ns_per_step; runtime calls: runtime_ns; host memory: self_memory_bytes; "
+    "device memory: self_device_memory_bytes"
 )
 _LAUNCHED = (
-    ("kernel", "short_name"),
-    ("grid", "grid"),
-    ("block", "block"),
-    ("calls", "calls"),
-    ("total", "total_ns"),
-    ("mean", "mean_ns"),
-    ("max", "max_ns"),
-    ("blocks/SM", "blocks_per_sm"),
-    ("occupancy", "occupancy_pct"),
-    ("tensor cores", "tensor_cores"),
-    ("launch delay", "launch_delay_ns"),
+    "kernel: short_name; grid; block; calls; total: total_ns; mean: mean_ns; max: max_ns; blocks/SM: blocks_per_sm; "
+    "occupancy: occupancy_pct; tensor cores: tensor_cores; launch delay: launch_delay_ns"
 )
 
 
@@ -100,11 +82,10 @@ def _rows(context: PageContext, found: Chosen, group: str) -> Sequence[OperatorR
 
 def _chart(rows: Sequence[OperatorRow], by: str) -> Block:
     """The operators with most self time, on the device where the trace holds one."""
-    from stepscope.report import words
-
     top = sorted(rows, key=lambda row: -(getattr(row, by) or 0))[: traced.TOP]
     where = "device" if by == "device_self_ns" else "host"
-    first, names = top[0], _names(top)
+    first = top[0]
+    names = [row.name if row.shapes is None else f"{row.name} {row.shapes}" for row in top]
     most = words.nanoseconds(getattr(first, by))
     host = [row.host_self_ns for row in top]
     shown = [blocks.series("host self time", "ns", host, role="host")]
@@ -121,10 +102,6 @@ def _chart(rows: Sequence[OperatorRow], by: str) -> Block:
         series=shown,
         help=blocks.meaning("OperatorRow", by),
     )
-
-
-def _names(rows: Sequence[OperatorRow]) -> list[str]:
-    return [row.name if row.shapes is None else f"{row.name} {row.shapes}" for row in rows]
 
 
 def _of_one(context: PageContext, found: Chosen, name: str) -> list[Block]:

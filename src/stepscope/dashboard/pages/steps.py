@@ -1,7 +1,8 @@
 """The page of steps: what each is made of, how long they take, the longest ones, and what is paid once.
 
-Journals know every step of a run and its phases, traces know what the devices did in a few of them; where a run has
-both, both are shown. Ranks and kinds of steps are shown one at a time and summed up in a table.
+Journals know every step of a run and its phases, traces know what the devices and the host did in a few of them; where
+a run has both, both are shown. Ranks and kinds of steps are shown one at a time and summed up in a table. Below the
+charts stand processes, ranks, logged values, and what sampled stacks say of steps.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepscope.dashboard import blocks, selectors
-from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import PageContext, step_tables, traced, traced_steps
-from stepscope.report import words
+from msgspec.structs import asdict
+
+from stepscope.dashboard import blocks
+from stepscope.dashboard.blocks import Block, Row
+from stepscope.dashboard.pages import PageContext, processes, traced
+from stepscope.report import sentences, words
 
 if TYPE_CHECKING:
     from stepscope.engine.step_labels import LabelledSteps
     from stepscope.model import StepFacts
     from stepscope.model.timeline import LongStep, StepDistribution, StepPhases
+    from stepscope.model.views import Overview
 
 POINTS, EMBEDDED_POINTS = 600, 300  # of a chart
 LONGEST, LEAST_LONGEST = 100, 10  # steps in the table of the longest, where more and where fewer are above the median
@@ -35,20 +39,17 @@ REASONS = {
 }
 EVENTS = {"gc": "garbage collection", "save": "torch.save", "loader": "new loader iterator", "region": "region"}
 FACTS = (
-    ("Mean step", "mean_ms"),
-    ("Median", "median_ms"),
-    ("95th percentile", "p95_ms"),
-    ("Steps per second", "per_second"),
-    ("Samples per second", "samples_per_second"),
-    ("Steady steps", "count"),
-    ("First step of an epoch", "first_batch_ms"),
+    "Mean step: mean_ms; Median: median_ms; 95th percentile: p95_ms; Steps per second: per_second; "
+    "Samples per second: samples_per_second; Steady steps: count; First step of an epoch: first_batch_ms"
 )
 FIXED = (
-    ("Paid once, in all", "total_s"),
-    ("Before the first step", "before_first_step_s"),
-    ("First step", "first_step_s"),
-    ("Warm-up", "warmup_s"),
-    ("Profiler windows", "windows_s"),
+    "Paid once, in all: total_s; Before the first step: before_first_step_s; First step: first_step_s; "
+    "Warm-up: warmup_s; Profiler windows: windows_s"
+)
+_PARTITION = blocks.columns("Part: part; Time a step: ms ms bar; Share: share share")
+_LONGEST = blocks.columns(
+    "Process: process; Time: wall_ms ms bar; Above the median: extra_ms ms; "
+    "Longest above usual: phase; by how much: phase_extra_ms ms; Kind of step: reason; What happened in it: events"
 )
 RECORD = "Record the training with stepscope, or mark its steps with stepscope.step() or torch.profiler's step()."
 
@@ -57,22 +58,22 @@ def build(context: PageContext) -> list[Block]:
     """The blocks of the page."""
     if empty(context):
         why = blocks.empty("No step was seen", _why_none(context), RECORD, traced.again(context))
-        return [why, *step_tables.sampled(context)]
+        return [why, *_sampled(context)]
     kinds = [facts.kind for facts in _facts(context)]
     kind = context.choice("kind", kinds) if kinds else ""
     made = traced.choice(context, "Kind of step", "kind", kind, [(each, words.term(each)) for each in kinds])
     if kinds:
         made += _of_kind(context, kind)
     else:
-        made += traced_steps.build(context)
-    made += [*_fixed(context), *step_tables.by_process(context, labelled(context)), *step_tables.ranks(context)]
-    made += [*step_tables.logged(context), *step_tables.sampled(context)]
+        made += _profiled(context)
+    made += [*_fixed(context), *_by_process(context, labelled(context)), *_ranks(context)]
+    made += [*_logged(context), *_sampled(context)]
     return made
 
 
 def empty(context: PageContext) -> bool:
     """Whether neither a journal nor a trace holds a step."""
-    return not context.run.analysis.steps and not traced_steps.overviews(context)
+    return not context.run.analysis.steps and not overviews(context)
 
 
 def labelled(context: PageContext) -> LabelledSteps:
@@ -105,8 +106,6 @@ def _facts(context: PageContext) -> tuple[StepFacts, ...]:
 
 
 def _why_none(context: PageContext) -> str:
-    from stepscope.report import sentences
-
     if context.scope.steps is not None:
         return "None of the steps that are chosen is in this recording."
     return blocks.sentence(sentences.without_steps(context.run.report(source=context.source)))
@@ -118,17 +117,17 @@ def _of_kind(context: PageContext, kind: str) -> list[Block]:
     steps = labelled(context)
     facts = next(each for each in _facts(context) if each.kind == kind)
     known = series.processes_of(steps, kind)
-    chosen = selectors.processes(context.run, context.scope.worker)
+    chosen = processes(context.run, context.scope.worker)
     own = [process for process in known if chosen is None or process in chosen]
-    made = [_figures(facts), *_said(facts, context), *_partition(facts)]
+    made = [blocks.figures(blocks.measures(facts, FACTS)), *_said(facts, context), *_partition(facts)]
     if not own:
         return [*made, blocks.text(f"{context.scope.worker} has no {words.term(kind)} step of its own.", "note")]
     limit = EMBEDDED_POINTS if context.embedded else POINTS
     parts = series.step_phases(steps, kind, own[0], limit)
-    traced = traced_steps.build(context)
-    if parts.parts_ms or not traced:
+    profiled = _profiled(context)
+    if parts.parts_ms or not profiled:
         made.append(_chart(parts, context, several=len(own) > 1))
-    made += traced
+    made += profiled
     found = series.distribution(steps, kind, own)
     if found is not None and sum(found.steady) + sum(found.others) > 1:
         made.append(_distribution(found, facts))
@@ -137,12 +136,6 @@ def _of_kind(context: PageContext, kind: str) -> list[Block]:
     of_kind = (row for row in series.by_process(steps) if row.kind == kind and row.process in own)
     made.append(_longest(longest, sum(row.steps for row in of_kind), context))
     return made
-
-
-def _figures(facts: StepFacts) -> Block:
-    """Figures of all ranks together."""
-    items = [blocks.measured(label, facts, key) for label, key in FACTS if getattr(facts, key) is not None]
-    return blocks.figures(items)
 
 
 def _said(facts: StepFacts, context: PageContext) -> Iterator[Block]:
@@ -163,13 +156,9 @@ def _partition(facts: StepFacts) -> list[Block]:
     """The mean step by part, where parts are known."""
     if not any(part.category != "unattributed" for part in facts.partition):
         return []
-    columns = [
-        blocks.column("part", "Part", "text"),
-        blocks.column("ms", "Time a step", "ms", help=blocks.meaning("PartitionPart", "ms"), bar=True),
-        blocks.column("share", "Share", "share", help=blocks.meaning("PartitionPart", "share")),
-    ]
     rows = [{"part": words.term(part.category), "ms": part.ms, "share": part.share} for part in facts.partition]
-    return [blocks.table("partition", "Where a mean step goes", columns, rows, limit=len(rows))]
+    heads = blocks.heads("PartitionPart", _PARTITION)
+    return [blocks.table("partition", "Where a mean step goes", heads, rows, limit=len(rows))]
 
 
 def _chart(parts: StepPhases, context: PageContext, *, several: bool) -> Block:
@@ -253,22 +242,14 @@ def _distribution(found: StepDistribution, facts: StepFacts) -> Block:
 
 def _longest(rows: tuple[LongStep, ...], total: int, context: PageContext) -> Block:
     """The longest steps; a click on one opens it in the timeline."""
+    empty = {
+        "process": len({row.process for row in rows}) < 2,
+        "events": not any(row.events for row in rows),
+        **dict.fromkeys(("phase", "phase_extra_ms"), not any(row.phase for row in rows)),
+    }
     link = None if context.embedded else blocks.cell_link("timeline", "steps", "range")
-    columns = [
-        blocks.column("step", "Step", "number", link=link),
-        blocks.column("wall_ms", "Time", "ms", help=blocks.meaning("LongStep", "wall_ms"), bar=True),
-        blocks.column("extra_ms", "Above the median", "ms", help=blocks.meaning("LongStep", "extra_ms")),
-        blocks.column("phase", "Longest above usual", "text"),
-        blocks.column("phase_extra_ms", "by how much", "ms", help=blocks.meaning("LongStep", "phase_extra_ms")),
-        blocks.column("reason", "Kind of step", "text"),
-        blocks.column("events", "What happened in it", "text"),
-    ]
-    if len({row.process for row in rows}) > 1:
-        columns.insert(1, blocks.column("process", "Process", "text"))
-    if not any(row.events for row in rows):
-        columns.pop()
-    if not any(row.phase for row in rows):
-        columns = [column for column in columns if not column["key"].startswith("phase")]
+    heads = [blocks.column("step", "Step", "number", link=link)]
+    heads += blocks.heads("LongStep", (each for each in _LONGEST if not empty.get(each.key)))
     made = [
         {
             "step": row.step,
@@ -284,7 +265,7 @@ def _longest(rows: tuple[LongStep, ...], total: int, context: PageContext) -> Bl
         for row in rows
     ]
     return blocks.table(
-        "longest", "The longest steps", columns, made, limit=context.limit, total=total, sorted_by="wall_ms"
+        "longest", "The longest steps", heads, made, limit=context.limit, total=total, sorted_by="wall_ms"
     )
 
 
@@ -298,5 +279,274 @@ def _fixed(context: PageContext) -> list[Block]:
     costs = context.base.analysis.fixed
     if costs.total_s is None:
         return []
-    items = [blocks.measured(label, costs, key) for label, key in FIXED if getattr(costs, key) is not None]
-    return [blocks.figures(items, "Fixed costs of the run")]
+    return [blocks.figures(blocks.measures(costs, FIXED), "Fixed costs of the run")]
+
+
+# ---- profiled steps --------------------------------------------------------------------------------------------------
+
+PROFILED, EMBEDDED_PROFILED = 400, 200  # points of a chart
+_MEANS = blocks.columns(
+    "Span: span; Split by: split; Part: part; Mean: mean_ns ns bar; Median: median_ns ns; 95th percentile: p95_ns ns; "
+    "Share: share share"
+)
+SMALLEST = 0.0005  # share of a part that is still drawn
+
+
+def overviews(context: PageContext) -> list[Overview]:
+    """Those of the chosen worker and span that hold steps, or whose whole length counts as one."""
+    views = context.run.analysis.views
+    if views is None:
+        return []
+    found = [span.overview for span in traced.of_scope(context, views) if span.overview is not None]
+    return [item for item in found if item.steps]
+
+
+def _profiled(context: PageContext) -> list[Block]:
+    """A chart of the first chosen span, and the mean step of all of them."""
+    found = overviews(context)
+    if not found:
+        return []
+    made = [_profiled_chart(found[0], context, several=len(found) > 1)] if found[0].has_steps or len(found) == 1 else []
+    return [*made, *_means(found, context)]
+
+
+def _profiled_chart(item: Overview, context: PageContext, *, several: bool) -> Block:
+    from stepscope.analyze.pictures.series import pick, positions
+
+    limit = EMBEDDED_PROFILED if context.embedded else PROFILED
+    steps = list(item.steps)
+    steps = pick(steps, positions([step.wall_ns for step in steps], limit))
+    parts = [name for name, summary in item.parts.items() if summary.share >= SMALLEST]
+    longest = max(steps, key=lambda step: step.wall_ns)
+    most = max(item.parts, key=lambda name: item.parts[name].share)
+    notes = [f"Steps of {item.span.label}; choose a worker or span to see another's."] if several else []
+    if len(steps) < len(item.steps):
+        notes.append(f"{len(steps)} of {len(item.steps)} steps: of each stretch the shortest and the longest.")
+    if item.dropped_steps:
+        dropped = words.things(item.dropped_steps, "last step")
+        notes.append(f"Left out, because the end of its device work was not recorded: {dropped}.")
+    if not item.has_steps:
+        notes.append("No step is marked in this trace: its whole length counts as one.")
+    share = words.percent(item.parts[most].share)
+    return blocks.chart(
+        "profiled",
+        "What each profiled step is made of",
+        "stacked_area" if len(steps) > MANY else "stacked_bars",
+        sentence=(
+            f"{words.things(len(item.steps), 'profiled step')}, {words.nanoseconds(item.wall.mean_ns)} on average; "
+            f"{share} of it is {words.PARTS.get(most, words.term(most))}. The longest is step {longest.step} with "
+            f"{words.nanoseconds(longest.wall_ns)}."
+        ),
+        x=("step", "number", [int(step.step) if step.step.isdecimal() else step.step for step in steps]),
+        y=("time of the step", "ns"),
+        y_min=0,
+        series=[
+            blocks.series(
+                words.PARTS.get(name, words.term(name)), "ns", [step.parts_ns.get(name) for step in steps], role=name
+            )
+            for name in parts
+        ],
+        help=blocks.meaning("StepBreakdown", "parts_ns"),
+        notes=notes,
+        sync="steps",
+        select="steps" if item.has_steps else None,
+    )
+
+
+def _means(found: list[Overview], context: PageContext) -> list[Block]:
+    """The mean profiled step of each span, by part, with the parts of the TensorBoard plugin behind."""
+    rows: list[dict[str, Any]] = []
+    for item in found:
+        for split, parts in (("stepscope", item.parts), ("TensorBoard plugin", item.plugin)):
+            for name, summary in parts.items():
+                if summary.share >= SMALLEST:
+                    times = {key: getattr(summary, key) for key in ("mean_ns", "median_ns", "p95_ns", "share")}
+                    part = words.PARTS.get(name, words.term(name))
+                    rows.append({"span": item.span.label, "split": split, "part": part, **times})
+    columns = _MEANS if len(found) > 1 else _MEANS[1:]
+    notes = ["The parts of each split exclude each other and sum to the step."]
+    heads = blocks.heads("Summary", columns)
+    title = "Where a mean profiled step goes"
+    return [blocks.table("profiled-means", title, heads, rows, limit=context.limit, notes=notes)]
+
+
+# ---- tables below the charts -----------------------------------------------------------------------------------------
+
+MAX_LOGGED = 6  # charts of values that the script logged
+LOGGED_POINTS = 400
+
+
+def _phase(row: Row) -> str | None:
+    return words.term(row["phase"]) if row["phase"] else None
+
+
+def _by_rank(row: Row) -> str:
+    found = sorted(row["by_rank"].items(), key=lambda pair: -pair[1])[:8]
+    return ", ".join(f"{rank}: {words.number(value)}" for rank, value in found)
+
+
+_PROCESS = blocks.columns(
+    "Process: process; Kind: kind; Steps: steps count; Steady: steady count; Mean: mean_ms ms bar; "
+    "Median: median_ms ms; 95th percentile: p95_ms ms; Longest: longest_ms ms"
+)
+_RANK = blocks.columns(
+    "Rank: rank number; Mean step: wall_ms ms; Own work: own_ms ms bar; Exchange and waiting: exchange_ms ms; "
+    "Samples a step: samples number"
+)
+_WAIT = blocks.columns(
+    "Rank: rank number; Share of the wait: share share bar; Per step: ms_per_step ms; What: kind; Line: place; "
+    "On top: leaf code; Samples: samples count",
+    kind=lambda row: words.WAIT_PARTS.get(str(row["kind"]), str(row["kind"])),
+)
+_SLOW = blocks.columns(
+    "Extra: extra_ms_per_step ms bar; In slow steps: slow_ms_per_step ms; In typical ones: typical_ms_per_step ms; "
+    "Line: place; Phase: phase; On top: leaf code; Samples: samples count",
+    phase=_phase,
+)
+_RANK_LINE = blocks.columns(
+    "Spread: spread number bar; Line: place; Phase: phase; By rank: by_rank; On top: leaf code",
+    phase=_phase,
+    by_rank=_by_rank,
+)
+_STAGE = blocks.columns(
+    "Stage: stage; Share: share share bar; Waiting: waiting_share share; Samples: samples count",
+    stage=lambda row: words.STAGES.get(str(row["stage"]), str(row["stage"])),
+)
+_HOT = blocks.columns(
+    "Share: share share bar; Per step: ms_per_step ms; Line: place; Process: role; Phase: phase; "
+    "Waiting: waiting_share share; On top: library_leaf code",
+    role=lambda row: words.term(row["role"]),
+    phase=_phase,
+)
+_LOOP = blocks.columns(
+    "Calls: callee; Calls a step: calls_per_step number; Per step: ms_per_step ms bar; "
+    "Operators a call: operators_per_call number; Line: place; Equals: dimension"
+)
+_PYTHON = blocks.columns(
+    "Share: share share bar; Per step: ms_per_step ms; Line: place; Phase: phase; "
+    "Outside operators: python_fraction share; Samples: samples count",
+    phase=_phase,
+)
+_IO = blocks.columns(
+    "Operation: operation; Calls a step: calls_per_step number; Per step: ms_per_step ms bar; Line: place; "
+    "Seen in: source"
+)
+_REGION = blocks.columns(
+    "Region: name; Calls: calls count; Calls a step: calls_per_step number; Per step: ms_per_step ms bar; "
+    "Seen in: source"
+)
+
+
+def _by_process(context: PageContext, steps: LabelledSteps) -> list[Block]:
+    """Each process and kind, where there is more than one."""
+    from stepscope.analyze.pictures import series
+
+    found = series.by_process(steps)
+    if len(found) < 2:
+        return []
+    rows = [{**asdict(row), "kind": words.term(row.kind)} for row in found]
+    return blocks.rows_table(context, "processes", "Steps by process and kind", "ProcessSteps", _PROCESS, rows)
+
+
+def _ranks(context: PageContext) -> list[Block]:
+    """Who works and who waits, in the same steps."""
+    found = context.run.analysis.ranks
+    if found is None:
+        return []
+    rows = [asdict(work) for work in found.ranks]
+    exchange = ", ".join(words.term(phase) for phase in found.exchange)
+    note = f"Rank {found.slowest} works longest, in {words.percent(found.slowest_share)} of {found.steps:,} steps"
+    return blocks.rows_table(
+        context,
+        "ranks",
+        "Ranks side by side: a mean step of each",
+        "RankWork",
+        _RANK,
+        rows,
+        notes=[f"{note}; ranks wait for each other in: {exchange or 'no phase'} ({found.exchange_source})."],
+    )
+
+
+def _logged(context: PageContext) -> list[Block]:
+    """The losses that were kept, and what the script logged, over the steps."""
+    from stepscope.analyze.pictures.series import pick, positions
+
+    made = []
+    for number, (name, points) in enumerate(_series_logged(context)):
+        kept = positions([value for _, value in points], LOGGED_POINTS)
+        shown = pick(points, kept)
+        made.append(
+            blocks.chart(
+                f"logged-{number}",
+                name,
+                "line",
+                sentence=(
+                    f"{name} over {len(points):,} steps, from {words.number(points[0][1])} to "
+                    f"{words.number(points[-1][1])}."
+                ),
+                x=("step", "number", [step for step, _ in shown]),
+                y=(name, "number"),
+                series=[blocks.series(name, "number", [value for _, value in shown])],
+                sync="steps",
+                select="steps",
+            )
+        )
+    return made
+
+
+def _series_logged(context: PageContext) -> Iterator[tuple[str, list[tuple[int, float]]]]:
+    """(name, (step, value) in order) of what was logged; series of one value draw no line."""
+    import polars as pl
+
+    trial = context.run.analysis.trial
+    if trial is not None and len(trial.losses) > 1:
+        chosen = context.scope.steps
+        losses = [point for point in trial.losses if chosen is None or chosen[0] <= point[0] <= chosen[1]]
+        if len(losses) > 1:
+            yield "Loss", losses
+    scalars = context.run.tables.scalars.drop_nulls(["step", "name", "value"])
+    if scalars.is_empty():
+        return
+    lead = scalars.sort("rank", "process")["process"][0]
+    own = scalars.filter(pl.col("process") == lead).sort("name", "step")
+    for (name,), rows in list(own.partition_by("name", as_dict=True, maintain_order=True).items())[:MAX_LOGGED]:
+        if rows.height > 1:
+            yield str(name), rows.select("step", "value").rows()
+
+
+def _sampled(context: PageContext) -> list[Block]:
+    """What sampled stacks and windows say: waits, slow steps, ranks, hot lines, loops, files, regions, stages."""
+    views = context.run.report(source=context.source).views
+    seen = views.get("sampled") or {}
+    waits = [{**part, "rank": wait["rank"]} for wait in seen.get("waits") or () for part in wait["parts"]]
+    slow, rank_lines = seen.get("slow_steps") or {}, seen.get("rank_lines") or {}
+    unit = rank_lines.get("unit")
+    tables = (
+        ("waits", "What the wait for the loader is made of", "WaitPart", _WAIT, waits, ()),
+        ("slow-lines", "Lines of slow steps", "SlowLine", _SLOW, slow.get("lines"), _of_slow_steps(slow)),
+        ("rank-lines", "Lines in which ranks differ", "RankLine", _RANK_LINE, rank_lines.get("lines"), [unit or ""]),
+        ("hot-lines", "Hot lines", "HotLine", _HOT, (views.get("stacks") or {}).get("hot_lines"), ()),
+        ("loader-lines", "Lines of the loader", "HotLine", _HOT, (views.get("loader") or {}).get("lines"), ()),
+        ("loops", "Python loops that call the same thing once per item", "LoopFacts", _LOOP, views.get("loops"), ()),
+        ("python", "Python on the main thread", "PythonFacts", _PYTHON, views.get("python"), ()),
+        ("io", "Blocking file access in steady steps", "IoFacts", _IO, views.get("io"), ()),
+        ("regions", "Regions named in the code", "regions", _REGION, views.get("regions"), ()),
+        ("stages", "Stages of the run, by sampled stacks", "StageTime", _STAGE, seen.get("stages"), ()),
+    )
+    return [
+        block
+        for id, title, record, columns, rows, notes in tables
+        for block in blocks.rows_table(
+            context, id, title, record, columns, rows, notes=[note for note in notes if note]
+        )
+    ]
+
+
+def _of_slow_steps(slow: Row) -> list[str]:
+    if not slow:
+        return []
+    return [
+        f"{slow['slow_steps']:,} slow steps (above {words.milliseconds(slow['threshold_ms'])}, "
+        f"{words.milliseconds(slow['slow_mean_ms'])} on average) against {slow['typical_steps']:,} typical ones "
+        f"({words.milliseconds(slow['typical_mean_ms'])}); time of the main thread per step, sampled."
+    ]

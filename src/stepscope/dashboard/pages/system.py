@@ -10,9 +10,8 @@ from msgspec.structs import asdict
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, traced
-from stepscope.dashboard.pages.rows import Col, rows_table
 from stepscope.report import words
-from stepscope.report.table_columns import USE
+from stepscope.report.table import USE
 
 if TYPE_CHECKING:
     from stepscope.model.machine import MachineFacts
@@ -37,85 +36,61 @@ class Chart(NamedTuple):
     y: str
     unit: str
     metrics: tuple[tuple[str, str, str | None], ...]
-    quiet: bool = False
-    most: float | None = None
     help: str | None = None
+    most: float | None = None
+    quiet: bool = False
+
+
+_CORES = (
+    ("busy_cores", "in use by anyone", "cpu"),
+    ("load_1m", "load, one minute", "baseline"),
+    ("stolen_cores", "given to others by the hypervisor", "limit"),
+    ("throttled_cores", "throttled by the cgroup", "waiting"),
+)
+_POWER = (("gpu_power_w", "power", "power"), ("gpu_power_limit_w", "limit", "limit"))
+_CLOCKS = (("gpu_sm_clock_mhz", "clock", "clock"), ("gpu_sm_clock_max_mhz", "highest", "limit"))
+_BYTES = (
+    ("requested_bytes_per_s", "asked for", "baseline"),
+    ("read_bytes_per_s", "brought from storage", "read"),
+    ("write_bytes_per_s", "written", "write"),
+)
+_PRESSURE = (
+    ("psi_cpu_some_pct", "waiting for a core", "cpu"),
+    ("psi_io_some_pct", "waiting for storage", "io"),
+    ("psi_memory_some_pct", "waiting for memory", "memory"),
+)
+_OF_CPU = "Of all threads of a process since the reading before: 100 % is one core. Loader workers are summed."
+_OF_CORES = "Of the processors that the run may use. Load counts tasks that run or want to."
+_OF_DELAY = "Of each second, how long the main thread could have run and had no core (schedstat)."
+_OF_PAGES = "Pages of a process in memory; shared ones count in each. Loader workers are summed."
+_OF_BYTES = "Bytes that a process asked for by reads, and of these and of mapped files what storage had to bring."
+_OF_PRESSURE = "Share of the time in which at least one task stood still for want of it (PSI)."
+
+
+def _one(name: str, role: str | None = None) -> tuple[tuple[str, str, str | None], ...]:
+    return ((name, "", role),)
 
 
 CHARTS = (
-    Chart(
-        *("gpu-utilisation", "GPU utilisation", "utilisation", "pct"),
-        (("gpu_util_pct", "", "utilisation"),),
-        most=100,
-        help=USE,
-    ),
-    Chart(
-        *("cpu", "CPU use of processes", "CPU use", "pct"),
-        (("cpu_pct", "", None),),
-        help="Of all threads of a process since the reading before: 100 % is one core. Loader workers are summed.",
-    ),
-    Chart(
-        *("cores", "Cores of the host", "cores", "number"),
-        (
-            ("busy_cores", "in use by anyone", "cpu"),
-            ("load_1m", "load, one minute", "baseline"),
-            ("stolen_cores", "given to others by the hypervisor", "limit"),
-            ("throttled_cores", "throttled by the cgroup", "waiting"),
-        ),
-        help="Of the processors that the run may use. Load counts tasks that run or want to.",
-    ),
+    Chart("gpu-utilisation", "GPU utilisation", "utilisation", "pct", _one("gpu_util_pct", "utilisation"), USE, 100),
+    Chart("cpu", "CPU use of processes", "CPU use", "pct", _one("cpu_pct"), _OF_CPU),
+    Chart("cores", "Cores of the host", "cores", "number", _CORES, _OF_CORES),
     Chart(
         *("delay", "Main threads ready without a core", "share of the time", "share"),
-        (("run_delay_share", "", None),),
-        quiet=True,
-        help="Of each second, how long the main thread could have run and had no core (schedstat).",
-    ),
-    Chart(
-        *("resident", "Resident memory", "memory", "bytes"),
-        (("rss_bytes", "", None),),
-        help="Pages of a process in memory; shared ones count in each. Loader workers are summed.",
-    ),
-    Chart(*("gpu-memory", "GPU memory in use", "memory", "bytes"), (("gpu_memory_bytes", "", None),)),
-    Chart(
-        *("gpu-power", "GPU power", "power", "W"),
-        (("gpu_power_w", "power", "power"), ("gpu_power_limit_w", "limit", "limit")),
-    ),
-    Chart(
-        *("gpu-clock", "GPU clock", "SM clock", "MHz"),
-        (("gpu_sm_clock_mhz", "clock", "clock"), ("gpu_sm_clock_max_mhz", "highest", "limit")),
-    ),
-    Chart(
-        *("gpu-temperature", "GPU temperature", "temperature", "celsius"), (("gpu_temperature_c", "", "temperature"),)
-    ),
-    Chart(
-        *("io", "Reading and writing", "bytes a second", "bytes_per_s"),
-        (
-            ("requested_bytes_per_s", "asked for", "baseline"),
-            ("read_bytes_per_s", "brought from storage", "read"),
-            ("write_bytes_per_s", "written", "write"),
-        ),
-        quiet=True,
-        help="Bytes that a process asked for by reads, and of these and of mapped files what storage had to bring.",
-    ),
-    Chart(
-        *("pressure", "Pressure", "of the time", "pct"),
-        (
-            ("psi_cpu_some_pct", "waiting for a core", "cpu"),
-            ("psi_io_some_pct", "waiting for storage", "io"),
-            ("psi_memory_some_pct", "waiting for memory", "memory"),
-        ),
-        quiet=True,
-        most=100,
-        help="Share of the time in which at least one task stood still for want of it (PSI).",
-    ),
-    Chart(
-        *("faults", "Page faults that read a disk", "a second", "per_s"),
-        (("major_faults_per_s", "", None),),
+        *(_one("run_delay_share"), _OF_DELAY),
         quiet=True,
     ),
+    Chart("resident", "Resident memory", "memory", "bytes", _one("rss_bytes"), _OF_PAGES),
+    Chart("gpu-memory", "GPU memory in use", "memory", "bytes", _one("gpu_memory_bytes")),
+    Chart("gpu-power", "GPU power", "power", "W", _POWER),
+    Chart("gpu-clock", "GPU clock", "SM clock", "MHz", _CLOCKS),
+    Chart(*("gpu-temperature", "GPU temperature", "temperature", "celsius"), _one("gpu_temperature_c", "temperature")),
+    Chart("io", "Reading and writing", "bytes a second", "bytes_per_s", _BYTES, _OF_BYTES, quiet=True),
+    Chart("pressure", "Pressure", "of the time", "pct", _PRESSURE, _OF_PRESSURE, 100, quiet=True),
+    Chart("faults", "Page faults that read a disk", "a second", "per_s", _one("major_faults_per_s"), quiet=True),
     Chart(
         *("switches", "Main threads taken off their core", "times a second", "per_s"),
-        (("involuntary_switches_per_s", "", None),),
+        _one("involuntary_switches_per_s"),
         quiet=True,
     ),
 )
@@ -141,58 +116,34 @@ SUMMARY = {
 COUNTS = ("cgroup_oom_events",)
 
 _CPU = (
-    ("Cores the run may use", "cores"),
-    ("Cores the run used", "own_cores"),
-    ("Main thread ready without a core", "run_delay_share"),
-    ("Of a step, because of the run itself", "own_ms_per_step"),
-    ("Of a step, because of others", "others_ms_per_step"),
-    ("Of a step, throttled", "throttled_ms_per_step"),
-    ("Threads of torch", "threads"),
-    ("Training processes on the host", "ranks_on_host"),
-    ("Stolen by a hypervisor", "stolen_cores"),
-    ("Taken off its core", "involuntary_switches_per_s"),
-    ("Moved to another core", "migrations_per_s"),
+    "Cores the run may use: cores; Cores the run used: own_cores; Main thread ready without a core: run_delay_share; "
+    "Of a step, because of the run itself: own_ms_per_step; Of a step, because of others: others_ms_per_step; "
+    "Of a step, throttled: throttled_ms_per_step; Threads of torch: threads; "
+    "Training processes on the host: ranks_on_host; Stolen by a hypervisor: stolen_cores; "
+    "Taken off its core: involuntary_switches_per_s; Moved to another core: migrations_per_s"
 )
 _POOL = (
-    ("Main thread on a core", "main_cpu_share"),
-    ("Cores the other threads used", "used_cores"),
-    ("Other threads ready without one", "ready_threads"),
-    ("Lost to too many threads, a step", "lost_ms_per_step"),
+    "Main thread on a core: main_cpu_share; Cores the other threads used: used_cores; "
+    "Other threads ready without one: ready_threads; Lost to too many threads, a step: lost_ms_per_step"
 )
 _PAUSES = (
-    ("Garbage collections", "count"),
-    ("Full ones", "full"),
-    ("Per step", "ms_per_step"),
-    ("Longest", "longest_ms"),
-    ("Steps struck", "steps_struck"),
+    "Garbage collections: count; Full ones: full; Per step: ms_per_step; Longest: longest_ms; "
+    "Steps struck: steps_struck"
 )
 _STORAGE = (
-    ("Asked for", "requested_bytes_per_s"),
-    ("Brought from storage", "device_bytes_per_s"),
-    ("Not in the page cache", "cold_share"),
-    ("Readings blocked on a disk", "blocked_share"),
-    ("Waiting for block devices", "io_delay_share"),
-    ("Pressure of storage", "pressure_pct"),
+    "Asked for: requested_bytes_per_s; Brought from storage: device_bytes_per_s; Not in the page cache: cold_share; "
+    "Readings blocked on a disk: blocked_share; Waiting for block devices: io_delay_share; "
+    "Pressure of storage: pressure_pct"
 )
-_MEMORY = (("Page faults from disk, a step", "major_faults_per_step"), ("Stalled for want of memory", "stalled_pct"))
-_NUMA = (("Nodes of memory", "nodes"), ("Away from its GPU's node", "away_share"))
-_GPU = (
-    Col("GPU", "device"),
-    Col("Utilisation", "utilization", "share"),
-    Col("SM clock", "clock_mhz", "MHz"),
-    Col("Highest", "max_clock_mhz", "MHz"),
-    Col("Lost", "lost_share", "share", bar=True),
-    Col("Power", "power_w", "W"),
-    Col("Limit", "power_limit_w", "W"),
-    Col("Temperature", "temperature_c", "celsius"),
-    Col("Why below", "reasons", say=lambda row: _shares(row["reasons"])),
-    Col("Foreign processes", "strangers", "count"),
+_MEMORY = "Page faults from disk, a step: major_faults_per_step; Stalled for want of memory: stalled_pct"
+_NUMA = "Nodes of memory: nodes; Away from its GPU's node: away_share"
+_GPU = blocks.columns(
+    "GPU: device; Utilisation: utilization share; SM clock: clock_mhz MHz; Highest: max_clock_mhz MHz; "
+    "Lost: lost_share share bar; Power: power_w W; Limit: power_limit_w W; Temperature: temperature_c celsius; "
+    "Why below: reasons; Foreign processes: strangers count",
+    reasons=lambda row: _shares(row["reasons"]),
 )
-_PAUSE_LINE = (
-    Col("Line", "place"),
-    Col("Collections", "count", "count"),
-    Col("Per step", "ms_per_step", "ms", bar=True),
-)
+_PAUSE_LINE = blocks.columns("Line: place; Collections: count count; Per step: ms_per_step ms bar")
 
 
 def build(context: PageContext) -> list[Block]:
@@ -291,37 +242,30 @@ def _charts(found: Telemetry) -> Iterator[Block]:
             label, role = labels[one.metric]
             name = f"{one.subject}: {label}" if several and label else label or one.subject
             made.append(blocks.series(name, chart.unit, one.values, role=role if not several else None))
+        names = [each["name"] for each in made]
+        listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         yield blocks.chart(
             chart.id,
             chart.title,
             "line",
-            sentence=f"{chart.title} over time of {_listed(each['name'] for each in made)}.",
+            sentence=f"{chart.title} over time of {listed}.",
             x=("time since the start", "s", found.time_s),
             y=(chart.y, chart.unit),
             y_min=0,
             y_max=chart.most,
             series=made,
-            help=_help(chart),
+            help=blocks.help_(chart.help, "utilisation" if chart.help == USE else None)
+            if chart.help
+            else blocks.meaning("TelemetrySeries", "values"),
             sync=SYNC,
         )
 
 
-def _help(chart: Chart) -> blocks.Help | None:
-    if chart.help is None:
-        return blocks.meaning("TelemetrySeries", "values")
-    return blocks.help_(chart.help, "utilisation" if chart.help == USE else None)
-
-
-def _listed(names: Iterator[str]) -> str:
-    found = list(names)
-    return ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
-
-
-def _groups(machine: MachineFacts | None) -> Iterator[tuple[str, object, tuple[tuple[str, str], ...]]]:
+def _groups(machine: MachineFacts | None) -> Iterator[tuple[str, object, str]]:
     """(title, record, figures) of each part of the machine's facts that is there."""
     if machine is None:
         return
-    parts: tuple[tuple[str, object | None, tuple[tuple[str, str], ...]], ...] = (
+    parts: tuple[tuple[str, object | None, str], ...] = (
         ("How training shared its cores", machine.cpu, _CPU),
         ("Threads of a training process", machine.cpu.pool if machine.cpu is not None else None, _POOL),
         ("Pauses for garbage collection", machine.pauses, _PAUSES),
@@ -330,19 +274,20 @@ def _groups(machine: MachineFacts | None) -> Iterator[tuple[str, object, tuple[t
         ("Nodes of memory", machine.numa, _NUMA),
     )
     for title, record, figures in parts:
-        if record is not None and any(getattr(record, key) for _, key in figures):
+        if record is not None and any(getattr(record, each.key) for each in blocks.columns(figures)):
             yield title, record, figures
 
 
 def _machine(context: PageContext, machine: MachineFacts) -> Iterator[Block]:
     for title, record, figures in _groups(machine):
-        items = [blocks.measured(label, record, key) for label, key in figures if getattr(record, key) is not None]
-        yield blocks.figures(items, title)
+        yield blocks.figures(blocks.measures(record, figures), title)
     if machine.pauses is not None:
         lines = [{**asdict(line), "place": asdict(line.place)} for line in machine.pauses.lines]
-        yield from rows_table(context, "pauses", "Lines at which collections struck", "PauseLine", _PAUSE_LINE, lines)
+        yield from blocks.rows_table(
+            context, "pauses", "Lines at which collections struck", "PauseLine", _PAUSE_LINE, lines
+        )
     gpus = [asdict(gpu) for gpu in machine.gpus]
-    yield from rows_table(context, "gpu-clocks", "Clocks of GPUs", "GpuClocks", _GPU, gpus)
+    yield from blocks.rows_table(context, "gpu-clocks", "Clocks of GPUs", "GpuClocks", _GPU, gpus)
     if machine.storage is not None and machine.storage.mounts:
         mounts = [
             blocks.fact(f"{mount.path} ({mount.kind})", f"{mount.files} files", mount.source)

@@ -6,19 +6,20 @@ made when first asked for, and the latest of each run are kept.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-import msgspec
 from msgspec import Struct
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.report import sentences
+from stepscope.report import sentences, words
 from stepscope.report.escape import plain
+from stepscope.report.table import Choice, TableDocument, document, headed, unit_of_row, worth_showing
 
 if TYPE_CHECKING:
     from stepscope.analyze.views.select import Rows, Selection
@@ -33,6 +34,7 @@ MAX_COMMAND = 1_000  # characters of a command that can still be copied
 MAX_ROWS = 20_000  # of a table that are laid out at all, the largest first; pages show fewer
 TOP = 12  # bars of a chart of the largest
 
+_OF_UNIT = re.compile(" (ns|ms|bytes)$")
 _WINDOW = ("--window", "skip_first=5,active=3")
 _OPENS = (
     "stepscope run opens a window of torch.profiler by itself once the time of a step is steady; for a run of few "
@@ -78,8 +80,8 @@ class Chosen(Struct, frozen=True):
         if self.whole or len(self.spans) < 2:
             return made
         ref = self.spans[0].span
-        words = f"{ref.worker} has {len(self.spans)} traces; this is span {ref.span}. Choose another above."
-        return [*made, blocks.text(words, "note")]
+        text = f"{ref.worker} has {len(self.spans)} traces; this is span {ref.span}. Choose another above."
+        return [*made, blocks.text(text, "note")]
 
     def selection(self, **more: Any) -> Selection:
         """The same for `Run.table`; `more` are its other fields."""
@@ -192,7 +194,7 @@ def block(
     sort: str | None = None,
     notes: Iterable[str] = (),
     total: int | None = None,
-    columns: Sequence[tuple[str, str]] | None = None,
+    columns: str | Sequence[tuple[str, str]] = (),
     bars: Collection[str] = (),
     own_notes: bool = True,
     links: Mapping[str, Mapping[str, Any]] | None = None,
@@ -201,29 +203,63 @@ def block(
     """Rows of a table as a block, ordered and defined as on the command line.
 
     Args:
+        id: of the table on its page, for links that restore its order.
         sort: key of the column to order by, instead of the table's own.
         total: rows that there are, where `found` has been cut.
+        columns: (heading, key) in order, or a text of them; those of the terminal by default. Columns that hold nothing
+            are left out. The key "file" is the place: file, line and function of the row.
+        bars: keys of columns with a bar behind the number.
         own_notes: False leaves out what is said below the table on the command line.
-        links: only where there is something to answer them: not in the single-file report.
+        links: `cell_link`s by the key of their column, where there is something to answer them: not in a file.
+        open_depth: given for a tree, whose rows have `depth` or `level`.
     """
-    from stepscope.report.table import Choice, document
-
     made = document(table, found[:MAX_ROWS], Choice(sort=sort))
-    made = msgspec.structs.replace(
-        made, total=len(found) if total is None else total, notes=made.notes if own_notes else ()
-    )
-    return blocks.table_block(
-        made,
-        id=id or table,
+    links = (links if not context.embedded else None) or {}
+    given = headed(columns) if isinstance(columns, str) else columns
+    shown = [(blocks.capital(label), key) for label, key in given or made.shown.columns if worth_showing(made, key)]
+    units = {each.key: each.unit for each in made.columns}
+    heads = [label for label, _ in shown]
+    laid = []
+    for label, key in shown:
+        twice = heads.count(label) > 1 and label != "→"
+        name = _OF_UNIT.sub("", plain(key.replace("_", " "))) if twice else label
+        laid.append(_column(made, key, name, units.get(key, ""), key in bars, links.get(key)))
+    keys = [*(key for _, key in shown if key != "file"), *(link["key"] for link in links.values())]
+    return blocks.table(
+        id or table,
+        title or made.title,
+        laid,
+        [_row(row, keys, context) for row in made.rows[: context.limit]],
         limit=context.limit,
-        shorten=context.shorten,
-        title=title,
-        columns=[(blocks.capital(label), key) for label, key in columns or made.shown.columns],
-        bars=bars,
-        links=None if context.embedded else links,
+        total=len(found) if total is None else total,
+        sorted_by=made.sorted_by,
+        notes=(*(made.notes if own_notes else ()), *notes),
+        tree=open_depth is not None,
         open_depth=open_depth,
-        notes=notes,
     )
+
+
+def _column(
+    found: TableDocument, key: str, label: str, stated: str, bar: bool, link: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    if key == "file":
+        return blocks.column("place", label, place=True)
+    help_of = blocks.column_meaning(found.table, key)
+    value = next((row[key] for row in found.rows if row.get(key) is not None), None)
+    if isinstance(value, (str, bool)):
+        return blocks.column(key, label, "text", help=help_of, link=link)
+    unit = blocks.unit_of(key, stated) or "number"
+    made = blocks.column(key, label, unit, help=help_of, bar=bar, signed="delta" in key, link=link)
+    return {**made, "unit_key": "unit"} if any(unit_of_row(row, key) for row in found.rows) else made
+
+
+def _row(row: Mapping[str, Any], keys: Iterable[str], context: PageContext) -> dict[str, Any]:
+    made = {key: row.get(key) for key in keys}
+    if row.get("file"):
+        made["place"] = blocks.place_of(row, context.shorten)
+    if "depth" in row or "level" in row:
+        made["depth"] = row.get("depth") or row.get("level") or 0
+    return made
 
 
 def choice(context: PageContext, label: str, param: str, value: str, options: Sequence[tuple[str, str]]) -> list[Block]:
@@ -246,6 +282,10 @@ def sentence(text: str) -> str:
 
 
 DEVICE, HOST = "device", "cpu_op"  # whose time it is
+_LINE = blocks.columns(
+    "Line: place none; Time: ns ns bar; Share: share share; A step: ms_per_step ms; Slices: events count; "
+    "Code: code hidden; Note: note; Mostly: mostly"
+)
 
 
 def device_lines(context: PageContext, basis: str) -> Iterator[Block]:
@@ -253,8 +293,6 @@ def device_lines(context: PageContext, basis: str) -> Iterator[Block]:
     found = context.run.analysis.device_lines
     if found is None or found.basis != basis or not found.total_ns:
         return
-    from stepscope.report import sentences, words
-
     view: dict[str, Any] = context.run.report(source=context.source).views["device_lines"]
     without = [f"{words.percent(share)} {why}" for why, share in sentences.unattributed(view)]
     if not found.lines:
@@ -262,9 +300,8 @@ def device_lines(context: PageContext, basis: str) -> Iterator[Block]:
         return
     rows = [
         {
-            "place": _place(context, row),
-            **{key: row[key] for key in ("ns", "share", "ms_per_step", "events")},
-            "code": row.get("code"),
+            **row,
+            "place_exact": row["exact_line"] and not row["guess"],
             "note": sentences.line_notes({**row, "ms_per_step": None}) or None,
             "mostly": ", ".join(f"{name} {words.nanoseconds(ns)}" for name, ns in row["top"]),
         }
@@ -272,38 +309,15 @@ def device_lines(context: PageContext, basis: str) -> Iterator[Block]:
     ]
     whose = "" if context.scope.worker is None and context.scope.span is None else ", all traces together"
     notes = [sentences.line_footer(view), *without]
-    yield blocks.table(
+    yield from blocks.rows_table(
+        context,
         "device-lines",
         f"{sentences.DEVICE_LINES[view['basis']]}{whose}",
-        [
-            blocks.column("place", "Line", place=True),
-            *(
-                blocks.column(key, label, unit, help=blocks.meaning("DeviceLine", key), bar=key == "ns")
-                for key, label, unit in (
-                    ("ns", "Time", "ns"),
-                    ("share", "Share", "share"),
-                    ("ms_per_step", "A step", "ms"),
-                    ("events", "Slices", "count"),
-                )
-            ),
-            blocks.column("note", "Note", "text"),
-            blocks.column("mostly", "Mostly", "text"),
-        ],
+        "DeviceLine",
+        _LINE,
         rows,
-        limit=context.limit,
         total=len(found.lines),
         sorted_by="ns",
         notes=[note for note in notes if note],
-    )
-
-
-def _place(context: PageContext, row: dict[str, Any]) -> dict[str, Any]:
-    where = row["place"]
-    return blocks.place(
-        where["file"],
-        where["line"],
-        where["function"],
-        shown=context.shorten(where["file"], where["line"]),
-        guess=row["guess"] or not row["exact_line"],
-        code=row.get("code"),
+        whole=True,
     )

@@ -95,7 +95,7 @@ class Handlers:
 
     def _describe(self, place: Place, run: Run) -> dict[str, Any]:
         """What a head says once the run has been read."""
-        from stepscope.dashboard import pages, selectors
+        from stepscope.dashboard import pages
 
         context = pages.PageContext(run=run, base=run, catalog=self._catalog, key=place.key, source=self._source)
         listed = [
@@ -105,9 +105,9 @@ class Handlers:
         if place.kind == EXPERIMENT:
             listed = [{**page, "empty": page["empty"] and page["key"] != COMPARE} for page in listed]
         return {
-            "workers": selectors.workers(run),
-            "spans": selectors.spans(run),
-            "steps": selectors.step_range(run),
+            "workers": pages.workers(run),
+            "spans": pages.spans(run),
+            "steps": pages.step_range(run),
             "pages": listed,
         }
 

@@ -1,1 +1,0 @@
-"""Flame graphs as files: a page, a picture, and two formats that other viewers read."""
