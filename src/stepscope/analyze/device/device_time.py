@@ -97,11 +97,8 @@ def reading_facts(traces: tuple[TraceFacts, ...]) -> ReadingFacts | None:
     linked: Counter[str] = Counter()
     for trace in traces:
         linked.update(trace.linked_ns)
-
-    def total(name: str) -> int:
-        return sum(getattr(trace, name) for trace in traces)
-
-    device_ns, early_ns = total("device_ns"), total("before_recording_ns")
+    device_ns = sum(trace.device_ns for trace in traces)
+    early_ns = sum(trace.before_recording_ns for trace in traces)
     launched_ns = device_ns - early_ns
 
     def of_launched(ns: int) -> float | None:
@@ -109,11 +106,16 @@ def reading_facts(traces: tuple[TraceFacts, ...]) -> ReadingFacts | None:
 
     return ReadingFacts(
         traces=len(traces),
-        **{name: total(name) for name in ("events", "salvaged", "lost", "clipped", "repaired", "device_events")},
+        events=sum(trace.events for trace in traces),
+        salvaged=sum(trace.salvaged for trace in traces),
+        lost=sum(trace.lost for trace in traces),
+        clipped=sum(trace.clipped for trace in traces),
+        repaired=sum(trace.repaired for trace in traces),
+        device_events=sum(trace.device_events for trace in traces),
         link_rate=of_launched(linked.total()),
         linked_shares={method: ns / launched_ns for method, ns in linked.most_common() if ns},
-        graph_share=of_launched(total("graph_ns")),
-        unlinked_share=of_launched(total("unlinked_ns")),
+        graph_share=of_launched(sum(trace.graph_ns for trace in traces)),
+        unlinked_share=of_launched(sum(trace.unlinked_ns for trace in traces)),
         before_recording_share=early_ns / device_ns if device_ns else None,
     )
 
