@@ -17,7 +17,7 @@ def replace(record: T, **changes: Any) -> T:
     return changed
 
 
-def blank(kind: type[T], **known: Any) -> T:
+def blank(kind: type[T], /, **known: Any) -> T:
     """A record of which nothing but `known` is: its other fields are None."""
     return kind(**{**dict.fromkeys(annotated(kind)), **known})
 

@@ -25,7 +25,7 @@ from stepscope.model.compilers import (
     EagerAfterLimit,
 )
 from tests.builders import make_tables, step_rows
-from tests.records import replace
+from tests.records import blank, replace
 
 TORCH, XLA = "torch.compile", "torch_xla"
 TRAIN = "/home/user/project/train.py"
@@ -43,22 +43,13 @@ def cause(kind: str = "recompile", word: str = "shape", **given: Any) -> Compile
         "backend": TORCH,
         "text": "",
         "function": "forward",
-        "place": None,
         "definition": BEGIN,
         "call": CALL,
-        "hint": None,
-        "operator": None,
-        "subject": None,
         "count": 1,
         "total_ms": 100.0,
-        "longest_ms": None,
         "steps": (),
         "step_count": 0,
-        "first_step": None,
-        "last_step": None,
         "changes": (),
-        "cache_entries": None,
-        "limit": None,
         "ranks": (0,),
         "kinds": ("train",),
         "source": "CompilationMetrics, torch 2.13.0",
@@ -67,7 +58,7 @@ def cause(kind: str = "recompile", word: str = "shape", **given: Any) -> Compile
     if made["steps"] and "first_step" not in given:
         made |= {"first_step": min(made["steps"]), "last_step": max(made["steps"]), "step_count": len(made["steps"])}
     made.setdefault("in_main_steps_ms", made["total_ms"])
-    return CompilerCause(kind=kind, cause=word, **made)
+    return blank(CompilerCause, kind=kind, cause=word, **made)
 
 
 def growth(*sizes: int, first_step: int = 1) -> tuple[Change, ...]:
@@ -76,60 +67,35 @@ def growth(*sizes: int, first_step: int = 1) -> tuple[Change, ...]:
 
 
 def facts(backend: str = TORCH, **given: Any) -> CompilerFacts:
+    torch = backend == TORCH
     usual: dict[str, Any] = {
         "versions": ("2.13.0",),
         "ranks": (0,),
-        "source": "CompilationMetrics" if backend == TORCH else "metrics report",
+        "source": "CompilationMetrics" if torch else "metrics report",
         "compiles": 1,
-        "recompiles": 0 if backend == TORCH else None,
+        "recompiles": 0 if torch else None,
+        "graph_breaks": 0 if torch else None,
         "limit_hits": 0,
         "failures": 0,
-        "graph_breaks": 0 if backend == TORCH else None,
-        "transfers": None if backend == TORCH else 0,
         "fallbacks": 0,
+        "unknown": 0,
+        "transfers": None if torch else 0,
         "compile_ms": 500.0,
         "in_steps_ms": 500.0,
         "longest_ms": 400.0,
-        "marked_steps": None,
-        "step_estimate_ms": None,
-        "unknown": 0,
     }
-    return CompilerFacts(backend=backend, **{**usual, **given})
+    return blank(CompilerFacts, backend=backend, **{**usual, **given})
 
 
 def steps(count: int = 20, wall_ms: float | None = 2_000.0, backend: str = TORCH, **given: Any) -> CompilerSteps:
-    usual: dict[str, Any] = {
-        "kind": "train",
-        "compiling_steps": 1,
-        "compile_ms": 0.0,
-        "share": None,
-        "late_compile_ms": 0.0,
-        "late_wall_ms": None,
-        "late_share": None,
-        "compiles": 0,
-        "recompiles": 0,
-        "transfers": 0,
-        "breaks": 0,
-        "mean_compiling_ms": None,
-        "mean_quiet_ms": None,
-    }
-    return CompilerSteps(backend=backend, steps=count, wall_ms=wall_ms, **{**usual, **given})
+    counts = dict.fromkeys(("compiles", "recompiles", "transfers", "breaks"), 0)
+    usual = {"kind": "train", "compiling_steps": 1, "compile_ms": 0.0, "late_compile_ms": 0.0, "estimated": False}
+    return blank(CompilerSteps, backend=backend, steps=count, wall_ms=wall_ms, **{**counts, **usual, **given})
 
 
 def storm(backend: str = TORCH, **given: Any) -> CompileStorm:
-    usual: dict[str, Any] = {
-        "compiles": 1,
-        "steps": 20,
-        "whole_run": False,
-        "windows": 0,
-        "first_window_step": None,
-        "late_step": None,
-        "quiet_before": None,
-        "late_ms": 0.0,
-        "late_share": 0.0,
-        "kind": "train",
-    }
-    return CompileStorm(backend=backend, **{**usual, **given})
+    usual = {"compiles": 1, "steps": 20, "whole_run": False, "windows": 0, "kind": "train"}
+    return blank(CompileStorm, backend=backend, **{**usual, "late_ms": 0.0, "late_share": 0.0, **given})
 
 
 def metric(name: str, samples: int, total_ms: float, longest_ms: float = 1.0) -> CompilerMetric:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepscope.analyze import analyze
-from stepscope.diagnose import RULES, diagnose
+from stepscope.diagnose import diagnose
 from stepscope.model import Analysis, Diagnosis, Finding, Place
 from stepscope.model.sampled import RankLine, RankLines, SampledViews
 from tests.analyze.scenes import TRAIN
@@ -14,7 +14,6 @@ from tests.analyze.test_ranks import rank_rows, sites
 from tests.builders import make_tables
 from tests.records import replace
 
-NAMES = [rule.name for rule in RULES if rule.category == "communication"]
 Phases = Sequence[float]
 
 

@@ -41,18 +41,6 @@ def test_a_sampled_wait_far_from_the_measured_one_is_said() -> None:
     assert found.confidence == "medium"
 
 
-def test_what_few_samples_explain_is_no_disagreement() -> None:
-    """16 points are chance for 100 samples, four standard errors being 20."""
-    assert loader(data_wait=44, forward=56).disagreements == ()
-
-
-def test_without_one_of_the_two_nothing_is_compared() -> None:
-    analysis = analyze(loader_tables())
-    assert analysis.stacks is not None
-    for bare in (replace(analysis, stacks=None), replace(analysis, stacks=replace(analysis.stacks, by_phase={}))):
-        assert all(one.disagreements == () for one in diagnose(bare).findings)
-
-
 def window(ratio: float | None) -> WindowFacts:
     return WindowFacts(0, "trace-0", "stepscope", 4, False, "", None, None, None, ratio)
 

@@ -80,26 +80,9 @@ def test_without_them_or_where_they_sleep_the_rule_keeps_quiet() -> None:
     assert found(tables([process(51)], 1.5, [started(51, 7)], delay=0.02)) is None
 
 
-def test_without_telemetry_of_the_main_thread_nothing_is_said() -> None:
-    of = pool_tables(main=0.3, delay=0.6, pool=0.2, pool_delay=0, threads=2, system=[], processes=[process(51)])
-    assert found(of) is None
-    machine = analyze(of).machine
-    assert machine is not None
-    assert machine.children is None
-
-
 def test_ranks_workers_and_helpers_are_nobodys_children() -> None:
     others = [process(50 + number, role=role) for number, role in enumerate(("loader_worker", "helper", "launcher"))]
     assert children(tables(others, 1.5, [started(50, 7)])).groups == ()
-
-
-def test_what_a_child_starts_belongs_to_the_line_that_started_the_child() -> None:
-    rows = [process(51, command="sh -c 'burn & burn'"), process(52, ppid=51)]
-    (first, second) = children(tables(rows, 1.0, [started(51, 9)])).groups
-    assert {(child.command, child.place.line) for child in (first, second) if child.place} == {
-        (BURN, 9),
-        ("sh -c 'burn & burn'", 9),
-    }
 
 
 def test_a_fork_and_a_shell_that_is_gone_are_known_by_their_time() -> None:

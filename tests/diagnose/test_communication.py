@@ -7,17 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
-from stepscope.diagnose.ranks import RANKS
 from stepscope.model import Analysis, Place
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import Distributed, Views, WorkerShare
 from tests.analyze.scenes import TRAIN
 from tests.analyze.test_ranks import rank_rows
-from tests.builders import MS, make_tables, rank_info, step_rows
+from tests.builders import MS, rank_info
 from tests.diagnose.rank_scenes import (
-    NAMES,
     analysis_of,
     line,
     loader_sites,
@@ -42,21 +39,6 @@ def test_a_rank_with_a_slower_input() -> None:
     assert [place.line for place in finding.where] == [30, 75]
     assert finding.confidence == "high"
     assert finding.severity == "critical"
-
-
-def test_without_a_loader_the_gap_before_the_step_is_work() -> None:
-    place = Place(TRAIN, 44, "monitor")
-    analysis = with_lines(two((1, 10, 40, 1, 1), (21, 10, 20, 1, 1)), [line(place, "other", {0: 0.0, 1: 20.0})])
-    finding = only(analysis, "communication.straggler")
-    assert "works 20.0 ms longer" in finding.title
-    assert "train.py:44" in finding.fix
-
-
-def test_a_rank_that_computes_more() -> None:
-    finding = only(two((0, 30, 20, 1, 1), (0, 10, 40, 1, 1)), "communication.straggler")
-    assert finding.ranks == (0,)
-    assert "the forward pass" in finding.title
-    assert finding.where == ()
 
 
 def test_ranks_on_a_device_are_judged_with_less_confidence() -> None:
@@ -109,18 +91,6 @@ def test_ranks_that_do_not_wait_for_each_other_have_no_straggler() -> None:
     assert of_category(diagnose(two((0, 30, 20, 1, 1), (0, 10, 20, 1, 1)))) == []
 
 
-def test_a_small_excess_is_not_worth_a_word() -> None:
-    step, below = 100.0, 0.9 * RANKS.floor * 100.0
-    analysis = two((0, 20 + below, step - 22 - below, 1, 1), (0, 20, step - 22, 1, 1))
-    assert of_category(diagnose(analysis)) == []
-
-
-def test_one_rank_alone_is_not_asked() -> None:
-    diagnosis = diagnose(analyze(make_tables(steps=step_rows(40))))
-    quiet = {one.rule for one in diagnosis.abstained if one.quiet}
-    assert set(NAMES) <= quiet
-
-
 def test_ranks_without_phases_abstain_by_name() -> None:
     rows = [{"rank": rank, "process": f"rank-{rank}", "step": n} for rank in (0, 1) for n in range(40)]
     abstained = {one.rule: one for one in diagnose(analysis_of(rows)).abstained}
@@ -154,44 +124,3 @@ def test_the_transfer_does_not_shrink_with_the_batch() -> None:
     finding = only(replace(unequal(), views=views), "communication.unbalanced_work")
     assert finding.cost_ms_per_step == pytest.approx(10 + 10 * 10 / 32)
     assert finding.confidence == "high"
-
-
-def test_equal_batches_are_not_blamed() -> None:
-    finding = only(two((0, 10, 50, 1, 1), (0, 30, 30, 1, 1)), "communication.straggler")
-    assert finding.ranks == (1,)
-
-
-def test_the_remainder_of_a_data_set_is_no_imbalance() -> None:
-    first, second = rank_rows(0, (0, 20, 40, 1, 1), samples=8), rank_rows(1, (0, 20, 40, 1, 1), samples=8)
-    second[-1]["samples"] = 3
-    assert of_category(diagnose(analysis_of(first, second))) == []
-
-
-def test_unknown_samples_abstain_by_name() -> None:
-    first, second = rank_rows(0, (0, 20, 40, 1, 1), samples=None), rank_rows(1, (0, 20, 40, 1, 1), samples=None)
-    abstained = {one.rule: one.needs for one in diagnose(analysis_of(first, second)).abstained}
-    assert "samples" in abstained["communication.unbalanced_work"]
-
-
-def test_ranks_that_share_a_machine_may_gain_less() -> None:
-    """Alone rank 1 takes 4 ms forward, rank 0 beside it 6: the backward pass of rank 1 may take half as long again."""
-    finding = only(two((0, 6, 34, 1, 1), (20, 4, 16, 1, 1)), "communication.straggler")
-    assert finding.expected_gain is not None
-    assert finding.expected_gain.high == pytest.approx(finding.share)
-    assert finding.expected_gain.low == pytest.approx((18 - 16 * 2 / 4) / 42)
-    equal = only(two((0, 4, 36, 1, 1), (20, 4, 16, 1, 1)), "communication.straggler")
-    assert equal.expected_gain is not None
-    assert equal.expected_gain.low == pytest.approx(equal.share)
-
-
-def test_two_slow_ranks_are_one_loss() -> None:
-    fast, slow = (0, 10, 40, 1, 1), (0, 30, 20, 1, 1)
-    slowest = (0, 33, 17, 1, 1)
-    finding = only(
-        analysis_of(rank_rows(0, fast), rank_rows(1, slow), rank_rows(2, slowest), rank_rows(3, fast)),
-        "communication.straggler",
-    )
-    assert finding.ranks == (1, 2)
-    assert "Rank 2 (and 1 more)" in finding.title
-    assert "2 other ranks wait" in finding.title
-    assert finding.cost_ms_per_step <= finding.gain_ceiling * 52 + 1e-6

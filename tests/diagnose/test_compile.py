@@ -7,15 +7,10 @@ from typing import Any
 import pytest
 
 from stepscope.model.compilers import Change, EagerAfterLimit
-from stepscope.report import build
 from tests.diagnose.compiler_views import (
-    CALL,
-    TRAIN,
-    analysis,
     cause,
     facts,
     found,
-    growth,
     judged,
     line,
     only,
@@ -23,7 +18,6 @@ from tests.diagnose.compiler_views import (
     values,
     view,
 )
-from tests.records import replace
 
 HINT = "torch._dynamo.config.allow_unspec_int_on_nn_module = True"
 
@@ -97,39 +91,8 @@ def test_eager_steps_that_are_no_slower_or_unknown_cost_nothing(before: float | 
     assert finding.share == pytest.approx(720 / 2_000)
 
 
-def test_what_is_left_of_compiling_steps_is_no_measure_of_quick_ones() -> None:
-    eager = EagerAfterLimit(limit().id, 8, 20.0, 8, 12.0, 11, before_compiling=True)
-    finding = only(view(counter(), limit(), limits=(eager,)), "compile.limit_hit")
-    assert "not measured" in finding.caveat
-    assert "median step after the limit" not in values(finding)
-    slower = replace(eager, after_ms=50.0)
-    assert only(view(counter(), limit(), limits=(slower,)), "compile.limit_hit").share > finding.share
-
-
-def test_a_limit_has_no_floor() -> None:
-    long_run = (steps(100_000, 10_000_000.0),)
-    finding = only(view(counter(), limit(), of_steps=long_run), "compile.limit_hit")
-    assert finding.share < 0.001
-    assert finding.severity == "info"
-
-
 def test_a_limit_nobody_timed_has_no_cost_and_is_no_finding() -> None:
     assert found(view(counter(total_ms=None), limit(total_ms=None))) == []
-
-
-def test_one_function_is_one_finding() -> None:
-    shape = cause("recompile", "shape", subject="x.size(0)", count=4, total_ms=400.0, steps=(2, 3, 4, 5))
-    finding = only(view(shape, counter(), limit()), "compile.limit_hit")
-    assert finding.share == pytest.approx(1_120 / 2_000)
-    assert values(finding)["recompilations by x.size(0)"] == 4
-
-
-def test_two_functions_at_their_limits_are_two_findings() -> None:
-    other = {"function": "encode", "definition": line(40, "encode"), "place": line(44, "encode")}
-    findings = found(view(counter(), limit(), counter(**other), limit(**other)))
-    assert [finding.rule for finding in findings] == ["compile.limit_hit"] * 2
-    assert len({finding.id for finding in findings}) == 2
-    assert sum(finding.share for finding in findings) == pytest.approx(1_440 / 2_000)
 
 
 def test_steps_that_two_functions_make_slower_count_once() -> None:
@@ -141,25 +104,12 @@ def test_steps_that_two_functions_make_slower_count_once() -> None:
     assert [finding.confidence for finding in findings] == ["medium", "high"]
 
 
-def test_a_limit_of_unknown_cause_quotes_the_compiler_and_is_a_weak_finding() -> None:
-    odd = view(cause("limit_hit", "unknown", text="the guard was in a bad mood", steps=(9,), place=line(18)))
-    finding = only(odd, "compile.limit_hit")
-    assert finding.confidence == "low"
-    assert "the guard was in a bad mood" in finding.title
-
-
 def test_a_torch_that_gives_no_reasons_still_tells_the_limit() -> None:
     again = cause("recompile", "", count=7, total_ms=300.0, cache_entries=7, limit=8)
     finding = only(view(again, cause("limit_hit", "", total_ms=1.0, limit=8, steps=(8,))), "compile.limit_hit")
     assert finding.title.endswith("run eagerly: this version of torch does not say why")
     assert finding.confidence == "low"
     assert "TORCH_LOGS=recompiles" in finding.fix
-
-
-def test_a_limit_in_a_part_behind_a_graph_break_is_named_after_the_function() -> None:
-    name = {"function": "torch_dynamo_resume_in_forward_at_16"}
-    finding = only(view(counter(**name), limit(**name)), "compile.limit_hit")
-    assert "inputs of forward (train.py:18)" in finding.title
 
 
 # ------------------------------------------------------------------------------------------- below the limit
@@ -169,36 +119,6 @@ def test_a_limit_in_a_part_behind_a_graph_break_is_named_after_the_function() ->
 def test_six_of_eight_versions_are_close(entries: int, rule: str) -> None:
     finding = only(view(counter(cache_entries=entries, count=entries, steps=tuple(range(1, entries + 1)))), rule)
     assert "s.calls changes every step" in finding.title
-
-
-def test_close_says_how_many_versions_of_how_many() -> None:
-    finding = only(view(counter(cache_entries=6)), "compile.close_to_limit")
-    assert "has 6 of 8 compiled versions" in finding.title
-    assert finding.share == pytest.approx(700 / 2_000)
-
-
-def test_a_growing_dimension_is_named_with_its_values() -> None:
-    growing = cause(
-        "recompile",
-        "shape",
-        subject="x.size(0)",
-        count=4,
-        steps=(1, 2, 3, 4),
-        changes=growth(8, 16, 24, 32, 40),
-        total_ms=400.0,
-    )
-    finding = only(view(growing), "compile.same_cause")
-    assert finding.title == "forward (train.py:52) was compiled again 4 times: x.size(0) grows every step"
-    assert "mark_dynamic(x, 0)" in finding.fix
-    assert "out of the compiled forward" in finding.fix
-    assert values(finding)["x.size(0) changed from"].startswith("8 to 16 (step 1), 16 to 24 (step 2)")
-
-
-def test_a_size_that_goes_up_and_down_is_no_accumulation() -> None:
-    changing = cause("recompile", "shape", subject="x.size(0)", count=3, changes=growth(8, 12, 4, 16), total_ms=400.0)
-    finding = only(view(changing), "compile.same_cause")
-    assert "dynamic=True" in finding.fix
-    assert "accumulates" not in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -221,21 +141,6 @@ def test_the_fix_goes_by_the_cause(word: str, subject: str | None, advice: str) 
     assert advice in only(view(seen), "compile.same_cause").fix
 
 
-def test_one_expensive_recompilation_is_told_and_a_cheap_one_is_not() -> None:
-    scale = cause("recompile", "float_argument", subject="scale", place=line(13), total_ms=300.0)
-    finding = only(view(replace(scale, total_ms=1_200.0)), "compile.recompiles")
-    assert "compiled again once: scale changed" in finding.title
-    assert finding.severity == "warning"
-    assert found(view(cause("recompile", "float_argument", subject="scale", total_ms=30.0))) == []
-
-
-def test_two_causes_in_one_line_are_two_findings() -> None:
-    findings = found(
-        view(*(cause("recompile", word, place=line(13), total_ms=300.0, count=3) for word in ("shape", "dtype")))
-    )
-    assert len({finding.id for finding in findings}) == 2
-
-
 def test_the_first_compilation_of_a_frame_is_no_loss() -> None:
     assert found(view(cause("compile", "", total_ms=1_900.0))) == []
 
@@ -247,12 +152,6 @@ def test_the_cost_is_spread_over_training_steps_and_the_share_is_of_all_steps() 
     assert "in evaluation" in finding.title
     assert finding.cost_ms_per_step == pytest.approx(600 / 20)
     assert finding.share == pytest.approx(600 / 3_000)
-
-
-def test_a_run_of_evaluation_steps_alone_is_judged_by_them() -> None:
-    evaluation = cause("recompile", "shape", kinds=("eval",), count=3, total_ms=600.0)
-    finding = only(view(evaluation, of_steps=(steps(10, 1_000.0, kind="eval"),)), "compile.same_cause")
-    assert finding.cost_ms_per_step == pytest.approx(60)
 
 
 def test_compiling_between_steps_counts_and_never_beyond_the_whole() -> None:
@@ -296,10 +195,6 @@ def test_a_graph_break_nobody_timed_is_no_finding() -> None:
     assert found(view(broken(), resumed(number=99))) == []
 
 
-def test_a_graph_break_outside_the_steps_is_no_finding() -> None:
-    assert found(view(broken(steps=()), resumed())) == []
-
-
 def test_cheap_graph_breaks_are_told_together() -> None:
     pairs = [(broken(number), resumed(number, 10.0)) for number in (14, 16, 20)]
     finding = only(view(*(each for pair in pairs for each in pair)), "compile.graph_break")
@@ -314,23 +209,6 @@ def test_the_fix_of_a_break_goes_by_its_cause(word: str, advice: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- abstaining
-
-
-def test_a_run_without_compilers_is_not_told_about_them() -> None:
-    abstained = {each.rule: each for each in judged(None).abstained}
-    others = ("transfer.device_to_host", "compute.execution_slow")
-    mine = {name: each for name, each in abstained.items() if name.startswith("compile.") or name in others}
-    assert len(mine) == 13
-    assert all(each.quiet for each in mine.values())
-    assert not abstained["host.per_item_loop"].quiet
-
-
-def test_a_report_leaves_quiet_abstentions_out() -> None:
-    document = build(analysis(None), judged(None))
-    assert {row["rule"] for row in document.abstained} == {
-        each.rule for each in judged(None).abstained if not each.quiet
-    }
-    assert not any(row["rule"].startswith("compile.") for row in document.abstained)
 
 
 def test_names_of_any_length_make_short_titles() -> None:
@@ -351,9 +229,3 @@ def test_what_cannot_tell_recompilations_abstains_by_name() -> None:
     assert "told from first" in abstained["compile.same_cause"]
     assert abstained["compile.share"] == "durations of compilations"
     assert "graph breaks" in abstained["compile.graph_break"]
-
-
-def test_without_a_line_of_the_cause_the_call_is_named() -> None:
-    finding = only(view(counter(place=None, call=CALL)), "compile.close_to_limit")
-    assert finding.where[0].line == 52
-    assert finding.where[0].file == TRAIN

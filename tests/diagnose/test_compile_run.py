@@ -109,32 +109,12 @@ def test_the_bad_report_is_told_in_the_words_of_its_debug_log() -> None:
     assert "at least 3 of the last 10" in values(finding)["also"]
 
 
-def test_cheap_transfers_are_not_blamed() -> None:
-    assert "transfer.device_to_host" not in {finding.rule for finding in found(bad())}
-
-
 def test_reading_a_value_in_every_step_is_blamed_with_its_line() -> None:
     finding = only(item(), "transfer.device_to_host")
     assert finding.share == pytest.approx(47.2 / 500)
     assert "1.0 transfers per step at train.py:29" in finding.title
     assert finding.where[0] == line(29)
     assert finding.category == "transfer"
-
-
-def test_transfers_of_one_half_per_step_are_usual() -> None:
-    few = report(about={"transfers": 7}, metrics=(metric("TransferFromDeviceTime", 7, 100.0),))
-    assert found(few) == []
-
-
-def test_transfers_that_begin_late_are_seen_after_warm_up() -> None:
-    late = report(
-        about={"transfers": 7},
-        metrics=(metric("TransferFromDeviceTime", 7, 100.0),),
-        points=tuple(point(step, transfers=2) for step in range(11, 14)),
-    )
-    assert values(only(late, "transfer.device_to_host"))[
-        "transfers per step after warm-up, of steps with any event"
-    ] == pytest.approx(2)
 
 
 def test_operators_on_the_host_own_their_transfers_and_compilations() -> None:
@@ -155,24 +135,6 @@ def test_a_costly_operator_does_not_let_its_compilations_or_transfers_speak_agai
     assert finding.share == pytest.approx(460 / 500)
 
 
-def test_operators_of_data_dependent_size_get_other_advice() -> None:
-    seen = report(
-        about={"transfers": 15, "fallbacks": 15, "compile_ms": None},
-        causes=(host_operator("aten::nonzero", "data_dependent_shape"),),
-        metrics=(metric("TransferFromDeviceTime", 15, 60.0),),
-    )
-    finding = only(seen, "compile.unlowered")
-    assert "torch.where" in finding.fix
-    assert "pytorch/xla" not in finding.fix
-
-
-def test_both_kinds_of_operators_share_the_time_by_their_calls() -> None:
-    both = fallback(host_operator("aten::unique", "data_dependent_shape", count=10))
-    shares = [finding.share for finding in found(both)]
-    assert sum(shares) == pytest.approx((3.4 + 279.8 - 232.9) / 500)
-    assert shares[0] == pytest.approx(3 * shares[1])
-
-
 def test_items_beside_operators_keep_their_own_transfers() -> None:
     mixed = report(
         about={"transfers": 30, "fallbacks": 15, "compile_ms": None},
@@ -186,28 +148,10 @@ def test_items_beside_operators_keep_their_own_transfers() -> None:
     }
 
 
-def test_an_operator_of_the_preparations_is_no_finding() -> None:
-    rare = report(
-        about={"transfers": 1, "fallbacks": 1},
-        of_steps=(steps(100, 500.0, XLA, estimated=True),),
-        causes=(host_operator("aten::median", count=1),),
-        metrics=(metric("TransferFromDeviceTime", 1, 3.0),),
-    )
-    assert found(rare) == []
-
-
 def test_a_report_without_rates_is_not_judged() -> None:
     bare = report(of_steps=(), about={"marked_steps": 15})
     assert found(bare) == []
     assert {each.rule: each.needs for each in judged(bare).abstained}["compile.too_frequent"].startswith("training")
-
-
-def test_the_rates_of_a_report_stand_in_for_steps() -> None:
-    about = {"compiles": 16, "compile_ms": 5_000.0, "longest_ms": 400.0, "step_estimate_ms": 350.0}
-    run = report(of_steps=(), about=about, storms=(storm(XLA, compiles=16, steps=15, whole_run=True),))
-    finding = only(run, "compile.too_frequent")
-    assert finding.title == ARTICLE
-    assert finding.share == pytest.approx(4_600 / (350 * 15))
 
 
 def test_a_slow_execution_is_a_weak_finding() -> None:
@@ -235,27 +179,11 @@ def several(count: int, each_ms: float) -> list[CompilerCause]:
     return [again(each_ms, function=f"f{number}", definition=line(number), count=1) for number in range(count)]
 
 
-def test_many_small_causes_are_told_as_a_whole() -> None:
-    causes = several(10, 90.0)
-    about = facts(compiles=20, recompiles=10, compile_ms=1_400.0)
-    finding = only(view(*causes, about=about, storms=(storm(compiles=20, whole_run=True),)), "compile.too_frequent")
-    assert finding.title == "CompileTime too frequent: 20 counts during 20 steps"
-    assert finding.share == pytest.approx(900 / 2_000)  # first compilations are no loss
-
-
 def test_what_causes_explain_is_not_told_again() -> None:
     about = facts(compiles=20, recompiles=10, compile_ms=1_400.0)
     storms = (storm(compiles=20, whole_run=True, windows=5, late_ms=850.0, late_share=0.5),)
     seen = found(view(again(820.0), *several(2, 40.0), about=about, storms=storms))
     assert [finding.rule for finding in seen] == ["compile.same_cause"]
-
-
-def test_what_causes_leave_is_told_without_them() -> None:
-    about = facts(compiles=30, recompiles=12, compile_ms=1_500.0)
-    seen = found(view(again(500.0), *several(6, 90.0), about=about, storms=(storm(whole_run=True),)))
-    shares = {finding.rule: finding.share for finding in seen}
-    assert shares["compile.same_cause"] == pytest.approx(500 / 2_000)
-    assert shares["compile.too_frequent"] == pytest.approx(540 / 2_000)
 
 
 @pytest.mark.parametrize(
@@ -280,26 +208,12 @@ def test_the_share_after_warm_up_informs_then_warns(late_ms: float, severity: st
     assert [finding.severity for finding in seen] == ([severity] if severity else [])
 
 
-def test_compile_spans_of_a_foreign_trace_are_judged_as_a_whole() -> None:
-    trace = facts(recompiles=None, graph_breaks=None, source="trace spans", compile_ms=1_990.0, longest_ms=700.0)
-    made = view(about=trace, of_steps=(steps(4, 2_000.0),), storms=(storm(compiles=12, steps=4, late_ms=None),))
-    assert found(made) == []  # four steps of a trace are warm-up
-    longer = view(about=trace, of_steps=(steps(40, 20_000.0),), storms=(storm(late_ms=1_500.0, late_share=0.08),))
-    assert only(longer, "compile.share").confidence == "medium"
-
-
 def test_a_slow_compilation_is_told_once() -> None:
     slow = cause("compile", "", total_ms=400_000.0, longest_ms=400_000.0, first_step=30, steps=())
     made = view(slow, of_steps=(steps(1_000, 1_000_000.0),), storms=(storm(late_step=30, late_ms=400_000.0),))
     finding = only(made, "compile.slow")
     assert "400 s" in finding.title
     assert finding.share == pytest.approx(0.4)
-
-
-def test_a_slow_compilation_that_is_a_repetition_is_told_by_its_cause() -> None:
-    slow = again(700_000.0, longest_ms=350_000.0)
-    made = view(slow, about=facts(longest_ms=350_000.0), of_steps=(steps(1_000, 1_000_000.0),))
-    only(made, "compile.same_cause")
 
 
 # --------------------------------------------------------------------------------------------------------- property

@@ -9,12 +9,10 @@ import pytest
 
 from stepscope.api import ReadOptions, open_run
 from stepscope.report.document import report_bytes
-from tests.analyze import shared_traces
 from tests.diagnose.recorded import without
 from tests.diagnose.test_abstention import loses_in_many_ways
 from tests.integration.harness import PYTHON, TIMEOUT_S, environment
 
-TRACES = ("tracelens/mi300", pytest.param("kineto_tb_plugin/resnet50_num_workers_0", marks=pytest.mark.thorough))
 SEEDS = ("1", "2")
 
 
@@ -49,9 +47,3 @@ def test_a_run_of_plain_values(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_a_recorded_run(losses: Path, tmp_path: Path) -> None:
     assert_same(without(losses, tmp_path / "run"), tmp_path)
-
-
-@shared_traces.needs_traces
-@pytest.mark.parametrize("name", TRACES)
-def test_traces_of_others(name: str, tmp_path: Path) -> None:
-    assert_same(shared_traces.TRACES / name, tmp_path)

@@ -22,8 +22,6 @@ from tests.analyze.device_scenes import (
     odd_sizes,
     repeated,
     replicas,
-    short_launches,
-    small_batch,
     updates,
     zeros,
 )
@@ -59,18 +57,6 @@ def test_an_optimizer_that_launches_for_every_parameter_is_told_to_fuse() -> Non
     assert "launch.short_kernels" not in found
 
 
-def test_an_optimizer_without_a_fused_version_is_told_to_group() -> None:
-    finding = findings(lambda scene: updates(scene, optimizer="RMSprop"))["launch.unfused_optimizer"]
-    assert "foreach=True" in finding.fix
-    assert "fused" not in finding.title
-
-
-def test_an_optimizer_that_groups_can_still_be_fused() -> None:
-    finding = findings(lambda scene: updates(scene, op="aten::_foreach_add_"))["launch.unfused_optimizer"]
-    assert "operation by operation (foreach)" in finding.title
-    assert "fused=True" in finding.fix
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -85,10 +71,6 @@ def test_an_optimizer_that_cannot_be_improved_is_no_finding(how: dict[str, str])
     found = findings(lambda scene: updates(scene, **how))
     assert "launch.unfused_optimizer" not in found
     assert "launch.short_kernels" in found  # the device does wait
-
-
-def test_few_updates_are_no_pattern() -> None:
-    assert "launch.unfused_optimizer" not in findings(lambda scene: updates(scene, count=15))
 
 
 def test_kernels_that_a_fused_update_leaves_out_are_lost_too() -> None:
@@ -108,32 +90,7 @@ def test_kernels_that_a_fused_update_leaves_out_are_lost_too() -> None:
     assert finding.cost_ms_per_step == pytest.approx(0.050 + 0.060 * 29 / 30)
 
 
-def test_gradients_set_to_zero_are_told_with_the_default() -> None:
-    found = findings(zeros)
-    finding = found["launch.zeroing_gradients"]
-    assert "30 launches" in finding.title
-    assert "set_to_none=True" in finding.fix
-    assert finding.cost_ms_per_step == pytest.approx(0.93 + 0.03, abs=0.05)
-    assert "launch.short_kernels" not in found
-
-
-def test_zero_grad_without_a_launch_is_no_finding() -> None:
-    def fill(scene: Scene) -> None:
-        scene.mark("Optimizer.zero_grad#SGD.zero_grad", 0, 500)
-        scene.kernel(SGEMM, 600, 390)
-
-    assert "launch.zeroing_gradients" not in findings(fill)
-
-
 # ------------------------------------------------------------------------------------------ launches by what launches
-
-
-def test_compiled_functions_that_run_kernel_by_kernel_are_told() -> None:
-    found = findings(compiled)
-    finding = found["launch.compiled_kernels"]
-    assert "none of which a compiler made" in finding.title
-    assert "backend='inductor'" in finding.fix
-    assert "launch.short_kernels" not in found
 
 
 def test_generated_kernels_are_told_to_be_replayed() -> None:
@@ -141,56 +98,6 @@ def test_generated_kernels_are_told_to_be_replayed() -> None:
     assert "30 of them made by a compiler" in finding.title
     assert "backend" not in finding.fix
     assert "reduce-overhead" in finding.fix
-
-
-def test_a_batch_that_leaves_the_device_empty_is_told_instead_of_launches() -> None:
-    found = findings(small_batch)
-    assert found["compute.small_batch"].title.startswith("A batch of 4 does not fill the device")
-    assert "launch.short_kernels" not in found
-
-
-@pytest.mark.parametrize(
-    "how", [{"blocks": 3.0}, {"shapes": "[[16, 8], [8, 8]]"}], ids=["full", "rows of batch times tokens"]
-)
-def test_full_kernels_or_an_unknown_batch_are_launches(how: dict[str, Any]) -> None:
-    found = findings(lambda scene: small_batch(scene, **how))
-    assert "launch.short_kernels" in found
-    assert "compute.small_batch" not in found
-
-
-def test_kernels_of_a_graph_wait_for_no_launch() -> None:
-    """One launch that takes as long as its kernels: the gaps between them are the graph's."""
-
-    def fill(scene: Scene) -> None:
-        call = scene.call("cudaGraphLaunch", 0, 990)
-        for number in range(30):
-            scene.work(ADD, 10 + 32 * number, 2, launch=call)
-
-    found = findings(fill)
-    assert not {"launch.short_kernels", "launch.compiled_kernels", "host.device_idle"} & set(found)
-
-
-def test_kernels_of_a_graph_do_not_make_launches_look_short() -> None:
-    """Long kernels with a launch each, beside a graph of many short ones."""
-
-    def fill(scene: Scene) -> None:
-        call = scene.call("cudaGraphLaunch", 0, 5)
-        for number in range(40):
-            scene.work(ADD, 6 + number, 1, launch=call)
-        for number in range(25):
-            scene.kernel(SGEMM, 60 + number * 75, 60)
-
-    assert "launch.short_kernels" not in findings(fill, 2000)
-
-
-def test_long_gaps_in_a_graph_are_no_host_work() -> None:
-    def fill(scene: Scene) -> None:
-        scene.op("aten::sort", 0, 9_900)
-        call = scene.call("cudaGraphLaunch", 0, 5)
-        for number in range(4):
-            scene.work(ADD, 10 + 3_280 * number, 50, launch=call)
-
-    assert "host.device_idle" not in findings(fill, 10_000)
 
 
 # -------------------------------------------------------------------------------------------------------- waits
@@ -215,34 +122,6 @@ def test_a_wait_for_work_that_had_not_begun_is_not_the_hosts() -> None:
 # ------------------------------------------------------------------------------------------------ linear algebra
 
 
-def test_serial_linear_algebra_is_told_with_its_matrices() -> None:
-    found = findings(decompositions)
-    finding = found["compute.serial_linalg"]
-    assert "aten::linalg_qr" in finding.title
-    assert "30 matrices with 3 rows" in finding.title
-    assert "on the CPU in one batch" in finding.fix
-    assert 0.9 <= finding.share <= 0.99
-    # neither its launches nor its wait are told again
-    assert not {"launch.short_kernels", "sync.host_waits", "host.device_idle"} & set(found)
-
-
-def test_a_decomposition_that_fills_the_device_is_no_finding() -> None:
-    assert "compute.serial_linalg" not in findings(lambda scene: decompositions(scene, length=31, blocks=4))
-
-
-def test_long_kernels_that_leave_the_device_empty_are_serial() -> None:
-    finding = findings(lambda scene: decompositions(scene, length=31))["compute.serial_linalg"]
-    assert finding.share >= 0.9
-
-
-def test_linear_algebra_beside_other_work_costs_nothing() -> None:
-    def fill(scene: Scene) -> None:
-        decompositions(scene)
-        scene.work(TENSOR, 0, 999, launch=scene.call("cudaLaunchKernel", 0, 0.5), stream=8)
-
-    assert "compute.serial_linalg" not in findings(fill)
-
-
 # --------------------------------------------------------------------------------------------------------- sizes
 
 
@@ -263,23 +142,7 @@ def test_other_sizes_are_no_finding(how: dict[str, str]) -> None:
     assert "compute.sizes_off_tiles" not in findings(lambda scene: odd_sizes(scene, **how))
 
 
-def test_without_shapes_the_rules_on_them_say_what_they_need() -> None:
-    abstained = {item.rule: item.needs for item in diagnose(analysis(short_launches)).abstained}
-    assert "shapes" in abstained["compute.sizes_off_tiles"]
-    assert "shapes" in abstained["compute.small_batch"]
-
-
 # --------------------------------------------------------------------------------------------------- DataParallel
-
-
-def test_data_parallel_is_told_to_be_distributed() -> None:
-    found = findings(replicas)
-    finding = found["communication.data_parallel"]
-    assert finding.title.startswith("DataParallel copies the model to 2 devices")
-    assert "DistributedDataParallel" in finding.fix
-    # its copy of 300, and 105 of idle time while the host replicates; neither is told again
-    assert finding.cost_ms_per_step == pytest.approx(0.405, abs=0.02)
-    assert "transfer.device_to_device" not in found
 
 
 def test_one_device_is_no_data_parallel() -> None:
@@ -319,16 +182,6 @@ def test_many_synchronised_norms_stand_with_exposed_communication() -> None:
 
 def _exposed(made: Analysis) -> Finding:
     return next(one for one in diagnose(made).findings if one.rule == "communication.exposed")
-
-
-def test_norms_are_counted_once_for_each_forward() -> None:
-    def fill(scene: Scene) -> None:
-        exchanges(scene)
-        for number in range(3):
-            norm = scene.op("SyncBatchNorm", 520 + 10 * number, 8)
-            scene.op("aten::batch_norm_gather_stats_with_counts", 521 + 10 * number, 2, norm)
-
-    assert [one.sync_batch_norms_per_step for one in analysis(fill).device_losses] == [3.0]
 
 
 @pytest.mark.parametrize("fill", [updates, zeros, compiled, decompositions, replicas, copies_within])

@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.diagnose import RULES, diagnose
-from stepscope.diagnose.compute import TENSOR_CORES
-from stepscope.diagnose.device import DEVICE
-from stepscope.diagnose.launch import LAUNCH
+from stepscope.diagnose import diagnose
 from stepscope.model import CATEGORIES, Analysis, Diagnosis, Finding, WindowFacts
-from tests.analyze import shared_traces
 from tests.analyze.device_scenes import (
     A100,
     SGEMM,
@@ -50,8 +46,6 @@ OURS = (
     *("transfer.device_to_device", "launch.unfused_optimizer", "launch.zeroing_gradients", "launch.compiled_kernels"),
     *("compute.small_batch", "compute.sizes_off_tiles", "compute.serial_linalg", "communication.data_parallel"),
 )
-# Of the shapes and blocks that these need nothing is recorded in most scenes.
-NEED_SHAPES = {"compute.small_batch", "compute.sizes_off_tiles"}
 SCENES: dict[str, tuple[float, Callable[[Scene], None]]] = {
     "sync.host_waits": (400, reads_value),
     "memory.allocator_in_steps": (1000, allocations),
@@ -94,10 +88,6 @@ def needs(diagnosis: Diagnosis) -> dict[str, tuple[str, bool]]:
 
 
 # --------------------------------------------------------------------------------------------------- every rule
-
-
-def test_all_rules_on_devices_are_in_the_table() -> None:
-    assert set(OURS) <= {rule.name for rule in RULES}
 
 
 @pytest.mark.parametrize("rule", SCENES)
@@ -155,11 +145,6 @@ def test_a_run_on_a_device_without_a_trace_is_told_what_is_missing() -> None:
     assert said["sync.host_waits"][0] == "a profiler trace with device work"
 
 
-def test_findings_are_the_same_every_time() -> None:
-    tables = scene("launch.short_kernels").tables(V100)
-    assert diagnose(analyze(tables)) == diagnose(analyze(tables))
-
-
 def test_in_a_recorded_run_the_share_is_of_the_steady_step() -> None:
     made = scene("sync.host_waits")
     outside = [{**row, "step": 100 + number, "in_window": False} for number, row in enumerate(step_rows(20))]
@@ -172,13 +157,6 @@ def test_in_a_recorded_run_the_share_is_of_the_steady_step() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ one rule each
-
-
-def test_reading_a_value_is_told_with_the_operator() -> None:
-    finding = only("sync.host_waits")
-    assert "aten::item" in finding.title
-    assert "every N steps" in finding.fix
-    assert finding.share == pytest.approx(105 / 400)
 
 
 @pytest.mark.parametrize(
@@ -225,46 +203,15 @@ def test_without_named_steps_confidence_is_low_and_says_why() -> None:
     assert finding.caveat.startswith("The trace names no step")
 
 
-def test_memory_freed_in_steps_is_told() -> None:
-    finding = only("memory.allocator_in_steps")
-    assert "cudaFree and cudaMalloc" in finding.title
-    assert "31" in finding.fix or "32" in finding.fix  # GiB of the device
-
-
-def test_long_kernels_are_no_short_ones() -> None:
-    made = repeated(4, 2000, lambda scene: short_launches(scene, count=25, gap=20, length=60))
-    assert "launch.short_kernels" not in found(analyze(made.tables(V100)))
-
-
-def test_few_late_launches_are_no_pattern() -> None:
-    count = int(LAUNCH.gaps) - 5
-    made = repeated(4, 1000, lambda scene: short_launches(scene, count=count, gap=60))
-    assert "launch.short_kernels" not in found(analyze(made.tables(V100)))
-
-
 def test_host_work_that_sampled_stacks_explain_is_not_told_again() -> None:
     analysis = analyze(scene("host.device_idle").tables(V100))
     assert "host.device_idle" in found(analysis)
     assert "host.device_idle" not in found(replace(analysis, python=()))
 
 
-@pytest.mark.parametrize(("gpu", "dtype"), [(V100, "float16"), (A100, "bfloat16")])
-def test_mixed_precision_is_told_with_the_type_the_device_has(gpu: dict[str, Any], dtype: str) -> None:
-    finding = found(analyze(scene("compute.no_tensor_cores").tables(gpu)))["compute.no_tensor_cores"]
-    assert finding.cost_ms_per_step == pytest.approx(0.8 * (1 - 1 / TENSOR_CORES.gain))
-    assert finding.gain_ceiling > finding.share
-    assert dtype in finding.fix
-    assert ("tf32" in finding.fix) == (dtype == "bfloat16")
-
-
 def test_without_the_compute_capability_nothing_is_said_of_tensor_cores() -> None:
     diagnosis = diagnose(analyze(scene("compute.no_tensor_cores").tables()))
     assert needs(diagnosis)["compute.no_tensor_cores"] == ("the compute capability of the GPU", False)
-
-
-def test_products_on_tensor_cores_are_no_finding() -> None:
-    made = repeated(4, 1000, lambda scene: products(scene, TENSOR))
-    assert found(analyze(made.tables(V100))) == {}
 
 
 def test_tf32_comes_before_mixed_precision_where_the_device_has_it() -> None:
@@ -285,16 +232,6 @@ def test_conversions_of_the_input_alone_are_told_so() -> None:
     everywhere = only("compute.layout_conversions")
     assert everywhere.title.startswith("Convolutions convert")
     assert [item.knob for item in everywhere.try_] == ["memory_format"]
-
-
-def test_a_busy_device_has_no_loss() -> None:
-    """The host waits, copies and launches one by one; the device hides all of it."""
-
-    def fill(scene: Scene) -> None:
-        reads_value(scene)
-        scene.work(TENSOR, 0, 400, launch=scene.call("cudaLaunchKernel", 0, 1), stream=8)
-
-    assert found(analyze(repeated(4, 400, fill).tables(V100))) == {}
 
 
 def test_the_ceiling_of_attention_holds_its_products() -> None:
@@ -324,44 +261,6 @@ def test_a_gpu_that_nobody_uses_is_told() -> None:
 def test_a_gpu_in_use_or_none_at_all_is_no_finding() -> None:
     assert "compute.cpu_only" not in found(unused({"index": 0, "name": "NVIDIA A100"}, device="cuda"))
     assert "compute.cpu_only" not in found(unused())
-
-
-# -------------------------------------------------------------------------------------------------- real traces
-
-FIRST = {
-    "hta/df_index_resolver/df_index_resolver.json.gz": "launch.compiled_kernels",
-    "hta/nccl_parser_config/nccl_data.json.gz": "launch.short_kernels",
-    "hta/ns_resolution_trace/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz": "compute.no_tensor_cores",
-    "tracelens/b200/eager_trace.json.gz": "launch.short_kernels",
-    "tracelens/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz": "compute.unfused_pointwise",
-    "tracelens/h100/facebook_timesformer-base-finetuned-k400__1016002.json.gz": "host.device_idle",
-    "tracelens/h100/gaunernst_bert-small-uncased__1016001.json.gz": "compute.small_batch",
-}
-
-
-@shared_traces.needs_traces
-@pytest.mark.parametrize("name", FIRST)
-def test_the_costliest_loss_of_a_real_device(name: str) -> None:
-    findings = [one for one in shared_traces.run_of(name).diagnosis.findings if one.rule in OURS]
-    assert findings[0].rule == FIRST[name]
-    assert findings[0].share >= DEVICE.floor
-
-
-@shared_traces.needs_traces
-@pytest.mark.parametrize("workers", [0, 4])
-def test_mixed_precision_is_found_with_and_without_loader_workers(workers: int) -> None:
-    run = shared_traces.run_of(f"kineto_tb_plugin/resnet50_num_workers_{workers}")
-    findings = {one.rule: one for one in run.diagnosis.findings}
-    assert "compute.no_tensor_cores" in findings
-    assert findings["compute.no_tensor_cores"].where[0].file == "resnet50_profiler_api.py"
-    assert findings["compute.no_tensor_cores"].confidence == "high"
-
-
-@shared_traces.needs_traces
-def test_reads_that_the_device_hides_are_no_finding() -> None:
-    """Ten reads per step, the host in them for 40 % of it, and the device busy meanwhile."""
-    rules = {one.rule for one in shared_traces.run_of("hta/trace_diff/test/test.json.gz").diagnosis.findings}
-    assert not rules & {"sync.host_waits", "transfer.device_to_host"}
 
 
 def test_a_product_beside_others_is_still_one() -> None:

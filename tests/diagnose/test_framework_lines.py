@@ -10,17 +10,15 @@ from stepscope.diagnose import diagnose
 from stepscope.model import Finding
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import (
-    LOADER_FRAMES,
     LOOP_SOURCE,
     TORCH,
     TRAIN,
     Trace,
     loop_tables,
-    python_tables,
     stack,
     steps_with_window,
 )
-from tests.builders import MS, T0, make_tables, rank_info, step_rows
+from tests.builders import MS, make_tables
 from tests.records import replace
 
 PYTHON = "host.python_on_critical_path"
@@ -84,12 +82,6 @@ def test_a_frameworks_own_python_is_told_at_its_line_and_the_users_line_is_the_e
     assert "train.py:16 only leads there" in finding.fix
 
 
-def test_what_a_librarys_modules_do_is_their_operators_launch() -> None:
-    model = [*BASE, TRAINING_STEP, MODULE, f"GPT2Attention.forward ({SITE}/transformers/gpt2.py:240)"]
-    made = tables([stack(model, 100, phase="forward")], window_of("gpt2.py(200): forward", operators=0.0))
-    assert findings(made) == []
-
-
 def test_fetching_a_batch_through_a_framework_blames_no_line() -> None:
     fetch = [ENTRY, f"DataLoaderShard.__iter__ ({SITE}/accelerate/data_loader.py:598)"]
     stacks = [
@@ -97,17 +89,6 @@ def test_fetching_a_batch_through_a_framework_blames_no_line() -> None:
         stack([*fetch, f"send_to_device ({SITE}/accelerate/operations.py:140)"], 60),
     ]
     assert findings(tables(stacks)) == []
-
-
-def test_a_slow_callback_is_the_users_line() -> None:
-    handler = f"CallbackHandler.call_event ({SITE}/transformers/trainer_callback.py:560)"
-    stacks = [
-        stack([*BASE, handler, f"Mine.on_step_end ({TRAIN}:8)", f"histogram ({SITE}/numpy/lib/h.py:9)"], 60),
-        stack([*BASE, handler], 10),
-    ]
-    (finding,) = findings(tables(stacks))
-    assert [(place.file, place.line) for place in finding.where] == [(TRAIN, 8)]
-    assert "on_step_end (train.py:8)" in finding.title
 
 
 def test_what_no_window_saw_of_a_call_that_could_be_spared_counts_with_low_confidence_and_is_never_critical() -> None:
@@ -120,17 +101,6 @@ def test_what_no_window_saw_of_a_call_that_could_be_spared_counts_with_low_confi
     assert any(evidence.metric == "of it not told from torch operators" for evidence in finding.evidence)
 
 
-def test_low_confidence_is_never_critical() -> None:
-    (finding,) = findings(python_tables(ranks=[rank_info(device="cuda")]))
-    assert (finding.confidence, finding.severity) == ("low", "warning")
-
-
-def test_waiting_is_said_in_a_sentence() -> None:
-    made = python_tables(leaf="wait (/usr/lib/python3.11/threading.py:324)")
-    (finding,) = findings(replace(made, stacks=made.stacks.with_columns(waiting=True)))
-    assert finding.title == "The main thread sleeps or waits in clean (train.py:20) for 50% of the step"
-
-
 def test_python_in_a_loop_that_costs_much_less_is_told_by_itself() -> None:
     """Two operators an iteration and a sort of Python's: the loop's finding counts the operators alone."""
     analysis = analyze(loop_tables(), {TRAIN: LOOP_SOURCE})
@@ -141,40 +111,6 @@ def test_python_in_a_loop_that_costs_much_less_is_told_by_itself() -> None:
     line = replace(analysis.python[0], ms_per_step=30.0, samples=60, inside_loop=loop.place)
     found = diagnose(replace(analysis, loops=(loop,), python=(line,))).findings
     assert [finding.rule for finding in found] == [PYTHON, "host.per_item_loop"]
-
-
-def test_a_loader_without_code_of_the_users_names_no_line_above_it() -> None:
-    steps = step_rows(40, data_wait_ms=60, forward_ms=40, backward_ms=0, optimizer_ms=0, other_ms=0)
-    made = {"kind": "loader", "id": 1, "epoch": 0, "num_workers": 0, "batch_size": 64, "time_ns": T0 - MS}
-    stacks = [
-        stack([*LOADER_FRAMES, f"default_collate ({TORCH}/utils/data/_utils/collate.py:9)"], 60, phase="data_wait"),
-        stack([f"train ({TRAIN}:82)", MODULE], 40, phase="forward"),
-    ]
-    (finding,) = findings(make_tables(steps=steps, stacks=stacks, journal=[made]), "input.loader_bound")
-    assert all((place.file, place.line) != (TRAIN, 80) for place in finding.where)
-    assert "train.py:80" not in finding.fix + finding.title
-
-
-def test_collections_below_the_floor_are_not_pythons_either() -> None:
-    """The collector takes 4 % of the step at a line with 6 % of the samples."""
-    steps = step_rows(41)
-    frames = [f"<module> ({TRAIN}:90)", f"train ({TRAIN}:30)", "mean (/usr/lib/python3.11/statistics.py:400)"]
-    times = {"start_ns": T0, "end_ns": T0 + 410 * MS}
-    stacks = [stack(frames, 60, **times), stack([f"train ({TRAIN}:31)", f"relu ({TORCH}/nn.py:1)"], 940, **times)]
-    struck = [
-        {
-            "kind": "gc",
-            "time_ns": row["start_ns"],
-            "duration_ns": round(0.4 * MS),
-            "generation": 0,
-            "file": TRAIN,
-            "line": 30,
-            "function": "train",
-        }
-        for row in steps
-    ]
-    assert len(findings(make_tables(steps=steps, stacks=stacks))) == 1
-    assert findings(make_tables(steps=steps, stacks=stacks, journal=struck)) == []
 
 
 def saves(at: dict[str, Any]) -> list[dict[str, Any]]:
@@ -191,10 +127,3 @@ def test_a_checkpoint_of_the_frameworks_is_told_at_its_line_and_once() -> None:
     assert finding.share == 0.2
     assert "reached from train.py:16" in finding.title
     assert "at train.py:16" not in finding.fix
-
-
-def test_a_save_in_a_callback_is_the_users_line() -> None:
-    save = [f"Mine.on_step_end ({TRAIN}:8)", f"save ({TORCH}/serialization.py:980)"]
-    journal = saves({"file": TRAIN, "line": 8, "function": "Mine.on_step_end"})
-    (finding,) = findings(tables([stack([*BASE, *save], 50)], journal=journal), "io.blocking_in_step")
-    assert [(place.file, place.line) for place in finding.where] == [(TRAIN, 8)]

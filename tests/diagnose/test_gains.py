@@ -48,57 +48,7 @@ def test_a_call_with_its_comprehension_and_libraries_is_one_finding() -> None:
     assert finding.gain_ceiling == pytest.approx(0.3 + 1.96 * 0.5 * (0.6 * 0.4 / 250) ** 0.5, abs=0.004)
 
 
-def test_where_python_is_little_of_a_call_its_operators_stay() -> None:
-    """A loss function with 10 % Python in it: what takes the Python out keeps the loss."""
-    stacks = [
-        *TRAINING,
-        stack([MAIN, main(50), f"loss ({TRAIN}:20)", f"cross_entropy ({TORCH}/nn/functional.py:9)"], 360),
-        stack([MAIN, main(50), f"loss ({TRAIN}:21)", "dumps (/usr/lib/python3.11/json/__init__.py:231)"], 40),
-    ]
-    finding = only(tables(stacks, other_ms=200), PYTHON_RULE)
-    assert finding.share == pytest.approx(40 / 750)
-    assert finding.gain_ceiling < 0.1
-
-
-def test_collections_that_allocation_may_cause_count_into_the_ceiling_alone() -> None:
-    gc = {"kind": "gc", "generation": 2, "duration_ns": 4 * MS}
-    places = [{"file": TRAIN, "line": line, "function": "main"} for line in (40, 41, 42)]
-    journal = [{**gc, **places[i % 3], "time_ns": T0 + i * 100 * MS + MS} for i in range(1, 40)]
-    without = only(tables([*TRAINING, *DESCRIBE]), PYTHON_RULE)
-    made = make_tables(
-        steps=tables([]).steps.to_dicts(),
-        stacks=[*TRAINING, *DESCRIBE],
-        journal=journal,
-    )
-    finding = only(made, PYTHON_RULE)
-    assert finding.cost_ms_per_step == pytest.approx(without.cost_ms_per_step)
-    assert finding.gain_ceiling == pytest.approx(without.gain_ceiling + 0.04, abs=0.002)
-
-
-def test_workers_that_need_as_long_lower_the_ceiling() -> None:
-    analysis = analyze(tables([*TRAINING, *DESCRIBE]))
-    assert analysis.pipeline is not None
-    quiet = replace(analysis.pipeline, contended_ms=0.0, cores=8.0)
-    free = only(replace(analysis, pipeline=quiet), PYTHON_RULE)
-    busy = only(replace(analysis, pipeline=replace(quiet, workers=1, workers_ms=95.0)), PYTHON_RULE)
-    assert free.gain_ceiling > 0.3
-    assert busy.gain_ceiling == pytest.approx(0.145)
-    assert busy.gain_ceiling >= busy.share
-
-
 # ---------------------------------------------------------------------------------------------------------- io
-
-
-def test_what_is_computed_to_be_written_belongs_to_the_ceiling() -> None:
-    log = [MAIN, main(50), f"write ({TRAIN}:20)"]
-    stacks = [
-        *TRAINING,
-        stack([*log, "Path.write_text (/usr/lib/python3.11/pathlib.py:1)"], 60),
-        stack([MAIN, main(50), f"write ({TRAIN}:21)", f"norm ({TORCH}/functional.py:9)"], 90),
-    ]
-    finding = only(tables(stacks), IO_RULE)
-    assert finding.cost_ms_per_step == pytest.approx(50 * 60 / 250)
-    assert finding.gain_ceiling > 0.3
 
 
 def test_a_window_with_slow_writes_is_not_believed_against_the_steady_steps() -> None:
@@ -155,12 +105,6 @@ def test_many_small_files_are_named_and_packing_is_the_advice() -> None:
     assert "shards" in finding.caveat
 
 
-def test_items_that_are_computed_are_not_packed() -> None:
-    finding = only(small_files(10, 110), "input.loader_bound")
-    assert "WebDataset" not in finding.fix
-    assert "whole batch" in finding.fix
-
-
 def test_items_of_one_file_are_packed_already() -> None:
     """The window saw one file opened for 64 items."""
     made = small_files(90, 30)
@@ -177,17 +121,6 @@ def test_items_of_one_file_are_packed_already() -> None:
     values = {evidence.metric: evidence.value for evidence in finding.evidence}
     assert values["files opened per item"] == pytest.approx(1 / 64, abs=0.001)
     assert "WebDataset" not in finding.fix
-
-
-def test_the_ceiling_of_the_wait_is_that_of_the_worst_quarter() -> None:
-    made = loader_tables()
-    rows = made.steps.to_dicts()
-    for row in rows[30:]:
-        row["data_wait_ns"] += 20 * MS
-        row["forward_ns"] -= 20 * MS
-    finding = only(replace(made, steps=make_tables(steps=rows).steps), "input.loader_bound")
-    assert finding.share == pytest.approx(0.65, abs=0.01)
-    assert finding.gain_ceiling == pytest.approx(0.8, abs=0.01)
 
 
 def test_workers_are_promised_what_real_cores_can_do() -> None:
@@ -260,13 +193,6 @@ def test_the_users_own_work_is_the_advice_where_workers_gain_nothing() -> None:
     (finding,) = loader_findings(small_step(SMALL, items=True))
     assert finding.fix.startswith("Shorten the work at train.py:30")
     assert "workers" not in finding.fix
-
-
-def test_a_line_that_merely_iterates_the_loader_is_no_work_to_shorten() -> None:
-    (finding,) = loader_findings(small_step(None))
-    assert "shorten" not in finding.fix
-    assert "train.py:80" not in finding.title
-    assert {place.line for place in finding.where} == {75}
 
 
 def test_what_handing_over_takes_is_no_gain_of_workers() -> None:

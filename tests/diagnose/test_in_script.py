@@ -59,44 +59,6 @@ def test_the_loaders_arguments_are_those_of_who_makes_it(settings: Settings | No
     assert words in loader_finding(settings).fix
 
 
-def test_more_workers_are_asked_for_in_the_same_words() -> None:
-    fix = loader_finding(Settings("transformers", HERE, loaders=True), workers=1, affinity=8).fix
-    assert "Raise the number of workers from 1: dataloader_num_workers=" in fix
-    assert "DataLoader at" not in fix
-
-
-@pytest.mark.parametrize(
-    ("framework", "knob", "value", "text"),
-    [
-        ("transformers", "amp.dtype", "bf16", "TrainingArguments(..., bf16=True)"),
-        ("transformers", "matmul_precision", "high", "TrainingArguments(..., tf32=True)"),
-        ("transformers", "compile", "true", "TrainingArguments(..., torch_compile=True)"),
-        (
-            "transformers",
-            "compile",
-            "reduce-overhead",
-            "TrainingArguments(..., torch_compile=True, torch_compile_mode='reduce-overhead')",
-        ),
-        ("transformers", "optimizer.fused", "true", "TrainingArguments(..., optim='adamw_torch_fused')"),
-        ("lightning", "amp.dtype", "bf16", "Trainer(..., precision='bf16-mixed')"),
-        ("lightning", "cudnn.benchmark", "true", "Trainer(..., benchmark=True)"),
-        ("fabric", "amp.dtype", "fp16", "Fabric(..., precision='16-mixed')"),
-        ("accelerate", "amp.dtype", "bf16", "Accelerator(..., mixed_precision='bf16')"),
-        ("fastai", "amp.dtype", "fp16", "learn.to_fp16()"),
-        ("skorch", "compile", "true", "NeuralNet(..., compile=True)"),
-        ("keras", "compile", "true", "model.compile(..., jit_compile=True)"),
-        ("composer", "amp.dtype", "bf16", "Trainer(..., precision='amp_bf16')"),
-        ("deepspeed", "amp.dtype", "bf16", '"bf16": {"enabled": true}'),
-    ],
-)
-def test_a_knob_that_won_is_written_where_the_framework_takes_it(
-    framework: str, knob: str, value: str, text: str
-) -> None:
-    (found,) = edits([Knob(knob, value)], settings=Settings(framework, HERE), cwd="/")
-    assert found.startswith(TRAIN.lstrip("/") + ":12: ")
-    assert text in found
-
-
 def test_the_line_that_runs_the_trainer_is_not_where_a_knob_is_written() -> None:
     ran = [AppliedKnob("loader.num_workers", "2", True, file="/p/train.py", line=99)]
     knobs = [Knob("loader.num_workers", "2"), Knob("loader.persistent_workers", "true")]

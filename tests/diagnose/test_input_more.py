@@ -15,8 +15,8 @@ from stepscope.model import Analysis, Diagnosis, Finding
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TRAIN, loader_tables
 from tests.analyze.test_machine import epochs_tables, wave_tables
-from tests.builders import make_tables, rank_info, step_rows
-from tests.gpu_traces import BASE_NS, STEP_US, host, write
+from tests.builders import rank_info
+from tests.gpu_traces import STEP_US, host, write
 from tests.records import replace
 
 RULE = "input.loader_bound"
@@ -101,31 +101,6 @@ def test_the_users_lines_below_the_loader_come_first(tmp_path: Path) -> None:
     assert [place.function for place in finding.where] == ["__getitem__", "train"]
 
 
-def test_a_trace_without_a_device_counts_the_training_thread(tmp_path: Path) -> None:
-    path = tmp_path / "worker0.pt.trace.json"
-    path.write_text(
-        f'{{"schemaVersion": 1, "baseTimeNanoseconds": {BASE_NS}, "traceEvents": ['
-        + ",".join(
-            f'{{"ph": "X", "cat": "{category}", "name": "{name}", "pid": 1, "tid": 1, "ts": {at}, "dur": {duration}}}'
-            for step in range(4)
-            for category, name, at, duration in (
-                ("user_annotation", f"ProfilerStep#{step}", step * 1000, 999),
-                (
-                    "user_annotation",
-                    "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
-                    step * 1000 + 1,
-                    400,
-                ),
-                ("cpu_op", "aten::mm", step * 1000 + 450, 500),
-            )
-        )
-        + "]}"
-    )
-    (finding,) = input_findings(opened(path).diagnosis)
-    assert finding.cost_ms_per_step == pytest.approx(0.4, rel=0.01)
-    assert finding.where == ()
-
-
 # -------------------------------------------------------------------------------- recorded runs on accelerators
 
 
@@ -160,16 +135,6 @@ def test_waves_are_told_as_waves_and_only_once() -> None:
     assert slow.rule == RULE
 
 
-def test_cheap_waves_are_healthy() -> None:
-    assert input_findings(judged(wave_tables(wait_ms=1))) == []
-
-
-def test_without_workers_there_are_no_waves_to_speak_of() -> None:
-    abstained = {each.rule: each for each in judged(make_tables(steps=step_rows(40))).abstained}
-    assert abstained["input.prefetch_waves"].quiet
-    assert abstained["input.first_batch"].quiet
-
-
 # ------------------------------------------------------------------------------------------------------- epochs
 
 
@@ -185,11 +150,6 @@ def test_workers_started_anew_for_every_epoch() -> None:
     assert [(each.knob, each.value) for each in finding.try_] == [("loader.persistent_workers", "true")]
 
 
-def test_workers_that_persist_or_start_quickly_are_healthy() -> None:
-    assert input_findings(judged(epochs_tables(persistent=True))) == []
-    assert input_findings(judged(epochs_tables(make_ms=1))) == []
-
-
 # ------------------------------------------------------------------------------------------------ the real pair
 
 
@@ -203,20 +163,6 @@ def interior_ms(analysis: Analysis) -> list[float]:
     views = analysis.views
     assert views is not None
     return [step.wall_ns / 1e6 for span in views.spans if span.overview for step in span.overview.steps[1:-1]]
-
-
-@needs_pair
-def test_the_run_without_workers_leads_with_the_loader() -> None:
-    first = of_pair(0).diagnosis.findings[0]
-    assert first.rule == RULE
-    assert "resnet50_profiler_api.py" in {Path(place.file).name for place in first.where}
-    spans = [evidence.value for evidence in first.evidence if "/span" in evidence.metric]
-    assert spans[0] == pytest.approx(59.3, abs=0.1)
-
-
-@needs_pair
-def test_the_run_with_workers_does_not_speak_of_the_loader() -> None:
-    assert input_findings(of_pair(4).diagnosis) == []
 
 
 @needs_pair

@@ -8,7 +8,6 @@ import pytest
 
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
-from stepscope.diagnose.input import is_network
 from stepscope.diagnose.machine import numa_caveat, numa_evidence
 from stepscope.model import Finding
 from stepscope.tables.schema import Tables
@@ -23,7 +22,7 @@ from tests.analyze.test_machine_views import (
     storage_rows,
     storage_tables,
 )
-from tests.analyze.test_pool import LARGE, SMALL, pool_tables
+from tests.analyze.test_pool import SMALL, pool_tables
 from tests.builders import PID, rank_info, step_rows
 
 THREADS, OTHERS, CLOCKS = "system.threads_beyond_cores", "system.other_processes", "system.gpu_clocks"
@@ -62,17 +61,6 @@ def test_threads_that_sleep_in_turn_cost_what_fewer_would_save() -> None:
     assert finding.confidence == "medium"
 
 
-def test_threads_that_no_line_set_have_no_line_and_a_name_to_set() -> None:
-    finding = spoken(pool_tables(**LARGE), THREADS)
-    assert finding.where == ()
-    assert "OMP_NUM_THREADS=2" in finding.fix
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_threads_that_fit_are_healthy(threads: int) -> None:
-    assert found(pool_tables(**SMALL, threads=threads), THREADS) is None
-
-
 def test_others_are_blamed_where_they_have_the_cores() -> None:
     run: dict[str, Any] = {"main": 0.3, "delay": 0.65, "slices": 20, "pool": 0.05, "pool_delay": 2.0, "others": 1.65}
     tables = pool_tables(**run)
@@ -81,10 +69,6 @@ def test_others_are_blamed_where_they_have_the_cores() -> None:
     metrics = {evidence.metric: evidence.value for evidence in finding.evidence}
     assert metrics["CPU use of others"] == pytest.approx(1.65)
     assert metrics["moves of the main thread to another core"] == 3
-
-
-def test_others_that_use_no_core_are_not_blamed_for_an_idle_one() -> None:
-    assert found(pool_tables(main=0.3, delay=0.4, pool=0.0, pool_delay=0.0, others=0.02), OTHERS) is None
 
 
 # ------------------------------------------------------------------------------------------------------- clocks
@@ -104,12 +88,6 @@ def test_a_gpu_below_its_clock_costs_its_part_of_the_busy_time() -> None:
 )
 def test_gpus_that_keep_their_clock_or_work_at_their_power_are_healthy(options: dict[str, Any]) -> None:
     assert found(gpu_tables(gpu_rows(**options)), CLOCKS) is None
-
-
-def test_of_several_gpus_the_slowest_speaks() -> None:
-    both = gpu_tables(gpu_rows(clock=1800), gpu_rows("gpu:1", clock=1200))
-    finding = spoken(both, CLOCKS)
-    assert finding.title.startswith("GPU 1 (2 of 2 GPUs) runs at 1200 of 2000 MHz")
 
 
 def test_clocks_are_not_judged_without_a_gpu_or_its_readings() -> None:
@@ -160,13 +138,6 @@ def test_warm_local_files_and_few_reads_ask_for_nothing() -> None:
         assert "storage" not in advice
 
 
-@pytest.mark.parametrize(
-    ("kind", "far"), [("nfs4", True), ("lustre", True), ("fuse.sshfs", True), ("ext4", False), ("tmpfs", False)]
-)
-def test_kinds_of_file_systems(kind: str, far: bool) -> None:
-    assert is_network(kind) is far
-
-
 def test_a_main_thread_away_from_its_gpu_is_shown_and_advised_upon() -> None:
     away = analyze(numa_tables(TWO_NODES, 0, 0, 0, 2))
     assert {evidence.metric for evidence in numa_evidence(away)} == {
@@ -185,9 +156,3 @@ def test_a_quota_that_one_thread_exceeds_has_nothing_but_the_quota_to_raise() ->
     assert finding.fix == "Ask for a larger quota"
     assert finding.try_ == ()
     assert finding.share == pytest.approx(0.35)
-
-
-def test_a_wait_beyond_a_quota_is_of_those_who_use_the_processors() -> None:
-    quota = {"hardware": {"affinity": [0, 1], "cgroup_cpu_limit": 0.2}}
-    run: dict[str, Any] = {"main": 0.18, "delay": 0.82, "pool": 0.0, "pool_delay": 0.0, "others": 1.82}
-    assert spoken(pool_tables(**run, threads=1, manifests=[quota]), OTHERS).share == pytest.approx(0.82)

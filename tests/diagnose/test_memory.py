@@ -58,19 +58,6 @@ def test_growth_tells_when_memory_is_full() -> None:
     assert risk.ranks == (0,)
 
 
-def test_growth_with_lines_of_a_window() -> None:
-    level = [
-        {"kind": "memory", "step": n, "time_ns": T0 + n * 10_000_000, "private_bytes": GIB + n * 8 * MIB}
-        for n in range(1, 20)
-    ]
-    risk = only(leaking(20, journal=level, manifests=[{"host": "host-a", "hardware": HARDWARE}]))
-    (place,) = risk.where
-    assert place.line == 10
-    assert place.share == pytest.approx(0.5)
-    assert "train.py:10 allocates what outlives its step" in risk.title
-    assert "--window-memory" not in risk.fix
-
-
 def test_a_trace_alone_tells_growth_with_less_confidence() -> None:
     risk = only(leaking(5))
     assert risk.confidence == "low"
@@ -105,10 +92,6 @@ def test_growth_of_steps_and_of_memory_are_linked() -> None:
 # --------------------------------------------------------------------------------------------------- device
 
 
-def test_a_device_with_room_is_no_risk() -> None:
-    assert risks() == []
-
-
 def test_tensors_near_the_fraction_of_the_script() -> None:
     risk = only(memory_tables(readings(device=lambda _: {"peak_allocated_bytes": 61.5 * GIB, "fraction": 0.8})))
     assert risk.rule == "memory.near_limit"
@@ -125,11 +108,6 @@ def test_tensors_near_what_others_leave() -> None:
     risk = only(memory_tables(readings(device=lambda _: peaks)))
     assert risk.severity == "critical"
     assert "that others leave, who hold 30 GiB" in risk.title
-
-
-def test_a_retry_or_a_failure_means_that_the_limit_was_met() -> None:
-    assert risks(retries=2) == ["memory.near_limit"]
-    assert risks(out_of_memory=1) == ["memory.near_limit"]
 
 
 def test_fragmentation_matters_near_the_limit_only() -> None:
@@ -208,13 +186,6 @@ def test_a_risk_is_shown_everywhere_and_ranked_nowhere() -> None:
     text = shown(report)
     assert text.index("Nobody explained 10") < text.index("Risks, without a measured cost") < text.index(row["title"])
     assert f"<h3>{row['title']}</h3>" in page_of(report, analysis)
-
-
-def test_without_a_risk_nothing_is_said_of_them() -> None:
-    analysis = analyze(memory_tables(readings(lambda _: 4 * GIB)))
-    report = build(analysis, diagnose(analysis), source=False)
-    assert "Risks" not in shown(report)
-    assert "<h2>Risks" not in page_of(report, analysis)
 
 
 def test_a_hostile_name_stays_text() -> None:

@@ -70,13 +70,6 @@ def test_the_training_thread_pays_its_own_faults_and_all_that_is_given_back():
     assert told["transparent huge pages"] == "madvise"
 
 
-def test_never_more_than_the_work_of_the_step():
-    found = finding(judged(150_000, data_wait_ms=40, forward_ms=10, backward_ms=10))
-    assert found is not None
-    assert found.cost_ms_per_step == pytest.approx(20)
-    assert found.gain_ceiling == pytest.approx(1 / 3)
-
-
 @pytest.mark.parametrize("faults", [0, 200, 3_000])
 def test_silent_where_they_cost_little(faults: int):
     diagnosis = judged(faults)

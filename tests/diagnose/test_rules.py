@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -26,7 +24,7 @@ from tests.analyze.scenes import (
     stack,
     steps_with_window,
 )
-from tests.builders import MS, T0, make_tables, rank_info, step_rows
+from tests.builders import MS, make_tables, rank_info, step_rows
 from tests.records import replace
 
 
@@ -63,18 +61,6 @@ def test_the_training_process_loads_itself() -> None:
     assert finding.expected_gain is None  # on four cores that the computation may keep busy nothing is sure
 
 
-def test_the_quota_limits_the_advice_and_the_promise() -> None:
-    finding = only(loader_tables(affinity=64, quota=1.0), "input.loader_bound")
-    assert "num_workers=1" in finding.fix
-    assert finding.expected_gain is None
-
-
-def test_busy_workers_need_help() -> None:
-    finding = only(loader_tables(workers=1, busy=95, affinity=8), "input.loader_bound")
-    assert finding.title.startswith("1 loader worker cannot keep up")
-    assert "from 1: num_workers=" in finding.fix
-
-
 def test_busy_workers_without_a_core_left_need_less_work() -> None:
     finding = only(loader_tables(workers=2, busy=95, affinity=2), "input.loader_bound")
     assert "no core is left" in finding.title
@@ -86,17 +72,6 @@ def test_parked_workers_are_not_the_bottleneck() -> None:
     finding = only(loader_tables(workers=4, busy=20, affinity=8), "input.loader_bound")
     assert "parked" in finding.title
     assert "loader.num_workers" not in {each.knob for each in finding.try_}
-
-
-def test_without_stacks_the_wait_is_still_a_finding() -> None:
-    tables = loader_tables()
-    finding = only(make_tables(steps=tables.steps.to_dicts(), journal=tables.journal.to_dicts()), "input.loader_bound")
-    assert [place.line for place in finding.where] == [75]
-    assert finding.confidence == "medium"
-
-
-def test_a_covered_loader_is_healthy() -> None:
-    assert judged(loader_tables(workers=2, wait_ms=1, compute_ms=99)).findings == ()
 
 
 # -------------------------------------------------------------------------------------------------------- host
@@ -112,23 +87,6 @@ def test_the_token_loop() -> None:
     assert values["calls of cross_entropy per step"] == 256
     assert values["loop per step, backward"] == pytest.approx(32)
     assert "flatten" in finding.fix
-
-
-def test_without_a_window_the_loop_rule_abstains() -> None:
-    tables = make_tables(steps=step_rows(40))
-    abstained = {abstention.rule: abstention.needs for abstention in judged(tables).abstained}
-    assert "window" in abstained["host.per_item_loop"]
-    assert "stacks" in abstained["host.python_on_critical_path"]
-    assert "DataLoader" in abstained["input.loader_bound"]
-    assert "io.blocking_in_step" in abstained
-
-
-def test_python_on_the_critical_path() -> None:
-    finding = only(python_tables(), "host.python_on_critical_path")
-    assert finding.cost_ms_per_step == pytest.approx(50)
-    assert (finding.where[0].line, finding.where[0].function) == (20, "clean")
-    assert "clean" in finding.title
-    assert finding.confidence == "high"
 
 
 def test_python_beside_a_gpu_is_a_weak_finding() -> None:
@@ -162,29 +120,7 @@ def test_every_finding_has_a_link_to_read_on() -> None:
     assert all(one.learn.startswith("https://") for one in found)
 
 
-def test_torch_work_is_no_python_finding() -> None:
-    assert judged(python_tables(share=0.02)).findings == ()
-    assert judged(python_tables(leaf=f"relu ({TORCH}/nn/functional.py:1)")).findings == ()
-
-
 # ---------------------------------------------------------------------------------------------------------- io
-
-
-def saving(duration_ms: float) -> Tables:
-    row = {"kind": "save", "duration_ns": round(duration_ms * MS), "file": TRAIN, "line": 30, "function": "train"}
-    steps = step_rows(40)
-    return make_tables(steps=steps, journal=[{**row, "time_ns": step["start_ns"] + MS} for step in steps])
-
-
-def test_saving_in_every_step() -> None:
-    finding = only(saving(3), "io.blocking_in_step")
-    assert finding.cost_ms_per_step == pytest.approx(3)
-    assert finding.where[0].line == 30
-    assert "background" in finding.fix
-
-
-def test_cheap_saving_is_healthy() -> None:
-    assert judged(saving(0.1)).findings == ()
 
 
 def test_lines_of_one_function_are_one_finding() -> None:
@@ -229,31 +165,11 @@ def test_ignoring_an_unknown_rule_is_a_usage_error() -> None:
         diagnose(analyze(make_tables()), ignored={"input.typo": "x"})
 
 
-def test_two_ranks_are_one_finding_that_names_both() -> None:
-    rows: list[dict[str, Any]] = []
-    for rank in (0, 1):
-        rows += step_rows(20, data_wait_ms=20, rank=rank, process=f"rank-{rank}")
-    made = [
-        {"kind": "loader", "id": 1, "num_workers": 0, "time_ns": T0 - MS, "rank": rank, "process": f"rank-{rank}"}
-        for rank in (0, 1)
-    ]
-    hardware = {"hardware": {"affinity": [0, 1, 2, 3]}}
-    finding = only(make_tables(steps=rows, journal=made, manifests=[hardware]), "input.loader_bound")
-    assert finding.ranks == (0, 1)
-    assert "num_workers=2" in finding.fix  # four cores for two ranks
-
-
 def test_a_run_with_windows_only_is_judged_with_low_confidence() -> None:
     tables = loop_tables(stacks=False)
     inside = [row for row in tables.steps.to_dicts() if row["in_window"]]
     finding = only(make_tables(steps=inside, events=tables.events.to_dicts()), "host.per_item_loop")
     assert finding.confidence == "low"
-
-
-def test_ids_are_stable_and_unique() -> None:
-    first, second = (judged(loop_tables(), {TRAIN: LOOP_SOURCE}).findings for _ in range(2))
-    assert [finding.id for finding in first] == [finding.id for finding in second]
-    assert len({finding.id for finding in first}) == len(first)
 
 
 @settings(max_examples=25, deadline=None)
@@ -273,15 +189,6 @@ def test_every_finding_keeps_the_schema(
     for finding in diagnose(analysis).findings:
         check_schema(finding, analysis.steps[0].mean_ms)
         assert finding.share >= REPORT_FLOOR
-
-
-@pytest.mark.parametrize("make", [loop_tables, loader_tables, python_tables])
-def test_each_scene_keeps_the_schema(make: Any) -> None:
-    analysis = analyze(make())
-    findings = diagnose(analysis).findings
-    assert findings
-    for finding in findings:
-        check_schema(finding, analysis.steps[0].mean_ms)
 
 
 def check_schema(finding: Finding, mean_ms: float) -> None:

@@ -64,21 +64,6 @@ def test_collections_that_one_line_asks_for() -> None:
     assert "train.py:30" in finding.title
 
 
-def test_collections_that_strike_anywhere_name_no_one_line_in_the_title() -> None:
-    steps = step_rows(41)
-    rows = [{**row, "line": 30 + number % 4} for number, row in enumerate(collections(steps, 2))]
-    finding = only(make_tables(steps=steps, journal=rows))
-    assert "train.py" not in finding.title
-    assert "gc.freeze()" in finding.fix
-    assert len(finding.where) == 3
-
-
-@pytest.mark.parametrize(("duration_ms", "every"), [(0.4, 1), (5, 20)])
-def test_cheap_or_single_collections_are_healthy(duration_ms: float, every: int) -> None:
-    steps = step_rows(41)
-    assert own(make_tables(steps=steps, journal=collections(steps, duration_ms, every))) == []
-
-
 def test_time_of_the_collector_is_not_told_again_as_python() -> None:
     steps = step_rows(41)
     frames = [f"<module> ({TRAIN}:90)", f"train ({TRAIN}:30)", "mean (/usr/lib/python3.11/statistics.py:400)"]
@@ -109,29 +94,8 @@ def test_threads_beyond_cores() -> None:
     assert finding.confidence == "medium"
 
 
-def test_threads_that_fit_are_healthy() -> None:
-    assert own(cores_tables(delay=0.4, cpu_pct=400, threads=4)) == []
-
-
 def test_threads_are_not_blamed_for_what_others_took() -> None:
     assert own(cores_tables(delay=0.4, cpu_pct=60, threads=16)) == ["system.other_processes"]
-
-
-def test_threads_nobody_set_are_not_known() -> None:
-    assert "threads" in needs(cores_tables(delay=0.4, cpu_pct=400))["system.threads_beyond_cores"]
-
-
-def test_other_processes() -> None:
-    finding = only(cores_tables(delay=0.4, cpu_pct=60))
-    assert finding.rule == "system.other_processes"
-    assert finding.cost_ms_per_step == pytest.approx(40)
-    assert finding.where == ()
-
-
-def test_others_for_a_moment_or_by_a_little_are_no_finding() -> None:
-    assert own(cores_tables(delay=0.08, cpu_pct=60)) == []
-    short = cores_tables(delay=0.4, cpu_pct=60, steps=step_rows(200, forward_ms=93))  # 20 s
-    assert own(short) == []
 
 
 def test_a_quota_that_stops_the_run() -> None:
@@ -200,14 +164,6 @@ def test_steps_that_grow_slower() -> None:
     assert finding.rule == "host.step_drift"
     assert finding.cost_ms_per_step == pytest.approx(0.1 * 118 / 2, rel=0.05)
     assert "other" in finding.title
-
-
-def test_steps_that_grow_by_a_little_are_healthy() -> None:
-    assert own(make_tables(steps=growing(by_ms=0.004, jitter_ms=0))) == []
-
-
-def test_few_steps_abstain() -> None:
-    assert "60 steady" in needs(make_tables(steps=step_rows(40)))["host.step_drift"]
 
 
 def test_a_drift_explains_the_python_of_its_lines() -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.diagnose.weigh import SILENCE
 from stepscope.model import Report, Unexplained
-from stepscope.report import notebook, sentences, terminal
-from stepscope.report.document import build, read_report, report_bytes
+from stepscope.report import sentences
+from stepscope.report.document import build
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TORCH, TRAIN, stack
 from tests.analyze.test_pool import pool_tables
-from tests.builders import MS, T0, make_tables, rank_info, step_rows
-from tests.dashboard.plain_pages import page_of
+from tests.builders import MS, T0, make_tables, step_rows
 from tests.diagnose.test_children import process, started
 from tests.diagnose.test_children import tables as with_children
 from tests.records import replace
@@ -85,18 +82,6 @@ def test_threads_of_the_script_that_keep_the_main_thread_waiting_are_not_taken_f
     assert "other threads of the process used 0.7" in found.parts[0].what
 
 
-def test_sleep_of_a_process_with_one_thread_is_seen_as_well() -> None:
-    tables = busy(main=0.4, delay=0.0)
-    alone = replace(tables, system=tables.system.filter(~tables.system["metric"].str.starts_with("pool_")))
-    assert of(alone).parts[0].share == pytest.approx(0.6)
-
-
-def test_a_main_thread_that_waits_for_a_device_is_not_asleep_for_nothing() -> None:
-    found = of(busy(main=0.4, delay=0.0, pool=0.1, ranks=[rank_info(device="cuda", threads=2)]))
-    assert found.parts == ()
-    assert "what the devices did" in found.unseen[0]
-
-
 def test_without_telemetry_silence_is_no_verdict() -> None:
     tables = make_tables(steps=step_rows(60, other_ms=0.1), journal=[EVENT])
     assert not of(tables).large
@@ -107,38 +92,11 @@ def test_without_telemetry_silence_is_no_verdict() -> None:
     assert sentences.healthy(report(tables)) is None
 
 
-def test_several_ranks_without_a_window_have_unseen_communication() -> None:
-    rows = [row for rank in (0, 1) for row in step_rows(60, rank=rank, process=f"rank-{rank}")]
-    ranks = [rank_info(0), rank_info(1)]
-    unseen = of(make_tables(steps=rows, journal=[EVENT], ranks=ranks)).unseen
-    assert any("what the ranks exchanged" in text for text in unseen)
-
-
 def test_without_stacks_and_windows_what_lies_outside_the_passes_is_unexplained() -> None:
     rows = step_rows(60, forward_ms=1, other_ms=20)
     found = of(make_tables(steps=rows, journal=[EVENT]))
     assert found.large
     assert "outside the passes" in found.parts[0].what
-
-
-def test_nothing_is_said_without_training_steps() -> None:
-    assert diagnose(analyze(make_tables(steps=step_rows(20, kind="eval")))).unexplained is None
-
-
-def test_every_surface_says_the_same() -> None:
-    shown = report(busy(main=0.35, delay=0.6, pool=0.3))
-    said = sentences.unexplained(shown)
-    assert said is not None
-    assert said.startswith("Nobody explained 60 % of the step")
-    text = StringIO()
-    terminal.render(shown, Console(file=text, width=200, color_system=None))
-    surfaces = [text.getvalue(), page_of(shown), notebook.fragment(shown)]
-    for surface in surfaces:
-        assert " ".join(said.split()) in " ".join(surface.split())
-        assert "Nothing worth fixing" not in surface
-    assert read_report(report_bytes(shown)).unexplained == shown.unexplained
-    assert shown.unexplained is not None
-    assert shown.unexplained["parts"][0]["ms"] == pytest.approx(60)
 
 
 def test_beside_findings_a_large_share_is_said_and_what_was_not_seen_is_left_to_not_judged() -> None:

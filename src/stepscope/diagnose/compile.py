@@ -22,7 +22,6 @@ from stepscope.model.compilers import Change, CompilerCause, CompilerFacts, Comp
 class Compile(Thresholds, frozen=True):
     """When compiling during training counts. The rates per step of the run-level rules stand in `analyze/compilers`."""
 
-    floor: float = REPORT_FLOOR
     close: float = 0.75  # of the limit of versions: 6 of torch's default 8; chosen, untuned
     same_cause: int = 3  # times: twice may be training and evaluation; chosen, untuned
     explained: float = 0.8  # of the lost time: what is left is no second loss; chosen, untuned
@@ -391,13 +390,6 @@ def without(cause: CompilerCause) -> str:
     return f"With {what(cause)} kept equal over all calls"
 
 
-LIMIT_RULE = "compile.limit_hit"
-CLOSE_RULE = "compile.close_to_limit"
-SAME_RULE = "compile.same_cause"
-ONCE_RULE = "compile.recompiles"
-BREAK_RULE = "compile.graph_break"
-
-
 def cause_losses(view: CompilersView, base: Basis) -> Iterator[Loss]:
     """Limits first, then functions close to it, then causes that compiled a function again."""
     functions: dict[object, list[CompilerCause]] = {}
@@ -416,9 +408,9 @@ def cause_losses(view: CompilersView, base: Basis) -> Iterator[Loss]:
             yield _close_loss(base, group)
         else:
             single += group
-    for rule in (SAME_RULE, ONCE_RULE):
+    for rule in ("compile.same_cause", "compile.recompiles"):
         for cause in single:
-            if timed([cause]) and rule == (SAME_RULE if cause.count >= COMPILE.same_cause else ONCE_RULE):
+            if timed([cause]) and (rule == "compile.same_cause") == (cause.count >= COMPILE.same_cause):
                 yield _cause_loss(base, cause, rule)
 
 
@@ -464,7 +456,7 @@ def _limit_loss(view: CompilersView, base: Basis, limit: CompilerCause, group: l
         caveat=f"{_eager_caveat(excess, counted)} {AMORTISED}",
         falsified_by=f"{without(lead)}, {name} still runs into the limit, or the mean step does not get shorter",
     )
-    yield Loss(LIMIT_RULE, claim, total_ms(group) + (counted or 0.0), 0.0, compile_ms=total_ms(group))
+    yield Loss("compile.limit_hit", claim, total_ms(group) + (counted or 0.0), 0.0, compile_ms=total_ms(group))
 
 
 def _lead(limit: CompilerCause, group: list[CompilerCause]) -> CompilerCause:
@@ -542,7 +534,7 @@ def _close_loss(base: Basis, group: list[CompilerCause]) -> Loss:
         f"and runs eagerly beyond: {because(lead)}"
     )
     versions = fact("compiled versions", full.cache_entries, f"of {full.limit}", full.source or TORCH)
-    return _again(base, CLOSE_RULE, [lead, *_others(lead, group)], title, versions, total_ms(group))
+    return _again(base, "compile.close_to_limit", [lead, *_others(lead, group)], title, versions, total_ms(group))
 
 
 def _cause_loss(base: Basis, cause: CompilerCause, rule: str) -> Loss:
@@ -562,7 +554,7 @@ def _again(
         cost_ms=0.0,
         key=lead.id,
         levels=(confidence(base, [lead]),),
-        worst="warning" if rule == ONCE_RULE else "critical",
+        worst="warning" if rule == "compile.recompiles" else "critical",
         where=places(items),
         ranks=ranks(items),
         evidence=(*((first,) if first is not None else ()), *_evidence(base, items)),
@@ -571,7 +563,7 @@ def _again(
         falsified_by=f"{without(lead)}, {function_name(lead.function)} is still compiled as often, or the mean step "
         "does not get shorter",
     )
-    return Loss(rule, claim, lost_ms, COMPILE.floor, compile_ms=lost_ms)
+    return Loss(rule, claim, lost_ms, REPORT_FLOOR, compile_ms=lost_ms)
 
 
 # ------------------------------------------------------------------------------------------------ graph breaks
@@ -585,7 +577,7 @@ def break_losses(view: CompilersView, base: Basis) -> Iterator[Loss]:
         behind = [each for each in compiled if _behind(each, cause)]
         if not cause.step_count or not timed(behind):
             continue
-        if total_ms(behind) >= COMPILE.floor * base.loop_ms:
+        if total_ms(behind) >= REPORT_FLOOR * base.loop_ms:
             yield _break_loss([(cause, behind)])
         else:
             small.append((cause, behind))
@@ -636,7 +628,7 @@ def _break_loss(pairs: list[tuple[CompilerCause, list[CompilerCause]]]) -> Loss:
         "shorter",
     )
     late_ms = total_ms(late(behind.values()))
-    return Loss(BREAK_RULE, claim, total_ms(behind.values()), 0.0, late_ms=late_ms)
+    return Loss("compile.graph_break", claim, total_ms(behind.values()), 0.0, late_ms=late_ms)
 
 
 def _evidence(base: Basis, items: list[CompilerCause]) -> Iterator[Evidence]:

@@ -14,12 +14,7 @@ from msgspec import Struct
 from stepscope.diagnose import compile
 from stepscope.diagnose.compile import (
     AMORTISED,
-    BREAK_RULE,
-    CLOSE_RULE,
     COMPILE,
-    LIMIT_RULE,
-    ONCE_RULE,
-    SAME_RULE,
     TORCH,
     XLA,
     Basis,
@@ -53,7 +48,6 @@ from stepscope.model.compilers import CompilerCause, CompilerFacts, CompilerMetr
 class Transfers(Thresholds, frozen=True):
     """When values read from the device count. They are ranked by their time: many cheap ones are no finding."""
 
-    floor: float = REPORT_FLOOR
     per_step: float = 0.5  # over the whole run; torch_xla's debug profiler warns above it
     late_per_step: float = 1.0  # after warm-up: one logged loss per step is usual; chosen, untuned
     warmup_steps: int = 10  # torch_xla's own, of compilations
@@ -69,7 +63,6 @@ class Unlowered(Thresholds, frozen=True):
 class Execution(Thresholds, frozen=True):
     """When one execution of a compiled graph takes too long."""
 
-    floor: float = REPORT_FLOOR
     slow_ms: float = 30_000  # torch_xla's debug profiler warns above it
 
 
@@ -77,11 +70,6 @@ TRANSFERS = Transfers()
 UNLOWERED = Unlowered()
 EXECUTION = Execution()
 
-FREQUENT_RULE = "compile.too_frequent"
-STORM_RULE = "compile.storm"
-LATE_RULE = "compile.late"
-SHARE_RULE = "compile.share"
-SLOW_RULE = "compile.slow"
 LEARN_TORCH = (
     "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.recompilation.html"
 )
@@ -122,7 +110,7 @@ def _slow_loss(facts: CompilerFacts, base: Basis, cause: CompilerCause | None, l
         learn=_learn(facts),
     )
     late_ms = longest_ms if cause is None or late([cause]) else 0.0
-    return Loss(SLOW_RULE, claim, longest_ms, COMPILE.floor, late_ms=late_ms)
+    return Loss("compile.slow", claim, longest_ms, REPORT_FLOOR, late_ms=late_ms)
 
 
 def _run_confidence(base: Basis, items: list[CompilerCause]) -> str:
@@ -157,18 +145,18 @@ def run_losses(
     saveable = saveable_ms(view, facts)
     held = _held(view, facts, storm)
     for name, title in held:
-        after = name in (LATE_RULE, SHARE_RULE)
+        after = name in ("compile.late", "compile.share")
         lost, known = (_late(view, facts, storm), explained_ms + late_ms) if after else (saveable, explained_ms)
         if lost is None or lost <= 0 or known >= COMPILE.explained * lost:
             continue
         left = lost - known
-        if left < COMPILE.floor * base.loop_ms:
+        if left < REPORT_FLOOR * base.loop_ms:
             continue
         others = [text for other, text in held if other != name]
         worst = "critical"
-        if name == SHARE_RULE:
+        if name == "compile.share":
             worst = "warning" if left > COMPILE.share_warning * base.loop_ms else "info"
-        yield Loss(name, _run_claim(view, facts, base, name, title, others, worst), left, COMPILE.floor)
+        yield Loss(name, _run_claim(view, facts, base, name, title, others, worst), left, REPORT_FLOOR)
         return
 
 
@@ -200,12 +188,12 @@ def _held(view: CompilersView, facts: CompilerFacts, storm: CompileStorm | None)
     held = []
     kind = f"{storm.kind} steps" if storm is not None and storm.kind not in (None, "train") else "steps"
     if storm is not None and storm.whole_run:
-        held.append((FREQUENT_RULE, _article(view, facts, storm)))
+        held.append(("compile.too_frequent", _article(view, facts, storm)))
     if storm is not None and storm.windows:
         since = f", first at step {storm.first_window_step}" if storm.first_window_step is not None else ""
         held.append(
             (
-                STORM_RULE,
+                "compile.storm",
                 f"Compiling goes on after warm-up: in {storm.windows} {kind} at least 3 of the last 10 had "
                 f"compiled{since}",
             )
@@ -213,14 +201,14 @@ def _held(view: CompilersView, facts: CompilerFacts, storm: CompileStorm | None)
     if storm is not None and storm.late_step is not None:
         held.append(
             (
-                LATE_RULE,
+                "compile.late",
                 f"Step {storm.late_step} compiled after {storm.quiet_before or 'many'} {kind} without a compilation",
             )
         )
     if _late(view, facts, storm):
         share = storm.late_share if storm is not None else None
         much = f"{share:.0%} of the steps after warm-up" if share is not None else "time after warm-up"
-        held.append((SHARE_RULE, f"Compiling took {much}"))
+        held.append(("compile.share", f"Compiling took {much}"))
     return held
 
 
@@ -301,7 +289,7 @@ def _run_fix(facts: CompilerFacts, lead: list[CompilerCause]) -> str:
 
 
 def _run_caveat(facts: CompilerFacts, base: Basis, name: str) -> str:
-    goes_on = name in (FREQUENT_RULE, STORM_RULE)
+    goes_on = name in ("compile.too_frequent", "compile.storm")
     parts = ["Padding computes on values that are thrown away." if goes_on else AMORTISED]
     if facts.recompiles is None:
         parts.append("Nothing tells first compilations from later ones here: the longest is taken to be needed.")
@@ -310,9 +298,6 @@ def _run_caveat(facts: CompilerFacts, base: Basis, name: str) -> str:
     return " ".join(parts)
 
 
-TRANSFER_RULE = "transfer.device_to_host"
-UNLOWERED_RULE = "compile.unlowered"
-EXECUTION_RULE = "compute.execution_slow"
 LEARN_TRANSFERS = "https://docs.pytorch.org/xla/master/learn/xla-advanced.html"
 LEARN_LOWERING = "https://docs.pytorch.org/xla/release/r2.8/contribute/op_lowering.html"
 LEARN_SHAPES = "https://docs.pytorch.org/xla/release/r2.8/learn/dynamic_shape.html"
@@ -423,7 +408,7 @@ def transfer_losses(view: CompilersView, facts: CompilerFacts, base: Basis) -> I
         "stays when the values are read later.",
         falsified_by="With values read every 100 steps only, the mean step does not get shorter",
     )
-    yield Loss(TRANSFER_RULE, claim, own, TRANSFERS.floor)
+    yield Loss("transfer.device_to_host", claim, own, REPORT_FLOOR)
 
 
 # --------------------------------------------------------------------------------------------------- operators
@@ -523,7 +508,7 @@ def _unlowered_loss(
         "get shorter",
     )
     lost_ms = seen.fallback_ms * part + compiled_ms
-    return Loss(UNLOWERED_RULE, claim, lost_ms, 0.0, compile_ms=compiled_ms)
+    return Loss("compile.unlowered", claim, lost_ms, 0.0, compile_ms=compiled_ms)
 
 
 def _placed(view: CompilersView, facts: CompilerFacts, group: list[CompilerCause]) -> list[CompilerCause]:
@@ -580,7 +565,7 @@ def execution_losses(view: CompilersView, facts: CompilerFacts) -> Iterator[Loss
         caveat="The cost is the time of all executions, most of which is the step's own computation.",
         falsified_by="With a sync after every step, the longest execution is as long",
     )
-    yield Loss(EXECUTION_RULE, claim, spent, EXECUTION.floor)
+    yield Loss("compute.execution_slow", claim, spent, REPORT_FLOOR)
 
 
 def _longest(metric: CompilerMetric) -> float:
@@ -648,16 +633,16 @@ BREAKS = Need("graph breaks", _any_backend(lambda facts: facts.graph_breaks is n
 _CAUSES = (TORCH_COMPILE, STEP_TIMES, COMPILE_TIMES, AGAIN)
 _RUN = (COMPILED, STEP_TIMES, COMPILE_TIMES)
 
-limit_hit = _rule(LIMIT_RULE, *_CAUSES, learn=LEARN_TORCH)
-close_to_limit = _rule(CLOSE_RULE, *_CAUSES, learn=LEARN_TORCH)
-same_cause = _rule(SAME_RULE, *_CAUSES, learn=LEARN_TORCH)
-recompiles = _rule(ONCE_RULE, *_CAUSES, learn=LEARN_TORCH)
-too_frequent = _rule(FREQUENT_RULE, *_RUN)
-storm = _rule(STORM_RULE, *_RUN)
-late_compilations = _rule(LATE_RULE, *_RUN)
-share = _rule(SHARE_RULE, *_RUN)
-slow = _rule(SLOW_RULE, *_RUN)
-graph_break = _rule(BREAK_RULE, TORCH_COMPILE, STEP_TIMES, COMPILE_TIMES, BREAKS, learn=LEARN_BREAKS)
-unlowered_operators = _rule(UNLOWERED_RULE, TORCH_XLA, STEP_TIMES)
-device_to_host = _rule(TRANSFER_RULE, TRANSFERRED, STEP_TIMES, learn=LEARN_TRANSFERS)
-slow_executions = _rule(EXECUTION_RULE, TORCH_XLA, STEP_TIMES, learn=LEARN_EXECUTION)
+limit_hit = _rule("compile.limit_hit", *_CAUSES, learn=LEARN_TORCH)
+close_to_limit = _rule("compile.close_to_limit", *_CAUSES, learn=LEARN_TORCH)
+same_cause = _rule("compile.same_cause", *_CAUSES, learn=LEARN_TORCH)
+recompiles = _rule("compile.recompiles", *_CAUSES, learn=LEARN_TORCH)
+too_frequent = _rule("compile.too_frequent", *_RUN)
+storm = _rule("compile.storm", *_RUN)
+late_compilations = _rule("compile.late", *_RUN)
+share = _rule("compile.share", *_RUN)
+slow = _rule("compile.slow", *_RUN)
+graph_break = _rule("compile.graph_break", TORCH_COMPILE, STEP_TIMES, COMPILE_TIMES, BREAKS, learn=LEARN_BREAKS)
+unlowered_operators = _rule("compile.unlowered", TORCH_XLA, STEP_TIMES)
+device_to_host = _rule("transfer.device_to_host", TRANSFERRED, STEP_TIMES, learn=LEARN_TRANSFERS)
+slow_executions = _rule("compute.execution_slow", TORCH_XLA, STEP_TIMES, learn=LEARN_EXECUTION)

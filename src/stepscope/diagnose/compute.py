@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stepscope.diagnose.device import DEVICE, TRACED, profiled_losses
-from stepscope.diagnose.rule import STEPS, Claim, Need, Thresholds, accelerator, ms, rule, steps_source
+from stepscope.diagnose.device import TRACED, profiled_losses
+from stepscope.diagnose.rule import REPORT_FLOOR, STEPS, Claim, Need, Thresholds, accelerator, ms, rule, steps_source
 from stepscope.model import Analysis, Evidence, Try
 from stepscope.model import device_losses as kinds
 
@@ -61,7 +61,7 @@ def no_tensor_cores(analysis: Analysis) -> Iterator[Claim]:
     for seen in profiled_losses(analysis, kinds.MATRIX):
         losses, eligible = seen.losses, seen.cost_ns
         cost = eligible * (1 - 1 / TENSOR_CORES.gain)
-        if cost < DEVICE.floor * losses.step_ns:
+        if cost < REPORT_FLOOR * losses.step_ns:
             continue
         newer = all(_major(gpu.capability) >= _AMPERE for gpu in losses.gpus)
         peak = TENSOR_CORES.peak if newer else TENSOR_CORES.peak_volta

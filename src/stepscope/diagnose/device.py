@@ -39,7 +39,6 @@ _NAME_SHOWN = 60  # characters of a kernel
 class DeviceLimits(Thresholds, frozen=True):
     """When a loss of the devices in profiled steps counts. The limits of a gap stand in `analyze/device_losses`."""
 
-    floor: float = REPORT_FLOOR
     recurring: float = 0.5  # of the mean: with a median below it few steps make the loss, and the median counts
     steps_for_median: int = 3  # of fewer steps the median says nothing else than the mean
     steps_for_high: int = 3  # profiled steps from which a mean over them is no accident
@@ -174,7 +173,7 @@ def profiled_losses(analysis: Analysis, kind: str) -> Iterator[ProfiledLoss]:
             continue
         use_median = losses.steps >= DEVICE.steps_for_median and loss.median_ns < DEVICE.recurring * loss.ns_per_step
         cost_ns = loss.median_ns if use_median else loss.ns_per_step
-        if cost_ns > 0 and cost_ns >= DEVICE.floor * losses.step_ns:
+        if cost_ns > 0 and cost_ns >= REPORT_FLOOR * losses.step_ns:
             yield ProfiledLoss(analysis, losses, loss, cost_ns, use_median)
 
 

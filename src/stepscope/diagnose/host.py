@@ -42,7 +42,6 @@ from stepscope.model.machine import DriftFacts
 class Loop(Thresholds, frozen=True):
     """When many equal calls are a loop worth vectorising."""
 
-    floor: float = REPORT_FLOOR
     operators_per_call: float = 1.0  # below it the iterations run no torch operator: plain Python, another rule
     steps_for_high: int = 3  # window steps from which a mean over them is no accident
 
@@ -50,7 +49,6 @@ class Loop(Thresholds, frozen=True):
 class Python(Thresholds, frozen=True):
     """When Python on the main thread counts."""
 
-    floor: float = REPORT_FLOOR
     samples: int = 10  # fewer samples on a function are chance
     waiting: float = 0.5  # mostly parked: it sleeps or waits rather than computes
     lines_shown: int = 3
@@ -62,7 +60,6 @@ class Python(Thresholds, frozen=True):
 class Io(Thresholds, frozen=True):
     """When file I/O inside a step counts."""
 
-    floor: float = REPORT_FLOOR
     samples: int = 10
     of_call: float = 0.2  # as for Python; chosen, untuned
 
@@ -70,7 +67,6 @@ class Io(Thresholds, frozen=True):
 class Drift(Thresholds, frozen=True):
     """When steps that grow slower count. How a drift is told from noise stands in `analyze/host/slow_steps.py`."""
 
-    floor: float = REPORT_FLOOR
     phase: float = 0.5  # a phase with more than half of the growth is named
 
 
@@ -83,7 +79,7 @@ STACKS = Need("sampled stacks of steady steps", lambda a: a.python is not None)
 WINDOW = Need("a profiler window with complete steps and Python stacks", lambda a: a.loops is not None, traced=always)
 PYTHON_TOLD = Need(
     "a profiler window, to tell Python from operators at lines that call no library in Python",
-    lambda a: a.loops is not None or _on_top(a) < PYTHON.floor,
+    lambda a: a.loops is not None or _on_top(a) < REPORT_FLOOR,
 )
 IO_SEEN = Need(
     "sampled stacks or a profiler window with Python stacks",
@@ -148,7 +144,7 @@ def _told(told: Iterable[Place], place: Place, call: Place | None) -> bool:
 
 def reported_loops(analysis: Analysis) -> list[LoopFacts]:
     """Loops that run torch operators and cost more than the floor; Python inside them is theirs."""
-    least = LOOP.floor * STEPS.of(analysis).mean_ms
+    least = REPORT_FLOOR * STEPS.of(analysis).mean_ms
     return [
         loop
         for loop in analysis.loops or ()
@@ -256,7 +252,7 @@ def python_on_critical_path(analysis: Analysis) -> Iterator[Claim]:
         )
     for facts in functions.values():
         cost, samples = sum(fact.ms_per_step for fact in facts), sum(fact.samples for fact in facts)
-        if cost >= PYTHON.floor * train.mean_ms and samples >= PYTHON.samples:
+        if cost >= REPORT_FLOOR * train.mean_ms and samples >= PYTHON.samples:
             yield _python_claim(analysis, train, sorted(facts, key=lambda fact: -fact.ms_per_step), cost, samples)
 
 
@@ -389,7 +385,7 @@ def blocking_in_step(analysis: Analysis) -> Iterator[Claim]:
     for group in facts.values():
         cost = sum(fact.ms_per_step for fact in group)
         enough = any(fact.measured for fact in group) or sum(fact.count for fact in group) >= IO.samples
-        if enough and cost >= IO.floor * train.mean_ms:
+        if enough and cost >= REPORT_FLOOR * train.mean_ms:
             group.sort(key=lambda fact: -fact.ms_per_step)
             yield _io_claim(analysis, train, group, min(cost, train.mean_ms))
 
@@ -455,7 +451,7 @@ def step_drift(analysis: Analysis) -> Iterator[Claim]:
     """Steady steps grow slower all through the run, by more than the floor on average."""
     train, drift = STEPS.of(analysis), MANY_STEPS.of(analysis)
     lost_ms = drift.lost_ms_per_step
-    if not drift.rising or lost_ms < DRIFT.floor * train.mean_ms:
+    if not drift.rising or lost_ms < REPORT_FLOOR * train.mean_ms:
         return
     grown = sum(max(0.0, growth) for growth in drift.phases.values())
     phase = max(drift.phases, key=lambda name: drift.phases[name], default=None)
@@ -484,15 +480,21 @@ def step_drift(analysis: Analysis) -> Iterator[Claim]:
     )
 
 
-def _drift_evidence(train: StepFacts, drift: DriftFacts) -> Iterator[Evidence]:
+def _drift_evidence(train: StepFacts, drift: DriftFacts) -> tuple[Evidence, ...]:
     source = f"{steps_source(train)}, {drift.steps} steady steps"
     medians = ", ".join(f"{value:.4g}" for value in drift.medians_ms)
-    yield ms("level at the start", drift.early_ms, source)
-    yield ms("level at the end", drift.late_ms, source)
-    yield Evidence(f"medians of {drift.parts} parts of the run", medians, "ms", source)
-    for phase, growth in sorted(drift.phases.items(), key=lambda item: -item[1]):
-        if growth > 0:
-            yield ms(f"growth of {phase}, first part to last", growth, source)
-    for line in drift.lines:
-        early = f"{line.early_ms_per_step:.3g} ms in the first third; {line.samples} samples"
-        yield ms(f"main thread at {shown(line.place)}, last third", line.late_ms_per_step, early)
+    phases = sorted(drift.phases.items(), key=lambda item: -item[1])
+    return (
+        ms("level at the start", drift.early_ms, source),
+        ms("level at the end", drift.late_ms, source),
+        Evidence(f"medians of {drift.parts} parts of the run", medians, "ms", source),
+        *(ms(f"growth of {phase}, first part to last", growth, source) for phase, growth in phases if growth > 0),
+        *(
+            ms(
+                f"main thread at {shown(line.place)}, last third",
+                line.late_ms_per_step,
+                f"{line.early_ms_per_step:.3g} ms in the first third; {line.samples} samples",
+            )
+            for line in drift.lines
+        ),
+    )

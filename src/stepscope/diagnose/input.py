@@ -28,6 +28,7 @@ from stepscope.diagnose.rule import (
     device_doubt,
     distinct,
     figure,
+    figures,
     ms,
     of_machine,
     rule,
@@ -45,7 +46,6 @@ from stepscope.model.views import DEVICE, Overview
 class Loader(Thresholds, frozen=True):
     """When the workers are the bottleneck and when something behind them is."""
 
-    floor: float = REPORT_FLOOR
     idle: float = 0.6  # workers parked for most of their time make batches faster than they are taken
     lines_shown: int = 3  # of each kind; a share below `line_share` names nothing worth reading
     line_share: float = 0.05
@@ -68,7 +68,6 @@ class Loader(Thresholds, frozen=True):
 class TracedLoader(Thresholds, frozen=True):
     """When the loader of a trace without a journal counts: time in it while the device idles."""
 
-    floor: float = REPORT_FLOOR  # torch-tb-profiler warned at the same share, of the loader's whole time
     steps_for_high: int = 10
     steps_for_medium: int = 3
 
@@ -78,12 +77,6 @@ class Waves(Thresholds, frozen=True):
 
     share: float = 0.7  # of the wait in one step of N: evenly spread waits put 1/N there
     regular: float = 0.7  # of the distances between waves that are N; an epoch's end breaks one
-
-
-class Epochs(Thresholds, frozen=True):
-    """When starting workers anew for every epoch counts."""
-
-    floor: float = REPORT_FLOOR
 
 
 class Storage(Thresholds, frozen=True):
@@ -99,7 +92,6 @@ class Storage(Thresholds, frozen=True):
 LOADER = Loader()
 TRACED_LOADER = TracedLoader()
 WAVES = Waves()
-EPOCHS = Epochs()
 STORAGE = Storage()
 
 DATA_WAIT = Need(
@@ -149,14 +141,14 @@ def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
     """The claim on a recorded run, whatever the rhythm of its waits."""
     train = STEPS.of(analysis)
     cost, hidden = _cost(analysis, train, loader)
-    if cost < LOADER.floor * train.mean_ms:
+    if cost < REPORT_FLOOR * train.mean_ms:
         return
     where = _where(loader)
     share = clip_share(cost, train.mean_ms)
     levels = [sampled_confidence(loader.samples)] if loader.samples else []
     key = loader.site or (where[0] if where else None)
     gained = _gained_by_workers(analysis, train, loader, share)
-    if gained is not None and loader.batch is not None and gained.high < LOADER.floor:
+    if gained is not None and loader.batch is not None and gained.high < REPORT_FLOOR:
         hot = _hottest(where)
         fix = _fix_without_workers(loader, hot)
         if fix is not None:
@@ -479,7 +471,7 @@ def first_batch(analysis: Analysis) -> Iterator[Claim]:
     train, machine = STEPS.of(analysis), analysis.machine
     doubt, words = device_doubt(analysis)
     for fact in (machine.epochs if machine is not None else None) or ():
-        if fact.persistent or fact.lost_ms_per_step < EPOCHS.floor * fact.total_ms_per_step:
+        if fact.persistent or fact.lost_ms_per_step < REPORT_FLOOR * fact.total_ms_per_step:
             continue
         workers = f"{fact.num_workers} workers" if fact.num_workers != 1 else "its worker"
         kind = "training" if fact.kind == "train" else "evaluation"
@@ -502,18 +494,19 @@ def first_batch(analysis: Analysis) -> Iterator[Claim]:
         )
 
 
-def _epoch_evidence(train: StepFacts, fact: EpochFacts) -> Iterator[Evidence]:
+def _epoch_evidence(train: StepFacts, fact: EpochFacts) -> tuple[Evidence, ...]:
     steps = steps_source(train)
-    yield ms("making an iterator, median", fact.make_ms, f"events.jsonl, {fact.restarts} iterators after the first")
-    yield Evidence("iterators made during training", fact.restarts, "iterators", "events.jsonl")
-    yield ms("wait for an epoch's first batch, median", fact.first_wait_ms, steps)
-    yield ms("wait for the other batches, median", fact.usual_wait_ms, steps)
     most = "with ending the old workers and the slower first steps, at most"
-    yield ms(most, fact.at_most_ms_per_step, f"{steps}, per training step")
-    if fact.batch_ms is not None:
-        yield ms("work for one batch, left out", fact.batch_ms, "worker samples times step time")
-    else:
-        yield Evidence("counted of each epoch", "making the iterator", "", "the work for one batch is not known")
+    return (
+        ms("making an iterator, median", fact.make_ms, f"events.jsonl, {fact.restarts} iterators after the first"),
+        Evidence("iterators made during training", fact.restarts, "iterators", "events.jsonl"),
+        ms("wait for an epoch's first batch, median", fact.first_wait_ms, steps),
+        ms("wait for the other batches, median", fact.usual_wait_ms, steps),
+        ms(most, fact.at_most_ms_per_step, f"{steps}, per training step"),
+        ms("work for one batch, left out", fact.batch_ms, "worker samples times step time")
+        if fact.batch_ms is not None
+        else Evidence("counted of each epoch", "making the iterator", "", "the work for one batch is not known"),
+    )
 
 
 # ------------------------------------------------------------------------------------------- traces without a journal
@@ -577,7 +570,7 @@ def _in_traces(analysis: Analysis) -> Iterator[Claim]:
     several = len(loaders) > 1
     for loader in loaders:
         wait = _wait(profiled(analysis, loader.run))
-        if wait is None or wait.lost_ms < TRACED_LOADER.floor * wait.mean_ms:
+        if wait is None or wait.lost_ms < REPORT_FLOOR * wait.mean_ms:
             continue
         gain = loader_gain(analysis, loader.run) if wait.device else None
         place = loader.call or (loader.entries[0] if loader.entries else None)
@@ -676,18 +669,21 @@ def _storage_evidence(analysis: Analysis) -> Iterator[Evidence]:
     if facts.mounts:
         top = facts.mounts[0]
         yield Evidence("file system of the data", f"{top.kind} at {top.path}", "", f"system.jsonl, {top.source}")
-    for name, rate in (("read", facts.requested_bytes_per_s), ("read from the device", facts.device_bytes_per_s)):
-        if rate is not None:
-            yield figure(name, rate / 1e6, "MB/s", source, 2)
-    if facts.cold_share is not None:
-        yield figure("of it not in the page cache", facts.cold_share, "fraction", source)
-    if facts.blocked_share is not None and facts.blocked_readings >= STORAGE.readings:
-        text = f"{source}, state in {facts.blocked_readings} readings"
-        yield figure("blocked for a disk or network storage", facts.blocked_share, "fraction", text)
-    if facts.io_delay_share is not None:
-        yield figure("waiting for a block device", facts.io_delay_share, "fraction", source)
-    if (facts.major_faults_per_s or 0.0) >= STORAGE.faults_per_s:
-        yield figure("mapped pages read from a disk", facts.major_faults_per_s or 0, "1/s", source, 1)
+    asked, read, faults = facts.requested_bytes_per_s, facts.device_bytes_per_s, facts.major_faults_per_s or 0.0
+    yield from figures(
+        source,
+        ("read", None if asked is None else asked / 1e6, "MB/s", 2),
+        ("read from the device", None if read is None else read / 1e6, "MB/s", 2),
+        ("of it not in the page cache", facts.cold_share, "fraction", 4),
+    )
+    if facts.blocked_readings >= STORAGE.readings:
+        states = f"{source}, state in {facts.blocked_readings} readings"
+        yield from figures(states, ("blocked for a disk or network storage", facts.blocked_share, "fraction", 4))
+    yield from figures(
+        source,
+        ("waiting for a block device", facts.io_delay_share, "fraction", 4),
+        ("mapped pages read from a disk", faults if faults >= STORAGE.faults_per_s else None, "1/s", 1),
+    )
 
 
 def _storage_advice(analysis: Analysis) -> str:

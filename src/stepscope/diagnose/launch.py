@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from stepscope.diagnose.device import DEVICE, TRACED, ProfiledLoss, profiled_losses
-from stepscope.diagnose.rule import Claim, Need, Thresholds, rule
+from stepscope.diagnose.device import TRACED, ProfiledLoss, profiled_losses
+from stepscope.diagnose.rule import REPORT_FLOOR, Claim, Need, Thresholds, rule
 from stepscope.model import Analysis, Evidence, Try
 from stepscope.model import device_losses as kinds
 
@@ -186,7 +186,7 @@ def unfused_optimizer(analysis: Analysis) -> Iterator[Claim]:
         # idle time that stays: one call for all parameters takes as long as one of these calls
         cost_ns = max(0.0, seen.cost_ns - idle_ns / max(1.0, seen.loss.details.get("operator_calls", 1.0)))
         grouped = seen.detail("foreach_launches") >= LAUNCH.mostly * launches
-        if cost_ns < DEVICE.floor * seen.losses.step_ns or not (grouped or launches >= LAUNCH.gaps):
+        if cost_ns < REPORT_FLOOR * seen.losses.step_ns or not (grouped or launches >= LAUNCH.gaps):
             continue
         how = "operation by operation (foreach)" if grouped else "parameter by parameter"
         fusable = seen.detail("fusable_launches") >= LAUNCH.mostly * launches

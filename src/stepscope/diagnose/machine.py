@@ -6,7 +6,7 @@ is held below its clock by heat, power, or clocks that were set.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -22,6 +22,7 @@ from stepscope.diagnose.rule import (
     clip_share,
     device_doubt,
     figure,
+    figures,
     ms,
     of_machine,
     rule,
@@ -35,7 +36,6 @@ from stepscope.model.machine import Child, CpuFacts, GpuClocks, PauseFacts
 class Pauses(Thresholds, frozen=True):
     """When garbage collections count."""
 
-    floor: float = REPORT_FLOOR
     count: int = 3  # fewer in a whole run are no rhythm
     one_line: float = 0.9  # of their time at one line: it asks for them, since automatic ones strike anywhere
     lines_shown: int = 3
@@ -45,7 +45,6 @@ class Cores(Thresholds, frozen=True):
     """When a main thread that waits for a core counts. Others need more: our own recorder is among them, with up to
     2 %, and a scheduler makes any thread wait a few percent."""
 
-    floor: float = REPORT_FLOOR
     others_floor: float = 0.10
     others_readings: int = 30  # half a minute: a shorter burst of others says nothing of the next run
     readings_for_high: int = 30
@@ -59,14 +58,12 @@ class Cores(Thresholds, frozen=True):
 class MemoryPressure(Thresholds, frozen=True):
     """When the machine runs out of memory during steps."""
 
-    floor: float = REPORT_FLOOR
     faults_per_step: float = 1.0  # that read a disk; below it pressure is that of others; chosen, untuned
 
 
 class Profiler(Thresholds, frozen=True):
     """When the script's own profiler counts."""
 
-    floor: float = REPORT_FLOOR
     steps: int = 3  # in it: fewer are chance
     steps_for_high: int = 10
 
@@ -74,7 +71,6 @@ class Profiler(Thresholds, frozen=True):
 class Clocks(Thresholds, frozen=True):
     """When a GPU below its highest clock counts."""
 
-    floor: float = REPORT_FLOOR
     readings: int = 10  # in which it was not idle: ten seconds, more than a board takes to find its clock
 
 
@@ -140,7 +136,7 @@ def asked_for(analysis: Analysis, pauses: PauseFacts) -> Place | None:
 def garbage_collection(analysis: Analysis) -> Iterator[Claim]:
     """Collections inside steps take more than the floor."""
     train, pauses = STEPS.of(analysis), collections(analysis)
-    if pauses is None or pauses.count < PAUSES.count or pauses.ms_per_step < PAUSES.floor * train.mean_ms:
+    if pauses is None or pauses.count < PAUSES.count or pauses.ms_per_step < REPORT_FLOOR * train.mean_ms:
         return
     line = asked_for(analysis, pauses)
     at = f", at {shown(line)}" if line is not None else ""
@@ -186,7 +182,7 @@ def swapping_or_faults(analysis: Analysis) -> Iterator[Claim]:
     train, facts = STEPS.of(analysis), PRESSURE.of(analysis)
     stalled_pct = facts.stalled_pct or 0.0
     cost = stalled_pct / 100.0 * train.mean_ms
-    if cost < MEMORY_PRESSURE.floor * train.mean_ms or facts.major_faults_per_step < MEMORY_PRESSURE.faults_per_step:
+    if cost < REPORT_FLOOR * train.mean_ms or facts.major_faults_per_step < MEMORY_PRESSURE.faults_per_step:
         return
     doubt, words = device_doubt(analysis)
     whole = facts.stalled_of == "machine"
@@ -216,7 +212,7 @@ def swapping_or_faults(analysis: Analysis) -> Iterator[Claim]:
 def profiler_overhead(analysis: Analysis) -> Iterator[Claim]:
     """The script's own profiler makes its steps so much longer that the whole run notices."""
     facts = OWN_PROFILER.of(analysis)
-    if facts.inside < PROFILER.steps or facts.lost_ms_per_step < PROFILER.floor * facts.total_ms_per_step:
+    if facts.inside < PROFILER.steps or facts.lost_ms_per_step < REPORT_FLOOR * facts.total_ms_per_step:
         return
     enough = facts.inside >= PROFILER.steps_for_high and facts.outside >= PROFILER.steps_for_high
     yield Claim(
@@ -278,7 +274,7 @@ def threads_beyond_cores(analysis: Analysis) -> Iterator[Claim]:
     if cpu.pool is not None and cpu.pool.lost_ms_per_step is not None:
         cost = cpu.pool.lost_ms_per_step
         most = cpu.pool.at_most_ms_per_step or cost
-    if cost < CORES.floor * STEPS.of(analysis).mean_ms:
+    if cost < REPORT_FLOOR * STEPS.of(analysis).mean_ms:
         return
     fits = _fitting_threads(cpu)
     of = f" in each of {cpu.ranks_on_host} ranks" if cpu.ranks_on_host > 1 else ""
@@ -302,18 +298,20 @@ def threads_beyond_cores(analysis: Analysis) -> Iterator[Claim]:
     yield _of_cores(analysis, claim)
 
 
-def _pool_evidence(cpu: CpuFacts) -> Iterator[Evidence]:
+def _pool_evidence(cpu: CpuFacts) -> Iterable[Evidence]:
     """What the scheduler counted for all threads of a training process."""
     pool = cpu.pool
     if pool is None:
-        return
-    source = f"system.jsonl, schedstat of every thread, {cpu.readings} readings"
-    yield figure("main thread on a core", pool.main_cpu_share, "fraction", source)
-    yield figure("main thread asleep", pool.main_off_share, "fraction", source)
-    yield figure("of it, for data, files or by its own will", pool.other_waits_share, "fraction", source)
-    yield figure("CPU use of its other threads", pool.used_cores, "cores", source, 2)
-    yield figure("threads of the pool that were ready without a core", pool.ready_threads, "threads", source, 2)
-    yield figure("times a thread was put on a core, per step", pool.timeslices_per_step, "times", source, 1)
+        return ()
+    return figures(
+        f"system.jsonl, schedstat of every thread, {cpu.readings} readings",
+        ("main thread on a core", pool.main_cpu_share, "fraction", 4),
+        ("main thread asleep", pool.main_off_share, "fraction", 4),
+        ("of it, for data, files or by its own will", pool.other_waits_share, "fraction", 4),
+        ("CPU use of its other threads", pool.used_cores, "cores", 2),
+        ("threads of the pool that were ready without a core", pool.ready_threads, "threads", 2),
+        ("times a thread was put on a core, per step", pool.timeslices_per_step, "times", 1),
+    )
 
 
 @rule("system.cpu_throttled", STEPS, CPU, QUOTA, learn=LEARN_CGROUP)
@@ -321,7 +319,7 @@ def cpu_throttled(analysis: Analysis) -> Iterator[Claim]:
     """The cgroup's quota stopped the main thread for more than the floor."""
     cpu = CPU.of(analysis)
     cost = cpu.throttled_ms_per_step or 0.0
-    if cost < CORES.floor * STEPS.of(analysis).mean_ms:
+    if cost < REPORT_FLOOR * STEPS.of(analysis).mean_ms:
         return
     fits = _fitting_threads(cpu)
     workers = analysis.loader.num_workers if analysis.loader is not None else None
@@ -368,7 +366,7 @@ def children_hold_cores(analysis: Analysis) -> Iterator[Claim]:
     """Processes that the script started had the cores that the main thread waited for."""
     train, cpu, children = STEPS.of(analysis), CPU.of(analysis), CHILDREN.of(analysis)
     cost, most = children.ms_per_step, children.at_most_ms_per_step
-    if cost is None or cost < CORES.floor * train.mean_ms:
+    if cost is None or cost < REPORT_FLOOR * train.mean_ms:
         return
     if most is not None:
         # what is left of the step without waiting would be quicker too, were the cores and their caches its own
@@ -412,23 +410,24 @@ def _command(child: Child) -> str:
     return text if len(text) <= CORES.command_shown else f"{text[: CORES.command_shown - 1]}…"
 
 
-def _cores_evidence(analysis: Analysis, cpu: CpuFacts) -> Iterator[Evidence]:
-    """What all rules on cores stand on."""
+def _cores_evidence(analysis: Analysis, cpu: CpuFacts) -> tuple[Evidence, ...]:
+    """What all rules on cores stand on; of others only what there is."""
     source = f"system.jsonl, {cpu.readings} readings in {cpu.seconds:.0f} s"
-    yield figure("main thread ready, without a core", cpu.run_delay_share, "fraction", source)
-    yield figure("CPU use of the run", cpu.own_cores, "cores", source, 2)
-    yield figure("cores the run may use", cpu.cores, "cores", "manifest.json, affinity and cgroup", 2)
     others = cpu.pool.others_cores if cpu.pool is not None else None
-    for name, value, digits, unit in (
-        ("CPU use of others", others, 2, "cores"),
-        ("cores a hypervisor gave to others", cpu.stolen_cores, 2, "cores"),
-        ("involuntary switches of the main thread", cpu.involuntary_switches_per_s, 1, "1/s"),
-        ("moves of the main thread to another core", cpu.migrations_per_s, 1, "1/s"),
-        ("time in which something waited for a core", cpu.pressure_pct, 1, "%"),
-    ):
-        if value:
-            yield figure(name, value, unit, source, digits)
-    yield from numa_evidence(analysis)
+    return (
+        figure("main thread ready, without a core", cpu.run_delay_share, "fraction", source),
+        figure("CPU use of the run", cpu.own_cores, "cores", source, 2),
+        figure("cores the run may use", cpu.cores, "cores", "manifest.json, affinity and cgroup", 2),
+        *figures(
+            source,
+            ("CPU use of others", others or None, "cores", 2),
+            ("cores a hypervisor gave to others", cpu.stolen_cores or None, "cores", 2),
+            ("involuntary switches of the main thread", cpu.involuntary_switches_per_s or None, "1/s", 1),
+            ("moves of the main thread to another core", cpu.migrations_per_s or None, "1/s", 1),
+            ("time in which something waited for a core", cpu.pressure_pct or None, "%", 1),
+        ),
+        *numa_evidence(analysis),
+    )
 
 
 def numa_evidence(analysis: Analysis) -> Iterator[Evidence]:
@@ -481,10 +480,10 @@ def gpu_clocks(analysis: Analysis) -> Iterator[Claim]:
     busy, source = _busy(analysis, gpu)
     # lost_share is of all readings: in those in which the GPU idled it had nothing to lose
     share = clip_share(min(busy, 1.0) * gpu.lost_share * gpu.readings / gpu.busy_readings, 1.0)
-    if share < CLOCKS.floor:
+    if share < REPORT_FLOOR:
         return
     reasons = sorted(gpu.reasons, key=lambda name: (-gpu.reasons[name], name))
-    slowed = sum(one.lost_share >= CLOCKS.floor for one in gpus)
+    slowed = sum(one.lost_share >= REPORT_FLOOR for one in gpus)
     which = f"GPU {gpu.device.partition(':')[2]}" + (f" ({slowed} of {len(gpus)} GPUs)" if len(gpus) > 1 else "")
     kernels = figure("share of the step with kernels running", busy, "fraction", source)
     yield Claim(

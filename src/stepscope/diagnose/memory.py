@@ -22,6 +22,7 @@ from stepscope.diagnose.rule import (
     Thresholds,
     clip_share,
     figure,
+    figures,
     finding_id,
     ms,
     of_machine,
@@ -38,7 +39,6 @@ from stepscope.model.memory import MemoryGrowth, MemoryLimit, MemoryPeak
 class Memory(Thresholds, frozen=True):
     """When memory costs, or may end a run. How growth is told from noise stands in `analyze/memory_losses`."""
 
-    floor: float = REPORT_FLOOR
     near: float = 0.92  # of the limit, in tensors at the peak; TraceML warns there
     full: float = 0.97  # TraceML calls it critical
     fragmented: float = 2.0  # held by what tensors took, both at their peaks; TraceML's
@@ -57,7 +57,6 @@ class Memory(Thresholds, frozen=True):
 class PageFaults(Thresholds, frozen=True):
     """When pages mapped anew in every step count."""
 
-    floor: float = REPORT_FLOOR
     faults_per_step: float = 256.0  # 1 MiB of pages: fewer are Python's and torch's own small change; chosen, untuned
 
 
@@ -127,7 +126,7 @@ def allocator_retries(analysis: Analysis) -> Iterator[Claim]:
     retries = losses.retries if losses is not None else None
     if retries is None or not retries.lost_ms_per_step or allocator_in_steps.findings(analysis):
         return  # a trace that holds the allocator's calls tells the same loss more exactly
-    if retries.lost_ms_per_step < MEMORY.floor * retries.total_ms_per_step:
+    if retries.lost_ms_per_step < REPORT_FLOOR * retries.total_ms_per_step:
         return
     struck = retries.steps_struck / retries.steps
     ceiling = ((retries.struck_ms or 0.0) - (retries.usual_ms or 0.0)) * struck
@@ -176,7 +175,7 @@ def page_faults(analysis: Analysis) -> Iterator[Claim]:
     if facts.cost_ms_per_step is None or facts.at_most_ms_per_step is None:
         return
     share = clip_share(facts.cost_ms_per_step, train.mean_ms)
-    if share < PAGE_FAULTS.floor or facts.minor_per_step < PAGE_FAULTS.faults_per_step:
+    if share < REPORT_FLOOR or facts.minor_per_step < PAGE_FAULTS.faults_per_step:
         return
     fix, tries = _faults_fix(facts)
     megabytes = facts.minor_per_step * (1.0 - (facts.kept_share or 0.0)) * facts.page_bytes / 1e6
@@ -225,19 +224,20 @@ def _faults_fix(facts: PageFaultFacts) -> tuple[str, tuple[Try, ...]]:
     return words, (*((whatever, below) if above else (below, whatever)), *tries, *huge)
 
 
-def _faults_evidence(facts: PageFaultFacts, source: str) -> Iterator[Evidence]:
+def _faults_evidence(facts: PageFaultFacts, source: str) -> tuple[Evidence, ...]:
     measured = "manifest.json, measured on this machine after the run"
-    yield figure("page faults per step", facts.minor_per_step, "faults", f"{source}, {facts.steps} steps", 1)
-    yield Evidence("a fault of one thread alone", facts.ns_alone or 0.0, "ns", measured)
-    yield Evidence(f"a fault, with {facts.threads} threads at once", facts.ns_beside or 0.0, "ns", measured)
-    yield Evidence("a page given back", facts.ns_returned or 0.0, "ns", measured)
-    if facts.main_share is not None:
-        yield figure("faults of the training thread itself", facts.main_share, "share", "system.jsonl")
     settings = " ".join(f"{name}={value}" for name, value in facts.settings.items())
     allocator = " ".join(part for part in (facts.preloaded or facts.libc or "unknown", settings) if part)
-    yield Evidence("allocator", allocator, "", "manifest.json")
-    if facts.huge_pages is not None:
-        yield Evidence("transparent huge pages", facts.huge_pages, "", "manifest.json")
+    huge = facts.huge_pages
+    return (
+        figure("page faults per step", facts.minor_per_step, "faults", f"{source}, {facts.steps} steps", 1),
+        Evidence("a fault of one thread alone", facts.ns_alone or 0.0, "ns", measured),
+        Evidence(f"a fault, with {facts.threads} threads at once", facts.ns_beside or 0.0, "ns", measured),
+        Evidence("a page given back", facts.ns_returned or 0.0, "ns", measured),
+        *figures("system.jsonl", ("faults of the training thread itself", facts.main_share, "share", 4)),
+        Evidence("allocator", allocator, "", "manifest.json"),
+        *(() if huge is None else (Evidence("transparent huge pages", huge, "", "manifest.json"),)),
+    )
 
 
 # ------------------------------------------------------------------------------------------ risks of a full device

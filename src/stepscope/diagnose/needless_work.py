@@ -43,7 +43,6 @@ from stepscope.model.trace import GpuProperties
 class Passes(Thresholds, frozen=True):
     """When work that training does not need counts."""
 
-    floor: float = REPORT_FLOOR
     recurring: float = 0.5  # of the profiled steps; a call in fewer is made every few steps already; chosen, untuned
     nearly_all: float = 0.9  # of them, for more than medium confidence; chosen, untuned
     steps_for_high: int = 3  # profiled steps from which a mean over them is no accident
@@ -119,7 +118,7 @@ def _of_run(analysis: Analysis, run: PassFacts, claim: Claim) -> Claim:
 
 def _counts(run: PassFacts, cost_ms: float) -> bool:
     """Whether a cost is worth a finding."""
-    return cost_ms > 0 and cost_ms >= PASSES.floor * run.step_ms
+    return cost_ms > 0 and cost_ms >= REPORT_FLOOR * run.step_ms
 
 
 def _places(lines: tuple[PassLine, ...], whole_ms: float) -> tuple[Place, ...]:
@@ -220,7 +219,7 @@ def model_copied_in_step(analysis: Analysis) -> Iterator[Claim]:
         sampled = [
             copy
             for copy in (analysis.passes.copies if analysis.passes is not None else None) or ()
-            if copy.ms_per_step >= PASSES.floor * train.mean_ms and copy.samples >= PASSES.samples
+            if copy.ms_per_step >= REPORT_FLOOR * train.mean_ms and copy.samples >= PASSES.samples
         ]
     seen = {spot(copy.place) for copy in sampled}
     for run in _runs(analysis):

@@ -49,7 +49,6 @@ from stepscope.model.views import DEVICE, HOST, CollectiveRow, Overview, WorkerS
 class Ranks(Thresholds, frozen=True):
     """When one rank keeps the others waiting, rather than jitter or a slow moment."""
 
-    floor: float = REPORT_FLOOR
     persistent: float = 0.8  # of the steps one rank is the slowest; TraceML names a cause from as much coverage on
     every_quarter: float = (
         0.5  # of the mean excess, in each quarter of the run: else something else was busy for a while
@@ -67,7 +66,6 @@ class Ranks(Thresholds, frozen=True):
 class Collectives(Thresholds, frozen=True):
     """When communication costs more than it has to."""
 
-    floor: float = REPORT_FLOOR
     exposed: float = 0.10  # of the step, where PyTorch's TensorBoard plugin begins to warn
     waiting: float = 0.5  # of the communication: then it is the ranks' unequal work, not the network
     small_bytes: int = 1 << 20  # DistributedDataParallel's first bucket; smaller messages do not fill a link
@@ -127,7 +125,7 @@ def straggler(analysis: Analysis) -> Iterator[Claim]:
     if unequal(ranks):
         return
     late = _by_steps(ranks) or _by_lines(analysis, ranks)
-    if late is None or late.cost_ms < RANKS.floor * train.mean_ms:
+    if late is None or late.cost_ms < REPORT_FLOOR * train.mean_ms:
         return
     from_input = _from_input(analysis, late)
     where = _lines(analysis, late, from_input)
@@ -184,7 +182,7 @@ def _by_steps(ranks: RanksFacts) -> _Late | None:
         ranks.slowest,
         _waited_ms(ranks),
         ranks.excess_by_phase_ms,
-        tuple(_step_evidence(ranks)),
+        _step_evidence(ranks),
         "high" if sure else "medium",
         ranks.slow,
     )
@@ -293,17 +291,22 @@ def _expected(analysis: Analysis, train: StepFacts, ranks: RanksFacts, late: _La
     return Interval(low=max(0.0, share - longer / train.mean_ms), high=share)
 
 
-def _step_evidence(ranks: RanksFacts) -> Iterator[Evidence]:
+def _step_evidence(ranks: RanksFacts) -> tuple[Evidence, ...]:
     source = f"steps.jsonl of {len(ranks.ranks)} ranks, {ranks.steps} steps side by side"
     waits = f"{source}; waits in {', '.join(ranks.exchange)}: {ranks.exchange_source}"
-    yield ms(f"own work of rank {ranks.slowest}", ranks.of(ranks.slowest).own_ms, waits)
-    yield ms("longer than the others (median)", ranks.excess_ms, source)
-    yield ms("longer in the slowest rank's best quarter of the run", ranks.least_excess_ms, source)
-    yield ms("longer wait of the others (median)", ranks.waited_ms, waits)
-    yield figure("steps in which that rank worked longest", ranks.slowest_share, "fraction", source)
-    for phase, extra in ranks.excess_by_phase_ms.items():
-        if extra >= RANKS.line_share * max(ranks.excess_ms, 0.0) and extra > 0:
-            yield ms(f"longer in {phase.replace('_', ' ')}", extra, source)
+    least = RANKS.line_share * max(ranks.excess_ms, 0.0)
+    return (
+        ms(f"own work of rank {ranks.slowest}", ranks.of(ranks.slowest).own_ms, waits),
+        ms("longer than the others (median)", ranks.excess_ms, source),
+        ms("longer in the slowest rank's best quarter of the run", ranks.least_excess_ms, source),
+        ms("longer wait of the others (median)", ranks.waited_ms, waits),
+        figure("steps in which that rank worked longest", ranks.slowest_share, "fraction", source),
+        *(
+            ms(f"longer in {phase.replace('_', ' ')}", extra, source)
+            for phase, extra in ranks.excess_by_phase_ms.items()
+            if extra >= least and extra > 0
+        ),
+    )
 
 
 # ------------------------------------------------------------------------------------------------ unequal batches
@@ -316,7 +319,7 @@ def unbalanced_work(analysis: Analysis) -> Iterator[Claim]:
     if not unequal(ranks) or not persistent(ranks):
         return
     cost, most, level = _imbalance(analysis, ranks)
-    if cost < RANKS.floor * train.mean_ms:
+    if cost < REPORT_FLOOR * train.mean_ms:
         return
     where = _loaders(analysis)
     known = [(work.rank, work.samples) for work in ranks.ranks[: RANKS.ranks_shown] if work.samples is not None]
@@ -422,7 +425,7 @@ def many_small_collectives(analysis: Analysis) -> Iterator[Claim]:
     all_ms = measured if measured is not None else alone / step_ns * step_ms
     all_ms = max(0.0, all_ms - straggler_ms(analysis))
     cost = all_ms * (1.0 - min(1.0, kept / alone))
-    if clip_share(cost, step_ms) < COLLECTIVES.floor:
+    if clip_share(cost, step_ms) < REPORT_FLOOR:
         return
     lines = {spot(place) for place in where}
     around = [loop.ms_per_step for loop in analysis.loops or () if spot(loop.place) in lines]  # it goes with the calls
@@ -703,7 +706,7 @@ def gloo_on_gpu(analysis: Analysis) -> Iterator[Claim]:
     lost_ms = sum(row.exposed_ns for row in rows) / steps / 1e6
     step_ns = sum(one.wall.mean_ns for one in used) / len(used)
     share = clip_share(lost_ms, step_ns / 1e6)
-    if share < COLLECTIVES.floor:
+    if share < REPORT_FLOOR:
         return
     step_ms = profiled_step_ms(analysis, step_ns)
     source = _spans_source(row.span for row in rows)

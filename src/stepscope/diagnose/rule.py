@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import posixpath
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
@@ -337,6 +337,15 @@ def traces_source(traces: Sequence[str]) -> str:
 def figure(metric: str, value: float, unit: str, source: str, digits: int = 4) -> Evidence:
     """A figure, rounded."""
     return Evidence(metric, round(value, digits), unit, source)
+
+
+def figures(source: str, *rows: tuple[str, float | None, str, int]) -> Iterator[Evidence]:
+    """Figures of one source, each with its unit and digits; what is not known is left out."""
+    return (
+        Evidence(metric, round(value, digits), unit, source)
+        for metric, value, unit, digits in rows
+        if value is not None
+    )
 
 
 def ms(metric: str, value: float, source: str) -> Evidence:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from stepscope.diagnose.device import DEVICE, DEVICE_WORK, TRACED, ProfiledLoss, clipped, profiled_losses
+from stepscope.diagnose.device import DEVICE_WORK, TRACED, ProfiledLoss, clipped, profiled_losses
 from stepscope.diagnose.in_script import of_loader
-from stepscope.diagnose.rule import Claim, Need, rule
+from stepscope.diagnose.rule import REPORT_FLOOR, Claim, Need, rule
 from stepscope.model import Analysis, Evidence, Try
 from stepscope.model import device_losses as kinds
 
@@ -141,7 +141,7 @@ def _unpinned_ns(seen: ProfiledLoss) -> float:
         return 0.0
     part = sum(seen.detail(name) for name in _PAGEABLE) / seen.loss.ns_per_step
     cost_ns = min(1.0, part) * seen.cost_ns
-    return cost_ns if cost_ns >= DEVICE.floor * seen.losses.step_ns else 0.0
+    return cost_ns if cost_ns >= REPORT_FLOOR * seen.losses.step_ns else 0.0
 
 
 @rule("transfer.pinning_off", CUDA, DEVICE_WORK, PINNING, learn=LEARN_PINNED)
@@ -181,7 +181,7 @@ def host_to_device(analysis: Analysis) -> Iterator[Claim]:
     for seen in profiled_losses(analysis, kinds.COPY_IN):
         told_ns = _unpinned_ns(seen)
         cost_ns = seen.cost_ns - told_ns
-        if cost_ns < DEVICE.floor * seen.losses.step_ns:
+        if cost_ns < REPORT_FLOOR * seen.losses.step_ns:
             continue
         left = [one for one in _KINDS_OF_COPY if not told_ns or one.detail not in _PAGEABLE]
         kind = max(left, key=lambda one: seen.detail(one.detail))

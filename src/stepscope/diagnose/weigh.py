@@ -190,20 +190,15 @@ def _meeting(cause: Finding, symptom: Finding, analysis: Analysis) -> bool:
     """Losses that meet in a phase or a resource, and not at a line."""
     pair = (cause.rule, symptom.rule)
     if symptom.rule == host.step_drift.name and cause.rule in _LOADERS:
-        return _grows_in(analysis, "data_wait")  # the loader's finding counts all of that phase
+        drift = analysis.machine.drift if analysis.machine is not None else None
+        waits = drift.phases.get("data_wait", 0.0) if drift is not None else 0.0
+        grown = sum(max(0.0, ms) for ms in drift.phases.values()) if drift is not None else 0.0
+        return grown > 0 and waits >= CAUSES.part * grown  # the loader's finding counts all of that phase
     if pair == (host.python_on_critical_path.name, host.step_drift.name):
         return bool({spot(place) for place in cause.where} & {spot(place) for place in symptom.where})
     if pair == (machine.threads_beyond_cores.name, machine.cpu_throttled.name):
         return True  # both count the main thread's wait for a core
     return symptom.rule == ranks.exposed.name and cause.rule in _IN_EXPOSED
-
-
-def _grows_in(analysis: Analysis, phase: str) -> bool:
-    drift = analysis.machine.drift if analysis.machine is not None else None
-    if drift is None:
-        return False
-    grown = sum(max(0.0, ms) for ms in drift.phases.values())
-    return grown > 0 and drift.phases.get(phase, 0.0) >= CAUSES.part * grown
 
 
 def _of_rule(finding: Finding) -> tuple[str, ...]:
@@ -317,17 +312,13 @@ def _data_wait_in_windows(analysis: Analysis) -> Iterator[_Conflict]:
     if len(shares) < 2:
         return
     seen = sum(shares) / len(shares)
-    if abs(seen - loader.data_wait_share) > max(AGREEMENT.share, AGREEMENT.sigmas * _error(shares)) + _slowing(windows):
+    # recording Python makes a window's steps longer, and the other parts smaller
+    slowing = max((one.parts["host_python"].share for one in windows if "host_python" in one.parts), default=0.0)
+    if abs(seen - loader.data_wait_share) > max(AGREEMENT.share, AGREEMENT.sigmas * _error(shares)) + slowing:
         source = f"window, {len(shares)} steps"
         yield _Conflict(
             _shares("data wait, part of the step", loader.data_wait_share, steps_source(train), seen, source), _LOADERS
         )
-
-
-def _slowing(windows: list[Overview]) -> float:
-    """The part of a window's steps that is Python: recording it makes it longer, and the other parts smaller."""
-    shares = [one.parts["host_python"].share for one in windows if "host_python" in one.parts]
-    return max(shares, default=0.0)
 
 
 def _python_in_windows(analysis: Analysis) -> Iterator[_Conflict]:
@@ -460,7 +451,9 @@ def _shares(quantity: str, value: float, source: str, other: float, other_source
 def tempered(finding: Finding, rule: Rule, analysis: Analysis) -> Finding:
     """`finding` with its confidence one level lower for each thing that is wrong with the traces, and a caveat."""
     reading = analysis.reading
-    traced = rule.traced(analysis) or _by_idle_time(rule, analysis)
+    # the loader's rules count a wait of the journal only as far as windows saw the device idle
+    by_idle = rule.name in _LOADERS and accelerator(analysis) is not None and idle_share(analysis) is not None
+    traced = by_idle or rule.traced(analysis)
     if reading is None or not (traced or _compiled(rule, analysis)):
         return finding
     said = []
@@ -473,11 +466,6 @@ def tempered(finding: Finding, rule: Rule, analysis: Analysis) -> Finding:
         return finding
     caveat = " ".join([*said, finding.caveat]).strip()
     return replace(finding, confidence=lower(finding.confidence, len(said)), caveat=caveat)
-
-
-def _by_idle_time(rule: Rule, analysis: Analysis) -> bool:
-    """Whether it counts a wait of the journal only as far as windows saw the device idle."""
-    return rule.name in _LOADERS and accelerator(analysis) is not None and idle_share(analysis) is not None
 
 
 def _compiled(rule: Rule, analysis: Analysis) -> bool:
