@@ -50,14 +50,6 @@ def test_both_losses_are_the_same_figure() -> None:
     assert gpt.looped_loss(logits, targets).item() == pytest.approx(gpt.vectorized_loss(logits, targets).item())
 
 
-@pytest.mark.torch
-@pytest.mark.process
-def test_gpt_trains_with_the_fix() -> None:  # without it, it is recorded in tests/integration
-    line = [sys.executable, str(EXAMPLES / "naive_gpt" / "train.py"), "--steps", "10", "--vectorized"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=150, check=True)
-    assert done.stdout.startswith("step 10: loss ")
-
-
 def test_missing_data_is_said_in_one_line(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("PIL")

@@ -23,7 +23,8 @@ from stepscope.errors import UnreadableInputError, UsageError
 if TYPE_CHECKING:
     from stepscope.analyze.views.select import Selection
     from stepscope.comparison.profile import Profile
-    from stepscope.comparison.sides import Limits, Side
+    from stepscope.comparison.sides import Side
+    from stepscope.comparison.thresholds import Limits
     from stepscope.model.comparison import Comparison
 
 One: TypeAlias = "str | os.PathLike[str] | Run"

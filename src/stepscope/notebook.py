@@ -110,14 +110,14 @@ def _show_recorded(
     shell: Any, folder: str | None, problem: str | None, options: argparse.Namespace, began: float
 ) -> None:
     """Never raises what stepscope raises: the cell has run, and its own outcome is what counts."""
-    from stepscope.cli import settings
+    from stepscope.cli.settings import ignored_rules
 
     if folder is None:
         _say(f"nothing was recorded ({problem or 'for no known reason'})")
         return
     try:
         _keep_cells(shell, Path(folder), began)
-        run = api.open_run(folder, options=api.ReadOptions(ignored=settings.load().ignore))
+        run = api.open_run(folder, options=api.ReadOptions(ignored=ignored_rules()))
         source = not options.no_source
         page = None if options.no_report else _write_report(run, source=source)
         _publish(run, source=source, page=page)
