@@ -63,7 +63,9 @@ def test_shared_parts_stay_shared(protocol: int):
     many = [part] * 2_000
     ring: list[Any] = [math.nan]
     ring.append(ring)
-    found = loads(pickle.dumps([many, [[n] for n in range(300)], many, part, ring], protocol) + b"behind the end")
+    rows = [[n] for n in range(300)]
+    found = loads(pickle.dumps([many, rows + rows, many, part, ring], protocol) + b"behind the end")
+    assert found[1] == rows + rows
     assert found[0] is found[2]
     assert all(item is found[3] for item in found[0])
     assert math.isnan(found[4][0])

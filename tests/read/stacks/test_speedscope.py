@@ -90,6 +90,15 @@ def test_events_out_of_order_are_counted(tmp_path: Path):
     assert parsed.skipped_records == 4
 
 
+def test_weights_and_events_of_other_types_cost_themselves(tmp_path: Path):
+    parsed = read_all(write(tmp_path / "x", sampled([[0], [1], [0]], [1, "x", None], "none")))
+    assert counts(parsed) == {(MAIN,): 1, (F,): 0}
+    profile = evented([("O", 0, 0), ("C", 0, 10)])
+    profile["events"][1:1] = [5, {"type": "O"}]
+    parsed = read_all(write(tmp_path / "x", profile))
+    assert (counts(parsed), parsed.skipped_records) == ({(MAIN,): 10_000_000}, 2)
+
+
 def test_threads_by_the_names_of_profiles(tmp_path: Path):
     names = ('Process 14153 Thread 14153 "MainThread"', 'Process 14153 Thread 0x7f ""', "Thread 77", "odd \ud800", 5)
     profiles = [sampled([[0]], [0.01], name=name) for name in names]
