@@ -14,7 +14,6 @@ from stepscope.dashboard import bundle
 from tests.cli.calls import call
 from tests.dashboard.embedded import embedded
 from tests.dashboard.test_single import INDEX, SCRIPT, STYLE
-from tests.run_folders import make_run_folder
 
 main = partial(call, "flamegraph")
 
@@ -74,17 +73,6 @@ def test_the_ending_names_the_format(capsys: pytest.CaptureFixture[str]) -> None
     assert "<module> (train.py:9);main (train.py:5);step (train.py:3) 60\n" in Path("a.collapsed").read_text()
     assert main("profile.txt", "-o", "a.png") == 2
     assert "its ending names no format; use .html" in capsys.readouterr().err
-
-
-def test_a_run_folder_is_drawn_in_time_per_step(tmp_path: Path) -> None:
-    pid = 4242
-    raw = f'process {pid}:"python train.py";thread ({pid}): MainThread;<module> (/home/user/project/train.py:9) 100\n'
-    make_run_folder(tmp_path, stacks_raw=raw, name="a run", pid=pid)
-
-    assert main(str(tmp_path / "a run")) == 0
-    data = page_data("a run.flame.html")
-    assert tree_of(data, "all")["unit"] == "ms per step"
-    assert tree_of(data, "all")["value"][0] == pytest.approx(10)
 
 
 def test_selections() -> None:

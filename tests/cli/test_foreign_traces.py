@@ -16,7 +16,7 @@ import polars as pl
 import pytest
 
 from stepscope.cli import COMMANDS
-from tests.analyze.shared_traces import NOT_A_TRACE, PRESENT, TRACES, files, needs_traces
+from tests.analyze.shared_traces import PRESENT, TRACES, files, needs_traces
 from tests.cli.calls import call, json_of
 from tests.dashboard.embedded import documents_text
 
@@ -75,18 +75,6 @@ def test_every_real_trace_gives_a_report_with_its_quality_first(name: str, capsy
     assert reading["events"] > 0
     assert report["quality"]["traces"][0]["device_events"] == reading["device_events"]
     assert "Read 1 trace, " in Path("report.html").read_text()
-
-
-@needs_traces
-def test_a_timeline_of_memory_is_no_trace_and_shown_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    (path,) = (TRACES / "hta").rglob(f"{NOT_A_TRACE}*")
-    assert call("analyze", str(path), "--no-cache") == 0
-    assert "2.87 GiB allocated" in capsys.readouterr().out
-    assert call("analyze", str(path.parent), "--no-cache") == 3
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    (line,) = shown.err.splitlines()
-    assert line.startswith(f"stepscope: {path.parent.resolve()}")
 
 
 @pytest.mark.parametrize(

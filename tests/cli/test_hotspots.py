@@ -154,11 +154,3 @@ class TestRefusals:
         event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
         (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [event]}))
         assert "no sampled stacks" in failure(capfd, "trace.json", code=3)
-
-
-def test_help_has_examples_and_no_old_spelling_among_the_options(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main("--help") == 0
-    text = capfd.readouterr().out
-    assert "Examples:" in text
-    assert "--aggregate-leaf-paths" in text
-    assert not any(line.strip().startswith("--num-rows") for line in text.partition("Options:")[2].splitlines())

@@ -15,22 +15,13 @@ from stepscope.analyze.views.select import TABLES
 from stepscope.report.metrics import metric
 from stepscope.report.table import SHOWN
 from tests import gpu_traces
-from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.cli.calls import call, json_of
 from tests.read.memory_files import Allocator
 
 main = partial(call, "analyze")
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
-RESNET = "kineto_tb_plugin/resnet50_num_workers_0"
 NUMBERED = {"line", "step", "rank", "span", "device"}  # numbers that name things
-ODD = (
-    "hta/cpu_only/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz",
-    "hta/triton_example/triton_example.json.gz",
-    "hta/rank_non_gpu/rank_non_gpu.json.gz",
-    "hta/mtia_inference_trace/mtia_inference_rank_0.json.gz",
-    "tracelens/inference/vllm_decode_full/graph_execution.json.gz",
-)
 
 
 @pytest.fixture
@@ -183,19 +174,3 @@ def test_a_memory_snapshot_is_shown_alone_and_beside_a_trace(
         assert states[0]["in_use_bytes"] == 5_004_000
     assert len(json_of(capfd, "analyze", trace, str(snapshot), "--table", "kernels")["rows"]) == 2
     assert "no trace" in json_of(capfd, "analyze", str(snapshot), "--table", "kernels")["absent"]
-
-
-@needs_traces
-@pytest.mark.parametrize("table", [name for name in TABLES if name != "stacks"])
-def test_odd_traces_have_rows_or_a_reason(table: str, capfd: pytest.CaptureFixture[str]) -> None:
-    for name in ODD:
-        document = json_of(capfd, "analyze", str(TRACES / name), "--table", table)
-        assert (document["absent"] is None) == bool(document["rows"]), name
-
-
-@needs_traces
-def test_the_overview_names_what_the_plugin_named(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(str(TRACES / RESNET)) == 0
-    shown = capfd.readouterr().out
-    for text in ("Where a profiled step goes", "waiting for data", "DataLoader 33 %", "Tesla V100", "utilisation"):
-        assert text in shown

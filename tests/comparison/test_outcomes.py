@@ -169,17 +169,6 @@ def runs_of(means: list[float], medians: list[float]) -> list[tuple[Measure, Mea
     ]
 
 
-def test_where_only_samples_per_second_can_be_compared_the_median_decides_nothing() -> None:
-    runs = [
-        (before, replace(after, samples_per_step=64.0, samples_per_second=64e3 / after.mean_ms))
-        for before, after in runs_of([2 * ratio for ratio in NOISY], STEADY)
-    ]
-    found = outcome([], runs)
-    assert found.headline == "samples_per_second"
-    assert found.verdict.word == UNDECIDED
-    assert "median" not in found.verdict.text
-
-
 def test_a_figure_is_corrected_over_the_candidates_by_itself() -> None:
     """Of the mean the second candidate has the smallest p-value, of the median the first."""
     first, second = outcome([], runs_of(NOISY, STEADY)), outcome([], runs_of(QUICK, [0.7, 0.75, 0.69, 0.74, 0.7]))

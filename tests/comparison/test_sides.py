@@ -62,12 +62,6 @@ def test_the_environment_is_laid_side_by_side(tmp_path: Path) -> None:
     assert "git commit" not in rows
 
 
-def test_runs_themselves_may_be_given(tmp_path: Path) -> None:
-    a, b = (stepscope.open_run(make_run(tmp_path / name)) for name in "ab")
-    assert compared(a, b).baseline.label == "a"
-    assert compared([a], [tmp_path / "b"]).candidate.paths == (str(tmp_path / "b"),)
-
-
 # ---------------------------------------------------------------------------------------------------------- sets
 
 
@@ -181,12 +175,6 @@ def test_a_folder_with_traces_of_several_runs_has_no_one_step_time() -> None:
     found = compared(folder, folder / "resnet50_num_workers_4" / "worker0.1623213129365.pt.trace.json.gz")
     assert found.outcome is None
     assert "several runs" in found.absent["step time"]
-
-
-def test_sets_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
-    found = compared(make_set(tmp_path / "a" / "set", runs=2), make_set(tmp_path / "b" / "set", runs=2))
-    assert (found.baseline.label, found.candidate.label) == ("a/set", "b/set")
-    assert found.candidate.measures[1].label == "b/set/run-1"
 
 
 def test_a_knob_that_was_tried_by_hand_is_named(tmp_path: Path) -> None:

@@ -6,14 +6,16 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stepscope.experiment.engine import Conclusion, Engine
 from stepscope.experiment.folder import Made
 from stepscope.experiment.plan import Request, Slot, candidates_of
 from stepscope.experiment.propose import Proposals
 from stepscope.experiment.runner import Order, Stopped
-from stepscope.model.comparison import AppliedKnob, Flag, Measure, PhaseTime
+from stepscope.model.comparison import AppliedKnob, Flag, Measure
 from stepscope.model.experiment import Candidate, Experiment
+from tests.comparison import measures
 
 RUN_S = 10.0
 COMMAND = ("python", "train.py")
@@ -28,27 +30,12 @@ def request(*tries: str, **more: object) -> Request:
     return Request(**values)  # type: ignore[arg-type]
 
 
-def measure(label: str, mean_ms: float, *flags: Flag, **more: object) -> Measure:
-    values: dict[str, object] = {
-        "label": label,
-        "path": label,
-        "steps": 100,
-        "dropped": 3,
-        "mean_ms": mean_ms,
-        "median_ms": mean_ms,
-        "p95_ms": mean_ms,
-        "samples_per_step": 8.0,
-        "samples_per_second": 8e3 / mean_ms,
-        "fixed_cost_s": 1.0,
-        "phases": (PhaseTime("forward", mean_ms),),
-        "flags": flags,
-        **more,
-    }
-    return Measure(**values)  # type: ignore[arg-type]
+def measure(label: str, mean_ms: float, *flags: Flag, **more: Any) -> Measure:
+    return measures.measure(mean_ms, **{"label": label, "path": label, "flags": flags, **more})
 
 
 def flag(name: str, *, withholds: bool = True) -> Flag:
-    return Flag(name, f"{name} happened.", "somewhere", withholds)
+    return measures.flag(name, withholds=withholds, text=f"{name} happened.")
 
 
 @dataclass

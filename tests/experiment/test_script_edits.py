@@ -33,14 +33,6 @@ def test_knobs_of_one_call_make_one_sentence_at_its_line() -> None:
     assert edits(knobs, told, cwd=CWD) == ("train.py:77: DataLoader(..., num_workers=2, persistent_workers=True)",)
 
 
-def test_several_loaders_are_all_named() -> None:
-    told = [applied("loader.num_workers", "2", line) for line in (77, 80, 80, 90, 95)]
-
-    assert edits([Knob("loader.num_workers", "2")], told, cwd=CWD) == (
-        "train.py:77, train.py:80, train.py:90: DataLoader(..., num_workers=2)",
-    )
-
-
 @pytest.mark.parametrize(
     ("knob", "value", "part"),
     [

@@ -26,8 +26,6 @@ from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.api import Run
-    from stepscope.model import Report
-    from stepscope.report import outputs
     from stepscope.report.table import TableDocument
 
 DIFF_TABLES = ("overview", "tensorboard", "operators", "kernels", "modules", "tree")
@@ -190,24 +188,20 @@ def analyze(
     elif of_table:
         _show_table(run, wanted, json_file)
     else:
-        _show_report(run, report, plan, paths, source=not no_source)
+        from stepscope.dashboard import single
+
+        render = single.renderer(run, source=not no_source)
+        with outputs.progress("making the page"):
+            page = outputs.refresh(report, run.folder, render) if run.recorded else None
+        if not plan.uses_stdout:
+            names = " ".join(shlex.quote(str(path)) for path in paths)
+            again = None if run.recorded else f"stepscope analyze {names} --html report.html"
+            outputs.show(report, page=page, again=again)
+        plan.write(report, render)
     if checks:
         from stepscope.cli.checks import judge
 
         raise typer.Exit(judge(run, checks, source=not no_source))
-
-
-def _show_report(run: Run, report: Report, plan: outputs.Plan, paths: list[Path], *, source: bool) -> None:
-    from stepscope.dashboard import single
-    from stepscope.report import outputs
-
-    render = single.renderer(run, source=source)
-    with outputs.progress("making the page"):
-        page = outputs.refresh(report, run.folder, render) if run.recorded else None
-    if not plan.uses_stdout:
-        names = " ".join(shlex.quote(str(path)) for path in paths)
-        outputs.show(report, page=page, again=None if run.recorded else f"stepscope analyze {names} --html report.html")
-    plan.write(report, render)
 
 
 def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:

@@ -80,7 +80,13 @@ def compare(
     from stepscope.report import comparison_report, outputs
     from stepscope.report.values import json_bytes
 
-    limit = parse_slower(fail_on)
+    fractions = []
+    for text in (part.strip() for given in fail_on or () for part in given.split(",")):
+        match = _CHECK.fullmatch(text)
+        if match is None:
+            raise UsageError(f"--fail-on {text or '(nothing)'}: no such check; give slower=X%, e.g. slower=3%")
+        fractions.append(float(match[1]) / 100)
+    limit = min(fractions, default=None)
     # an effect that was asked for matters, however small it is
     limits = Limits(threshold=min(THRESHOLD, limit or THRESHOLD))
     if top is not None and top < 0:
@@ -110,25 +116,14 @@ def compare(
         raise typer.Exit(_judge(found, limit, quiet=quiet))
 
 
-def parse_slower(texts: list[str] | None) -> float | None:
-    """The smallest fraction of "slower=3%" texts, several separated by commas; raises `UsageError`."""
-    fractions = []
-    for text in (part.strip() for given in texts or () for part in given.split(",")):
-        match = _CHECK.fullmatch(text)
-        if match is None:
-            raise UsageError(f"--fail-on {text or '(nothing)'}: no such check; give slower=X%, e.g. slower=3%")
-        fractions.append(float(match[1]) / 100)
-    return min(fractions, default=None)
-
-
 def _judge(found: Comparison, limit: float, *, quiet: bool) -> int:
     """Say what the check came to, and return the exit status."""
     from stepscope.comparison.verdicts import slower_by
 
-    seen = slower_by(found, limit)
+    slower, seen = slower_by(found, limit)
     name = f"slower={limit * 100:g}%"
-    status = NOT_JUDGED if seen.slower is None else FAILED if seen.slower else PASSED
+    status = NOT_JUDGED if slower is None else FAILED if slower else PASSED
     if not quiet:
-        outcome = f"{name} cannot be judged" if seen.slower is None else f"{OUTCOMES[status]}: {name}"
-        say(f"{outcome}: {seen.text}")
+        outcome = f"{name} cannot be judged" if slower is None else f"{OUTCOMES[status]}: {name}"
+        say(f"{outcome}: {seen}")
     return status

@@ -105,12 +105,22 @@ class Asked(OptionGroup, frozen=True):
 
     def request(self, command: list[str]) -> Request:
         """Raises `UsageError` for what cannot be tried or contradicts itself."""
-        from stepscope.experiment.plan import Request, candidates_of
+        from stepscope.comparison.thresholds import LEAST_PAIRS, MOST_PAIRS
+        from stepscope.experiment.plan import FINDINGS, SELF_PAIRS, Request, candidates_of
         from stepscope.record.agent import knobs as table
 
-        least, most = _pair_limits(self.pairs, self.itself)
+        least, most = (SELF_PAIRS, SELF_PAIRS) if self.itself else (LEAST_PAIRS, MOST_PAIRS)
+        if self.pairs is not None:
+            match = _PAIRS.fullmatch(self.pairs.strip())
+            if match is None:
+                text = "not MIN:MAX; give two numbers, e.g. --pairs 3:10, or one for both"
+                raise UsageError(f"--pairs {self.pairs}: {text}")
+            least, most = int(match[1]), int(match[2] or match[1])
         if self.together and not self.tries:
             raise UsageError("--together is about --try; give --try KNOB=VALUE twice or more")
+        source = self.source
+        if source not in (None, FINDINGS) and not Path(str(source)).exists():
+            raise UsageError(f"--from {source}: no such run; name a run folder, or findings to record one first")
         fixed = tuple(table.parse(text) for text in self.base or ())
         table.check_all(fixed)
         try:
@@ -121,7 +131,7 @@ class Asked(OptionGroup, frozen=True):
             command=tuple(command),
             cwd=cwd,
             candidates=candidates_of(self.tries or (), together=self.together),
-            source=_source(self.source),
+            source=source if source in (None, FINDINGS) else os.path.abspath(str(source)),
             screen=self.screen,
             itself=self.itself,
             quiet_machine=self.quiet_machine,
@@ -189,12 +199,18 @@ def experiment(
     from stepscope.experiment.folder import claimed, find
     from stepscope.experiment.plan import FINDINGS, key
     from stepscope.experiment.runner import Processes, stop_requests
+    from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
     from stepscope.report import experiment_report, outputs
 
     files = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
     files.check()
     request = asked.request(command)
-    folder, resumed = find(key(request), _script(request.command), asked.out, fresh=fresh)
+    try:
+        resolve_executable(request.command, os.environ)
+    except CommandNotStarted as error:
+        raise EnvironmentRefusal(str(error)) from None
+    script = find_script(request.command, os.environ, Path.cwd()).label
+    folder, resumed = find(key(request), script, asked.out, fresh=fresh)
 
     def propose(pilot: Path | None, named: tuple[Candidate, ...]) -> Proposals:
         """What the findings of a run suggest, after what the user named."""
@@ -276,51 +292,12 @@ def _show(request: Request, found: Experiment, folder: Path, files: outputs.Plan
         outputs.emit(files.html_file, page.read_bytes())
 
 
-# ----------------------------------------------------------------------------------------- what the options' text means
-
-
 def _fraction(option: str, text: str) -> float:
     """ "2%" or "2" as 0.02; raises `UsageError`."""
     match = _PERCENT.fullmatch(text.strip())
     if match is None or not 0 < float(match[1]) < 100:
         raise UsageError(f"{option} {text}: not a percentage; give one above 0 and below 100, e.g. {option} 2%")
     return float(match[1]) / 100
-
-
-def _pair_limits(text: str | None, itself: bool) -> tuple[int, int]:
-    from stepscope.comparison.thresholds import LEAST_PAIRS, MOST_PAIRS
-    from stepscope.experiment.plan import SELF_PAIRS
-
-    if text is None:
-        return (SELF_PAIRS, SELF_PAIRS) if itself else (LEAST_PAIRS, MOST_PAIRS)
-    match = _PAIRS.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"--pairs {text}: not MIN:MAX; give two numbers, e.g. --pairs 3:10, or one for both")
-    return int(match[1]), int(match[2] or match[1])
-
-
-def _source(text: str | None) -> str | None:
-    from stepscope.experiment.plan import FINDINGS
-
-    if text is None or text == FINDINGS:
-        return text
-    if not Path(text).exists():
-        raise UsageError(f"--from {text}: no such run; name a run folder, or findings to record one first")
-    return os.path.abspath(text)
-
-
-def _script(command: tuple[str, ...]) -> str:
-    """The name of what is run; raises what `stepscope run` raises for a command that cannot be started."""
-    from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
-
-    try:
-        resolve_executable(command, os.environ)
-    except CommandNotStarted as error:
-        raise EnvironmentRefusal(str(error)) from None
-    return find_script(command, os.environ, Path.cwd()).label
-
-
-# ----------------------------------------------------------------------------------------------------------- progress
 
 
 class Progress:

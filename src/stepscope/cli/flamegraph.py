@@ -101,9 +101,19 @@ def flamegraph(
     from stepscope.analyze.pictures.sampled_flame import FlameOptions
     from stepscope.report import outputs
 
-    name = out if out is not None else _default_name(paths)
-    form = _format(name)
+    name = out
+    if name is None:  # INPUT.flame.html in the current folder
+        stem = paths[0].resolve().name or "samples"
+        while Path(stem).suffix in _INPUTS and Path(stem).stem:
+            stem = Path(stem).stem
+        name = f"{stem}.flame.html"
+    form = "page"
     if name != outputs.STDOUT:
+        by_length = sorted(FORMATS, key=len, reverse=True)
+        suffix = next((each for each in by_length if name.lower().endswith(each)), None)
+        if suffix is None:
+            raise UsageError(f"{name}: its ending names no format; use {', '.join(FORMATS)}")
+        form = FORMATS[suffix]
         outputs.check_files({"--out": name}, force=force)
     by = by or ("line" if diff == OTHERS else "function")
     if by not in BY:
@@ -164,21 +174,3 @@ def _rendered(draw: Callable[[int], FlameGraph], form: str, key: str | None) -> 
         nodes //= 2
         text = single.flame_page(draw(nodes), first=tree.key)
     return text
-
-
-def _format(name: str) -> str:
-    """The format that the file's name asks for."""
-    if name == "-":
-        return "page"
-    for suffix in sorted(FORMATS, key=len, reverse=True):
-        if name.lower().endswith(suffix):
-            return FORMATS[suffix]
-    raise UsageError(f"{name}: its ending names no format; use {', '.join(FORMATS)}")
-
-
-def _default_name(paths: list[Path]) -> str:
-    """`INPUT.flame.html` in the current folder."""
-    name = paths[0].resolve().name or "samples"
-    while (stem := Path(name).suffix) in _INPUTS and Path(name).stem:
-        name = name[: -len(stem)]
-    return f"{name}.flame.html"

@@ -148,12 +148,17 @@ class Reading(OptionGroup, frozen=True):
 
         if self.tables is not None and self.no_cache:
             raise UsageError("--tables and --no-cache contradict each other; give one of them")
+        maps = [tuple(text.split("=", 1)) for text in self.map_ or ()]
+        for text, pair in zip(self.map_ or (), maps, strict=True):
+            if len(pair) < 2 or not all(pair):
+                example = "give two beginnings of paths, e.g. --map /build/src=/home/me/src"
+                raise UsageError(f"--map {text}: not OLD=NEW; {example}")
         return ReadOptions(
             tables=self.tables,
             cache=not self.no_cache,
             steps=parse_steps(self.steps),
             source_roots=tuple(self.source_root or ()),
-            maps=_parse_maps(self.map_),
+            maps=tuple((pair[0], pair[1]) for pair in maps),
             libraries=tuple(self.library or ()),
             progress=progress,
             ignored=ignored_rules() if judged else {},
@@ -169,19 +174,6 @@ def parse_steps(text: str | None) -> tuple[int, int] | None:
     if match is None or int(match[2] or match[1]) < int(match[1]):
         raise UsageError(f"--steps {text}: not a range of steps; give the first and the last, e.g. --steps 10:20")
     return int(match[1]), int(match[2] or match[1])
-
-
-def _parse_maps(texts: list[str] | None) -> tuple[tuple[str, str], ...]:
-    """ "OLD=NEW" texts as pairs; raises `UsageError`."""
-    pairs = []
-    for text in texts or ():
-        old, separator, new = text.partition("=")
-        if not separator or not old or not new:
-            raise UsageError(
-                f"--map {text}: not OLD=NEW; give two beginnings of paths, e.g. --map /build/src=/home/me/src"
-            )
-        pairs.append((old, new))
-    return tuple(pairs)
 
 
 def parse_checks(texts: list[str] | None) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ def ignored_rules(folder: Path | None = None) -> dict[str, str]:
         for file in (place / OWN_FILE, place / SHARED_FILE):
             table = _table(file)
             if table is not None:
-                return _ignored(table, file)
+                return _checked(table, file)
     return {}
 
 
@@ -57,7 +57,7 @@ def _table(file: Path) -> dict[str, Any] | None:
     return table
 
 
-def _ignored(table: dict[str, Any], file: Path) -> dict[str, str]:
+def _checked(table: dict[str, Any], file: Path) -> dict[str, str]:
     from stepscope.diagnose import RISKS, RULES
 
     unknown = next((key for key in table if key != "ignore"), None)

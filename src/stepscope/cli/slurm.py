@@ -44,9 +44,14 @@ def slurm(
     text = _read(script)
     switched = switch_on(text, program=program)
     if switched.lines:
-        target = None if out == _STDOUT else Path(out) if out is not None else _default_name(script)
+        named = script.with_name(f"{script.stem}.stepscope{script.suffix}") if out is None else Path(out)
+        target = None if out == _STDOUT else named
         if target is not None:
-            _check(script, target, force=force)
+            if target.exists() and (os.path.samefile(script, target) or target.is_dir()):
+                what = "is a folder" if target.is_dir() else "is the script itself, which is never changed"
+                raise UsageError(f"{target}: {what}; name another file with --out")
+            if target.exists() and not force:
+                raise UsageError(f"{target}: exists; add --force to overwrite it, or name another file with --out")
             write_file(target, switched.text.encode("utf-8", "surrogateescape"))
             target.chmod(script.stat().st_mode & 0o777)
         _show_difference(script, text, target, switched.text)
@@ -67,11 +72,6 @@ def slurm(
         print(f"Wrote {plain(str(target))}; submit it with: sbatch {plain(shlex.quote(str(target)))}", file=sys.stderr)
 
 
-def _default_name(script: Path) -> Path:
-    """`train.sbatch` becomes `train.stepscope.sbatch`."""
-    return script.with_name(f"{script.stem}.stepscope{script.suffix}")
-
-
 def _read(script: Path) -> str:
     try:
         if script.stat().st_size > _MOST_BYTES:
@@ -80,14 +80,6 @@ def _read(script: Path) -> str:
         return script.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
         raise UnreadableInputError(f"{script}: {error.strerror}; give the script that is handed to sbatch") from None
-
-
-def _check(script: Path, target: Path, *, force: bool) -> None:
-    if target.exists() and (os.path.samefile(script, target) or target.is_dir()):
-        what = "is a folder" if target.is_dir() else "is the script itself, which is never changed"
-        raise UsageError(f"{target}: {what}; name another file with --out")
-    if target.exists() and not force:
-        raise UsageError(f"{target}: exists; add --force to overwrite it, or name another file with --out")
 
 
 def _show_difference(script: Path, text: str, target: Path | None, switched: str) -> None:

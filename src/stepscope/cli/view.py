@@ -17,7 +17,7 @@ from stepscope.cli.options import NoSource, Reading
 from stepscope.errors import EnvironmentRefusal, UsageError
 
 if TYPE_CHECKING:
-    from stepscope.dashboard.server.start import Running, Settings
+    from stepscope.dashboard.server.start import Running
 
 NICE = 10  # a training on the same machine goes first
 
@@ -64,14 +64,17 @@ def view(
     """
     from stepscope.dashboard import bundle
     from stepscope.dashboard.server import start
+    from stepscope.dashboard.server.start import Opener
 
     if port is not None and not 0 <= port < 2**16:
         raise UsageError(f"--port {port}: not a port; give a number up to 65535, or 0 for any free one")
     options = reading.options(judged=True, keep=False)
     if bundle.folder() is None:
         raise EnvironmentRefusal(bundle.missing())
+    if not runs and not Path("stepscope-runs").is_dir():
+        raise UsageError("nothing to show here; name a run, a trace, or a folder of them")
     wanted = start.Settings(
-        paths=tuple(runs or _usual()),
+        paths=tuple(runs or [Path("stepscope-runs")]),
         options=options,
         host=host,
         port=port,
@@ -81,13 +84,6 @@ def view(
     )
     if not start.is_loopback(host):
         say(f"{host} can be reached from other machines, without encryption")
-    _serve(wanted, browser=not no_browser)
-
-
-def _serve(wanted: Settings, *, browser: bool) -> None:
-    from stepscope.dashboard.server import start
-    from stepscope.dashboard.server.start import Opener
-
     opener = Opener()
 
     def ready(running: Running) -> None:
@@ -95,7 +91,7 @@ def _serve(wanted: Settings, *, browser: bool) -> None:
         print(running.address, flush=True)
         if _is_remote():
             print(forwarding(running.port), flush=True)
-        elif browser:
+        elif not no_browser:
             opener.open(running.address)
         with contextlib.suppress(OSError):
             os.nice(NICE)  # the browser is none of that
@@ -108,13 +104,6 @@ def _serve(wanted: Settings, *, browser: bool) -> None:
         sys.stderr.flush()
         os._exit(INTERRUPTED)  # threads that are reading a large trace would keep the process for as long as that takes
     opener.close()
-
-
-def _usual() -> list[Path]:
-    folder = Path("stepscope-runs")
-    if not folder.is_dir():
-        raise UsageError("nothing to show here; name a run, a trace, or a folder of them")
-    return [folder]
 
 
 def _is_remote() -> bool:

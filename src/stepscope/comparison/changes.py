@@ -68,6 +68,8 @@ def changes(
     floor = thresholds.CHANGE_FLOOR * _mean_step_ms(measures, diffs)
     unphased = "traces know no phases; categories are the parts of their steps" if profiled else None
     categories, note = _categories(diffs, floor)
+    kernels, on_device = _traced(diffs, "kernels"), _unit(diffs, device=True)  # by time on the device
+    all_kernels = _sum(kernels, ALL_KERNELS, "kernel", on_device, floor)
     findings, silent = _findings(ours, theirs, floor)
     utilisation = utilisation_changes([one.utilisation for one in ours], [one.utilisation for one in theirs])
     environment = environment_changes([one.environment for one in ours], [one.environment for one in theirs])
@@ -82,7 +84,7 @@ def changes(
         ("function", _sampled("function", pairs, lambda one: one.functions, floor), _why(sides, "function")),
         ("line", _lines(pairs, floor), _why(sides, "line")),
         ("operator", _operators(diffs, floor), _untraced(sides, diffs, "operators")),
-        ("kernel", _kernels(diffs, floor), _untraced(sides, diffs, "kernels")),
+        ("kernel", [*all_kernels, *rows("kernel", on_device, kernels, floor)], _untraced(sides, diffs, "kernels")),
         ("finding", findings, _why(sides, "finding")),
         ("utilisation", utilisation, None),
         ("environment", environment, None),
@@ -111,9 +113,6 @@ def _mean_step_ms(measures: Sequence[tuple[Measure, Measure]], diffs: Sequence[D
         return sum(steps) / len(steps) / NS_PER_MS
     tables = [one.tables[table] for one in diffs for table in ("operators", "kernels") if table in one.tables]
     return max((sum(row.base_ns or 0 for row in rows) for rows in tables), default=0) / NS_PER_MS
-
-
-# ------------------------------------------------------------------------------------------------ why a kind is absent
 
 
 def _why(sides: tuple[list[Profile], list[Profile]], kind: str) -> str | None:
@@ -168,12 +167,6 @@ def _operators(diffs: Sequence[Diff], floor: float) -> list[Change]:
     sums = _sum(host, ALL_OPERATORS, "operator", unit, floor)
     on_device = rows("operator", _unit(diffs, device=True), device, floor)
     return [*sums, *rows("operator", unit, host, floor), *on_device]
-
-
-def _kernels(diffs: Sequence[Diff], floor: float) -> list[Change]:
-    """Kernels by time on the device; their sum first."""
-    pairs, unit = _traced(diffs, "kernels"), _unit(diffs, device=True)
-    return [*_sum(pairs, ALL_KERNELS, "kernel", unit, floor), *rows("kernel", unit, pairs, floor)]
 
 
 def _sum(pairs: Sequence[Pair], name: str, kind: str, unit: str, floor: float) -> list[Change]:
@@ -326,9 +319,6 @@ def _not_judged(side: Sequence[Profile]) -> dict[str, str]:
     return {rule: why for rule, why in found.items() if rule not in judged}
 
 
-# --------------------------------------------------------------------------------- environment, windows, utilisation
-
-
 def text_changes(
     kind: str,
     baseline: Sequence[Mapping[str, str]],
@@ -384,9 +374,6 @@ def utilisation_changes(
             status = GREW if after > before else SHRANK
             found.append(Change("utilisation", name, before, after, after - before, unit, status))
     return ordered(found)
-
-
-# --------------------------------------------------------------------------------------------------------------- rows
 
 
 def rows(kind: str, unit: str, pairs: Sequence[Pair], floor: float) -> list[Change]:

@@ -90,16 +90,12 @@ def flags(
         *_ended(tables, analysis),
         *_knobs(analysis),
         *_steps(measured, asked),
-        *_gpus(tables, measured),
-        *_busy_cores(figures),
+        *_machine(tables, measured, figures),
         *_recompiles(tables, measured),
         *_dead_workers(tables, measured),
         *_allocator(tables, measured),
     ]
     return tuple(sorted(found, key=lambda flag: not flag.withholds))
-
-
-# ------------------------------------------------------------------------------------------------- how the run went
 
 
 def _ended(tables: Tables, analysis: Analysis) -> Iterator[Flag]:
@@ -150,9 +146,6 @@ def _steps(measured: MeasuredSteps, asked: int | None) -> Iterator[Flag]:
         yield Flag("profiled", "every step ran under torch.profiler, which makes steps longer", source, withholds=False)
 
 
-# ---------------------------------------------------------------------------------------------------- the machine
-
-
 def _come_and_go(tables: Tables, measured: MeasuredSteps) -> bool:
     """Whether loader workers were started anew in the measured part: most end before telemetry has seen what they used,
     which then looks like the use of others."""
@@ -200,7 +193,7 @@ def _per_step(found: pl.DataFrame, metric: str, pids: list[int], measured: Measu
     return grown / seconds * whole / measured.count if seconds > 0 else None
 
 
-def _gpus(tables: Tables, measured: MeasuredSteps) -> Iterator[Flag]:
+def _machine(tables: Tables, measured: MeasuredSteps, figures: Mapping[str, float]) -> Iterator[Flag]:
     """Heat and power supply, and who else is there. Clocks and limits that somebody set stay from run to run."""
     for gpu in hardware.gpu_clocks(tables, readings(tables, measured)):
         source = f"host-{gpu.host}/system.jsonl"
@@ -215,10 +208,7 @@ def _gpus(tables: Tables, measured: MeasuredSteps) -> Iterator[Flag]:
         if gpu.strangers:
             text = f"{gpu.strangers} processes that are not the run's were on {gpu.device}"
             yield Flag("other_tenants", text, source, withholds=True)
-
-
-def _busy_cores(figures: Mapping[str, float]) -> Iterator[Flag]:
-    """Others that took cores the run was waiting for. Whether they were there in all runs, only the others tell."""
+    # others that took cores the run was waiting for; whether they were there in all runs, only those tell
     others, known, delay = (figures.get(name) for name in (OTHERS, CORES, DELAY))
     if others is None or known is None or delay is None:
         return
@@ -242,7 +232,8 @@ def _recompiles(tables: Tables, measured: MeasuredSteps) -> Iterator[Flag]:
         return
     steps = struck["step"].unique().sort().to_list()
     throughout = _throughout(steps, measured)
-    text = f"something was compiled in {_plural(len(steps), 'measured step')}, first in step {steps[0]}"
+    many = "" if len(steps) == 1 else "s"
+    text = f"something was compiled in {len(steps)} measured step{many}, first in step {steps[0]}"
     text += ", again and again" if throughout else ": warm-up was not over"
     yield Flag("recompiles", text, f"{struck['process'][0]}/events.jsonl", withholds=not throughout)
 
@@ -294,7 +285,8 @@ def _allocator(tables: Tables, measured: MeasuredSteps) -> Iterator[Flag]:
             source = f"{own.process}/events.jsonl"
             failed, retried = (_growth(inside, name) for name in ("out_of_memory", "retries"))
             if failed:
-                text = f"{_plural(sum(failed.values()), 'allocation')} on {device} found no memory"
+                count = sum(failed.values())
+                text = f"{count} allocation{'' if count == 1 else 's'} on {device} found no memory"
                 yield Flag("out_of_memory", text, source, withholds=True)
             if retried:
                 throughout = _throughout(list(retried), measured)
@@ -404,7 +396,3 @@ def _against(one: Measure, others: Sequence[Measure], name: str) -> tuple[float 
     """(the run's figure, the median of the others'), None where nothing was read."""
     known = [other.conditions[name] for other in others if name in other.conditions]
     return one.conditions.get(name), median(known) if known else None
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -157,7 +157,10 @@ def _after_warmup(attempt: pl.DataFrame, limit: int | None) -> tuple[pl.DataFram
     All of them drop as many as the slowest to warm up, and keep the steps that all have.
     """
     processes = attempt.partition_by("process", maintain_order=True)
-    drop = max(_warmup(part, limit) for part in processes)
+    drop = 0
+    for part in processes:  # at least one step is left, and of a few the first one is always dropped
+        found = max(warmup_end((part["wall_ns"] / 1e6).to_list(), limit=limit), 1 if part.height >= LEAST else 0)
+        drop = max(drop, min(found, part.height - 1, found if limit is None else limit))
     rows = pl.concat([part[min(drop, part.height - 1) :] for part in processes])
     shared = rows.group_by(_KEY).agg(pl.col("process").n_unique().alias("ranks"))
     common = shared.filter(pl.col("ranks") == len(processes)).drop("ranks")
@@ -168,12 +171,6 @@ def _after_warmup(attempt: pl.DataFrame, limit: int | None) -> tuple[pl.DataFram
         float(part["wall_ns"][:drop].cast(pl.Float64).sum()) - usual * min(drop, part.height) for part in processes
     ]
     return rows, drop, max(0.0, sum(longer) / len(longer) / 1e9)
-
-
-def _warmup(part: pl.DataFrame, limit: int | None) -> int:
-    """Steps of one process to drop, at least one is left."""
-    found = max(warmup_end((part["wall_ns"] / 1e6).to_list(), limit=limit), 1 if part.height >= LEAST else 0)
-    return max(0, min(found, part.height - 1, found if limit is None else limit))
 
 
 def warmup_end(walls: Sequence[float], *, limit: int | None = None) -> int:

@@ -50,12 +50,20 @@ def outcome(
     """
     clean = [pair for pair in pairs if not any(withholding(measure) for measure in pair)]
     measures = _distinct(measure for pair in pairs for measure in pair)
-    headline = RATE if _another_batch(clean) else MEAN
-    effects = _effects(clean)
-    for figure in DECIDING[headline]:
-        effect = effects.get(figure)
-        if effect is not None and effect.p_value is not None:
-            effects[figure] = replace(effect, p_value=min(1.0, effect.p_value * max(1, candidates)))
+    headline = MEAN
+    sized = [pair for pair in clean if all(side.samples_per_step for side in pair)]
+    if sized and all(side.samples_per_second for pair in clean for side in pair):
+        before, after = (statistics.fmean(pair[side].samples_per_step or 0.0 for pair in sized) for side in (0, 1))
+        if abs(after / before - 1) > ANOTHER_BATCH:
+            headline = RATE  # a step of the candidate holds another number of samples, so that step times say little
+    effects: dict[str, Effect] = {}
+    for figure in FIGURES:
+        values = [(getattr(baseline, figure), getattr(candidate, figure)) for baseline, candidate in clean]
+        effect = None if any(None in pair for pair in values) else effect_of(values)
+        if effect is not None:
+            if figure in DECIDING[headline] and effect.p_value is not None:
+                effect = replace(effect, p_value=min(1.0, effect.p_value * max(1, candidates)))
+            effects[figure] = effect
     if headline == RATE:
         same = not_judged("the batch size differs, and with it the way of the loss", limits.loss_band)
     else:
@@ -141,16 +149,6 @@ def refusal(knob: Knob, measure: Measure) -> str | None:
     return (told[0].reason or "no reason is known") if told and not any(one.applied for one in told) else None
 
 
-def _effects(pairs: Pairs) -> dict[str, Effect]:
-    found: dict[str, Effect] = {}
-    for figure in FIGURES:
-        values = [(getattr(baseline, figure), getattr(candidate, figure)) for baseline, candidate in pairs]
-        effect = None if any(None in pair for pair in values) else effect_of(values)
-        if effect is not None:
-            found[figure] = effect
-    return found
-
-
 def _phases(pairs: Pairs) -> tuple[PhaseEffect, ...]:
     """All phases sum to the mean step, so a phase that a run has none of took 0 ms there. Odd figures are left out.
 
@@ -179,15 +177,6 @@ def _by_phase(measure: Measure) -> dict[str, float]:
     for part in measure.phases:
         found[part.category] = found.get(part.category, 0) + part.ms
     return found
-
-
-def _another_batch(pairs: Pairs) -> bool:
-    """Whether a step of the candidate holds another number of samples, so that step times say little."""
-    known = [pair for pair in pairs if all(side.samples_per_step for side in pair)]
-    if not known or any(not side.samples_per_second for pair in pairs for side in pair):
-        return False
-    before, after = (statistics.fmean(pair[side].samples_per_step or 0.0 for pair in known) for side in (0, 1))
-    return abs(after / before - 1) > ANOTHER_BATCH
 
 
 def withholding(measure: Measure) -> bool:

@@ -245,8 +245,9 @@ def _environment(analysis: Analysis, manifests: Sequence[Mapping[str, Any]]) -> 
     found |= {f"{name} version": version for name, version in run.versions.items()}
     found |= {"host": ", ".join(run.hosts) or None, "world size": run.world_size}
     found |= {label: run.hardware.get(key) for key, label in _HARDWARE.items()}
-    gpus = run.hardware.get("gpus")
-    found["GPUs"] = ", ".join(_gpu(gpu) for gpu in gpus) if isinstance(gpus, list) and gpus else None
+    gpus = run.hardware.get("gpus") if isinstance(run.hardware.get("gpus"), list) else None
+    names = [gpu.get("name") or "unknown" if isinstance(gpu, Mapping) else gpu for gpu in gpus or ()]
+    found["GPUs"] = ", ".join(map(str, names)) or None
     found |= {label: run.noise.get(key) for key, label in _NOISE.items()}
     found[LOAD] = run.noise.get("load_1m")
     found |= {label: (run.git or {}).get(key) for key, label in _GIT.items()}
@@ -265,10 +266,6 @@ def _environment(analysis: Analysis, manifests: Sequence[Mapping[str, Any]]) -> 
                 made.setdefault(f"{site.what} {name}", value)
     found |= made
     return {name: text for name, value in list(found.items())[:MAX_NAMES] if (text := _text(value)) is not None}
-
-
-def _gpu(gpu: object) -> str:
-    return str(gpu.get("name") or "unknown") if isinstance(gpu, Mapping) else str(gpu)
 
 
 def _text(value: Any) -> str | None:

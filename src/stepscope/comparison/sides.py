@@ -49,7 +49,15 @@ def compare(baseline: Side, candidate: Side, limits: Limits | None = None) -> Co
         for side in (baseline, candidate)
     )
     pairs = list(zip(ours, theirs, strict=False))
-    notes = _left_out(baseline, candidate)
+    notes: list[str] = []
+    longer, shorter = sorted((baseline, candidate), key=lambda side: -len(side.profiles))
+    more = len(longer.profiles) - len(shorter.profiles)
+    if more:  # runs that have no partner
+        runs = "run" if more == 1 else f"{more} runs"
+        notes.append(
+            f"{longer.label} holds {len(longer.profiles)} runs and {shorter.label} {len(shorter.profiles)}: "
+            f"the last {runs} of {longer.label} {'is' if more == 1 else 'are'} left out"
+        )
     steps = _steps(pairs, profiled=False)
     profiled = not steps  # journals where any pair has both; else the profiled steps of both
     steps = steps or _steps(pairs, profiled=True)
@@ -66,7 +74,7 @@ def compare(baseline: Side, candidate: Side, limits: Limits | None = None) -> Co
             notes.append(f"{lacking} of {len(pairs)} pairs left out: a run without steps")
     if len(measures) == 1:
         notes.append(NOISE_UNKNOWN)
-    rows, absent, more = changes(pairs, measures, profiled=profiled and bool(measures))
+    rows, absent, said = changes(pairs, measures, profiled=profiled and bool(measures))
     outcome = outcomes.outcome(_knobs(measures), measures, limits or Limits()) if measures else None
     clean = outcome.pairs if outcome is not None and outcome.pairs else measures
     return Comparison(
@@ -75,7 +83,7 @@ def compare(baseline: Side, candidate: Side, limits: Limits | None = None) -> Co
         outcome=outcome,
         changes=rows,
         absent=absent if measures else {STEP_TIME: _why(pairs), **absent},
-        notes=tuple(dict.fromkeys((*notes, *more))),
+        notes=tuple(dict.fromkeys((*notes, *said))),
     )
 
 
@@ -108,19 +116,6 @@ def _why(pairs: Pairs) -> str:
         f"{run.side} has no profiled steps, and those of a trace are slowed by the profiler: record the run with a "
         "window, or compare runs"
     )
-
-
-def _left_out(baseline: Side, candidate: Side) -> list[str]:
-    """Runs that have no partner."""
-    longer, shorter = sorted((baseline, candidate), key=lambda side: -len(side.profiles))
-    more = len(longer.profiles) - len(shorter.profiles)
-    if not more:
-        return []
-    runs = "run" if more == 1 else f"{more} runs"
-    return [
-        f"{longer.label} holds {len(longer.profiles)} runs and {shorter.label} {len(shorter.profiles)}: "
-        f"the last {runs} of {longer.label} {'is' if more == 1 else 'are'} left out"
-    ]
 
 
 def _knobs(pairs: Sequence[tuple[Measure, Measure]]) -> list[Knob]:

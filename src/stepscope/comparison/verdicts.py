@@ -21,7 +21,6 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.comparison.thresholds import (
@@ -153,9 +152,13 @@ def verdict(
     if effect is None:
         return Verdict(UNDECIDED, "undecided: there is no step time to compare on both sides")
     low, high = effect.low, effect.high
-    if low is None or high is None:
-        return _too_few(effect)
     threshold, size, pairs = limits.threshold, abs(effect.ratio - 1), _pairs(effect.pairs)
+    change = f"{percent(effect.ratio - 1, sign=True)} %"
+    if low is None or high is None:
+        said = f"{change} in {pairs}; an interval needs {INTERVAL_PAIRS}"
+        if effect.pairs == 1:
+            said = f"{change} in one run each; how much runs of the same program differ is not known"
+        return Verdict(UNDECIDED, f"undecided: {said}", pairs_needed=max(1, INTERVAL_PAIRS - effect.pairs))
     excluded = low > 1 or high < 1
     slower = (effect.ratio > 1) != more_is_better
     distances = sorted(abs(limit - 1) for limit in (low, high))
@@ -176,8 +179,7 @@ def verdict(
         said += f", by itself, but {f'one of {candidates} candidates' if candidates > 1 else 'that'} may "
         said += "show that by chance" if candidates > 1 else "be chance"
     else:
-        change, *ends = (percent(value - 1, sign=True) for value in (effect.ratio, low, high))
-        said = f"{change} % (95 %: {' to '.join(ends)} %), {pairs}"
+        said = f"{change} (95 %: {percent(low - 1, sign=True)} to {percent(high - 1, sign=True)} %), {pairs}"
     outlook = f"about {more} more {'pair' if more == 1 else 'pairs'} needed"
     if more > MOST_PAIRS_WORTH_NAMING:
         outlook = f"runs differ so much that over {MOST_PAIRS_WORTH_NAMING} more pairs are needed"
@@ -242,14 +244,6 @@ def _by_median(mean: Effect, median: Effect) -> str:
     )
 
 
-def _too_few(effect: Effect) -> Verdict:
-    change = f"{percent(effect.ratio - 1, sign=True)} %"
-    text = f"undecided: {change} in {_pairs(effect.pairs)}; an interval needs {INTERVAL_PAIRS}"
-    if effect.pairs == 1:
-        text = f"undecided: {change} in one run each; how much runs of the same program differ is not known"
-    return Verdict(UNDECIDED, text, pairs_needed=max(1, INTERVAL_PAIRS - effect.pairs))
-
-
 def _more_pairs(effect: Effect, limits: Limits, confidence: float) -> int:
     """Until the interval excludes 1 with `confidence`, or is narrow enough for "no difference": what comes first."""
     if not 0 < effect.ratio < math.inf:
@@ -275,15 +269,8 @@ def _pairs(count: int) -> str:
 # ------------------------------------------------------------------------------------------------ --fail-on slower=X%
 
 
-class SlowerCheck(Struct, frozen=True):
-    """The check of `--fail-on slower=3%`. `slower` is None where it cannot be judged; `text` says what was seen."""
-
-    slower: bool | None
-    text: str
-
-
-def slower_by(comparison: Comparison, by: float) -> SlowerCheck:
-    """Whether the candidate is slower by the fraction `by` or more.
+def slower_by(comparison: Comparison, by: float) -> tuple[bool | None, str]:
+    """(whether the candidate is slower by the fraction `by` or more, what was seen).
 
     True with a verdict "slower" and an effect of that size: of the mean where the mean is certain, else of the median
     that the verdict rests on; a noisy mean beside a median that grew by less says nothing of the limit. False where the
@@ -291,26 +278,26 @@ def slower_by(comparison: Comparison, by: float) -> SlowerCheck:
     """
     outcome = comparison.outcome
     if outcome is None:
-        return SlowerCheck(None, comparison.absent.get("step time", "no step time is known of both sides"))
+        return None, comparison.absent.get("step time", "no step time is known of both sides")
     effect, word = outcome.effects.get(outcome.headline), outcome.verdict.word
     if word == VOID or effect is None:
-        return SlowerCheck(None, outcome.verdict.text)
+        return None, outcome.verdict.text
     ratio, low, high = effect.ratio, effect.low, effect.high
     if outcome.headline == "samples_per_second":  # the effect on the time per sample
         ratio, low, high = 1 / ratio, high and 1 / high, low and 1 / low
     if low is None or high is None:
         pairs = "1 pair gives" if effect.pairs == 1 else f"{effect.pairs} pairs give"
         needed = _outlook(max(1, INTERVAL_PAIRS - effect.pairs))
-        return SlowerCheck(None, f"{percent(ratio - 1, sign=True)} %, but {pairs} no interval; {needed}")
+        return None, f"{percent(ratio - 1, sign=True)} %, but {pairs} no interval; {needed}"
     change, *ends = (f"{percent(value - 1, sign=True)} %" for value in (ratio, low, high))
     seen = f"{change} (95 %: {' to '.join(ends)}), {effect.pairs} pairs"
     limit, median = 1 + by, outcome.effects.get("median_ms")
     if word == SLOWER and ratio >= limit and (low > 1 or (median is not None and median.ratio >= limit)):
-        return SlowerCheck(True, seen)
+        return True, seen
     if high < limit or word == FASTER:
-        return SlowerCheck(False, seen)
+        return False, seen
     needed = _outlook(_further(effect, abs(math.log(limit / ratio))))
-    return SlowerCheck(None, f"{seen}: {percent(by)} % lies in the interval; {needed}")
+    return None, f"{seen}: {percent(by)} % lies in the interval; {needed}"
 
 
 def _outlook(pairs: int) -> str:

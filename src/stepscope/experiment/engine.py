@@ -19,7 +19,7 @@ from msgspec import Struct
 from stepscope.errors import UnreadableInputError
 from stepscope.experiment import folder, noise, result, runner, schedule, screening
 from stepscope.experiment import plan as planning
-from stepscope.experiment.folder import JOURNAL, Journal, Made, State
+from stepscope.experiment.folder import JOURNAL, SCHEMA, Journal, Made, State
 from stepscope.experiment.plan import FINDINGS, PILOT, Plan, Request, Slot
 from stepscope.experiment.propose import Proposals
 from stepscope.experiment.runner import Order, Runner, StepsSeen, Stopped
@@ -81,7 +81,7 @@ class Engine:
         self._journal.open()
         try:
             if self._state.key is None:
-                self._journal.add("experiment", key=planning.key(self.request), line=self.repeat)
+                self._journal.add("experiment", schema=SCHEMA, key=planning.key(self.request), line=self.repeat)
             self._clean()
             return self._conduct()
         finally:
@@ -115,7 +115,18 @@ class Engine:
                     break
                 ended = schedule.trouble(made) or self._out_of_time(plan, slot)
                 if ended is None:
-                    self._make(plan, slot, rule, made)
+                    left = schedule.runs_left(plan, self._state.screened, made, rule)
+                    self.listener.starting(slot, self._state.runs + 1, left, left * self._usual_s(plan))
+                    longest = max(plan.run_s, *(run.wall_s for run in made))
+                    done = self._run(
+                        slot,
+                        warmup=plan.protocol.warmup_steps,
+                        steps=plan.protocol.measured_steps,
+                        seconds=max(HANG_LEAST_S, HANG_FACTOR * longest),
+                    )
+                    experiment = self._result(plan, finished=False)
+                    self.write(experiment)
+                    self.listener.finished(done, experiment)
                 number = self.stop()
         except Stopped as stopped:
             number = stopped.number
@@ -126,19 +137,6 @@ class Engine:
         found = self._result(plan, finished=ended is None, stopped=ended)
         self.write(found)
         return Conclusion(found, number)
-
-    def _make(self, plan: Plan, slot: Slot, rule: StoppingRule, made: Sequence[Made]) -> None:
-        left = schedule.runs_left(plan, self._state.screened, made, rule)
-        self.listener.starting(slot, self._state.runs + 1, left, left * self._usual_s(plan))
-        done = self._run(
-            slot,
-            warmup=plan.protocol.warmup_steps,
-            steps=plan.protocol.measured_steps,
-            seconds=max(HANG_LEAST_S, HANG_FACTOR * max(plan.run_s, *(run.wall_s for run in made))),
-        )
-        experiment = self._result(plan, finished=False)
-        self.write(experiment)
-        self.listener.finished(done, experiment)
 
     def _run(self, slot: Slot, **more: object) -> Made:
         """One run with its lines in the journal. A run that we are told to end is as if it had never been."""

@@ -94,6 +94,7 @@ def _state(folder: Path) -> State | None:
 def claimed(folder: Path) -> Iterator[None]:
     """Make the folder and be the only process in it while the block runs.
 
+    The lock is the kernel's, which goes with the process however it ends; without one, the process named in the file.
     Raises `UsageError` where another experiment works there, `EnvironmentRefusal` where nothing can be written.
     """
     try:
@@ -102,26 +103,21 @@ def claimed(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise EnvironmentRefusal(f"cannot write {folder} ({error.strerror}); name a writable --out") from None
     try:
-        _lock(folder, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            alive = owner.isdecimal() and read_stat(int(owner)) is not None
+            # else it is a file system without locks, and nobody is there
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES) or alive:
+                who = f"another experiment{f' (process {owner})' if owner else ''} works in {folder}"
+                raise UsageError(f"{who}; wait for it or name another --out") from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
         os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
-
-
-def _lock(folder: Path, descriptor: int) -> None:
-    """The kernel's lock, which goes with the process however it ends; without one, the process named in the file."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        alive = owner.isdecimal() and read_stat(int(owner)) is not None
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES) and not alive:
-            return  # a file system without locks, and nobody there
-        process = f" (process {owner})" if owner else ""
-        raise UsageError(f"another experiment{process} works in {folder}; wait for it or name another --out") from None
 
 
 def run_name(number: int, label: str) -> str:
@@ -164,7 +160,7 @@ class State(Struct, frozen=True):
 class Journal(Struct):
     """The open file of one experiment, and the state that its lines add up to.
 
-    Kinds of lines and their fields: "experiment" (key, line: the command line that asks for it), "plan" (plan),
+    Kinds of lines and their fields: "experiment" (schema, key, line: the command line that asks for it), "plan" (plan),
     "screened" (screened), "started" (slot, folder), "process" (folder, pid, start_ticks: who leads the run, so that a
     later session can wait for its end), "finished" (made), "dropped" (folder: a run that was started and never finished
     is gone) and "complete".

@@ -127,9 +127,12 @@ def _processors(root: Path) -> Iterator[Said]:
     limit = find_cgroups(root).cpu_limit_cores()
     if limit is not None:
         yield "CPU quota", f"{limit:g} cores for all processes of the cgroup: beyond it they are paused"
-    stolen = _stolen(root)
-    if stolen:
-        yield "hypervisor", f"has taken {stolen:.1%} of the processors' time since boot for other machines"
+    words = (read_text(root / "proc/stat") or "").partition("\n")[0].split()
+    ticks = [int(word) for word in words[1:9] if word.isdigit()]
+    if words[:1] == ["cpu"] and len(ticks) == 8:
+        stolen = ticks[7] / max(1, sum(ticks))
+        if stolen >= 0.001:
+            yield "hypervisor", f"has taken {stolen:.1%} of the processors' time since boot for other machines"
     if read_text(root / "proc/sys/kernel/randomize_va_space") not in (None, "0"):
         yield "address layout", "random in each run, which moves times a little; pairs average it out"
 
@@ -144,13 +147,3 @@ def _load(root: Path, cores: int) -> Iterator[Said]:
         return
     if load >= BUSY * max(1, cores):
         yield "other load", f"{load:g} processes ran or waited in the last minute, on {cores} cores"
-
-
-def _stolen(root: Path) -> float | None:
-    """The share of all processor time since boot that a hypervisor gave to others."""
-    line = (read_text(root / "proc/stat") or "").partition("\n")[0].split()
-    if len(line) < 9 or line[0] != "cpu" or not all(word.isdigit() for word in line[1:9]):
-        return None
-    ticks = [int(word) for word in line[1:9]]
-    share = ticks[7] / sum(ticks) if sum(ticks) else 0.0
-    return share if share >= 0.001 else None

@@ -102,17 +102,15 @@ def proposals(
         by_ceiling = sorted(_general(base, root), key=lambda one: -(1.0 if one[0].ceiling is None else one[0].ceiling))
         for candidate, reason in by_ceiling:
             found.offer(candidate, reason)
+    ours = []
+    for candidate in named:
+        names = {knob.knob for knob in candidate.knobs}
+        losses = [loss for loss in base.losses if names & {each.knob for each in loss.try_}]
+        best = max(losses, key=lambda loss: loss.gain_ceiling, default=None)
+        ours.append(candidate if best is None else replace(candidate, ceiling=best.gain_ceiling, finding=best.id))
     known = {frozenset(candidate.knobs) for candidate in named}
     more = (candidate for candidate in found.candidates if frozenset(candidate.knobs) not in known)
-    ours = (_with_ceiling(candidate, base) for candidate in named)
     return Proposals((*ours, *more), tuple(found.skipped), found.by_hand(), notes)
-
-
-def _with_ceiling(candidate: Candidate, base: Baseline) -> Candidate:
-    names = {knob.knob for knob in candidate.knobs}
-    losses = [loss for loss in base.losses if names & {each.knob for each in loss.try_}]
-    best = max(losses, key=lambda loss: loss.gain_ceiling, default=None)
-    return candidate if best is None else replace(candidate, ceiling=best.gain_ceiling, finding=best.id)
 
 
 def _tries(of: Finding | Risk) -> tuple[Knob, ...]:

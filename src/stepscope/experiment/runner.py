@@ -214,7 +214,11 @@ class Processes:
                 told_at = now
             if told_at is None and _reached_limit(order.folder):
                 told_at = now
-            late = None if told_at is not None else _late(order, seen, now - began)
+            late, passed_s = None, now - began
+            if told_at is None and not seen.count and passed_s > FIRST_STEP_S:
+                late = f"no training step was seen in {passed_s:.0f} s, so it was ended"
+            elif told_at is None and order.seconds is not None and passed_s > order.seconds:
+                late = f"it took far longer than other runs and was ended after {passed_s:.0f} s"
             if late is not None or (told_at is not None and now - told_at > _CUT_S):
                 end(process.pid, process)
                 return None, late
@@ -325,15 +329,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return str(number)
-
-
-def _late(order: Order, seen: StepsSeen, passed_s: float) -> str | None:
-    """Why a run that goes on for `passed_s` seconds is taken to hang; None while it is not."""
-    if not seen.count and passed_s > FIRST_STEP_S:
-        return f"no training step was seen in {passed_s:.0f} s, so it was ended"
-    if order.seconds is not None and passed_s > order.seconds:
-        return f"it took far longer than other runs and was ended after {passed_s:.0f} s"
-    return None
 
 
 def _reached_limit(folder: Path) -> bool:

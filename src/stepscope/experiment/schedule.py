@@ -116,9 +116,6 @@ def alpha_after(*, least: int, most: int) -> Alpha:
     return FIXED_ALPHA if least == most else LOOKING_ALPHA
 
 
-# ---------------------------------------------------------------------------------------------------------- next run
-
-
 def candidates(plan: Plan, screened: Screened | None) -> tuple[Candidate, ...]:
     """What is paired with the baseline: the plan's candidates, or the one that a screening has left."""
     if not plan.design:
@@ -192,9 +189,6 @@ def runs_left(plan: Plan, screened: Screened | None, made: Sequence[Made], rule:
     # runs of the block in progress that are not part of a pair yet: they need not be made
     alone = any(missing.get(number) for number in missing if number not in sides) if None in sides else len(sides)
     return max(0, sum(missing.values()) + max(missing.values(), default=0) - int(alone))
-
-
-# ------------------------------------------------------------------------------------------- what the runs made show
 
 
 def with_flags_of_pairs(made: Sequence[Made]) -> tuple[Made, ...]:

@@ -26,7 +26,6 @@ from stepscope.experiment.plan import SCREEN, Plan, Screened, candidate_of
 from stepscope.experiment.propose import NEED_WORKERS, WORKERS
 from stepscope.model.comparison import Effect, Measure
 from stepscope.model.experiment import Candidate, MainEffect, Skipped
-from stepscope.schema import Knob
 
 MOST_KNOBS = 11
 _FACTORIAL = 3  # knobs up to which all combinations are no more than eight runs
@@ -139,6 +138,7 @@ def screened(chosen: Sequence[Candidate], rows: Sequence[Row]) -> Screened:
     Certain effects smaller than `THRESHOLD` do not matter, and would make the combination longer for nothing.
     """
     found = factor_effects([(levels, block, measure.mean_ms) for levels, block, measure in rows])
+    known = list(zip(chosen, found or [None] * len(chosen), strict=True))
     effects = tuple(
         MainEffect(
             knob=factor.knobs[0],
@@ -149,47 +149,38 @@ def screened(chosen: Sequence[Candidate], rows: Sequence[Row]) -> Screened:
             with_knobs=factor.knobs[1:],
             ceiling=factor.ceiling,
         )
-        for factor, effect in zip(chosen, found, strict=False)
+        for factor, effect in known
         if effect is not None
     )
     helpful = [
-        effect
-        for effect in effects
-        if effect.high is not None and effect.high < 1.0 and effect.ratio <= 1.0 - THRESHOLD
+        (effect.ratio, factor)
+        for factor, effect in known
+        if effect is not None and effect.high is not None and effect.high < 1.0 and effect.ratio <= 1.0 - THRESHOLD
     ]
-    helpful.sort(key=lambda effect: effect.ratio)
-    skipped = [
-        Skipped(factor.name, factor.knobs, f"not in the combination: {_reason(factor, effects)}")
-        for factor in chosen
-        if not any(_knobs(effect) == factor.knobs for effect in helpful)
-    ]
-    return Screened(effects, _combination(chosen, helpful), tuple(skipped))
+    parts = [factor for _, factor in sorted(helpful, key=lambda one: one[0])]
+    skipped = tuple(
+        Skipped(factor.name, factor.knobs, f"not in the combination: {_reason(effect)}")
+        for factor, effect in known
+        if factor not in parts
+    )
+    return Screened(effects, _combination(parts) if parts else None, skipped)
 
 
-def _combination(chosen: Sequence[Candidate], helpful: Sequence[MainEffect]) -> Candidate | None:
-    if not helpful:
-        return None
-    knobs = tuple(knob for effect in helpful for knob in _knobs(effect))
-    parts = [factor for factor in chosen if any(_knobs(effect) == factor.knobs for effect in helpful)]
+def _combination(parts: Sequence[Candidate]) -> Candidate:
     by_finding: dict[str | None, float] = {}
     for factor in parts:
         if factor.ceiling is not None and factor.finding is not None:
             by_finding[factor.finding] = max(by_finding.get(factor.finding, 0.0), factor.ceiling)
     known = all(factor.finding in by_finding for factor in parts)
     return replace(
-        candidate_of(knobs),
+        candidate_of([knob for factor in parts for knob in factor.knobs]),
         # losses overlap, so that together they give at most the sum of their ceilings
         ceiling=min(1.0, sum(by_finding.values())) if known else None,
         finding=parts[0].finding if len({factor.finding for factor in parts}) == 1 else None,
     )
 
 
-def _knobs(effect: MainEffect) -> tuple[Knob, ...]:
-    return (effect.knob, *effect.with_knobs)
-
-
-def _reason(factor: Candidate, effects: Sequence[MainEffect]) -> str:
-    effect = next((each for each in effects if _knobs(each) == factor.knobs), None)
+def _reason(effect: Effect | None) -> str:
     if effect is None:
         return "its runs were too few to tell its effect from the others'"
     if effect.low is None or effect.high is None:
