@@ -137,30 +137,6 @@ class Context:
     embedded: bool = False
 
 
-def test_a_table_document_keeps_columns_definitions_and_total() -> None:
-    keys = ("name", "depth", "calls", "host_self_ns", "host_total_ns", "device_self_ns")
-    rows = [dict(zip(keys, row, strict=True)) for row in (("Net", 0, 2, 5, 9, None), ("Linear", 1, 4, 4, 4, None))]
-    block = traced.block(Context(1), "modules", rows, bars=["host_total_ns"], open_depth=1)  # type: ignore[arg-type]
-    page_shapes.check({"schema": "stepscope.page/1", "blocks": [block]})
-    columns = {column["key"]: column for column in block["columns"]}
-    assert "device_self_ns" not in columns  # nothing is known of it
-    assert columns["calls"]["numeric"]
-    assert not columns["name"]["numeric"]
-    assert columns["host_total_ns"] | {"help": None, "label": ""} == {
-        "key": "host_total_ns",
-        "label": "",
-        "unit": "ns",
-        "numeric": True,
-        "help": None,
-        "bar": True,
-        "place": False,
-        "link": None,
-    }
-    assert columns["host_self_ns"]["help"]["text"]
-    assert (len(block["rows"]), block["total"], block["tree"]) == (1, 2, True)
-    assert block["rows"][0] == {"name": "Net", "calls": 2, "host_self_ns": 5, "host_total_ns": 9, "depth": 0}
-
-
 def test_places_are_shortened_and_guesses_marked() -> None:
     rows = [
         {

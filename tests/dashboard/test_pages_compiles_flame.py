@@ -118,42 +118,7 @@ def test_a_function_at_its_limit_and_what_went_on(plain: api.Run):
     assert any("profiler windows" in block["text"] for block in parts(document, "text"))
 
 
-def test_metrics_and_warnings_of_torch_xla(plain: api.Run):
-    view = fabricate_compilers.xla_view(served_runs.PROJECT + "/train.py")
-    run = with_compilers(plain, **{name: getattr(view, name) for name in ("backends", "causes", "metrics", "warnings")})
-    document = page(run, "compiles")
-    (warning, *_) = [block for block in parts(document, "text") if block["tone"] == "warning"]
-    assert fabricate_compilers.ARTICLE in warning["text"]
-    rows = {row["name"]: row for row in part(document, "xla-metrics")["rows"]}
-    assert (rows["CompileTime"]["total"], rows["CompileTime"]["unit"], rows["CompileTime"]["p50"]) == (
-        5089.084,
-        "ms",
-        336.64,
-    )
-    figures = {item["label"]: item for item in parts(document, "figures")[0]["items"]}
-    assert figures["of them recompiles"]["value"] is None
-    assert figures["of them recompiles"]["missing"]
-
-
-def test_compiles_follow_no_worker(compiled: api.Run):
-    scope = page(compiled, "compiles", worker="rank-0")["scope"]
-    assert "worker" not in scope["follows"]
-    assert scope["note"]
-
-
 # ------------------------------------------------------------------------------------------------------- flame graph
-
-
-def test_a_flame_graph_of_samples_and_of_a_window(sampled: dict[str, api.Run]):
-    run = sampled["one"]
-    assert not is_empty(run, "flame")
-    (block,) = parts(page(run, "flame"), "flame")
-    document = block["document"]
-    assert document["schema"] == "stepscope.flame/1"
-    assert block["first"] == document["trees"][0]["key"]
-    assert {"all", "gpu"} <= {tree["key"] for tree in document["trees"]}
-    assert "decode" in " ".join(document["names"])
-    assert document["sides"] is None
 
 
 def test_flame_graphs_of_two_runs(sampled: dict[str, api.Run]):
@@ -176,11 +141,6 @@ def test_a_run_that_counts_other_things_is_no_comparison(sampled: dict[str, api.
     document = page(sampled["one"], "flame", catalog=Runs({"plain": plain}), **{"with": "plain"})
     (said,) = parts(document, "empty")
     assert not said["why"].startswith("--")
-
-
-def test_lines_instead_of_functions(sampled: dict[str, api.Run]):
-    (block,) = parts(page(sampled["one"], "flame", by="line"), "flame")
-    assert any(frame[2] is not None for frame in block["document"]["frames"])
 
 
 def test_a_rank_that_was_not_sampled(sampled: dict[str, api.Run]):

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from stepscope import api
-from stepscope.dashboard import pages
-from stepscope.dashboard.pages import PageContext
 from stepscope.model import Report
 from tests import builders
 from tests.builders import MS, T0, step_rows
@@ -17,19 +13,6 @@ from tests.records import replace
 from tests.run_folders import make_run_folder
 
 # ------------------------------------------------------------------------------------------------------ system
-
-
-def test_telemetry_stands_beside_the_steps(small: api.Run) -> None:
-    found = page(small, "system")
-    times = part(found, "cpu")["x"]["values"]
-    assert [time - times[0] for time in times] == pytest.approx([0, 1, 2, 3, 4])
-    assert series(part(found, "cpu"))["rank-0"] == [95, 96, 97, 98, 99]
-    gpu = part(found, "gpu-utilisation")
-    assert series(gpu) == {"gpu:0": [40, 41, 42, 43, 44]}
-    assert (gpu["help"]["picture"], gpu["y"]["max"]) == ("utilisation", 100)
-    steps = part(found, "steps-over-time")
-    assert max(steps["series"][0]["values"]) == pytest.approx(159)
-    assert {block["sync"] for block in found["blocks"] if block["kind"] == "chart"} == {"time"}
 
 
 def test_counters_are_shown_as_growth(tmp_path: Path) -> None:
@@ -72,13 +55,6 @@ def test_a_range_of_steps_cuts_the_telemetry(small: api.Run) -> None:
     assert len(part(found, "steps-over-time")["x"]["values"]) == 7
 
 
-def test_traces_have_no_telemetry_and_say_what_would(traces: api.Run) -> None:
-    found = page(traces, "system")
-    assert found["blocks"][0]["kind"] == "empty"
-    assert pages.empty(PageContext(traces, traces), "system")
-    assert not pages.empty(PageContext(traces, traces), "steps")
-
-
 # ------------------------------------------------------------------------------------------------------ environment
 
 
@@ -92,10 +68,3 @@ def test_the_environment_names_what_ran_and_what_was_lost(fabricated: Report, no
     assert part(found, "windows")["rows"][0]["overhead_ratio"] == 1.4
     assert part(found, "sites")["rows"][0]["arguments"] == "batch_size=32"
     assert figures(found)["torn lines"]["value"] == 1
-
-
-def test_traces_say_how_well_they_could_be_read(traces: api.Run) -> None:
-    found = page(traces, "environment")
-    assert figures(found)["Traces"]["value"] == 2
-    assert len(part(found, "traces")["rows"]) == 2
-    assert said(found, "warning") or said(found, "good")

@@ -150,18 +150,6 @@ def test_a_mistake_of_ours_is_a_line(
     assert "pages/findings" in said
 
 
-def test_a_page_there_is_not(dashboard: Dashboard, served: Served) -> None:
-    answer = dashboard.ask(f"api/runs/{served('small')}/pages/nothing")
-    assert answer.status == 404
-    assert "findings" in answer.json["error"]
-
-
-def test_head_has_the_headers_of_get_and_no_body(dashboard: Dashboard) -> None:
-    answer = dashboard.ask("api/runs", method="HEAD")
-    assert (answer.status, answer.body) == (200, b"")
-    assert answer.headers["content-type"] == "application/json"
-
-
 # ------------------------------------------------------------------------------------------------------- timeline
 
 

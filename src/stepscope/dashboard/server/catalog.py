@@ -22,8 +22,8 @@ from msgspec import Struct
 from stepscope import api
 from stepscope.api import ReadOptions, Run, is_run_folder, open_run
 from stepscope.dashboard.server import live
-from stepscope.dashboard.server.answers import NotThere
 from stepscope.dashboard.server.live import Progress
+from stepscope.dashboard.server.security import NotThere
 from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular
 from stepscope.report.escape import plain
