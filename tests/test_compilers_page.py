@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from stepscope.analyze.compilers import CHECKS, prepared
+from stepscope.analyze.compilers import prepared
 from stepscope.diagnose import thresholds
 from stepscope.diagnose.rules import RULES
 from stepscope.tables.compile_reasons import CAUSES
@@ -44,7 +44,3 @@ def test_warnings_and_rules_go_by_the_same_bounds() -> None:
     """They stand twice: the rules' numbers are loaded by `--help`, which must not load the analyses."""
     assert thresholds.COMPILE.slow_ms == prepared.SLOW_COMPILE_NS / 1e6
     assert thresholds.EXECUTION.slow_ms == prepared.SLOW_EXECUTE_NS / 1e6
-
-
-def test_the_checks_are_named() -> None:
-    assert [name for name in CHECKS if f"`{name}`" not in PAGE] == []

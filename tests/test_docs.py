@@ -156,21 +156,6 @@ def test_the_rules_page_names_exactly_the_rules() -> None:
     assert list(sections()) == rule_names()
 
 
-@pytest.mark.parametrize("rule", rule_names())
-def test_a_rule_has_prose_and_every_item_in_order(rule: str) -> None:
-    text = sections()[rule]
-    assert tuple(re.findall(r"^- \*\*(\w+)\*\*: ", text, re.MULTILINE)) == ITEMS
-    assert len(text.split("- **Example**")[0].split()) >= 10, "says what it looks for"
-    assert all(len(item(rule, name)) > 5 for name in ITEMS)
-
-
-@pytest.mark.parametrize("rule", rule_names())
-def test_an_example_is_a_quoted_title(rule: str) -> None:
-    example = item(rule, "Example")
-    assert example.startswith('"')
-    assert example.count('"') >= 2
-
-
 def assert_thresholds(text: str) -> int:
     """Every constant named exists, and has the value that stands behind it; how many values there are."""
     from stepscope.diagnose import thresholds
@@ -188,32 +173,27 @@ def assert_thresholds(text: str) -> int:
 
 
 @pytest.mark.parametrize("rule", rule_names())
-def test_thresholds_are_those_of_the_code(rule: str) -> None:
-    text = item(rule, "Threshold")
-    valued = assert_thresholds(text)
-    assert valued or re.search(r"\b(no floor|none|as `)", text), "a threshold, or a word why there is none"
-
-
-@pytest.mark.parametrize("rule", rule_names())
-def test_a_link_to_learn_more_is_one_of_the_rules(rule: str) -> None:
+def test_the_section_of_a_rule(rule: str) -> None:
+    text = sections()[rule]
+    assert tuple(re.findall(r"^- \*\*(\w+)\*\*: ", text, re.MULTILINE)) == ITEMS
+    assert len(text.split("- **Example**")[0].split()) >= 10, "says what it looks for"
+    assert all(len(item(rule, name)) > 5 for name in ITEMS)
+    assert re.match(r'".*"', item(rule, "Example"), re.DOTALL), "an example is a quoted title"
+    threshold = item(rule, "Threshold")
+    valued = assert_thresholds(threshold)
+    assert valued or re.search(r"\b(no floor|none|as `)", threshold), "a threshold, or a word why there is none"
     links = re.findall(r"<(https://[^>]+)>", item(rule, "Learn"))
     assert links
     assert set(links) <= literals(SOURCE / "diagnose")
-
-
-@pytest.mark.parametrize("rule", rule_names())
-def test_verified_names_what_there_is(rule: str) -> None:
-    text = item(rule, "Verified")
-    kinds = re.findall(r"(zoo: |real trace: |real run: |unit test only)", text)
-    assert kinds, "zoo, real trace, real run or unit test only"
-    for names in re.findall(rf"zoo: {LISTED}", text):
+    verified = item(rule, "Verified")
+    assert re.search(r"zoo: |real trace: |real run: |unit test only", verified)
+    for names in re.findall(rf"zoo: {LISTED}", verified):
         assert {name for name in names.split(", ") if "_" in name} <= zoo_names()
-    for path in re.findall(r"\b(?:tests|examples)/[\w/.-]*\w", text):
+    for path in re.findall(r"\b(?:tests|examples)/[\w/.-]*\w", verified):
         assert (REPOSITORY / path).exists(), path
     if TRACES.exists():
-        for names in re.findall(rf"real trace: {LISTED}", text):
-            missing = [name for name in names.split(", ") if "/" in name and not (TRACES / name).exists()]
-            assert missing == []
+        for names in re.findall(rf"real trace: {LISTED}", verified):
+            assert [name for name in names.split(", ") if "/" in name and not (TRACES / name).exists()] == []
 
 
 def zoo_names() -> set[str]:
@@ -247,12 +227,6 @@ def test_make_targets_named_anywhere_exist() -> None:
         assert named <= targets, path
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_relative_links_lead_somewhere(path: Path) -> None:
-    links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", path.read_text())
-    assert [link for link in links if not (path.parent / link).exists()] == []
-
-
 def anchors(page: Path) -> set[str]:
     """The names that a link may give behind `#`, as GitHub makes them from headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
@@ -260,7 +234,9 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_links_to_a_section_find_it(path: Path) -> None:
+def test_links_lead_somewhere(path: Path) -> None:
+    files = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", path.read_text())
+    assert [link for link in files if not (path.parent / link).exists()] == []
     links = re.findall(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)", path.read_text())
     assert [f"{page}#{name}" for page, name in links if name not in anchors(path.parent / page if page else path)] == []
 

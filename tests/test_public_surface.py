@@ -10,19 +10,17 @@ import pytest
 import stepscope
 
 PUBLIC = [
-    *(
-        "ReadOptions",
-        "Run",
-        "__version__",
-        "compare",
-        "display",
-        "log",
-        "mark",
-        "open_run",
-        "profile",
-        "region",
-        "step",
-    ),
+    "ReadOptions",
+    "Run",
+    "__version__",
+    "compare",
+    "display",
+    "log",
+    "mark",
+    "open_run",
+    "profile",
+    "region",
+    "step",
 ]
 
 
@@ -31,14 +29,9 @@ def test_the_public_names() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_can_be_had(name: str) -> None:
-    assert getattr(stepscope, name)
+def test_every_public_name_can_be_had_and_says_what_it_does(name: str) -> None:
     assert name in dir(stepscope)
-
-
-@pytest.mark.parametrize("name", [name for name in PUBLIC if not name.startswith("__")])
-def test_every_public_name_says_what_it_does(name: str) -> None:
-    assert (getattr(stepscope, name).__doc__ or "").strip()
+    assert name.startswith("__") or (getattr(stepscope, name).__doc__ or "").strip()
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

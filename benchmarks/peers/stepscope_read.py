@@ -24,12 +24,12 @@ Work = Callable[[], dict[str, Any]]
 
 def read(paths: list[Path]) -> Work:
     """Take every chunk of every trace."""
-    from stepscope.read.kineto import open_trace
+    from stepscope.read.kineto import KinetoTrace
 
     def work() -> dict[str, Any]:
         events = 0
         for path in paths:
-            source = open_trace(path)
+            source = KinetoTrace(path)
             for _ in source.chunks():
                 pass
             events += source.summary().quality.events

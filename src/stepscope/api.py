@@ -173,9 +173,9 @@ class Run:
     @cached_property
     def analysis(self) -> Analysis:
         """All facts of the run, its views included."""
-        from stepscope.analyze import facts
+        from stepscope.analyze import Facts
 
-        return facts(self._context, self.recordings)
+        return Facts(self._context, self.recordings)
 
     @property
     def labelled(self) -> LabelledSteps:

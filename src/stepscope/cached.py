@@ -11,7 +11,7 @@ from stepscope import __version__
 from stepscope.schema import TABLES_SCHEMA
 
 # What an entry is made by: the columns, and which file of it they are in.
-LAYOUT = f"{TABLES_SCHEMA} entry/2"
+LAYOUT = f"{TABLES_SCHEMA} entry/3"
 DIGEST_BYTES = 16
 INDEX = "trace.json"  # of an entry; written last, so that a folder with it is whole
 _READ_BYTES = 1 << 20
@@ -29,9 +29,9 @@ def default_folder() -> Path:
     return Path.home() / ".cache" / "stepscope"
 
 
-def key_of(path: Path) -> str:
-    """Hex digest of the file's bytes, the tables' schema and this version; raises OSError."""
-    digest = blake2b(f"{LAYOUT} {__version__}\n".encode(), digest_size=DIGEST_BYTES)
+def key_of(path: Path, part: str = "") -> str:
+    """Hex digest of the file's bytes, the tables' schema, this version and which `part` is kept; raises OSError."""
+    digest = blake2b(f"{LAYOUT} {__version__}{part}\n".encode(), digest_size=DIGEST_BYTES)
     with path.open("rb") as file:
         while block := file.read(_READ_BYTES):
             digest.update(block)

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyze import analyze
 from stepscope.analyze.context import Context
 from stepscope.analyze.host.removable_calls import Calls, removable_calls
 from stepscope.analyze.host.sampled_time import sampled_time as prepare_time
 from stepscope.analyze.step_times import step_facts as step_facts
-from stepscope.model import Place, PythonFacts
+from stepscope.model import Place
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TORCH, TRAIN, stack
 from tests.builders import make_tables, step_rows
@@ -59,12 +58,6 @@ def calls_of(made: Tables) -> Calls:
     return found
 
 
-def by_line(made: Tables) -> dict[int | None, PythonFacts]:
-    found = analyze(made).python
-    assert found is not None
-    return {fact.place.line: fact for fact in found}
-
-
 def test_a_call_holds_what_it_calls_wherever_that_is_written() -> None:
     calls = calls_of(tables([*TRAINING, *DESCRIBE]))
     number = calls.number(Place(TRAIN, 22, "describe"))
@@ -83,12 +76,6 @@ def test_the_journal_times_what_samples_only_divide() -> None:
     assert share.ms == pytest.approx(50 * 150 / 250)
     assert share.ms < share.at_most_ms < 50
     assert share.samples == 150
-
-
-def test_where_samples_contradict_the_journal_they_count_alone() -> None:
-    stacks = [*TRAINING[:1], stack([MAIN, main(60), "sleep (/usr/lib/python3.11/x.py:1)"], 900)]
-    calls = calls_of(tables(stacks, backward_ms=900))
-    assert calls.time.part_ms == {"rest": pytest.approx(960)}
 
 
 def test_more_samples_bound_more_tightly() -> None:
@@ -118,14 +105,6 @@ def test_samples_that_could_not_be_taken_may_all_be_of_any_call_as_far_as_its_pa
     assert most[2] - most[0] == pytest.approx(50 - 30)  # no more than all that is sampled beside training
 
 
-def test_the_python_of_a_call_and_all_that_runs_in_it() -> None:
-    facts = by_line(tables([*TRAINING, *DESCRIBE]))
-    assert {facts[line].call for line in (22,)} == {Place(TRAIN, None, "describe")}
-    assert facts[22].ms_per_step == pytest.approx(50 * 60 / 250)
-    assert facts[22].call_ms_per_step == pytest.approx(30)
-    assert facts[22].sampling > 1
-
-
 def test_a_line_that_calls_the_model_is_never_spared() -> None:
     calls = calls_of(tables([*TRAINING, *DESCRIBE]))
     forward = calls.number(Place(TRAIN, 12, "Net.forward"))
@@ -133,16 +112,6 @@ def test_a_line_that_calls_the_model_is_never_spared() -> None:
     assert calls.own[forward]
     assert calls.place(forward) == Place(TRAIN, None, "forward")
     assert int(calls.rows(forward)["samples"].sum()) == 100
-
-
-def test_what_a_forward_calls_may_be_spared_but_not_the_forward() -> None:
-    helper = [MAIN, main(40), MODULE, f"Net.forward ({TRAIN}:13)", f"tokenize ({TRAIN}:30)"]
-    stacks = [*TRAINING, stack([*helper, "sub (/usr/lib/python3.11/re.py:1)"], 60)]
-    calls = calls_of(tables(stacks))
-    number = calls.number(Place(TRAIN, 30, "tokenize"))
-    assert number is not None
-    assert calls.place(number) == Place(TRAIN, None, "tokenize")
-    assert int(calls.rows(number)["samples"].sum()) == 60
 
 
 def test_a_function_that_runs_the_training_step_is_the_loop() -> None:
@@ -157,17 +126,6 @@ def test_a_function_that_runs_the_training_step_is_the_loop() -> None:
     assert int(calls.rows(number)["samples"].sum()) == 90
 
 
-def test_a_module_that_is_no_part_of_the_model_is_spared_with_its_call() -> None:
-    """A metric of 5 samples is a module too."""
-    library = "/venv/lib/python3.11/site-packages/torchmetrics/metric.py"
-    metric = stack([MAIN, main(55), f"score ({TRAIN}:60)", MODULE, f"forward ({library}:9)"], 5)
-    own = stack([MAIN, main(55), f"score ({TRAIN}:61)", "dumps (/usr/lib/python3.11/json/__init__.py:231)"], 60)
-    calls = calls_of(tables([*TRAINING, metric, own]))
-    number = calls.number(Place(TRAIN, 61, "score"))
-    assert number is not None
-    assert int(calls.rows(number)["samples"].sum()) == 65
-
-
 def test_without_modules_the_line_that_holds_everything_is_the_loop() -> None:
     stacks = [
         stack([MAIN, main(40), f"clean ({TRAIN}:20)"], 100),
@@ -178,22 +136,6 @@ def test_without_modules_the_line_that_holds_everything_is_the_loop() -> None:
     assert number is not None
     assert calls.place(number) == Place(TRAIN, None, "clean")
     assert int(calls.rows(number)["samples"].sum()) == 100
-
-
-def test_of_the_loops_own_lines_only_the_blamed_ones_count() -> None:
-    stacks = [
-        *TRAINING,
-        stack([MAIN, main(60), "dumps (/usr/lib/python3.11/json/__init__.py:231)"], 60),
-        stack([MAIN, main(61), f"norm ({TORCH}/functional.py:9)"], 90),
-    ]
-    calls = calls_of(tables(stacks))
-    number = calls.number(Place(TRAIN, 60, "main"))
-    assert number is not None
-    assert calls.own[number]
-    rows = calls.rows(number)
-    share = calls.share(number, rows.filter(rows["user_line"] == 60)["row"])
-    assert share is not None
-    assert share.samples == 60
 
 
 def test_a_place_no_sample_saw_has_no_call() -> None:

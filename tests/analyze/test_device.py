@@ -37,16 +37,6 @@ def test_each_kind_counts_what_the_ones_before_it_leave() -> None:
     assert time.kind_ns == {"kernel": 200 * US, "gpu_memcpy": 40 * US, "gpu_memset": 20 * US}
 
 
-@pytest.mark.parametrize(
-    "name", ["ncclKernel_AllReduce", "rcclGenericKernel", "NCCL x", "void cross_device_reduce_1stage"]
-)
-def test_collectives_are_told_by_name(name: str) -> None:
-    trace = Slices()
-    trace.kernel(0, 10, name, below=trace.add("cpu_op", "c10d::allreduce_"))
-    time = of_scope(analysis_of(trace), "launched")
-    assert (time.communication_ns, time.exposed_communication_ns, time.compute_ns) == (10 * US, 10 * US, 0)
-
-
 def test_what_was_launched_before_the_recording_is_in_one_scope_only() -> None:
     trace = Slices()
     trace.kernel(0, 30)
@@ -78,28 +68,3 @@ def test_the_link_rate_leaves_graphs_and_lost_links_out() -> None:
     assert (facts.graph_ns, facts.unlinked_ns, facts.before_recording_ns) == (20 * US, 10 * US, 0)
     assert sum(facts.linked_ns.values()) + facts.graph_ns + facts.unlinked_ns == facts.device_ns
     assert facts.link_rate == pytest.approx(0.7)
-
-
-def test_waiting_on_a_stream_is_no_work() -> None:
-    trace = Slices()
-    op = trace.add("mtia_runtime", "launch")
-    for name, at in (("event_wait", 0), ("pe_exe", 500), ("dma_request", 600), ("event_record", 900)):
-        trace.kernel(at, 100, name, category="mtia_ccp_events", below=op)
-    time = of_scope(analysis_of(trace), "launched")
-    assert (time.total_ns, time.compute_ns, time.memcpy_ns, time.events) == (200 * US, 100 * US, 100 * US, 2)
-
-
-def test_ranks_and_spans_have_times_of_their_own() -> None:
-    parts = [Slices(rank=0, trace="a"), Slices(rank=0, trace="b"), Slices(rank=1, trace="c")]
-    for number, part in enumerate(parts):
-        part.kernel(1000 * number, 10 + number, below=part.add("cpu_op", "aten::mm"))
-    found = [(time.rank, time.trace, time.total_ns) for time in analysis_of(*parts).device_time if time.scope == "all"]
-    assert found == [(0, "a", 10 * US), (0, "b", 11 * US), (1, "c", 12 * US)]
-
-
-def test_without_device_slices_there_is_no_time() -> None:
-    trace = Slices()
-    trace.add("cpu_op", "aten::mm")
-    analysis = analysis_of(trace)
-    assert analysis.device_time == ()
-    assert analysis.traces[0].link_rate is None

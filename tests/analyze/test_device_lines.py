@@ -13,7 +13,6 @@ from stepscope.analyze.device.device_time import (
     LIBRARIES,
     NO_FORWARD,
     NO_LAUNCH,
-    NO_STACKS,
     REPLAYED,
 )
 from stepscope.model import DeviceLine, DeviceLines
@@ -43,24 +42,6 @@ def places(found: DeviceLines) -> dict[tuple[str, int | None], int]:
 def only(found: DeviceLines) -> DeviceLine:
     (line,) = found.lines
     return line
-
-
-def test_a_kernel_belongs_to_the_innermost_function_of_the_user() -> None:
-    trace = Slices()
-    module = trace.python("train.py(1): <module>")
-    step = trace.python("train.py(30): train", module)
-    inner = trace.python(LINEAR, step)
-    trace.kernel(0, 10, "gemm", below=trace.add("cpu_op", "aten::linear", parent=inner))
-    trace.kernel(20, 5, "relu", below=trace.add("cpu_op", "aten::relu", parent=module))
-
-    found = lines_of(trace)
-
-    assert (found.basis, found.attributed_share, found.guessed_share) == ("device", 1, 0)
-    assert places(found) == {("train.py", 30): 10, ("train.py", 1): 5}
-    first = found.lines[0]
-    assert (first.place.function, first.via, first.events) == ("train", {"direct": 10 * US}, 1)
-    assert first.top == (("gemm", 10 * US),)
-    assert (first.exact_line, first.guess) == (False, False)
 
 
 def backward_trace(*, forward: bool = True, custom: bool = False) -> Slices:
@@ -114,16 +95,6 @@ def test_call_stacks_of_old_traces_give_exact_lines_in_both_directions() -> None
     assert line.exact_line
 
 
-def test_library_code_stands_in_where_there_is_none_of_the_users() -> None:
-    trace = Slices()
-    frame = trace.python("transformers/models/qwen2/modeling_qwen2.py(40): forward")
-    trace.kernel(0, 10, below=trace.add("cpu_op", "aten::mul", parent=trace.python(LINEAR, frame)))
-    found = lines_of(trace)
-    assert places(found) == {("transformers/models/qwen2/modeling_qwen2.py", 40): 10}
-    assert only(found).guess
-    assert (found.attributed_share, found.guessed_share) == (1, 1)
-
-
 def test_what_has_no_line_has_a_reason() -> None:
     trace = Slices()
     loop = trace.python("torch/utils/data/dataloader.py(1): __next__")
@@ -146,19 +117,6 @@ def test_what_has_no_line_has_a_reason() -> None:
     assert list(found.unattributed.values()) == sorted(found.unattributed.values(), reverse=True)
 
 
-def test_a_trace_without_stacks_says_so() -> None:
-    trace = Slices()
-    trace.kernel(0, 10, below=trace.add("cpu_op", "aten::mm"))
-    assert lines_of(trace).unattributed == {NO_STACKS: 10 * US}
-
-
-def test_a_graph_launched_on_a_line_of_the_users_is_that_lines() -> None:
-    trace = Slices()
-    replay = trace.python("torch/cuda/graphs.py(90): replay", trace.python("serve.py(12): decode"))
-    trace.kernel(0, 10, below=replay, state="graph", method=None)
-    assert places(lines_of(trace)) == {("serve.py", 12): 10}
-
-
 def test_times_are_spread_over_the_steps_that_launched_them() -> None:
     trace = Slices()
     for step in (4, 5):
@@ -169,21 +127,6 @@ def test_times_are_spread_over_the_steps_that_launched_them() -> None:
     found = lines_of(trace)
     assert found.steps == 2
     assert only(found).ms_per_step == pytest.approx(0.01)
-
-
-def test_the_source_turns_a_function_into_the_line_that_calls() -> None:
-    file = "/home/user/project/train.py"
-    source = "def train(x):\n    y = norm(x)\n    return linear(y)\n"
-    trace = Slices()
-    frame = trace.python("train.py(1): train")
-    trace.kernel(0, 10, below=trace.python("torch/nn/functional.py(9): linear", frame))
-    trace.kernel(20, 5, below=trace.python("torch/nn/functional.py(3): norm", frame))
-    found = analyze(tables(trace), {file: source}).device_lines
-    assert found is not None
-    assert [(line.place.file, line.place.line, line.exact_line) for line in found.lines] == [
-        (file, 3, True),
-        (file, 2, True),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -229,10 +172,6 @@ def test_operators_of_the_host_stand_in_where_there_is_no_device() -> None:
     assert found.basis == "cpu_op"
     assert places(found) == {("train.py", 5): 19, ("train.py", 41): 3}
     assert found.lines[0].via == {"direct": 10 * US, "sequence": 9 * US}
-
-
-def test_nothing_to_attribute_is_none() -> None:
-    assert analyze(tables()).device_lines is None
 
 
 @pytest.mark.parametrize(

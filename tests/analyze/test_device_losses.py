@@ -42,7 +42,6 @@ from tests.analyze.device_scenes import (
     attention,
     batch_copies,
     compiled,
-    conversions,
     decompositions,
     host_work,
     pointwise_run,
@@ -85,13 +84,6 @@ def test_without_device_work_there_is_nothing() -> None:
     assert analyze(make_tables()).device_losses == ()
 
 
-def test_steps_and_kernels_are_counted() -> None:
-    found = losses(repeated(4, 1000, products), V100)
-    assert (found.steps, found.has_steps, us(found.step_ns), found.kernels_per_step) == (4, True, 1000, 2)
-    assert us(found.compute_ns_per_step) == pytest.approx(950)
-    assert [gpu.name for gpu in found.gpus] == ["Tesla V100"]
-
-
 # ------------------------------------------------------------------------------------------------------- waits
 
 
@@ -106,15 +98,6 @@ def test_a_wait_costs_the_idle_time_behind_it_and_not_the_work_before() -> None:
     (line,) = found.lines
     assert line.place.function == "train"
     assert us(line.ns_per_step) == pytest.approx(105)
-
-
-def test_behind_a_short_wait_only_as_much_counts_as_the_host_would_have_been_ahead() -> None:
-    def fill(scene: Scene) -> None:
-        scene.kernel(SGEMM, 10, 200)
-        scene.call("cudaStreamSynchronize", 200, 14)  # 10 of them while the device works
-        scene.kernel(SGEMM, 300, 90)
-
-    assert us(loss(repeated(3, 400, fill), SYNC).ns_per_step) == pytest.approx(4 + 10)
 
 
 def test_a_wait_beside_work_of_another_stream_costs_nothing() -> None:
@@ -188,39 +171,6 @@ def test_a_gap_in_the_queue_is_no_wait_for_a_launch() -> None:
     assert launches is None or us(launches.ns_per_step) < 60  # all but the first were launched before the gap
 
 
-def test_gaps_of_the_optimizer_and_of_zero_grad_are_losses_of_their_own() -> None:
-    def fill(scene: Scene) -> None:
-        scene.mark("Optimizer.step#SGD.step", 0, 320)
-        scene.mark("Optimizer.zero_grad#SGD.zero_grad", 320, 320)
-        short_launches(scene)
-
-    found = losses(repeated(3, 1000, fill))
-    kinds = {kind: found.of(kind) for kind in (OPTIMIZER, ZERO_GRAD, LAUNCH)}
-    assert {kind: one.details.get("launches", 0) for kind, one in kinds.items() if one} == {
-        OPTIMIZER: 10,
-        ZERO_GRAD: 10,
-        LAUNCH: 0,
-    }
-    assert all(one is not None and us(one.ns_per_step) == pytest.approx(310, abs=40) for one in kinds.values())
-
-
-def test_long_host_work_is_told_with_what_ran() -> None:
-    found = losses(repeated(3, 10_000, host_work))
-    work = found.of(HOST)
-    assert work is not None
-    assert list(work.parts) == ["aten::sort"]
-    assert us(work.ns_per_step) == pytest.approx(7150 - 1010)
-    launches = found.of(LAUNCH)
-    assert launches is None or us(launches.ns_per_step) < 100
-
-
-def test_calls_of_the_allocator_are_told_by_name() -> None:
-    found = loss(repeated(3, 1000, allocations), ALLOCATOR)
-    assert us(found.ns_per_step) == pytest.approx(200)
-    assert {name: us(ns) for name, ns in found.parts.items()} == {"cudaFree": 100, "cudaMalloc": 100}
-    assert found.calls_per_step == 2
-
-
 @pytest.mark.parametrize(
     "fill",
     [
@@ -264,14 +214,6 @@ def test_other_work_counts_for_nothing(name: str, gpu: dict[str, Any]) -> None:
     assert losses(repeated(2, 1000, lambda scene: products(scene, name)), gpu).of(MATRIX) is None
 
 
-def test_a_product_beside_other_work_costs_nothing() -> None:
-    def fill(scene: Scene) -> None:
-        products(scene)
-        scene.work(TENSOR, 10, 800, launch=scene.call("cudaLaunchKernel", 1, 1), stream=8)
-
-    assert losses(repeated(2, 1000, fill), V100).of(MATRIX) is None
-
-
 @pytest.mark.parametrize("softmax", ["aten::_softmax", "aten::_softmax_backward_data"])
 def test_attention_written_out_is_what_stands_between_its_products(softmax: str) -> None:
     found = loss(repeated(2, 1000, lambda scene: attention(scene, softmax=softmax)), ATTENTION)
@@ -287,25 +229,10 @@ def test_a_softmax_elsewhere_is_no_attention(change: dict[str, str]) -> None:
     assert losses(repeated(2, 1000, lambda scene: attention(scene, **change))).of(ATTENTION) is None
 
 
-def test_conversions_between_layouts_are_found() -> None:
-    found = loss(repeated(2, 1000, conversions), LAYOUT, A100)
-    assert us(found.ns_per_step) == pytest.approx(300)
-    assert found.calls_per_step == 2
-
-
 def test_of_a_run_of_pointwise_kernels_all_but_the_longest_count() -> None:
     found = loss(repeated(2, 1000, pointwise_run), POINTWISE)
     assert us(found.ns_per_step) == pytest.approx(400)
     assert us(found.details["runs_ns"]) == pytest.approx(500)
-
-
-def test_single_pointwise_kernels_are_no_run() -> None:
-    def fill(scene: Scene) -> None:
-        for number in range(4):
-            scene.kernel(TENSOR, 10 + 200 * number, 100)
-            scene.kernel(ADD, 110 + 200 * number, 100, op="aten::add")
-
-    assert losses(repeated(2, 1000, fill)).of(POINTWISE) is None
 
 
 def test_kernels_of_the_optimizer_are_no_run() -> None:
@@ -317,17 +244,6 @@ def test_kernels_of_the_optimizer_are_no_run() -> None:
 
 
 # -------------------------------------------------------------------------------------------------- whole traces
-
-
-def test_runs_are_kept_apart() -> None:
-    names = [found.run for found in shared_traces.analysis_of("kineto_tb_plugin").device_losses] if _present() else []
-    if not names:
-        pytest.skip(f"the real traces are not at {shared_traces.TRACES}")
-    assert names == ["resnet50_num_workers_0", "resnet50_num_workers_4"]
-
-
-def _present() -> bool:
-    return shared_traces.PRESENT
 
 
 @shared_traces.needs_traces

@@ -49,11 +49,6 @@ def batch(*shapes: str, op: str = "aten::linear") -> int | None:
     return analyze(scene.tables()).device_losses[0].batch_size
 
 
-def test_the_batch_is_the_first_dimension_that_most_layers_share() -> None:
-    assert batch("[[8, 16, 4], [4, 4]]", "[[8, 16, 4], [4, 4]]", "[[128, 2, 4], [4, 4]]") == 8
-    assert batch("[[100, 4], [8, 16]]", op="aten::embedding") == 8
-
-
 def test_no_batch_is_told_where_layers_disagree_or_are_flat() -> None:
     assert batch("[[8, 16, 4], [4, 4]]", "[[16, 8, 4], [4, 4]]") is None
     assert batch("[[128, 4], [4, 4]]") is None

@@ -93,10 +93,6 @@ def test_where_they_agree_nothing_is_said(
     assert analyzed(numbers, event, **columns)[1] == []
 
 
-def test_a_loop_of_the_scripts_own_has_no_framework() -> None:
-    assert analyze(make_tables(steps=step_rows(4))).run.framework is None
-
-
 def test_a_broken_event_is_no_reason_to_fail() -> None:
     odd: list[dict[str, Any]] = [
         {"kind": "framework", "data": "{not json"},

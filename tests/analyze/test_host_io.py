@@ -8,11 +8,9 @@ import pytest
 
 from stepscope.analyze import analyze
 from tests.analyze.scenes import (
-    LOOP_SOURCE,
     TORCH,
     TRAIN,
     Trace,
-    loop_tables,
     python_tables,
     stack,
     steps_with_window,
@@ -37,23 +35,6 @@ def test_time_in_other_libraries_is_python_work_and_time_in_torch_is_not() -> No
     assert pillow[0].place.line == 20
     assert pillow[0].library_leaf == "paste"
     assert all(fact.place.line != 20 for fact in torch)
-
-
-def test_without_a_window_a_line_on_top_of_the_stack_is_left_open() -> None:
-    stacks = [
-        stack([f"main ({TRAIN}:1)"], 50),
-        stack([f"main ({TRAIN}:2)", "dumps (/usr/lib/python3.11/pickle.py:1)"], 50),
-    ]
-    facts = analyze(make_tables(steps=steps_with_window(window=()), stacks=stacks)).python
-    assert facts is not None
-    assert [fact.place.line for fact in facts] == [2]
-
-
-def test_python_inside_a_loop_names_the_loop() -> None:
-    analysis = analyze(loop_tables(), {TRAIN: LOOP_SOURCE})
-    assert analysis.python is not None
-    assert analysis.loops is not None
-    assert [fact.inside_loop for fact in analysis.python] == [analysis.loops[0].place]
 
 
 def save(at_ms: float, **more: Any) -> dict[str, Any]:
@@ -118,18 +99,6 @@ def test_sampled_io_by_library_and_by_the_text_of_the_line() -> None:
         ("write_text", 1, pytest.approx(20)),
     ]
     assert not any(fact.measured for fact in facts)
-
-
-def test_writing_json_to_a_file_is_io_and_making_its_text_is_not() -> None:
-    json_module = "/usr/lib/python3.11/json/__init__.py"
-    stacks = [
-        stack([f"main ({TRAIN}:1)", f"dump ({json_module}:179)"], 30),
-        stack([f"main ({TRAIN}:2)", f"dumps ({json_module}:231)"], 70),
-    ]
-    tables = make_tables(steps=steps_with_window(window=()), stacks=stacks)
-    facts = analyze(tables, {TRAIN: "json.dump(x, f)\ny = json.dumps(x)\n"}).io
-    assert facts is not None
-    assert [(f.operation, f.place.line, f.ms_per_step) for f in facts] == [("dump", 1, pytest.approx(30))]
 
 
 def test_io_is_unknown_without_any_source_and_empty_when_none_was_seen() -> None:

@@ -84,27 +84,6 @@ def test_broken_source_is_as_good_as_none() -> None:
     assert only_loop(loop_tables(stacks=False), {TRAIN: "def token_loss(:\n"}).place.line == 3
 
 
-def test_few_calls_are_no_loop() -> None:
-    assert analyze(loop_tables(items=15)).loops == ()
-
-
-def test_without_a_window_loops_are_unknown() -> None:
-    assert analyze(make_tables(steps=steps_with_window())).loops is None
-
-
-def test_calls_below_the_loader_belong_to_the_input() -> None:
-    steps = steps_with_window()
-    trace = Trace()
-    for row in steps:
-        if row["in_window"]:
-            at = row["start_ns"]
-            trace.add("torch/utils/data/dataloader.py(733): __next__", at, 50 * MS, step=row["step"])
-            trace.add("train.py(3): collate", at, 50 * MS, step=row["step"])
-            for i in range(64):
-                trace.add("aten::to", at + i * 500 * US, 400 * US, step=row["step"], category="cpu_op")
-    assert analyze(make_tables(steps=steps, events=trace.rows)).loops == ()
-
-
 def test_layers_of_a_network_are_no_items() -> None:
     steps = steps_with_window()
     trace = Trace()
@@ -218,24 +197,6 @@ def test_a_call_that_was_held_up_makes_no_second_loop() -> None:
                 at += 10 * MS if i == 0 else 200 * US
                 trace.add("aten::sum", at, 150 * US, step=row["step"], category="cpu_op")
                 at += 300 * US
-    loops = analyze(make_tables(steps=steps, events=trace.rows)).loops
-    assert loops is not None
-    assert [loop.callee for loop in loops] == ["aten::sum"]
-
-
-def test_a_call_that_was_held_up_does_not_name_the_loop() -> None:
-    """Of two calls that alternate the one that usually takes longer does."""
-    steps = steps_with_window()
-    trace = Trace()
-    for row in steps:
-        if row["in_window"]:
-            trace.add("train.py(3): update", row["start_ns"], 80 * MS, step=row["step"])
-            at = row["start_ns"]
-            for i in range(100):
-                held_up = 20 * MS if i == 50 else 100 * US
-                trace.add("aten::argmax", at, held_up, step=row["step"], category="cpu_op")
-                trace.add("aten::sum", at + held_up, 150 * US, step=row["step"], category="cpu_op")
-                at += held_up + 200 * US
     loops = analyze(make_tables(steps=steps, events=trace.rows)).loops
     assert loops is not None
     assert [loop.callee for loop in loops] == ["aten::sum"]

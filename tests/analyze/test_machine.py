@@ -93,10 +93,6 @@ def test_a_collection_between_steps_or_beyond_its_step_is_none_of_the_steps() ->
     assert pauses.lines == ()
 
 
-def test_without_a_journal_nothing_is_known_of_collections() -> None:
-    assert of(make_tables(steps=step_rows(40))).pauses is None
-
-
 # ------------------------------------------------------------------------------------------------------- cores
 
 
@@ -114,12 +110,6 @@ def test_a_wait_beside_cores_that_the_run_left_is_of_others() -> None:
     assert cpu is not None
     assert cpu.own_ms_per_step == 0
     assert cpu.others_ms_per_step == pytest.approx(40)
-
-
-def test_what_own_threads_could_have_taken_is_not_blamed_on_others() -> None:
-    cpu = of(cores_tables(delay=0.4, cpu_pct=80)).cpu  # the main thread had 0.6 cores at most, 0.2 were others of ours
-    assert cpu is not None
-    assert cpu.others_ms_per_step == pytest.approx(20)
 
 
 def test_throttled_time_is_no_more_than_the_wait() -> None:
@@ -180,17 +170,6 @@ def test_steady_or_faster_steps_do_not_rise(by_ms: float) -> None:
     assert not drift.rising
 
 
-def test_one_change_in_the_middle_is_no_drift() -> None:
-    rows = step_rows(60) + step_rows(60, other_ms=10, start_ns=T0 + 600 * MS, first_step=60)
-    drift = of(make_tables(steps=rows)).drift
-    assert drift is not None
-    assert not drift.rising
-
-
-def test_a_short_run_says_nothing_of_drift() -> None:
-    assert of(make_tables(steps=growing(50))).drift is None
-
-
 def growing_stacks(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Samples in six parts of the run; line 20 has more in each."""
     begin, end = steps[0]["start_ns"], steps[-1]["start_ns"] + steps[-1]["wall_ns"]
@@ -202,14 +181,6 @@ def growing_stacks(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
         times = {"start_ns": parts[part], "end_ns": parts[part + 1]}
         stacks += [stack(slow, 10 + 20 * part, **times), stack(work, 100, phase="forward", **times)]
     return stacks
-
-
-def test_the_line_that_grows_is_named() -> None:
-    steps = growing()
-    drift = of(make_tables(steps=steps, stacks=growing_stacks(steps))).drift
-    assert drift is not None
-    assert [line.place.line for line in drift.lines] == [20]
-    assert drift.lines[0].late_ms_per_step > drift.lines[0].early_ms_per_step
 
 
 def test_growth_inside_a_librarys_training_is_not_told_of_the_line_that_called_it() -> None:
@@ -296,16 +267,6 @@ def test_waves_of_as_many_steps_as_there_are_workers() -> None:
     assert (waves.wave_wait_ms, waves.other_wait_ms) == (pytest.approx(100), pytest.approx(0.1))
 
 
-def test_slow_batches_at_another_distance_are_no_waves() -> None:
-    waves = of(wave_tables(7)).waves
-    assert waves is not None
-    assert waves.regular < 0.5
-
-
-def test_one_worker_makes_no_waves() -> None:
-    assert of(wave_tables(workers=1)).waves is None
-
-
 # ---------------------------------------------------------------------------------------------------- profilers
 
 
@@ -324,10 +285,6 @@ def test_the_steps_of_the_scripts_own_profiler() -> None:
     assert (facts.inside, facts.outside, facts.steps, facts.source) == (10, 49, 60, "journal")
     assert facts.lost_ms_per_step == pytest.approx(10 * 10 / 60)
     assert facts.total_ms_per_step == pytest.approx((500 + 200) / 60)
-
-
-def test_a_window_of_ours_is_not_the_scripts() -> None:
-    assert of(profiled_tables(ours=True)).profiler is None
 
 
 def test_where_nothing_was_journaled_the_scripts_trace_tells_its_steps() -> None:

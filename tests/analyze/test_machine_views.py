@@ -156,26 +156,6 @@ def test_reads_that_reach_the_device() -> None:
     ]
 
 
-def test_workers_read_in_place_of_the_training_process() -> None:
-    rows = [*storage_rows(200), *storage_rows(201), *storage_rows(PID, asked=1e9)]
-    found = storage_of(storage_tables(*rows, workers=(200, 201)))
-    assert found.role == "loader_worker"
-    assert found.requested_bytes_per_s == pytest.approx(40e6)
-
-
-def test_a_second_pass_that_the_page_cache_serves() -> None:
-    found = storage_of(storage_tables(*storage_rows(device=20e6, until=15)))
-    assert found.cold_share == pytest.approx(0.37, abs=0.01)
-    assert found.late_cold_share == 0
-
-
-def test_paths_of_the_command_stand_in_where_no_file_was_seen_open() -> None:
-    rows = [row for row in storage_rows() if row["metric"] != "open_files"]
-    rows.append({"time_ns": T0, "pid": PID, "metric": "named_paths", "value": 1.0, "device": "nfs4:/home"})
-    (mount,) = storage_of(storage_tables(*rows)).mounts
-    assert (mount.kind, mount.path, mount.source) == ("nfs4", "/home", "command line")
-
-
 def test_hardly_any_reads_have_no_share_and_old_recordings_no_storage() -> None:
     assert storage_of(storage_tables(*storage_rows(asked=1e4, device=1e4))).cold_share is None
     old = telemetry(40, {"read_bytes": 1e6}, levels={})

@@ -11,7 +11,7 @@ import pytest
 from stepscope.analyze import analyze
 from stepscope.model.memory import MemoryGrowth, MemoryLimit, MemoryLosses
 from stepscope.tables.schema import Tables
-from tests.analyze.memory_scenes import DEVICE, GIB, MIB, STEPS, memory_tables, readings, struck_steps
+from tests.analyze.memory_scenes import GIB, MIB, STEPS, memory_tables, readings, struck_steps
 from tests.analyze.scenes import Trace
 from tests.builders import MS, T0, make_tables, step_rows
 
@@ -44,13 +44,6 @@ def test_a_straight_line_is_growth_with_the_time_that_is_left() -> None:
     assert one.lines == ()
 
 
-def test_noise_and_single_odd_readings_do_not_hide_it() -> None:
-    def level(step: int) -> float:
-        return 4 * GIB + step * MIB + 8 * MIB * math.sin(step) + (GIB if step == 200 else 0)
-
-    assert grown(memory_tables(readings(level))).bytes_per_step == pytest.approx(MIB, rel=0.1)
-
-
 @pytest.mark.parametrize(
     "level",
     [
@@ -66,12 +59,6 @@ def test_noise_and_single_odd_readings_do_not_hide_it() -> None:
 def test_what_does_not_rise_all_through_is_no_growth(level: Callable[[int], float]) -> None:
     found = facts(memory_tables(readings(level)))
     assert found.logged
-    assert found.growth == ()
-
-
-def test_too_few_readings_are_not_judged() -> None:
-    found = facts(memory_tables(readings(lambda step: step * MIB)[:9]))
-    assert not found.logged
     assert found.growth == ()
 
 
@@ -118,22 +105,6 @@ def test_the_limit_is_what_is_free_and_what_is_held() -> None:
     assert limit_of() == MemoryLimit(79 * GIB, "device", 80 * GIB, GIB, 1.0)
 
 
-def test_others_on_the_device_leave_less() -> None:
-    limit = limit_of(free_bytes=20 * GIB)
-    assert (limit.bytes, limit.reason, limit.others_bytes) == (50 * GIB, "others", 30 * GIB)
-
-
-def test_a_slice_of_a_gpu_is_told_by_its_name() -> None:
-    limit = limit_of(
-        device_name="NVIDIA A100-SXM4-40GB MIG 1g.5gb",
-        total_bytes=5 * GIB,
-        reserved_bytes=2 * GIB,
-        free_bytes=2.8 * GIB,
-    )
-    assert limit.reason == "slice"
-    assert limit.total_bytes == 5 * GIB
-
-
 def test_the_fraction_that_the_script_set_with_its_line() -> None:
     site = {
         "kind": "site",
@@ -147,10 +118,6 @@ def test_the_fraction_that_the_script_set_with_its_line() -> None:
     assert (limit.bytes, limit.reason, limit.fraction) == (40 * GIB, "fraction", 0.5)
     assert limit.place is not None
     assert limit.place.line == 7
-
-
-def test_a_fraction_that_others_leave_no_room_for_is_not_the_limit() -> None:
-    assert limit_of(fraction=0.9, free_bytes=0).reason == "others"
 
 
 # -------------------------------------------------------------------------------------------------- retries
@@ -171,14 +138,6 @@ def test_without_anything_to_compare_no_loss_is_told() -> None:
     retries = facts(memory_tables(journal, steps=steps)).retries
     assert retries is not None
     assert retries.lost_ms_per_step is None
-
-
-def test_no_retries_no_facts_of_them() -> None:
-    assert facts(memory_tables(readings(device=lambda _: {}))).retries is None
-
-
-def test_retries_before_the_steps_were_steady_do_not_count() -> None:
-    assert facts(memory_tables(readings(device=lambda _: {**DEVICE, "retries": 5}))).retries is None
 
 
 # --------------------------------------------------------------------------------------------------- traces
@@ -237,8 +196,3 @@ def test_the_journal_decides_where_it_has_readings() -> None:
     one = grown(leaking(20, journal=rising))
     assert not one.traced
     assert [line.place.line for line in one.lines] == [10]
-
-
-def test_two_steps_of_a_trace_tell_nothing() -> None:
-    found = analyze(leaking(2)).memory_losses
-    assert found is None or not found.traced

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -68,26 +67,6 @@ def test_lines_do_not_depend_on_the_stretches(monkeypatch: pytest.MonkeyPatch, s
     monkeypatch.setattr(origins, "STRETCH", stretch)
     assert reasons_of(trace) == whole
     assert [(line.place.line, line.ns // US) for line in whole.lines] == [(2, 6), (1, 4)]
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=12))
-def test_texts_of_kernels_reach_the_sums(parts: list[tuple[int, int]]) -> None:
-    """What a line called and what ran for it, by name, for any mixture of lines and kernels."""
-    trace = Slices()
-    expected: dict[int, dict[str, int]] = {}
-    for at, (line, kernel) in enumerate(parts):
-        step = trace.python(f"train.py({line + 1}): part{line}")
-        trace.kernel(10 * at, kernel + 1, f"k{kernel}", below=trace.add("cpu_op", "aten::mm", parent=step))
-        sums = expected.setdefault(line + 1, {})
-        sums[f"k{kernel}"] = sums.get(f"k{kernel}", 0) + (kernel + 1) * US
-    found = reasons_of(trace)
-    for row in found.lines:
-        assert row.place.line is not None
-        tops = sorted(expected[row.place.line].items(), key=lambda pair: (-pair[1], pair[0]))[:3]
-        assert list(row.top) == tops
-        assert row.ns == sum(expected[row.place.line].values())
-    assert np.sum([row.events for row in found.lines]) == len(parts)
 
 
 @pytest.mark.parametrize(("steps_below", "file"), [(3, "trainers/loop.py"), (1, "train.py")])

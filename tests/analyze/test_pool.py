@@ -98,11 +98,6 @@ def test_a_step_is_not_lost_to_threads_where_others_have_the_cores() -> None:
     assert cost == 0
 
 
-def test_work_of_the_main_thread_alone_is_not_lost() -> None:
-    cost, _ = lost(pool_tables(main=0.54, delay=0.0, pool=0.9, pool_delay=2.0))
-    assert cost < 6  # half of the step is the main thread's, the rest keeps both cores busy
-
-
 def test_what_the_main_thread_waits_for_otherwise_stays() -> None:
     wait: dict[str, Any] = {"main": 0.1, "delay": 0.0, "pool": 0.1, "pool_delay": 3.0}
     steps = step_rows(400, data_wait_ms=70, forward_ms=24)
@@ -115,21 +110,10 @@ def test_what_the_main_thread_waits_for_otherwise_stays() -> None:
     assert with_loader.lost_ms_per_step < 20 < 70 < without.lost_ms_per_step
 
 
-def test_of_a_main_thread_that_sleeps_while_no_thread_of_the_pool_waits_nothing_is_lost() -> None:
-    cost, _ = lost(pool_tables(main=0.3, delay=0.0, pool=0.0, pool_delay=0.0))
-    assert cost == 0
-
-
 @pytest.mark.parametrize("threads", [1, 2, None])
 def test_threads_that_fit_and_unknown_ones_lose_nothing(threads: int | None) -> None:
     pool = pool_of(pool_tables(**LARGE, threads=threads))
     assert (pool.lost_ms_per_step, pool.at_most_ms_per_step) == (None, None)
-
-
-def test_of_several_ranks_a_wait_for_each_other_is_not_the_pools() -> None:
-    ranks = [rank_info(0, threads=2), rank_info(1, threads=2)]
-    asleep = pool_tables(main=0.2, delay=0.0, pool=0.3, pool_delay=3.0, ranks=ranks)
-    assert lost(asleep)[0] == 0
 
 
 def test_without_the_processors_use_only_what_the_run_used_counts_as_there() -> None:
@@ -145,9 +129,3 @@ def test_old_recordings_have_no_pool() -> None:
     assert cpu.pool is None
     assert cpu.own_ms_per_step > 0
     assert cpu.migrations_per_s == pytest.approx(1)
-
-
-def test_torch_itself_tells_its_threads_where_no_script_set_them() -> None:
-    cpu = cpu_of(pool_tables(**LARGE))
-    assert (cpu.threads, cpu.threads_place) == (16, None)
-    assert "rank.json" in cpu.threads_source

@@ -81,37 +81,6 @@ def test_only_steps_that_are_steady_everywhere_count() -> None:
     assert found.excess_ms == pytest.approx(10)
 
 
-def test_a_slow_moment_shows_in_the_least_quarter() -> None:
-    first, second = rank_rows(0, (0, 10, 20, 1, 1)), rank_rows(1, (0, 10, 20, 1, 1))
-    for row in second[31:]:
-        row["forward_ns"] += 10 * MS
-        row["backward_ns"] -= 10 * MS
-    found = facts(first, second)
-    assert found is not None
-    assert found.excess_ms > 2
-    assert found.least_excess_ms == pytest.approx(0)
-
-
-def test_the_largest_excess_is_a_part_of_the_step_not_of_a_slow_moment() -> None:
-    """In the last quarter everything takes three times as long: the excess is the same part of the step."""
-    first, second = rank_rows(0, (0, 10, 20, 1, 1), count=41), rank_rows(1, (0, 20, 10, 1, 1), count=41)
-    for row in [*first[31:], *second[31:]]:
-        for column in ("forward_ns", "backward_ns", "optimizer_ns", "other_ns", "wall_ns"):
-            row[column] *= 3
-    found = facts(first, second)
-    assert found is not None
-    assert found.most_excess_ms == pytest.approx(found.excess_ms)
-    assert found.excess_ms == pytest.approx(15)
-
-
-def test_a_rank_that_was_started_again_is_one_rank() -> None:
-    again = [{**row, "process": "rank-1.2"} for row in rank_rows(1, (0, 20, 10, 1, 1))]
-    found = facts(rank_rows(0, (0, 10, 20, 1, 1)), rank_rows(1, (0, 90, 10, 1, 1), count=12), again)
-    assert found is not None
-    assert [work.rank for work in found.ranks] == [0, 1]
-    assert found.excess_ms == pytest.approx(10)
-
-
 def test_what_is_sampled_in_torch_distributed_is_an_exchange() -> None:
     reduce = [f"main ({TRAIN}:30)", f"all_reduce ({TORCH}/distributed/distributed_c10d.py:3000)"]
     stacks = [stack(reduce, 40), stack([f"main ({TRAIN}:31)"], 60, phase="forward")]
@@ -128,13 +97,6 @@ def test_without_any_sign_the_exchange_is_assumed_after_the_forward_pass() -> No
     assert found.exchange_source.startswith("assumed")
 
 
-def test_samples_nobody_counted_stay_unknown() -> None:
-    found = facts(rank_rows(0, (0, 10, 20, 1, 1)), rank_rows(1, (0, 10, 20, 1, 1), samples=None))
-    assert found is not None
-    assert found.of(0).samples == 8
-    assert found.of(1).samples is None
-
-
 def test_nothing_is_said_of_one_rank_of_few_steps_or_without_phases() -> None:
     assert facts(rank_rows(0, (0, 10, 20, 1, 1))) is None
     assert facts(rank_rows(0, (0, 10, 20, 1, 1), count=6), rank_rows(1, (0, 10, 20, 1, 1), count=6)) is None
@@ -142,17 +104,3 @@ def test_nothing_is_said_of_one_rank_of_few_steps_or_without_phases() -> None:
         {"rank": rank, "process": f"rank-{rank}", "step": n, "start_ns": T0 + n} for rank in (0, 1) for n in range(40)
     ]
     assert facts(bare) is None
-
-
-def test_a_rank_without_steps_of_its_own_is_left_out() -> None:
-    found = facts(rank_rows(0, (0, 10, 20, 1, 1)), rank_rows(1, (0, 20, 10, 1, 1)), [])
-    assert found is not None
-    assert len(found.ranks) == 2
-
-
-def test_a_thousand_ranks() -> None:
-    rows = [rank_rows(rank, (0, 30 if rank == 617 else 10, 20, 1, 1), count=10) for rank in range(1000)]
-    found = facts(*rows, ddp=False)
-    assert found is not None
-    assert found.slowest == 617
-    assert found.excess_ms == pytest.approx(20)

@@ -75,10 +75,6 @@ def test_telemetry_during_training_only() -> None:
     assert "gpu_util_pct" not in summary
 
 
-def test_no_telemetry_is_an_empty_summary() -> None:
-    assert analyze(make_tables(steps=step_rows(3))).system == {}
-
-
 def test_regions_from_the_journal_and_the_window() -> None:
     steps = steps_with_window()
     region = {"kind": "region", "name": "attention", "duration_ns": 3 * MS, "time_ns": T0}

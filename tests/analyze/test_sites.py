@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.model import Analysis, Place, Settings
+from stepscope.model import Analysis
 from tests.builders import MS, T0, make_tables, step_rows
 
 SCRIPT = "/home/me/train.py"
@@ -57,21 +57,6 @@ def test_two_of_the_users_over_one_data_set_are_not_chosen_between() -> None:
     assert line(analyzed(site(20, id=1, dataset=2), site(21, id=3, dataset=2), shard, iterated(5, 2))) is None
 
 
-def test_a_line_that_runs_the_trainer_is_not_named_but_that_of_its_settings() -> None:
-    made = site(50, id=1, dataset=2, via="transformers/trainer.py")
-    arguments = site(40, what=ARGUMENTS)
-    found = analyzed(arguments, made, iterated(1, 2))
-    assert line(found) == 40
-    assert found.settings == Settings("transformers", Place(SCRIPT, 40, "main"), loaders=True)
-    without = analyzed(made, iterated(1, 2))
-    assert line(without) is None
-    assert without.settings == Settings("transformers", None, loaders=True)
-
-
-def test_a_loader_that_a_library_makes_at_the_users_line_is_named_there() -> None:
-    assert line(analyzed(site(50, id=1, dataset=2, via="webdataset/compat.py"), iterated(1, 2))) == 50
-
-
 def test_a_loader_that_was_made_unseen_has_no_line_of_another() -> None:
     assert line(analyzed(site(10, id=1, dataset=2), site(20, id=3, dataset=4), iterated(5, 6))) is None
 
@@ -80,14 +65,6 @@ def test_recordings_without_numbers_go_by_likeness() -> None:
     small, large = site(10, arguments={"batch_size": "2"}), site(20, arguments={"batch_size": "8"})
     made = {"kind": "loader", "id": 3, "num_workers": 0, "batch_size": 8, "time_ns": T0 - MS}
     assert line(analyzed(small, large, made)) == 20
-
-
-def test_the_loader_whose_fetches_steps_wait_for_is_meant_though_evaluation_comes_between() -> None:
-    own, held_out = site(10, id=1, dataset=2), site(20, id=3, dataset=4)
-    # evaluation begins after the fifth step, and its end within the epoch is told by nothing
-    evaluated = iterated(3, 4, at=T0 + 500 * MS)
-    found = analyzed(own, held_out, iterated(1, 2), evaluated, looked(1, 2), looked(1, 20), looked(1, 30))
-    assert line(found) == 10
 
 
 def test_of_two_loaders_of_a_step_the_slower_is_meant() -> None:
@@ -118,13 +95,6 @@ def test_the_framework_is_the_one_that_the_user_told_its_settings(
 ) -> None:
     found = analyzed(*(site(5, what=what, via=via) for what, via in told)).settings
     assert (found.framework if found is not None else None) == framework
-
-
-def test_of_several_settings_the_last_before_the_loader_counts() -> None:
-    first, second = (site(at, what=ARGUMENTS, time_ns=T0 - at * MS) for at in (8, 4))
-    later = site(90, what=ARGUMENTS, time_ns=T0 + MS)
-    made = site(50, id=1, dataset=2, via="transformers/trainer.py")
-    assert line(analyzed(first, second, made, iterated(1, 2, at=T0 - MS), later)) == 4
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,6 @@ def test_parts_sum_to_the_step() -> None:
     assert found.parts_ms["unattributed"][7] == pytest.approx(20)
 
 
-def test_phases_that_overlap_a_little_leave_nothing_negative() -> None:
-    given = [{**row, "wall_ns": row["wall_ns"] - 1000} for row in rows()]
-    found = series.step_phases(step_labels.label(make_tables(steps=given)), "train", "rank-0", 100)
-    assert "unattributed" not in found.parts_ms
-
-
 def test_steps_of_traces_have_no_parts() -> None:
     given = [{"step": n, "wall_ns": 10 * MS} for n in range(5)]
     found = series.step_phases(step_labels.label(make_tables(steps=given)), "train", "rank-0", 100)
@@ -52,18 +46,6 @@ def test_a_kind_without_steps_has_no_distribution() -> None:
     assert series.distribution(labelled, "eval") is None
     assert series.processes_of(labelled, "eval") == ()
     assert series.longest(make_tables(), labelled, "eval", 10) == ()
-
-
-def test_processes_are_in_order_of_rank() -> None:
-    given = [
-        *({**row, "rank": 2, "process": "rank-2"} for row in rows()),
-        *({**row, "rank": 10, "process": "rank-10"} for row in rows()),
-        *({**row, "rank": 2, "process": "rank-2", "kind": "eval"} for row in rows(5, first_step=40)),
-    ]
-    labelled = step_labels.label(make_tables(steps=given))
-    assert series.processes_of(labelled, "train") == ("rank-2", "rank-10")
-    found = [(row.kind, row.process, row.steps) for row in series.by_process(labelled)]
-    assert found == [("train", "rank-2", 40), ("train", "rank-10", 40), ("eval", "rank-2", 5)]
 
 
 def test_the_longest_are_measured_against_their_own_process() -> None:

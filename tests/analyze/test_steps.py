@@ -17,20 +17,6 @@ def train(**tables: Any) -> StepFacts:
     return analyze(make_tables(**tables)).steps[0]
 
 
-def test_equal_steps() -> None:
-    facts = train(steps=step_rows(20, samples=32, first_batch=False))
-    assert facts.kind == "train"
-    assert facts.count == 19
-    assert facts.excluded == {"warmup": 1}
-    assert facts.mean_ms == facts.median_ms == facts.p95_ms == pytest.approx(10)
-    assert facts.per_second == pytest.approx(100)
-    assert facts.samples_per_second == pytest.approx(3200)
-    assert {part.category: part.ms for part in facts.partition} == pytest.approx(
-        {"data_wait": 1, "forward": 3, "backward": 4, "optimizer": 1, "other": 1}
-    )
-    assert not facts.low_confidence
-
-
 def test_steps_are_left_out_by_reason() -> None:
     rows = step_rows(40, first_batch=False)
     for number in (0, 1):
@@ -44,13 +30,6 @@ def test_steps_are_left_out_by_reason() -> None:
     assert facts.mean_ms == pytest.approx(10)
     assert facts.first_batch_ms == pytest.approx(50)
     assert len(facts.series) == 40
-
-
-def test_a_slow_run_is_not_all_warmup() -> None:
-    rows = step_rows(30, first_batch=False)
-    for row in rows[:25]:
-        row["wall_ns"] = 100 * MS
-    assert train(steps=rows).count >= 20
 
 
 @pytest.mark.parametrize(
@@ -70,15 +49,6 @@ def test_no_steps() -> None:
     assert analysis.loops is None
     assert analysis.fixed.first_step_s is None
     assert analysis.fixed.total_s is None
-
-
-def test_kinds_have_statistics_of_their_own() -> None:
-    rows = step_rows(20, first_batch=False) + step_rows(
-        20, first_step=20, start_ns=T0 + 1000 * MS, kind="eval", forward_ms=1, backward_ms=0, optimizer_ms=0
-    )
-    facts = analyze(make_tables(steps=rows)).steps
-    assert [fact.kind for fact in facts] == ["train", "eval"]
-    assert facts[1].mean_ms == pytest.approx(3)
 
 
 def test_ranks_are_pooled_and_their_samples_add_up() -> None:

@@ -36,21 +36,6 @@ def test_without_readings_there_is_nothing() -> None:
         assert telemetry(tables, step_labels.label(tables), 100) is None
 
 
-def test_readings_of_different_moments_share_an_axis() -> None:
-    made = found([reading(0, "cpu_pct", 90, pid=PID), reading(2, "load_1m", 1.5)])
-    assert values(made) == {("cpu_pct", "rank-0"): (90, None), ("load_1m", "host-a"): (None, 1.5)}
-    assert made.time_s == (1, 3)  # the run began a second before the first reading
-    assert made.bucket_s is None
-
-
-def test_many_readings_become_means_of_equal_stretches() -> None:
-    made = found([reading(at, "busy_cores", at % 2) for at in range(1_000)], limit=10)
-    assert len(made.time_s) == 10
-    assert made.bucket_s == pytest.approx(100, rel=0.01)
-    assert values(made)["busy_cores", "host-a"] == pytest.approx([0.5] * 10, abs=0.01)
-    assert made.readings == 1_000
-
-
 def test_counters_of_each_process_grow_by_themselves() -> None:
     system = [reading(at, "run_delay_ns", at * 1e8 * pid, pid=pid) for at in (0, 1, 3) for pid in (1, 2)]
     made = found(system, ranks=[rank_info(0, pid=1), rank_info(1, pid=2)])
@@ -58,23 +43,6 @@ def test_counters_of_each_process_grow_by_themselves() -> None:
         ("run_delay_share", "rank-0"): pytest.approx((0.1, 0.1)),
         ("run_delay_share", "rank-1"): pytest.approx((0.2, 0.2)),
     }
-
-
-def test_hosts_are_told_apart_where_there_are_several() -> None:
-    system = [reading(0, "gpu_util_pct", n, host=f"node{n}", device="gpu:0") for n in (1, 2)]
-    system += [reading(0, "load_1m", n, host=f"node{n}") for n in (1, 2)]
-    made = found(system)
-    assert set(values(made)) == {
-        ("gpu_util_pct", "node1 gpu:0"),
-        ("gpu_util_pct", "node2 gpu:0"),
-        ("load_1m", "node1"),
-        ("load_1m", "node2"),
-    }
-    assert made.hosts == ("node1", "node2")
-
-
-def test_pressure_of_the_cgroup_is_that_of_its_host() -> None:
-    assert list(values(found([reading(0, "psi_io_some_pct", 3.0, device="cgroup")]))) == [("psi_io_some_pct", "host-a")]
 
 
 def test_too_many_subjects_are_counted_and_left_out() -> None:

@@ -6,14 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyze.pictures.series import pick, positions, shared_positions
+from stepscope.analyze.pictures.series import pick, positions
 
 NUMBERS = st.one_of(st.none(), st.floats(-1e9, 1e9), st.just(float("nan")))
-
-
-def test_a_short_series_stays_as_it_is() -> None:
-    assert positions([3.0, None, 1.0], 3) == [0, 1, 2]
-    assert positions([], 10) == []
 
 
 def test_one_slow_step_among_a_million_stays_where_it_was() -> None:
@@ -43,20 +38,6 @@ def test_of_too_many_that_must_stay_the_highest_do() -> None:
     kept = positions(values, 20, always=range(400, 600))
     assert 500 in kept
     assert len(kept) <= 20
-
-
-def test_a_gap_stays_a_gap() -> None:
-    values = [1.0] * 500 + [None] * 1_000 + [1.0] * 500
-    kept = positions(values, 100)
-    assert None in pick(values, kept)
-
-
-def test_series_over_one_axis_keep_what_stands_out_in_any() -> None:
-    one, other = [1.0] * 5_000, [1.0] * 5_000
-    one[700], other[4_200] = 50.0, -50.0
-    kept = shared_positions([one, other], 400)
-    assert {700, 4_200} <= set(kept)
-    assert len(kept) <= 400
 
 
 @given(st.lists(NUMBERS, max_size=300), st.integers(4, 60))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stepscope.analyze.pictures import timeline_levels
 from stepscope.analyze.pictures.timeline import MAX_DEPTH, Timeline
 from stepscope.analyze.pictures.timeline_viewport import moments, viewport
-from tests.analyze.timelines import MAIN, US, Drawn, a_step, drawn, of_rows, of_traces
+from tests.analyze.timelines import US, Drawn, a_step, drawn, of_rows, of_traces
 from tests.analyze.traces import Slices
 from tests.builders import MS, T0, step_rows
 
@@ -77,68 +77,6 @@ def test_the_kind_of_a_slice(category: str, name: str, kind: str) -> None:
     device = {"track": "0/7", "stream": 7} if category in ("kernel", "gpu_memset") else {}
     trace.add(category, name, 0, 100, **device)
     assert [each.kind for each in whole(of_traces(trace))] == [kind]
-
-
-def test_slices_of_another_worker_are_left_out() -> None:
-    other = Slices(rank=1, trace="worker1.pt.trace.json")
-    other.add("cpu_op", "aten::relu", 0, 1_000)
-    made = of_traces(a_step(), other)
-
-    found = whole(made, worker="worker1")
-
-    assert [each.name for each in found] == ["aten::relu"]
-    assert len(whole(made)) == 8
-    assert whole(made, worker="nobody") == []
-
-
-def test_a_slice_that_began_before_the_window_is_in_it() -> None:
-    made = of_traces(a_step())
-    found = viewport(made, 550 * US, 560 * US, 100)
-    names = {(each.name, each.start_us) for each in drawn(found)}
-    assert ("gemm_f16", 500) in names
-    assert (MAIN, 0) in names
-    assert found.total == 3
-
-
-def test_names_are_cut_and_a_step_is_called_by_its_number() -> None:
-    trace = Slices()
-    trace.add("kernel", "k" * 5_000, 0, 100, track="0/7", stream=7)
-    made = of_traces(trace, steps=[{"step": 17, "start_ns": T0, "wall_ns": 100 * US}])
-    names = {each.kind: each.name for each in whole(made)}
-    assert len(names["kernel"]) <= 200
-    assert names["step"] == "step 17"
-
-
-def test_thin_slices_become_one_and_wide_ones_stay() -> None:
-    trace = Slices()
-    for number in range(1_000):
-        trace.add("cpu_op", "aten::add", number, 0.5)
-    trace.add("cpu_op", "aten::mm", 2_000, 8_000)
-
-    found = whole(of_traces(trace), width=100)
-
-    assert [(each.name, each.id >= 0) for each in found] == [("aten::add", False), ("aten::mm", True)]
-    assert found[0].count == 1_000
-    assert (found[0].start_us, found[0].end_us) == (0, 999.5)
-
-
-def test_the_longest_of_merged_slices_gives_name_and_kind() -> None:
-    trace = Slices()
-    trace.add("cpu_op", "short", 0, 1)
-    trace.add("cpu_op", "longer", 1, 3)
-    trace.add("cpu_op", "wide", 100, 9_900)
-    found = whole(of_traces(trace), width=100)
-    assert [(each.name, each.count) for each in found] == [("longer", 2), ("wide", 1)]
-
-
-def test_a_gap_that_can_be_seen_stays() -> None:
-    trace = Slices()
-    for at in [*range(0, 1_000, 2), *range(5_000, 6_000, 2)]:
-        trace.add("cpu_op", "aten::add", at, 1)
-    trace.add("cpu_op", "end", 9_000, 1_000)
-    found = [each for each in whole(of_traces(trace), width=100) if each.name == "aten::add"]
-    assert max(each.end_us for each in found if each.start_us < 2_000) <= 1_100
-    assert min(each.start_us for each in found if each.start_us > 2_000) == 5_000
 
 
 def test_a_window_holds_no_more_than_it_may() -> None:
@@ -228,12 +166,6 @@ def test_phases_are_laid_into_their_step_in_order() -> None:
     assert any("lengths" in note for note in made.notes)
 
 
-def test_steps_without_phases_have_no_track_of_phases() -> None:
-    made = of_rows(steps=[{"start_ns": T0, "wall_ns": MS}])
-    assert [track.kind for track in made.tracks] == ["steps"]
-    assert made.notes == ()
-
-
 def test_sampled_workers_show_what_they_stood_in() -> None:
     work = [
         "_worker_loop (/v/torch/utils/data/_utils/worker.py:100)",
@@ -273,16 +205,3 @@ def test_traces_of_another_day_are_not_in_the_first_window() -> None:
     made = of_traces(a_step(), beside, later)
     assert moments(made) == (0, 1_500 * US)
     assert moments(made, worker="worker2") == (10_000_000 * US, 10_001_000 * US)
-
-
-def test_the_first_window_is_that_of_the_steps_the_span_or_the_first_trace() -> None:
-    late = Slices(trace="worker0.1700000000001.pt.trace.json")
-    late.add("cpu_op", "late", 50_000, 1_000)
-    steps = [{"step": number, "start_ns": T0 + number * MS, "wall_ns": MS} for number in range(100)]
-    made = of_traces(a_step(), late, steps=steps)
-
-    spans = {each.ref.span: (int(each.start_ns.min()) - T0) // US for each in made.context.base.spans}
-    assert moments(made)[0] == spans[1] * US
-    assert moments(made, span=2)[0] == spans[2] * US
-    assert moments(made, steps=(3, 5)) == (3 * MS, 6 * MS)
-    assert moments(made, worker="worker0", steps=(3, 3)) == (3 * MS, 4 * MS)

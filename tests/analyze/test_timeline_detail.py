@@ -13,7 +13,7 @@ from stepscope.errors import UsageError
 from stepscope.model.timeline import SliceDetail
 from tests.analyze.timelines import PROJECT, SOURCE, US, a_step, drawn, of_rows, of_traces
 from tests.analyze.traces import BACK_THREAD, Slices
-from tests.builders import MS, T0, step_rows
+from tests.builders import MS, T0
 
 
 def named(made: Timeline, name: str) -> SliceDetail:
@@ -53,35 +53,6 @@ def test_a_copy_tells_how_fast_it_was() -> None:
     assert told["bytes per second"] == 4_000 / 50e-6
 
 
-def test_an_operator_tells_what_it_launched() -> None:
-    found = named(of_traces(a_step()), "aten::matmul")
-    assert [(each.name, each.duration_ns) for each in found.launched] == [("gemm_f16", 200 * US)]
-    assert facts(found)["their time together"] == 200 * US
-    assert facts(found)["input shapes"] == "[[2, 2], [2, 2]]"
-    assert found.operator is None
-    assert found.self_ns == 100 * US
-
-
-def test_the_call_that_launches_stands_in_its_operator() -> None:
-    found = named(of_traces(a_step()), "cudaLaunchKernel")
-    assert found.operator is not None
-    assert found.operator.name == "aten::matmul"
-    assert [each.name for each in found.launched] == ["gemm_f16"]
-
-
-def test_of_very_many_launches_the_first_are_listed() -> None:
-    trace = a_step()
-    for number in range(60):
-        launch = trace.add("cuda_runtime", "cudaLaunchKernel", 300 + number, 0.5, parent=1, depth=2)
-        kernel = trace.add("kernel", f"k{number}", 1_000 + number, 0.5, track="0/7", stream=7)
-        keys = {"process": "rank-0", "trace": trace.events[0]["trace"], "event": kernel, "launch": launch}
-        trace.links.append({**keys, "state": "linked", "method": "correlation"})
-    found = detail(of_traces(trace), 0)
-    assert len(found.launched) == 50
-    assert facts(found)["launched slices of devices"] == 61
-    assert any("61" in note for note in found.notes)
-
-
 def test_an_operator_of_the_backward_pass_has_its_forward_operators_stack() -> None:
     trace = a_step()
     backward = trace.add(
@@ -109,17 +80,6 @@ def test_old_traces_hold_the_stack_as_text() -> None:
     assert found.place.place.line == 12
 
 
-def test_a_step_tells_its_phases_and_a_phase_its_share() -> None:
-    made = of_rows(
-        steps=step_rows(3, first_step=5, data_wait_ms=5, forward_ms=5, backward_ms=0, optimizer_ms=0, other_ms=0)
-    )
-    step = named(made, "step 6")
-    assert (step.step, step.duration_ns, step.category) == (6, 10 * MS, "step")
-    assert facts(step)["data wait"] == 5 * MS
-    phase = named(made, "forward")
-    assert (phase.step, facts(phase)["share of the step"]) == (5, 0.5)
-
-
 def test_a_sample_tells_its_stack() -> None:
     frames = [f"main ({PROJECT}/train.py:3)", "get (/usr/lib/python3.11/queue.py:171)"]
     made = of_rows(stretches=[{"frames": frames, "waiting": True, "start_ns": T0, "end_ns": T0 + MS}])
@@ -143,15 +103,6 @@ def test_search_finds_parts_of_names_in_order_of_time() -> None:
     assert [(hit.start_ns, hit.depth) for hit in found.hits] == [(200 * US, 3), (800 * US, 1)]
     assert found.total == 2
     assert {hit.track for hit in found.hits} <= {track.key for track in made.tracks}
-
-
-def test_search_lists_the_first_and_counts_all() -> None:
-    trace = Slices()
-    for number in range(500):
-        trace.add("cpu_op", "aten::add", 10 * (500 - number), 1)
-    found = search(of_traces(trace), "add", limit=3)
-    assert found.total == 500
-    assert [hit.start_ns for hit in found.hits] == [0, 10 * US, 20 * US]
 
 
 @pytest.mark.parametrize("text", ["", "   ", "not there", "(("])

@@ -69,12 +69,6 @@ def test_every_rank_has_to_speak() -> None:
     assert [(one.rank, one.applied, one.reason) for one in found.knobs] == [(0, True, None), (1, False, SILENT_RANK)]
 
 
-def test_the_same_answer_of_two_processes_of_a_rank_stands_once() -> None:
-    found = facts([knob(file=TRAIN, line=3), knob(file=TRAIN, line=3, process="rank-0.2"), knob(file=VALID, line=9)])
-
-    assert [one.file for one in found.knobs] == [TRAIN, VALID]
-
-
 def test_losses_are_of_the_first_rank_and_in_order_of_steps() -> None:
     found = facts(
         [
@@ -86,12 +80,6 @@ def test_losses_are_of_the_first_rank_and_in_order_of_steps() -> None:
 
     assert found.losses_rank == 0
     assert found.losses == ((0, 4.0), (1, 2.5), (3, 1.5), (4, math.inf))
-
-
-def test_a_rank_without_a_readable_loss_is_no_rank_of_losses() -> None:
-    found = facts([loss([0], ["much"]), loss([5], [1.0], rank=3, process="rank-3")])
-
-    assert (found.losses_rank, found.losses, found.skipped) == (3, ((5, 1.0),), 1)
 
 
 @pytest.mark.parametrize(
@@ -131,12 +119,6 @@ def test_odd_entries_of_the_options_are_counted() -> None:
     assert ([one.knob for one in found.knobs], found.skipped) == (["b"], 4)
 
 
-def test_a_place_without_a_file_or_with_an_odd_line_has_no_line() -> None:
-    found = facts([knob(line=3), knob(file=TRAIN, line=-2), knob(file=VALID, line="9"), knob(file=["x"], line=1)])
-
-    assert {(one.file, one.line) for one in found.knobs} == {(None, None), (TRAIN, None), (VALID, None)}
-
-
 def test_texts_and_lists_are_bounded() -> None:
     long = "x" * (MAX_TEXT + 100)
     points = MAX_LOSSES + 3
@@ -146,10 +128,6 @@ def test_texts_and_lists_are_bounded() -> None:
         MAX_TEXT
     }
     assert (found.losses, found.skipped) == (((1, 1.0),), 3)
-
-
-def test_the_seed_may_come_from_the_process_alone() -> None:
-    assert facts([{"kind": "seed", "value": 11}]).seed == 11
 
 
 # ------------------------------------------------------------------------------------------------------ standing

@@ -9,7 +9,7 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.timeline import Timeline, timeline
 from stepscope.model.timeline import TimelineWindow
 from tests.analyze.traces import US, Slices, tables
-from tests.builders import T0, make_tables
+from tests.builders import make_tables
 
 PROJECT = "/home/user/project"
 SOURCE = """def main(model, x):
@@ -92,6 +92,3 @@ def a_step() -> Slices:
         }
     )
     return made
-
-
-__all__ = ["FORWARD", "MAIN", "PROJECT", "SOURCE", "T0", "US", "Drawn", "a_step", "drawn", "of_rows", "of_traces"]

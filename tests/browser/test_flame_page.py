@@ -64,21 +64,28 @@ def width(opened: Opened, name: str) -> float:
     return opened.settled(lambda: float(box(opened, name).locator("rect").get_attribute("width")))
 
 
-def search(opened: Opened, text: str) -> str:
-    """What the page says it found."""
-    opened.page.fill("input[type=search]", text)
-    opened.until(lambda: opened.text(".tools .found") != "")
-    return opened.text(".tools .found")
-
-
-def test_boxes_of_all_processes_are_drawn(shown: Opened) -> None:
+def test_boxes_tips_and_searches(shown: Opened) -> None:
     found = labels(shown)
-    assert {"everything", "main threads", "loader workers", "forward", "select"} <= found
-    assert "train  train.py:20" in found
+    assert {"everything", "main threads", "loader workers", "forward", "select", "train  train.py:20"} <= found
     assert shown.text("section.flame h2") == "demo"
     assert "ms per step" in shown.text("section.flame > p.muted")
     assert {"your code", "library", "waiting"} <= set(shown.text(".legend").split("\n"))
     assert width(shown, "forward") == pytest.approx(width(shown, "everything") / 4, rel=0.01)
+    box(shown, "fetch").locator("rect").hover()
+    tip = shown.text(".tip")
+    assert all(part in tip for part in ("train.py:42", "4 ms per step", "20.0 % of the tree"))
+    for text, matches, share in (
+        ("train.py:42", "1 box", "20.0 %"),
+        ("^(forward|select)$", "2 boxes", "45.0 %"),
+        ("train.py:4", "Nothing", ""),
+        ("SELECT", "1 box", "20.0 %"),
+        ("(", "", ""),
+    ):
+        shown.page.fill("input[type=search]", text)
+        said = (matches, share, shown.page.locator("input[type=search]"))
+        shown.until(lambda said=said: said[0] in shown.text(".tools .found") and said[1] in shown.text(".tools .found"))
+        expected = "true" if text == "(" else None
+        shown.until(lambda said=said, expected=expected: said[2].get_attribute("aria-invalid") == expected)
 
 
 def test_a_name_that_is_markup_is_text(shown: Opened) -> None:
@@ -86,29 +93,6 @@ def test_a_name_that_is_markup_is_text(shown: Opened) -> None:
     box(shown, "<").click()
     assert EVIL in shown.text(".current")
     assert shown.page.evaluate("document.scripts.length") == 1  # the front end; the data is taken out once it is read
-
-
-def test_hovering_tells_what_a_box_is_worth(shown: Opened) -> None:
-    labels(shown)
-    box(shown, "fetch").locator("rect").hover()
-    tip = shown.text(".tip")
-    assert "train.py:42" in tip
-    assert "4 ms per step" in tip
-    assert "20.0 % of the tree" in tip
-
-
-@pytest.mark.parametrize(
-    ("text", "matches", "share"),
-    [("train.py:42", "1 box", "20.0 %"), ("^(forward|select)$", "2 boxes", "45.0 %"), ("train.py:4", "Nothing", ""),
-     ("SELECT", "1 box", "20.0 %"), ("(", "", "")],
-)  # fmt: skip
-def test_searching(shown: Opened, text: str, matches: str, share: str) -> None:
-    labels(shown)
-    found = search(shown, text)
-    assert matches in found
-    assert share in found
-    invalid = shown.page.locator("input[type=search]").get_attribute("aria-invalid")
-    assert invalid == ("true" if text == "(" else None)
 
 
 def test_a_difference_shows_both_sides(tmp_path: Path, open_page: Open) -> None:
@@ -129,7 +113,8 @@ def test_a_deep_and_a_wide_tree_can_be_walked(tmp_path: Path, open_page: Open) -
     wide = [stack("main", f"leaf_{number}:3") for number in range(3000)]
     shown = opened(flame_graph(context([deep, *wide])), tmp_path, open_page)
     assert "ping  train.py:1" in labels(shown)
-    assert "14.3 % of the tree" in search(shown, "pong")
+    shown.page.fill("input[type=search]", "pong")
+    shown.until(lambda: "14.3 % of the tree" in shown.text(".tools .found"))
     shown.page.keyboard.press("Escape")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope import cli
-from stepscope.read.kineto import open_trace
+from stepscope.read.kineto import KinetoTrace
 from tests.export.traces import SHARED, check_format, export, load, load_loosely, needs_shared, ns, of, timed
 
 SECRET = b"example-not-a-secret"
@@ -39,7 +39,7 @@ pytestmark = needs_shared
 
 def slice_count(path: Path) -> int:
     """As our own reader counts them."""
-    return sum(len(chunk.slices) for chunk in open_trace(path).chunks())
+    return sum(len(chunk.slices) for chunk in KinetoTrace(path).chunks())
 
 
 @pytest.mark.parametrize("name", TRACES)

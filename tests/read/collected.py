@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.read.kineto import open_trace
+from stepscope.read.kineto import KinetoTrace
 from stepscope.read.streams import Limits
 from stepscope.read.trace import MISSING, Text, TraceSummary
 
@@ -22,7 +22,7 @@ class Collected:
     """Columns of a whole trace: `slices["name"]` is a list; missing values are None."""
 
     def __init__(self, path: Path, limits: Limits | None = None) -> None:
-        source = open_trace(path, limits=limits)
+        source = KinetoTrace(path, limits=limits)
         chunks = list(source.chunks())
         self.summary: TraceSummary = source.summary()
         self.quality = self.summary.quality

@@ -139,30 +139,16 @@ class Allocator:
         for block in own:
             if block.address > at:
                 blocks.append(_free_block(at, block.address - at))
-            blocks.append(
-                {
-                    "address": block.address,
-                    "size": block.size,
-                    "requested_size": block.requested,
-                    "state": block.state,
-                    "frames": stack(block.line),
-                }
-            )
+            known = {"address": block.address, "size": block.size, "requested_size": block.requested}
+            blocks.append({**known, "state": block.state, "frames": stack(block.line)})
             at = block.address + block.size
         if at < address + SEGMENT:
             blocks.append(_free_block(at, address + SEGMENT - at))
-        used = [block.size for block in own if block.state == "active_allocated"]
         return {
             "device": device,
             "address": address,
             "total_size": SEGMENT,
-            "allocated_size": sum(used),
-            "active_size": sum(block.size for block in own),
-            "requested_size": sum(block.requested for block in own),
             "stream": 0,
-            "segment_type": "small",
-            "segment_pool_id": (0, 0),
-            "is_expandable": False,
             "frames": [],
             "blocks": blocks,
         }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read.kineto import raw_events
+from stepscope.read.kineto import RawEvents
 from stepscope.read.streams import Limits
 from tests.read.collected import event, kernel, written
 
@@ -24,11 +24,10 @@ ENTRIES = [
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
 def test_entries_come_out_as_they_are(tmp_path: Path, size: int, name: str):
     content = {"schemaVersion": 1, "traceEvents": ENTRIES, "secret": "example-not-a-secret", "with_stack": 1}
-    stream = raw_events(written(tmp_path, content, name), Limits(piece_bytes=size))
+    stream = RawEvents(written(tmp_path, content, name), Limits(piece_bytes=size))
     assert list(stream) == [json.dumps(entry).encode() for entry in ENTRIES]
     assert stream.metadata() == {"schemaVersion": 1, "with_stack": 1}
-    assert stream.quality().events == len(ENTRIES)
-    assert stream.quality().problems == ()
+    assert stream.problems == ()
 
 
 @pytest.mark.parametrize(
@@ -41,26 +40,26 @@ def test_entries_come_out_as_they_are(tmp_path: Path, size: int, name: str):
 )
 def test_damaged_entries_are_valid_afterwards(tmp_path: Path, bad: bytes, name: str):
     good = json.dumps(event()).encode()
-    stream = raw_events(written(tmp_path, b"[" + good + b"," + bad + b"," + good + b"]"))
+    stream = RawEvents(written(tmp_path, b"[" + good + b"," + bad + b"," + good + b"]"))
     entries = [json.loads(entry) for entry in stream]
     assert [entry["name"] for entry in entries] == ["aten::add", name, "aten::add"]
-    assert (stream.quality().salvaged, stream.quality().lost) == (1, 0)
+    assert stream.lost == 0
 
 
 def test_cut_off(tmp_path: Path):
     text = json.dumps(ENTRIES[:3]).encode()
-    stream = raw_events(written(tmp_path, text[:-20]))
+    stream = RawEvents(written(tmp_path, text[:-20]))
     assert len([json.loads(entry) for entry in stream]) == 2
-    assert stream.quality().lost == 1
-    assert stream.quality().problems
+    assert stream.lost == 1
+    assert stream.problems
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"hello", b'{"a": 1}'])
 def test_nothing(tmp_path: Path, content: bytes):
     with pytest.raises(UnreadableInputError):
-        list(raw_events(written(tmp_path, content)))
+        list(RawEvents(written(tmp_path, content)))
 
 
 def test_absent(tmp_path: Path):
     with pytest.raises(UnreadableInputError, match="No such file"):
-        raw_events(tmp_path / "none.json")
+        RawEvents(tmp_path / "none.json")

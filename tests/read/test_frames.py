@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepscope.read.kineto import KinetoTrace
 from stepscope.read.streams import Limits
 from tests.read.collected import SHARED, Collected, event, kernel, read, written
 
@@ -70,31 +71,6 @@ def test_any_events_and_pieces(tmp_path: Path, events: list[Any], size: int, ind
     assert (trace.quality.events, trace.quality.lost, trace.quality.problems) == (len(events), 0, ())
 
 
-@needs_shared
-@pytest.mark.parametrize(
-    "name",
-    [
-        "tracelens/torch_compile_triton/trace.json.gz",
-        "hta/cpu_only/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz",
-        "hta/amd_trace/mi250_minitoy_train_ROCm6_2_kineto.json.gz",
-        "hta/critical_path/cuda_event_sync/event_sync_trace.json.gz",
-        "tracelens/inference/sglang_decode/sglang_Qwen3-8B_decode.json.gz",
-    ],
-)
-def test_pieces_of_real_traces(name: str):
-    expected = whole(Collected(SHARED / name))
-    for size in (333, 2000, 50_001):
-        assert whole(Collected(SHARED / name, Limits(piece_bytes=size))) == expected
-
-
-@pytest.mark.parametrize("content", [b'{"traceEvents": []}', b'{"traceEvents": [ ], "a": [{}]}', b"[]", b" [ ] "])
-def test_empty_lists_hold_nothing(tmp_path: Path, content: bytes):
-    from stepscope.errors import UnreadableInputError
-
-    with pytest.raises(UnreadableInputError, match="no trace event"):
-        read(tmp_path, content)
-
-
 def test_one_event_and_surrounding_space(tmp_path: Path):
     one = json.dumps(event()).encode()
     for content in (b"[" + one + b"]", b" \n[ " + one + b" ]\n\n", b'{"traceEvents"\n:\n[\n' + one + b"\n]\n}\n"):
@@ -120,14 +96,10 @@ def test_large_traces_come_in_several_chunks(tmp_path: Path):
 
 
 def test_progress_reaches_the_end(tmp_path: Path):
-    from stepscope.read.kineto import open_trace
-
     path = written(tmp_path, [event()] * 20_000)
     seen: list[tuple[int, int]] = []
-    for _ in open_trace(
-        path, limits=Limits(piece_bytes=100_000), progress=lambda at, size: seen.append((at, size))
-    ).chunks():
-        pass
+    limits = Limits(piece_bytes=100_000)
+    assert [*KinetoTrace(path, limits=limits, progress=lambda at, size: seen.append((at, size))).chunks()]
     assert seen[-1] == (path.stat().st_size,) * 2
     assert [at for at, _ in seen] == sorted(at for at, _ in seen)
     assert len(seen) > 5

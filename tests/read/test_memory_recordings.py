@@ -40,10 +40,6 @@ def test_equal_names_get_their_folders(tmp_path: Path):
     assert [recording.worker for recording in recordings] == ["rank0/s", "rank1/s", "t"]
 
 
-def test_nothing_given():
-    assert read_recordings([]) == ((), ())
-
-
 def test_an_unreadable_recording_is_an_error(tmp_path: Path):
     path = tmp_path / "broken.pickle"
     path.write_bytes(b"\x80\x04broken")

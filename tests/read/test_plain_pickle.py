@@ -19,7 +19,8 @@ from stepscope.errors import UnreadableInputError
 from stepscope.read.plain_pickle import PickleLimits, RefusedPickleError, loads
 
 PROTOCOLS = range(6)
-SCALARS = st.none() | st.booleans() | st.integers(-(2**300), 2**300) | st.floats(allow_nan=False) | st.text(max_size=20)
+SCALARS = st.none() | st.booleans() | st.integers(-(2**300), 2**300) | st.floats(allow_nan=False)
+SCALARS |= st.text(max_size=20)
 KEYS = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=10)
 PLAIN = st.recursive(
     SCALARS,
@@ -47,13 +48,6 @@ def test_round_trip(protocol: int, value: Any):
     assert same(loads(pickletools.optimize(data)), value)  # memo numbers with gaps
 
 
-@pytest.mark.parametrize("protocol", [3, 4, 5])
-@given(value=st.binary(max_size=300))
-@settings(max_examples=20, deadline=None)
-def test_bytes(protocol: int, value: bytes):
-    assert loads(pickle.dumps({"data": [value, value]}, protocol)) == {"data": [value, value]}
-
-
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_large_values_and_many_frames(protocol: int):
     value = {
@@ -67,29 +61,13 @@ def test_large_values_and_many_frames(protocol: int):
 def test_shared_parts_stay_shared(protocol: int):
     part = {"line": 3}
     many = [part] * 2_000
-    found = loads(pickle.dumps([many, [[n] for n in range(300)], many, part], protocol))
+    ring: list[Any] = [math.nan]
+    ring.append(ring)
+    found = loads(pickle.dumps([many, [[n] for n in range(300)], many, part, ring], protocol) + b"behind the end")
     assert found[0] is found[2]
     assert all(item is found[3] for item in found[0])
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_list_that_holds_itself(protocol: int):
-    ring: list[Any] = [1]
-    ring.append(ring)
-    found = loads(pickle.dumps(ring, protocol))
-    assert found[0] == 1
-    assert found[1] is found
-
-
-def test_special_floats():
-    found = loads(pickle.dumps([math.inf, -math.inf, math.nan, -0.0]))
-    assert found[:2] == [math.inf, -math.inf]
-    assert math.isnan(found[2])
-    assert math.copysign(1, found[3]) == -1
-
-
-def test_what_follows_the_end_is_ignored():
-    assert loads(pickle.dumps([1]) + b"\0\0\0") == [1]
+    assert math.isnan(found[4][0])
+    assert found[4][1] is found[4]
 
 
 class Bomb:

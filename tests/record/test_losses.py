@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from stepscope.record.agent import losses
-from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.losses import Losses, plain
+from stepscope.record.agent.losses import Losses
 
+from .agent.fake_agent import FakeAgent, row
 from .knobs.recorded import recorded
 
 pytestmark = pytest.mark.torch
@@ -41,25 +41,6 @@ while True:
 """
 
 
-class FakeAgent:
-    """As much of an agent as `Losses` works with."""
-
-    def __init__(self) -> None:
-        self.guard = Guard(self.fail)
-        self.training_thread: int | None = None
-        self.now = 0
-        self.clock = SimpleNamespace(now=lambda: self.now)
-        self.device = SimpleNamespace(in_use=False)
-        self.written: list[dict[str, Any]] = []
-        self.events = SimpleNamespace(write=lambda kind, **fields: self.written.append({"kind": kind, **fields}))
-
-    def fail(self, probe: str, error: str) -> None:
-        raise AssertionError(f"{probe}: {error}")
-
-    def cut(self, kept: Losses, step: int, start_ns: int, wall_ns: int) -> None:
-        kept(SimpleNamespace(step=step, start_ns=start_ns, wall_ns=wall_ns), start_ns + wall_ns)  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def agent() -> FakeAgent:
     return FakeAgent()
@@ -67,10 +48,16 @@ def agent() -> FakeAgent:
 
 @pytest.fixture
 def kept(agent: FakeAgent) -> Iterator[Losses]:
+    import torch
+
+    before = torch.autograd.backward
     found = Losses(agent)  # type: ignore[arg-type]
     found.install(agent)  # type: ignore[arg-type]
+    assert torch.autograd.backward is not before
     yield found
     found.uninstall()
+    assert torch.autograd.backward is before
+    assert agent.errors == []
 
 
 @pytest.mark.process
@@ -97,7 +84,7 @@ def test_values_steps_and_accumulation(agent: FakeAgent, kept: Losses) -> None:
             loss = (weight * (step + micro)).sum() / 3
             expected.append(loss.item())
             loss.backward()
-        agent.cut(kept, step, step * 100, 100)
+        kept(row(step, step * 100), 0)
     agent.now = 305
     torch.autograd.backward([weight.sum()])
     kept.write()
@@ -114,11 +101,12 @@ def test_what_is_no_scalar_or_is_given_up_is_not_kept(agent: FakeAgent, kept: Lo
     torch.autograd.backward([weight.sum(), weight.prod()])
     with pytest.raises(RuntimeError, match="grad can be implicitly created"):
         (weight * 2).backward()
-    weight.prod().backward()
+    for factor in (1.0, math.nan, math.inf, -math.inf, 0.0):
+        (weight.prod() * factor).backward()
     kept.write()
     weight.sum().backward()
     kept.write()
-    assert [event["values"] for event in agent.written] == [[1.0]]
+    assert [event["values"] for event in agent.written] == [[1.0, "nan", "inf", "-inf", 0.0]]
 
 
 def test_neither_the_graph_nor_a_larger_storage_is_kept_alive(kept: Losses) -> None:
@@ -201,21 +189,3 @@ def test_a_device_that_never_finishes_is_not_waited_for(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=lambda: False))
     kept.write()
     assert agent.written == []
-
-
-def test_the_original_is_put_back(agent: FakeAgent) -> None:
-    import torch
-
-    before = torch.autograd.backward
-    found = Losses(agent)  # type: ignore[arg-type]
-    found.install(agent)  # type: ignore[arg-type]
-    assert torch.autograd.backward is not before
-    found.uninstall()
-    assert torch.autograd.backward is before
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"), [(0.1, 0.1), (math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"), (0.0, 0.0)]
-)
-def test_values_that_are_not_finite_are_words(value: float, shown: float | str) -> None:
-    assert plain(value) == shown

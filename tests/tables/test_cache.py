@@ -49,13 +49,13 @@ def same(one: Tables, other: Tables) -> bool:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The traces that were read and not taken from the cache."""
     seen: list[Path] = []
-    real = cache.open_trace
+    real = cache.KinetoTrace
 
     def spy(path: Path, **options: Any) -> Any:
         seen.append(path)
         return real(path, **options)
 
-    monkeypatch.setattr(cache, "open_trace", spy)
+    monkeypatch.setattr(cache, "KinetoTrace", spy)
     return seen
 
 

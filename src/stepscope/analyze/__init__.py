@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.facts import Facts
 from stepscope.engine.user_code import NO_OPTIONS, CodeOptions, user_files
 from stepscope.model import Analysis
-from stepscope.model.memory import MemoryRecording
 from stepscope.tables.schema import Tables
 
-__all__ = ["CodeOptions", "Context", "analyze", "facts", "user_files"]
+__all__ = ["CodeOptions", "Context", "Facts", "analyze", "user_files"]
 
 
 def analyze(tables: Tables, sources: Mapping[str, str] | None = None, options: CodeOptions = NO_OPTIONS) -> Analysis:
@@ -22,10 +21,4 @@ def analyze(tables: Tables, sources: Mapping[str, str] | None = None, options: C
             turn "the function that begins here" into the exact line; everything works without.
         options: what the user says of which code is theirs.
     """
-    return facts(Context(tables, sources, options))
-
-
-def facts(context: Context, recordings: Sequence[MemoryRecording] = ()) -> Analysis:
-    """The facts of the run that `context` is of, each made when it is first asked for; `recordings` of memory were
-    made beside it."""
-    return Facts(context, recordings)
+    return Facts(Context(tables, sources, options))

@@ -12,26 +12,23 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stepscope.analyze import (
-    compilers,
-    machine,
-    memory_losses,
-    profiler_windows,
-    ranks,
-    redundant,
-    sites,
-    step_times,
-    trial,
-)
+from stepscope.analyze import compilers, memory_losses, ranks, redundant, sites, step_times, trial
 from stepscope.analyze.context import Context
 from stepscope.analyze.device import device_losses, device_time, replay
 from stepscope.analyze.device.device_losses import TraceLosses
-from stepscope.analyze.host import file_io, loops, python_time, regions, removable_calls, sampled_stacks, sampled_time
-from stepscope.analyze.host import sampled_stacks as sampled_views
+from stepscope.analyze.host import (
+    file_io,
+    loops,
+    python_time,
+    removable_calls,
+    sampled_stacks,
+    sampled_time,
+    slow_steps,
+)
 from stepscope.analyze.host.removable_calls import Calls
 from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.analyze.input import loader
-from stepscope.analyze.machine import processes, readings
+from stepscope.analyze.machine import cores, hardware, readings
 from stepscope.analyze.views.lazy_views import LazyViews
 from stepscope.engine import host_calls
 from stepscope.model import Analysis, SourceFiles
@@ -102,7 +99,7 @@ class Facts(Analysis):
 
     @cached_property
     def windows(self) -> tuple[model.WindowFacts, ...]:
-        return profiler_windows.profiler_windows(self._context.tables, self._context.labelled)
+        return step_times.profiler_windows(self._context.tables, self._context.labelled)
 
     @cached_property
     def sites(self) -> tuple[model.Site, ...]:
@@ -110,7 +107,7 @@ class Facts(Analysis):
 
     @cached_property
     def processes(self) -> tuple[model.ProcessFacts, ...]:
-        return processes.processes(self._context.tables)
+        return cores.processes(self._context.tables)
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -122,9 +119,8 @@ class Facts(Analysis):
 
     @cached_property
     def settings(self) -> model.Settings | None:
-        context = self._context
-        feeding = loader.feeding_loader(context.tables, context.labelled)
-        return sites.settings(context.tables, feeding, self._framework)
+        tables = self._context.tables
+        return sites.settings(tables, loader.feeding_loader(tables, self._context.labelled), self._framework)
 
     @cached_property
     def trial(self) -> TrialFacts | None:
@@ -142,7 +138,7 @@ class Facts(Analysis):
 
     @cached_property
     def sampled(self) -> SampledViews | None:
-        return sampled_views.sampled_views(self._context, self._context.labelled, self._train)
+        return sampled_stacks.sampled_views(self._context, self._train)
 
     @cached_property
     def _sampled_time(self) -> SampledTime | None:
@@ -157,16 +153,15 @@ class Facts(Analysis):
     @cached_property
     def _of_window(self) -> _OfWindow:
         """Made together: of a large trace the window and the device's slices need not be in memory at once."""
-        context = self._context
-        tables, labelled, lines, sampled = context.tables, context.labelled, context.lines, context.sampled
+        context, calls = self._context, self._calls
         mean_ms = self._train.mean_ms if self._train else None
-        window = host_calls.profiled_calls(tables, context.spans, context.code, labelled)
-        found = loops.loops(window, lines, sampled, mean_ms, self._sampled_time)
+        window = host_calls.profiled_calls(context.tables, context.spans, context.code, context.labelled)
+        found = loops.loops(context, window, mean_ms, self._sampled_time)
         return _OfWindow(
             loops=found,
-            io=file_io.file_io(tables, labelled, sampled, window, lines, mean_ms, self._calls),
-            regions=regions.facts(tables, labelled, window),
-            python=python_time.python_facts(sampled, window, lines, found, self._calls),
+            io=file_io.file_io(context, window, mean_ms, calls),
+            regions=python_time.regions(context, window),
+            python=python_time.python_facts(context, window, found, calls),
             opened_per_step=loader.opened_per_step(window),
         )
 
@@ -217,7 +212,7 @@ class Facts(Analysis):
 
     @cached_property
     def _lost(self) -> tuple[TraceLosses, ...]:
-        return tuple(TraceLosses(scene) for scene in device_losses.device_scenes(self._context.base))
+        return device_losses.trace_losses(self._context.base)
 
     @cached_property
     def device_losses(self) -> tuple[DeviceLosses, ...]:
@@ -237,18 +232,38 @@ class Facts(Analysis):
 
     @cached_property
     def loader(self) -> model.LoaderFacts | None:
-        context, cores = self._context, readings.cores_used(self.system)
-        opened = self._of_window.opened_per_step
-        return loader.loader_facts(
-            context.tables, context.labelled, self._train, context.sampled, cores, context.lines, opened
-        )
+        cores_used = readings.cores_used(self.system)
+        return loader.loader_facts(self._context, self._train, cores_used, self._of_window.opened_per_step)
 
     @cached_property
     def machine(self) -> MachineFacts:
-        context = self._context
-        return machine.machine_facts(
-            context, context.labelled, self._train, self.loader, self.io, self.python, self._calls
+        context, tables, labelled = self._context, self._context.tables, self._context.labelled
+        mean_ms = self._train.mean_ms if self._train is not None else None
+        training = readings.training_readings(tables, labelled)
+        cpu = cores.cpu_facts(tables, training, mean_ms, self._waits_ms())
+        return MachineFacts(
+            journaled=tables.journal.height > 0,
+            pauses=python_time.gc_pauses(tables, labelled) if tables.journal.height else None,
+            cpu=cpu,
+            memory=cores.memory_pressure(tables, training, mean_ms),
+            drift=slow_steps.drift(labelled, context.sampled, self._calls),
+            profiler=step_times.profiler_cost(tables, labelled),
+            epochs=loader.epoch_facts(tables, labelled, self.loader),
+            waves=loader.periodic_waits(tables, labelled),
+            trace_loaders=loader.trace_loaders(context.base) if self.loader is None else (),
+            gpus=hardware.gpu_clocks(tables, training),
+            storage=hardware.storage(tables, training),
+            numa=hardware.numa(tables, training),
+            children=cores.children(tables, labelled, training, cpu, mean_ms),
+            page_faults=hardware.page_faults(tables, labelled, training),
         )
+
+    def _waits_ms(self) -> float:
+        """Of the mean step, what the main thread waits for workers and files, or sleeps: more cores change none."""
+        fed = self.loader
+        data = fed.data_wait_ms if fed is not None and not fed.in_main_process else 0.0
+        asleep = sum(one.ms_per_step * (one.waiting_share or 0.0) for one in self.python or ())
+        return data + sum(one.ms_per_step for one in self.io or ()) + asleep
 
     @cached_property
     def pipeline(self) -> Pipeline | None:
@@ -256,8 +271,8 @@ class Facts(Analysis):
 
     @cached_property
     def ranks(self) -> RanksFacts | None:
-        return ranks.facts(self._context, self._context.labelled, self.sites)
+        return ranks.facts(self._context, self.sites)
 
     @cached_property
     def compilers(self) -> CompilersView | None:
-        return compilers.build(self._context, self._context.labelled)
+        return compilers.build(self._context)

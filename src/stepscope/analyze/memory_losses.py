@@ -1,14 +1,14 @@
 """What memory may cost a run: steady growth and its lines, peaks below the limit that holds, retries.
 
-`readings` are the journal's, between two steps; `traced` is what traces with allocations say. Where both speak of a
-process, the readings decide whether something grows, because they see the whole run, and the trace tells the lines.
+`memory_readings` are the journal's, between two steps; `traced_growth` is what traces with allocations say. Where both
+speak of a process, the readings decide whether something grows, because they see the whole run, and the trace tells the
+lines.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
+from stepscope.analyze.step_times import theil_sen
 from stepscope.analyze.views import trace_memory
 from stepscope.analyze.views.memory_blocks import DeviceMemory, Spots
-from stepscope.engine.journal import event_data, mean
+from stepscope.engine.journal import event_data, mean, place_of
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place
@@ -32,6 +33,7 @@ from stepscope.model.memory import (
     MemoryView,
     RetryFacts,
 )
+from stepscope.read.text import integer
 from stepscope.tables.arrays import Int64
 from stepscope.tables.schema import Tables
 
@@ -50,15 +52,11 @@ def facts(context: Context, view: MemoryView | None) -> MemoryLosses | None:
     peaks = (*_logged_peaks(tables, logs), *_traced_peaks(view))
     if not (logs or traces or peaks):
         return None
-    trends = {
-        (own.process, device): found
-        for own in logs
-        for device in (HOST, *own.devices())
-        if (found := trend(own.of(device))) is not None
-    }
-    growing = [*_growth_by_journal(tables, logs, trends, traces), *_growth_by_trace(traces, trends)]
+    trends = {(own.process, device): trend(own.of(device)) for own in logs for device in (HOST, *own.devices())}
+    known = {key: found for key, found in trends.items() if found is not None}
+    growing = [*_growth_by_journal(tables, logs, known, traces), *_growth_by_trace(traces, known)]
     return MemoryLosses(
-        logged=bool(trends),
+        logged=bool(known),
         traced=bool(traces),
         device_readings=any(own.devices() for own in logs),
         growth=tuple(sorted(growing, key=lambda one: (one.device, -one.bytes_per_step, one.rank or 0))),
@@ -74,53 +72,41 @@ def _growth_by_journal(
     lines = {(one.process, one.device): one for one in traces if one.lines}
     set_fractions = fractions(tables)
     hosts = {rank.process: rank.host for rank in tables.ranks}
-    for own in logs:
-        for device in (HOST, *own.devices()):
-            found = trends.get((own.process, device))
-            if found is None or not found.rising:
-                continue
-            if device == HOST:
-                limit = host_limit(tables, hosts.get(own.process))
-                beside = [log for log in logs if hosts.get(log.process) == hosts.get(own.process)]
-            else:
-                limit = device_limit(own, device, set_fractions.get(own.process))
-                beside = [own]
-            held = sum(_last(log, device) for log in beside)
-            speed = sum(_speed(trends.get((log.process, device))) for log in beside)
-            room = max(0.0, limit.bytes - held) if limit is not None else None
-            seconds = room / speed if room is not None and speed > 0 else None
-            per_second = (found.last_step - found.first_step) / found.seconds if found.seconds > 0 else None
-            told = lines.get((own.process, device))
-            yield MemoryGrowth(
-                rank=own.rank,
-                device=device,
-                points=found.readings,
-                steps=found.last_step - found.first_step,
-                seconds=found.seconds,
-                early_bytes=found.early_bytes,
-                late_bytes=found.late_bytes,
-                bytes_per_step=found.bytes_per_step,
-                limit=limit,
-                room_bytes=room,
-                steps_left=seconds * per_second if seconds is not None and per_second is not None else None,
-                seconds_left=seconds,
-                lines=told.lines if told is not None else (),
-                source=f"{own.process}/events.jsonl",
-                lines_source=told.trace if told is not None else "",
-                traced=False,
-            )
-
-
-def _last(own: MemoryReadings, device: str) -> float:
-    rows = own.of(device)
-    return float(rows["bytes"][-1]) if rows.height else 0.0
-
-
-def _speed(found: Trend | None) -> float:
-    """Growth per second of what grows steadily."""
-    if found is None or not found.rising or found.seconds <= 0:
-        return 0.0
-    return (found.late_bytes - found.early_bytes) / found.seconds
+    own_of = {own.process: own for own in logs}
+    for (process, device), found in trends.items():
+        if not found.rising:
+            continue
+        own, host = own_of[process], hosts.get(process)
+        if device == HOST:
+            limit, beside = host_limit(tables, host), [log for log in logs if hosts.get(log.process) == host]
+        else:
+            limit, beside = device_limit(own, device, set_fractions.get(process)), [own]
+        held = sum(float(rows["bytes"][-1]) for log in beside if (rows := log.of(device)).height)
+        together = [trends.get((log.process, device)) for log in beside]
+        speed = sum(one.bytes_per_second for one in together if one is not None and one.rising)
+        room = max(0.0, limit.bytes - held) if limit is not None else None
+        seconds = room / speed if room is not None and speed > 0 else None
+        steps = found.last_step - found.first_step
+        per_second = steps / found.seconds if found.seconds > 0 else None
+        told = lines.get((process, device))
+        yield MemoryGrowth(
+            rank=own.rank,
+            device=device,
+            points=found.readings,
+            steps=steps,
+            seconds=found.seconds,
+            early_bytes=found.early_bytes,
+            late_bytes=found.late_bytes,
+            bytes_per_step=found.bytes_per_step,
+            limit=limit,
+            room_bytes=room,
+            steps_left=seconds * per_second if seconds is not None and per_second is not None else None,
+            seconds_left=seconds,
+            lines=told.lines if told is not None else (),
+            source=f"{process}/events.jsonl",
+            lines_source=told.trace if told is not None else "",
+            traced=False,
+        )
 
 
 def _growth_by_trace(traces: tuple[TracedGrowth, ...], trends: dict[_Key, Trend]) -> Iterator[MemoryGrowth]:
@@ -160,25 +146,20 @@ def _logged_peaks(tables: Tables, logs: tuple[MemoryReadings, ...]) -> Iterator[
     for own in logs:
         for device in own.devices():
             rows = own.all_rows.filter(pl.col("device") == device)
-            allocated = rows["peak_allocated_bytes"].drop_nulls().sort()
-            reserved = rows["peak_reserved_bytes"].drop_nulls().sort()
-            if not len(allocated):
+            names = ("peak_allocated_bytes", "peak_reserved_bytes", "retries", "out_of_memory")
+            allocated, reserved, retried, failed = (max(rows[name].drop_nulls(), default=None) for name in names)
+            if allocated is None:
                 continue
             yield MemoryPeak(
                 rank=own.rank,
                 device=device,
-                allocated_bytes=int(allocated[-1]),
-                reserved_bytes=int(reserved[-1]) if len(reserved) else None,
+                allocated_bytes=allocated,
+                reserved_bytes=reserved,
                 limit=device_limit(own, device, set_fractions.get(own.process)),
-                retries=_count(rows["retries"]),
-                out_of_memory=_count(rows["out_of_memory"]),
+                retries=retried,
+                out_of_memory=failed,
                 source=f"{own.process}/events.jsonl",
             )
-
-
-def _count(column: pl.Series) -> int | None:
-    values = column.drop_nulls().sort()
-    return int(values[-1]) if len(values) else None
 
 
 def _traced_peaks(view: MemoryView | None) -> Iterator[MemoryPeak]:
@@ -220,38 +201,31 @@ class Trend(Struct, frozen=True):
     def bytes_per_step(self) -> float:
         return (self.late_bytes - self.early_bytes) / max(1, self.last_step - self.first_step)
 
+    @property
+    def bytes_per_second(self) -> float:
+        return (self.late_bytes - self.early_bytes) / self.seconds if self.seconds > 0 else 0.0
+
 
 def trend(rows: pl.DataFrame) -> Trend | None:
     """Of (time_ns, step, bytes) in order of steps, each once; None with too few of them."""
     if rows.height < MIN_READINGS:
         return None
-    steps, values = rows["step"].to_numpy(), rows["bytes"].to_numpy()
+    steps, values, times = (rows[name].to_numpy() for name in ("step", "bytes", "time_ns"))
     kept = np.unique(np.linspace(0, rows.height - 1, min(POINTS, rows.height)).astype(np.int64))
-    x, y = steps[kept].astype(np.float64), values[kept].astype(np.float64)
-    first, second = np.triu_indices(len(x), 1)
-    slope = float(np.median((y[second] - y[first]) / (x[second] - x[first])))
-    start = float(np.median(y - slope * (x - x[0])))
-    times = rows["time_ns"]
+    early, late = theil_sen(steps[kept].astype(np.float64), values[kept].astype(np.float64))
+    # every part, of equally many steps, lies above the one before by a fair share of the mean rise
+    part = np.searchsorted(np.linspace(steps[0], steps[-1] + 1, PARTS + 1), steps, side="right") - 1
+    rises = np.diff([np.median(values[part == number]) for number in np.unique(part)])
+    rising = len(rises) == PARTS - 1 and rises.sum() > 0 and (rises >= FAIR_SHARE * rises.mean()).all()
     return Trend(
         readings=rows.height,
         first_step=int(steps[0]),
         last_step=int(steps[-1]),
-        seconds=(int(times[-1]) - int(times[0])) / 1e9,
-        early_bytes=start,
-        late_bytes=start + slope * float(x[-1] - x[0]),
-        rising=_rises(steps, values),
+        seconds=float(times[-1] - times[0]) / 1e9,
+        early_bytes=early,
+        late_bytes=late,
+        rising=bool(rising),
     )
-
-
-def _rises(steps: np.ndarray, values: np.ndarray) -> bool:
-    """Every part, of equally many steps, lies above the one before by a fair share of the mean rise."""
-    edges = np.linspace(steps[0], steps[-1] + 1, PARTS + 1)
-    part = np.searchsorted(edges, steps, side="right") - 1
-    medians = [float(np.median(values[part == number])) for number in range(PARTS) if (part == number).any()]
-    if len(medians) < PARTS:
-        return False
-    mean = (medians[-1] - medians[0]) / (PARTS - 1)
-    return mean > 0 and all(after - before >= FAIR_SHARE * mean for before, after in pairwise(medians))
 
 
 HOST = "cpu"
@@ -297,23 +271,19 @@ class MemoryReadings(Struct, frozen=True):
 
 def memory_readings(tables: Tables, labelled: LabelledSteps) -> tuple[MemoryReadings, ...]:
     """One for each process that has any, by its folder's name; broken ones are passed over."""
-    rows = [_row(row, data) for row, data in event_data(tables, "memory")]
-    if not rows:
-        return ()
+    rows = [
+        [_value({**data, **row}.get(name), kind) for name, kind in _SCHEMA.items()]
+        for row, data in event_data(tables, "memory")
+    ]
     frame = pl.DataFrame(rows, schema=_SCHEMA, orient="row").drop_nulls("time_ns")
     found = []
-    for (process,), own in sorted(frame.group_by("process", maintain_order=True), key=lambda part: str(part[0][0])):
+    for own in frame.sort("process", maintain_order=True).partition_by("process", maintain_order=True):
+        process = str(own["process"][0])
         steps = labelled.steady().filter((pl.col("process") == process) & pl.col("start_ns").is_not_null())
-        first, last = steps["step"].min(), steps["step"].max()
-        steady = own.filter(pl.col("step").is_between(first, last)) if steps.height else own.clear()
-        found.append(MemoryReadings(own["rank"][0], str(process), own, steady))
+        # where no step is steady, no reading is: there is no first one
+        steady = own.filter(pl.col("step").is_between(steps["step"].min(), steps["step"].max()).fill_null(False))
+        found.append(MemoryReadings(own["rank"][0], process, own, steady))
     return tuple(found)
-
-
-def _row(row: dict[str, Any], data: dict[str, Any]) -> list[Any]:
-    values = {**{name: data.get(name) for name in _SCHEMA}, **{name: row[name] for name in ("rank", "process")}}
-    values["time_ns"], values["step"] = row["time_ns"], row["step"]
-    return [_value(values[name], kind) for name, kind in _SCHEMA.items()]
 
 
 def _value(value: object, kind: Any) -> Any:
@@ -350,35 +320,32 @@ class TracedGrowth(Struct, frozen=True):
 def traced_growth(base: Base) -> Iterator[TracedGrowth]:
     """One for each device of each trace with allocations and steps enough."""
     for span in base.spans:
-        if span.memory.height and span.steps.height >= MIN_STEPS:
-            yield from _span(base, span)
-
-
-def _span(base: Base, span: Span) -> Iterator[TracedGrowth]:
-    ends = span.steps["end_ns"].to_numpy()
-    for found in trace_memory.allocations(base, span):
-        device = found.device
-        positions = np.searchsorted(np.maximum.accumulate(device.times_ns), ends, side="right")
-        if not positions[-1]:
+        ends = span.steps["end_ns"].to_numpy()
+        if not span.memory.height or len(ends) < MIN_STEPS:
             continue
-        levels = device.levels[positions]
-        rises = np.diff(levels)
-        gpu = span.gpus.get(trace_memory.number(device.device)) if device.device != "cpu" else None
-        yield TracedGrowth(
-            process=span.ref.process,
-            rank=span.ref.rank,
-            trace=span.ref.trace,
-            device=device.device,
-            steps=len(ends),
-            seconds=float(ends[-1] - ends[0]) / 1e9,
-            early_bytes=None if device.relative else float(levels[0]),
-            late_bytes=None if device.relative else float(levels[-1]),
-            bytes_per_step=float(np.median(rises)),
-            rising=bool((rises > 0).all()),
-            lines=_lines(span, device, found.spots, found.operator),
-            capacity_bytes=device.capacity_bytes,
-            device_name=gpu.name if gpu is not None else None,
-        )
+        for found in trace_memory.allocations(base, span):
+            device = found.device
+            positions = np.searchsorted(np.maximum.accumulate(device.times_ns), ends, side="right")
+            if not positions[-1]:
+                continue
+            levels = device.levels[positions]
+            rises = np.diff(levels)
+            gpu = span.gpus.get(trace_memory.number(device.device)) if device.device != HOST else None
+            yield TracedGrowth(
+                process=span.ref.process,
+                rank=span.ref.rank,
+                trace=span.ref.trace,
+                device=device.device,
+                steps=len(ends),
+                seconds=float(ends[-1] - ends[0]) / 1e9,
+                early_bytes=None if device.relative else float(levels[0]),
+                late_bytes=None if device.relative else float(levels[-1]),
+                bytes_per_step=float(np.median(rises)),
+                rising=bool((rises > 0).all()),
+                lines=_lines(span, device, found.spots, found.operator),
+                capacity_bytes=device.capacity_bytes,
+                device_name=gpu.name if gpu is not None else None,
+            )
 
 
 def _lines(span: Span, device: DeviceMemory, found: Spots, operator: Int64) -> tuple[GrowthLine, ...]:
@@ -442,17 +409,17 @@ def device_limit(
     if asked.is_empty():
         return None
     total = int(asked["total_bytes"][-1])
-    within_reach = asked["free_bytes"] + asked["reserved_bytes"]
-    reach = int(within_reach.sort()[0])
+    reach = int(min(asked["free_bytes"] + asked["reserved_bytes"]))
     others = max(0, total - reach)
-    place = set_fraction[1] if set_fraction is not None else None
-    told = rows["fraction"].drop_nulls()
-    fraction = float(told[-1]) if len(told) else set_fraction[0] if set_fraction is not None else None
+    fraction, place = set_fraction if set_fraction is not None else (None, None)
+    fraction = next(iter(rows["fraction"].drop_nulls().reverse()), fraction)
+    name = next(iter(rows["device_name"].drop_nulls().reverse()), None)
+    held, reason = reach, device_reason(name)
     if fraction is not None and fraction < 1 and int(fraction * total) <= reach:
-        return MemoryLimit(int(fraction * total), "fraction", total, others, fraction, place)
-    if others > max(DRIVER_BYTES, DRIVER_SHARE * total):
-        return MemoryLimit(reach, "others", total, others, fraction, place)
-    return MemoryLimit(reach, device_reason(_name(rows)), total, others, fraction, place)
+        held, reason = int(fraction * total), "fraction"
+    elif others > max(DRIVER_BYTES, DRIVER_SHARE * total):
+        reason = "others"
+    return MemoryLimit(held, reason, total, others, fraction, place)
 
 
 def device_reason(name: str | None) -> str:
@@ -460,40 +427,28 @@ def device_reason(name: str | None) -> str:
     return "slice" if name is not None and re.search(r"\bMIG\b", name) else "device"
 
 
-def _name(rows: pl.DataFrame) -> str | None:
-    names = rows["device_name"].drop_nulls()
-    return str(names[-1]) if len(names) else None
-
-
 def fractions(tables: Tables) -> dict[str, tuple[float, Place | None]]:
     """By process what the script's last `set_per_process_memory_fraction` set, of whatever device."""
     found = {}
     for row, data in event_data(tables, "site"):
         arguments = data.get("arguments")
-        if data.get("what") != "set_per_process_memory_fraction" or not isinstance(arguments, dict):
-            continue
-        text = str(arguments.get("fraction", ""))
-        if re.fullmatch(r"0?\.\d{1,17}|[01](\.\d{1,17})?", text):
-            file, line = data.get("file"), data.get("line")
-            place = Place(file, line if isinstance(line, int) else None) if isinstance(file, str) else None
-            found[str(row["process"])] = (float(text), place)
+        if data.get("what") == "set_per_process_memory_fraction" and isinstance(arguments, dict):
+            text = str(arguments.get("fraction", ""))
+            if re.fullmatch(r"0?\.\d{1,17}|[01](\.\d{1,17})?", text):
+                found[str(row["process"])] = (float(text), place_of(data))
     return found
 
 
 def host_limit(tables: Tables, host: str | None) -> MemoryLimit | None:
     """What all processes of the run on a host may hold together; None where the manifest does not tell."""
-    manifest = next((one for one in tables.manifests if host is None or one.get("host") == host), None)
-    hardware: Any = manifest.get("hardware") if manifest is not None else None
-    if not isinstance(hardware, dict):
-        return None
-    machine, cgroup = (_size(hardware.get(name)) for name in ("memory_bytes", "cgroup_memory_limit_bytes"))
+    manifest = next((one for one in tables.manifests if host is None or one.get("host") == host), {})
+    hardware = manifest.get("hardware")
+    told = hardware if isinstance(hardware, dict) else {}
+    sizes = (integer(told.get(name)) for name in ("memory_bytes", "cgroup_memory_limit_bytes"))
+    machine, cgroup = (size if size is not None and size > 0 else None for size in sizes)
     if cgroup is not None and (machine is None or cgroup < machine):
         return MemoryLimit(cgroup, "cgroup", machine)
     return MemoryLimit(machine, "machine", machine) if machine is not None else None
-
-
-def _size(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 MIN_STRETCHES = 3  # with a retry, and as many without: fewer are chance

@@ -14,7 +14,7 @@ import polars as pl
 from msgspec import Struct
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.host.sampled_loop import SampledLoop
+from stepscope.analyze.host.sampled_time import SampledLoop
 from stepscope.analyze.step_times import with_all_phases
 from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.step_labels import STEADY, LabelledSteps
@@ -22,7 +22,7 @@ from stepscope.model import PHASES, Place, Site
 from stepscope.model.ranks import RanksFacts, RankWork
 from stepscope.model.sampled import RankLine, RankLines
 from stepscope.read.raw import Frame
-from stepscope.tables.arrays import Bools, Floats, Int64
+from stepscope.tables.arrays import Floats, Int64
 from stepscope.tables.phases import DATA_WAIT, in_file, is_wait, last_part
 
 MIN_STEPS = 8  # two for each quarter of the run; fewer tell a slow rank from a slow moment by luck
@@ -33,22 +33,29 @@ _COLUMNS = tuple(f"{phase}_ns" for phase in PHASES)
 _ASSUMED = ("backward", "optimizer", "other")
 
 
-def facts(context: Context, labelled: LabelledSteps, sites: Sequence[Site]) -> RanksFacts | None:
+def facts(context: Context, sites: Sequence[Site]) -> RanksFacts | None:
     """None for one rank, or where too few steady steps are known of every rank, with their phases."""
-    frame, ranks = _together(labelled)
+    frame, ranks = _together(context.labelled)
     if frame is None:
         return None
     exchange, source = _exchange(context, sites)
     inside = np.array([phase in exchange for phase in PHASES])
     # (phases, ranks, steps), ms
-    phases = np.stack([_matrix(frame, column, len(ranks)) for column in _COLUMNS])
+    phases = np.stack([_matrix(frame, column, len(ranks)) * 1e-6 for column in _COLUMNS])
     own, shared = phases[~inside].sum(axis=0), phases[inside].sum(axis=0)
     slowest = int(own.mean(axis=1).argmax())
     others = np.arange(len(ranks)) != slowest
     excess = own[slowest] - np.median(own[others], axis=0)
     waited = np.median(shared[others], axis=0) - shared[slowest]
-    samples = _matrix(frame, "samples", len(ranks), 1.0)
+    samples = _matrix(frame, "samples", len(ranks))
     by_phase = phases[:, slowest] - np.median(phases[:, others], axis=1)
+    # whether each rank shares what makes the slowest one late, by their mean own work
+    above = own.mean(axis=1) - np.median(own[others].mean(axis=1))
+    late = above >= ALSO_SLOW * max(above[slowest], 1e-9)
+    # the excess in the quarter of the run in which it was the largest part of the step, of the mean step
+    wall = own[slowest] + shared[slowest]
+    quarters = zip(np.array_split(excess, QUARTERS), np.array_split(wall, QUARTERS), strict=True)
+    most = max(part.mean() / max(step.mean(), 1e-9) for part, step in quarters) * wall.mean()
     return RanksFacts(
         ranks=tuple(
             RankWork(
@@ -72,23 +79,10 @@ def facts(context: Context, labelled: LabelledSteps, sites: Sequence[Site]) -> R
         excess_by_phase_ms={
             phase: float(by_phase[row].mean()) for row, phase in enumerate(PHASES) if phase not in exchange
         },
-        most_excess_ms=_most(excess, own[slowest] + shared[slowest]),
-        slow=tuple(rank for rank, late in zip(ranks, _slow(own.mean(axis=1), slowest), strict=True) if late),
+        most_excess_ms=float(most),
+        slow=tuple(ranks[row] for row in np.flatnonzero(late)),
         longest_own_ms=float(own.max(axis=0).mean()),
     )
-
-
-def _most(excess: Floats, wall: Floats) -> float:
-    """The excess in the quarter of the run in which it was the largest part of the step, of the mean step; ms."""
-    quarters = zip(np.array_split(excess, QUARTERS), np.array_split(wall, QUARTERS), strict=True)
-    return float(max(part.mean() / max(step.mean(), 1e-9) for part, step in quarters) * wall.mean())
-
-
-def _slow(own: Floats, slowest: int) -> list[bool]:
-    """Whether each rank shares what makes the slowest one late, by their mean own work."""
-    usual = float(np.median(np.delete(own, slowest)))
-    late: list[bool] = (own - usual >= ALSO_SLOW * max(own[slowest] - usual, 1e-9)).tolist()
-    return late
 
 
 def _together(labelled: LabelledSteps) -> tuple[pl.DataFrame | None, list[int]]:
@@ -98,28 +92,21 @@ def _together(labelled: LabelledSteps) -> tuple[pl.DataFrame | None, list[int]]:
     started again the longest part counts.
     """
     train = labelled.frame.filter((pl.col("kind") == "train") & pl.col("rank").is_not_null())
-    longest = (
-        train.group_by("rank", "process")
-        .len()
-        .sort(["len", "process"], descending=[True, False])
-        .unique("rank", keep="first", maintain_order=True)
-    )
-    train = train.join(longest.select("process"), on="process", how="semi").sort("rank", "step")
-    train = train.with_columns(n=pl.int_range(pl.len()).over("rank"))
+    parts = train.group_by("rank", "process").len().sort(["len", "process"], descending=[True, False])
+    train = train.join(parts.unique("rank", keep="first", maintain_order=True), on="process", how="semi")
+    train = with_all_phases(train.sort("rank", "step").with_columns(n=pl.int_range(pl.len()).over("rank")))
     ranks: list[int] = train["rank"].unique().sort().to_list()
-    train = with_all_phases(train)
-    usable = (pl.col("reason") == STEADY) & pl.all_horizontal(pl.col(column).is_not_null() for column in _COLUMNS)
-    steady = train.filter(usable)
-    everywhere = steady.group_by("n").len().filter(pl.col("len") == len(ranks)).select("n")
+    steady = train.filter(pl.col("reason") == STEADY).drop_nulls(_COLUMNS)
+    everywhere = steady.group_by("n").len().filter(pl.col("len") == len(ranks))
     if len(ranks) < 2 or everywhere.height < MIN_STEPS:
         return None, ranks
     return steady.join(everywhere, on="n", how="semi").sort("rank", "n"), ranks
 
 
-def _matrix(frame: pl.DataFrame, column: str, ranks: int, scale: float = 1e-6) -> Floats:
+def _matrix(frame: pl.DataFrame, column: str, ranks: int) -> Floats:
     """A column as (ranks, steps); what is missing is NaN."""
     values: Floats = frame[column].cast(pl.Float64).fill_null(float("nan")).to_numpy()
-    return values.reshape(ranks, -1) * scale
+    return values.reshape(ranks, -1)
 
 
 def _exchange(context: Context, sites: Sequence[Site]) -> tuple[tuple[str, ...], str]:
@@ -141,16 +128,16 @@ def _sampled(context: Context) -> set[str]:
     """
     if context.sampled is None:
         return set()
-    rows = context.sampled.rank_steps()
-    total = int(rows["samples"].sum())
-    tree = context.calls
-    distributed = np.array([f"/{frame[1]}".find("/torch/distributed/") >= 0 for frame in tree.frames] + [False])
-    node = rows["node"].fill_null(-1).to_numpy()
-    leaf = np.append(tree.frame, -1)[node]
+    rows, tree = context.sampled.rank_steps(), context.calls
+    distributed = np.array([_of_distributed(frame) for frame in tree.frames] + [False])
+    leaf = np.append(tree.frame, -1)[rows_of(rows["node"])]
     within = rows.filter(pl.Series(distributed[leaf])).group_by("phase").agg(pl.col("samples").sum())
-    return {
-        str(phase) for phase, count in within.iter_rows() if phase != DATA_WAIT and count >= MIN_PHASE * max(total, 1)
-    }
+    least = MIN_PHASE * max(int(rows["samples"].sum()), 1)
+    return {str(phase) for phase, count in within.iter_rows() if phase != DATA_WAIT and count >= least}
+
+
+def _of_distributed(frame: Frame) -> bool:
+    return "/torch/distributed/" in f"/{frame.file}"
 
 
 MIN_SAMPLES = 50  # of a rank's loop: with fewer, chance alone moves a share of a fifth by a quarter of it
@@ -183,7 +170,7 @@ class _Straggler(Struct, frozen=True):
     rank: int
     line: int | None
     wait: int
-    waiters: tuple[int, ...]
+    waiters: list[int]
 
 
 def rank_lines(
@@ -203,8 +190,8 @@ def rank_lines(
         several = loop.rows["rank"].drop_nulls().n_unique() > 1
         reason = f"fewer than two ranks have {MIN_SAMPLES} samples in their loop"
         return None, reason if several else "one rank alone was sampled"
-    shares = _shares(loop.rows.join(enough.select("rank"), on="rank", how="semi"), users, per_sample)
-    together = _exchanging(loop.rows, users)
+    shares = _shares(loop.rows.join(enough, on="rank", how="semi"), users, per_sample)
+    together = bool(at(users.passes(_exchanges), rows_of(loop.rows["node"]), False).any())
     found = _straggler(shares) if together and idle is not False else None
     step_ms = _step_ms(context, shares.ranks)
     lines = _lines(shares, step_ms, users)
@@ -233,30 +220,30 @@ def rank_lines(
 
 def _shares(rows: pl.DataFrame, users: UserPaths, per_sample: int) -> _Shares:
     nodes = rows_of(rows["node"])
-    leaf = users.leaf_names(rows["node"]).set(pl.Series(at(users.user, nodes, False)), None)
     waits = pl.Series(at(users.marked(_waits), nodes, False))
     by_rank = rows.select(
         "rank",
         "phase",
         "samples",
-        leaf=leaf,
+        leaf=users.leaf_names(rows["node"]).set(pl.Series(at(users.user, nodes, False)), None),
         line=pl.Series(at(users.line, at(users.innermost, nodes, -1), -1)),
         waiting=waits & (pl.col("phase") != DATA_WAIT),
     )
-    leaves = (
+    keys = (
         by_rank.group_by(*_KEY, "leaf")
         .agg(pl.col("samples").sum())
         .sort(["samples", "leaf"], descending=[True, False])
         .unique(_KEY, keep="first", maintain_order=True)
+        .select(*_KEY, "leaf")
+        .sort(_KEY)
+        .with_row_index("key")
     )
-    keys = leaves.select(*_KEY, "leaf").sort(_KEY).with_row_index("key")
     cells = by_rank.group_by("rank", *_KEY).agg(pl.col("samples").sum()).join(keys.drop("leaf"), on=_KEY)
     ranks, row = np.unique(cells["rank"].to_numpy(), return_inverse=True)
     count = np.zeros((len(ranks), keys.height), np.int64)
     count[row, cells["key"].to_numpy()] = cells["samples"].to_numpy()
     samples = count.sum(axis=1)
-    share = count / samples[:, None]
-    return _Shares(tuple(int(rank) for rank in ranks), np.maximum(samples // per_sample, 1), keys, share)
+    return _Shares(tuple(ranks.tolist()), np.maximum(samples // per_sample, 1), keys, count / samples[:, None])
 
 
 def _straggler(shares: _Shares) -> _Straggler | None:
@@ -274,39 +261,32 @@ def _straggler(shares: _Shares) -> _Straggler | None:
     named = (shares.keys["line"] >= 0).to_numpy()
     work, rest = np.where(named & ~waiting, more, -np.inf), np.where(named & waiting, -more, -np.inf)
     line = int(np.argmax(work))
-    return _Straggler(
-        rank=least,
-        line=line if work[line] >= MIN_PART * ahead else None,
-        wait=int(np.argmax(rest)),
-        waiters=tuple(int(rank) for rank in np.flatnonzero(others & (wait - wait[least] >= ahead / 2))),
-    )
+    waiters = np.flatnonzero(others & (wait - wait[least] >= ahead / 2)).tolist()
+    return _Straggler(least, line if work[line] >= MIN_PART * ahead else None, int(np.argmax(rest)), waiters)
 
 
 def _lines(shares: _Shares, step_ms: Floats | None, users: UserPaths) -> tuple[RankLine, ...]:
     """The lines whose shares differ by more than chance, largest difference first."""
     most, least = shares.share.argmax(axis=0), shares.share.argmin(axis=0)
-    key = np.arange(shares.keys.height)
-    high, low = shares.share[most, key], shares.share[least, key]
+    high, low = shares.share.max(axis=0), shares.share.min(axis=0)
     chance = _sigma((high + low) / 2, shares.samples[most], shares.samples[least])
-    notable: Bools = (high - low >= np.maximum(MIN_SPREAD, MIN_SIGMA * chance)) & (shares.keys["line"] >= 0).to_numpy()
+    notable = pl.Series(high - low >= np.maximum(MIN_SPREAD, MIN_SIGMA * chance))
     values = shares.share if step_ms is None else shares.share * step_ms[:, None]
     found = []
-    for index in np.flatnonzero(notable):
-        place = _place(shares, int(index), users)
-        own = values[:, index]
-        if place is None:
-            continue
-        found.append(
-            RankLine(
-                place=place,
-                phase=shares.keys["phase"][int(index)],
-                by_rank=dict(zip(shares.ranks, own.tolist(), strict=True)),
-                spread=float(own.max() - own.min()),
-                most=shares.ranks[int(own.argmax())],
-                waiting=shares.keys["waiting"][int(index)],
-                leaf=shares.keys["leaf"][int(index)],
+    for row in shares.keys.filter(notable & (pl.col("line") >= 0)).iter_rows(named=True):
+        own, place = values[:, row["key"]], users.place(row["line"])
+        if place is not None:
+            found.append(
+                RankLine(
+                    place=place,
+                    phase=row["phase"],
+                    by_rank=dict(zip(shares.ranks, own.tolist(), strict=True)),
+                    spread=float(own.max() - own.min()),
+                    most=shares.ranks[int(own.argmax())],
+                    waiting=row["waiting"],
+                    leaf=row["leaf"],
+                )
             )
-        )
     return tuple(sorted(found, key=lambda line: (-line.spread, line.place.file, line.place.line or 0))[:MAX_LINES])
 
 
@@ -319,24 +299,22 @@ def _verdict(found: _Straggler, shares: _Shares, step_ms: Floats | None, users: 
 
     of = "of its loop" if step_ms is None else "a step"
     line, wait = _place(shares, found.line, users), _place(shares, found.wait, users)
+    works = f"rank {rank} works longer than the others, at no single line"
     if line is not None and found.line is not None:
         works = f"rank {rank} spends {amount(found.rank, found.line)} {of} at {_short(line)}"
-    else:
-        works = f"rank {rank} works longer than the others, at no single line"
-    waits = f"{_rank_words(waiters, len(shares.ranks))} for it"
-    if wait is None:
-        return f"{works}; {waits}"
-    longest = found.waiters[int(np.argmax(shares.share[list(found.waiters), found.wait]))]
-    where = f"at {_short(wait)} in {shares.keys['phase'][found.wait]}"
-    return f"{works}; {waits} {where}: {amount(longest, found.wait)} {of}, rank {rank} {amount(found.rank, found.wait)}"
-
-
-def _rank_words(waiters: list[int], ranks: int) -> str:
+    who = f"{len(waiters)} of {len(shares.ranks)} ranks wait"
     if len(waiters) == 1:
-        return f"rank {waiters[0]} waits"
-    if len(waiters) > NAMED_RANKS:
-        return f"all {ranks - 1} others wait" if len(waiters) == ranks - 1 else f"{len(waiters)} of {ranks} ranks wait"
-    return f"ranks {', '.join(map(str, waiters[:-1]))} and {waiters[-1]} wait"
+        who = f"rank {waiters[0]} waits"
+    elif len(waiters) <= NAMED_RANKS:
+        who = f"ranks {', '.join(map(str, waiters[:-1]))} and {waiters[-1]} wait"
+    elif len(waiters) == len(shares.ranks) - 1:
+        who = f"all {len(waiters)} others wait"
+    if wait is None:
+        return f"{works}; {who} for it"
+    longest = found.waiters[int(np.argmax(shares.share[found.waiters, found.wait]))]
+    where = f"at {_short(wait)} in {shares.keys['phase'][found.wait]}"
+    mine = f"rank {rank} {amount(found.rank, found.wait)}"
+    return f"{works}; {who} for it {where}: {amount(longest, found.wait)} {of}, {mine}"
 
 
 def _short(place: Place) -> str:
@@ -360,11 +338,6 @@ def _step_ms(context: Context, ranks: tuple[int, ...]) -> Floats | None:
     return None if None in known else np.array(known, np.float64)
 
 
-def _exchanging(rows: pl.DataFrame, users: UserPaths) -> bool:
-    """Whether any rank's loop passes through what makes ranks wait for each other."""
-    return bool(at(users.passes(_exchanges), rows_of(rows["node"]), False).any())
-
-
 def _exchanges(frame: Frame) -> bool:
     return any(f"/{part}" in f"/{frame.file}" for part in _EXCHANGES)
 
@@ -374,6 +347,6 @@ def _waits(leaf: Frame) -> bool:
 
     On a CPU, backward runs in the calling thread and waits for the others' gradients there, too.
     """
-    if "/torch/distributed/" in f"/{leaf.file}" or is_wait(leaf, on_device=True):
+    if _of_distributed(leaf) or is_wait(leaf, on_device=True):
         return True
     return last_part(leaf.function) == "_engine_run_backward" and in_file(leaf.file, "torch/autograd/graph.py")

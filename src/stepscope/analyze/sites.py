@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from stepscope.engine.journal import event_data, parse_json, place_of
-from stepscope.model import FrameworkFacts, Note, Settings, Site, StepFacts
+from stepscope.model import FrameworkFacts, Note, Place, Settings, Site, StepFacts
 from stepscope.tables.schema import Tables
 
 # First folder of an installed package -> the framework whose words an advice takes.
@@ -159,6 +159,22 @@ def first_int(*values: object) -> int | None:
         if isinstance(value, str) and re.fullmatch(r"\d+", value):
             return int(value)
     return None
+
+
+def thread_count(value: object) -> int | None:
+    """A number of threads that makes sense."""
+    return int(str(value)) if re.fullmatch(r"[1-9]\d{0,4}", str(value)) else None
+
+
+def threads_set(tables: Tables) -> tuple[int, Place | None] | None:
+    """What the script last gave `torch.set_num_threads`, and where; None where it never did."""
+    last = None
+    for _, data in event_data(tables, "site"):
+        if data.get("what") == "set_num_threads":
+            counts = (thread_count(value) for value in _arguments(data).values())
+            count = next((count for count in counts if count is not None), None)
+            last = last if count is None else (count, place_of(data))
+    return last
 
 
 def _arguments(data: _Data) -> dict[str, Any]:

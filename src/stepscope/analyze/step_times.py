@@ -1,23 +1,33 @@
-"""What a step costs: steady statistics per kind, the exclusive partition of its wall time, the series.
+"""What a step costs: steady statistics per kind, the exclusive partition of its wall time, the series; and what the
+profiler windows among the steps cost: whose they are, and how much they slowed their steps.
 
 `engine.step_labels` says which steps a figure stands on; those left out are counted by reason.
 With several ranks all their steady steps are pooled, so the mean is weighted by steps; samples per second is summed
 over ranks, because they run beside each other.
 
-The clock is that of the journal. Traces that others recorded have none: their steps are those that `step_windows` cuts,
+The clock is that of the journal. Traces that others recorded have none: their steps are those that `trace_steps` cuts,
 with the work of devices that a step launched, so that the headline, the overview and a comparison of the same trace
 tell one step time. A last step whose device work was not recorded whole is left out of all of them.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
 import polars as pl
 
 from stepscope.engine.journal import event_data, mean
 from stepscope.engine.step_labels import EDGE, STEADY, LabelledSteps
-from stepscope.model import PHASES, FixedCosts, LoaderFacts, PartitionPart, StepFacts
-from stepscope.model.machine import MachineFacts
+from stepscope.model import PHASES, FixedCosts, LoaderFacts, PartitionPart, StepFacts, WindowFacts
+from stepscope.model.machine import MachineFacts, ProfilerFacts
 from stepscope.model.ranks import Pipeline, RankWait
+from stepscope.read.text import integer, number
+from stepscope.tables.arrays import Floats
+from stepscope.tables.categories import ANNOTATION, OPERATORS
+from stepscope.tables.categories import STEP as MARK
 from stepscope.tables.schema import Tables
 
 FEW_STEPS = 10  # below this many steady steps a mean moves by several percent between runs
@@ -57,21 +67,26 @@ def with_all_phases(steps: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def theil_sen(x: Floats, y: Floats, first: float | None = None, last: float | None = None) -> tuple[float, float]:
+    """The line through points by the median slope of all pairs, which odd points do not bend: its value at two `x`.
+
+    Without others these are the first and the last of the points.
+    """
+    one, other = np.triu_indices(len(x), 1)
+    slope = float(np.median((y[other] - y[one]) / (x[other] - x[one])))
+    first, last = x[0] if first is None else first, x[-1] if last is None else last
+    start = float(np.median(y - slope * (x - first)))
+    return start, start + slope * float(last - first)
+
+
 def thin(points: list[tuple[int, float]], limit: int = SERIES_POINTS) -> tuple[tuple[int, float], ...]:
     """At most `limit` points: the lowest and highest of each bucket, so that no stall is lost."""
     if len(points) <= limit:
         return tuple(points)
-    buckets = limit // 2
-    kept: list[tuple[int, float]] = []
-    for index in range(buckets):
-        bucket = points[index * len(points) // buckets : (index + 1) * len(points) // buckets]
-        if bucket:
-            kept.extend(sorted({min(bucket, key=_value), max(bucket, key=_value)}))
-    return tuple(kept)
-
-
-def _value(point: tuple[int, float]) -> float:
-    return point[1]
+    edges = [index * len(points) // (limit // 2) for index in range(limit // 2 + 1)]
+    buckets = (points[low:high] for low, high in pairwise(edges))
+    ends = ({min(own, key=itemgetter(1)), max(own, key=itemgetter(1))} for own in buckets)
+    return tuple(point for both in ends for point in sorted(both))
 
 
 def _facts(labelled: LabelledSteps, kind: str) -> StepFacts:
@@ -83,16 +98,19 @@ def _facts(labelled: LabelledSteps, kind: str) -> StepFacts:
     first = own.filter(pl.col("first_batch").fill_null(False) & ~pl.col("in_window").fill_null(False))
     lead = own.sort("rank", "process")["process"][0]
     series = own.filter(pl.col("process") == lead).select("step", pl.col("wall_ns") / 1e6).rows()
+    signals = steady["signal"].drop_nulls().value_counts(sort=True)
+    per_second = pl.col("samples").sum() * 1e9 / pl.col("wall_ns").sum()
+    rates = steady.drop_nulls("samples").group_by("rank").agg(rate=per_second)
     return StepFacts(
         kind=kind,
         count=steady.height,
-        signal=_most_common(steady["signal"]),
+        signal=signals["signal"][0] if signals.height else "unknown",
         ranks=tuple(sorted(own["rank"].unique().drop_nulls().to_list())),
         mean_ms=mean_ms,
-        median_ms=_quantile(wall_ms, 0.5),
-        p95_ms=_quantile(wall_ms, 0.95),
+        median_ms=wall_ms.quantile(0.5, interpolation="linear") or 0.0,
+        p95_ms=wall_ms.quantile(0.95, interpolation="linear") or 0.0,
         per_second=1000.0 / mean_ms,
-        samples_per_second=_samples_per_second(steady),
+        samples_per_second=float(rates["rate"].sum()) if rates.height else None,
         partition=partition(steady),
         excluded={str(reason): int(count) for reason, count in left_out.rows()},
         first_batch_ms=mean(first["wall_ns"]) / 1e6 if first.height else None,
@@ -100,24 +118,6 @@ def _facts(labelled: LabelledSteps, kind: str) -> StepFacts:
         series=thin([(int(step), float(ms)) for step, ms in series]),
         by_rank=tuple(n for _, n in steady.drop_nulls("rank").group_by("rank").len().sort("rank").rows()),
     )
-
-
-def _samples_per_second(steady: pl.DataFrame) -> float | None:
-    counted = steady.filter(pl.col("samples").is_not_null())
-    if counted.is_empty():
-        return None
-    rates = counted.group_by("rank").agg(rate=pl.col("samples").sum() * 1e9 / pl.col("wall_ns").sum())
-    return float(rates["rate"].sum())
-
-
-def _most_common(values: pl.Series) -> str:
-    counts = values.drop_nulls().value_counts(sort=True)
-    return str(counts[0, 0]) if counts.height else "unknown"
-
-
-def _quantile(values: pl.Series, q: float) -> float:
-    value = values.quantile(q, interpolation="linear")
-    return float(value) if value is not None else 0.0
 
 
 def fixed_costs(tables: Tables, labelled: LabelledSteps) -> FixedCosts:
@@ -216,3 +216,118 @@ def _worst(steady: pl.DataFrame) -> float:
     quarter = (order * PARTS // pl.len().over("process")).alias("quarter")
     parts = steady.with_columns(quarter).group_by("quarter").agg(pl.col("data_wait_ns").sum(), pl.col("wall_ns").sum())
     return float((parts["data_wait_ns"] / parts["wall_ns"]).max() or 0.0)  # type: ignore[arg-type]
+
+
+def profiler_windows(tables: Tables, labelled: LabelledSteps) -> tuple[WindowFacts, ...]:
+    """One per recorded window, the user's own included."""
+    found = [
+        _ours(row, data, labelled) for row, data in event_data(tables, "window") if data.get("status") != "dropped"
+    ]
+    known = {window.trace for window in found}
+    for row, data in event_data(tables, "user_trace"):
+        name = str(data.get("trace") or data.get("path") or "")
+        if name not in known:
+            found.append(_users(tables, row, name, labelled))
+            known.add(name)
+    return tuple(found)
+
+
+def _ours(row: dict[str, Any], data: dict[str, Any], labelled: LabelledSteps) -> WindowFacts:
+    first, count = integer(data.get("first_step")), integer(data.get("steps"))
+    stop_ns, export_ns = (number(data.get(name)) for name in ("stop_duration_ns", "export_duration_ns"))
+    return WindowFacts(
+        rank=row["rank"] if row["rank"] is not None else 0,
+        trace=str(data.get("trace") or ""),
+        owner="stepscope",
+        steps=count or 0,
+        low_confidence=data.get("confidence") == "low",
+        reason=str(data.get("reason") or ""),
+        stop_ms=None if stop_ns is None else stop_ns / 1e6,
+        export_ms=None if export_ns is None else export_ns / 1e6,
+        bytes=integer(data.get("bytes")),
+        overhead_ratio=_overhead(labelled, row["process"], first, count),
+    )
+
+
+def _users(tables: Tables, row: dict[str, Any], name: str, labelled: LabelledSteps) -> WindowFacts:
+    stem = name.rsplit("/", 1)[-1]
+    own = tables.events.filter((pl.col("process") == row["process"]) & pl.col("trace").str.ends_with(stem))
+    marks = own.filter(
+        pl.col("name").str.starts_with(MARK) & (pl.col("category") == ANNOTATION) & (pl.col("duration_ns") > 0)
+    ).filter(pl.col("stream").is_null())
+    count = marks.height or (own["step"].drop_nulls().n_unique() if own.height else 0)
+    return WindowFacts(
+        rank=row["rank"] if row["rank"] is not None else 0,
+        trace=name,
+        owner="user",
+        steps=count,
+        low_confidence=False,
+        reason="written by the training script's own profiler",
+        stop_ms=None,
+        export_ms=None,
+        bytes=None,
+        overhead_ratio=_ratio(labelled, row["process"], marks["duration_ns"])
+        if marks.height
+        else _overhead(labelled, row["process"], None, None),
+    )
+
+
+def _overhead(labelled: LabelledSteps, process: str, first: int | None, count: int | None) -> float | None:
+    """Mean wall of the window's train steps over the mean of the steady ones of the same process."""
+    own = labelled.frame.filter((pl.col("process") == process) & (pl.col("kind") == "train"))
+    inside = own.filter(pl.col("in_window").fill_null(False))
+    if first is not None and count:
+        inside = inside.filter(pl.col("step").is_between(first, first + count - 1))
+    return _ratio(labelled, process, inside["wall_ns"])
+
+
+def _ratio(labelled: LabelledSteps, process: str, inside_ns: pl.Series) -> float | None:
+    """Their mean over that of the steady train steps of the process; None without either."""
+    own = (pl.col("process") == process) & (pl.col("kind") == "train") & (pl.col("reason") == "steady")
+    outside = labelled.frame.filter(own & ~pl.col("in_window").fill_null(False))
+    if inside_ns.is_empty() or outside.is_empty():
+        return None
+    return mean(inside_ns) / mean(outside["wall_ns"])
+
+
+JOURNAL, TRACE = "journal", "trace"
+
+
+def profiler_cost(tables: Tables, labelled: LabelledSteps) -> ProfilerFacts | None:
+    """None where no rank has training steps inside and outside a profiler that is the script's alone."""
+    ours = tables.journal.filter(pl.col("kind") == "window")["process"].unique().to_list()
+    train = labelled.frame.filter(
+        (pl.col("kind") == "train") & ~pl.col("process").is_in(ours) & pl.col("start_ns").is_not_null()
+    ).select("process", "wall_ns", "reason", profiled=pl.col("in_window").fill_null(False))
+    source = JOURNAL
+    if not train["profiled"].any():  # the steps that the script's own traces name on the host
+        own = tables.traces.filter(pl.col("owner") == "user").select("process", "trace")
+        marked = pl.col("name").str.starts_with(MARK) & pl.col("stream").is_null() & (pl.col("duration_ns") > 0)
+        steps = tables.events.filter(marked & pl.col("category").is_in([ANNOTATION, *OPERATORS]))
+        steps = steps.join(own, on=["process", "trace"], how="semi").select("process", wall_ns="duration_ns")
+        traced = steps.with_columns(reason=pl.lit(TRACE), profiled=pl.lit(True))
+        train, source = pl.concat([train, traced]), TRACE
+    measured = train.filter(pl.col("profiled") | (pl.col("reason") == STEADY))
+    both = measured.group_by("process").agg(both=pl.col("profiled").n_unique() == 2).filter("both").sort("process")
+    train, measured = (each.join(both, on="process", how="semi") for each in (train, measured))
+    if both.is_empty():
+        return None
+    lost = 0.0
+    for process in both["process"]:
+        here, usual = (
+            measured.filter((pl.col("process") == process) & (pl.col("profiled") == inside))["wall_ns"]
+            for inside in (True, False)
+        )
+        medians = float(np.median(here.to_numpy())) - float(np.median(usual.to_numpy()))
+        lost += len(here) * max(0.0, min(mean(here) - mean(usual), medians))
+    inside, outside = (measured.filter(pl.col("profiled") == profiled) for profiled in (True, False))
+    return ProfilerFacts(
+        inside=inside.height,
+        outside=outside.height,
+        inside_ms=mean(inside["wall_ns"]) / 1e6,
+        outside_ms=mean(outside["wall_ns"]) / 1e6,
+        steps=train.height,
+        lost_ms_per_step=lost / train.height / 1e6,
+        total_ms_per_step=mean(train["wall_ns"]) / 1e6,
+        source=source,
+    )

@@ -21,7 +21,7 @@ from msgspec import Struct, field
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.export.entry import DECODING_ERRORS, FLOWS, Entry, Timed, safe, timed
 from stepscope.read import read_paths
-from stepscope.read.kineto import raw_events
+from stepscope.read.kineto import RawEvents
 from stepscope.read.raw import RawRank, RawRun
 from stepscope.read.text import moment_ns, whole_number
 
@@ -287,19 +287,18 @@ def clock_offset_ns(rank: Rank, survey: Survey) -> int:
 def survey(source: Source, *, launches: bool, progress: Progress) -> None:
     """Fill in `source.survey`; raises UnreadableInputError when the file has no event in it."""
     surveyor = Surveyor(launches=launches)
-    events = raw_events(source.path, progress=_share(progress))
+    events = RawEvents(source.path, progress=_share(progress))
     result = source.survey = surveyor.run(timed(events, surveyor.result.counts))
     result.metadata = events.metadata()
     base_ns = moment_ns(whole_number(result.metadata.pop("baseTimeNanoseconds", None))) or 0
     result.base_ns = 0 if (result.first_ns or 0) > _SINCE_1970_NS else base_ns
-    quality = events.quality()
-    result.counts["lost"] += quality.lost
-    result.problems = quality.problems
+    result.counts["lost"] += events.lost
+    result.problems = events.problems
 
 
 def entries(source: Source, progress: Progress) -> Iterator[Timed]:
     """The same entries in the same order as the survey saw them."""
-    return timed(raw_events(source.path, progress=_share(progress)), Counter())
+    return timed(RawEvents(source.path, progress=_share(progress)), Counter())
 
 
 def _share(progress: Progress) -> Callable[[int, int], None]:

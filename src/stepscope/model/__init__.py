@@ -2,12 +2,16 @@
 
 Structs, as Python takes half a millisecond to make a dataclass and there are hundreds. The few that are dataclasses
 have subclasses whose fields are found when something asks for them. Times are integer nanoseconds on the epoch clock
-unless a name says otherwise; `None` means "not measured" and is never replaced by zero.
+unless a name says otherwise; `None` means "not measured" and is never replaced by zero. What is imported here
+is so for other packages.
 """
 
 from __future__ import annotations
 
-from stepscope.model.analysis import Analysis, Report
+from stepscope.model.analysis import (
+    Analysis,
+    Report,
+)
 from stepscope.model.findings import (
     Abstention,
     Diagnosis,
@@ -44,7 +48,13 @@ from stepscope.model.run_facts import (
     StepFacts,
     WindowFacts,
 )
-from stepscope.model.trace import DeviceLine, DeviceLines, DeviceTime, ReadingFacts, TraceFacts
+from stepscope.model.trace import (
+    DeviceLine,
+    DeviceLines,
+    DeviceTime,
+    ReadingFacts,
+    TraceFacts,
+)
 from stepscope.schema import (
     CATEGORIES,
     PHASES,
@@ -55,53 +65,3 @@ from stepscope.schema import (
     STEP_COLUMNS,
     STEPS_SCHEMA,
 )
-
-__all__ = [
-    "CATEGORIES",
-    "PHASES",
-    "RANK_SCHEMA",
-    "REPORT_SCHEMA",
-    "RUN_SCHEMA",
-    "SEVERITIES",
-    "STEPS_SCHEMA",
-    "STEP_COLUMNS",
-    "Abstention",
-    "Analysis",
-    "BatchContent",
-    "DeviceLine",
-    "DeviceLines",
-    "DeviceTime",
-    "Diagnosis",
-    "Disagreement",
-    "Evidence",
-    "Finding",
-    "FixedCosts",
-    "FrameworkFacts",
-    "HotLine",
-    "Ignored",
-    "Interval",
-    "IoFacts",
-    "LoaderFacts",
-    "LoopFacts",
-    "Note",
-    "PartitionPart",
-    "Place",
-    "ProcessFacts",
-    "ProfiledFacts",
-    "PythonFacts",
-    "Quality",
-    "ReadingFacts",
-    "Report",
-    "Risk",
-    "RunFacts",
-    "Settings",
-    "Site",
-    "SourceFiles",
-    "StackFacts",
-    "StepFacts",
-    "TraceFacts",
-    "Try",
-    "Unexplained",
-    "UnexplainedPart",
-    "WindowFacts",
-]

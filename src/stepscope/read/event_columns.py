@@ -1,4 +1,4 @@
-"""Single entries of an event list as typed records: a lean event, and arguments by what the entry is.
+"""Single entries of an event list as typed records, and the columns that they become.
 
 Arguments stay raw until the kind of an event is known, so that only a kernel pays for the figures of kernels. An entry
 whose types are not the usual ones is decoded again, loosely, and made usual; that costs the entries around it time
@@ -8,7 +8,7 @@ but no content.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from itertools import count
 from operator import attrgetter
@@ -18,12 +18,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.read.event_list import first_value
+from stepscope.read.event_list import DAMAGE, first_value
 from stepscope.read.text import LATEST_NS, LONGEST_NS, clean, whole_number
 from stepscope.read.trace import MISSING, Float64, Flows, Int32, Int64, MemoryEvents, Slices, Text, TraceChunk
 
 Id: TypeAlias = int | str
-Whole: TypeAlias = int | str | None  # text and null are made usual later
 NAN = float("nan")
 NO_RAW = msgspec.Raw()
 
@@ -42,18 +41,10 @@ class Event(msgspec.Struct, gc=False):
     id: Id | None = None
 
 
-class ExactEvent(msgspec.Struct, gc=False):
+class ExactEvent(Event, gc=False):
     """An entry whose time since 1970 would lose nanoseconds as a float."""
 
-    ph: str = ""
-    cat: str | None = None
-    name: str | None = None
-    pid: Id = "?"
-    tid: Id = "?"
-    ts: msgspec.Raw = NO_RAW
-    dur: float = NAN
-    args: msgspec.Raw = NO_RAW
-    id: Id | None = None
+    ts: msgspec.Raw = NO_RAW  # type: ignore[assignment]
 
 
 class LooseEvent(msgspec.Struct, gc=False):
@@ -70,138 +61,115 @@ class LooseEvent(msgspec.Struct, gc=False):
     id: Any = None
 
 
-class LinkArgs(msgspec.Struct, gc=False):
-    """What every kind may say about who caused it."""
+# ----------------------------------------------------------------------------------------------------- arguments
 
-    external_id: Whole = msgspec.field(default=MISSING, name="External id")
-    external_old: Whole = msgspec.field(default=MISSING, name="external id")
-
-
-class RuntimeArgs(LinkArgs, gc=False):
-    """A call of the device's runtime or driver."""
-
-    correlation: Whole = MISSING
+Whole: TypeAlias = int | str | None  # text and null are made usual later
+_FLOAT = (float | None, NAN)
+_SIDES = (tuple[int, int, int] | None, None)
+_TEXT = (str | None, None)
+_RAW = (msgspec.Raw, NO_RAW)
+_WHOLE = (Whole, MISSING)
 
 
-class PythonArgs(LinkArgs, gc=False):
-    """A Python function."""
-
-    python_module: Whole = msgspec.field(default=MISSING, name="Python module id")
-
-
-class OperatorArgs(LinkArgs, gc=False):
-    """An operator on the host."""
-
-    sequence: Whole = msgspec.field(default=MISSING, name="Sequence number")
-    forward_thread: Whole = msgspec.field(default=MISSING, name="Fwd thread id")
-    types: msgspec.Raw = msgspec.field(default=NO_RAW, name="Input type")
-    shapes: msgspec.Raw = msgspec.field(default=NO_RAW, name="Input Dims")
-    shapes_old: msgspec.Raw = msgspec.field(default=NO_RAW, name="Input dims")
-    call_stack: str | None = msgspec.field(default=None, name="Call stack")
-    collective: msgspec.Raw = msgspec.field(default=NO_RAW, name="Collective name")
+def _record(*groups: dict[str, tuple[str, tuple[Any, Any]]]) -> Any:
+    """A record of arguments: field -> its key in the file, its type and what stands for a missing one."""
+    fields = {name: field for group in groups for name, field in group.items()}
+    typed = [(name, kind[0], msgspec.field(default=kind[1], name=key)) for name, (key, kind) in fields.items()]
+    return msgspec.defstruct("Arguments", typed, gc=False)
 
 
-class DeviceArgs(LinkArgs, gc=False):
-    """A kernel, copy or memset on the device."""
-
-    device: Whole = MISSING
-    stream: Whole = MISSING
-    correlation: Whole = MISSING
-    bytes: Whole = MISSING
-    registers: Whole = msgspec.field(default=MISSING, name="registers per thread")
-    shared_memory: Whole = msgspec.field(default=MISSING, name="shared memory")
-    blocks_per_sm: float | None = msgspec.field(default=NAN, name="blocks per SM")
-    warps_per_sm: float | None = msgspec.field(default=NAN, name="warps per SM")
-    grid: tuple[int, int, int] | None = None
-    block: tuple[int, int, int] | None = None
-    occupancy: float | None = msgspec.field(default=NAN, name="est. achieved occupancy %")
-    collective: msgspec.Raw = msgspec.field(default=NO_RAW, name="Collective name")
-
-
-class AnyArgs(DeviceArgs, gc=False):
-    """Of a kind we do not know: everything that any kind may say."""
-
-    python_module: Whole = msgspec.field(default=MISSING, name="Python module id")
-    sequence: Whole = msgspec.field(default=MISSING, name="Sequence number")
-    forward_thread: Whole = msgspec.field(default=MISSING, name="Fwd thread id")
-    types: msgspec.Raw = msgspec.field(default=NO_RAW, name="Input type")
-    shapes: msgspec.Raw = msgspec.field(default=NO_RAW, name="Input Dims")
-    shapes_old: msgspec.Raw = msgspec.field(default=NO_RAW, name="Input dims")
-    call_stack: str | None = msgspec.field(default=None, name="Call stack")
-
-
-class MemoryArgs(msgspec.Struct, gc=False):
-    """A `[memory]` instant."""
-
-    address: Whole = msgspec.field(default=MISSING, name="Addr")
-    bytes: Whole = msgspec.field(default=MISSING, name="Bytes")
-    device_type: Whole = msgspec.field(default=MISSING, name="Device Type")
-    device: Whole = msgspec.field(default=MISSING, name="Device Id")
-    allocated_bytes: Whole = msgspec.field(default=MISSING, name="Total Allocated")
-    reserved_bytes: Whole = msgspec.field(default=MISSING, name="Total Reserved")
-
-
-class NameArgs(msgspec.Struct, gc=False):
-    """A metadata entry: the name of a thread."""
-
-    name: Any = None
-
-
-# By category in lower case. What is not here is decoded as AnyArgs.
-ARGS_BY_CATEGORY: dict[str, type[msgspec.Struct]] = {
-    "python_function": PythonArgs,
-    "cpu_op": OperatorArgs,
-    "operator": OperatorArgs,
-    "cuda_runtime": RuntimeArgs,
-    "runtime": RuntimeArgs,
-    "cuda_driver": RuntimeArgs,
-    "kernel": DeviceArgs,
-    "gpu_memcpy": DeviceArgs,
-    "memcpy": DeviceArgs,
-    "gpu_memset": DeviceArgs,
-    "memset": DeviceArgs,
+# What every kind may say about who caused it.
+_CAUSE = {"external_id": ("External id", _WHOLE), "external_old": ("external id", _WHOLE)}
+_CALL = {"correlation": ("correlation", _WHOLE)}
+_PYTHON = {"python_module": ("Python module id", _WHOLE)}
+_COLLECTIVE = {"collective": ("Collective name", _RAW)}
+_OPERATOR = {
+    "sequence": ("Sequence number", _WHOLE),
+    "forward_thread": ("Fwd thread id", _WHOLE),
+    "types": ("Input type", _RAW),
+    "shapes": ("Input Dims", _RAW),
+    "shapes_old": ("Input dims", _RAW),
+    "call_stack": ("Call stack", _TEXT),
 }
-_KINDS: tuple[Any, ...] = (PythonArgs, OperatorArgs, RuntimeArgs, DeviceArgs, AnyArgs, MemoryArgs, NameArgs)
-_ONE: dict[Any, Any] = {kind: msgspec.json.Decoder(kind) for kind in _KINDS}
-_MANY: dict[Any, Any] = {kind: msgspec.json.Decoder(list.__class_getitem__(kind)) for kind in _KINDS}
-_DAMAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_DEVICE = {
+    "device": ("device", _WHOLE),
+    "stream": ("stream", _WHOLE),
+    **_CALL,
+    "bytes": ("bytes", _WHOLE),
+    "registers": ("registers per thread", _WHOLE),
+    "shared_memory": ("shared memory", _WHOLE),
+    "blocks_per_sm": ("blocks per SM", _FLOAT),
+    "warps_per_sm": ("warps per SM", _FLOAT),
+    "grid": ("grid", _SIDES),
+    "block": ("block", _SIDES),
+    "occupancy": ("est. achieved occupancy %", _FLOAT),
+}
+OPERATOR_ARGS = _record(_CAUSE, _OPERATOR, _COLLECTIVE)
+DEVICE_ARGS = _record(_CAUSE, _DEVICE, _COLLECTIVE)
+RUNTIME_ARGS = _record(_CAUSE, _CALL)
+PYTHON_ARGS = _record(_CAUSE, _PYTHON)
+ANY_ARGS = _record(_CAUSE, _DEVICE, _COLLECTIVE, _PYTHON, _OPERATOR)
+# By category in lower case. What is not here is decoded as ANY_ARGS.
+_ARGS_BY_CATEGORY = {
+    "python_function": PYTHON_ARGS,
+    **dict.fromkeys(("cpu_op", "operator"), OPERATOR_ARGS),
+    **dict.fromkeys(("cuda_runtime", "runtime", "cuda_driver"), RUNTIME_ARGS),
+    **dict.fromkeys(("kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset"), DEVICE_ARGS),
+}
+MEMORY_ARGS = _record(
+    {
+        "address": ("Addr", _WHOLE),
+        "bytes": ("Bytes", _WHOLE),
+        "device_type": ("Device Type", _WHOLE),
+        "device": ("Device Id", _WHOLE),
+        "allocated_bytes": ("Total Allocated", _WHOLE),
+        "reserved_bytes": ("Total Reserved", _WHOLE),
+    }
+)
+NAME_ARGS = _record({"name": ("name", (Any, None))})  # of a metadata entry: the name of a thread
+_ALL_ARGS = (OPERATOR_ARGS, DEVICE_ARGS, RUNTIME_ARGS, PYTHON_ARGS, ANY_ARGS, MEMORY_ARGS, NAME_ARGS)
+_ONE = {kind: msgspec.json.Decoder(kind) for kind in _ALL_ARGS}
+_MANY = {kind: msgspec.json.Decoder(list.__class_getitem__(kind)) for kind in _ALL_ARGS}
 
 
-def decode_args(kind: type[msgspec.Struct], raws: Sequence[msgspec.Raw]) -> list[Any]:
+def decode_args(kind: Any, raws: Sequence[msgspec.Raw]) -> list[Any]:
     """Arguments of many events as records of `kind`; what does not fit the types is made to fit or is missing."""
     try:
         return _MANY[kind].decode(b"[" + b",".join([raw or b"{}" for raw in raws]) + b"]")  # type: ignore[no-any-return]
-    except _DAMAGE:
+    except DAMAGE:
         return [_decode_one(kind, raw) for raw in raws]
 
 
-def _decode_one(kind: type[msgspec.Struct], raw: msgspec.Raw) -> Any:
+def _decode_one(kind: Any, raw: msgspec.Raw) -> Any:
     try:
         return _ONE[kind].decode(raw or b"{}")
-    except _DAMAGE:
+    except DAMAGE:
         record = kind()
     value = first_value(bytes(raw))
     if isinstance(value, dict):
         for field in msgspec.structs.fields(kind):
-            if field.encode_name in value:
-                fitted = _fit(field.type, value[field.encode_name])
-                if fitted is not None:
-                    setattr(record, field.name, fitted)
+            fitted = _fit(field.type, value.get(field.encode_name))
+            if fitted is not None:
+                setattr(record, field.name, fitted)
     return record
 
 
 def _fit(kind: Any, value: Any) -> Any:
+    if value is None:
+        return None
     if kind is msgspec.Raw:
         return msgspec.Raw(msgspec.json.encode(value))
-    if kind == float | None:
+    if kind == _FLOAT[0]:
         return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
-    if kind == str | None:
+    if kind == _TEXT[0]:
         return value if isinstance(value, str) else None
-    if kind == tuple[int, int, int] | None:
+    if kind == _SIDES[0]:
         sides = value if isinstance(value, list) and len(value) == 3 else []
         return tuple(sides) if sides and all(type(side) is int for side in sides) else None
     return whole_number(value) if kind == Whole else value
 
+
+# ----------------------------------------------------------------------------------------------------------- times
 
 # Below, a float of microseconds with three decimals rounds to the right nanosecond: 2**43 us are 101 days, and the
 # writer's base is at most three months old.
@@ -272,30 +240,22 @@ def _one(text: bytes) -> int | None:
     return result if abs(result) <= _FAR_NS else None
 
 
+# --------------------------------------------------------------------------------------------------------- columns
+
 COLLECTIVE_KEYS = (
-    "Collective name",
-    "In msg nelems",
-    "Out msg nelems",
-    "dtype",
-    "Group size",
-    "Process Group Name",
-    "Process Group Description",
-    "Process Group Ranks",
-    "Process Group ID",
-    "Src Rank",
-    "Dst Rank",
-    "Seq",
-    "In split size",
-    "Out split size",
-    "Comms Id",
-    "Global rank start",
-    "Global rank stride",
-    "Root Rank",
+    *("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size", "Process Group Name"),
+    *("Process Group Description", "Process Group Ranks", "Process Group ID", "Src Rank", "Dst Rank", "Seq"),
+    *("In split size", "Out split size", "Comms Id", "Global rank start", "Global rank stride", "Root Rank"),
 )
 _MAX_VALUE_BYTES = 2048
+_NO_CODE = np.int32(-1)
+MAX_NAME_CHARS = 4096
+MAX_ARGUMENT_CHARS = 65_536  # shapes, types, call stacks
+MAX_ID_CHARS = 200
+CHUNK_ENTRIES = 65_536
 
 
-def collective_text(raw: Any) -> str | None:
+def collective_text(raw: msgspec.Raw) -> str | None:
     """The allow-listed arguments among `raw`, a JSON object; None where there is none that can be kept."""
     value = first_value(bytes(raw))
     if not isinstance(value, dict):
@@ -305,40 +265,62 @@ def collective_text(raw: Any) -> str | None:
     return msgspec.json.encode(small).decode() if small else None
 
 
-_NO_CODE = np.int32(-1)
-MAX_NAME_CHARS = 4096
-MAX_ARGUMENT_CHARS = 65_536  # shapes, types, call stacks
-MAX_ID_CHARS = 200
+def _name_text(value: str) -> str:
+    """A name that can be stored: valid Unicode of bounded length."""
+    return clean(value[:MAX_NAME_CHARS])
+
+
+def _json_text(value: bytes) -> str | None:
+    """Raw JSON as compact text; missing where it is null, empty or absurdly long."""
+    if len(value) > MAX_ARGUMENT_CHARS or value == b"null":
+        return None
+    try:
+        return msgspec.json.format(value, indent=-1).decode() or None
+    except DAMAGE:
+        return None
+
+
+def _track_text(ids: tuple[Any, Any]) -> str:
+    """Process and thread as "pid/tid"; "?" for what is no id."""
+    known = (str(part) if isinstance(part, int | str) and not isinstance(part, bool) else "?" for part in ids)
+    return "/".join(clean(part[:MAX_ID_CHARS]) for part in known)
+
+
+# How the distinct values of a column of texts are spelled; None is missing.
+_SPELL: dict[str, Any] = {
+    **dict.fromkeys(("category", "name", "kind"), _name_text),
+    "track": _track_text,
+    **dict.fromkeys(("shapes", "types"), _json_text),
+    "call_stack": lambda value: clean(value[:MAX_ARGUMENT_CHARS]) or None,
+    "collective": str,
+}
 
 
 class Codes:
-    """Values to codes in order of appearance; None and no bytes are -1."""
+    """Texts as codes in order of appearance; None and no bytes are -1. `whole` is the column."""
 
-    def __init__(self) -> None:
+    kind = np.int32
+    missing = _NO_CODE
+
+    def __init__(self, spell: Any) -> None:
+        self._spell = spell
         self._codes: defaultdict[Any, int] = defaultdict(count().__next__)
         self._codes[None] = self._codes[b""] = -1
         self._parts: list[Int32] = []
-
-    def add(self, values: Iterable[Any], size: int) -> Int32:
-        """Append `size` hashable values; returns their codes."""
-        part = self.codes(values, size)
-        self._parts.append(part)
-        return part
-
-    def add_codes(self, codes: Int32 | None, size: int) -> None:
-        """Append `size` codes that `codes` gave, or as many missing values."""
-        self._parts.append(np.broadcast_to(_NO_CODE, size) if codes is None else codes)
 
     def codes(self, values: Iterable[Any], size: int) -> Int32:
         """The codes of `size` hashable values, which are not appended yet."""
         return np.fromiter(map(self._codes.__getitem__, values), np.int32, size)
 
+    def add(self, codes: Int32 | None, size: int) -> None:
+        """Append `size` codes that `codes` gave, or as many missing values."""
+        self._parts.append(np.broadcast_to(_NO_CODE, size) if codes is None else codes)
+
     def values(self) -> list[Any]:
         return list(self._codes)[2:]
 
-    def text(self, spell: Any) -> Text:
-        """The column, with every distinct value spelled by `spell` (which may return None for missing)."""
-        spelled = [spell(value) for value in self.values()]
+    def whole(self) -> Text:
+        spelled = [self._spell(value) for value in self.values()]
         codes = np.concatenate(self._parts) if self._parts else np.empty(0, np.int32)
         known: dict[str, int] = {}
         final = [-1 if value is None else known.setdefault(value, len(known)) for value in spelled]
@@ -347,113 +329,69 @@ class Codes:
         return Text(list(known), codes)
 
 
-def name_text(value: str) -> str:
-    """A name that can be stored: valid Unicode of bounded length."""
-    return clean(value[:MAX_NAME_CHARS])
-
-
-def argument_text(value: str) -> str | None:
-    """A long text, or missing where it has no sensible length."""
-    return clean(value[:MAX_ARGUMENT_CHARS]) or None
-
-
-def json_text(value: bytes) -> str | None:
-    """Raw JSON as compact text; missing where it is null, empty or absurdly long."""
-    if len(value) > MAX_ARGUMENT_CHARS or value == b"null":
-        return None
-    try:
-        return msgspec.json.format(value, indent=-1).decode() or None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def track_text(ids: tuple[Any, Any]) -> str:
-    """ "pid/tid"."""
-    return "/".join(id_text(part) for part in ids)
-
-
-def id_text(value: Any) -> str:
-    """A process or thread id as text; "?" for what is none."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        return "?"
-    return clean(str(value)[:MAX_ID_CHARS])
-
-
 class Numbers:
-    """An integer or float column that is filled in parts."""
+    """A column of integers, floats or truths that is filled in parts."""
 
     def __init__(self, kind: Any) -> None:
-        self._kind = kind
-        self._missing = np.nan if kind is np.float64 else MISSING
+        self.kind = kind
+        self.missing = np.nan if kind is np.float64 else MISSING
         self._parts: list[Any] = []
         self._any = False
 
-    def add(self, part: Any) -> None:
-        self._parts.append(part)
-        self._any = True
+    def add(self, part: Any | None, size: int) -> None:
+        """Append `size` values, or as many missing ones."""
+        self._parts.append(self._absent(size) if part is None else part)
+        self._any |= part is not None
 
-    def add_missing(self, size: int) -> None:
-        self._parts.append(self._absent(size))
-
-    def array(self) -> Any:
+    def whole(self) -> Any:
         """The whole column. Where no row has a value, one value stands for all (its stride is 0)."""
         if not self._any:
             return self._absent(sum(map(len, self._parts)))
         return self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
 
     def _absent(self, size: int) -> Any:
-        return np.broadcast_to(self._kind(self._missing) if size else np.empty(0, self._kind), size)
+        return np.broadcast_to(self.kind(self.missing) if size else np.empty(0, self.kind), size)
 
 
-def integers(values: Sequence[Any]) -> Int64:
-    """Whole numbers as int64; text of a number counts, anything else is MISSING."""
+_KINDS: dict[Any, Any] = {Int64: np.int64, Float64: np.float64, npt.NDArray[np.bool_]: np.bool_}
+
+
+def _empty(table: type[msgspec.Struct]) -> dict[str, Any]:
+    """The columns of a part of a chunk, by the types of its fields, to be filled."""
+    fields = msgspec.structs.fields(table)
+    return {f.name: Codes(_SPELL[f.name]) if f.type is Text else Numbers(_KINDS[f.type]) for f in fields}
+
+
+def _attribute(name: str, records: Sequence[Any]) -> Int64:
+    """The integers that `records` hold under `name`; text of a number counts, anything else is MISSING."""
     try:
-        return np.fromiter(values, np.int64, len(values))
+        return np.fromiter(map(attrgetter(name), records), np.int64, len(records))
     except (TypeError, ValueError, OverflowError):
-        return np.fromiter(map(_integer, values), np.int64, len(values))
+        return np.fromiter((_integer(getattr(record, name)) for record in records), np.int64, len(records))
 
 
 def _integer(value: Any) -> int:
     if type(value) is int and 2**63 <= value < 2**64:
-        return value - 2**64 if value > 2**63 else MISSING  # an address or handle: distinct ones stay distinct
+        return value - 2**64  # an address or handle: distinct ones stay distinct
     number = whole_number(value)
     return MISSING if number is None else number
 
 
-def attribute(name: str, records: Sequence[Any]) -> Int64:
-    """The integers that `records` hold under `name`."""
-    try:
-        return np.fromiter(map(attrgetter(name), records), np.int64, len(records))
-    except (TypeError, ValueError, OverflowError):
-        return integers([getattr(record, name) for record in records])
-
-
-def decimals(name: str, records: Sequence[Any]) -> Float64:
-    """The floats that `records` hold under `name`; null is NaN."""
-    return np.array([getattr(record, name) for record in records], dtype=np.float64)
-
-
-def volumes(sides: Sequence[tuple[int, int, int] | None]) -> Int64:
+def _volumes(sides: Iterable[tuple[int, int, int] | None]) -> Int64:
     """The product of three sides, where there are any and it is no absurd number."""
-    products = [MISSING if side is None else side[0] * side[1] * side[2] for side in sides]
+    products = [0 if side is None else side[0] * side[1] * side[2] for side in sides]
     return np.fromiter([p if 0 < p < 2**62 else MISSING for p in products], np.int64, len(products))
 
 
-CHUNK_ENTRIES = 65_536
-_FLOW_PHASES = frozenset("stf")
-_INSTANT_PHASES = frozenset("iI")
-_INTEGERS = (
-    "correlation", "external_id", "sequence", "forward_thread", "device", "stream", "bytes", "python_module", "blocks",
-    "threads", "registers", "shared_memory",
-)  # fmt: skip
-_FLOATS = ("blocks_per_sm", "warps_per_sm", "occupancy")
-_TEXTS = ("shapes", "types", "call_stack", "collective")
-_MEMORY = ("address", "bytes", "device_type", "device", "allocated_bytes", "reserved_bytes")
-_DERIVED = {"blocks": "grid", "threads": "block"}
-
-
-def _ids(events: list[Any]) -> Iterable[tuple[Any, Any]]:
-    return zip([event.pid for event in events], [event.tid for event in events], strict=True)
+# Columns of slices that arguments tell -> the fields that may hold them, of which the first that does counts.
+_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    **{name: (name,) for name in (*_PYTHON, *_OPERATOR, *_DEVICE, "collective") if name in Slices.__struct_fields__},
+    "external_id": ("external_id", "external_old"),
+    "blocks": ("grid",),
+    "threads": ("block",),
+    "shapes": ("shapes", "shapes_old"),
+}
+_MEMORY = tuple(name for name in MemoryEvents.__struct_fields__ if name not in ("track", "time_ns"))
 
 
 class ChunkBuilder:
@@ -467,13 +405,7 @@ class ChunkBuilder:
         self._reset()
 
     def _reset(self) -> None:
-        self._slices = _SliceColumns()
-        self._flows: dict[str, Any] = {
-            "kind": Codes(), "id": Numbers(np.int64), "finish": Numbers(np.bool_), "track": Codes(),
-            "time_ns": Numbers(np.int64),
-        }  # fmt: skip
-        self._memory: dict[str, Any] = {name: Numbers(np.int64) for name in ("time_ns", *_MEMORY)}
-        self._memory["track"] = Codes()
+        self._slices, self._flows, self._memory = _empty(Slices), _empty(Flows), _empty(MemoryEvents)
         self._pending = 0
 
     def add(self, events: list[Any]) -> None:
@@ -482,193 +414,110 @@ class ChunkBuilder:
         self._pending += len(events)
         slices = [event for event in events if event.ph == "X"]
         if slices:
-            self.lost += self._slices.add(slices)
+            self._add_slices(slices)
         if len(slices) == len(events):
             return
         others = [event for event in events if event.ph != "X"]
-        flows = [event for event in others if event.ph in _FLOW_PHASES]
-        if flows:
-            self._add_flows(flows)
-        if len(flows) == len(others):
-            return
-        memory = [event for event in others if event.name == "[memory]" and event.ph in _INSTANT_PHASES]
+        flows = [event for event in others if event.ph in ("s", "t", "f")]
+        memory = [event for event in others if event.name == "[memory]" and event.ph in ("i", "I")]
         named = [event for event in others if event.ph == "M"]
         self.unsupported += len(others) - len(flows) - len(memory) - len(named)
+        if flows:
+            self._add_flows(flows)
         if memory:
             self._add_memory(memory)
         if named:
-            for event, args in zip(named, decode_args(NameArgs, [event.args for event in named]), strict=True):
+            for event, args in zip(named, decode_args(NAME_ARGS, [event.args for event in named]), strict=True):
                 if event.name == "thread_name" and isinstance(args.name, str):
-                    self.threads[track_text((event.pid, event.tid))] = name_text(args.name)
+                    self.threads[_track_text((event.pid, event.tid))] = _name_text(args.name)
 
     def full(self) -> bool:
         return self._pending >= CHUNK_ENTRIES
 
     def take(self) -> TraceChunk:
         """Everything collected since the last one."""
-        flows = self._flows
-        memory = self._memory
-        chunk = TraceChunk(
-            self._slices.finish(),
-            Flows(
-                kind=flows["kind"].text(name_text),
-                id=flows["id"].array(),
-                finish=flows["finish"].array(),
-                track=flows["track"].text(track_text),
-                time_ns=flows["time_ns"].array(),
-            ),
-            MemoryEvents(
-                track=memory["track"].text(track_text),
-                **{name: column.array() for name, column in memory.items() if name != "track"},
-            ),
-        )
+        parts = ((Slices, self._slices), (Flows, self._flows), (MemoryEvents, self._memory))
+        whole: list[Any] = [
+            table(**{name: column.whole() for name, column in columns.items()}) for table, columns in parts
+        ]
+        chunk = TraceChunk(*whole)
         self._reset()
         return chunk
 
-    def _add_flows(self, flows: list[Any]) -> None:
-        times, ok = nanoseconds([event.ts for event in flows])
-        ids = integers([event.id for event in flows])
-        ok &= ids != MISSING
-        flows, times, ids = self._keep(flows, ok, times, ids)
-        self._flows["kind"].add([event.cat or event.name for event in flows], len(flows))
-        self._flows["id"].add(ids)
-        self._flows["finish"].add(np.fromiter(map("f".__eq__, [event.ph for event in flows]), np.bool_, len(flows)))
-        self._flows["track"].add(_ids(flows), len(flows))
-        self._flows["time_ns"].add(times)
+    def _add(self, columns: dict[str, Any], events: list[Any], **values: Any) -> None:
+        """Append the tracks of `events`, and `values` by column: numbers, or the texts of each."""
+        size = len(events)
+        ids = zip([event.pid for event in events], [event.tid for event in events], strict=True)
+        for name, given in {"track": ids, **values}.items():
+            column = columns[name]
+            column.add(column.codes(given, size) if isinstance(column, Codes) else given, size)
 
-    def _add_memory(self, events: list[Any]) -> None:
-        times, ok = nanoseconds([event.ts for event in events])
-        events, times = self._keep(events, ok, times)
-        args = decode_args(MemoryArgs, [event.args for event in events])
-        self._memory["track"].add(_ids(events), len(events))
-        self._memory["time_ns"].add(times)
-        for name in _MEMORY:
-            self._memory[name].add(attribute(name, args))
-
-    def _keep(self, events: list[Any], ok: npt.NDArray[np.bool_], *columns: Any) -> Any:
+    def _usable(self, events: list[Any], ok: npt.NDArray[np.bool_], *columns: Any) -> Any:
+        """Those of `events`, and of `columns` beside them, that are `ok`; the others are lost."""
         if ok.all():
             return (events, *columns)
         self.lost += int(len(ok) - ok.sum())
         kept = [event for event, good in zip(events, ok.tolist(), strict=True) if good]
         return (kept, *(column[ok] for column in columns))
 
+    def _add_flows(self, flows: list[Any]) -> None:
+        times, ok = nanoseconds([event.ts for event in flows])
+        ids = _attribute("id", flows)
+        flows, times, ids = self._usable(flows, ok & (ids != MISSING), times, ids)
+        finish = np.fromiter(map("f".__eq__, [event.ph for event in flows]), np.bool_, len(flows))
+        kinds = [event.cat or event.name for event in flows]
+        self._add(self._flows, flows, kind=kinds, id=ids, finish=finish, time_ns=times)
 
-class _SliceColumns:
-    """The columns of `Slices` while they grow."""
+    def _add_memory(self, events: list[Any]) -> None:
+        times, ok = nanoseconds([event.ts for event in events])
+        events, times = self._usable(events, ok, times)
+        args = decode_args(MEMORY_ARGS, [event.args for event in events])
+        self._add(self._memory, events, time_ns=times, **{name: _attribute(name, args) for name in _MEMORY})
 
-    def __init__(self) -> None:
-        self._category = Codes()
-        self._name = Codes()
-        self._track = Codes()
-        self._start = Numbers(np.int64)
-        self._duration = Numbers(np.int64)
-        self._numbers = {name: Numbers(np.int64) for name in _INTEGERS}
-        self._numbers |= {name: Numbers(np.float64) for name in _FLOATS}
-        self._texts = {name: Codes() for name in _TEXTS}
-        self._kinds: list[type[msgspec.Struct]] = []  # of the arguments, by category code
-
-    def add(self, events: list[Any]) -> int:
-        """Append slices; returns how many had no usable name or time."""
+    def _add_slices(self, events: list[Any]) -> None:
         start, ok = nanoseconds([event.ts for event in events])
         duration, duration_ok = nanoseconds([event.dur for event in events])
         ok &= duration_ok & (duration >= 0) & (duration <= LONGEST_NS)
-        names = [event.name for event in events]
-        if None in names:
-            ok &= np.fromiter((name is not None for name in names), np.bool_, len(names))
-        lost = int(len(ok) - ok.sum())
-        if lost:
-            events = [event for event, good in zip(events, ok.tolist(), strict=True) if good]
-            start, duration, names = start[ok], duration[ok], [event.name for event in events]
-        size = len(events)
-        self._start.add(start)
-        self._duration.add(duration)
-        self._name.add(names, size)
-        self._track.add(_ids(events), size)
-        codes = self._category.add([event.cat for event in events], size)
-        self._add_arguments(events, codes, size)
-        return lost
-
-    def _add_arguments(self, events: list[Any], codes: Any, size: int) -> None:
-        known = self._category.values()
-        for category in known[len(self._kinds) :]:
-            self._kinds.append(ARGS_BY_CATEGORY.get(category.lower(), AnyArgs))
+        ok &= np.fromiter([event.name is not None for event in events], np.bool_, len(events))
+        events, start, duration = self._usable(events, ok, start, duration)
+        names, categories = [event.name for event in events], [event.cat for event in events]
+        self._add(self._slices, events, name=names, category=categories, start_ns=start, duration_ns=duration)
+        category = self._slices["category"]
+        codes = category.codes(categories, len(events))
         # The last for a missing category, whose code is -1.
-        kinds: list[type[msgspec.Struct]] = [*self._kinds, AnyArgs]
-        columns = _Part(size, self._texts)
+        kinds = [*(_ARGS_BY_CATEGORY.get(each.lower(), ANY_ARGS) for each in category.values()), ANY_ARGS]
+        filled: dict[str, Any] = {}
         for kind in set(kinds):
-            wanted = np.array([each is kind for each in kinds])
-            at = np.flatnonzero(wanted[codes])
+            at = np.flatnonzero(np.array([each is kind for each in kinds])[codes])
             if len(at):
-                columns.fill(kind, at, [events[i].args for i in at.tolist()])
-        filled: dict[str, Any] = {**columns.integers, **columns.floats}
-        for name, column in self._numbers.items():
-            if name in filled:
-                column.add(filled[name])
-            else:
-                column.add_missing(size)
-        for name, text in self._texts.items():
-            text.add_codes(columns.texts.get(name), size)
+                for name, values in self._arguments(kind, [events[i].args for i in at.tolist()]):
+                    column = self._slices[name]
+                    filled.setdefault(name, np.full(len(events), column.missing, column.kind))[at] = values
+        for name in _ARGUMENTS:
+            self._slices[name].add(filled.get(name), len(events))
 
-    def finish(self) -> Slices:
-        numbers = {name: column.array() for name, column in self._numbers.items()}
-        return Slices(
-            category=self._category.text(name_text),
-            name=self._name.text(name_text),
-            track=self._track.text(track_text),
-            start_ns=self._start.array(),
-            duration_ns=self._duration.array(),
-            shapes=self._texts["shapes"].text(json_text),
-            types=self._texts["types"].text(json_text),
-            call_stack=self._texts["call_stack"].text(argument_text),
-            collective=self._texts["collective"].text(str),
-            **numbers,
-        )
-
-
-class _Part:
-    """The argument columns of one stretch of slices, filled group by group."""
-
-    def __init__(self, size: int, codes: dict[str, Codes]) -> None:
-        self.size = size
-        self.integers: dict[str, Int64] = {}
-        self.floats: dict[str, Any] = {}
-        self.texts: dict[str, Int32] = {}
-        self._codes = codes
-
-    def fill(self, kind: type[msgspec.Struct], at: Int64, raws: list[msgspec.Raw]) -> None:
-        """Decode the arguments `raws` of the slices `at` as `kind` and put them into the columns."""
+    def _arguments(self, kind: Any, raws: list[msgspec.Raw]) -> Iterator[tuple[str, Any]]:
+        """The columns that arguments of `kind` fill, with their values."""
         args = decode_args(kind, raws)
-        fields = set(kind.__struct_fields__)
-        for name in _INTEGERS:
-            source = _DERIVED.get(name, name)
-            if source in fields:
-                values = volumes([getattr(a, source) for a in args]) if name in _DERIVED else attribute(name, args)
-                if name == "external_id" and (values == MISSING).any():
-                    values = np.where(values == MISSING, attribute("external_old", args), values)
-                self.integers.setdefault(name, np.full(self.size, MISSING, np.int64))[at] = values
-        for name in _FLOATS:
-            if name in fields:
-                self.floats.setdefault(name, np.full(self.size, np.nan))[at] = decimals(name, args)
-        if "shapes" in fields:
-            shapes = self._raw("shapes", "shapes", args)
-            if (shapes < 0).any():
-                shapes = np.where(shapes < 0, self._raw("shapes", "shapes_old", args), shapes)
-            self._put("shapes", at, shapes)
-            self._put("types", at, self._raw("types", "types", args))
-            stacks = map(attrgetter("call_stack"), args)
-            self._put("call_stack", at, self._codes["call_stack"].codes(stacks, len(args)))
-        if "collective" in fields:
-            self._collectives(at, args, raws)
+        for name, sources in _ARGUMENTS.items():
+            column = self._slices[name]
+            found = None
+            for source in sources:
+                if source in kind.__struct_fields__ and (found is None or (found == column.missing).any()):
+                    values = self._values(column, source, args, raws)
+                    found = values if found is None else np.where(found == column.missing, values, found)
+            if found is not None and (isinstance(column, Numbers) or (found >= 0).any()):
+                yield name, found
 
-    def _raw(self, name: str, field: str, args: list[Any]) -> Int32:
-        return self._codes[name].codes(map(bytes, map(attrgetter(field), args)), len(args))
-
-    def _put(self, name: str, at: Int64, codes: Int32) -> None:
-        if (codes >= 0).any():
-            self.texts.setdefault(name, np.full(self.size, -1, np.int32))[at] = codes
-
-    def _collectives(self, at: Int64, args: list[Any], raws: list[msgspec.Raw]) -> None:
-        given = [args_of_one.collective for args_of_one in args]
-        if any(given):
-            texts = [collective_text(raws[i]) if each else None for i, each in enumerate(given)]
-            self._put("collective", at, self._codes["collective"].codes(texts, len(texts)))
+    def _values(self, column: Any, field: str, args: list[Any], raws: list[msgspec.Raw]) -> Any:
+        given = map(attrgetter(field), args)
+        if field == "collective":
+            texts = [collective_text(raw) if each else None for raw, each in zip(raws, given, strict=True)]
+            return column.codes(texts, len(args))
+        if isinstance(column, Codes):
+            return column.codes(given if field == "call_stack" else map(bytes, given), len(args))
+        if field in ("grid", "block"):
+            return _volumes(given)
+        if column.kind is np.float64:
+            return np.array(list(given), np.float64)  # null is NaN
+        return _attribute(field, args)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -201,7 +201,7 @@ class Frames:
         self.tail = tail
 
     def _salvage(self, text: bytes, rest: bytes, *, last: bool = False) -> Stretch:
-        found = salvage(text, self._decode, self._limits.event_bytes)
+        found = _Salvage(text, self._decode, self._limits.event_bytes)
         self.repaired += found.repaired
         self.lost += found.lost
         if not last or found.repaired or found.lost > 1 or found.end is not None:
@@ -264,30 +264,19 @@ _MORE_JOINED = 4  # of them that a repair looks at behind the place where the da
 _MAX_JOINED = 16  # candidate starts that one event may hold in its texts or nested arguments
 
 
-class Salvaged(NamedTuple):
-    """Stretches of events in file order, each of one type; `repaired` events needed a repair, `lost` ones went.
-
-    `end` is the offset behind the list's closing bracket, or None where the list goes on.
-    """
-
-    stretches: list[list[Any]]
-    repaired: int
-    lost: int
-    end: int | None
-
-
 def trailing_offset(error: Exception) -> int | None:
     """Where the decoder found text behind a whole value, or None if that was not its complaint."""
     match = _TRAILING.search(str(error))
     return int(match[1]) - 1 if match else None  # it counts the byte that it had just taken
 
 
-def salvage(text: bytes, decode: Decode, max_event_bytes: int) -> Salvaged:
-    """Decode what can be decoded of `text`, events separated by commas; `decode` takes a whole JSON array."""
-    return _Salvage(text, decode, max_event_bytes).run()
-
-
 class _Salvage:
+    """What can be decoded of `text`, events separated by commas; `decode` takes a whole JSON array.
+
+    `stretches` are events in file order, each of one type; `repaired` events needed a repair, `lost` ones went. `end`
+    is the offset behind the list's closing bracket, or None where the list goes on.
+    """
+
     def __init__(self, text: bytes, decode: Decode, max_event_bytes: int) -> None:
         self.text = text
         self.decode = decode
@@ -295,26 +284,30 @@ class _Salvage:
         self.starts = [match.end() for match in _START.finditer(text)]
         self.stretches: list[list[Any]] = []
         self.repaired = 0
-        self.lost = 0
+        self.lost = len(_PHASE.findall(text, 0, self.starts[0] if self.starts else len(text)))
         self.end: int | None = None
-
-    def run(self) -> Salvaged:
         index = 0
         size = 256
-        first = self.starts[0] if self.starts else len(self.text)
-        self.lost += len(_PHASE.findall(self.text, 0, first))
         while index < len(self.starts) and self.end is None:
             if size == 1:
                 index = self._single(index)
                 size = 2
                 continue
             count = min(size, len(self.starts) - index)
-            if self._batch(index, count):
+            if self._decoded(self._slice(index, count)):
                 index += count
                 size = min(size * 2, _MAX_BATCH)
             else:
                 size = max(1, count // 4)
-        return Salvaged(self.stretches, self.repaired, self.lost, self.end)
+
+    def _decoded(self, text: bytes) -> bool:
+        """Take the events of `text`; False where it cannot be decoded."""
+        try:
+            events = self.decode(b"[" + text + b"]")
+        except DAMAGE:
+            return False
+        self._take(events)
+        return True
 
     def _take(self, events: list[Any]) -> None:
         if events and self.stretches and type(self.stretches[-1][0]) is type(events[0]):
@@ -325,13 +318,6 @@ class _Salvage:
     def _slice(self, index: int, count: int) -> bytes:
         stop = self.starts[index + count] if index + count < len(self.starts) else len(self.text)
         return self.text[self.starts[index] : stop].rstrip().removesuffix(b",")
-
-    def _batch(self, index: int, count: int) -> bool:
-        try:
-            self._take(self.decode(b"[" + self._slice(index, count) + b"]"))
-        except DAMAGE:
-            return False
-        return True
 
     def _single(self, index: int) -> int:
         """Take the event that begins at candidate `index`; returns the next candidate."""
@@ -354,9 +340,9 @@ class _Salvage:
         text = self._slice(index, 1)
         if text.count(b"{") > text.count(b"}"):  # it seems to go on behind a nested object
             for joined in range(count, min(count + _MORE_JOINED, len(self.starts) - index + 1)):
-                if self._take_fixed(mended, self._slice(index, joined)):
+                if self._take_mended(self._slice(index, joined), close=False):
                     return index + joined
-        if not self._take_fixed(repaired, text):
+        if not self._take_mended(text, close=True):
             self.lost += _REMAINS.search(text) is not None
         return index + 1
 
@@ -369,9 +355,7 @@ class _Salvage:
             offset = trailing_offset(error)
         if offset is None:
             return False
-        try:
-            self._take(self.decode(b"[" + text[:offset] + b"]"))
-        except DAMAGE:
+        if not self._decoded(text[:offset]):
             return False
         rest = text[offset:].lstrip(b", \t\r\n")
         if rest.startswith(b"]"):
@@ -380,16 +364,11 @@ class _Salvage:
             self.lost += len(_PHASE.findall(rest))
         return True
 
-    def _take_fixed(self, fix: Callable[[bytes], bytes | None], text: bytes) -> bool:
-        fixed = fix(text) if len(text) <= _MAX_REPAIRED_BYTES else None
-        if fixed is None or not _PHASE.search(fixed):
-            return False
-        try:
-            self._take(self.decode(b"[" + fixed + b"]"))
-        except DAMAGE:
-            return False
-        self.repaired += 1
-        return True
+    def _take_mended(self, text: bytes, *, close: bool) -> bool:
+        fixed = _mended(text, close=close) if len(text) <= _MAX_REPAIRED_BYTES else None
+        done = fixed is not None and _PHASE.search(fixed) is not None and self._decoded(fixed)
+        self.repaired += done
+        return done
 
 
 _BARE_WORD = re.compile(rb"([:\[,]\s*)[-+]?(?!true\b|false\b|null\b)[A-Za-z][\w/.#-]*(?=\s*[,}\]])")
@@ -409,41 +388,29 @@ def first_value(text: bytes) -> Any:
         return None
 
 
-def repaired(text: bytes) -> bytes | None:
-    """`text`, an object, as valid JSON with the least change that makes it so; None when nothing helps."""
-    return mended(text) or _first_object(_closed(_STRAY_BACKSLASH.sub(rb"\\\g<0>", text)))
+def _mended(text: bytes, *, close: bool) -> bytes | None:
+    """`text`, an object, as valid JSON with the least change that makes it so; None when nothing helps.
 
-
-def mended(text: bytes) -> bytes | None:
-    """Like `repaired`, but only where `text` holds all of the object: no missing bracket is made up."""
-    return _first_object(_candidates(_STRAY_BACKSLASH.sub(rb"\\\g<0>", text)))
-
-
-def _first_object(candidates: Iterator[bytes]) -> bytes | None:
-    for candidate in candidates:
+    Without `close` it must hold all of the object: no missing bracket is made up.
+    """
+    for candidate in _candidates(_STRAY_BACKSLASH.sub(rb"\\\g<0>", text), close=close):
         value = first_value(candidate)
         if isinstance(value, dict) and value:
             try:
                 return msgspec.json.encode(value)
             except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
-                return None
+                continue
     return None
 
 
-def _candidates(text: bytes) -> Iterator[bytes]:
+def _candidates(text: bytes, *, close: bool) -> Iterator[bytes]:
     numbers = _NUMBER_WORD.sub(rb"\1null", text)
     yield numbers
-    words = _BARE_WORD.sub(rb"\1null", text)
-    if words != numbers:
-        yield words
+    yield _BARE_WORD.sub(rb"\1null", text)
     quoted = _escape_quotes(text)
     yield quoted
     yield _BARE_WORD.sub(rb"\1null", quoted)
-
-
-def _closed(text: bytes) -> Iterator[bytes]:
-    numbers = _NUMBER_WORD.sub(rb"\1null", text)
-    for closing in (b"}", b"}}", b"]}", b"]}}"):
+    for closing in (b"}", b"}}", b"]}", b"]}}") if close else ():
         yield numbers.rstrip().rstrip(b",") + closing
 
 

@@ -21,7 +21,6 @@ MAX_LINE_BYTES = 8 * 2**20
 MAX_FILE_BYTES = 2**30
 
 _decoder = msgspec.json.Decoder()
-_failed = object()
 
 
 def decode(text: bytes) -> Any:
@@ -60,15 +59,15 @@ def read_values(path: Path, losses: Losses, label: str) -> Iterator[Any]:
             ended = line.endswith(b"\n")
             if not ended and len(line) == MAX_LINE_BYTES:
                 losses.add("bad_lines", label)
-                _skip_line(file)
+                while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+                    pass
                 continue
             if not line.strip():
                 continue
-            value = _value_of(line)
-            if value is _failed:
+            try:
+                yield decode(line)
+            except ValueError:
                 losses.add("bad_lines" if ended else "torn_lines", label)
-                continue
-            yield value
 
 
 def read_rows(path: Path, losses: Losses, label: str) -> list[Row]:
@@ -86,26 +85,12 @@ def read_object(path: Path, losses: Losses, label: str) -> Row | None:
     """The one object of a JSON file, or None when it is absent or cannot be read (counted)."""
     try:
         with open_regular(path) as file:
-            text = file.read(MAX_LINE_BYTES)
+            value = decode(file.read(MAX_LINE_BYTES))
+        if isinstance(value, dict):
+            return value
     except FileNotFoundError:
         return None
-    except OSError:
-        losses.add("unreadable_files", label)
-        return None
-    value = _value_of(text)
-    if isinstance(value, dict):
-        return value
+    except (OSError, ValueError):
+        pass
     losses.add("unreadable_files", label)
     return None
-
-
-def _value_of(text: bytes) -> Any:
-    try:
-        return decode(text)
-    except ValueError:
-        return _failed
-
-
-def _skip_line(file: Any) -> None:
-    while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
-        pass

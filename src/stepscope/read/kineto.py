@@ -22,7 +22,7 @@ from stepscope.read.event_columns import (
     LooseEvent,
     loses_nanoseconds,
 )
-from stepscope.read.event_list import DAMAGE, Frames, first_value
+from stepscope.read.event_list import DAMAGE, Decode, Frames, first_value
 from stepscope.read.streams import BYTE_ORDER_MARK, ByteStream, Limits, Progress, read_head
 from stepscope.read.text import clean, moment_ns, number, whole_number
 from stepscope.read.trace import TraceChunk, TraceQuality, TraceSummary
@@ -45,7 +45,6 @@ METADATA_KEYS = (
     "hip_driver_version",
     "roctracer_version",
 )
-_NESTED = {"deviceProperties", "distributedInfo"}
 _MAX_DEVICES = 64
 _MAX_RAW_BYTES = 2**22  # before nested parts are cut; the groups of thousands of ranks are long
 _MAX_GROUPS_BYTES = 2**16
@@ -72,43 +71,27 @@ def read_metadata(head: bytes, tail: bytes) -> dict[str, Any]:
             continue
         try:
             found = _DECODER.decode(whole)
-            raws = {key: getattr(found, key) for key in METADATA_KEYS}
-        except DAMAGE:
-            raws = _search(text)
+            raws = {key: bytes(getattr(found, key)) for key in METADATA_KEYS}
+        except DAMAGE:  # no valid JSON: the first value behind each of the keys
+            raws = {}
+            for match in _KEY.finditer(text):
+                raws.setdefault(match[1].decode(), text[match.end() : match.end() + _MAX_RAW_BYTES])
         for key, raw in raws.items():
-            value = _value(key, raw) if raw else None
+            value = _value(key, first_value(raw)) if 0 < len(raw) <= _MAX_RAW_BYTES else None
             if value is not None:
                 result.setdefault(key, value)
     return result
 
 
-def _search(text: bytes) -> dict[str, Any]:
-    """The raw values of the keys in text that is no valid JSON."""
-    found: dict[str, Any] = {}
-    seen: set[str] = set()
-    for match in _KEY.finditer(text):
-        key = match[1].decode()
-        if key in seen:
-            continue
-        seen.add(key)
-        value = first_value(text[match.end() : match.end() + _MAX_RAW_BYTES])
-        if value is not None:
-            found[key] = msgspec.json.encode(value)
-    return found
-
-
-def _value(key: str, raw: Any) -> Any:
-    if len(bytes(raw)) > _MAX_RAW_BYTES:
-        return None
-    value = first_value(bytes(raw))
-    if key not in _NESTED:
-        return clean(value)[:_MAX_TEXT_CHARS] if isinstance(value, str) else value if _is_figure(value) else None
+def _value(key: str, value: Any) -> Any:
     if key == "deviceProperties":
         devices = value if isinstance(value, list) else [value]
         return [_flat(device) for device in devices[:_MAX_DEVICES] if isinstance(device, dict)]
-    if not isinstance(value, dict):
-        return None
-    return {name: value[name] for name in _DISTRIBUTED_KEYS if name in value and _bounded(name, value[name])}
+    if key == "distributedInfo":
+        if not isinstance(value, dict):
+            return None
+        return {name: value[name] for name in _DISTRIBUTED_KEYS if name in value and _bounded(name, value[name])}
+    return next(iter(_flat({key: value}).values()), None)
 
 
 def _bounded(name: str, value: Any) -> bool:
@@ -118,17 +101,12 @@ def _bounded(name: str, value: Any) -> bool:
     return not isinstance(value, str) or len(value) <= _MAX_GROUPS_BYTES
 
 
-def _is_figure(value: Any) -> bool:
-    """Whether it is a number that a column can hold, or a truth."""
-    return isinstance(value, bool) or number(value) is not None
-
-
-def _flat(device: dict[str, Any]) -> dict[str, Any]:
-    """Numbers and short text of a device; nothing nested."""
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Numbers that a column can hold, truths and short text; nothing nested."""
     return {
         clean(name)[:_MAX_TEXT_CHARS]: clean(value)[:_MAX_TEXT_CHARS] if isinstance(value, str) else value
-        for name, value in device.items()
-        if isinstance(value, str) or _is_figure(value)
+        for name, value in values.items()
+        if isinstance(value, str | bool) or number(value) is not None
     }
 
 
@@ -144,47 +122,28 @@ def is_trace(head: bytes) -> bool:
     return head.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] in (b"{", b"[", b'"')
 
 
-def open_trace(path: Path, *, limits: Limits | None = None, progress: Progress | None = None) -> KinetoSource:
-    """Open the trace `path`; `progress` gets the bytes of the file consumed and its size.
+class _TraceFile:
+    """A trace that is read once. `progress` gets the bytes of the file consumed and its size.
 
     Raises UnreadableInputError where it does not begin like a trace or cannot be read.
     """
-    try:
-        if is_trace(read_head(path)):
-            return KinetoSource(path, limits or Limits(), progress)
-    except OSError as error:
-        raise UnreadableInputError(f"{path}: {error.strerror or error}; check the path and its permissions") from error
-    raise UnreadableInputError(f"{path}: no trace event in it; {_GIVE}")
 
-
-class KinetoSource:
-    """A Kineto trace being read; see `TraceSource`."""
-
-    def __init__(self, path: Path, limits: Limits, progress: Progress | None) -> None:
+    def __init__(self, path: Path, limits: Limits | None, progress: Progress | None, decode: Decode) -> None:
         self._path = path
-        self._bytes = ByteStream(path, limits, progress)
-        self._frames = Frames(self._watched(limits.barren_bytes), EventDecoder().decode, limits)
-        self._builder = ChunkBuilder()
-        self._earliest: int | None = None
-
-    def chunks(self) -> Iterator[TraceChunk]:
-        """The trace in order; raises UnreadableInputError when not a single event can be read."""
-        builder = self._builder
-        # glibc returns large blocks to the system at once; what it takes for large grows with the largest block that
-        # was freed. One is freed here whose pages were never touched, so that blocks of the size of a stretch are used
-        # again.
-        bytes(_FREED_BYTES)
+        limits = limits or Limits()
         try:
-            for events in self._frames.batches():
-                builder.add(events)
-                if builder.full():
-                    yield self._seen(builder.take())
+            if not is_trace(read_head(path)):
+                raise UnreadableInputError(f"{path}: no trace event in it; {_GIVE}")
+            self._bytes = ByteStream(path, limits, progress)
         except OSError as error:
-            raise UnreadableInputError(f"{self._path}: {error.strerror or error}; check the file") from error
-        if self._useful() <= 0:
-            why = f" ({self._bytes.problem})" if self._bytes.problem else ""
-            raise UnreadableInputError(f"{self._path}: no trace event in it{why}; {_GIVE}")
-        yield self._seen(builder.take())
+            raise UnreadableInputError(
+                f"{path}: {error.strerror or error}; check the path and its permissions"
+            ) from error
+        self._frames = Frames(self._watched(limits.barren_bytes), decode, limits)
+
+    def _useful(self) -> int:
+        """How many entries of use were met so far."""
+        raise NotImplementedError
 
     def _watched(self, barren_bytes: int) -> Iterator[bytes]:
         """The file's bytes, up to the point where it has shown that it holds nothing."""
@@ -195,8 +154,95 @@ class KinetoSource:
             if size > barren_bytes and not self._useful():
                 return
 
+    def _stretches(self) -> Iterator[list[Any]]:
+        """Decoded entries; raises UnreadableInputError where there is none of use."""
+        try:
+            yield from self._frames.batches()
+        except OSError as error:
+            raise UnreadableInputError(f"{self._path}: {error.strerror or error}; check the file") from error
+        if self._useful() <= 0:
+            why = f" ({self._bytes.problem})" if self._bytes.problem else ""
+            raise UnreadableInputError(f"{self._path}: no trace event in it{why}; {_GIVE}")
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What was wrong with the file; known only at its end, as all that follows."""
+        return (*([self._bytes.problem] if self._bytes.problem else []), *self._frames.problems)
+
+    def metadata(self) -> dict[str, Any]:
+        """Allow-listed top-level metadata."""
+        return read_metadata(self._frames.head, self._frames.tail)
+
+
+class RawEvents(_TraceFile):
+    """The entries of a Chrome trace as they stand in it, once."""
+
+    def __init__(self, path: Path, limits: Limits | None = None, progress: Progress | None = None) -> None:
+        super().__init__(path, limits, progress, _decode_raw)
+        self._count = 0
+
     def _useful(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Entries in file order; raises UnreadableInputError when there is none or the file cannot be read."""
+        for batch in self._stretches():
+            self._count += len(batch)
+            yield from map(bytes, batch)
+
+    @property
+    def lost(self) -> int:
+        """Entries that were not usable."""
+        return self._frames.lost
+
+
+_RAW_ENTRIES: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def _decode_raw(text: bytes) -> list[Any]:
+    entries = _RAW_ENTRIES.decode(text)
+    text.decode()  # the decoder does not look inside texts that it skips
+    return entries
+
+
+class KinetoTrace(_TraceFile):
+    """A Kineto trace being read; see `TraceSource`.
+
+    With `only`, nothing but entries that hold this text is decoded; what the summary says is then of them alone.
+    """
+
+    def __init__(
+        self, path: Path, limits: Limits | None = None, progress: Progress | None = None, *, only: bytes = b""
+    ) -> None:
+        self._builder = ChunkBuilder()
+        self._earliest: int | None = None
+        self._only = only
+        self._decode = EventDecoder().decode
+        super().__init__(path, limits, progress, self._decode_some if only else self._decode)
+
+    def _decode_some(self, text: bytes) -> list[Any]:
+        if self._only not in text:
+            return []
+        entries = [entry for entry in map(bytes, _decode_raw(text)) if self._only in entry]
+        return self._decode(b"".join((b"[", b",".join(entries), b"]")))
+
+    def _useful(self) -> int:
+        if self._only:
+            return 1  # none of them is an answer as well
         return self._builder.events - self._builder.lost - self._builder.unsupported
+
+    def chunks(self) -> Iterator[TraceChunk]:
+        """The trace in order; raises UnreadableInputError when not a single event can be read."""
+        builder = self._builder
+        # glibc returns large blocks to the system at once; what it takes for large grows with the largest block that
+        # was freed. One is freed here whose pages were never touched, so that blocks of the size of a stretch are used
+        # again.
+        bytes(_FREED_BYTES)
+        for events in self._stretches():
+            builder.add(events)
+            if builder.full():
+                yield self._seen(builder.take())
+        yield self._seen(builder.take())
 
     def _seen(self, chunk: TraceChunk) -> TraceChunk:
         if self._earliest is None and len(chunk.slices):
@@ -205,26 +251,16 @@ class KinetoSource:
 
     def summary(self) -> TraceSummary:
         """Known only after the last chunk."""
-        metadata = read_metadata(self._frames.head, self._frames.tail)
+        metadata = self.metadata()
         base = moment_ns(whole_number(metadata.get("baseTimeNanoseconds"))) or 0
-        problems = [*([self._bytes.problem] if self._bytes.problem else []), *self._frames.problems]
+        problems = self.problems
         if base and self._earliest is not None and self._earliest > _SINCE_1970_NS:
-            problems.append("its times are since 1970 although it names another base; the base was left out")
+            problems = (*problems, "its times are since 1970 although it names another base; the base was left out")
             base = 0
-        builder = self._builder
-        return TraceSummary(
-            base_ns=base,
-            world_size=rank_and_size(metadata)[1],
-            threads=builder.threads,
-            metadata=metadata,
-            quality=TraceQuality(
-                events=builder.events + self._frames.lost,
-                salvaged=self._frames.repaired,
-                lost=builder.lost + self._frames.lost,
-                unsupported=builder.unsupported,
-                problems=tuple(problems),
-            ),
-        )
+        builder, frames = self._builder, self._frames
+        lost = builder.lost + frames.lost
+        quality = TraceQuality(builder.events + frames.lost, frames.repaired, lost, builder.unsupported, problems)
+        return TraceSummary(base, rank_and_size(metadata)[1], builder.threads, metadata, quality)
 
 
 class EventDecoder:
@@ -275,53 +311,3 @@ def _usual(event: Any) -> Any:
     event.tid = event.tid if type(event.tid) in (int, str) else "?"
     event.id = event.id if event.id is None or type(event.id) in (int, str) else whole_number(event.id)
     return event
-
-
-def raw_events(path: Path, limits: Limits | None = None, progress: Progress | None = None) -> RawEvents:
-    """Open `path` for one pass over its entries; raises UnreadableInputError where that is no Chrome trace."""
-    try:
-        if not is_trace(read_head(path)):
-            raise UnreadableInputError(f"{path}: no Chrome trace; give a .json or .json.gz file of a profiler")
-        return RawEvents(path, limits or Limits(), progress)
-    except OSError as error:
-        raise UnreadableInputError(f"{path}: {error.strerror or error}; check the path and its permissions") from error
-
-
-class RawEvents:
-    """Iterate once; `metadata()` and `quality()` are known afterwards."""
-
-    def __init__(self, path: Path, limits: Limits, progress: Progress | None) -> None:
-        self._path = path
-        self._bytes = ByteStream(path, limits, progress)
-        self._frames = Frames(self._bytes, _decode_raw, limits)
-        self._count = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Entries in file order; raises UnreadableInputError when there is none or the file cannot be read."""
-        try:
-            for batch in self._frames.batches():
-                self._count += len(batch)
-                yield from map(bytes, batch)
-        except OSError as error:
-            raise UnreadableInputError(f"{self._path}: {error.strerror or error}; check the file") from error
-        if not self._count:
-            raise UnreadableInputError(f"{self._path}: no trace event in it; give a file of a profiler")
-
-    def metadata(self) -> dict[str, Any]:
-        """Allow-listed top-level metadata."""
-        return read_metadata(self._frames.head, self._frames.tail)
-
-    def quality(self) -> TraceQuality:
-        """What the pass cost; `unsupported` is 0, because no entry is judged here."""
-        frames = self._frames
-        problems = [self._bytes.problem] if self._bytes.problem else []
-        return TraceQuality(self._count + frames.lost, frames.repaired, frames.lost, 0, (*problems, *frames.problems))
-
-
-_RAW_ENTRIES: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw])
-
-
-def _decode_raw(text: bytes) -> list[Any]:
-    entries = _RAW_ENTRIES.decode(text)
-    text.decode()  # the decoder does not look inside texts that it skips
-    return entries

@@ -19,7 +19,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.model.memory import CHANGED, EXISTING, MemoryRecording
 from stepscope.read.jsonl import decode
 from stepscope.read.memory_snapshot import is_memory_snapshot, read_memory_snapshot
-from stepscope.read.streams import Limits, read_head, read_whole, stem
+from stepscope.read.streams import read_head, read_whole, stem
 from stepscope.read.text import integer
 
 # In the order of torch.profiler's numbers.
@@ -44,9 +44,9 @@ def is_memory_timeline(path: Path, head: bytes) -> bool:
     return path.name.endswith((".raw.json.gz", ".raw.json")) and head.strip() == b"[]"
 
 
-def read_memory_timeline(path: Path, limits: Limits | None = None) -> tuple[MemoryRecording, ...]:
+def read_memory_timeline(path: Path) -> tuple[MemoryRecording, ...]:
     """The recording; raises UnreadableInputError where the file holds none."""
-    text = read_whole(path, limits or Limits())
+    text = read_whole(path)
     if _PICTURE in text[:65_536]:
         raise UnreadableInputError(
             f"{path}: a picture without figures; call export_memory_timeline with .json.gz instead"
@@ -166,36 +166,26 @@ def read_recordings(paths: Sequence[Path]) -> tuple[tuple[MemoryRecording, ...],
     Folders and files that cannot be opened are among the others. Raises UnreadableInputError where a file is a
     recording but cannot be read.
     """
-    found: list[tuple[Path, tuple[MemoryRecording, ...]]] = []
+    found: list[tuple[Path, MemoryRecording]] = []
     others: list[Path] = []
+    names: Counter[str] = Counter()  # of files; a file's recordings have one
     for path in paths:
-        reader = _reader(path)
-        if reader is None:
+        try:
+            head = read_head(path) if path.is_file() else None
+        except OSError:
+            head = None
+        read = next((read for detect, read in MEMORY_FORMATS if head is not None and detect(path, head)), None)
+        if read is None:
             others.append(path)
-        else:
-            found.append((path, reader(path)))
-    return _told_apart(found), tuple(others)
-
-
-def _reader(path: Path) -> Read | None:
-    try:
-        head = read_head(path) if path.is_file() else None
-    except OSError:
-        return None
-    if head is None:
-        return None
-    return next((read for detect, read in MEMORY_FORMATS if detect(path, head)), None)
-
-
-def _told_apart(found: list[tuple[Path, tuple[MemoryRecording, ...]]]) -> tuple[MemoryRecording, ...]:
-    """All recordings; where two files have one name, with their folders in front of it."""
-    names = Counter(recordings[0].worker for _, recordings in found)
-    result: list[MemoryRecording] = []
-    for path, recordings in found:
-        for recording in recordings:
-            name = recording.worker
-            folder = path.absolute().parent.name
-            result.append(
-                msgspec.structs.replace(recording, worker=f"{folder}/{name}") if names[name] > 1 else recording
-            )
-    return tuple(result)
+            continue
+        recordings = read(path)
+        names[recordings[0].worker] += 1
+        found.extend((path, recording) for recording in recordings)
+    # Where two files have one name, with their folders in front of it.
+    told_apart = (
+        recording
+        if names[recording.worker] == 1
+        else msgspec.structs.replace(recording, worker=f"{path.absolute().parent.name}/{recording.worker}")
+        for path, recording in found
+    )
+    return tuple(told_apart), tuple(others)

@@ -30,7 +30,7 @@ from stepscope.model.memory import (
     MemoryRecording,
 )
 from stepscope.read.plain_pickle import loads
-from stepscope.read.streams import Limits, read_whole, stem
+from stepscope.read.streams import read_whole, stem
 from stepscope.read.text import clean, integer, moment_ns
 
 MAX_FRAMES = 2_000  # of one stack
@@ -64,12 +64,12 @@ def is_memory_snapshot(path: Path, head: bytes) -> bool:
     return head[:1] == b"\x80" and head[1:2] <= b"\x05" and any(key in head for key in _KEYS)
 
 
-def read_memory_snapshot(path: Path, limits: Limits | None = None) -> tuple[MemoryRecording, ...]:
+def read_memory_snapshot(path: Path) -> tuple[MemoryRecording, ...]:
     """A recording for each device of which the snapshot says anything.
 
     Raises UnreadableInputError where the file cannot be read, is no snapshot, or holds no block and no event.
     """
-    data = read_whole(path, limits or Limits())
+    data = read_whole(path)
     try:
         snapshot = loads(data)
     except UnreadableInputError as error:
@@ -154,33 +154,28 @@ def _history(events: Any, stacks: _Stacks) -> _History:
     history = _History()
     for event in _list(events):
         action = event.get("action") if isinstance(event, dict) else None
-        if not isinstance(action, str):
+        kind = _KINDS.get(action) if isinstance(action, str) else None
+        if kind is None:
+            if not isinstance(action, str):
+                history.lost += 1
+            elif action not in _SILENT:
+                history.unknown[clean(action[:40])] += 1
+            continue
+        size, address = _natural(event.get("size")), integer(event.get("addr"))
+        if size is None or (address is None and kind != OUT_OF_MEMORY):
             history.lost += 1
-        elif action in _KINDS:
-            _enter(event, _KINDS[action], history, stacks)
-        elif action not in _SILENT:
-            history.unknown[clean(action[:40])] += 1
-    return history
-
-
-def _enter(event: dict[Any, Any], kind: int, history: _History, stacks: _Stacks) -> None:
-    size = _natural(event.get("size"))
-    address = integer(event.get("addr"))
-    if size is None or (address is None and kind != OUT_OF_MEMORY):
-        history.lost += 1
-        return
-    time_us = integer(event.get("time_us"))
-    time_ns = moment_ns(time_us * 1000) if time_us is not None else None
-    history.untimed += time_ns is None
-    if kind == OUT_OF_MEMORY:
-        free = _natural(event.get("device_free"))
-        if free is not None:
+            continue
+        time_us, free = integer(event.get("time_us")), _natural(event.get("device_free"))
+        time_ns = moment_ns(time_us * 1000) if time_us is not None else None
+        history.untimed += time_ns is None
+        if kind == OUT_OF_MEMORY and free is not None:
             history.free[len(history.kind)] = free
-    history.kind.append(kind)
-    history.time_ns.append(time_ns or 0)
-    history.bytes.append(size)
-    history.address.append(-1 if address is None else address)
-    history.stack.append(stacks.number(event.get("frames")))
+        history.kind.append(kind)
+        history.time_ns.append(time_ns or 0)
+        history.bytes.append(size)
+        history.address.append(-1 if address is None else address)
+        history.stack.append(stacks.number(event.get("frames")))
+    return history
 
 
 class _State:
@@ -238,12 +233,11 @@ class _Stacks:
         self._stacks: dict[tuple[int, ...], int] = {}
         self._frames: dict[int, int] = {}  # identity of a dict -> number of the place
         self._places: dict[Place, int] = {}
-        self._by_number: list[Place] = []
 
     @property
     def found(self) -> tuple[tuple[Place, ...], ...]:
         """The stacks by number, innermost first."""
-        places = self._by_number
+        places = list(self._places)
         return tuple(tuple(places[number] for number in stack) for stack in self._stacks)
 
     def number(self, frames: Any) -> int:
@@ -264,18 +258,13 @@ class _Stacks:
     def _frame(self, frame: Any) -> int:
         number = self._frames.get(id(frame))
         if number is None:
-            number = self._place(frame) if isinstance(frame, dict) else -1
+            told = frame if isinstance(frame, dict) else {}
+            file, line, function = told.get("filename"), integer(told.get("line")), told.get("name")
+            number = -1
+            if isinstance(file, str) and isinstance(function, str):
+                place = Place(clean(file), line if line is not None and line > 0 else None, clean(function))
+                number = self._places.setdefault(place, len(self._places))
             self._frames[id(frame)] = number
-        return number
-
-    def _place(self, frame: dict[Any, Any]) -> int:
-        file, line, function = frame.get("filename"), integer(frame.get("line")), frame.get("name")
-        if not isinstance(file, str) or not isinstance(function, str):
-            return -1
-        place = Place(clean(file), line if line is not None and line > 0 else None, clean(function))
-        number = self._places.setdefault(place, len(self._by_number))
-        if number == len(self._by_number):
-            self._by_number.append(place)
         return number
 
 

@@ -37,9 +37,7 @@ _REFUSED = {
     **dict.fromkeys(b"STU", "holds text of Python 2"),
     **dict.fromkeys((0x8F, 0x90, 0x91, 0x96, 0x97, 0x98), "builds an object that is no plain data"),
 }
-_uint16 = struct.Struct("<H").unpack_from
 _uint32 = struct.Struct("<I").unpack_from
-_uint64 = struct.Struct("<Q").unpack_from
 _int32 = struct.Struct("<i").unpack_from
 _float64 = struct.Struct(">d").unpack_from
 
@@ -168,11 +166,20 @@ class _Machine:
         if len(self.marked) > self.limits.nesting:
             _refuse(f"it is nested more than {self.limits.nesting} times")
 
-    def set_items(self) -> None:
+    def to_mark(self) -> list[Any]:
+        """Take what lies above the last mark."""
         items, self.stack = self.stack, self.marked.pop()
-        self._set_items(self.stack[-1], items)
+        return items
 
-    def _take(self, count: int) -> bytes:
+    def last(self, count: int) -> list[Any]:
+        """Take the last `count` values."""
+        if count > len(self.stack):
+            raise IndexError
+        items = self.stack[len(self.stack) - count :]
+        del self.stack[len(self.stack) - count :]
+        return items
+
+    def take(self, count: int) -> bytes:
         """The next `count` bytes."""
         end = self.position + count
         if end > len(self.data):
@@ -181,23 +188,38 @@ class _Machine:
         self.position = end
         return taken
 
-    def _line(self) -> bytes:
+    def take_sized(self, width: int) -> bytes:
+        """The next bytes, behind their number in `width` bytes."""
+        return self.take(self.natural(width))
+
+    def natural(self, width: int) -> int:
+        """A number from zero on in the next `width` bytes."""
+        return int.from_bytes(self.take(width), "little")
+
+    def line(self) -> bytes:
         """The bytes up to the end of the line."""
         end = self.data.index(b"\n", self.position, self.position + MAX_LINE_BYTES)
         line = self.data[self.position : end]
         self.position = end + 1
         return line
 
-    def _uint8(self) -> int:
-        return self._take(1)[0]
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
 
-    def _uint32(self) -> int:
-        return int(_uint32(self._take(4))[0])
+    def push_text(self, data: bytes) -> None:
+        self.stack.append(data.decode("utf-8", "surrogatepass"))
 
-    def _uint64(self) -> int:
-        return int(_uint64(self._take(8))[0])
+    def add(self, container: Any) -> None:
+        self.stack.append(container)
+        self.containers += 1
+        self.items += len(container)
 
-    def _set_items(self, target: Any, items: list[Any]) -> None:
+    def add_dict(self, items: list[Any]) -> None:
+        self.add({})
+        self.set_items(items)
+
+    def set_items(self, items: list[Any]) -> None:
+        target = self.stack[-1]
         if type(target) is not dict or len(items) % 2:
             raise TypeError
         keys = items[::2]
@@ -209,69 +231,26 @@ class _Machine:
         target.update(zip(keys, items[1::2], strict=True))
         self.items += len(items)
 
-    def append(self) -> None:
-        value = self.stack.pop()
-        self._extend([value])
-
-    def appends(self) -> None:
-        items, self.stack = self.stack, self.marked.pop()
-        self._extend(items)
-
-    def _extend(self, items: list[Any]) -> None:
+    def extend(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not list:
             raise TypeError
         target.extend(items)
         self.items += len(items)
 
-    def set_item(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self._set_items(self.stack[-1], [key, value])
-
     def proto(self) -> None:
-        if self._uint8() > HIGHEST_PROTOCOL:
+        if self.natural(1) > HIGHEST_PROTOCOL:
             _refuse(f"its protocol is newer than {HIGHEST_PROTOCOL}")
 
     def frame(self) -> None:
-        if self._uint64() > len(self.data) - self.position:
+        if self.natural(8) > len(self.data) - self.position:
             raise IndexError
-
-    def push(self, value: Any) -> None:
-        self.stack.append(value)
-
-    def tuple_of(self, count: int) -> None:
-        if count > len(self.stack):
-            raise IndexError
-        values = tuple(self.stack[len(self.stack) - count :])
-        del self.stack[len(self.stack) - count :]
-        self._add(values)
-
-    def marked_tuple(self) -> None:
-        items, self.stack = self.stack, self.marked.pop()
-        self._add(tuple(items))
-
-    def marked_list(self) -> None:
-        items, self.stack = self.stack, self.marked.pop()
-        self._add(items)
-
-    def marked_dict(self) -> None:
-        items, self.stack = self.stack, self.marked.pop()
-        self._add({})
-        self._set_items(self.stack[-1], items)
-
-    def _add(self, container: Any) -> None:
-        self.stack.append(container)
-        self.containers += 1
-        self.items += len(container)
 
     def pop(self) -> None:
         if self.stack:
             self.stack.pop()
         else:
             self.stack = self.marked.pop()
-
-    def pop_mark(self) -> None:
-        self.stack = self.marked.pop()
 
     def put(self, number: int) -> None:
         memo = self.memo
@@ -288,24 +267,14 @@ class _Machine:
         self.stack.append(value)
 
     def integer_line(self) -> None:
-        text = self._line()
-        if text in (b"00", b"01"):  # how protocol 0 writes False and True
-            self.push(text == b"01")
-        else:
-            self.push(_decimal(text))
-
-    def long_line(self) -> None:
-        self.push(_decimal(self._line().rstrip(b"L")))
+        text = self.line()  # 00 and 01 are how protocol 0 writes False and True
+        self.push(text == b"01" if text in (b"00", b"01") else _decimal(text))
 
     def long4(self) -> None:
-        size = int(_int32(self._take(4))[0])
+        size = int.from_bytes(self.take(4), "little", signed=True)
         if not 0 <= size <= MAX_INT_BYTES:
             _refuse("an integer is too long")
-        self.push(int.from_bytes(self._take(size), "little", signed=True))
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")
+        self.push(int.from_bytes(self.take(size), "little", signed=True))
 
 
 def _decimal(text: bytes) -> int:
@@ -314,43 +283,43 @@ def _decimal(text: bytes) -> int:
     return int(text)
 
 
-_ACTIONS: dict[int, Callable[[_Machine], None]] = {
-    ord("a"): _Machine.append,
-    ord("e"): _Machine.appends,
-    ord("s"): _Machine.set_item,
-    ord("("): _Machine.mark,
-    ord("u"): _Machine.set_items,
-    ord("]"): lambda m: m._add([]),
+_ACTIONS: dict[int, Callable[[_Machine], Any]] = {
     0x80: _Machine.proto,
     0x95: _Machine.frame,
+    ord("("): _Machine.mark,
     ord("N"): lambda m: m.push(None),
     0x88: lambda m: m.push(True),
     0x89: lambda m: m.push(False),
-    ord("G"): lambda m: m.push(_float64(m._take(8))[0]),
-    ord("F"): lambda m: m.push(float(m._line())),
+    ord("G"): lambda m: m.push(_float64(m.take(8))[0]),
+    ord("F"): lambda m: m.push(float(m.line())),
     ord("I"): _Machine.integer_line,
-    ord("L"): _Machine.long_line,
+    ord("L"): lambda m: m.push(_decimal(m.line().rstrip(b"L"))),
     0x8B: _Machine.long4,
-    ord("M"): lambda m: m.push(_uint16(m._take(2))[0]),
-    0x8C: lambda m: m.push(_text(m._take(m._uint8()))),
-    ord("X"): lambda m: m.push(_text(m._take(m._uint32()))),
-    0x8D: lambda m: m.push(_text(m._take(m._uint64()))),
-    ord("V"): lambda m: m.push(m._line().decode("raw-unicode-escape")),
-    ord("C"): lambda m: m.push(m._take(m._uint8())),
-    ord("B"): lambda m: m.push(m._take(m._uint32())),
-    0x8E: lambda m: m.push(m._take(m._uint64())),
-    ord(")"): lambda m: m.tuple_of(0),
-    0x85: lambda m: m.tuple_of(1),
-    0x86: lambda m: m.tuple_of(2),
-    0x87: lambda m: m.tuple_of(3),
-    ord("t"): _Machine.marked_tuple,
-    ord("l"): _Machine.marked_list,
-    ord("d"): _Machine.marked_dict,
+    ord("M"): lambda m: m.push(m.natural(2)),
+    0x8C: lambda m: m.push_text(m.take_sized(1)),
+    ord("X"): lambda m: m.push_text(m.take_sized(4)),
+    0x8D: lambda m: m.push_text(m.take_sized(8)),
+    ord("V"): lambda m: m.push(m.line().decode("raw-unicode-escape")),
+    ord("C"): lambda m: m.push(m.take_sized(1)),
+    ord("B"): lambda m: m.push(m.take_sized(4)),
+    0x8E: lambda m: m.push(m.take_sized(8)),
+    ord(")"): lambda m: m.add(()),
+    0x85: lambda m: m.add(tuple(m.last(1))),
+    0x86: lambda m: m.add(tuple(m.last(2))),
+    0x87: lambda m: m.add(tuple(m.last(3))),
+    ord("t"): lambda m: m.add(tuple(m.to_mark())),
+    ord("]"): lambda m: m.add([]),
+    ord("l"): lambda m: m.add(m.to_mark()),
+    ord("a"): lambda m: m.extend(m.last(1)),
+    ord("e"): lambda m: m.extend(m.to_mark()),
+    ord("d"): lambda m: m.add_dict(m.to_mark()),
+    ord("s"): lambda m: m.set_items(m.last(2)),
+    ord("u"): lambda m: m.set_items(m.to_mark()),
     ord("0"): _Machine.pop,
-    ord("1"): _Machine.pop_mark,
+    ord("1"): _Machine.to_mark,
     ord("2"): lambda m: m.push(m.stack[-1]),
-    ord("q"): lambda m: m.put(m._uint8()),
-    ord("r"): lambda m: m.put(m._uint32()),
-    ord("p"): lambda m: m.put(_decimal(m._line())),
-    ord("g"): lambda m: m.get(_decimal(m._line())),
+    ord("q"): lambda m: m.put(m.natural(1)),
+    ord("r"): lambda m: m.put(m.natural(4)),
+    ord("p"): lambda m: m.put(_decimal(m.line())),
+    ord("g"): lambda m: m.get(_decimal(m.line())),
 }

@@ -10,7 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from msgspec import Struct, field
 
@@ -88,26 +88,34 @@ class Stretches(Struct):
     end_ns: array[int] = field(default_factory=lambda: array("q"))
 
 
-class StackSource(Protocol):
+Progress = Callable[[int], None]
+SAMPLES = "samples"
+
+
+class StackSource:
     """A file of sampled stacks that is read once, as a stream. What only its content tells is there afterwards.
 
-    `format` names who wrote it how ("py-spy raw", "speedscope", "collapsed"). `unit` is of every count: "samples", or
-    "us" or "bytes" where the file holds weights. `rate_hz` and `wall_ns` are None where nothing tells them. `hints`
-    maps pids to what their command lines said: "launcher", "helper" or "spawned" (a child that multiprocessing
-    started).
+    `label` names the file in the losses. `tool` is who wrote it and `format` how ("py-spy raw", "speedscope",
+    "collapsed"). `unit` is of every count: "samples", or "us" or "bytes" where the file holds weights. `idle` (whether
+    waiting threads were sampled), `rate_hz` and `wall_ns` are None where nothing tells them. `hints` maps pids to what
+    their command lines said: "launcher", "helper" or "spawned" (a child that multiprocessing started).
     """
 
-    path: Path
-    format: str
-    unit: str
-    rate_hz: float | None
-    wall_ns: int | None
-    hints: dict[int, str]
+    format = ""
 
-    def read(
-        self, names: FrameNames, losses: Losses, progress: Callable[[int], None] | None = None
-    ) -> Iterator[RawStack]:
+    def __init__(self, path: Path, label: str | None = None, *, tool: str = "unknown") -> None:
+        self.path = path
+        self.label = label or path.name
+        self.tool = tool
+        self.idle: bool | None = None
+        self.unit = SAMPLES
+        self.rate_hz: float | None = None
+        self.wall_ns: int | None = None
+        self.hints: dict[int, str] = {}
+
+    def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
         """The stacks; what cannot be read is counted in `losses`. `progress` gets the bytes read so far."""
+        raise NotImplementedError
 
 
 class RawSegment(Struct, frozen=True, kw_only=True):

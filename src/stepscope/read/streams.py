@@ -136,7 +136,7 @@ def unpacked(data: bytes, size: int) -> bytes:
     return head
 
 
-def read_whole(path: Path, limits: Limits) -> bytes:
+def read_whole(path: Path) -> bytes:
     """The unpacked bytes of a file; raises UnreadableInputError where they cannot be had or are too many."""
     pieces: list[bytes] = []
     left = MAX_WHOLE_BYTES
@@ -144,7 +144,7 @@ def read_whole(path: Path, limits: Limits) -> bytes:
     try:
         if path.stat().st_size > MAX_WHOLE_BYTES:
             raise UnreadableInputError(too_large)
-        stream = ByteStream(path, limits)
+        stream = ByteStream(path, Limits())
         for piece in stream:
             left -= len(piece)
             if left < 0:

@@ -110,6 +110,7 @@ class Profile:
     current_action: Any = None
 
     def __enter__(self) -> Profile:
+        self.start()
         return self
 
     def __exit__(
@@ -118,45 +119,60 @@ class Profile:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        pass
+        self._stop(kind, error, traceback)
 
     def start(self) -> None:
         """Begin recording; `with` does it."""
 
     def stop(self) -> None:
         """End recording; leaving the `with` block does it."""
+        self._stop(None, None, None)
+
+    def _stop(self, *error: Any) -> None:
+        pass
 
     def step(self) -> None:
         """A training step has ended."""
 
-    def key_averages(self, *_args: Any, **_kwargs: Any) -> Any:
+    def key_averages(self, *args: Any, **kwargs: Any) -> Any:
         """torch's averages over operators, as `torch.profiler.profile.key_averages`."""
-        return Nothing()
+        return Nothing() if self.torch_profiler is None else self.torch_profiler.key_averages(*args, **kwargs)
 
     def events(self) -> Any:
         """torch's events, as `torch.profiler.profile.events`."""
-        return Nothing()
+        return Nothing() if self.torch_profiler is None else self.torch_profiler.events()
 
     def export_chrome_trace(self, path: str, *args: Any, **kwargs: Any) -> None:
         """Write torch's trace to `path`; nothing where torch's profiler did not record."""
+        self._delegate("export_chrome_trace", path, *args, **kwargs)
 
     def export_stacks(self, path: str, *args: Any, **kwargs: Any) -> None:
         """Write torch's stacks to `path`; nothing where torch's profiler did not record."""
+        self._delegate("export_stacks", path, *args, **kwargs)
 
     def export_memory_timeline(self, path: str, *args: Any, **kwargs: Any) -> None:
         """Write torch's memory timeline to `path`; nothing where torch's profiler did not record."""
+        self._delegate("export_memory_timeline", path, *args, **kwargs)
 
     def add_metadata(self, key: str, value: str) -> None:
         """Add a string to torch's trace."""
+        self._delegate("add_metadata", key, value)
 
     def add_metadata_json(self, key: str, value: str) -> None:
         """Add JSON text to torch's trace."""
+        self._delegate("add_metadata_json", key, value)
 
     def preset_metadata_json(self, key: str, value: str) -> None:
         """Add JSON text to torch's trace, before it starts."""
+        self._delegate("preset_metadata_json", key, value)
 
     def toggle_collection_dynamic(self, enable: bool, activities: Iterable[Any]) -> None:
         """Switch torch's collection of `activities` on or off."""
+        self._delegate("toggle_collection_dynamic", enable, activities)
+
+    def _delegate(self, name: str, *args: Any, **kwargs: Any) -> None:
+        if self.torch_profiler is not None:
+            getattr(self.torch_profiler, name)(*args, **kwargs)
 
 
 class _Recording(Profile):
@@ -181,18 +197,6 @@ class _Recording(Profile):
         """torch's current `ProfilerAction`, None without torch's profiler."""
         return None if self.torch_profiler is None else self.torch_profiler.current_action
 
-    def __enter__(self) -> Profile:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stop(kind, error, traceback)
-
     def start(self) -> None:
         if self._started:
             return
@@ -210,9 +214,6 @@ class _Recording(Profile):
         except BaseException:
             self._run.end()
             raise
-
-    def stop(self) -> None:
-        self._stop(None, None, None)
 
     def step(self) -> None:
         run = self._run
@@ -255,39 +256,6 @@ class _Recording(Profile):
         profiler = torch.profiler.profile(on_trace_ready=on_trace_ready, **arguments)
         exports = Exports(profiler)
         return profiler
-
-    def key_averages(self, *args: Any, **kwargs: Any) -> Any:
-        if self.torch_profiler is None:
-            return Nothing()
-        return self.torch_profiler.key_averages(*args, **kwargs)
-
-    def events(self) -> Any:
-        return Nothing() if self.torch_profiler is None else self.torch_profiler.events()
-
-    def export_chrome_trace(self, path: str, *args: Any, **kwargs: Any) -> None:
-        self._delegate("export_chrome_trace", path, *args, **kwargs)
-
-    def export_stacks(self, path: str, *args: Any, **kwargs: Any) -> None:
-        self._delegate("export_stacks", path, *args, **kwargs)
-
-    def export_memory_timeline(self, path: str, *args: Any, **kwargs: Any) -> None:
-        self._delegate("export_memory_timeline", path, *args, **kwargs)
-
-    def add_metadata(self, key: str, value: str) -> None:
-        self._delegate("add_metadata", key, value)
-
-    def add_metadata_json(self, key: str, value: str) -> None:
-        self._delegate("add_metadata_json", key, value)
-
-    def preset_metadata_json(self, key: str, value: str) -> None:
-        self._delegate("preset_metadata_json", key, value)
-
-    def toggle_collection_dynamic(self, enable: bool, activities: Iterable[Any]) -> None:
-        self._delegate("toggle_collection_dynamic", enable, activities)
-
-    def _delegate(self, name: str, *args: Any, **kwargs: Any) -> None:
-        if self.torch_profiler is not None:
-            getattr(self.torch_profiler, name)(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """What else torch's profiler has, now or in a later version."""

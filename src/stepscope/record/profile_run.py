@@ -14,8 +14,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 from stepscope.record.agent import core, marks
@@ -30,6 +29,7 @@ from stepscope.schema import RUN_SCHEMA
 DEFAULT_PARENT = "stepscope-runs"
 MOST_SUFFIXES = 1000
 KINETO_LOG_LEVEL = "KINETO_LOG_LEVEL"
+_UNKNOWN_HARDWARE = ("cpu_model", "physical_cores", "cgroup_cpu_limit", "cgroup_memory_limit_bytes", "memory_bytes")
 
 
 class ProfiledRun:
@@ -39,6 +39,9 @@ class ProfiledRun:
     every step; otherwise steps are found as under `stepscope run`. `sampled`: why a thread of this process takes
     stacks, None where none does.
     """
+
+    # around calls of the profiler this block made: its stacks are for us, so the probes stay in
+    torch_call = staticmethod(shared_call)
 
     def __init__(
         self, *, traced: bool, out: str | None, name: str | None, marked: bool = True, sampled: str | None = None
@@ -68,12 +71,6 @@ class ProfiledRun:
     def end(self) -> None:
         """Close the journal and take the agent out again, unless the run is `stepscope run`'s."""
         self._guard.wrap("end", self._end)()
-
-    @contextmanager
-    def torch_call(self) -> Iterator[None]:
-        """Around calls of the profiler this block made: its stacks are for us, so the probes stay in."""
-        with shared_call():
-            yield
 
     def _note_problem(self, _part: str, error: str) -> None:
         self.problem = self.problem or error
@@ -265,7 +262,12 @@ class _Manifest:
             "environment": {},
             "scheduler": None,
             "python": platform.python_version(),
-            "hardware": _hardware(),
+            "hardware": {
+                **dict.fromkeys(_UNKNOWN_HARDWARE),
+                "logical_cores": os.cpu_count(),
+                "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+                "gpus": [],
+            },
             "noise": {},
             "sampler": {
                 "source": "none" if sampled is None else "agent",
@@ -296,20 +298,10 @@ class _Manifest:
 
 def _user_roots(script: str | None) -> list[str]:
     """The folder of the script, the working directory and its git root, each once."""
-    roots: list[str] = [os.path.dirname(script)] if script else []
     folder = os.getcwd()
-    roots.append(folder)
-    while folder != os.path.dirname(folder):
-        if os.path.exists(os.path.join(folder, ".git")):
-            roots.append(folder)
-            break
+    roots = {folder, os.path.dirname(script)} if script else {folder}
+    while folder != os.path.dirname(folder) and not os.path.exists(os.path.join(folder, ".git")):
         folder = os.path.dirname(folder)
-    return sorted(set(roots))
-
-
-def _hardware() -> dict[str, Any]:
-    affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    names = ("cpu_model", "physical_cores", "cgroup_cpu_limit", "cgroup_memory_limit_bytes", "memory_bytes")
-    hardware: dict[str, Any] = dict.fromkeys(names)
-    hardware.update(logical_cores=os.cpu_count(), affinity=affinity, gpus=[])
-    return hardware
+    if folder != os.path.dirname(folder):
+        roots.add(folder)
+    return sorted(roots)

@@ -25,10 +25,11 @@ from msgspec import Struct
 
 from stepscope.cached import DIGEST_BYTES, INDEX, key_of
 from stepscope.errors import UnreadableInputError
-from stepscope.read.kineto import open_trace
+from stepscope.read.kineto import KinetoTrace
 from stepscope.read.streams import Limits
 from stepscope.read.trace import TraceSource
 from stepscope.tables.ingest import ingest
+from stepscope.tables.step_range import Steps, is_large, step_range
 from stepscope.tables.trace_entry import StoredTrace, index_of, read
 
 _NAME = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
@@ -55,7 +56,7 @@ class BuildOptions(Struct, frozen=True):
     workers: int | None = None
     progress: Progress | None = None
     limits: Limits | None = None
-    steps: tuple[int, int] | None = None
+    steps: Steps | None = None
 
 
 class Entry(Struct, frozen=True):
@@ -71,18 +72,51 @@ class Entry(Struct, frozen=True):
 
 
 def fetch(
-    path: Path, root: Path, limits: Limits | None = None, progress: Callable[[int, int], None] | None = None
+    path: Path,
+    root: Path,
+    limits: Limits | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    steps: Steps | None = None,
 ) -> Path:
     """The folder of `path`'s tables in `root`, made if need be; raises UnreadableInputError and OSError.
 
-    `progress` gets the bytes of the file taken in so far, and its size.
+    `progress` gets the bytes of the file taken in so far, and its size. Of a large trace whose `steps` are asked for,
+    only what is near them is kept; other traces are kept whole.
     """
+    if steps is not None and is_large(path):
+        entry = _fetch_range(path, root, limits or Limits(), progress, steps)
+        if entry is not None:
+            return entry
     entry = root / key_of(path)
     if _is_there(entry):
         return entry
     part = _new_part(root)
     try:
         ingest(_opened(path, limits, progress), part)
+        _move(part, entry)
+        prune(root)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return entry
+
+
+def _fetch_range(
+    path: Path, root: Path, limits: Limits, progress: Callable[[int, int], None] | None, steps: Steps
+) -> Path | None:
+    """As `fetch`, of a large trace; None where its annotations do not tell where the steps lie."""
+    entry = root / key_of(path, f" steps {steps[0]}:{steps[1]}")
+    if _is_there(entry):
+        return entry
+    half = None if progress is None else lambda done, size: progress(done // 2, size)
+    near = step_range(path, steps, limits, half)
+    if near is None:
+        return None
+    other = None if progress is None else lambda done, size: progress((size + done) // 2, size)
+    part = _new_part(root)
+    try:
+        source = _opened(path, limits, other)
+        if not near.holds(ingest(source, part, only=near).marks, steps, source.summary().base_ns):
+            return None
         _move(part, entry)
         prune(root)
     finally:
@@ -145,7 +179,7 @@ def _new_part(root: Path) -> Path:
 
 
 def _opened(path: Path, limits: Limits | None, progress: Callable[[int, int], None] | None) -> TraceSource:
-    return open_trace(path, limits=limits or Limits(), progress=progress)
+    return KinetoTrace(path, limits=limits or Limits(), progress=progress)
 
 
 def drop(entry: Path) -> None:
@@ -210,39 +244,39 @@ def cache_folder(options: BuildOptions) -> Iterator[Path]:
         yield Path(folder)
 
 
-def collect(paths: Sequence[Path], folder: Path, options: BuildOptions) -> list[Entry | str]:
-    """For each trace its tables, or why there are none."""
-    workers = _workers(paths, options)
+def collect(wanted: Sequence[tuple[Path, Steps | None]], folder: Path, options: BuildOptions) -> list[Entry | str]:
+    """For each trace its tables, or why there are none; of some only the steps beside it are wanted."""
+    workers = _workers([path for path, _ in wanted], options)
     if workers < 2:
-        return [_alone(path, folder, options) for path in paths]
+        return [_alone(path, folder, options, steps) for path, steps in wanted]
     found: list[Entry | str] = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        pending = [pool.submit(_fetch, path, folder, options.limits) for path in paths]
-        for path, future in zip(paths, pending, strict=True):
+        pending = [pool.submit(_fetch, path, folder, options.limits, steps) for path, steps in wanted]
+        for (path, steps), future in zip(wanted, pending, strict=True):
             try:
                 found.append(future.result())
             except BrokenProcessPool:
                 # A process was killed, mostly for the memory of several at once: what is left goes one by one.
-                found.append(_alone(path, folder, options))
+                found.append(_alone(path, folder, options, steps))
             _done(path, options)
     return found
 
 
-def _fetch(path: Path, folder: Path, limits: Limits | None) -> Entry | str:
+def _fetch(path: Path, folder: Path, limits: Limits | None, steps: Steps | None) -> Entry | str:
     try:
-        return Entry(fetch(path, folder, limits))
+        return Entry(fetch(path, folder, limits, steps=steps))
     except (OSError, UnreadableInputError) as error:
         return str(error)
 
 
-def _alone(path: Path, folder: Path, options: BuildOptions) -> Entry | str:
+def _alone(path: Path, folder: Path, options: BuildOptions, steps: Steps | None) -> Entry | str:
     progress = options.progress
     tell = None if progress is None else lambda done, size: progress(path.name, done, size)
     # Of some steps few slices are kept in the end, so all of them had better not be in memory at once.
     keep = options.steps is None
     try:
         if not keep:
-            return Entry(fetch(path, folder, options.limits, tell))
+            return Entry(fetch(path, folder, options.limits, tell, steps))
         return obtain(path, folder if folder == options.cache else None, options.limits, tell)
     except (OSError, UnreadableInputError) as error:
         return str(error)

@@ -123,22 +123,14 @@ def _tensor(text: str) -> Guard | None:
 
 def _dispatch(name: str, old: str, new: str) -> Guard:
     """Key sets differ by the device, by autocast, or by the kind of tensor."""
-    before, after = (_keys(text) for text in (old, new))
+    before, after = (frozenset(text.partition("(")[2].rpartition(")")[0].split(", ")) for text in (old, new))
     if any(key.startswith("Autocast") for key in before ^ after) and not (before ^ after) & _BACKENDS:
-        return Guard("global_state", "autocast", *_presence(before, after))
+        was_on = any(key.startswith("Autocast") for key in before - after)
+        return Guard("global_state", "autocast", *(("on", "off") if was_on else ("off", "on")))
     devices = [sorted(keys & _BACKENDS) for keys in (before, after)]
     if devices[0] != devices[1]:
         return Guard("device", name, ", ".join(devices[0]), ", ".join(devices[1]))
     return Guard("type", name, ", ".join(sorted(before - after)), ", ".join(sorted(after - before)))
-
-
-def _keys(text: str) -> frozenset[str]:
-    return frozenset(text.partition("(")[2].rpartition(")")[0].split(", "))
-
-
-def _presence(before: frozenset[str], after: frozenset[str]) -> tuple[str, str]:
-    on, off = "on", "off"
-    return (on, off) if any(key.startswith("Autocast") for key in before - after) else (off, on)
 
 
 def _sentence(text: str) -> Guard | None:
@@ -271,11 +263,9 @@ def _dimension(text: str) -> Guard | None:
 
 
 def _bound(cause: str, subject: str, sign: str, other: str) -> Guard:
-    if sign == "==":
-        return Guard(cause, subject, other)
     if sign == "!=":
         return Guard(cause, subject, f"not {other}", other)
-    return Guard(cause, subject, f"{sign} {other}")
+    return Guard(cause, subject, other if sign == "==" else f"{sign} {other}")
 
 
 def _comparison(text: str) -> Guard | None:
@@ -307,18 +297,13 @@ def _comparison(text: str) -> Guard | None:
 
 def _constant(left: str, subject: str, right: str) -> str:
     """The cause word of a plain value that a version was compiled for."""
-    attribute = "." in _without_keys(subject)
+    attribute = "." in subject.partition("['")[0].partition('["')[0]  # a dot inside `['a.b']` is no attribute
     if _INTEGER.fullmatch(right):
         bound_of_range = subject.endswith((".stop", ".start"))
         return "int_attribute" if attribute and not bound_of_range else "constant"
     if attribute:
         return "attribute"
     return "float_argument" if _is_float(right) and not left.startswith("G[") else "constant"
-
-
-def _without_keys(subject: str) -> str:
-    """The subject up to its first key: a dot inside `['a.b']` is no attribute."""
-    return subject.partition("['")[0].partition('["')[0]
 
 
 def _is_float(text: str) -> bool:

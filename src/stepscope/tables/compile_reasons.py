@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import Any
 
 from msgspec import Struct
@@ -106,12 +107,14 @@ def parse_recompile(text: str, known_files: Iterable[str] = ()) -> Reason:
     text = bounded(text)
     head, _, stack = text.partition(_STACK)
     match = _ID.match(head)
-    head = _first_reason(head[match.end() :] if match else head)
-    head, hint = _split_hint(head)
+    first, *lines = (head[match.end() :] if match else head).split("\n")
+    head = "\n".join([first, *takewhile(lambda line: not _ID.match(line), lines)])  # up to the next reason
+    head, _, hint = head.rpartition(_HINT) if _HINT in head else (head, "", "")
+    hint = hint.rstrip().removesuffix(")")
     guard, comment = _split_comment(head)
     found = read_guard(guard)
     subject = found.subject
-    closure = _CLOSURE.match(hint) if hint else None
+    closure = _CLOSURE.match(hint)
     if closure:
         subject = value(closure[1] + closure[2].rstrip(". "))
     place = user_location(frames(stack)) if stack else None
@@ -130,22 +133,6 @@ def parse_recompile(text: str, known_files: Iterable[str] = ()) -> Reason:
         line=place.line if place else None,
         version=match[1] if match else None,
     )
-
-
-def _first_reason(head: str) -> str:
-    """The lines up to the one in which another reason begins."""
-    lines = head.split("\n")
-    for number, line in enumerate(lines[1:], 1):
-        if _ID.match(line):
-            return "\n".join(lines[:number])
-    return head
-
-
-def _split_hint(head: str) -> tuple[str, str | None]:
-    at = head.rfind(_HINT)
-    if at < 0:
-        return head, None
-    return head[:at], head[at + len(_HINT) :].rstrip().removesuffix(")")
 
 
 def _split_comment(head: str) -> tuple[str, str]:
@@ -173,16 +160,13 @@ def _split_comment(head: str) -> tuple[str, str]:
 
 def _reading(place: Location | None, stack: str, written: Location | None) -> Location | None:
     """Where a value was read: the line of the graph break behind which the function resumed."""
-    names = [name for name in (written.function if written else None, *_raw_names(stack)) if name]
+    raw = [line.rpartition(", in ")[2].strip() for line in stack.split("\n") if 'File "' in line]
+    names = [written.function if written else None, *raw]
     line = next((at for name in reversed(names) if (at := resumed_at(name)) is not None), None)
     return place if place is None or line is None else place._replace(line=line)
 
 
-def _raw_names(stack: str) -> list[str]:
-    return [line.rpartition(", in ")[2].strip() for line in stack.split("\n") if 'File "' in line]
-
-
-def _advice(hint: str | None, guard: str, comment: str) -> str | None:
+def _advice(hint: str, guard: str, comment: str) -> str | None:
     """The compiler's advice; a hint that only names a type or a variable is none."""
     if hint and not hint.startswith(("type ", 'guard on "')):
         return one_line(hint)
@@ -309,35 +293,20 @@ _DISABLED = re.compile(r"<(?:function|bound method) ([\w.<>]{1,200})")
 _READ_NAMES = ("tensor.item", "tensor.tolist", "tolist", "_local_scalar_dense", ".item()")
 _READERS = frozenset({"bool", "int", "float", "complex"})
 _PRINTERS = frozenset({"print", "warnings.warn", "_warnings.warn", "logging", "pprint"})
-# beginnings of the reason, in lower case -> cause; the first that fits
-_KINDS = (
-    ("data-dependent", "data_dependent"),
-    ("data dependent", "data_dependent"),
-    ("dynamic shape operator", "data_dependent"),
-    ("dynamic slicing with tensor", "data_dependent"),
-    ("generic_jump", "data_dependent"),
-    ("logger not supported", "print"),
-    ("logging.logger", "print"),
-    ("attempted to call function marked as skipped", "unsupported_call"),
-    ("attempted to inline function marked as skipped", "unsupported_call"),
-    ("skipped inlining", "unsupported_call"),
-    ("failed to trace builtin operator", "unsupported_call"),
-    ("unsupported method call", "unsupported_call"),
-    ("unsupported function call", "unsupported_call"),
-    ("unsupported tensor.", "unsupported_call"),
-    ("tensor.", "unsupported_call"),
-    ("call to `torch", "unsupported_call"),
-    ("call torch._dynamo.disable", "unsupported_call"),
-    ("skip calling `torch", "unsupported_call"),
-    ("skip function", "unsupported_call"),
-    ("'skip function", "unsupported_call"),
-    ("'inline in skipfiles", "unsupported_call"),
-    ("inline in skipfiles", "unsupported_call"),
-    ("graph break due to unsupported", "unsupported_call"),
-    ("builtin:", "unsupported_call"),
-    ("call_function", "unsupported_call"),
-    ("call_method", "unsupported_call"),
-)
+# cause -> beginnings of the reason, in lower case
+_KINDS: dict[str, tuple[str, ...]] = {
+    "data_dependent": (
+        "data-dependent", "data dependent", "dynamic shape operator", "dynamic slicing with tensor", "generic_jump",
+    ),
+    "print": ("logger not supported", "logging.logger"),
+    "unsupported_call": (
+        "attempted to call function marked as skipped", "attempted to inline function marked as skipped",
+        "skipped inlining", "failed to trace builtin operator", "unsupported method call", "unsupported function call",
+        "unsupported tensor.", "tensor.", "call to `torch", "call torch._dynamo.disable", "skip calling `torch",
+        "skip function", "'skip function", "'inline in skipfiles", "inline in skipfiles",
+        "graph break due to unsupported", "builtin:", "call_function", "call_method",
+    ),
+}  # fmt: skip
 
 
 def parse_graph_break(text: str) -> Break:
@@ -384,12 +353,7 @@ def failure_cause(text: str) -> str:
 
 def _parts(text: str) -> tuple[str | None, str]:
     """The reason without what stands around it, and the stack."""
-    start = -1
-    for mark in _REASONS:
-        at = text.find(mark)
-        if at >= 0:
-            start = at + len(mark)
-            break
+    start = next((text.find(mark) + len(mark) for mark in _REASONS if mark in text), -1)
     ends = [at for mark in _STACKS if (at := text.find(mark, max(start, 0))) >= 0]
     end = min(ends, default=len(text))
     return (_reason(text[start:end]) if start >= 0 else None), text[end:] if ends or start >= 0 else text
@@ -435,7 +399,7 @@ def _cause(first: str, more: str, *, told: bool) -> tuple[str, str | None]:
         return "item", operator
     if operator in _PRINTERS or (operator or "").startswith("logging."):
         return "print", operator
-    cause = next((cause for start, cause in _KINDS if low.startswith(start)), None)
+    cause = next((cause for cause, starts in _KINDS.items() if low.startswith(starts)), None)
     if cause is None:
         # a kind of break that this table does not list is still one, where the record has the form of one
         cause = "unsupported" if first and (told or "Explanation:" in more) else UNKNOWN

@@ -15,6 +15,7 @@ from stepscope.read.raw import RawRank, TraceRef
 from stepscope.tables import cache
 from stepscope.tables.cache import BuildOptions, Entry
 from stepscope.tables.schema import empty
+from stepscope.tables.step_range import Steps
 from stepscope.tables.trace_entry import TraceIndex, TraceTables, load
 
 _TABLES = ("events", "links", "memory", "traces")
@@ -58,7 +59,7 @@ def events_table(ranks: Sequence[RawRank], options: BuildOptions) -> EventsTable
     unreadable: dict[str, str] = {}
     rows = 0
     with cache.cache_folder(options) as root:
-        found = cache.collect([ref.path for _, ref in wanted], root, options)
+        found = cache.collect([(ref.path, _own_steps(rank, options)) for rank, ref in wanted], root, options)
         for (rank, ref), entry in zip(wanted, found, strict=True):
             source = f"{rank.name}/{ref.name}"
             trace = entry if isinstance(entry, str) else _loaded(entry, rank, ref, rows, root, options)
@@ -87,6 +88,11 @@ def events_table(ranks: Sequence[RawRank], options: BuildOptions) -> EventsTable
     )
 
 
+def _own_steps(rank: RawRank, options: BuildOptions) -> Steps | None:
+    """The steps that are wanted, where they are those of the trace and not of a journal."""
+    return None if rank.steps else options.steps
+
+
 def _loaded(
     entry: Entry, rank: RawRank, ref: TraceRef, first_id: int, root: Path, options: BuildOptions
 ) -> TraceTables | str:
@@ -97,7 +103,7 @@ def _loaded(
         if entry.content is None:  # else nothing was read from a folder
             cache.drop(entry.folder)
     try:
-        entry = Entry(cache.fetch(ref.path, root, options.limits))
+        entry = Entry(cache.fetch(ref.path, root, options.limits, steps=_own_steps(rank, options)))
         return load(entry.read(), rank, ref, first_id, options.steps)
     except _DAMAGED as error:
         return str(error)

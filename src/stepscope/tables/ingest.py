@@ -24,6 +24,7 @@ from stepscope.tables import categories, links, trace_entry
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 from stepscope.tables.nesting import Nesting, by_value, nest
 from stepscope.tables.parts import Columns, PartWriter, TextCodes, decode
+from stepscope.tables.step_range import StepRange
 from stepscope.tables.trace_entry import LINKS, MARKS, MEMORY, TREE, StoredTrace, TraceIndex
 
 LONGEST_NS = 7 * 24 * 3600 * 10**9  # of a slice
@@ -48,16 +49,18 @@ def ingest(
     source: TraceSource,
     target: Path | None,
     settle: Callable[[bool], None] | None = None,
+    only: StepRange | None = None,
 ) -> StoredTrace:
     """Take in `source` and write it to the empty folder `target`; raises UnreadableInputError and OSError.
 
     Without `settle` the slices are handed on as files of `target`. With it, or without a target, they are handed on in
     memory, and nothing waits for the files: once they are there, `settle` is called on a thread, with whether all are.
+    Of the trace's slices those near `only` are taken.
     """
     keep = settle is not None or target is None
     frames: dict[str, pl.DataFrame] = {}
     with PartWriter(target, keep=keep) as writer:
-        taken = _take(source, writer)
+        taken = _take(source, writer, only)
         base_ns = taken.summary.base_ns
         track, start, duration = (taken.whole(name, dtype) for name, dtype in _TIMES)
         flags = _Flags(taken)
@@ -75,7 +78,7 @@ def ingest(
         )
         linked, forward_of = _link(taken, track, start, duration, flags, nesting)
         frames[LINKS] = writer.write(_links_frame(*linked), LINKS)
-        counts, clipped = _link_counts(linked, duration), nesting.clipped
+        clipped = nesting.clipped
         summary, device = taken.summary, categories.device_kind(taken.texts["category"].values)
         del taken, flags, track, linked  # a large trace is in memory once, not twice
         start += base_ns
@@ -83,7 +86,7 @@ def ingest(
         del start, duration, nesting, forward_of
         writer.wait()  # how many files there are is known when the last slices are done
         index = _index(summary, slices=frames[TREE].height, clipped=clipped,
-                       repaired=repaired, files=writer.files, link_counts=counts, device=device)  # fmt: skip
+                       repaired=repaired, files=writer.files, device=device)  # fmt: skip
         if target is None:
             return StoredTrace(index, **frames, parts=writer.kept)
         if settle is not None:
@@ -169,24 +172,6 @@ def _links_frame(found: links.Links, onward: Int64, onward_method: npt.NDArray[n
     return frame.with_columns(_known_id(name) for name in ("launch", "operator", "frame", "forward"))
 
 
-def _link_counts(linked: _Linked, duration: Int64) -> dict[str, int]:
-    """Device time by what became of it, in ns, and the number of device slices."""
-    found = linked[0]
-    ns = duration[found.event]
-    counts = {"device_slices": len(ns), "device_ns": int(ns.sum())}
-    for code, state in enumerate(links.STATES):
-        mine = found.state == code
-        if code != links.LINKED:
-            if mine.any():
-                counts[f"{state}_ns"] = int(ns[mine].sum())
-            continue
-        for number, method in enumerate(links.METHODS):
-            by_method = mine & (found.method == number)
-            if by_method.any():
-                counts[f"linked_by_{method}_ns"] = int(ns[by_method].sum())
-    return counts
-
-
 def _tree_frame(start: Int64, duration: Int64, nesting: Nesting, forward_of: Int32) -> pl.DataFrame:
     frame = pl.DataFrame(
         {
@@ -233,11 +218,12 @@ class _Taken(Struct, frozen=True):
         return rows, values.astype(np.int64, copy=False)
 
 
-def _take(source: TraceSource, writer: PartWriter) -> _Taken:
+def _take(source: TraceSource, writer: PartWriter, only: StepRange | None) -> _Taken:
     slices, flows, memory = Columns(), Columns(), Columns()
     texts = {name: TextCodes() for name in (*_TEXTS, "flow_kind")}
     track = texts["track"]
-    for chunk in source.chunks():
+    for whole in source.chunks():
+        chunk = whole if only is None else only.only(whole)
         writer.add(chunk.slices)
         dense: dict[str, Any]
         if len(chunk.slices):

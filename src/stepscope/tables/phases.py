@@ -14,14 +14,8 @@ from __future__ import annotations
 
 from stepscope.read.raw import Frame
 
-DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, OTHER, STARTUP = (
-    "data_wait",
-    "forward",
-    "backward",
-    "optimizer",
-    "other",
-    "startup",
-)
+DATA_WAIT, FORWARD, BACKWARD = "data_wait", "forward", "backward"
+OPTIMIZER, OTHER, STARTUP = "optimizer", "other", "startup"
 
 # (last part of the function's name, end of the file) -> phase
 _MARKS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -100,97 +94,57 @@ IMPORT, COMPILE = "import", "compile"
 
 _IMPORT_FILES = ("importlib._bootstrap", "importlib/_bootstrap")
 _MODULE = "<module>"  # of a compiler's file: it is being imported
-_ANY = frozenset({"*"})
-
-# last part of the file's name -> ends of files and the functions in them, by the last part of their name
-_COMPILERS: dict[str, tuple[tuple[str, frozenset[str]], ...]] = {}
-
-
-def _mark(file: str, *functions: str) -> None:
-    name = file.rpartition("/")[2]
-    _COMPILERS[name] = (*_COMPILERS.get(name, ()), (file, frozenset(functions) or _ANY))
-
-
-# torch.compile: tracing, and the way from there into a backend, of the backward pass at its first run too
-_mark("torch/_dynamo/convert_frame.py")
-_mark("torch/_dynamo/symbolic_convert.py")
-_mark("torch/_dynamo/output_graph.py")
-_mark("torch/_dynamo/bytecode_transformation.py")
-_mark("torch/_dynamo/backends/common.py")
-_mark("torch/_dynamo/compiled_autograd.py", "begin_capture", "end_capture")
-_mark(
-    "torch/_functorch/aot_autograd.py",
-    "aot_module_simplified",
-    "create_aot_dispatcher_function",
-    "_create_aot_dispatcher_function",
-    "aot_export_module",
-    "aot_export_joint_simple",
-)
-_mark("torch/_functorch/_aot_autograd/graph_compile.py")
-_mark(
-    "torch/_functorch/_aot_autograd/jit_compile_runtime_wrappers.py",
-    "aot_dispatch_base",
-    "aot_dispatch_autograd",
-    "aot_dispatch_export",
-)
-_mark("torch/_functorch/_aot_autograd/runtime_wrappers.py", "get_or_compile")
-# inductor; `run` and the copies of misaligned inputs in compile_fx.py belong to every call
-_mark(
-    "torch/_inductor/compile_fx.py",
-    "compile_fx",
-    "_compile_fx_main",
-    "_maybe_wrap_and_compile_fx_main",
-    "compile_fx_inner",
-    "_compile_fx_inner",
-    "compile_fx_aot",
-    "compile_fx_forward",
-    "compile_fx_backward",
-    "fx_codegen_and_compile",
-    "codegen_and_compile",
-    "fw_compiler",
-    "fw_compiler_base",
-    "bw_compiler",
-    "fw_compiler_freezing",
-)
-_mark("torch/_inductor/graph.py")
-_mark("torch/_inductor/scheduler.py")
-_mark("torch/_inductor/async_compile.py", "wait", "cpp", "cpp_pybinding", "triton")
-_mark("torch/_inductor/cpp_builder.py")
-_mark("torch/_inductor/runtime/compile_tasks.py")
-_mark(
-    "torch/_inductor/runtime/triton_heuristics.py",
-    "precompile",
-    "_precompile_worker",
-    "_precompile_config",
-    "_make_launchers",
-    "autotune_to_one_config",
-    "benchmark_all_configs",
-    "coordinate_descent_tuning",
-)
-# triton
-_mark("triton/compiler/code_generator.py")
-_mark("triton/compiler/compiler.py", "compile", "make_ir", "_init_handles")
-_mark("triton/runtime/jit.py", "_do_compile")
-_mark("triton/runtime/autotuner.py", "_bench", "benchmark")
-_mark("triton/runtime/build.py", "_build")
-_mark("triton/backends/nvidia/compiler.py")
-_mark("triton/backends/amd/compiler.py")
-# XLA
-_mark("torch_xla/core/dynamo_bridge.py", "extract_compiled_graph", "extract_internal", "extract_graph_helper")
-_mark("jax/_src/compiler.py", "compile_or_get_cached", "backend_compile", "backend_compile_and_load")
-# TorchScript, extensions in C++, numba
-_mark("torch/jit/frontend.py")
-_mark(
-    "torch/jit/_recursive.py",
-    "create_script_module",
-    "create_script_module_impl",
-    "create_methods_and_properties_from_stubs",
-    "compile_unbound_method",
-    "try_compile_fn",
-)
-_mark("torch/utils/cpp_extension.py", "load", "load_inline", "_jit_compile", "_write_ninja_file_and_build_library")
-_mark("numba/core/dispatcher.py", "compile", "_compile_for_args")
-_mark("numba/core/compiler.py", "compile_extra", "compile_ir")
+# Files of compilers, and the functions of them that are marks, by the last part of their name; without any, all are.
+_COMPILER_FUNCTIONS = """
+    # torch.compile: tracing, and the way from there into a backend, of the backward pass at its first run too
+    torch/_dynamo/convert_frame.py
+    torch/_dynamo/symbolic_convert.py
+    torch/_dynamo/output_graph.py
+    torch/_dynamo/bytecode_transformation.py
+    torch/_dynamo/backends/common.py
+    torch/_dynamo/compiled_autograd.py begin_capture end_capture
+    torch/_functorch/aot_autograd.py aot_module_simplified create_aot_dispatcher_function
+    torch/_functorch/aot_autograd.py _create_aot_dispatcher_function aot_export_module aot_export_joint_simple
+    torch/_functorch/_aot_autograd/graph_compile.py
+    torch/_functorch/_aot_autograd/jit_compile_runtime_wrappers.py aot_dispatch_base aot_dispatch_autograd
+    torch/_functorch/_aot_autograd/jit_compile_runtime_wrappers.py aot_dispatch_export
+    torch/_functorch/_aot_autograd/runtime_wrappers.py get_or_compile
+    # inductor; `run` and the copies of misaligned inputs in compile_fx.py belong to every call
+    torch/_inductor/compile_fx.py compile_fx _compile_fx_main _maybe_wrap_and_compile_fx_main compile_fx_inner
+    torch/_inductor/compile_fx.py _compile_fx_inner compile_fx_aot compile_fx_forward compile_fx_backward
+    torch/_inductor/compile_fx.py fx_codegen_and_compile codegen_and_compile fw_compiler fw_compiler_base
+    torch/_inductor/compile_fx.py bw_compiler fw_compiler_freezing
+    torch/_inductor/graph.py
+    torch/_inductor/scheduler.py
+    torch/_inductor/async_compile.py wait cpp cpp_pybinding triton
+    torch/_inductor/cpp_builder.py
+    torch/_inductor/runtime/compile_tasks.py
+    torch/_inductor/runtime/triton_heuristics.py precompile _precompile_worker _precompile_config _make_launchers
+    torch/_inductor/runtime/triton_heuristics.py autotune_to_one_config benchmark_all_configs
+    torch/_inductor/runtime/triton_heuristics.py coordinate_descent_tuning
+    # triton
+    triton/compiler/code_generator.py
+    triton/compiler/compiler.py compile make_ir _init_handles
+    triton/runtime/jit.py _do_compile
+    triton/runtime/autotuner.py _bench benchmark
+    triton/runtime/build.py _build
+    triton/backends/nvidia/compiler.py
+    triton/backends/amd/compiler.py
+    # XLA
+    torch_xla/core/dynamo_bridge.py extract_compiled_graph extract_internal extract_graph_helper
+    jax/_src/compiler.py compile_or_get_cached backend_compile backend_compile_and_load
+    # TorchScript, extensions in C++, numba
+    torch/jit/frontend.py
+    torch/jit/_recursive.py create_script_module create_script_module_impl compile_unbound_method try_compile_fn
+    torch/jit/_recursive.py create_methods_and_properties_from_stubs
+    torch/utils/cpp_extension.py load load_inline _jit_compile _write_ninja_file_and_build_library
+    numba/core/dispatcher.py compile _compile_for_args
+    numba/core/compiler.py compile_extra compile_ir
+"""
+# last part of the file's name -> ends of files with their functions
+_COMPILERS: dict[str, list[tuple[str, list[str]]]] = {}
+for _file, *_functions in (line.split() for line in _COMPILER_FUNCTIONS.splitlines() if ".py" in line.split("#")[0]):
+    _COMPILERS.setdefault(_file.rpartition("/")[2], []).append((_file, _functions))
 
 
 def stage_marks(function: str, file: str) -> str | None:
@@ -199,8 +153,8 @@ def stage_marks(function: str, file: str) -> str | None:
     if any(part in file for part in _IMPORT_FILES):
         return IMPORT
     for ending, functions in _COMPILERS.get(file.rpartition("/")[2], ()):
-        if file.endswith(ending) and (len(file) == len(ending) or file[-len(ending) - 1] == "/"):
-            name = function.rpartition(".")[2] or function
-            if name != _MODULE and (functions is _ANY or name in functions):
+        if in_file(file, ending):
+            name = last_part(function)
+            if name != _MODULE and (not functions or name in functions):
                 return COMPILE
     return None

@@ -36,60 +36,40 @@ _MAX_NAMED = 3  # files or processes named in one note
 _MAX_QUOTED = 300  # characters of a recorded message in a note
 
 INFO, WARNING = "info", "warning"
-# loss -> (its name in the counts, level, what to say; {n} is the count)
-_LOSSES: dict[str, tuple[str, str, str]] = {
-    "torn_lines": ("torn_lines", INFO, "{n} last line(s) were cut off when the writer ended and were left out"),
-    "bad_lines": ("skipped_lines", WARNING, "{n} line(s) could not be understood and were left out"),
-    "bad_steps": (
-        "skipped_steps",
-        WARNING,
-        "{n} row(s) of the step journal broke a bound or came twice and were left out",
-    ),
-    "unordered_steps": ("unordered_steps", WARNING, "{n} step(s) were out of order and have been sorted"),
-    "skipped_records": ("skipped_records", WARNING, "{n} sampled stack(s) could not be read and were left out"),
-    "skipped_samples": ("stack_samples_skipped", INFO, ""),
-    "bad_stretches": ("bad_stretches", INFO, "{n} time(s) of sampled stacks made no sense and were left out"),
-    "cut_off_files": (
-        "cut_off_files",
-        WARNING,
-        "{n} packed file(s) end in the middle, the rest is lost",
-    ),
-    "other_units": (
-        "other_units",
-        WARNING,
-        "{n} profile(s) count something else than the first of their file and were left out",
-    ),
-    "oversized_files": (
-        "oversized_files",
-        WARNING,
-        "{n} file(s) are larger than the reader accepts and were cut short",
-    ),
-    "unreadable_files": ("unreadable_files", WARNING, "{n} file(s) could not be read"),
-    "foreign_files": ("foreign_files", INFO, "{n} file(s) are of another kind and were left out"),
+# loss -> (level, what to say; {n} is the count)
+_LOSSES: dict[str, tuple[str, str]] = {
+    "torn_lines": (INFO, "{n} last line(s) were cut off when the writer ended and were left out"),
+    "bad_lines": (WARNING, "{n} line(s) could not be understood and were left out"),
+    "bad_steps": (WARNING, "{n} row(s) of the step journal broke a bound or came twice and were left out"),
+    "unordered_steps": (WARNING, "{n} step(s) were out of order and have been sorted"),
+    "skipped_records": (WARNING, "{n} sampled stack(s) could not be read and were left out"),
+    "skipped_samples": (INFO, ""),
+    "bad_stretches": (INFO, "{n} time(s) of sampled stacks made no sense and were left out"),
+    "cut_off_files": (WARNING, "{n} packed file(s) end in the middle, the rest is lost"),
+    "other_units": (WARNING, "{n} profile(s) count something else than the first of their file and were left out"),
+    "oversized_files": (WARNING, "{n} file(s) are larger than the reader accepts and were cut short"),
+    "unreadable_files": (WARNING, "{n} file(s) could not be read"),
+    "foreign_files": (INFO, "{n} file(s) are of another kind and were left out"),
     "earlier_runs": (
-        "earlier_runs",
         WARNING,
         "{n} earlier run(s) were appended to the same metrics file; only the last one was read",
     ),
-    "guessed_ranks": ("guessed_ranks", INFO, "{n} trace(s) do not say which rank they are of and got the next number"),
-    "duplicate_ranks": (
-        "duplicate_ranks",
-        WARNING,
-        "{n} trace(s) name a rank that another trace has and got the next free number",
-    ),
-    "missing_ranks": ("missing_ranks", WARNING, "the traces of {n} rank(s) are missing"),
+    "guessed_ranks": (INFO, "{n} trace(s) do not say which rank they are of and got the next number"),
+    "duplicate_ranks": (WARNING, "{n} trace(s) name a rank that another trace has and got the next free number"),
+    "missing_ranks": (WARNING, "the traces of {n} rank(s) are missing"),
     "user_traces_left_out": (
-        "user_traces_left_out",
         INFO,
         "{n} trace(s) of the script's own profiler are gone, too large or too many, and were left out",
     ),
 }
+# losses that have another name in the counts
+_COUNTED_AS = {"bad_lines": "skipped_lines", "bad_steps": "skipped_steps", "skipped_samples": "stack_samples_skipped"}
 
 
 def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable, stacks: StacksTables) -> Quality:
     """Counts (every one of them at least 0) and notes, warnings first."""
     segments = [segment for host in raw.hosts for segment in host.segments]
-    counts: Counter[str] = Counter({name: raw.losses.counts.get(loss, 0) for loss, (name, _, _) in _LOSSES.items()})
+    counts: Counter[str] = Counter({_COUNTED_AS.get(loss, loss): raw.losses.counts.get(loss, 0) for loss in _LOSSES})
     counts["steps_read"] = sum(len(rank.steps) for rank in raw.ranks)
     counts["stack_errors"] = sum(max(segment.errors or 0, 0) for segment in segments)
     counts["segments"] = len(segments)
@@ -103,8 +83,7 @@ def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable
     notes += _foreign_notes(raw.hosts, raw.ranks)
     for rank in raw.ranks:
         notes += [*_rank_notes(rank, events), *_faults_at_window(rank)]
-    notes += trace_notes(events)
-    notes += _drift_notes(raw.ranks)
+    notes += [*_unreadable(events), *_read(events), *_clocks(events), *_links(events), *_drift_notes(raw.ranks)]
     if not counts["steps_read"]:
         notes += _no_steps(raw, processes)
     notes.sort(key=lambda note: note.level != WARNING)
@@ -113,7 +92,7 @@ def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable
 
 def _loss_notes(raw: RawRun) -> list[Note]:
     notes: list[Note] = []
-    for loss, (_, level, text) in _LOSSES.items():
+    for loss, (level, text) in _LOSSES.items():
         count = raw.losses.counts.get(loss, 0)
         if count and text:
             notes.append(Note(level, text.format(n=count), _named(raw.losses.files.get(loss, []))))
@@ -137,9 +116,8 @@ def _host_notes(hosts: Iterable[RawHost]) -> list[Note]:
         source = f"host-{host.name}/manifest.json"
         manifest = host.manifest
         if manifest is None:
-            notes.append(
-                Note(WARNING, f"host {host.name} left no manifest: command, hardware and exit are unknown", source)
-            )
+            text = f"host {host.name} left no manifest: command, hardware and exit are unknown"
+            notes.append(Note(WARNING, text, source))
             continue
         if manifest.get("ended_ns") is None:
             text = f"the recording on host {host.name} never ended: stepscope was killed, or the run is still going"
@@ -231,23 +209,16 @@ def _rank_notes(rank: RawRank, events: EventsTable) -> list[Note]:
         if event.get("status") == "kept" and name and name not in traces:
             notes.append(Note(WARNING, f"the trace of a profiler window is missing or unreadable: {name}", source))
         if event.get("status") == "dropped":
-            text = (
-                f"a profiler window of {rank.name} was dropped: {string(event.get('reason')) or 'no reason recorded'}"
-            )
-            notes.append(Note(WARNING, text, source))
+            reason = string(event.get("reason")) or "no reason recorded"
+            notes.append(Note(WARNING, f"a profiler window of {rank.name} was dropped: {reason}", source))
     for kind, text in (
         ("window_skipped", "no profiler window was opened in"),
         ("suspended", "probes were suspended, so some phases are unknown, in"),
     ):
         reasons = {_quoted(event.get("reason")): event.get("asked") is True for event in _events(rank, kind)}
-        notes += [
-            Note(
-                WARNING if asked else INFO,
-                f"{text} {rank.name}{' where one was asked for' if asked else ''}: {reason}",
-                source,
-            )
-            for reason, asked in reasons.items()
-        ]
+        for reason, asked in reasons.items():
+            where = f"{rank.name} where one was asked for" if asked else rank.name
+            notes.append(Note(WARNING if asked else INFO, f"{text} {where}: {reason}", source))
     return notes
 
 
@@ -302,13 +273,11 @@ def _faults_at_window(rank: RawRank) -> list[Note]:
 def _drift_notes(ranks: Iterable[RawRank]) -> list[Note]:
     """Compilers word their messages anew in every release; one that is not understood is counted, not swallowed."""
     count = unknown_messages(ranks)
-    if not count:
-        return []
     text = (
         f"{count} compiler message(s) are worded in a way this version does not know; they are counted, their cause is "
         "unknown"
     )
-    return [Note(WARNING, text, "torch.compile")]
+    return [Note(WARNING, text, "torch.compile")] if count else []
 
 
 def _no_steps(raw: RawRun, processes: Sequence[HostProcesses]) -> list[Note]:
@@ -362,16 +331,6 @@ _SAID_AS = {
 }
 
 
-def trace_notes(events: EventsTable) -> list[Note]:
-    """Notes on the traces of a run; none for sound traces without device slices."""
-    return [
-        *_unreadable(events),
-        *_read(events),
-        *_clocks(events),
-        *_links(events),
-    ]
-
-
 def _unreadable(events: EventsTable) -> list[Note]:
     notes = [Note(WARNING, f"a trace could not be read: {why}", name) for name, why in events.unreadable.items()]
     more = len(notes) - _MAX_NAMED
@@ -406,12 +365,12 @@ def _read(events: EventsTable) -> list[Note]:
 
 
 def _clocks(events: EventsTable) -> list[Note]:
-    return [
-        Note(INFO, f"the trace's clock was {-offset / 1e6:.1f} ms ahead of the journal's and has been moved", source)
-        if offset < 0
-        else Note(INFO, f"the trace's clock was {offset / 1e6:.1f} ms behind the journal's and has been moved", source)
-        for source, offset in events.offsets.items()
-    ]
+    notes = []
+    for source, offset in events.offsets.items():
+        where = "ahead of" if offset < 0 else "behind"
+        text = f"the trace's clock was {abs(offset) / 1e6:.1f} ms {where} the journal's and has been moved"
+        notes.append(Note(INFO, text, source))
+    return notes
 
 
 def _links(events: EventsTable) -> list[Note]:

@@ -25,8 +25,10 @@ from stepscope.read.raw import RawRank, TraceRef
 from stepscope.tables.arrays import NONE, Bools, Int64
 from stepscope.tables.clocks import offset_ns
 from stepscope.tables.journal import missing_steps, step_at, trace_steps
+from stepscope.tables.links import LINKED, STATES
 from stepscope.tables.parts import PART_COLUMNS, part_name
 from stepscope.tables.schema import SCHEMAS
+from stepscope.tables.step_range import Steps, chosen
 
 TREE, LINKS, MEMORY, MARKS = "tree", "links", "memory", "marks"
 # Of a slice, what is known once all of them have come; the rest is in the parts.
@@ -53,7 +55,6 @@ class TraceIndex(Struct, frozen=True):
     threads: dict[str, str]
     files: int  # of slices
     device: str | None  # the kind of device that worked, "cpu" where none did
-    link_counts: dict[str, int]  # device slices, and their time by what became of it
 
 
 class StoredTrace(Struct, frozen=True):
@@ -125,19 +126,17 @@ class TraceTables(Struct, frozen=True):
     rows: int
 
 
-def load(trace: StoredTrace, rank: RawRank, ref: TraceRef, first_id: int, steps: tuple[int, int] | None) -> TraceTables:
+def load(trace: StoredTrace, rank: RawRank, ref: TraceRef, first_id: int, steps: Steps | None) -> TraceTables:
     """The rows of a trace, slices numbered from `first_id` on.
 
     Raises OSError or PolarsError where its files are damaged.
     """
     offset = offset_ns(trace.marks, rank)
-    counts: Counter[str] = Counter(trace.index.link_counts)
     own: list[dict[str, Any]] = []
     known: list[dict[str, Any]] = list(rank.steps)
     if not known:
         known = trace_steps(trace.marks)
-        own = _chosen(known, steps)
-        counts["missing_steps"] = missing_steps(known)
+        own = chosen(known, steps)
     linked, memory = trace.links, trace.memory
     step = _steps_of(trace.tree["start_ns"].to_numpy() + offset, known)
     _step_of_launch(step, linked)
@@ -147,7 +146,10 @@ def load(trace: StoredTrace, rank: RawRank, ref: TraceRef, first_id: int, steps:
     if steps is not None:
         kept = _kept(step, trace.tree["parent"].fill_null(NONE).to_numpy(), linked, steps)
         linked = linked.filter(pl.Series(kept).gather(linked["event"]))
-        memory = memory.filter(pl.Series(_steps_of(memory["time_ns"].to_numpy(), own or _chosen(known, steps)) != NONE))
+        memory = memory.filter(pl.Series(_steps_of(memory["time_ns"].to_numpy(), own or chosen(known, steps)) != NONE))
+    counts = _link_counts(linked, trace.tree["duration_ns"])
+    if not rank.steps:
+        counts["missing_steps"] = missing_steps(known)
     numbers = _numbers(kept, first_id, trace.index.slices)
     whose = {"rank": rank.rank, "process": rank.name, "trace": ref.name}
     tree = _tree(trace.tree, offset, step, kept, numbers, first_id)
@@ -208,11 +210,16 @@ def _step_of_launch(step: Int64, linked: pl.DataFrame) -> None:
     step[linked["event"].to_numpy()[known]] = step[launch[known]]
 
 
-def _chosen(steps: list[dict[str, Any]], wanted: tuple[int, int] | None) -> list[dict[str, Any]]:
-    return steps if wanted is None else [row for row in steps if wanted[0] <= row["step"] <= wanted[1]]
+def _link_counts(linked: pl.DataFrame, durations_ns: pl.Series) -> Counter[str]:
+    """Device time by what became of it, in ns, and the number of device slices."""
+    device = linked.select("state", "method", duration_ns=durations_ns.gather(linked["event"]))
+    counts = Counter({"device_slices": device.height, "device_ns": int(device["duration_ns"].sum())})
+    for state, method, duration_ns in device.group_by("state", "method").sum().iter_rows():
+        counts[f"linked_by_{method}_ns" if state == STATES[LINKED] else f"{state}_ns"] += duration_ns
+    return counts
 
 
-def _kept(step: Int64, parents: Int64, linked: pl.DataFrame, wanted: tuple[int, int]) -> Bools:
+def _kept(step: Int64, parents: Int64, linked: pl.DataFrame, wanted: Steps) -> Bools:
     """The slices of the wanted steps, what encloses them, and where they come from."""
     kept = (step >= max(wanted[0], 0)) & (step <= wanted[1])
     mine = linked.filter(pl.Series(kept).gather(linked["event"]))

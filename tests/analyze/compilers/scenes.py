@@ -23,7 +23,7 @@ Row = dict[str, Any]
 def view_of(tables: Tables) -> CompilersView:
     """The view of tables that hold something of compilers."""
     context = Context(tables)
-    view = build(context, context.labelled)
+    view = build(context)
     assert view is not None
     return view
 

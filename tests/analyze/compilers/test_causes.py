@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze import user_files
 from stepscope.model import Place
 from stepscope.model.compilers import Change, CompilerCause
 from tests.analyze.compilers.scenes import STEP_MS, TORCH, TRAIN, Row, compile_row, growing, view
-from tests.builders import MS, T0, make_tables, step_rows
+from tests.builders import MS, T0, step_rows
 
 
 def one(causes: tuple[CompilerCause, ...], kind: str) -> CompilerCause:
@@ -33,21 +32,6 @@ def test_a_growing_dimension_is_one_cause_with_its_values_in_order() -> None:
     assert cause.longest_ms == pytest.approx(4)
     assert cause.in_main_steps_ms == pytest.approx(20)
     assert cause.kinds == ("train",)
-
-
-def test_different_lines_and_causes_are_apart() -> None:
-    rows = [
-        compile_row(1, kind="recompile", cause="int_attribute", file=TRAIN, line=18),
-        compile_row(2, kind="recompile", cause="float_argument", file=TRAIN, line=13),
-        compile_row(3, kind="recompile", cause="int_attribute", file=TRAIN, line=18),
-        compile_row(4, kind="recompile", cause="int_attribute", file=TRAIN, line=18, def_line=90),
-    ]
-    causes = view(steps=step_rows(20), compiles=rows).causes
-    assert sorted((cause.cause, cause.count) for cause in causes) == [
-        ("float_argument", 1),
-        ("int_attribute", 1),
-        ("int_attribute", 2),
-    ]
 
 
 def test_the_line_to_blame_is_the_users() -> None:
@@ -96,16 +80,6 @@ def test_a_later_backward_pass_counts_as_time_of_its_graph() -> None:
     assert found.backends[0].compile_ms == pytest.approx(11)
 
 
-def test_graph_ids_that_start_again_belong_to_the_latest_compilation() -> None:
-    rows = [
-        compile_row(0, graph="0/0", function="first"),
-        compile_row(4, graph="0/0", function="second"),
-        compile_row(4, ms=2, at_ms=6, direction="backward", graph="0/0", function=None),
-    ]
-    totals = {cause.function: cause.total_ms for cause in view(steps=step_rows(9), compiles=rows).causes}
-    assert totals == {"first": pytest.approx(4), "second": pytest.approx(6)}
-
-
 def test_a_limit_hit_takes_function_and_line_of_the_recompilations_before_it() -> None:
     line: Row = {"cause": "int_attribute", "subject": "s.calls", "file": TRAIN, "line": 18}
     other = compile_row(8, kind="recompile", cause="shape", graph="1/7", function="other", file=TRAIN, line=99)
@@ -127,15 +101,6 @@ def test_a_limit_hit_of_another_cause_takes_no_line_from_it() -> None:
     assert cause.place == Place(TRAIN, 40)
 
 
-def test_ranks_that_saw_the_same_are_one_cause() -> None:
-    rows = [row | {"rank": rank, "process": f"rank-{rank}"} for rank in (0, 1) for row in growing(1, 3)]
-    steps = [row for rank in (0, 1) for row in step_rows(9, rank=rank, process=f"rank-{rank}")]
-    cause = one(view(steps=steps, compiles=rows).causes, "recompile")
-    assert (cause.ranks, cause.count, cause.step_count) == ((0, 1), 6, 3)
-    assert [change.step for change in cause.changes] == [1, 2, 3]
-    assert cause.total_ms == pytest.approx(24)
-
-
 def test_steps_of_ranks_are_put_in_one_order() -> None:
     early = [row | {"rank": 1, "process": "rank-1"} for row in growing(1, 2)]
     steps = [row for rank in (0, 1) for row in step_rows(9, rank=rank, process=f"rank-{rank}")]
@@ -143,48 +108,6 @@ def test_steps_of_ranks_are_put_in_one_order() -> None:
     assert cause.steps == (1, 2, 4, 5)
     assert (cause.first_step, cause.last_step) == (1, 5)
     assert [change.step for change in cause.changes] == [1, 2, 4, 5]
-
-
-def test_the_dearest_comes_first_and_what_has_no_time_last() -> None:
-    rows = [
-        compile_row(0, ms=1, function="cheap"),
-        compile_row(1, ms=5, function="dear"),
-        {"step": 2, "kind": "graph_break", "cause": "item", "file": TRAIN, "line": 3, "count": 2},
-        {"step": 3, "kind": "graph_break", "cause": "print", "file": TRAIN, "line": 4, "count": 9},
-    ]
-    causes = view(steps=step_rows(9), compiles=rows).causes
-    assert [cause.function or cause.cause for cause in causes] == ["dear", "cheap", "print", "item"]
-    assert [cause.total_ms is None for cause in causes] == [False, False, True, True]
-
-
-def test_transfers_are_apart_by_operator_and_add_up_their_time() -> None:
-    rows = [
-        {
-            "step": step,
-            "kind": "transfer",
-            "backend": "torch_xla",
-            "operator": operator,
-            "count": 2,
-            "duration_ns": 3 * MS,
-            "file": TRAIN,
-            "line": 28,
-            "time_ns": None,
-        }
-        for step in range(4)
-        for operator in ("aten::_local_scalar_dense", "aten::nonzero")
-    ]
-    found = view(compiles=rows)
-    assert {cause.operator: (cause.count, cause.total_ms) for cause in found.causes} == {
-        "aten::_local_scalar_dense": (8, 12.0),
-        "aten::nonzero": (8, 12.0),
-    }
-    assert found.backends[0].transfers == 16
-    assert found.backends[0].compile_ms is None
-
-
-def test_a_first_compile_has_no_cause() -> None:
-    (cause,) = view(steps=step_rows(9), compiles=[compile_row(0)]).causes
-    assert (cause.kind, cause.cause, cause.text, cause.changes) == ("compile", "", "", ())
 
 
 spans = st.tuples(st.integers(0, 5), st.floats(0, 30), st.floats(0, 30), st.sampled_from("ab"), st.integers(0, 1))
@@ -217,12 +140,3 @@ def test_the_reason_is_told_without_what_other_fields_hold() -> None:
     reason = "2/7: s.calls == 7           # s.calls += 1  # train.py:18 in forward (HINT: make it a tensor)\nmore"
     (cause,) = view(steps=step_rows(9), compiles=[compile_row(1, kind="recompile", reason=reason)]).causes
     assert cause.text == "s.calls == 7"
-
-
-def test_files_that_events_name_are_the_users_to_read() -> None:
-    row = compile_row(0, file="/home/user/project/a.py", def_file="/home/user/project/b.py", call_file=TORCH)
-    assert user_files(make_tables(compiles=[row])) == (
-        "/home/user/project/a.py",
-        "/home/user/project/b.py",
-        "/home/user/project/train.py",
-    )

@@ -36,13 +36,6 @@ def test_a_limit_hit_fails_and_speaks_first() -> None:
     assert result.place == Place(TRAIN, 30)
 
 
-def test_a_run_that_compiled_once_passes() -> None:
-    found = view(steps=step_rows(20), compiles=[compile_row(0)])
-    for name in CHECKS:
-        result = check(name, found)
-        assert (result.failed, result.judged, result.place) == (False, True, None)
-
-
 def test_graph_breaks_fail() -> None:
     broken = {"step": 0, "kind": "graph_break", "cause": "item", "reason": "Tensor.item()", "file": TRAIN, "line": 7}
     found = view(steps=step_rows(20), compiles=[compile_row(0), broken])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyze import analyze
 from stepscope.model.compilers import CompilerSteps, CompilersView
-from tests.analyze.compilers.scenes import STEP_MS, compile_row, growing, view, xla_compiles, xla_counters
+from tests.analyze.compilers.scenes import compile_row, growing, view, xla_compiles, xla_counters
 from tests.builders import MS, T0, make_tables, step_rows
 
 
@@ -44,18 +44,6 @@ def test_a_span_between_steps_is_in_none_of_them() -> None:
     assert found.backends[0].compiles == 2
 
 
-def test_a_row_without_a_step_is_placed_by_its_time() -> None:
-    row = compile_row(3, kind="recompile") | {"step": None, "step_source": None}
-    found = view(steps=step_rows(9), compiles=[row])
-    assert [(point.step, point.recompiles) for point in found.points] == [(3, 1)]
-
-
-def test_a_length_without_a_time_counts_in_its_step_at_most_whole() -> None:
-    row = compile_row(3, ms=50) | {"time_ns": None}
-    steps = of_kind(view(steps=step_rows(9), compiles=[row]))
-    assert steps.compile_ms == pytest.approx(STEP_MS)
-
-
 def test_kinds_are_apart_and_each_has_its_own_warm_up() -> None:
     train = step_rows(30)
     evaluation = step_rows(12, first_step=30, start_ns=T0 + 300 * MS, kind="eval")
@@ -82,29 +70,6 @@ def test_steps_in_windows_are_left_out_unless_all_are() -> None:
     assert (steps.steps, steps.compiles, steps.compile_ms) == pytest.approx((16, 1, 4))
     steps = of_kind(view(steps=step_rows(20, in_window=True), compiles=compiles))
     assert (steps.steps, steps.compiles) == (20, 2)
-
-
-def test_mean_walls_of_compiling_and_quiet_steps() -> None:
-    rows = step_rows(40, first_batch=False)
-    for step in (0, 20, 21):
-        rows[step]["wall_ns"] = 90 * MS
-    steps = of_kind(view(steps=rows, compiles=[compile_row(step) | {"time_ns": None} for step in (0, 20, 21)]))
-    assert steps.mean_compiling_ms == pytest.approx(90)
-    assert steps.mean_quiet_ms == pytest.approx(10)
-
-
-def test_a_run_in_which_every_step_compiles_has_no_quiet_step() -> None:
-    steps = of_kind(view(steps=step_rows(20), compiles=[compile_row(step, ms=9) for step in range(20)]))
-    assert steps.mean_quiet_ms is None
-    assert steps.share == pytest.approx(0.9)
-
-
-def test_ranks_are_pooled() -> None:
-    rows = [row for rank in (0, 1) for row in step_rows(20, rank=rank, process=f"rank-{rank}")]
-    compiles = [compile_row(2), compile_row(2) | {"rank": 1, "process": "rank-1", "duration_ns": 8 * MS}]
-    steps = of_kind(view(steps=rows, compiles=compiles))
-    assert (steps.steps, steps.compiles, steps.compile_ms) == pytest.approx((40, 2, 12))
-    assert steps.share == pytest.approx(12 / 400)
 
 
 def test_no_duration_is_no_figure() -> None:
@@ -189,47 +154,12 @@ def test_steps_after_the_limit_are_compared_with_those_before_it() -> None:
     assert (limit.after_ms, limit.after_steps) == pytest.approx((10, 31))
 
 
-def test_quiet_steps_before_the_limit_are_compared_where_there_are_enough() -> None:
-    rows = step_rows(40, first_batch=False)
-    for row in rows[20:]:
-        row["other_ns"], row["wall_ns"] = 5 * MS, 14 * MS
-        row["start_ns"] = T0 + 200 * MS + (row["step"] - 20) * 14 * MS
-    compiles = [compile_row(step, ms=1, kind="recompile") for step in range(2, 12)]
-    hit = compile_row(None, ms=1, kind="limit_hit", limit=8) | {"step": 20, "time_ns": T0 + 201 * MS}
-    (limit,) = view(steps=rows, compiles=[*compiles, hit]).limits
-    assert not limit.before_compiling
-    assert (limit.before_ms, limit.before_steps) == pytest.approx((10, 10))
-    assert (limit.after_ms, limit.after_steps) == pytest.approx((14, 19))
-
-
-def test_too_few_steps_are_no_median() -> None:
-    hit = compile_row(8, kind="limit_hit", limit=8)
-    (limit,) = view(steps=step_rows(10), compiles=[*growing(1, 7), hit]).limits
-    assert (limit.after_ms, limit.after_steps) == (None, 1)
-    assert limit.before_ms is not None
-
-
 @pytest.mark.parametrize("kind", ["compile", "recompile", "limit_hit"])
 @pytest.mark.parametrize("backend", ["torch.compile", "torch_xla"])
 def test_steps_that_compile_are_not_steady(kind: str, backend: str) -> None:
     row = compile_row(20, kind=kind, backend=backend)
     (facts,) = analyze(make_tables(steps=step_rows(40, first_batch=False), compiles=[row])).steps
     assert facts.excluded == {"warmup": 1, "compile": 1}
-
-
-@pytest.mark.parametrize("kind", ["graph_break", "transfer", "fallback"])
-def test_steps_with_transfers_and_breaks_are_steady(kind: str) -> None:
-    rows = [{"step": step, "kind": kind} for step in range(40)]
-    (facts,) = analyze(make_tables(steps=step_rows(40, first_batch=False), compiles=rows)).steps
-    assert facts.excluded == {"warmup": 1}
-    assert facts.count == 39
-
-
-def test_a_run_in_which_every_step_compiles_still_has_statistics() -> None:
-    rows = [compile_row(step) for step in range(20)]
-    (facts,) = analyze(make_tables(steps=step_rows(20), compiles=rows)).steps
-    assert facts.count == 20
-    assert facts.low_confidence
 
 
 event = st.tuples(

@@ -19,7 +19,6 @@ from tests.analyze.compilers.scenes import (
     view,
     view_of,
     xla_compiles,
-    xla_counters,
 )
 from tests.builders import MS, make_tables, step_rows
 
@@ -69,12 +68,6 @@ def test_the_articles_lines() -> None:
     assert texts(metric("CompileTime", 1, 5e9), EXECUTIONS, STEPS) == []
 
 
-def test_transfers_have_no_warm_up_and_compiles_have() -> None:
-    rows = (metric("CompileTime", 10, 5e9), metric("TransferFromServerTime", 634, 1e7), counter("MarkStep", 3))
-    assert texts(*rows) == ["TransferFromServerTime too frequent: 634 counts during 3 steps"]
-    assert texts(metric("TransferFromDeviceTime", 5, 1e7), counter("MarkStep", 10)) == []
-
-
 def test_slow_compilations_and_executions() -> None:
     slow = metric("CompileTime", 1, 312e9, percentiles=percentiles({99: 312.003e9}))
     rest = metric("ExecuteTime", 1, 31e9, percentiles=percentiles({99: 30.5e9}))
@@ -119,21 +112,6 @@ def test_a_line_of_the_log_is_shown_instead_of_ours() -> None:
     assert (warnings[1].count, warnings[1].steps, warnings[1].source) == (29, 15, "bad.debug.log")
 
 
-def test_a_log_of_warnings_alone_is_a_view() -> None:
-    line = {"kind": "xla_warning", "text": "pt-xla-profiler: CompileTime too frequent: 16 counts during 15 steps"}
-    found = view(journal=[line | {"repeats": "many"}])
-    assert [warning.count for warning in found.warnings] == [16]
-    assert [facts.backend for facts in found.backends] == ["torch_xla"]
-    assert found.storms == ()
-
-
-def test_torch_compile_has_the_first_line_too() -> None:
-    (warning,) = view(steps=step_rows(12), compiles=[compile_row(0), *growing(1, 10)]).warnings
-    assert warning.text == "CompileTime too frequent: 11 counts during 12 steps"
-    assert (warning.backend, warning.metric, warning.verbatim) == ("torch.compile", "compiles", False)
-    assert view(steps=step_rows(22), compiles=[compile_row(0), *growing(1, 10)]).warnings == ()
-
-
 def test_a_log_that_knows_steps_alone_does_not_make_counts_zero() -> None:
     rows = [row | {"duration_ns": None} for row in xla_compiles([2] + [1] * 14)]
     found = view(compiles=rows, counters=[STEPS])
@@ -151,20 +129,6 @@ def test_the_estimate_needs_rates_and_trusts_many_samples_of_executions_alone() 
     executions = metric("ExecuteTime", 2000, 1e9, samples_per_second=100.0)
     assert view(counters=[busy, steps]).backends[0].step_estimate_ms == pytest.approx(1.024e3 / 2000)
     assert view(counters=[busy, executions, steps]).backends[0].step_estimate_ms == pytest.approx(10)
-
-
-def test_measured_steps_need_no_estimate() -> None:
-    found = view(steps=step_rows(15), compiles=[compile_row(0, backend="torch_xla")], counters=xla_counters([1] * 15))
-    assert found.backends[0].step_estimate_ms is None
-    assert not found.steps[0].estimated
-    assert found.steps[0].wall_ms == pytest.approx(150)
-
-
-def test_cleared_counters_do_not_hide_compilations() -> None:
-    rows = xla_compiles([1] * 6)
-    found = view(compiles=rows, counters=xla_counters([1, 0, 0]))
-    assert found.backends[0].compiles == 6
-    assert found.backends[0].compile_ms == pytest.approx(1800)
 
 
 def test_facts_of_torch_compile() -> None:
@@ -186,23 +150,9 @@ def test_facts_of_torch_compile() -> None:
     assert any("5 events of torch.compile in a wording that is not known" in note for note in found.notes)
 
 
-def test_a_source_without_reasons_does_not_count_recompilations() -> None:
-    found = view(steps=step_rows(20), compiles=[compile_row(0, source="counters, torch 2.1.0", function=None)])
-    assert found.backends[0].recompiles is None
-    assert found.steps[0].recompiles is None
-    assert found.backends[0].graph_breaks is None
-
-
-def test_spans_of_traces_are_named_as_such() -> None:
-    rows = [compile_row(1, ms=6, source="trace"), compile_row(1, ms=2, at_ms=2, source="trace")]
-    found = view(steps=step_rows(4, in_window=True), compiles=rows)
-    assert found.steps[0].compile_ms == pytest.approx(6)
-    assert any("profiler traces" in note for note in found.notes)
-
-
 def test_nothing_of_compilers_is_no_view() -> None:
     context = Context(make_tables(steps=step_rows(20)))
-    assert build(context, context.labelled) is None
+    assert build(context) is None
 
 
 def test_untrusted_rows_do_not_stop_it() -> None:

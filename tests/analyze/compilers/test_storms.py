@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.model.compilers import CompileStorm
-from tests.analyze.compilers.scenes import compile_row, sequence, view, xla_compiles, xla_counters
+from tests.analyze.compilers.scenes import compile_row, view, xla_compiles, xla_counters
 from tests.builders import MS, T0, step_rows
 
 BAD = [2] + [1] * 14
@@ -68,16 +68,6 @@ def test_the_whole_run_rule_waits_for_more_than_ten_steps() -> None:
     assert live([1] * 7 + [0] * 6).whole_run
 
 
-def test_a_backward_pass_compiled_later_is_no_compilation_of_its_own() -> None:
-    tables = sequence(12, range(6))
-    for number, row in enumerate(tables["compiles"]):
-        row["graph"] = f"0/{number}"
-    lazy = [row | {"direction": "backward", "time_ns": row["time_ns"] + 5 * MS} for row in tables["compiles"]]
-    (storm,) = view(steps=tables["steps"], compiles=[*tables["compiles"], *lazy]).storms
-    assert storm.compiles == 6
-    assert not storm.whole_run
-
-
 def test_an_evaluation_that_compiles_first_late_in_the_run_is_neither_late_nor_a_storm() -> None:
     train = step_rows(100)
     evaluation = step_rows(5, first_step=100, start_ns=T0 + 1000 * MS, kind="eval")
@@ -92,20 +82,6 @@ def test_a_storm_in_evaluation_is_found_and_named() -> None:
     assert (storm.kind, storm.first_window_step, storm.windows) == ("eval", 112, 18)
     assert storm.late_ms == pytest.approx(80)
     assert storm.late_share == pytest.approx(80 / (900 + 200))
-
-
-def test_the_rank_that_compiled_most_speaks() -> None:
-    steps = [row for rank in (0, 1) for row in step_rows(20, rank=rank, process=f"rank-{rank}")]
-    rows = [compile_row(0), *(compile_row(step) | {"rank": 1, "process": "rank-1"} for step in range(20))]
-    (storm,) = view(steps=steps, compiles=rows).storms
-    assert (storm.compiles, storm.steps, storm.whole_run) == (20, 20, True)
-    assert storm.windows == 8
-
-
-def test_a_log_numbered_from_one_is_read_alike() -> None:
-    rows = [row | {"step": row["step"] + 1} for row in xla_compiles(BAD)]
-    (storm,) = view(compiles=rows, counters=xla_counters(BAD, step=15)).storms
-    assert (storm.windows, storm.first_window_step) == (3, 13)
 
 
 def test_without_steps_nothing_is_said() -> None:

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.host.stack_selection import StackSelection
 from stepscope.analyze.pictures.flame_diff import flame_diff, flame_rank_diff
 from stepscope.analyze.pictures.flame_tree import Limits
 from stepscope.analyze.pictures.sampled_flame import FlameOptions
@@ -30,14 +29,6 @@ def run_of(own: dict[tuple[str, ...], int], **tables: Any) -> Context:
 def both(graph: FlameGraph, key: str = "all") -> dict[tuple[str, ...], tuple[float, float]]:
     this, other = values(graph, key), values(graph, key, base=True)
     return {path: (value, other[path]) for path, value in this.items()}
-
-
-@given(sampled)
-@settings(max_examples=40, deadline=None)
-def test_a_run_compared_with_itself_has_not_changed(own: dict[tuple[str, ...], int]) -> None:
-    graph = flame_diff(run_of(own, steps=steps()), run_of(own, steps=steps()), WHOLE)
-
-    assert all(each.value == each.base for each in graph.trees)
 
 
 @given(sampled, sampled)
@@ -73,16 +64,6 @@ def test_where_one_side_knows_no_steps_the_other_is_scaled_to_the_same_total() -
     assert tree(graph).unit == "samples"
     assert "same total" in tree(graph).source
     assert both(graph) == {(): (40, 40), ("main",): (40, 40), ("main", "a"): (30, 40), ("main", "b"): (10, 0)}
-
-
-def test_a_phase_that_takes_a_larger_part_has_grown() -> None:
-    def run(forward: int, backward: int) -> Context:
-        stacks = [("f", forward, "forward"), ("b", backward, "backward")]
-        return context([stack(name, samples=count, phase=phase) for name, count, phase in stacks])
-
-    graph = flame_diff(run(60, 40), run(400, 600))
-    assert both(graph, "phase:forward")[()] == (60, pytest.approx(40))
-    assert both(graph, "phase:backward")[()] == (40, pytest.approx(60))
 
 
 def test_runs_in_different_folders_match() -> None:
@@ -135,21 +116,8 @@ def test_a_rank_is_compared_with_the_mean_of_the_others() -> None:
     }
 
 
-def test_equal_ranks_do_not_differ() -> None:
-    graph = flame_rank_diff(ranks((10, 10), {}), 1)
-
-    assert all(this == pytest.approx(other) for this, other in both(graph, "rank:1").values())
-
-
 def test_a_rank_alone_has_no_others() -> None:
     with pytest.raises(UsageError, match="--rank 0 --diff others"):
         flame_rank_diff(ranks((10,), {}), 0)
     with pytest.raises(UsageError, match="ranks with samples: 0, 1"):
         flame_rank_diff(ranks((10, 10), {}), 7)
-
-
-def test_a_phase_of_ranks_is_compared() -> None:
-    options = FlameOptions(selection=StackSelection(phase="forward", rank=1))
-    graph = flame_rank_diff(ranks((10, 30), {}), 1, options)
-
-    assert both(graph, "rank:1")[()] == (pytest.approx(30), pytest.approx(10))

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze.context import Context
 from stepscope.analyze.host.stack_selection import StackSelection
 from stepscope.analyze.pictures.flame_tree import Limits
 from stepscope.analyze.pictures.sampled_flame import FlameOptions, flame_graph
-from stepscope.errors import UnreadableInputError, UsageError
-from tests.analyze.flame.trees import context, frame_at, inclusive, keys, paths, stack, steps, tree, values
-from tests.builders import MS, T0, make_tables, rank_info, step_rows
+from stepscope.errors import UnreadableInputError
+from tests.analyze.flame.trees import context, frame_at, inclusive, keys, stack, steps, tree, values
+from tests.builders import MS, T0, step_rows
 
 EVERYTHING = FlameOptions(limits=Limits(min_share=0, max_nodes=10**6))
 names = st.lists(st.sampled_from("abcd"), min_size=1, max_size=6).map(tuple)
@@ -45,17 +44,6 @@ def test_what_is_cut_away_is_accounted_for(own: dict[tuple[str, ...], int], shar
     assert tree(graph).hidden == sum(whole[path] for path in gone)
     kept_least = min((value for path, value in drawn.items() if path), default=0)
     assert all(whole[path] < share * whole[()] or whole[path] <= kept_least or len(drawn) > most for path in gone)
-
-
-def test_lines_of_a_function_share_a_box_that_shows_the_line_sampled_most() -> None:
-    own = [stack("main:9", "work:3", samples=2), stack("main:9", "work:4", samples=7), stack("main:8", "work:5")]
-
-    by_function = flame_graph(context(own))
-    assert values(by_function) == {(): 10, ("main",): 10, ("main", "work"): 10}
-    assert frame_at(by_function, ("main", "work")).line == 4
-    assert frame_at(by_function, ("main",)).line == 9
-    by_line = flame_graph(context(own), FlameOptions(by="line"))
-    assert sorted(tree(by_line).value) == [1, 1, 2, 7, 9, 10]
 
 
 @pytest.mark.parametrize("frames", [["again:1"] * 4096, ["ping:1", "pong:2"] * 2048])
@@ -107,17 +95,6 @@ def test_kinds_of_frames_and_how_files_are_named() -> None:
     assert frame_at(graph, ("(no Python frame)",)).kind == "native"
 
 
-def test_a_box_waits_when_most_of_what_ends_in_it_does() -> None:
-    end = ("main", "poll (selectors.py:415)")
-    mostly = [stack(*end, samples=6, waiting=True), stack(*end, samples=4)]
-    hardly = [stack(*end, samples=4, waiting=True), stack(*end, samples=6)]
-    through = [stack("main", samples=1), stack(*end, samples=9, waiting=True)]
-
-    assert frame_at(flame_graph(context(mostly)), ("main", "poll")).kind == "wait"
-    assert frame_at(flame_graph(context(hardly)), ("main", "poll")).kind == "library"
-    assert frame_at(flame_graph(context(through)), ("main",)).kind == "user"
-
-
 def test_values_are_per_step_where_steps_are_known() -> None:
     worker = {"role": "loader_worker", "pid": 77, "phase": None}
     graph = flame_graph(
@@ -152,28 +129,6 @@ def test_what_lies_in_no_steady_step_is_drawn_in_samples() -> None:
     assert (tree(graph).unit, values(graph)) == ("samples", {(): 30, ("imports",): 30})
 
 
-def test_trees_of_several_ranks_are_their_mean_and_each_rank_has_its_own() -> None:
-    def rank(number: int, **columns: object) -> dict[str, object]:
-        return {"rank": number, "process": f"rank-{number}", "pid": 40 + number, "phase": "forward", **columns}
-
-    graph = flame_graph(
-        context(
-            [
-                stack("main", "fast", samples=100, **rank(0)),
-                stack("main", "slow", samples=50, **rank(1)),
-            ],
-            steps=[*steps(0), *steps(1, wall_ms=30)],
-            ranks=[rank_info(0), rank_info(1)],
-        )
-    )
-
-    assert keys(graph) == ["all", "rank:0", "rank:1"]
-    assert values(graph)[()] == pytest.approx(20)
-    assert values(graph)["main", "slow"] == pytest.approx(15)
-    assert values(graph, "rank:0") == pytest.approx({(): 10, ("main",): 10, ("main", "fast"): 10})
-    assert values(graph, "rank:1")[()] == pytest.approx(30)
-
-
 def test_parked_threads_and_launchers_are_left_out_and_said() -> None:
     stacks = [
         stack("main", samples=10),
@@ -188,25 +143,6 @@ def test_parked_threads_and_launchers_are_left_out_and_said() -> None:
     assert "50 of launchers" in note
     parked = flame_graph(context(stacks), FlameOptions(selection=StackSelection(parked=True)))
     assert values(parked)[()] == 310
-
-
-def test_a_selection_draws_that_alone() -> None:
-    run = context(
-        [
-            stack("main", "a", samples=3, phase="forward"),
-            stack("main", "b", samples=5, phase="backward"),
-            stack("load", samples=7, role="loader_worker", pid=9, phase=None),
-        ]
-    )
-
-    assert values(flame_graph(run, FlameOptions(selection=StackSelection(phase="backward")))) == {
-        (): 5, ("main",): 5, ("main", "b"): 5,
-    }  # fmt: skip
-    assert values(flame_graph(run, FlameOptions(selection=StackSelection(process="workers"))))[()] == 7
-    with pytest.raises(UsageError, match="--phase optimizer"):
-        flame_graph(run, FlameOptions(selection=StackSelection(phase="optimizer")))
-    with pytest.raises(UsageError, match="--rank 3"):
-        flame_graph(run, FlameOptions(selection=StackSelection(rank=3)))
 
 
 def test_a_run_without_stacks_is_refused_in_one_line() -> None:
@@ -224,24 +160,3 @@ def test_idle_threads_not_sampled_is_said() -> None:
     assert "Idle threads were not sampled" in notes(False)
     assert "do not say whether" in notes(None)
     assert "dle threads" not in notes(True)
-
-
-def test_the_users_lines_are_quoted_unless_told_not_to() -> None:
-    run = Context(
-        make_tables(stacks=[stack("main:2", "select (selectors.py:2)")]),
-        {"/home/user/project/train.py": "def main():\n    loss = criterion()\n"},
-    )
-
-    graph = flame_graph(run)
-    quoted = {graph.frames[number].name: text for number, text in graph.source.items()}
-    assert quoted == {"main": "loss = criterion()"}
-    assert flame_graph(run, FlameOptions(source=False)).source == {}
-
-
-def test_parents_come_first_and_the_root_is_alone() -> None:
-    graph = flame_graph(context([stack("a", "b"), stack("c", "b", "a")]))
-
-    for each in graph.trees:
-        assert each.parent[0] == -1
-        assert all(0 <= parent < node for node, parent in enumerate(each.parent) if node)
-        assert len(set(paths(graph, each))) == len(each.parent)

@@ -6,7 +6,6 @@ import pytest
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.host.stack_selection import StackSelection
-from stepscope.analyze.pictures.flame_diff import flame_rank_diff
 from stepscope.analyze.pictures.sampled_flame import FlameOptions, flame_graph
 from tests.analyze.flame.trees import PROJECT, frame_at, keys, paths, stack, tree, values
 from tests.analyze.shared_traces import SHARED, run_of
@@ -38,12 +37,6 @@ def test_operators_and_device_time_stand_in_the_same_graph() -> None:
     assert [path[-1] for path in paths(graph, tree(graph, "gpu"))[1:]] == ["step", "aten::mm", "gemm"]
 
 
-def test_a_trace_alone_can_be_drawn_and_a_phase_of_samples_leaves_it_out() -> None:
-    assert keys(flame_graph(Context(tables(traced())))) == ["gpu", "operators"]
-    both = Context(tables(traced(), stacks=[stack("step:2", samples=5, phase="forward")]))
-    assert "gpu" not in keys(flame_graph(both, FlameOptions(selection=StackSelection(phase="forward"))))
-
-
 @needs_samples
 @pytest.mark.parametrize("name", FILES)
 def test_real_files_add_up(name: str) -> None:
@@ -58,22 +51,3 @@ def test_real_files_add_up(name: str) -> None:
     for each in graph.trees:
         assert all(each.value[parent] >= each.value[node] for node, parent in enumerate(each.parent) if node)
         assert 0 <= each.hidden <= each.value[0]
-
-
-@needs_samples
-def test_a_real_straggler_shows_in_the_loop_of_its_rank() -> None:
-    graph = flame_rank_diff(run_of("py_spy/ddp_idle.txt")._context, 1, FlameOptions(by="line"))
-
-    assert graph.trees[0].key == "rank:1:loop"
-    this, other = values(graph, "rank:1:loop"), values(graph, "rank:1:loop", base=True)
-    waits = [path for path in this if path and path[-1] == "Tensor.backward"]
-    assert sum(other[path] for path in waits) > 1.3 * sum(this[path] for path in waits)
-    lines = {
-        (graph.frames[frame].name, graph.frames[frame].line): (value, base)
-        for frame, value, base in zip(
-            graph.trees[0].frame, graph.trees[0].value, graph.trees[0].base or (), strict=True
-        )
-    }
-    most = max(lines, key=lambda line: lines[line][0] - lines[line][1])
-    assert most[0] == "main"
-    assert lines[most][0] > 3 * lines[most][1]

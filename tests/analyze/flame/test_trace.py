@@ -20,7 +20,7 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.flame_tree import FrameIndex
 from stepscope.analyze.pictures.trace_flame import TraceWindows
 from tests.analyze import shared_traces
-from tests.analyze.flame.scenes import ALL, ENGINE, SOURCE, TRAIN, kinds, leaves_of, of, own_values, training, trees
+from tests.analyze.flame.scenes import ALL, SOURCE, TRAIN, kinds, leaves_of, of, own_values, training, trees
 from tests.analyze.traces import US, Slices, tables
 from tests.builders import T0
 from tests.records import replace
@@ -39,18 +39,6 @@ def test_device_time_stands_below_the_python_path_its_operators_and_its_kernel()
     assert named["gemm"] == "kernel"
 
 
-def test_the_backward_pass_stands_below_the_line_of_the_forward_pass() -> None:
-    found = own_values(*trees(of(training()))["gpu"])
-    node = "autograd::engine::evaluate_function: AddmmBackward0"
-    assert found[("train:1", "forward:6", "linear", "backward of aten::linear", node, "aten::mm", "gemm_grad")] == 0.05
-
-
-def test_what_the_engine_does_for_no_operator_stands_below_the_call_of_backward() -> None:
-    found = own_values(*trees(of(training()))["gpu"])
-    node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
-    assert found[("train:1", "backward:500", node, "add")] == 0.02
-
-
 def test_what_has_no_origin_says_why() -> None:
     found = own_values(*trees(of(training()))["gpu"])
     assert found[("(not linked)", "launched before the recording began", "early")] == 0.03
@@ -62,13 +50,6 @@ def test_lines_of_calls_are_exact_where_the_source_is_known() -> None:
     # the call of backward() is found as well, and the frames of one function are told apart by their lines
     node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
     assert found[("train:3", "backward:500", node, "add")] == 0.02
-
-
-def test_a_kernel_that_python_launches_itself_stands_below_its_function() -> None:
-    trace = Slices()
-    run = trace.add("python_function", "train.py(4): launch_triton", 0, 50)
-    trace.kernel(10, 7, "triton_kernel", below=run, frame=run, state="unlinked")
-    assert own_values(*trees(tables(trace))["gpu"]) == {("launch_triton:4", "triton_kernel"): 7.0}
 
 
 def test_a_replayed_graph_stands_below_what_replayed_it() -> None:
@@ -92,38 +73,6 @@ def test_traces_with_call_stacks_in_place_of_functions() -> None:
     path = ("<module>:30", "forward:12", "linear:40", "aten::linear")
     assert own_values(*both["gpu"]) == {(*path, "aten::addmm", "gemm"): 9.0}
     assert own_values(*both["operators"])[path] == 20.0
-
-
-def test_a_backward_pass_inside_a_backward_pass_follows_its_own_forward_pass() -> None:
-    trace = Slices()
-    step = trace.add("python_function", "train.py(1): train", 0, 500)
-    first = trace.add("cpu_op", "Checkpoint", 10, 20, parent=step)
-    outer = trace.add("cpu_op", "CheckpointBackward", 100, 200, track=ENGINE, forward=first, forward_thread=1)
-    again = trace.add("python_function", "train.py(6): forward", 110, 50, track=ENGINE, parent=outer)
-    mul = trace.add("cpu_op", "aten::mul", 120, 10, track=ENGINE, parent=again)
-    inner = trace.add("cpu_op", "MulBackward0", 200, 50, track=ENGINE, parent=outer, forward=mul, forward_thread=1)
-    trace.kernel(210, 4, "mul_grad", below=inner, operator=inner)
-    (path,) = own_values(*trees(tables(trace))["gpu"])
-    below_first = ("train:1", "backward of Checkpoint", "CheckpointBackward", "forward:6")
-    assert path == (*below_first, "backward of aten::mul", "MulBackward0", "mul_grad")
-
-
-def test_every_rank_has_a_tree_and_all_have_their_mean() -> None:
-    parts = []
-    for rank, us in ((0, 10), (1, 30)):
-        trace = Slices(rank=rank)
-        run = trace.add("python_function", "train.py(1): train", 0, 100, step=0)
-        trace.kernel(10, us, below=run, frame=run)
-        trace.events[-2]["step"] = 0  # the launch
-        parts.append(trace)
-    step = {"step": 0, "start_ns": T0, "wall_ns": 100 * US, "in_window": True}
-    steps = [{**step, "rank": rank, "process": f"rank-{rank}"} for rank in (0, 1)]
-    found = trees(tables(*parts, steps=steps))
-    assert {key: tree.value[0] for key, (tree, _) in found.items() if key != "operators"} == {
-        "gpu": 0.02,
-        "gpu:rank:0": 0.01,
-        "gpu:rank:1": 0.03,
-    }
 
 
 def test_a_step_that_the_recording_holds_in_part_counts_in_part() -> None:
@@ -151,27 +100,6 @@ def test_thousands_of_functions_around_each_other() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- host time
-
-
-def test_host_time_is_self_time_on_the_training_thread() -> None:
-    tree, frames = trees(of(training()))["operators"]
-    found = own_values(tree, frames)
-    path = ("train:1", "forward:6", "linear", "aten::linear")
-    assert found[path] == 0.015
-    assert found[("train:1",)] == 0.04
-    launch = (*path, "aten::addmm", "cudaLaunchKernel")
-    assert found[launch] == 0.001
-    assert not [name for names in found for name in names if "AccumulateGrad" in name]  # the engine's thread
-    assert "backward of aten::linear" not in kinds(tree, frames)
-
-
-def test_waiting_for_the_device_is_told_apart() -> None:
-    trace = Slices()
-    run = trace.add("python_function", "train.py(1): train", 0, 100, self_ns=10 * US)
-    trace.add("cuda_runtime", "cudaStreamSynchronize", 10, 90, parent=run)
-    tree, frames = trees(tables(trace))["operators"]
-    assert kinds(tree, frames)["cudaStreamSynchronize"] == "wait"
-    assert own_values(tree, frames)[("train:1", "cudaStreamSynchronize")] == 90.0
 
 
 def test_the_recorder_is_no_part_of_the_run() -> None:
@@ -305,24 +233,6 @@ def test_the_lines_of_a_real_trace_cost_what_the_table_of_lines_says(part: str) 
     assert {key: value for key, value in drawn.items() if value > 1e-6} == pytest.approx(
         {key: value for key, value in wanted.items() if value > 1e-6}
     )
-
-
-@shared_traces.needs_traces
-def test_the_backward_pass_of_a_real_trace_stands_below_the_lines_of_its_model() -> None:
-    name = next(name for name in shared_traces.files() if "resnet50_num_workers_0" in name)
-    frames = FrameIndex()
-    gpu = TraceWindows(Context(shared_traces.run_of(name).tables)).trees(frames, ALL)[0]
-    below: dict[int, list[int]] = {}
-    for node, parent in enumerate(gpu.parent):
-        below.setdefault(parent, []).append(node)
-    known = frames.frames
-    backward = [node for node, each in enumerate(gpu.frame) if known[each].name == "backward of aten::conv2d"]
-    assert len(backward) > 10
-    for node in backward:
-        caller = known[gpu.frame[gpu.parent[node]]]
-        assert (caller.name, caller.file) == ("_conv_forward", "torch/nn/modules/conv.py")
-    share = sum(gpu.value[node] for node in backward) / gpu.value[0]
-    assert 0.3 < share < 0.6
 
 
 # ---- a real recording

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.operator_leaves import OperatorLeaves
 from stepscope.tables.schema import Tables
-from tests.analyze.flame.scenes import ROOT, SOURCE, TRAIN, leaves_of, of, training
-from tests.analyze.traces import US, Slices, tables
+from tests.analyze.flame.scenes import ROOT, TRAIN, leaves_of, of, training
+from tests.analyze.traces import Slices, tables
 from tests.builders import make_tables
 from tests.records import replace
 
@@ -58,68 +58,6 @@ def test_samples_are_split_like_the_functions_time_in_the_trace() -> None:
         ("aten::linear", "aten::addmm"): pytest.approx(290),
     }
     assert found.own.sum() + found.value.sum() == own.sum()
-
-
-def test_samples_on_a_line_go_to_the_operators_of_that_line() -> None:
-    trace = Slices()
-    forward = trace.add("python_function", "train.py(6): forward", 0, 100, self_ns=20 * US)
-    trace.add("cpu_op", "aten::relu", 10, 30, parent=forward)
-    trace.add("cpu_op", "aten::linear", 50, 50, parent=forward)
-    context = sampled(
-        tables(trace), {(f"forward ({TRAIN}:7)",): 10, (f"forward ({TRAIN}:8)",): 20, (f"forward ({TRAIN}:6)",): 5},
-        {TRAIN: SOURCE},
-    )  # fmt: skip
-    found, _ = leaves_of(context)
-    by_node = dict(zip(found.parent.tolist(), [found.frames[number].name for number in found.frame], strict=True))
-    assert by_node == {0: "aten::relu", 1: "aten::linear"}
-    assert found.value.tolist() == pytest.approx([8, 16])
-    assert found.own.tolist() == pytest.approx([2, 4, 5])
-
-
-def test_a_line_that_only_calls_python_has_the_operators_of_unknown_lines() -> None:
-    trace = Slices()
-    forward = trace.add("python_function", "train.py(6): forward", 0, 100, self_ns=0)
-    trace.add("python_function", "train.py(40): linear", 0, 10, parent=forward)  # called on line 8
-    trace.add("cpu_op", "aten::mm", 10, 90, parent=forward)
-    context = sampled(tables(trace), {(f"forward ({TRAIN}:8)",): 10}, {TRAIN: SOURCE})
-    found, _ = leaves_of(context)
-    assert below(context, found) == {("forward",): {(): 0.0, ("aten::mm",): 10.0}}
-
-
-def test_of_several_callers_the_one_on_the_same_path_decides() -> None:
-    trace = Slices()
-    for caller, operator in (("encode", "aten::mm"), ("decode", "aten::conv2d")):
-        above = trace.add("python_function", f"train.py({len(caller)}): {caller}", 0, 100, self_ns=0)
-        helper = trace.add("python_function", "train.py(40): helper", 0, 100, self_ns=0, parent=above)
-        trace.add("cpu_op", operator, 0, 100, parent=helper)
-    helper_frame = f"helper ({TRAIN}:41)"
-    context = sampled(
-        tables(trace),
-        {
-            (*TOP, f"Net.encode ({TRAIN}:9)", helper_frame): 10,
-            (*TOP, f"Net.decode ({TRAIN}:9)", helper_frame): 20,
-            (*TOP, f"unknown ({TRAIN}:9)", helper_frame): 8,
-            (*TOP, f"elsewhere ({ROOT}/other.py:9)", f"helper ({ROOT}/other.py:41)"): 4,
-        },
-    )
-    found, _ = leaves_of(context)
-    values = {path[-2]: parts for path, parts in below(context, found).items()}
-    assert values == {
-        "Net.encode": {(): 0.0, ("aten::mm",): 10.0},
-        "Net.decode": {(): 0.0, ("aten::conv2d",): 20.0},
-        # where only the function matches, all its calls stand for it
-        "unknown": {(): 0.0, ("aten::mm",): 4.0, ("aten::conv2d",): 4.0},
-    }
-
-
-def test_small_operators_count_for_what_is_around_them() -> None:
-    trace = Slices()
-    forward = trace.add("python_function", "train.py(6): forward", 0, 1000, self_ns=0)
-    linear = trace.add("cpu_op", "aten::linear", 0, 1000, self_ns=995 * US, parent=forward)
-    trace.add("cpu_op", "aten::view", 0, 5, parent=linear)
-    context = sampled(tables(trace), {(f"forward ({TRAIN}:8)",): 100})
-    found, _ = leaves_of(context)
-    assert below(context, found) == {("forward",): {(): 0.0, ("aten::linear",): 100.0}}
 
 
 def test_samples_that_no_trace_explains_stay_where_they_are() -> None:

@@ -58,12 +58,6 @@ class TestRecorded:
         counts = [row.samples for row in result.rows]
         assert counts == sorted(counts, reverse=True)
 
-    def test_rows_that_simpler_reports_drop(self) -> None:
-        result = recorded("plain.txt")
-        assert result.kinds["none"] == 59
-        assert any(row.name == "<module>" for row in result.rows)
-        assert any(str(row.path).startswith("<frozen importlib") and row.line for row in result.rows)
-
     @pytest.mark.parametrize("name", sorted(path.name for path in PY_SPY.glob("*.txt")))
     def test_every_sample_of_every_file_is_accounted_for(self, name: str) -> None:
         result = recorded(name)
@@ -101,20 +95,6 @@ class TestRecorded:
         one = recorded("ddp_idle.txt", selection=StackSelection(rank=1, phase="backward"))
         assert {process.rank for process in one.processes} == {1}
         assert 0 < one.selected_samples < result.selected_samples
-
-    def test_the_users_line_in_a_fork_worker_is_its_own(self) -> None:
-        result = recorded("databound_idle.txt", selection=StackSelection(process="workers"), by="function")
-        first = result.rows[0]
-        assert (first.name, library(first)[0]) == ("augment", "augment")
-        assert first.roles.keys() == {"loader_worker"}
-
-    def test_files_are_read_together(self) -> None:
-        both = recorded("plain.txt", "ddp.txt")
-        assert both.samples == own_sum("plain.txt") + own_sum("ddp.txt")
-        assert both.files == 2
-
-    def test_a_function_is_named_with_odd_characters_in_its_file(self) -> None:
-        assert any("(copy)" in str(row.path) for row in recorded("edge_full.txt").rows)
 
 
 def test_files_of_a_folder_are_summed(tmp_path: Path) -> None:

@@ -64,20 +64,6 @@ class TestRows:
         )
         assert [(row.name, library(row)[0], row.samples) for row in found] == [("x", "a", 3), ("x", "a", 2)]
 
-    def test_another_library_frame_is_another_row(self) -> None:
-        found = rows_of(stack("a (train.py:1)", "x (torch/m.py:3)"), stack("a (train.py:2)", "x (torch/m.py:3)"))
-        assert [library(row) for row in found] == [("a", "train.py", 1), ("a", "train.py", 2)]
-
-    def test_recursion_counts_once_for_the_innermost(self) -> None:
-        (row,) = rows_of(stack(*["f (train.py:1)"] * 50, samples=3))
-        assert row.samples == 3
-
-    def test_equal_counts_are_ordered_by_path_line_and_name(self) -> None:
-        found = rows_of(stack("z (b.py:1)"), stack("b (a.py:2)"), stack("a (a.py:2)"), stack("c (a.py:1)"))
-        assert [(row.path, row.line, row.name) for row in found] == [
-            ("a.py", 1, "c"), ("a.py", 2, "a"), ("a.py", 2, "b"), ("b.py", 1, "z"),
-        ]  # fmt: skip
-
     def test_top_level_code_native_frames_and_empty_stacks_are_kept_and_told_apart(self) -> None:
         found = rows_of(
             stack("<module> (train.py:3)", samples=5),
@@ -96,27 +82,9 @@ class TestRows:
             (NO_FRAME, "none"),
         ]
 
-    def test_native_frames_are_nobodys_own_code(self) -> None:
-        (row,) = rows_of(stack("<module> (train.py:3)", "work (libmine.so)"))
-        assert library(row) == ("<module>", "train.py", 3)
-        assert row.module == "libmine.so"
-
-    def test_a_file_without_a_line_is_python_still(self) -> None:
-        found = rows_of(stack("f (train.py)", samples=2), stack("g (<string>)"))
-        assert [(row.name, row.line, row.kind) for row in found] == [("f", None, "python"), ("g", None, "python")]
-
     def test_waiting_and_working_are_never_merged(self) -> None:
         found = rows_of(stack("f (train.py:1)", samples=2), stack("f (train.py:1)", waiting=True), by="file")
         assert [(row.samples, row.waiting) for row in found] == [(2, False), (1, True)]
-
-    def test_roles_and_the_phase_of_most_samples(self) -> None:
-        (row,) = rows_of(
-            stack("f (train.py:1)", samples=3, phase="forward"),
-            stack("f (train.py:1)", samples=4, phase="backward"),
-            stack("f (train.py:1)", samples=9, role="loader_worker", pid=7),
-        )
-        assert row.phase == "backward"
-        assert row.roles == {"loader_worker": 9, "rank": 7}
 
     def test_a_limit_makes_the_first_rows_of_working_and_of_waiting(self) -> None:
         stacks = [stack(f"f{n} (a.py:{n})", samples=n, waiting=n % 2 == 0) for n in range(1, 9)]
@@ -139,11 +107,6 @@ class TestGroups:
         assert (first.name, first.path, first.line, first.samples) == ("f", "torch/nn/a.py", None, 7)
         assert library(first) == ("main", "train.py", None)
         assert (second.name, second.line, library(second)[2]) == ("g", 9, 2)
-
-    def test_by_file(self) -> None:
-        first, second = rows_of(*self.STACKS, by="file")
-        assert (first.path, first.name, first.line, first.samples) == ("torch/nn/a.py", None, None, 9)
-        assert (second.path, second.name, second.line) == ("numpy/core.py", "h", 9)
 
     def test_by_module_is_the_package_of_libraries_and_the_module_of_own_code(self) -> None:
         found = rows_of(
@@ -202,30 +165,10 @@ class TestLibrary:
         (row,) = rows_of(stack(f"f ({file}:3)", "g (<string>:1)"), library=name)
         assert library(row) == (("f", file, 3) if matches else (None, None, None))
 
-    def test_the_innermost_frame_of_it_counts(self) -> None:
-        (row,) = rows_of(
-            stack("a (flow/x.py:1)", "b (flow/y.py:2)", "c (torch/z.py:3)", "d (numpy/n.py:4)"), library="flow"
-        )
-        assert library(row) == ("b", "flow/y.py", 2)
-
-    def test_it_may_be_the_innermost_frame_itself(self) -> None:
-        (row,) = rows_of(stack("a (train.py:1)", "b (flow/y.py:2)"), library="flow")
-        assert library(row) == (row.name, row.path, row.line) == ("b", "flow/y.py", 2)
-
     def test_a_library_that_is_nowhere_is_said(self) -> None:
         result = found(make_tables(stacks=[stack("f (train.py:1)")]), library="itwinai")
         assert any("no sampled stack runs through itwinai" in text for text in result.warnings)
         assert result.library == "itwinai"
-
-    def test_own_code_that_is_not_recognised_is_said(self) -> None:
-        result = found(make_tables(stacks=[stack("f (torch/x.py:1)")]))
-        assert any("--source-root" in text for text in result.warnings)
-
-    def test_options_of_the_own_code_hold(self) -> None:
-        tables = make_tables(stacks=[stack("f (/build/src/a.py:1)", "g (torch/x.py:1)")])
-        assert library(found(tables).rows[0])[0] is None
-        mapped = found(tables, CodeOptions(source_roots=("/home/me/src",), maps=(("/build/src", "/home/me/src"),)))
-        assert library(mapped.rows[0]) == ("f", "/build/src/a.py", 1)
 
     @pytest.mark.parametrize("name", ["", " ", "/", "./"])
     def test_empty(self, name: str) -> None:
@@ -276,15 +219,6 @@ class TestFacts:
         ]
         assert any("2 processes are summed (1 rank, 1 loader worker)" in text for text in result.warnings)
 
-    def test_one_process_is_no_sum(self) -> None:
-        result = found(make_tables(stacks=[stack("f (train.py:1)", samples=1000)]))
-        assert result.warnings == ()
-
-    def test_equal_process_ids_of_two_files_are_two_processes(self) -> None:
-        result = found(make_tables(stacks=[stack("f (train.py:1)", host="", file=name) for name in ("a.txt", "b.txt")]))
-        assert len(result.processes) == 2
-        assert result.files == 2
-
     def test_segments_last_as_long_as_their_times_cover(self) -> None:
         times = ((0, 5), (3, 8), (20, 22))
         stacks = [
@@ -308,11 +242,6 @@ class TestFacts:
         )
         assert (result.wall_s, result.wall_source) == (3.0, "nominal")
 
-    def test_seconds_follow_from_the_rate(self) -> None:
-        known, unknown = rows_of(stack("f (a.py:1)", samples=50), stack("g (a.py:1)", rate_hz=None))
-        assert known.seconds == pytest.approx(0.5)
-        assert unknown.seconds is None
-
     def test_weights_of_time_are_times(self) -> None:
         segment = {"host": "host-a", "file": "stacks-0.raw", "unit": "us", "samples": 2_000_000, "skipped_samples": 0}
         stacks = [stack("f (train.py:1)", samples=2_000_000, rate_hz=None)]
@@ -327,16 +256,6 @@ class TestFacts:
             make_tables(stacks=[stack("f (a.py:1)", file="us"), stack("f (a.py:1)", file="bytes")], segments=segments)
         )
         assert any("count different things" in text for text in result.warnings)
-
-    def test_few_samples_are_warned_of(self) -> None:
-        assert any(
-            "only 99 samples" in text for text in found(make_tables(stacks=[stack("f (a.py:1)", samples=99)])).warnings
-        )
-
-    def test_nothing_sampled(self) -> None:
-        result = found(make_tables())
-        assert (result.rows, result.samples, result.wall_s) == ((), 0, None)
-        assert any("no sample is left" in text for text in result.warnings)
 
 
 class TestSteps:
@@ -369,7 +288,3 @@ class TestSteps:
         )
         by_name = {row.name: row.ms_per_step for row in result.rows}
         assert by_name == {"f": pytest.approx((10 + 7.5) / 2), "g": pytest.approx(2.5 / 2)}
-
-    def test_without_steps_there_is_none(self) -> None:
-        result = found(make_tables(stacks=[stack("f (train.py:1)")]))
-        assert (result.rows[0].ms_per_step, result.mean_step_ms, result.steps) == (None, None, 0)

@@ -139,9 +139,3 @@ def test_a_copy_of_the_model(folder: Path) -> None:
     assert copied.call == "copy.deepcopy"
     assert copied.place.function == "step"
     assert copied.ms_per_step > 0
-
-
-def test_the_profiled_step_is_the_step_of_a_trace(folder: Path) -> None:
-    run = api.open_run(folder / "plain.pt.trace.json", options=api.ReadOptions(cache=False))
-    (train,) = run.analysis.steps
-    assert facts(folder, "plain").step_ms == pytest.approx(train.mean_ms, rel=0.01)

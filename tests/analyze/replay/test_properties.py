@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.device import replay, replay_graph
-from stepscope.analyze.device.device_losses import TraceLosses, device_scenes
+from stepscope.analyze.device.device_losses import trace_losses
 from stepscope.analyze.device.replay_graph import Change, Graph, play
 from stepscope.engine import intervals
 from stepscope.engine.intervals import Intervals
@@ -39,8 +39,12 @@ def graphs(draw: st.DrawFn) -> Graph:
             scene.work(ADD, start + late - 10, length, launch=launch, stream=stream)
         for name, start, length in draw(st.lists(calls, max_size=4)):
             scene.call(name, start, length)
-    (found,) = device_scenes(Context(scene.tables()).base)
-    graph = replay.graph_of(TraceLosses(found))
+    return graph_of(scene)
+
+
+def graph_of(scene: Scene) -> Graph:
+    (found,) = trace_losses(Context(scene.tables()).base)
+    graph = replay.graph_of(found)
     assert graph is not None
     return graph
 
@@ -67,9 +71,7 @@ def test_a_wait_that_ends_before_what_it_waits_for_replays_as_recorded() -> None
     scene.work(ADD, 10, 12, launch=scene.call("cudaLaunchKernel", 5, 2))
     scene.call("cudaDeviceSynchronize", 10, 11)  # over 1 us before the kernel, by its own clock
     scene.kernel(SGEMM, 100, 50)
-    (found,) = device_scenes(Context(scene.tables()).base)
-    graph = replay.graph_of(TraceLosses(found))
-    assert graph is not None
+    graph = graph_of(scene)
     assert len(graph.waits.begin_ns) == 1
     assert (play(graph, Change()).start_ns == graph.slices.start_ns).all()
 

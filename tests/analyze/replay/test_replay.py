@@ -11,10 +11,7 @@ from stepscope.analyze.device import replay
 from stepscope.analyze.device.replay import TENSOR_CORE_RATES
 from stepscope.diagnose.thresholds import TENSOR_CORES
 from stepscope.model.device_losses import (
-    ALLOCATOR,
     COLLECTIVES,
-    COPY_IN,
-    LAUNCH,
     LOADER,
     MATRIX,
     POINTWISE,
@@ -40,7 +37,6 @@ from tests.analyze.device_scenes import (
     repeated,
     short_launches,
 )
-from tests.builders import make_tables
 
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 FILLS: dict[str, tuple[float, Callable[[Scene], None]]] = {
@@ -88,14 +84,6 @@ def test_unchanged_a_replay_is_the_recording(name: str) -> None:
     assert all(what_if.mean_ns <= found.unchanged_mean_ns for what_if in found.what_ifs)
 
 
-def test_without_device_work_there_is_no_replay() -> None:
-    assert analyze(make_tables()).replays == ()
-
-
-def test_few_steps_all_count() -> None:
-    assert replayed(repeated(2, 400, reads_value)).steps == 2
-
-
 @shared_traces.needs_traces
 @pytest.mark.parametrize("name", shared_traces.files() if shared_traces.PRESENT else [])
 def test_real_traces_replay_as_they_were_recorded(name: str) -> None:
@@ -133,24 +121,7 @@ def test_an_exposed_loader_costs_what_the_device_idles_for_it() -> None:
     assert without_us(replayed(repeated(5, 1000, fill)), LOADER) == 700
 
 
-def test_of_a_loader_that_is_partly_hidden_what_the_device_does_not_hide_is_gained() -> None:
-    """The host takes 700 for a step, 300 of them to load; the device 600."""
-
-    def fill(scene: Scene) -> None:
-        scene.mark(FETCH, 0, 300)
-        ahead(scene, SGEMM, 320, 600, launched=310)
-
-    found = replayed(repeated(8, 700, fill))
-    assert found.recorded_mean_ns == 700_000
-    assert without_us(found, LOADER) == 600
-
-
 # -------------------------------------------------------------------------------------------------------- waits
-
-
-def test_without_a_read_the_host_is_ahead_until_the_device_is_the_limit() -> None:
-    """Of 400 the host takes 205 without its wait, and the device 285 without the copy: more than the idle 105 go."""
-    assert without_us(replayed(repeated(6, 400, reads_value)), SYNC) == 285
 
 
 def test_a_wait_that_another_one_takes_over_gains_little() -> None:
@@ -167,34 +138,7 @@ def test_a_wait_that_another_one_takes_over_gains_little() -> None:
     assert without_us(found, SYNC) == pytest.approx(1000 - 10, abs=10)
 
 
-def test_a_wait_without_device_work_before_it_stays() -> None:
-    """Nothing tells what an event waits for: what was not recorded to hold the host back never does."""
-
-    def fill(scene: Scene) -> None:
-        ahead(scene, SGEMM, 20, 900, launched=10)
-        scene.mark(FETCH, 100, 500)
-        scene.call("cudaEventSynchronize", 700, 5)
-
-    found = replayed(repeated(6, 1000, fill))
-    assert without_us(found, LOADER) == 900  # not 1000 - 5: the device, not the event, is the limit
-
-
-def test_copies_take_neither_the_device_nor_the_host_any_time() -> None:
-    """Of 1000 the host is in the copy and in the wait for it from 10 to 316; then it is the limit, not the device."""
-    assert without_us(replayed(repeated(6, 1000, batch_copies)), COPY_IN) == 1000 - 306
-
-
-def test_allocations_take_no_time() -> None:
-    assert without_us(replayed(repeated(5, 1000, allocations)), ALLOCATOR) == 800
-
-
 # ------------------------------------------------------------------------------------------------------- device
-
-
-def test_gaps_before_launches_close() -> None:
-    """30 kernels of 2, each launched 30 behind the one before; the rest of the step belongs to the last of them."""
-    found = replayed(repeated(5, 1000, short_launches))
-    assert without_us(found, LAUNCH) == pytest.approx(30 * 2, abs=20)
 
 
 def test_shorter_kernels_gain_nothing_where_the_host_is_late_and_all_where_it_is_not() -> None:
@@ -317,22 +261,6 @@ def test_of_a_large_trace_the_first_steps_are_replayed(monkeypatch: pytest.Monke
     assert replayed(scene).steps == 2
     monkeypatch.setattr(replay, "MAX_SLICES", 1)
     assert analyze(scene.tables(V100)).replays == ()
-
-
-def test_first_steps_without_device_work_replay_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill(scene: Scene) -> None:
-        if len(scene.steps) > 2:
-            products(scene)
-
-    monkeypatch.setattr(replay, "MAX_SLICES", 1)
-    found = replayed(repeated(4, 1000, fill))
-    assert (found.steps, found.residual) == (2, 0)
-    assert all(what_if.mean_ns == 1_000_000 for what_if in found.what_ifs)
-
-
-def test_traces_beyond_all_that_can_be_replayed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "MAX_SLICES_OF_ALL", 1)
-    assert analyze(repeated(3, 1000, products).tables(V100)).replays == ()
 
 
 def test_a_replay_that_is_far_off_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,17 +25,7 @@ def test_a_line_below_another() -> None:
     assert found[60, 20].callee.function == "helper"
 
 
-def test_a_helper_that_others_call_more_often_is_not_the_callers() -> None:
-    found = callers(([MAIN, HELPER, LIBRARY], 10), ([OTHER, HELPER, LIBRARY], 30))
-    assert list(found) == [(61, 20)]
-    assert found[61, 20].share == 0.75
-
-
 def test_recursion_counts_a_sample_once() -> None:
     found = callers(([MAIN, HELPER, HELPER, LIBRARY], 12))
     assert found[60, 20].samples == 12
     assert (20, 20) not in found
-
-
-def test_two_samples_are_chance() -> None:
-    assert callers(([MAIN, HELPER, LIBRARY], 2)) == {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analyze import analyze, user_files
-from tests.analyze.scenes import AUGMENT, ITEM, LOADER_FRAMES, TORCH, TRAIN, loader_tables, stack
+from stepscope.analyze import analyze
+from tests.analyze.scenes import TORCH, TRAIN, loader_tables, stack
 from tests.builders import MS, T0, make_tables, step_rows
 
 STEPS = step_rows(400, first_batch=False)  # 4 s
@@ -70,20 +70,6 @@ def test_a_forked_worker_is_not_charged_to_its_parents_lines() -> None:
     assert loader.load_ms == pytest.approx(2 * 0.8 * 100)
 
 
-def test_a_library_data_set_leaves_no_user_line() -> None:
-    frames = [
-        *LOADER_FRAMES,
-        "CIFAR10.__getitem__ (/venv/lib/python3.11/site-packages/torchvision/datasets/cifar.py:9)",
-    ]
-    loader = analyze(
-        make_tables(steps=step_rows(400, data_wait_ms=5), stacks=[stack(frames, 50, phase="data_wait")])
-    ).loader
-    assert loader is not None
-    assert loader.entries == ()
-    assert loader.lines == ()  # the loop over the loader only asks for it
-    assert loader.library_function == "CIFAR10.__getitem__"
-
-
 @pytest.mark.parametrize(
     ("wait_ms", "affinity", "quota", "expected"),
     [
@@ -101,21 +87,6 @@ def test_workers_follow_measured_times_and_allowed_cores(
     loader = analyze(loader_tables(wait_ms=wait_ms, affinity=affinity, quota=quota)).loader
     assert loader is not None
     assert loader.suggested_workers == expected
-
-
-def test_the_loader_that_feeds_training_is_found() -> None:
-    evaluation = {"kind": "loader", "id": 2, "num_workers": 3, "batch_size": 1, "time_ns": T0 + 3990 * MS}
-    training = {"kind": "loader", "id": 1, "num_workers": 0, "batch_size": 16, "time_ns": T0 - MS}
-    loader = analyze(make_tables(steps=STEPS, journal=[evaluation, training])).loader
-    assert loader is not None
-    assert loader.batch_size == 16
-
-
-def test_files_worth_reading_are_the_users() -> None:
-    stacks = [stack([f"main ({TRAIN}:1)", ITEM, AUGMENT, f"f ({TORCH}/a.py:1)", "g (<frozen x>:1)"], 1)]
-    events = [{"name": "models/net.py(3): forward", "category": "python_function"}]
-    events += [{"name": "torch/nn/functional.py(3): relu", "category": "python_function"}]
-    assert user_files(make_tables(stacks=stacks, events=events)) == ("/home/user/project/models/net.py", TRAIN)
 
 
 def test_stacks_without_a_frame_are_in_no_phase() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,13 +14,12 @@ from hypothesis import strategies as st
 from stepscope import tables
 from stepscope.analyze import Context
 from stepscope.analyze import ranks as rank_facts
-from stepscope.analyze.host.sampled_loop import sampled_loop
+from stepscope.analyze.host.sampled_time import sampled_loop
 from stepscope.analyze.host.stack_selection import idle_sampled
 from stepscope.engine.call_tree import UserPaths
 from stepscope.model.sampled import RankLines
 from stepscope.read.stacks.sampled_files import read_stack_files
 from tests.builders import make_tables, step_rows
-from tests.records import replace
 
 SAMPLERS = Path(__file__).resolve().parents[4] / "shared" / "traces" / "py_spy"
 needs_samples = pytest.mark.skipif(not SAMPLERS.is_dir(), reason=f"the real samples are not at {SAMPLERS}")
@@ -97,33 +95,6 @@ def test_the_straggler_and_the_line_at_which_the_others_wait() -> None:
     assert found.lines[1].leaf == "torch/autograd/graph.py:_engine_run_backward"
 
 
-def test_with_steps_figures_are_milliseconds() -> None:
-    found, _ = facts_of([FAST, SLOW], steps=True)
-    assert found is not None
-    assert found.unit == "ms per step"
-    assert found.lines[0].by_rank == {0: pytest.approx(1), 1: pytest.approx(5)}  # of steps of 10 ms
-    assert found.lines[0].spread == pytest.approx(4)
-    assert "rank 1 spends 5 ms a step at metrics.py:3" in found.verdict
-
-
-def test_a_rank_that_waits_for_its_own_loader_keeps_the_others_waiting() -> None:
-    found, _ = facts_of([FAST, FAST, {"forward": 200, "backward": 300, "loss": 100, "loader": 400}])
-    assert found is not None
-    assert found.straggler == 2
-    assert found.waiters == (0, 1)
-    assert found.straggler_place is not None
-    assert found.straggler_place.line == 10
-    assert "ranks 0 and 1 wait for it" in found.verdict
-
-
-def test_waiting_in_a_collective_of_the_users() -> None:
-    found, _ = facts_of([{**FAST, "barrier": 500}, {**SLOW, "backward": 700, "barrier": 5}])
-    assert found is not None
-    assert found.straggler == 1
-    assert found.waiter_place is not None
-    assert found.waiter_place.line == 20
-
-
 def test_a_thousand_ranks() -> None:
     found, _ = facts_of([SLOW if rank == 617 else FAST for rank in range(1000)])
     assert found is not None
@@ -149,19 +120,6 @@ def test_without_waiting_samples_nobody_is_blamed() -> None:
     assert found is not None
     assert found.straggler is None
     assert "waiting was not sampled" in found.verdict
-
-
-def test_weights_in_microseconds_are_no_samples() -> None:
-    rows = stacks_of([{"forward": 5_000, "backward": 5_000}, {"forward": 4_000, "backward": 6_000}])
-    tables_of = make_tables(stacks=[{**row, "start_ns": None, "end_ns": None} for row in rows])
-    found = {}
-    for unit in ("samples", "us"):
-        context = Context(replace(tables_of, segments=tables_of.segments.with_columns(unit=pl.lit(unit))))
-        users = UserPaths(context.calls, context.code)
-        found[unit] = rank_facts.rank_lines(context, sampled_loop(context, users), users, True)
-    assert found["samples"][0] is not None
-    assert found["samples"][0].straggler == 0
-    assert found["us"] == (None, "fewer than two ranks have 50 samples in their loop")
 
 
 def test_one_rank_has_nobody_to_differ_from() -> None:

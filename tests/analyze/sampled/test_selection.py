@@ -27,43 +27,10 @@ CAST: list[dict[str, Any]] = [
 ]
 
 
-def chosen(**selection: Any) -> int:
-    """The samples that stay; their powers of two say which rows of the cast they are."""
-    return int(choose(make_tables(stacks=CAST), StackSelection(**selection)).rows["samples"].sum())
-
-
 def test_by_default_all_stay_but_launchers_helpers_and_parked_threads() -> None:
     found = choose(make_tables(stacks=CAST), StackSelection())
     assert found.rows["samples"].to_list() == [1, 2, 8, 16, 32, 256]
     assert found.left_out == {"launchers": 64, "helper processes": 128, "parked threads": 4}
-
-
-def test_a_waiting_main_thread_is_no_parked_thread() -> None:
-    assert chosen() & 2
-
-
-def test_parked_threads_stay_when_asked_for() -> None:
-    assert chosen(parked=True) == 1 + 2 + 4 + 8 + 16 + 32 + 256
-
-
-def test_a_phase_keeps_main_threads_in_it() -> None:
-    assert chosen(phase="forward") == 1 + 16
-    assert chosen(phase="data_wait") == 2
-
-
-def test_a_rank_keeps_its_workers() -> None:
-    assert chosen(rank=0) == 1 + 2 + 8 + 32
-    assert chosen(rank=1) == 16
-
-
-def test_main_processes_and_workers() -> None:
-    assert chosen(process="main") == 1 + 2 + 8 + 16
-    assert chosen(process="workers") == 32
-
-
-def test_without_any_rank_other_processes_are_the_main_ones() -> None:
-    tables = make_tables(stacks=[row for row in CAST if row["role"] != "rank"])
-    assert choose(tables, StackSelection(process="main")).rows["samples"].to_list() == [256]
 
 
 def test_threads_that_are_not_told_apart_all_stay() -> None:

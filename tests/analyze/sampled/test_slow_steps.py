@@ -82,30 +82,6 @@ def test_the_line_that_only_slow_steps_run_is_named_first() -> None:
     assert line.leaf == f"{TORCH}:save"
 
 
-def test_a_line_that_is_merely_slower_is_no_line_of_slow_steps_only() -> None:
-    tables = run(WALLS, slow_ms=1000)  # every step logs for the rest
-    found, _ = facts_of(**tables)
-    assert found is not None
-    (line,) = found.lines
-    assert line.place.line == 15
-    assert not line.only_slow
-    assert line.slow_ms_per_step == pytest.approx(72)
-    assert line.typical_ms_per_step == pytest.approx(12)
-    assert line.leaf is None  # the line itself is on top
-
-
-def test_a_stretch_over_several_steps_is_shared_by_what_they_have_of_it() -> None:
-    steps = steps_of([20.0] * 20 + [80.0] * 4)
-    begin, end = steps[0]["start_ns"], steps[-1]["start_ns"] + steps[-1]["wall_ns"]
-    middle = steps[20]["start_ns"] + 40 * MS
-    rows = [stretch(LOG, begin - 50 * MS, middle, phase="other"), stretch(SAVE, middle, end + 99 * MS, phase="other")]
-    found, _ = facts_of(steps=steps, stretches=rows, stacks=[{"frames": LOG}])
-    assert found is not None
-    by_line = {line.place.line: line for line in found.lines}
-    assert by_line[30].slow_ms_per_step == pytest.approx(280 / 4)
-    assert 15 not in by_line  # 10 ms in a slow step, 20 ms in a typical one
-
-
 def test_the_rarely_sampled_line_is_not_named() -> None:
     tables = run(WALLS)
     rare = [{**row, "end_ns": row["start_ns"] + MS} for row in tables["stretches"] if row["frames"] == SAVE]
@@ -147,13 +123,6 @@ def test_steps_that_all_vary_have_no_slow_ones() -> None:
     assert slow_steps.slow_from(wide.astype(np.int64)) > wide.max()
     calm = np.array([20] * 50 + [21] * 50) * MS
     assert slow_steps.slow_from(calm) == pytest.approx(1.5 * 20.5 * MS)
-
-
-def test_slow_steps_cannot_hide_themselves() -> None:
-    """However slow the slow 40 % are, the line is drawn by the others."""
-    for slow in (80, 8000):
-        walls = np.array([20] * 60 + [slow] * 40) * MS
-        assert slow_steps.slow_from(walls) == pytest.approx(30 * MS)
 
 
 def test_ranks_and_order_of_rows_change_nothing() -> None:

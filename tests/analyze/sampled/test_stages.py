@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.host import sampled_stacks
-from tests.builders import MS, T0, make_tables, rank_info, step_rows
+from tests.builders import MS, T0, make_tables, step_rows
 
 # 100 steps of 10 ms from T0 on, the first of which is slow: warm-up
 STEPS = [*step_rows(1, data_wait_ms=91, first_batch=False), *step_rows(99, start_ns=T0 + 100 * MS, first_step=1)]
-END = T0 + 100 * MS + 990 * MS
 MAIN = ["<module> (train.py:3)", "main (train.py:9)"]
 
 
@@ -40,29 +39,6 @@ def test_time_before_the_first_step_is_startup_and_the_rest_goes_by_step() -> No
 def test_a_segment_that_spans_stages_is_divided_by_time() -> None:
     # 100 ms before the first step, 100 ms of warm-up, 200 ms of steady steps
     assert found(steps=STEPS, stacks=[stack(40, -100, 300)]) == {"startup": 10, "warmup": 10, "steady": 20}
-
-
-def test_what_runs_in_steps_alone_was_not_sampled_before_them() -> None:
-    stacks = [stack(30, -100, 300, phase="forward")]
-    assert found(steps=STEPS, stacks=stacks) == {"warmup": 10, "steady": 20}
-
-
-def test_frames_tell_imports_and_compilation_at_any_time() -> None:
-    stacks = [
-        stack(7, 200, 700, stage="compile", phase="forward"),
-        stack(5, 200, 700, stage="import", frames=[*MAIN, "_find_and_load (<frozen importlib._bootstrap>:1)"]),
-        stack(3, 200, 700),
-    ]
-    assert found(steps=STEPS, stacks=stacks) == {"import": 5, "compile": 7, "steady": 3}
-
-
-def test_times_of_single_samples_win_over_those_of_the_segment() -> None:
-    stacks = [stack(8, -100, 300)]
-    seen = [
-        {**stack(0, start, start + 10), "frames": MAIN} | {"samples": 1}
-        for start in (-50, -20, 50, 150, 160, 170, 180, 190)
-    ]
-    assert found(steps=STEPS, stacks=stacks, stretches=seen) == {"startup": 2, "warmup": 1, "steady": 5}
 
 
 def test_steps_that_are_profiled_or_evaluate_are_neither_steady_nor_warm_up() -> None:
@@ -91,21 +67,6 @@ def test_other_threads_and_processes_do_not_count() -> None:
     ]
     assert found(steps=STEPS, stacks=stacks) == {"steady": 5}
     assert found(steps=STEPS, stacks=stacks[1:]) == {}
-
-
-def test_every_rank_goes_by_its_own_steps() -> None:
-    late = {"rank": 1, "process": "rank-1"}
-    steps = [*STEPS, *({**row, **late, "start_ns": row["start_ns"] + 500 * MS} for row in STEPS)]
-    stacks = [stack(10, 200, 400), stack(10, 200, 400, pid=101, **late)]
-    tables = make_tables(steps=steps, stacks=stacks, ranks=[rank_info(0), rank_info(1)])
-    counts = {each.stage: each.samples for each in sampled_stacks.stages(Context(tables))}
-    assert counts == {"startup": 10, "steady": 10}
-
-
-def test_shares_and_waiting() -> None:
-    stacks = [stack(30, 200, 700), stack(10, 200, 700, waiting=True, frames=[*MAIN, "wait (threading.py:320)"])]
-    (steady,) = sampled_stacks.stages(Context(make_tables(steps=STEPS, stacks=stacks)))
-    assert (steady.stage, steady.share, steady.waiting_share) == ("steady", 1.0, 0.25)
 
 
 def test_waiting_is_unknown_where_it_was_not_sampled() -> None:

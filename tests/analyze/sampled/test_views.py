@@ -10,8 +10,7 @@ import polars as pl
 import pytest
 
 from stepscope import tables
-from stepscope.analyze import Context, step_times
-from stepscope.analyze.host import sampled_stacks as sampled_views
+from stepscope.analyze import Context, Facts
 from stepscope.model.sampled import SampledViews
 from stepscope.read.stacks.sampled_files import read_stack_files
 from tests.builders import MS, T0, make_tables, step_rows
@@ -28,9 +27,7 @@ STEP = ["Adam.step (torch/optim/adam.py:200)"]
 
 
 def views_of(context: Context) -> SampledViews | None:
-    labelled = context.labelled
-    train = next((fact for fact in step_times.step_facts(labelled) if fact.kind == "train"), None)
-    return sampled_views.sampled_views(context, labelled, train)
+    return Facts(context).sampled
 
 
 def stack(frames: Sequence[str], samples: int, phase: str = "other", **more: Any) -> dict[str, Any]:
@@ -62,39 +59,6 @@ def test_the_loop_is_the_function_that_fetches_and_trains() -> None:
     assert wait == pytest.approx(0.6)
 
 
-def test_a_script_without_functions() -> None:
-    phases, wait = loop_of(
-        stack([at("<module>", 5), "randn (torch/x.py:3)"], 500),
-        stack([at("<module>", 20), *NEXT], 30, "data_wait"),
-        stack([at("<module>", 22), *BACKWARD], 70, "backward"),
-    )
-    assert wait == pytest.approx(0.3)
-    assert phases["backward"] == pytest.approx(0.7)
-
-
-def test_batches_that_pass_a_generator_of_the_users() -> None:
-    """The generator fetches, its caller trains: the loop is the caller."""
-    _, wait = loop_of(
-        stack([at("main", 9), at("train", 20), at("prefetch", 50), *NEXT], 30, "data_wait"),
-        stack([at("main", 9), at("train", 20), at("prefetch", 51), "to (torch/x.py:3)"], 10),
-        stack([at("main", 9), at("train", 22), at("step", 60), *CALL], 30, "forward"),
-        stack([at("main", 9), at("train", 22), at("step", 61), *BACKWARD], 30, "backward"),
-        stack([at("main", 3)], 100),
-    )
-    assert wait == pytest.approx(0.3)
-
-
-def test_training_and_evaluation_are_both_loops() -> None:
-    _, wait = loop_of(
-        stack([at("main", 9), at("train", 20), *NEXT], 10, "data_wait"),
-        stack([at("main", 9), at("train", 22), *BACKWARD], 30, "backward"),
-        stack([at("main", 10), at("evaluate", 40), *NEXT], 20, "data_wait"),
-        stack([at("main", 10), at("evaluate", 42), *CALL], 40, "forward"),
-        stack([at("main", 5)], 100),
-    )
-    assert wait == pytest.approx(0.3)
-
-
 def test_without_a_loader_the_loop_is_where_everything_is_called() -> None:
     phases, wait = loop_of(
         stack([at("main", 3), at("build", 1)], 40),
@@ -105,18 +69,6 @@ def test_without_a_loader_the_loop_is_where_everything_is_called() -> None:
     )
     assert wait is None
     assert phases == pytest.approx({"optimizer": 0.4, "backward": 0.3, "forward": 0.2, "other": 0.1})
-
-
-def test_imports_compiling_and_setting_up_are_in_no_loop() -> None:
-    parallel = "DistributedDataParallel.__init__ (torch/nn/parallel/distributed.py:700)"
-    phases, _ = loop_of(
-        stack([at("main", 6), "load (<frozen importlib._bootstrap>:1)"], 500, "startup", stage="import"),
-        stack([at("main", 7), parallel, "_verify (torch/distributed/utils.py:286)"], 50),
-        stack([at("main", 10), *CALL, "compile (torch/_dynamo/convert_frame.py:3)"], 99, "forward", stage="compile"),
-        stack([at("main", 10), *CALL], 25, "forward"),
-        stack([at("main", 11), *BACKWARD], 75, "backward"),
-    )
-    assert phases == pytest.approx({"forward": 0.25, "backward": 0.75})
 
 
 def test_what_cannot_be_said_has_a_reason() -> None:

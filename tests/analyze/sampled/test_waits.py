@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope import tables
-from stepscope.analyze import Context, step_times
-from stepscope.analyze.host.sampled_loop import sampled_loop
+from stepscope.analyze import Context
+from stepscope.analyze.host.sampled_time import sampled_loop
 from stepscope.analyze.host.stack_selection import idle_sampled
 from stepscope.analyze.input import loader_waits
 from stepscope.engine.call_tree import UserPaths
@@ -39,7 +39,6 @@ COMPUTE = [f"<module> ({TRAIN}:70)", f"train ({TRAIN}:40)", "Tensor.backward (to
 WORK = ["_worker_loop (torch/utils/data/_utils/worker.py:374)"]
 BUSY_A = [*WORK, *FETCH, f"__getitem__ ({DATA}:9)", f"augment ({DATA}:20)"]
 BUSY_B = [*WORK, *FETCH, f"__getitem__ ({DATA}:10)", "Image.open (PIL/Image.py:3)"]
-COLLATE = [*WORK, *FETCH, "default_collate (torch/utils/data/_utils/collate.py:401)"]
 STARTING = ["spawn_main (multiprocessing/spawn.py:122)", "_find_and_load (<frozen importlib._bootstrap>:1176)"]
 PARKED = [*WORK, f"Queue.get ({QUEUES}:113)", *POLL]
 FEED = [f"Queue._feed ({QUEUES}:231)"]
@@ -190,15 +189,6 @@ def test_waits_shorter_than_the_time_between_samples_are_not_laid_beside_workers
     assert shown(found[5]) == {("worker_busy", 20): pytest.approx(1)}
 
 
-def test_a_line_of_a_library_below_the_users_is_named_beside_it() -> None:
-    wait = timed([("wait", "b", None, None, None)] * 3)
-    assert wait is not None
-    (part,) = wait.parts
-    assert (part.kind, part.lines, part.leaf) == ("worker_busy", 1, "PIL/Image.py:Image.open")
-    assert part.place is not None
-    assert (part.place.file, part.place.line, part.place.function) == (DATA, 10, "__getitem__")
-
-
 def counted(main: dict[str, int], worker: dict[str, int], feeder: dict[str, int], **more: Any) -> list[dict[str, Any]]:
     rows = [row("main", MAIN[state], samples=count, **more) for state, count in main.items()]
     rows += [row("worker-0", WORKER[state], samples=count, **more) for state, count in worker.items()]
@@ -219,46 +209,6 @@ def test_without_times_samples_of_the_same_period_stand_for_the_same_moments() -
         }
     )
     assert wait.wait_ms_per_step == pytest.approx(64)
-
-
-def test_the_thread_that_hands_out_descriptors_does_not_count_beside_the_one_that_takes_them() -> None:
-    serve = ["Thread.run (threading.py:982)", "_ResourceSharer._serve (multiprocessing/resource_sharer.py:147)"]
-    rows = counted({"wait": 80, "unpack": 20}, {"a": 100}, {})
-    rows.append(row("feeder-0", [*serve, "send_handle (multiprocessing/reduction.py:184)"], samples=90))
-    (wait,) = facts_of(Context(make_tables(steps=step_rows(600), stacks=rows)))
-    assert shown(wait) == pytest.approx({("worker_busy", 20): 0.8, ("transfer", None): 0.2})
-
-
-def test_workers_idle_while_the_main_process_computes_are_not_idle_in_its_wait() -> None:
-    stacks = counted({"wait": 200, "compute": 800}, {"a": 200, "idle": 800}, {})
-    (wait,) = facts_of(Context(make_tables(steps=step_rows(600), stacks=stacks)))
-    assert shown(wait) == {("worker_busy", 20): pytest.approx(1)}
-
-
-def test_workers_that_never_work_are_idle() -> None:
-    stacks = counted({"wait": 200, "compute": 800}, {"idle": 1000}, {})
-    (wait,) = facts_of(Context(make_tables(steps=step_rows(600), stacks=stacks)))
-    assert shown(wait) == {("workers_idle", None): pytest.approx(1)}
-
-
-def test_a_loader_without_workers_loads_at_the_users_line() -> None:
-    (wait,) = facts_of(Context(make_tables(steps=step_rows(600), stacks=counted({"here": 30, "compute": 70}, {}, {}))))
-    (part,) = wait.parts
-    assert part.kind == "loading_here"
-    assert part.place is not None
-    assert (part.place.file, part.place.line) == (DATA, 9)
-    assert part.samples == wait.samples == 30
-
-
-def test_small_lines_are_summed_up() -> None:
-    lines = [[*WORK, *FETCH, f"__getitem__ ({DATA}:{line})"] for line in range(100, 109)]
-    stacks = [row("worker-0", frames, samples=10 + number) for number, frames in enumerate(lines)]
-    stacks += counted({"wait": 100, "compute": 20}, {}, {})
-    (wait,) = facts_of(Context(make_tables(steps=step_rows(600), stacks=stacks)))
-    busy = [part for part in wait.parts if part.kind == "worker_busy"]
-    assert [part.place.line for part in busy if part.place] == [108, 107, 106, 105]
-    assert [part.lines for part in busy if part.place is None] == [5]
-    assert sum(part.share for part in busy) == pytest.approx(1)
 
 
 def test_no_loader_no_wait() -> None:
@@ -324,16 +274,3 @@ def test_the_same_loop_without_waiting_threads_says_so() -> None:
     assert wait.idle_sampled is False
     assert wait.wait_share is not None
     assert 0.03 <= wait.wait_share <= 0.06
-
-
-def test_the_measured_wait_is_that_of_the_partition() -> None:
-    """Phases by different clocks may overlap; and a step that does not tell its wait has none."""
-    stacks = counted({"wait": 10, "compute": 30}, {"a": 10}, {})
-    for data_wait_ms in (4.0, 30.0, None):
-        known = step_rows(300, data_wait_ms=data_wait_ms or 0, forward_ms=9)
-        rows = [{**step, "wall_ns": 20 * MS, **({} if data_wait_ms else {"data_wait_ns": None})} for step in known]
-        context = Context(make_tables(steps=rows, stacks=stacks))
-        (wait,) = facts_of(context)
-        parts = {part.category: part.ms for part in step_times.partition(context.labelled.steady())}
-        assert wait.wait_ms_per_step == (None if data_wait_ms is None else pytest.approx(parts["data_wait"]))
-        assert [part.ms_per_step is None for part in wait.parts] == [data_wait_ms is None] * len(wait.parts)

@@ -9,7 +9,6 @@ import numpy as np
 from stepscope.engine import attribution
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.spans import Base
-from tests.analyze.traces import tables
 from tests.analyze.views.module_traces import Nested, base_of
 
 FILE = "/home/user/project/train.py"
@@ -58,39 +57,6 @@ def test_a_library_stands_in_only_where_no_code_of_the_users_is() -> None:
     below = trace.python("/x/site-packages/transformers/model.py(3): forward", user)
     base = base_of(trace.tables())
     assert lines_of(base, [below, library]) == ["train.py:2", "trainer.py:7"]
-
-
-def test_rows_of_a_later_trace() -> None:
-    made = []
-    for rank in range(2):
-        trace = Nested(rank=rank, trace=f"worker{rank}.pt.trace.json")
-        for _ in range(rank + 1):
-            trace.operator("aten::mm", 0, 1)
-        trace.operator("aten::mm", 5, 1, trace.python(f"train.py({rank + 10}): step"))
-        made.append(trace)
-    base = base_of(tables(*made))
-    assert lines_of(base, [2], span=0) == ["train.py:10"]
-    assert lines_of(base, [3], span=1) == ["train.py:11"]
-
-
-def test_the_dominant_place_of_each_group() -> None:
-    trace = Nested()
-    first, second = trace.python("train.py(1): a"), trace.python("train.py(2): b")
-    rows = [
-        trace.operator("aten::mm", 10 * number, 1, parent)
-        for number, parent in enumerate((first, second, second, None))
-    ]
-    base = base_of(trace.tables())
-    found = attribution.dominant_places(
-        base,
-        base.spans[0],
-        np.array([0, 0, 0, 2, 0]),
-        np.array([*rows, rows[0]]),
-        np.array([5, 3, 4, 100, 1]),
-        3,
-    )
-    # 6 against 7; no row of group 1; the row of group 2 has no line
-    assert [(place[0].line, place[1]) if place else None for place in found] == [(2, False), None, None]
 
 
 def test_the_line_that_makes_the_call_where_the_source_tells() -> None:

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze.device import device_time
 from stepscope.analyze.views import communication
-from stepscope.engine import spans
 from stepscope.engine import spans as base
 from stepscope.engine.collective_names import is_collective_call, is_collective_kernel, kind_of
 from stepscope.model.views import CollectiveRow
@@ -56,15 +54,6 @@ def with_arguments(**more: Any) -> CollectiveRow:
     return one(trace)
 
 
-def test_arguments_of_the_kernel_name_the_message():
-    row = with_arguments()
-    assert (row.name, row.library, row.group, row.group_size) == ("all_reduce", "nccl", "7 [0, 1, 2, 3]", 4)
-    assert (row.dtype, row.message_bytes, row.total_bytes, row.calls) == ("float32", 4000, 4000, 1)
-    assert (row.total_ns, row.mean_ns, row.min_ns, row.max_ns) == (100 * US, 100 * US, 100 * US, 100 * US)
-    assert row.algorithm_bytes_per_s == pytest.approx(4000 / 100e-6)
-    assert row.bus_bytes_per_s == pytest.approx(4000 / 100e-6 * 2 * 3 / 4)
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "sent", "got", "size", "factor"),
     [
@@ -91,44 +80,10 @@ def test_size_and_bus_bandwidth_follow_the_nccl_tests(
     assert row.bus_bytes_per_s == expected
 
 
-@pytest.mark.parametrize(
-    ("spelling", "name", "size"),
-    [
-        *(("Float", "float32", 4), ("float", "float32", 4), ("Double", "float64", 8), ("Half", "float16", 2)),
-        *(("c10::Half", "float16", 2), ("BFloat16", "bfloat16", 2), ("c10::BFloat16", "bfloat16", 2)),
-        *(("Float8_e4m3fn", "float8_e4m3fn", 1), ("c10::Float8_e5m2", "float8_e5m2", 1)),
-        *(("Float8_e4m3fnuz", "float8_e4m3fnuz", 1), ("Float8_e8m0fnu", "float8_e8m0fnu", 1)),
-        *(("Long", "int64", 8), ("long int", "int64", 8), ("long", "int64", 8), ("Int", "int32", 4)),
-        *(("Short", "int16", 2), ("short int", "int16", 2), ("Char", "int8", 1), ("signed char", "int8", 1)),
-        *(("Byte", "uint8", 1), ("unsigned char", "uint8", 1), ("UInt16", "uint16", 2), ("Bool", "bool", 1)),
-        *(("ComplexFloat", "complex64", 8), ("c10::complex<double>", "complex128", 16)),
-        ("c10::complex<float>", "complex64", 8),
-    ],
-)
-def test_every_data_type_has_a_size(spelling: str, name: str, size: int):
-    row = with_arguments(dtype=spelling)
-    assert (row.dtype, row.message_bytes) == (name, 1000 * size)
-
-
 def test_unknown_type_gives_no_size_and_no_bandwidth():
     row = with_arguments(dtype="Quantum")
     assert (row.dtype, row.message_bytes, row.total_bytes) == ("Quantum", None, None)
     assert (row.algorithm_bytes_per_s, row.bus_bytes_per_s) == (None, None)
-
-
-def test_operators_tell_where_the_kernel_does_not():
-    trace = Slices()
-    around(
-        trace,
-        ("cpu_op", "c10d::alltoall_base_", [[300], [500], [], []], ["float", "float", "", "Scalar"]),
-        ("cpu_op", "record_param_comms", [[500], []], ["float", "Scalar"]),
-        ("user_annotation", "nccl:all_to_all", [[500]], ["float"]),
-        kernel=SEND_RECV,
-    )
-    row = one(trace)
-    assert (row.name, row.dtype, row.message_bytes, row.group_size) == ("all_to_all", "float32", 2000, None)
-    assert row.algorithm_bytes_per_s == pytest.approx(2000 / 100e-6)
-    assert row.bus_bytes_per_s is None
 
 
 def test_output_of_all_gather_is_its_size():
@@ -154,25 +109,6 @@ def test_lists_of_tensors_have_the_type_of_the_range():
         kernel=NCCL,
     )
     assert (one(trace).dtype, one(trace).message_bytes) == ("float16", 40)
-
-
-def test_launched_before_the_recording_only_the_name_is_known():
-    trace = Slices()
-    trace.kernel(0, 5, NCCL)
-    trace.kernel(10, 5, SEND_RECV)
-    rows = {row.name: row for row in of(trace)}
-    assert set(rows) == {"all_reduce", "send_recv"}
-    assert all(row.message_bytes is row.group is row.algorithm_bytes_per_s is None for row in rows.values())
-
-
-def test_rows_are_by_group_type_and_size():
-    trace = Slices()
-    for number, more in enumerate(
-        [{}, {"Seq": 9}, {"Process Group Name": "8"}, {"dtype": "Half"}, {"In msg nelems": 5, "Out msg nelems": 5}]
-    ):
-        trace.kernel(10 * number, 5, NCCL)
-        trace.events[-1]["collective"] = json.dumps(arguments(**more))
-    assert sorted(row.calls for row in of(trace)) == [1, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -250,23 +186,6 @@ def test_two_collectives_at_once_are_exposed_once():
 slices = st.lists(st.tuples(st.sampled_from("nkc"), st.integers(0, 60), st.integers(0, 25)), min_size=1, max_size=25)
 
 
-@settings(max_examples=60, deadline=None)
-@given(slices)
-def test_exposed_time_is_that_of_the_device_facts(rows: list[tuple[str, int, int]]):
-    trace = Slices()
-    compute: set[int] = set()
-    busy: set[int] = set()
-    for sort, start, length in rows:
-        category = "gpu_memcpy" if sort == "c" else "kernel"
-        trace.kernel(start, length, NCCL if sort == "n" else "gemm", category=category)
-        if sort != "c":
-            (busy if sort == "n" else compute).update(range(start, start + length))
-    found = of(trace)
-    facts = next(item for item in device_time.device_times(spans.spans(tables(trace))) if item.scope == device_time.ALL)
-    assert sum(row.exposed_ns for row in found) == facts.exposed_communication_ns == len(busy - compute) * US
-    assert all(0 <= row.exposed_ns <= row.total_ns - row.overlapped_ns for row in found)
-
-
 # ------------------------------------------------------------------------------------------------------------ host
 
 
@@ -281,19 +200,6 @@ def test_gloo_runs_on_the_host_and_operators_hide_it():
     row = one(trace)
     assert (row.name, row.library, row.dtype, row.message_bytes) == ("all_reduce", "gloo", "float32", 4000)
     assert (row.total_ns, row.overlapped_ns, row.exposed_ns) == (100 * US, 30 * US, 70 * US)
-
-
-def test_only_group_of_the_process_is_the_group_of_gloo(tmp_path: Path):
-    rank = Rank(0)
-    rank.slice("user_annotation", "gloo:all_reduce", 0, 10, **{"Input Dims": [[8]], "Input type": ["float"]})
-    path = rank.write(tmp_path / "t.json")
-    content = json.loads(path.read_text())
-    config = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1]}]
-    content["distributedInfo"] = {"backend": "gloo", "rank": 0, "world_size": 2, "pg_count": 1, "pg_config": config}
-    path.write_text(json.dumps(content))
-    (row,) = communication.collectives(opened(path))
-    assert (row.group, row.group_size, row.message_bytes) == ("default_pg [0, 1]", 2, 32)
-    assert row.bus_bytes_per_s == row.algorithm_bytes_per_s
 
 
 # --------------------------------------------------------------------------------------------------- missing, odd
@@ -350,13 +256,3 @@ def test_figures_of_the_peers(name: str, total_us: float, exposed_us: float, siz
     assert sum(row.total_ns for row in rows) / US == pytest.approx(total_us, abs=1)
     assert sum(row.exposed_ns for row in rows) / US == pytest.approx(exposed_us, abs=1)
     assert sum(row.total_ns for row in rows if row.total_bytes) / US == pytest.approx(sized * total_us, abs=1)
-
-
-@needs_traces
-def test_sizes_of_a_real_trace_with_operators_only():
-    rows = communication.collectives(opened(TRACES / "hta/trace_filter/sampled_rank-0.json.gz"))
-    largest = max(rows, key=lambda row: row.total_bytes or 0)
-    assert (largest.name, largest.dtype, largest.message_bytes, largest.calls) == ("all_gather", "int8", 2**30, 2)
-    gathered = next(row for row in rows if row.message_bytes == 419430400)
-    assert (gathered.name, gathered.dtype) == ("all_to_all", "uint8")
-    assert all(row.message_bytes for row in rows)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import gpus, overview
@@ -41,25 +39,6 @@ def kernel(trace: Slices, start_us: float, duration_us: float, launch_us: float 
         link.update(launch=trace.add("cuda_runtime", "cudaLaunchKernel", launch_us, 1), state="linked")
 
 
-def test_utilization_of_each_bucket() -> None:
-    trace = Slices()
-    kernel(trace, 2, 4)
-    kernel(trace, 3, 3, stream=8)
-    kernel(trace, 995, 5)
-    found = counters_of(trace)
-    assert filled(found["utilization_pct"]) == pytest.approx({0: 60, 5: 20, 995: 100})
-    assert "sm_efficiency_pct" not in found
-    assert "queue_length" not in found
-    assert "copy_bytes_per_s" not in found
-
-
-def test_sm_efficiency_of_each_bucket() -> None:
-    trace = Slices()
-    kernel(trace, 0, 10, blocks_per_sm=0.5)
-    kernel(trace, 7, 8, blocks_per_sm=3.0)
-    assert filled(counters_of(trace)["sm_efficiency_pct"]) == pytest.approx({0: 50, 5: 80, 10: 100})
-
-
 def test_queue_length_is_of_launches_not_yet_begun() -> None:
     trace = Slices()
     kernel(trace, 10, 5, launch_us=0)
@@ -67,15 +46,6 @@ def test_queue_length_is_of_launches_not_yet_begun() -> None:
     kernel(trace, 30, 5, launch_us=31)  # a clock that is off makes no negative queue
     kernel(trace, 0, 5)
     assert filled(counters_of(trace)["queue_length"]) == pytest.approx({0: 1, 5: 2, 10: 1})
-
-
-def test_a_graph_is_one_launch() -> None:
-    trace = Slices()
-    graph = trace.add("cuda_runtime", "cudaGraphLaunch", 0, 2)
-    for start in (20, 10, 30):
-        trace.kernel(start, 5)
-        trace.links[-1].update(launch=graph, state="graph")
-    assert filled(counters_of(trace)["queue_length"]) == pytest.approx({0: 1, 5: 1})
 
 
 def test_copies_spread_their_bytes_over_their_time() -> None:
@@ -86,15 +56,6 @@ def test_copies_spread_their_bytes_over_their_time() -> None:
     kernel(trace, 30, 0, category="gpu_memcpy", bytes=500)
     values = filled(counters_of(trace)["copy_bytes_per_s"])
     assert values == pytest.approx({0: 1e11, 5: 2e11, 30: 1e8})
-
-
-@given(st.integers(1, 10**18), st.integers(5, 300))
-def test_buckets_are_round_and_few(length: int, most: int) -> None:
-    size = gpus.bucket_ns(length, most)
-    assert str(size).rstrip("0") in ("1", "2", "5")
-    assert -(-length // size) <= most
-    smaller = size * 2 // 5 if str(size)[0] == "5" else size // 2
-    assert size == 1 or -(-length // smaller) > most
 
 
 @needs_traces

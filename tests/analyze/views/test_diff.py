@@ -127,13 +127,6 @@ def test_what_has_no_partner_stands_between_what_has_one() -> None:
     ]
 
 
-def test_modules_that_were_numbered_differently_meet() -> None:
-    other = training(layers=("Conv2d_5", "BatchNorm2d_1", "ReLU_7"))
-    found = trace_diff.diff(side_of(training(), "a", TWO_STEPS), side_of(other, "b", TWO_STEPS))
-    keys = [key for level, key in outline(found) if level == 2 and key.startswith("Module")]
-    assert keys == ["Module Conv2d_0 | Conv2d_5", "Module BatchNorm2d_0 | BatchNorm2d_1", "Module ReLU_0 | ReLU_7"]
-
-
 def test_a_renamed_kernel_is_found_by_its_operator_and_position() -> None:
     sides = [side_of(training(kernel=name), name, TWO_STEPS) for name in ("gemm_old", "gemm_new")]
     found = trace_diff.diff(*sides)
@@ -144,23 +137,6 @@ def test_a_renamed_kernel_is_found_by_its_operator_and_position() -> None:
     assert len(same) == 3  # one below each module
     assert all((one.base_calls, one.other_calls) == (1, 1) for one in same)
     assert all(one.base_device_ns == one.other_device_ns == 20 * US and one.base_ns is None for one in same)
-
-
-def test_kernels_of_one_operator_stay_apart_by_position() -> None:
-    sides = []
-    for last in ("reduce", "reduce_split"):
-        trace = Nested()
-        for start in (0, 500):  # two calls
-            operator = trace.operator("aten::linear", start, 100)
-            trace.launch(last, start + 40, 5, operator)
-            trace.launch("gemm", start + 10, 30, operator)
-        sides.append(side_of(trace, last, [(0, 1000)]))
-    found = trace_diff.diff(*sides)
-    kernels = [one for one in found.tables["tree"] if ", kernel " in one.key]
-    assert [(one.key, one.base_calls, one.base_device_ns) for one in kernels] == [
-        ("aten::linear, kernel 1: gemm", 2, 60 * US),
-        ("aten::linear, kernel 2: reduce | reduce_split", 2, 10 * US),
-    ]
 
 
 def test_micro_batches_stay_apart_and_repeated_calls_are_one() -> None:
@@ -184,17 +160,6 @@ def test_without_steps_there_are_totals_and_a_word_about_it() -> None:
     assert us(table(found, "modules")["Net_0"])[:2] == (2 * 375, 4 * 375)
     rows = {one.key: one for one in found.tables["tree"]}
     assert us(rows["Module Net_0"])[:2] == (600, 1200)
-
-
-def test_steps_make_lengths_comparable() -> None:
-    long = side_of(training(steps=4), "long", [(1000.0 * step, 1000.0) for step in range(4)])
-    found = trace_diff.diff(side_of(training(), "short", TWO_STEPS), long)
-    assert found.per_step
-    assert found.notes[0] == "times and calls per step: 2 steps of short, 4 of long"
-    for name, rows in found.tables.items():
-        for one in rows:
-            assert one.delta_ns == pytest.approx(0), (name, one.key)
-            assert one.base_calls == one.other_calls
 
 
 def test_what_one_side_lacks_is_absent_with_a_reason() -> None:
@@ -245,65 +210,6 @@ def test_traces_without_steps_beside_others_are_told() -> None:
 def operator(name: str, host_us: int, device_us: int | None) -> OperatorRow:
     device_ns = None if device_us is None else device_us * US
     return blank(OperatorRow, name=name, calls=4, host_self_ns=host_us * US, device_self_ns=device_ns)
-
-
-def test_rows_are_in_order_of_the_larger_change() -> None:
-    def one_side(*rows: OperatorRow) -> DiffSide:
-        return DiffSide("x", 2, (), rows, (), None, None)
-
-    base = one_side(
-        operator("same", 90, 90), operator("host", 10, 5), operator("device", 10, 80), operator("gone", 4, 0)
-    )
-    other = one_side(
-        operator("same", 90, 90), operator("host", 40, 5), operator("device", 10, 20), operator("new", 6, 1)
-    )
-    found = trace_diff.diff(base, other)
-    rows = found.tables["operators"]
-    assert [one.key for one in rows] == ["device", "host", "new", "gone", "same"]
-    assert us(rows[2]) == (None, 3, 3)
-    assert us(rows[3]) == (2, None, -2)
-    assert (rows[2].base_calls, rows[2].other_calls, rows[2].ratio) == (None, 2, None)
-    assert rows[0].device_delta_ns == -30 * US
-    assert rows[1].ratio == 4
-
-
-WORKERS_0 = "kineto_tb_plugin/resnet50_num_workers_0"
-WORKERS_4 = "kineto_tb_plugin/resnet50_num_workers_4"
-
-
-@shared_traces.needs_traces
-def test_more_loader_workers_on_a_real_run() -> None:
-    """The first spans of two runs; figures of the plugin's overview."""
-    bases = [base_of(shared_traces.run_of(name).tables) for name in (WORKERS_0, WORKERS_4)]
-    found = trace_diff.diff(*(trace_diff.side(base, base.spans[0].ref) for base in bases))
-    assert found.per_step
-    parts = table(found, "tensorboard")
-    loader = us(parts["DataLoader"])
-    assert loader[0] == pytest.approx(59262, abs=1)
-    assert loader[1] == pytest.approx(1186, abs=1)
-    assert us(parts["step"]) == pytest.approx((177592, 141068, 141068 - 177592), abs=1)
-    assert parts["Kernel"].ratio == pytest.approx(1, abs=0.01)
-    kernels = found.tables["kernels"]
-    base, other = sum(one.base_ns or 0 for one in kernels), sum(one.other_ns or 0 for one in kernels)
-    assert other == pytest.approx(base, rel=0.01)
-    tree = found.tables["tree"]
-    assert [one.key.split()[0] for one in tree if one.level == 1 and ", kernel " not in one.key] == [
-        *("Operators", "DataLoader", "Operators", "Optimizer", "Operators", "Backward", "Operators", "Optimizer")
-    ]
-    assert not any(one.key.startswith("not matched") for one in tree)
-
-
-@shared_traces.needs_traces
-def test_two_spans_of_one_worker() -> None:
-    base = base_of(shared_traces.run_of(WORKERS_0).tables)
-    first, second = (trace_diff.side(base, span.ref) for span in base.spans)
-    found = trace_diff.diff(first, second)
-    assert (found.base, found.other) == ("worker0/span1", "worker0/span2")
-    assert us(table(found, "tensorboard")["DataLoader"]) == pytest.approx((59262, 35504, 35504 - 59262), abs=1)
-    both = trace_diff.side(base)
-    assert both.steps == 12
-    together = table(trace_diff.diff(both, both), "tensorboard")["DataLoader"]
-    assert us(together)[0] == pytest.approx((59262 + 35504) / 2, abs=1)
 
 
 @shared_traces.needs_traces

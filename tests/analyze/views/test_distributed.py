@@ -114,18 +114,6 @@ def test_work_of_the_host_that_begins_in_the_next_step_is_still_matched(tmp_path
     assert (row.transferring_ns, row.synchronizing_ns, row.last_rank) == ((9 + 5) / 2 * US, 20 / 4 * US, 1)
 
 
-def test_messages_of_other_sizes_are_other_calls(tmp_path: Path):
-    ranks = []
-    for rank, sizes in ((0, (1, 2)), (1, (2, 1))):
-        made = Rank(rank, 2)
-        for number, elements in enumerate(sizes):
-            made.collective(20 * number, elements, elements=elements)
-        ranks.append(made)
-    found = seen(tmp_path, *ranks)
-    (row,) = found.collectives
-    assert (found.matched, row.synchronizing_ns) == (2, 0)
-
-
 def test_groups_of_one_name_with_other_ranks_are_other_groups(tmp_path: Path):
     made = [Rank(rank, 4) for rank in range(4)]
     for rank in made:
@@ -148,21 +136,6 @@ def test_messages_between_two_ranks_are_not_matched(tmp_path: Path):
     assert (found.matched, found.unmatched) == (1, 2)
 
 
-def test_calls_without_a_group_are_not_mixed_with_those_that_have_one(tmp_path: Path):
-    made = [Rank(rank, 2) for rank in range(2)]
-    for rank in made:
-        rank.collective(0, 10)
-        rank.collective(20, 10, ranks=None)
-    assert (seen(tmp_path, *made).matched, seen(tmp_path, *made).unmatched) == (1, 2)
-
-
-def test_ranks_of_a_group_are_missing_though_the_world_is_unknown(tmp_path: Path):
-    made = [Rank(rank) for rank in range(2)]
-    for rank in made:
-        rank.collective(0, 10, ranks=(0, 1, 2))
-    assert seen(tmp_path, *made).missing_ranks == (2,)
-
-
 def test_files_that_name_no_rank_are_compared_with_a_note(tmp_path: Path):
     for name in ("a", "b"):
         rank = Rank(0)
@@ -175,34 +148,11 @@ def test_files_that_name_no_rank_are_compared_with_a_note(tmp_path: Path):
     assert any("guessed" in note for note in found.notes)
 
 
-def test_spans_of_workers_are_matched_one_by_one(tmp_path: Path):
-    for rank in range(2):
-        for span, waits in ((1, [3.0 - 3 * rank]), (2, [0.0])):
-            made = talking(rank, waits, size=2, shift_us=1e6 * span)
-            made.write(tmp_path / f"worker{rank}.162314308986{span}.pt.trace.json")
-    found = distributed.view(opened(tmp_path))
-    assert found is not None
-    assert [(w.span.worker, w.span.span, w.synchronizing_ns) for w in found.workers] == [
-        ("worker0", 1, 3 * US),
-        ("worker0", 2, 0),
-        ("worker1", 1, 0),
-        ("worker1", 2, 0),
-    ]
-
-
 # ---------------------------------------------------------------------------------------------- what is no one run
 
 
 def test_one_worker_alone(tmp_path: Path):
     assert "one worker" in refused(talking(0, [1], size=2).write(tmp_path / "t.json"))
-
-
-def test_no_collective(tmp_path: Path):
-    for rank in range(2):
-        made = Rank(rank, 2)
-        made.compute(0, 5)
-        made.write(tmp_path / f"{rank}.json")
-    assert "collective" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("size", [None, 2])
@@ -216,22 +166,6 @@ def test_same_rank_in_two_folders_is_two_runs(tmp_path: Path, size: int | None):
     assert "different runs" in reason
     assert "nccl" in reason
     assert distributed.view(opened(tmp_path / "nccl")) is not None
-
-
-def test_folders_whose_files_name_no_rank_are_not_compared(tmp_path: Path):
-    for run in ("a", "b"):
-        made = Rank(0)
-        made.collective(0, 10)
-        made.write(tmp_path / run / f"{run}.pt.trace.json")
-    assert "which rank" in refused(tmp_path)
-
-
-def test_folder_for_each_rank_is_one_run(tmp_path: Path):
-    for rank in range(2):
-        talking(rank, [1], size=2).write(tmp_path / f"rank_{rank}" / "t.json")
-    found = distributed.view(opened(tmp_path))
-    assert found is not None
-    assert [worker.span.rank for worker in found.workers] == [0, 1]
 
 
 def test_folders_recorded_at_other_times_are_other_runs(tmp_path: Path):

@@ -90,16 +90,6 @@ def test_every_trace_gives_percents(name: str) -> None:
             assert value is None or 0 <= value <= 100.000001, field
 
 
-def test_kernels_on_parallel_streams_count_once() -> None:
-    trace = Slices()
-    kernel(trace, 0, 40, stream=7)
-    kernel(trace, 20, 40, stream=8)
-    trace.kernel(70, 20, "Memcpy HtoD (Pinned -> Device)", category="gpu_memcpy")
-    found = summary_of(trace)
-    assert found.utilization_pct == 60  # copies do not count
-    assert found.kernels == 2
-
-
 def test_what_lies_outside_the_steps_does_not_count() -> None:
     trace = Slices()
     kernel(trace, -50, 100, blocks_per_sm=0.5, occupancy_percent=10.0)
@@ -111,16 +101,6 @@ def test_what_lies_outside_the_steps_does_not_count() -> None:
     assert found.sm_efficiency_pct == pytest.approx(0.5 * 50 + 10)
     assert found.achieved_occupancy_pct == pytest.approx((10 * 50 + 70 * 10) / 60)
     assert found.tensor_core_pct == pytest.approx(100 * 10 / 60)
-
-
-def test_sm_efficiency_adds_kernels_up_to_all_multiprocessors() -> None:
-    trace = Slices()
-    kernel(trace, 0, 40, blocks_per_sm=0.25)
-    kernel(trace, 20, 40, blocks_per_sm=0.5)
-    kernel(trace, 30, 10, blocks_per_sm=17.0)
-    found = summary_of(trace)
-    # 20 µs of a quarter, 10 of three quarters, 10 of all, 20 of a half
-    assert found.sm_efficiency_pct == pytest.approx(0.25 * 20 + 0.75 * 10 + 10 + 0.5 * 20)
 
 
 def test_figures_without_a_source_are_none() -> None:
@@ -150,38 +130,6 @@ def test_tensor_cores_by_both_lists_of_names() -> None:
     found = summary_of(trace)
     assert found.tensor_core_pct == pytest.approx(40)
     assert found.tensor_core_plugin_pct == pytest.approx(10)
-
-
-def test_eligible_is_of_kernels_with_an_operator() -> None:
-    trace = Slices()
-    linear = trace.add("cpu_op", "aten::linear", 0, 10)
-    inner = trace.add("cpu_op", "my::fused", 1, 5, parent=linear)
-    relu = trace.add("cpu_op", "aten::relu", 20, 5)
-    for start, duration, operator in ((30, 10, inner), (40, 30, relu), (70, 20, None)):
-        trace.kernel(start, duration)
-        trace.links[-1].update(operator=operator, state="linked" if operator is not None else "before_recording")
-    assert summary_of(trace).tensor_core_eligible_pct == pytest.approx(25)
-
-
-def test_each_device_by_itself() -> None:
-    listed = [{"id": 1, "name": "B", "computeMajor": 9, "computeMinor": 0, "numSms": 132}, {"id": 2, "name": "unused"}]
-    trace = Slices()
-    trace.add("user_annotation", "ProfilerStep#1", 0, 100)
-    kernel(trace, 0, 40, device=0)
-    kernel(trace, 0, 50, device=1)
-    row = {"step": 1, "start_ns": T0, "wall_ns": 100 * US, "in_window": True}
-    metadata = json.dumps({"deviceProperties": listed})
-    found = summaries_of(Context(tables(trace, steps=[row], quality={"metadata": metadata})))
-    assert [(one.gpu.device, one.gpu.name, one.utilization_pct) for one in found] == [(0, None, 40), (1, "B", 50)]
-    assert found[1].gpu.capability == "9.0"
-
-
-def test_a_device_without_a_number_goes_by_its_track() -> None:
-    trace = Slices()
-    kernel(trace, 0, 40, category="mtia_ccp_events", device=None, track="17/3536")
-    kernel(trace, 50, 40, "event_wait", category="mtia_ccp_events", device=None, track="17/3536")
-    found = summary_of(trace)
-    assert (found.gpu.device, found.utilization_pct) == (17, 40)
 
 
 def test_no_device_no_summary() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.model.views import HOST
 from tests.analyze.traces import BACK_THREAD, US, Slices
-from tests.analyze.views.stepped import DATALOADER, launched, overview_of, step, used
+from tests.analyze.views.stepped import DATALOADER, overview_of, step, used
 
 ENGINE = "1/2"
 
@@ -65,18 +65,6 @@ def test_what_the_host_did_while_the_device_was_idle(part: str, category: str, n
     assert used(only.parts_ns) == expected
 
 
-def test_an_item_waits_with_all_of_its_operator() -> None:
-    trace = Slices()
-    item = trace.add("cpu_op", "aten::item", 0, 30)
-    inner = trace.add("cpu_op", "aten::_local_scalar_dense", 2, 26, parent=item)
-    trace.add("cuda_runtime", "cudaStreamSynchronize", 10, 15, parent=inner)
-    trace.add("cpu_op", "aten::item", 40, 5)  # of a tensor of the host: it waits for nothing
-    launched(trace, 50, 60, 40)
-    (only,) = overview_of(trace, step(1, 0, 100)).steps
-    assert only.parts_ns["idle_sync"] == 30 * US
-    assert only.parts_ns["idle_operators"] == 5 * US
-
-
 @pytest.mark.parametrize(
     ("copy", "part"),
     [
@@ -94,18 +82,6 @@ def test_copies_of_pageable_memory_block(copy: str, part: str) -> None:
     assert used(only.parts_ns) == {"exposed_copies": 10, part: 30, "idle_unknown": 60}
 
 
-def test_the_cause_around_a_cause_counts() -> None:
-    """A compilation waits for its benchmark, a loader copies: what the user can change is outside."""
-    trace = Slices()
-    trace.add("python_function", CONVERT, 0, 40)
-    trace.add("cuda_runtime", "cudaDeviceSynchronize", 10, 20)
-    trace.add("user_annotation", DATALOADER, 50, 30)
-    trace.add("cuda_runtime", "cudaStreamSynchronize", 60, 10)
-    trace.kernel(90, 10)
-    (only,) = overview_of(trace, step(1, 0, 100)).steps
-    assert used(only.parts_ns) == {"compute": 10, "idle_data": 30, "idle_compile": 40, "idle_unknown": 20}
-
-
 def test_threads_of_the_backward_pass_work_for_the_training_thread_and_others_do_not() -> None:
     trace = Slices()
     trace.add("python_function", "train.py(1): <module>", 0, 100)
@@ -116,23 +92,6 @@ def test_threads_of_the_backward_pass_work_for_the_training_thread_and_others_do
     (only,) = overview_of(trace, step(1, 0, 100)).steps
     assert used(only.parts_ns) == {"compute": 10, "idle_operators": 20, "idle_python": 70}
     assert only.plugin_ns["CPU Exec"] == 40 * US  # of all threads, as the plugin counts
-
-
-def test_work_that_runs_beside_other_work_counts_once() -> None:
-    trace = Slices()
-    trace.kernel(0, 40)
-    trace.kernel(20, 40, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)")
-    trace.kernel(50, 30, "Memcpy HtoD (Pinned -> Device)", category="gpu_memcpy")
-    trace.kernel(70, 5, "Memset (Device)", category="gpu_memset")
-    trace.add("cpu_op", "aten::mm", 0, 100)
-    (only,) = overview_of(trace, step(1, 0, 100)).steps
-    assert used(only.parts_ns) == {
-        "compute": 45,
-        "exposed_communication": 20,
-        "exposed_copies": 15,
-        "idle_operators": 20,
-    }
-    assert used(only.plugin_ns) == {"Kernel": 40, "Memcpy": 30, "Communication": 10, "CPU Exec": 20}
 
 
 # ------------------------------------------------------------------------------------------- without a device
@@ -168,16 +127,3 @@ def test_a_trace_without_a_device_is_split_by_what_the_host_did() -> None:
         "host_python": 10,
         "host_unknown": 10,
     }
-
-
-def test_an_operator_that_only_holds_a_collective_communicates() -> None:
-    """So do FSDP's hooks in the backward pass: what computes beside the collective hides it, waiting in it does not."""
-    trace = Slices()
-    hook = trace.add("cpu_op", "FSDP::post_backward_reduce", 10, 60)
-    trace.add("cpu_op", "c10d::reduce_scatter_", 15, 50, parent=hook)
-    trace.add("user_annotation", "gloo:reduce_scatter", 20, 45, track="1/9")
-    node = trace.add("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 29, 12, track=ENGINE)
-    trace.add("cpu_op", "aten::mm", 30, 10, track=ENGINE, parent=node)
-    (only,) = overview_of(trace, step(1, 0, 100)).steps
-    parts = used(only.parts_ns)
-    assert (parts["host_communication"], parts["host_matmul"], parts["host_operators"]) == (38, 10, 12)

@@ -90,30 +90,6 @@ def test_a_name_alone(name: str, expected: str) -> None:
     assert short(name) == expected
 
 
-def test_only_what_differs_is_added() -> None:
-    name = "void ns::step_kernel<float, {}, ns::Policy<{}> >(int)"
-    names = [name.format(4, 1), name.format(8, 1), "void ns::other_kernel<float>(int)"]
-    assert short_names(names) == ["step_kernel<float, 4, Policy>", "step_kernel<float, 8, Policy>", "other_kernel"]
-    names = [name.format(4, 1), name.format(4, 2)]
-    assert short_names(names) == ["step_kernel<float, 4, Policy<1>>", "step_kernel<float, 4, Policy<2>>"]
-
-
-def test_namespaces_tell_apart_what_nothing_else_does() -> None:
-    names = ["void cudnn::cnn::wgrad_alg0_engine<float, 3>(int)", "void wgrad_alg0_engine<float, 3>(int)"]
-    assert short_names(names) == ["cudnn::cnn::wgrad_alg0_engine<float, 3>", "wgrad_alg0_engine<float, 3>"]
-
-
-def test_a_number_with_a_suffix_is_no_word() -> None:
-    names = [
-        f"void copy_batch<at::native::(anonymous namespace)::OpaqueType<2u>, unsigned int, {n}>(x)" for n in (3, 4)
-    ]
-    assert short_names(names) == [f"copy_batch<OpaqueType, unsigned int, {n}>" for n in (3, 4)]
-
-
-def test_overloads_get_numbers() -> None:
-    assert short_names(["scan(int)", "scan(float)", "scan #1"]) == ["scan #2", "scan #3", "scan #1"]
-
-
 TYPES = st.recursive(
     st.sampled_from(
         ["float", "int", "4", "true", "at::Half", "ns::Functor", "a::b(int)::{lambda()#1}", "(E)2", "(x)>(0)"]

@@ -22,26 +22,6 @@ def kernel(trace: Nested, number: int, **columns: Any) -> None:
     trace.events[number].update(columns)
 
 
-def test_durations_weights_and_share() -> None:
-    trace = Nested()
-    kernel(trace, trace.kernel(0, 10, "gemm"), blocks_per_sm=2.0, occupancy_percent=50.0)
-    kernel(trace, trace.kernel(20, 30, "gemm"), blocks_per_sm=6.0)
-    trace.kernel(60, 10, "relu")
-    trace.kernel(80, 500, "Memcpy HtoD", category="gpu_memcpy")
-    gemm, relu = kernels.table(base_of(trace.tables()))
-    assert (gemm.calls, gemm.total_ns, gemm.mean_ns, gemm.min_ns, gemm.max_ns) == (
-        2,
-        40 * US,
-        20 * US,
-        10 * US,
-        30 * US,
-    )
-    assert (gemm.share, relu.share) == (0.8, 0.2)
-    assert (gemm.blocks_per_sm, gemm.occupancy_pct) == (5, 12.5)  # what is missing counts as 0, as in the plugin
-    assert (relu.blocks_per_sm, relu.occupancy_pct, relu.operator, relu.place) == (None, None, None, None)
-    assert (gemm.device, gemm.grid, gemm.launch_delay_ns) == (0, None, None)
-
-
 def test_who_launched_a_kernel_and_how_long_it_waited() -> None:
     trace = Nested()
     layer = trace.python("train.py(4): layer")
@@ -60,21 +40,6 @@ def test_who_launched_a_kernel_and_how_long_it_waited() -> None:
     assert row.launch_delay_ns == (35 * US + 65 * US) / 2  # the replayed one waited for the graph, not for its launch
     by_launch = {one.operator: one.calls for one in kernels.table(base, by="launch")}
     assert by_launch == {"aten::mm": 1, "aten::bmm": 1, None: 1}
-
-
-def test_by_launch_configuration() -> None:
-    trace = Nested()
-    for number, (grid, block, registers, shared) in enumerate([(8, 64, 32, 0), (8, 64, 32, 0), (16, 64, 32, 1024)]):
-        made = trace.kernel(number * 20, 10, "k<1>(int)")
-        kernel(trace, made, blocks=grid, threads=block, registers=registers, shared_memory_bytes=shared)
-    base = base_of(trace.tables())
-    found = kernels.table(base, by="launch")
-    assert [(row.grid, row.block, row.registers, row.shared_memory_bytes, row.calls) for row in found] == [
-        (8, 64, 32, 0, 2),
-        (16, 64, 32, 1024, 1),
-    ]
-    assert {row.short_name for row in found} == {"k"}
-    assert len(kernels.table(base)) == 1
 
 
 def test_several_devices_and_spans() -> None:
@@ -140,17 +105,3 @@ def test_every_kernel_is_in_the_table_once(name: str) -> None:
             assert sum(row.share for row in by_name) == pytest.approx(1)
         for row in by_name:
             assert row.min_ns <= row.mean_ns <= row.max_ns
-
-
-@shared_traces.needs_traces
-@pytest.mark.parametrize(
-    ("name", "least"),
-    [
-        ("tracelens/h100/gaunernst_bert-small-uncased__1016001.json.gz", 0.5),
-        ("tracelens/b200/eager_trace.json.gz", 0.5),  # the plugin finds none on either
-        ("tracelens/mi300/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz", 0.4),
-    ],
-)
-def test_tensor_cores_of_newer_devices_are_seen(name: str, least: float) -> None:
-    found = kernels.table(base_of(shared_traces.run_of(name).tables))
-    assert sum(row.share for row in found if row.tensor_cores) > least

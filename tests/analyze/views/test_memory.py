@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import trace_memory
-from stepscope.analyze.views.memory_blocks import POINTS, pair, thinned
+from stepscope.analyze.views.memory_blocks import pair, thinned
 from stepscope.model.memory import MemoryCurve, MemoryOperator, MemoryView
-from tests.analyze.traces import BACK_THREAD, TRACE, US, Slices, tables
+from tests.analyze.traces import TRACE, US, Slices, tables
 from tests.builders import T0
 
 GPU, CPU = "cuda:0", "cpu"
@@ -79,15 +79,6 @@ def test_curve_and_peak():
     ]
 
 
-def test_the_peak_may_be_at_the_beginning():
-    recorded = Recorded(before=100)
-    recorded.add(-60, 1, 0xF)
-    recorded.add(50, 2, 0xA)
-    curve = curve_of(recorded.view())
-    assert curve.peak_allocated_bytes == curve.peak_before_bytes == 100
-    assert curve.peak_recorded_bytes == 0
-
-
 def test_a_release_that_was_not_seen():
     """The same address is allocated twice: the first block must have gone in between."""
     recorded = Recorded()
@@ -99,17 +90,6 @@ def test_a_release_that_was_not_seen():
     curve = curve_of(found)
     assert (curve.peak_allocated_bytes, curve.peak_recorded_bytes, curve.peak_before_bytes) == (40, 40, 0)
     assert (found.pairs, found.unpaired_allocations, found.unpaired_releases) == (1, 1, 0)
-
-
-def test_devices_do_not_mix():
-    recorded = Recorded()
-    recorded.add(40, 1, 0xA)
-    recorded.add(7, 2, 0xA, device=CPU)
-    recorded.add(-40, 3, 0xA)
-    found = recorded.view()
-    assert curve_of(found, CPU).peak_recorded_bytes == 7
-    assert curve_of(found).end_allocated_bytes == 0
-    assert (found.pairs, found.unpaired_allocations) == (1, 1)
 
 
 def test_reserved_that_is_always_0_is_not_known():
@@ -154,45 +134,6 @@ def test_operators_self_and_total():
     assert (linear.self_allocated_bytes, linear.self_increase_bytes) == (34, 32)
     # the inner linear counts once, not once more for the outer
     assert (linear.total_allocated_bytes, linear.total_increase_bytes) == (62, 60)
-
-
-def test_what_stood_at_the_peak_by_operator():
-    found = nested().view()
-    assert curve_of(found).peak_recorded_bytes == 63
-    at_peak = {name: row.at_peak_bytes for name, row in operators_of(found).items()}
-    assert at_peak == {None: 1, "aten::linear": 34, "aten::addmm": 20, "aten::empty": 8}
-
-
-def test_another_thread_does_not_count():
-    recorded = Recorded()
-    recorded.slices.add("cpu_op", "aten::mm", 0, 100)
-    recorded.slices.add("cpu_op", "aten::mul", 0, 100, track="1/2")
-    recorded.add(5, 10, 0x1, track="1/2")
-    recorded.add(6, 10, 0x2, track="1/3")
-    found = operators_of(recorded.view())
-    assert {name: row.self_allocated_bytes for name, row in found.items()} == {"aten::mul": 5, None: 6}
-
-
-def test_lines_of_the_user_and_of_the_backward_pass():
-    recorded = Recorded()
-    slices = recorded.slices
-    loss = slices.add("python_function", "train.py(12): loss", 0, 50, track="1/1")
-    forward = slices.add("cpu_op", "aten::mul", 10, 10, parent=loss, frame=loss, depth=1, sequence=3)
-    slices.add("cpu_op", "MulBackward0", 100, 20, track="1/2", forward_thread=BACK_THREAD, sequence=3, forward=forward)
-    recorded.add(100, 15, 0x1)
-    recorded.add(1_000, 30, 0x3)  # in the function, outside any operator
-    recorded.add(7, 110, 0x2, track="1/2")
-    recorded.add(-100, 120, 0x1, track="1/2")
-    recorded.add(3, 300, 0x4)
-    found = recorded.view()
-    lines = {row.place and (row.place.file, row.place.function): row for row in found.lines}
-    line, none = lines["/home/user/project/train.py", "loss"], lines[None]
-    assert (line.allocations, line.allocated_bytes, line.unreleased_bytes) == (3, 1_107, 1_007)
-    assert (none.allocations, none.allocated_bytes) == (1, 3)
-    assert curve_of(found).peak_recorded_bytes == 1_107
-    assert (line.at_peak_bytes, none.at_peak_bytes) == (1_107, 0)
-    assert line.standing_bytes is None
-    assert {block.operator for block in found.blocks} == {"aten::mul", "MulBackward0", None}
 
 
 def test_traces_of_2021_carry_no_addresses_and_no_totals():
@@ -315,15 +256,3 @@ def test_thinning_keeps_the_peaks(gaps: list[int], seed: int, points: int):
     assert int(levels.argmax()) in kept
     assert levels[kept].min() == levels.min()
     assert reserved[kept].max() == reserved.max()
-
-
-def test_a_long_curve_is_thinned():
-    recorded = Recorded()
-    for number in range(3_000):
-        recorded.add(1 if number != 1_777 else 10**6, number, number)
-        recorded.add(-recorded.rows[-1]["bytes"], number + 0.5, number)
-    curve = curve_of(recorded.view())
-    assert len(curve.times_ns) <= POINTS
-    assert max(level or 0 for level in curve.allocated_bytes) == 10**6
-    assert curve.times_ns[curve.allocated_bytes.index(10**6)] == curve.peak_time_ns
-    assert curve.events == 6_000

@@ -7,7 +7,6 @@ import json
 import pickle
 from array import array
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +22,7 @@ from stepscope.read.memory_recordings import read_memory_timeline
 from stepscope.read.memory_snapshot import read_memory_snapshot
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.analyze.traces import tables
-from tests.read.memory_files import FILE, ROUND, SEGMENT, START_US, Allocator, stack
+from tests.read.memory_files import FILE, ROUND, SEGMENT, Allocator, stack
 from tests.records import replace
 
 CODE = UserCode(["/home/me/project"], [FILE])
@@ -71,40 +70,6 @@ def used() -> Allocator:
     return allocator
 
 
-def test_history_and_peak(tmp_path: Path):
-    found = view_of(recording_of(used(), tmp_path))
-    curve = curve_of(found)
-    assert (curve.source, curve.worker, curve.device, curve.clock) == ("snapshot", "snapshot", "cuda:0", "epoch")
-    assert curve.allocated_bytes == (10_000, 11_000, 13_000, 13_300, 7_300, 6_300)
-    assert (curve.peak_allocated_bytes, curve.peak_recorded_bytes, curve.peak_before_bytes) == (13_300, 3_300, 10_000)
-    assert set(curve.reserved_bytes) == {SEGMENT}
-    assert curve.peak_time_ns == (START_US + 60) * 1_000
-    assert (found.pairs, found.unpaired_allocations, found.unpaired_releases) == (1, 2, 1)
-    assert found.notes == ()
-
-
-def test_lines_at_the_peak_and_now(tmp_path: Path):
-    found = view_of(recording_of(used(), tmp_path))
-    lines = {row.place: row for row in found.lines}
-    assert set(lines) == {place(1), place(11), place(12)}
-    assert (lines[place(11)].allocations, lines[place(11)].allocated_bytes) == (2, 1_300)
-    assert [lines[place(line)].at_peak_bytes for line in (11, 12, 1)] == [1_300, 2_000, 0]
-    assert [lines[place(line)].unreleased_bytes for line in (11, 12, 1)] == [300, 2_000, 0]
-    assert [lines[place(line)].standing_bytes for line in (11, 12, 1)] == [300, 2_000, 4_000]
-    assert all(row.exact for row in found.lines)
-
-
-def test_blocks(tmp_path: Path):
-    found = view_of(recording_of(used(), tmp_path))
-    rows = [(block.bytes, block.place, block.at_peak, block.allocated_ns is None) for block in found.blocks]
-    assert rows == [
-        (4_000, place(1), True, True),  # from before the history
-        (2_000, place(12), True, False),
-        (1_000, place(11), True, False),
-        (300, place(11), True, False),
-    ]
-
-
 def test_state(tmp_path: Path):
     allocator = used()
     pending = allocator.allocate(700, line=3)
@@ -150,18 +115,6 @@ def test_without_state_the_curve_is_relative(tmp_path: Path):
     assert {row.standing_bytes for row in found.lines} == {None}
 
 
-def test_history_without_times(tmp_path: Path):
-    allocator = used()
-    for event in allocator.events:
-        del event["time_us"]
-    found = view_of(recording_of(allocator, tmp_path))
-    curve = curve_of(found)
-    assert curve.clock == "order"
-    assert curve.peak_allocated_bytes == 13_300
-    assert {block.allocated_ns for block in found.blocks} == {None}
-    assert any("no times" in note for note in found.notes)
-
-
 def test_reserved_over_time(tmp_path: Path):
     allocator = Allocator()
     allocator.record()
@@ -185,16 +138,6 @@ def test_out_of_memory(tmp_path: Path):
     assert found.place == place(13)
     assert [frame.file for frame in found.frames] == [frame["filename"] for frame in stack(13)]
     assert found.time_ns == allocator.now_us * 1_000
-
-
-def test_an_unseen_release_frees_the_block(tmp_path: Path):
-    allocator = used()
-    allocator.events[:] = [event for event in allocator.events if event["size"] != 1_000 or event["action"] == "alloc"]
-    allocator.allocate(6_100, line=13)
-    again = allocator.allocate(900, line=14)
-    assert again == next(event["addr"] for event in allocator.events if event["size"] == 1_000)
-    curve = curve_of(view_of(recording_of(allocator, tmp_path)))
-    assert curve.allocated_bytes[-2:] == (13_400, 13_300)
 
 
 @pytest.mark.parametrize(
@@ -331,25 +274,6 @@ def test_damaged_snapshots_are_read_or_refused(
         parts = (state.in_use_bytes, state.rounding_bytes, state.pending_bytes, state.free_bytes)
         assert state.reserved_bytes == sum(parts)
         assert min(parts) >= 0
-
-
-def timeline_of(folder: Path, rows: Any) -> MemoryView:
-    path = folder / "t.json"
-    path.write_text(json.dumps(rows))
-    return view_of(*read_memory_timeline(path))
-
-
-def test_timeline(tmp_path: Path):
-    t = START_US * 1_000
-    rows = [[-1, 1, 100, 0], [t, 2, 50, 4], [t + 5, 3, -50, 4], [t + 5, 3, 50, 5], [t + 9, 4, -50, 5]]
-    curve = curve_of(timeline_of(tmp_path, rows))
-    assert (curve.source, curve.device, curve.relative) == ("timeline", "unknown", False)
-    assert curve.times_ns == (t, t + 5, t + 9)
-    assert curve.allocated_bytes == (150, 150, 100)  # the change of category at one moment is no dip
-    assert curve.by_category == {"parameter": (100, 100, 100), "activation": (50, 0, 0), "gradient": (0, 50, 0)}
-    assert (curve.peak_allocated_bytes, curve.peak_time_ns) == (150, t)
-    assert curve.peak_by_category == {"parameter": 100, "activation": 50, "gradient": 0}
-    assert curve.peak_recorded_bytes is curve.peak_reserved_bytes is None
 
 
 @needs_traces

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from stepscope.analyze.views import modules
 from stepscope.engine.module_calls import MAX_LEVELS
 from stepscope.model.views import ModuleNode, ModuleTree
-from tests.analyze.traces import tables
 from tests.analyze.views.module_traces import US, Nested, base_of
 
 
@@ -108,57 +107,6 @@ def test_a_trace_of_the_host_alone_has_no_device_times() -> None:
     assert us(node.backward_host_total_ns) == 5
 
 
-def test_what_a_backward_operator_runs_again_counts_as_a_call() -> None:
-    """Checkpointing runs modules in the backward pass; a backward pass of that one leads to the second call."""
-    trace = Nested()
-    net = trace.module("Net_0", 0, 20)
-    block = trace.module("Block_0", 5, 10, net)
-    checkpoint = trace.operator("CheckpointFunction", 6, 8, block)
-    back = trace.backward("CheckpointFunctionBackward", 100, 60, checkpoint)
-    again = trace.module("Layer_0", 110, 20, back)
-    trace.backward("AddBackward0", 140, 10, trace.operator("aten::add", 115, 5, again), back)
-    nodes = by_path(tree_of(trace))
-    assert set(nodes) == {"Net_0", "Net_0/Block_0", "Layer_0"}
-    assert us(nodes["Layer_0"].host_total_ns) == 20
-    assert us(nodes["Layer_0"].backward_host_total_ns) == 10
-    assert us(nodes["Net_0/Block_0"].backward_host_total_ns) == 30
-
-
-def test_a_kernel_that_python_launches_belongs_to_the_module_around_it() -> None:
-    """A Triton kernel has no operator; what is known of others may be the operator or the frame alone."""
-    trace = Nested()
-    net = trace.module("Net_0", 0, 20)
-    trace.launch("triton", 5, 3, trace.add("python_function", "triton.py(7): run", 4, 5, parent=net))
-    for number, known in enumerate((trace.operator("aten::mm", 10, 5, net), net)):
-        trace.launch("lost", 10, 10 ** (number + 1), None)
-        trace.links[-1] |= {"operator" if number == 0 else "frame": known, "state": "linked"}
-    found = tree_of(trace)
-    assert us(found.nodes[0].device_self_ns) == 113
-    assert found.unattributed_device_ns == 0
-
-
-def test_a_double_backward_pass_leads_back_to_the_forward_operator() -> None:
-    trace = Nested()
-    net = trace.module("Net_0", 0, 20)
-    first = trace.backward("MulBackward0", 30, 10, trace.operator("aten::mul", 5, 5, net))
-    inner = trace.operator("aten::mul", 31, 5, first)
-    trace.backward("MulBackward0", 50, 7, inner)
-    (node,) = tree_of(trace).nodes
-    assert us(node.backward_host_total_ns) == 17
-
-
-def test_a_module_that_calls_itself_is_a_node_each_time() -> None:
-    trace = Nested()
-    outer = trace.module("Tree_0", 0, 100)
-    trace.module("Tree_0", 10, 30, outer)
-    trace.module("Tree_0", 50, 40, outer)
-    nodes = by_path(tree_of(trace))
-    assert set(nodes) == {"Tree_0", "Tree_0/Tree_0"}
-    assert us(nodes["Tree_0"].host_total_ns) == 100
-    assert us(nodes["Tree_0/Tree_0"].host_total_ns) == 70
-    assert nodes["Tree_0/Tree_0"].calls == 2
-
-
 def test_endless_recursion_ends_at_the_deepest_level() -> None:
     trace = Nested()
     depth = MAX_LEVELS + 100
@@ -185,46 +133,6 @@ def test_the_instance_has_a_name(name: str, number: int | None, expected: tuple[
     trace.module(name, 0, 10, python_module=number)
     trace.module("Other_0", 10, 10, python_module=0)
     assert expected in [(node.name, node.module) for node in tree_of(trace).nodes]
-
-
-def test_longest_first_below_each_parent() -> None:
-    trace = Nested()
-    net = trace.module("Net_0", 0, 100)
-    for name, start, length in (("Short_0", 0, 10), ("Long_0", 10, 60), ("Middle_0", 80, 20)):
-        trace.module("Inner_0", start, length / 2, trace.module(name, start, length, net))
-    trace.module("Other_0", 100, 150)
-    paths = [node.path for node in tree_of(trace).nodes]
-    assert paths == [
-        "Other_0",
-        "Net_0",
-        *("Net_0/Long_0", "Net_0/Long_0/Inner_0"),
-        *("Net_0/Middle_0", "Net_0/Middle_0/Inner_0"),
-        *("Net_0/Short_0", "Net_0/Short_0/Inner_0"),
-    ]
-
-
-def test_spans_are_added_up_by_path() -> None:
-    traces = []
-    for number in (1, 2):
-        trace = Nested(trace=f"worker0.{number}00000000.pt.trace.json")
-        net = trace.module("Net_0", 0, 10 * number)
-        trace.launch("gemm", 5, 3, net)
-        if number == 2:
-            trace.module("Extra_0", 0, 5, net)
-        trace.tables()
-        traces.append(trace)
-    silent = Nested(trace="worker0.300000000.pt.trace.json")
-    silent.launch("elsewhere", 0, 1000, silent.operator("aten::mm", 0, 10))
-    base = base_of(tables(*traces, silent))
-    together = modules.tree(base)
-    assert together is not None
-    nodes = by_path(together)
-    assert us(nodes["Net_0"].host_total_ns) == 30
-    assert nodes["Net_0"].calls == 2
-    assert us(nodes["Net_0/Extra_0"].host_total_ns) == 5
-    assert us(together.device_ns) == 6  # a trace without modules has no part in it
-    alone = [modules.tree(base, span.ref) for span in base.spans]
-    assert [us(one.nodes[0].host_total_ns) if one else None for one in alone] == [10, 20, None]
 
 
 def test_without_modules_there_is_no_tree() -> None:

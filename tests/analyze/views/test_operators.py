@@ -103,14 +103,6 @@ def test_figures_of_a_step_with_the_line_and_its_share() -> None:
     assert loss.place.share == 256 * count / loss.calls
 
 
-def test_only_complete_steps_of_the_window_divide() -> None:
-    steps = steps_with_window()
-    trace = loop_trace(steps)
-    stray = {**trace.rows[2], "step": 12, "parent": None, "name": "aten::select", "category": "cpu_op"}
-    found = by_name(make_tables(steps=steps, events=[*trace.rows, *[stray] * 100]))
-    assert found["aten::select"].calls_per_step == 512
-
-
 @pytest.mark.parametrize(("operator", "annotation"), [("cpu_op", "user_annotation"), ("Operator", "Operator")])
 def test_a_foreign_trace_is_divided_by_its_own_step_marks(tmp_path: Path, operator: str, annotation: str) -> None:
     events: list[dict[str, Any]] = []
@@ -131,36 +123,6 @@ def test_without_steps_nothing_is_divided() -> None:
     rows = [{"name": "aten::mm", "category": "cpu_op", "step": None, "start_ns": number * MS} for number in range(5)]
     mm = by_name(make_tables(events=rows))["aten::mm"]
     assert (mm.calls, mm.calls_per_step, mm.host_self_ns_per_step, mm.host_total_ns_per_step) == (5, None, None, None)
-
-
-def test_work_on_parallel_streams_counts_once() -> None:
-    trace = Nested()
-    outer = trace.operator("aten::conv2d", 0, 100)
-    inner = trace.operator("aten::cudnn_convolution", 10, 50, outer)
-    trace.kernel(100, 100, "sm90_xmma_gemm_warpgroupsize1x1x1", below=inner, operator=inner)
-    trace.kernel(150, 100, below=inner, operator=inner)
-    trace.kernel(300, 10, "Memcpy HtoD", category="gpu_memcpy", below=outer, operator=outer)
-    trace.kernel(400, 1000)  # launched before the recording
-    found = rows(base_of(trace.tables()))
-    conv, cudnn = found["aten::conv2d"], found["aten::cudnn_convolution"]
-    assert (us(cudnn.device_self_sum_ns), us(cudnn.device_self_ns)) == (200, 150)
-    assert (us(conv.device_self_sum_ns), us(conv.device_self_ns)) == (10, 10)
-    assert (us(conv.device_total_sum_ns), us(conv.device_total_ns)) == (210, 160)
-    assert (cudnn.tensor_core_self_pct, cudnn.tensor_core_total_pct) == (50, 50)
-    assert conv.tensor_core_self_pct == 0
-    assert conv.tensor_core_total_pct == pytest.approx(100 * 100 / 210)
-
-
-def test_operators_around_an_eligible_one_are_eligible() -> None:
-    trace = Nested()
-    model = trace.operator("MyFunction", 0, 100)
-    trace.operator("aten::mm", 10, 20, model)
-    fused = trace.operator("custom::fused", 200, 10)
-    trace.kernel(300, 10, "nvjet_tst_64x64_64x16_2x1_v_bz_TNT", below=fused, operator=fused)
-    trace.operator("aten::relu", 400, 10)
-    found = rows(base_of(trace.tables()))
-    eligible = {name for name, row in found.items() if row.tensor_core_eligible}
-    assert eligible == {"MyFunction", "aten::mm", "custom::fused"}
 
 
 def test_calls_by_shapes_and_by_step() -> None:
@@ -214,23 +176,6 @@ def test_memory_belongs_to_the_innermost_operator_of_its_thread() -> None:
     assert (other.self_memory_bytes, other.self_device_memory_bytes) == (5, 0)
 
 
-def test_the_line_behind_an_operator_is_that_of_most_of_its_time() -> None:
-    trace = Nested()
-    cheap, dear = trace.python("train.py(5): loss"), trace.python("train.py(9): forward")
-    trace.operator("aten::mm", 0, 50, cheap, frame=cheap)
-    heavy = trace.operator("aten::mm", 60, 5, dear, frame=dear)
-    trace.kernel(100, 900, below=heavy, operator=heavy)
-    torch = trace.python("torch/optim/sgd.py(7): step")
-    trace.operator("aten::add_", 70, 5, torch, frame=torch)
-    found = rows(base_of(trace.tables()))
-    place = found["aten::mm"].place
-    assert place is not None
-    assert (basename(place.file), place.line, place.function) == ("train.py", 9, "forward")
-    assert not found["aten::mm"].place_exact
-    assert found["aten::mm"].has_call_stack
-    assert found["aten::add_"].place is None
-
-
 @pytest.mark.parametrize("call", ["Sequential", "relu"])
 def test_the_line_that_makes_a_module_is_not_the_one_that_calls_it(call: str) -> None:
     source = f"def main():\n    model = {call}(1)\n    for _ in range(9):\n        model(2)\n"
@@ -242,41 +187,6 @@ def test_the_line_that_makes_a_module_is_not_the_one_that_calls_it(call: str) ->
     row = rows(base_of(trace.tables(), {TRAIN: source}))["aten::mm"]
     assert row.place is not None
     assert (row.place.line, row.place_exact) == ((1, False) if call == "Sequential" else (2, True))
-
-
-def test_operators_of_the_backward_pass_get_the_line_of_their_forward_operator() -> None:
-    trace = Nested()
-    loop, layer = trace.python("train.py(1): <module>"), trace.python("train.py(30): layer")
-    forward = trace.operator("aten::mm", 0, 5, layer)
-    node = trace.backward("MmBackward0", 100, 50, forward, track="1/9")
-    trace.operator("aten::mm", 110, 20, node, track="1/9", forward_thread=1)
-    call_of = trace.backward("SumBackward0", 200, 10, None, loop)
-    trace.operator("aten::expand", 202, 3, call_of)
-    found = rows(base_of(trace.tables()))
-    lines = {name: row.place.line if row.place else None for name, row in found.items()}
-    assert lines["autograd::engine::evaluate_function: MmBackward0"] == 30
-    assert lines["aten::mm"] == 30
-    # without a forward operator the call of backward() is all there is
-    assert lines["aten::expand"] == 1
-    assert not found["autograd::engine::evaluate_function: MmBackward0"].has_call_stack
-
-
-def test_stacks_are_told_apart_and_summed() -> None:
-    trace = Nested()
-    main = trace.python("train.py(1): <module>")
-    layer = trace.python("torch/nn/modules/module.py(5): _call_impl", main)
-    block = trace.python("model.py(7): block", layer)
-    first = trace.operator("aten::mm", 0, 10, block)
-    trace.operator("aten::mm", 20, 10, block)
-    trace.operator("aten::mm", 40, 50, main)
-    trace.operator("aten::mm", 100, 5)
-    trace.kernel(300, 70, below=first, operator=first)
-    base = base_of(trace.tables())
-    found = operators.stacks(base, "aten::mm")
-    named = [([f"{basename(place.file)}:{place.line}" for place in stack.frames], stack.calls) for stack in found]
-    assert named == [(["model.py:7", "train.py:1"], 2), (["train.py:1"], 1)]
-    assert [(us(stack.host_self_ns), us(stack.device_self_ns)) for stack in found] == [(19, 70), (50, 0)]
-    assert operators.stacks(base, "aten::nothing") == ()
 
 
 def test_stacks_of_2021_come_from_the_operators_text() -> None:
@@ -304,24 +214,6 @@ def test_runtime_calls_of_2021_belong_to_the_operator_they_name() -> None:
     found = rows(base_of(trace.tables()))
     assert us(found["aten::inner"].host_self_ns) == 4
     assert us(found["aten::outer"].host_self_ns) == 90
-
-
-def test_several_spans_add_up() -> None:
-    made = []
-    for rank in range(2):
-        trace = Nested(rank=rank, trace=f"worker{rank}.pt.trace.json")
-        operator = trace.operator("aten::mm", 0, 10 + rank)
-        if rank:
-            trace.kernel(50, 20, below=operator, operator=operator)
-        made.append(trace)
-    base = base_of(tables(*made))
-    (row,) = operators.table(base)
-    assert (row.calls, us(row.host_total_ns), us(row.device_self_sum_ns), row.calls_per_step) == (2, 21, 20, None)
-    single = [operators.table(base, span=span.ref)[0] for span in base.spans]
-    assert [(one.calls, us(one.host_total_ns), us(one.device_self_sum_ns)) for one in single] == [
-        (1, 10, None),
-        (1, 11, 20),
-    ]
 
 
 SLICE = st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(0, 2), st.booleans())
@@ -417,15 +309,3 @@ def test_every_linked_slice_reaches_an_operator(name: str) -> None:
             if row.device_self_ns is not None:
                 assert 0 <= row.device_self_ns <= row.device_self_sum_ns <= row.device_total_sum_ns
                 assert row.device_self_ns <= row.device_total_ns <= row.device_total_sum_ns
-
-
-@shared_traces.needs_traces
-def test_a_trace_with_stacks_names_lines() -> None:
-    base = base_of(shared_traces.run_of("tracelens/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz").tables)
-    first = operators.table(base)[0]
-    assert first.place is not None
-    assert first.has_call_stack
-    stacks = operators.stacks(base, first.name)
-    assert stacks
-    assert sum(stack.calls for stack in stacks) <= first.calls
-    assert sum(stack.device_self_ns for stack in stacks) <= (first.device_self_sum_ns or 0)

@@ -14,7 +14,7 @@ from stepscope.analyze.views import overview
 from stepscope.model.views import DEVICE, HOST
 from tests.analyze.shared_traces import PRESENT, SHARED, files, needs_traces, run_of
 from tests.analyze.traces import US, Slices
-from tests.analyze.views.stepped import DATALOADER, check_sums, launched, overview_of, overviews_of, step, used
+from tests.analyze.views.stepped import DATALOADER, check_sums, launched, overview_of, overviews_of, step
 from tests.builders import T0
 
 ORACLE: dict[str, Any] = json.loads((SHARED / "oracles" / "tb_plugin.json").read_text()) if PRESENT else {}
@@ -81,77 +81,7 @@ def test_every_trace_sums_to_its_steps(name: str) -> None:
     assert found.has_steps == (context.tables.steps.height > 0)
 
 
-def test_rows_without_a_device_leave_its_parts_out() -> None:
-    trace = Slices()
-    trace.add("cpu_op", "aten::add", 0, 30)
-    rows = overview.plugin_rows(overview_of(trace, step(4, 0, 100)))
-    assert rows == {
-        "average_step_us": 100,
-        "partition_us": {"DataLoader": 0, "CPU Exec": 30, "Other": 70},
-        "partition_pct": {"DataLoader": 0.0, "CPU Exec": 30.0, "Other": 70.0},
-        "steps": [{"step": "4", "DataLoader": 0, "CPU Exec": 30, "Other": 70}],
-    }
-
-
 # ---------------------------------------------------------------------------------------- what the plugin got wrong
-
-
-def test_a_kernel_that_fills_the_step_leaves_nothing_for_others() -> None:
-    trace = Slices()
-    trace.add("cpu_op", "aten::mm", 0, 100)
-    launched(trace, 0, 0, 100)
-    (only,) = overview_of(trace, step(1, 0, 100)).steps
-    assert used(only.plugin_ns) == {"Kernel": 100}
-    assert used(only.parts_ns) == {"compute": 100}
-
-
-@pytest.mark.parametrize("category", ["Runtime", "cuda_runtime", "cuda_driver", "xpu_runtime", "mtia_runtime"])
-def test_runtime_calls_count_under_every_name_of_their_category(category: str) -> None:
-    trace = Slices()
-    trace.add(category, "cudaLaunchKernel", 10, 20)
-    trace.kernel(50, 10)
-    (only,) = overview_of(trace, step(1, 0, 100)).steps
-    assert used(only.plugin_ns) == {"Kernel": 10, "Runtime": 20, "Other": 70}
-
-
-def test_a_trace_of_devices_alone_is_one_step_of_its_own_length() -> None:
-    trace = Slices()
-    trace.kernel(10, 20)
-    trace.kernel(40, 5, "Memcpy HtoD (Pinned -> Device)", category="gpu_memcpy")
-    found = overview_of(trace)
-    assert not found.has_steps
-    (only,) = found.steps
-    assert (only.step, only.start_ns, only.wall_ns) == ("0", T0 + 10 * US, 35 * US)
-    assert used(only.plugin_ns) == {"Kernel": 20, "Memcpy": 5, "Other": 10}
-    assert used(only.parts_ns) == {"compute": 20, "exposed_copies": 5, "idle_unknown": 10}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)",  # FSDP: the operator is nccl:_all_gather_base
-        "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)",
-        "ncclDevKernel_SendRecv(ncclDevComm*, unsigned long, ncclWork*)",  # all_to_all, and send and receive
-    ],
-)
-def test_collectives_are_communication_whatever_called_them(name: str) -> None:
-    trace = Slices()
-    launched(trace, 0, 10, 40)
-    launched(trace, 1, 30, 50, name)
-    (only,) = overview_of(trace, step(1, 0, 100)).steps
-    assert only.plugin_ns["Kernel"] == 40 * US
-    assert only.plugin_ns["Communication"] == 30 * US
-    assert only.parts_ns["exposed_communication"] == 30 * US
-
-
-def test_loaders_count_where_new_writers_call_them_annotations() -> None:
-    trace = Slices()
-    trace.add("user_annotation", DATALOADER, 0, 40)
-    trace.add("cpu_op", "aten::stack", 10, 20)
-    launched(trace, 50, 51, 10)
-    (only,) = overview_of(trace, step(1, 0, 100)).steps
-    assert used(only.plugin_ns) == {"Kernel": 10, "Runtime": 1, "DataLoader": 40, "Other": 49}
-    assert only.parts_ns["idle_data"] == 40 * US
 
 
 # ---------------------------------------------------------------------------------------------------- steps
@@ -166,14 +96,6 @@ def test_a_step_lasts_until_its_work_is_done_on_the_device() -> None:
     windows = [((one.start_ns - T0) / US, one.wall_ns / US) for one in found.steps]
     assert windows == [(0, 150), (150, 50), (200, 100)]
     assert [one.step for one in found.steps] == ["1", "2", "3"]
-
-
-def test_the_first_step_begins_when_earlier_work_has_ended() -> None:
-    trace = Slices()
-    trace.kernel(-50, 80)
-    launched(trace, 10, 40, 10)
-    (only,) = overview_of(trace, step(1, 0, 100)).steps
-    assert ((only.start_ns - T0) / US, only.wall_ns / US) == (30, 70)
 
 
 def test_a_launch_across_the_end_of_a_step_belongs_to_none() -> None:
@@ -242,16 +164,6 @@ def test_figures_over_steps() -> None:
     assert kernel.share == pytest.approx(0.375)
     assert found.wall.share == 1
     assert found.parts["compute"] == kernel
-
-
-def test_traces_of_several_workers_stand_side_by_side() -> None:
-    traces = []
-    for rank in range(2):
-        trace = Slices(rank=rank, trace=f"worker{rank}.pt.trace.json")
-        trace.add("cpu_op", "aten::mm", 10, 20 + rank)
-        traces.append(trace)
-    found = overviews_of(*traces)
-    assert [(one.span.worker, one.wall.mean_ns / US) for one in found] == [("worker0", 20), ("worker1", 21)]
 
 
 # ------------------------------------------------------------------------------------------------- any trace

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analyze.views.kernels import eligible, plugin_tensor_cores
 from stepscope.analyze.views.kernels import uses_tensor_cores as uses
 
 TENSILE = "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_{}_SN_LDSB1_AFC1_ISA942_WG32_8_1"
@@ -94,25 +93,6 @@ def test_matrix_kernels_of_every_generation_count(name: str) -> None:
 @pytest.mark.parametrize("name", WITHOUT)
 def test_other_kernels_do_not_count(name: str) -> None:
     assert uses([name]) == [False]
-
-
-def test_products_in_full_precision_count_only_for_the_plugin() -> None:
-    name = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8_ffma_aligna4_execute_kernel__5x_cublas"
-    assert plugin_tensor_cores([name]) == [True]
-    assert uses([name]) == [False]
-
-
-def test_the_plugin_knows_nothing_newer_than_ampere() -> None:
-    newer = [name for family in ("hopper", "blackwell", "amd", "triton") for name in WITH[family]]
-    seen = plugin_tensor_cores(newer)
-    # Hopper's xmma bears the name that Ampere's had
-    assert [name for name, known in zip(newer, seen, strict=True) if known] == [WITH["hopper"][0]]
-
-
-def test_eligible_operators() -> None:
-    names = ["aten::mm", "aten::convolution_backward", "AddmmBackward0", "aten::relu"]
-    assert eligible(names) == [True, True, True, False]
-    assert eligible(["autograd::engine::evaluate_function: MmBackward0"]) == [True]
 
 
 def test_a_name_of_any_length_is_read() -> None:

@@ -9,57 +9,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.read.raw import Frame
+from stepscope.read.raw import Frame, StackSource
 from stepscope.read.stacks.collapsed import Austin, Collapsed, Tachyon
 from stepscope.read.stacks.sampled_files import open_stacks
-from stepscope.read.stacks.source import FileSource
 from tests.read.stack_text import read_all
 
 
-def opened(path: Path, text: str) -> FileSource:
+def opened(path: Path, text: str) -> StackSource:
     path.write_text(text)
     return open_stacks(path)
 
 
-def test_bare_names_keep_the_suffixes_of_their_writers(tmp_path: Path):
+def test_names_prefixes_and_equal_lines(tmp_path: Path):
     source = opened(
-        tmp_path / "x", "python-77;main;[libc.so.6];do_syscall_64_[k];irq_[i] 12\npython-77;main;run_[j] 3\n"
+        tmp_path / "x", "py-77;main;[libc.so.6];do_[k] 12\npy-77;run_[j] 3\npy-77;main;[libc.so.6];do_[k] 5\n"
     )
     parsed = read_all(source)
     assert source.format == "collapsed"
-    assert [([frame.function for frame in stack.frames], stack.samples) for stack in parsed.stacks] == [
-        (["python-77", "main", "[libc.so.6]", "do_syscall_64_[k]", "irq_[i]"], 12),
-        (["python-77", "main", "run_[j]"], 3),
+    assert [([frame.function for frame in stack.frames], stack.samples, stack.record) for stack in parsed.stacks] == [
+        (["py-77", "main", "[libc.so.6]", "do_[k]"], 17, 0),
+        (["py-77", "run_[j]"], 3, 1),
     ]
     assert {(stack.pids, stack.thread) for stack in parsed.stacks} == {((), None)}
     assert all(frame.file == "" and frame.line is None for stack in parsed.stacks for frame in stack.frames)
-
-
-def test_names_with_files_are_split(tmp_path: Path):
-    parsed = read_all(Collapsed(tmp_path / "none"))
-    assert parsed.stacks == []
-    (tmp_path / "x").write_text("main (a.py:3);f 12.6\n")
+    assert read_all(Collapsed(tmp_path / "none")).stacks == []
+    (tmp_path / "x").write_text('process 5:"python -c a;b --token abc";thread (6): M;main (a.py:3);f 12.6\n')
     (stack,) = read_all(Collapsed(tmp_path / "x")).stacks
+    assert stack[:3] == ((5,), "6", "M")
     assert (stack.frames, stack.samples) == ((Frame("main", "a.py", 3), Frame("f", "", None)), 13)
-
-
-def test_prefixes_of_py_spy_are_no_frames(tmp_path: Path):
-    (tmp_path / "x").write_text('process 5:"python -c a;b --token abc";thread (6): M;f;g 4\n')
-    (stack,) = read_all(Collapsed(tmp_path / "x")).stacks
-    assert (stack.pids, stack.thread, stack.thread_name) == ((5,), "6", "M")
-    assert [frame.function for frame in stack.frames] == ["f", "g"]
-
-
-def test_equal_lines_are_one_stack(tmp_path: Path):
-    parsed = read_all(opened(tmp_path / "x", "a;b 1\na;c 2\na;b 5\n"))
-    assert [(stack.samples, stack.record) for stack in parsed.stacks] == [(6, 0), (2, 1)]
 
 
 def test_pythons_own_sampler(tmp_path: Path):
     text = "tid:12100288;<frozen runpy>:_run_module_as_main:201;repro.py:hot_b:6;C:\\a b\\t.py:f:7 42\n"
-    text += "tid:7;a.py:<module>:1 3\n"
-    source = opened(tmp_path / "x", text)
-    first, second = read_all(source).stacks
+    first, second = read_all(opened(tmp_path / "x", text + "tid:7;a.py:<module>:1 3\n")).stacks
     assert (first.thread, first.samples, second.thread) == ("12100288", 42, "7")
     assert first.frames == (
         Frame("_run_module_as_main", "<frozen runpy>", 201),
@@ -104,14 +86,9 @@ def test_modes_of_austin(tmp_path: Path, mode: str, idle: bool | None, unit: str
     assert (source.idle, source.unit) == (idle, unit)
 
 
-def test_all_metrics_of_austin(tmp_path: Path):
-    source = opened(
-        tmp_path / "x", "# austin: 3.7.0\n# mode: full\nP1;T0:1;a.py:f:3 700,1,-4096\nP1;T0:1;a.py:f:3 300,0,8\n"
-    )
-    assert [stack.samples for stack in read_all(source).stacks] == [1000]
-
-
-def test_older_austin_without_header(tmp_path: Path):
+def test_all_metrics_of_austin_and_an_older_one(tmp_path: Path):
+    text = "# austin: 3.7.0\n# mode: full\nP1;T0:1;a.py:f:3 700,1,-4096\nP1;T0:1;a.py:f:3 300,0,8\n"
+    assert [stack.samples for stack in read_all(opened(tmp_path / "x", text)).stacks] == [1000]
     (stack,) = read_all(opened(tmp_path / "x", "P12;T0x7f45;a.py:f:3 100\n")).stacks
     assert (stack.pids, stack.thread) == ((12,), "0x7f45")
 

@@ -1,170 +1,219 @@
-"""The raw stack format: everything that is unescaped in it, damage, and real files."""
+"""py-spy's raw format: everything that is unescaped in it, damage, and real files."""
 
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.read.raw import Frame
+from stepscope.read.raw import Frame, FrameNames, Losses
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
-from tests.read.stack_text import Parsed, parse, read_all
+from tests.read.stack_text import Stack, parse, read_all
 
 SHARED = Path(__file__).parents[3] / ".." / "shared" / "traces" / "py_spy"
+HEAD = 'process 5:"python train.py";thread (5): MainThread;'
+F = Frame("f", "x.py", 1)
 
 
-def parse_text(text: str) -> Parsed:
-    return parse(text.splitlines(keepends=True))
-
-
-def one(text: str):
-    parsed = parse_text(text)
+def stacks(text: str) -> list[Stack]:
+    parsed = parse(text.split("\n"))
     assert (parsed.skipped_records, parsed.skipped_samples) == (0, 0)
-    assert len(parsed.stacks) == 1
-    return parsed.stacks[0]
+    return parsed.stacks
 
 
-def test_plain_record():
-    stack = one('process 7:"python train.py";thread (7): MainThread;<module> (train.py:70);main (train.py:64) 12\n')
-    assert stack.pids == (7,)
-    assert (stack.thread, stack.thread_name) == ("7", "MainThread")
-    assert stack.frames == (Frame("<module>", "train.py", 70), Frame("main", "train.py", 64))
-    assert stack.samples == 12
-
-
-def test_chain_of_processes_and_semicolons_in_command_lines():
-    stack = one(
-        'process 1:"torchrun";process 2:"python -c from m import a; a(fd=6) "q";x" --fork";'
-        "thread (0x7f21): Thread-1 (_serve);run (threading.py:982) 3\n"
-    )
-    assert stack.pids == (1, 2)
-    assert (stack.thread, stack.thread_name) == ("0x7f21", "Thread-1 (_serve)")
-    assert [frame.function for frame in stack.frames] == ["run"]
-
-
-def test_command_lines_are_not_kept():
-    parsed = parse_text('process 1:"train --api-key abc-secret";thread (1): MainThread;f (a.py:1) 1\n')
-    assert "secret" not in repr(parsed)
-
-
-def test_no_process_and_no_thread_prefix():
-    stack = one("<module> (a.py:1);f (a.py:2) 4\n")
-    assert (stack.pids, stack.thread, stack.samples) == ((), None, 4)
-    bare = one('process 5:"a; b";<module> (a.py:1) 4\n')
-    assert (bare.pids, len(bare.frames)) == ((5,), 1)
-
-
-def test_empty_stacks_are_kept():
-    assert one(" 59\n").frames == ()
-    stack = one('process 5:"a";thread (5): MainThread 77\n')
-    assert (stack.thread_name, stack.frames, stack.samples) == ("MainThread", (), 77)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # semicolons and quotes in command lines, and in a thread's name
+        (
+            'process 1:"python -c import a; b(fd=6) "q";x";process 2:"sh -c x; y";thread (3): name; of a thread;'
+            "f (x.py:1) 4\n",
+            [((1, 2), "3", "name; of a thread", (F,), 4)],
+        ),
+        # newlines in command lines, names and files
+        (
+            'process 5:"a\nb 7\nc";thread (5): my\nname;nl (/tmp/weird\nname.py:2) 3\n'
+            'process 5:"a\nb 7\nc";thread (5): my\nname;f (x.py:1) 4\n',
+            [((5,), "5", "my\nname", (Frame("nl", "/tmp/weird\nname.py", 2),), 3), ((5,), "5", "my\nname", (F,), 4)],
+        ),
+        (
+            "nl (/tmp/weird\nname.py:2) 3\nf (x.py:1) 4\n",
+            [((), None, None, (Frame("nl", "/tmp/weird\nname.py", 2),), 3), ((), None, None, (F,), 4)],
+        ),
+        ('process 5:"a; b";f (x.py:1) 4\n', [((5,), None, None, (F,), 4)]),
+        # stacks without Python frames
+        (" 59\n", [((), None, None, (), 59)]),
+        ('process 5:"a";thread (10355): MainThread 77\n', [((5,), "10355", "MainThread", (), 77)]),
+        # names of threads that come late or are odd, and hexadecimal ids
+        (
+            'process 5:"a";thread (0x7F02aB);f (x.py:1) 1\nprocess 5:"a";thread (0x7F02aB): T-1 (_serve);f (x.py:1) 2\n'
+            'process 5:"a";thread (7): "q"; (x)\n y 7;f (x.py:1) 3\n',
+            [
+                ((5,), "0x7F02aB", None, (F,), 1),
+                ((5,), "0x7F02aB", "T-1 (_serve)", (F,), 2),
+                ((5,), "7", '"q"; (x)\n y 7', (F,), 3),
+            ],
+        ),
+        # a native frame, and a large count
+        ("0x7f02 (?);f (x.py:1) 999999999999999\n", [((), None, None, (Frame("0x7f02", "?", None), F), 10**15 - 1)]),
+    ],
+)
+def test_what_is_not_escaped(text: str, expected: list[tuple[Any, ...]]):
+    assert [stack[:5] for stack in stacks(text)] == expected
 
 
 @pytest.mark.parametrize(
     ("text", "frame"),
     [
-        ("main (train.py:3)", Frame("main", "train.py", 3)),
         ("main (train.py)", Frame("main", "train.py", None)),
         ("main", Frame("main", "", None)),
+        ("<lambda> (<frozen importlib._bootstrap>:2)", Frame("<lambda>", "<frozen importlib._bootstrap>", 2)),
+        ("A.m.<locals>.<listcomp> (a.py:2)", Frame("A.m.<locals>.<listcomp>", "a.py", 2)),
         ("0x7f02422b6109 (libc.so.6)", Frame("0x7f02422b6109", "libc.so.6", None)),
+        ("at::{lambda()#7}::operator()(long) (c.so)", Frame("at::{lambda()#7}::operator()(long)", "c.so", None)),
+        ("f(int, (anonymous namespace)::X) (c.so)", Frame("f(int, (anonymous namespace)::X)", "c.so", None)),
         ("Q name with space; and (paren:3) (edge.py:9)", Frame("Q name with space; and (paren:3)", "edge.py", 9)),
         ("sem (/tmp/a;b/c d (e:f).py:2)", Frame("sem", "/tmp/a;b/c d (e:f).py", 2)),
-        ("spin (/home/u/odd (copy) dir/mod.py:4)", Frame("spin", "/home/u/odd (copy) dir/mod.py", 4)),
         ("cell (<ipython-input-3-abc; x>:2)", Frame("cell", "<ipython-input-3-abc; x>", 2)),
-        ("nl (/tmp/weird\nname.py:2)", Frame("nl", "/tmp/weird\nname.py", 2)),
-        ("f (C:\\a b\\t.py:12)", Frame("f", "C:\\a b\\t.py", 12)),
-        ("f(int, (anonymous namespace)::X) (c.so)", Frame("f(int, (anonymous namespace)::X)", "c.so", None)),
+        ("f (C:\\Users\\a b\\train (1).py:12)", Frame("f", "C:\\Users\\a b\\train (1).py", 12)),
+        ("step 12 of  3 (a b 4.py:5)", Frame("step 12 of  3", "a b 4.py", 5)),
         ("naïve (päck/mod.py:4)", Frame("naïve", "päck/mod.py", 4)),
         ("f (a.py:-1)", Frame("f", "a.py", -1)),
         ("f (odd).py:1)", Frame("f", "odd).py", 1)),
     ],
-)  # fmt: skip
-def test_frames(text: str, frame: Frame):
-    prefix = 'process 5:"a";thread (5): MainThread;<module> (x.py:1);'
-    assert one(f"{prefix}{text} 8\n").frames[1:] == (frame,)
+)
+def test_frames_are_read_from_the_right(text: str, frame: Frame):
+    assert stacks(f"{HEAD}<module> (x.py:1);{text} 8\n")[0].frames[1:] == (frame,)
 
 
-def test_thread_name_with_everything():
-    stack = one('process 5:"a";thread (6): my; thread\nname "q" 7;Thread._bootstrap (threading.py:1) 42\n')
-    assert stack.thread_name == 'my; thread\nname "q" 7'
-    assert (len(stack.frames), stack.samples) == (1, 42)
+FORK_SERVER = "python -B -c from multiprocessing.forkserver import main; main(8, 9, ['__main__'])"
 
 
-def test_newline_in_a_command_line_joins_records():
-    text = 'process 5:"a\nb 7\nc";thread (5): MainThread;f (x.py:1) 3\nprocess 5:"a\nb 7\nc";thread (5);g (x.py:2) 4\n'
-    parsed = parse_text(text)
-    assert [stack.samples for stack in parsed.stacks] == [3, 4]
-    assert parsed.skipped_records == 0
+def test_chains_of_processes_and_what_they_are():
+    source = PySpyRaw(Path("x"))
+    lines = [
+        'process 1:"/usr/bin/python3 /opt/bin/torchrun --nproc_per_node 2 t.py";thread (1): MainThread;r (run.py:1) 1',
+        'process 1:"/usr/bin/python3 /opt/bin/torchrun --nproc_per_node 2 t.py";process 2:"python -u --key abc-secret";'
+        "thread (2): MainThread;f (t.py:1) 2",
+        f'process 2:"python -u t.py";process 3:"{FORK_SERVER}";thread (3): MainThread;f (t.py:1) 3',
+        f'process 2:"python -u t.py";process 3:"{FORK_SERVER}";process 4:"{FORK_SERVER}";thread (4): M;f (t.py:1) 4',
+        'process 2:"python -u t.py";process 5:"python -c from multiprocessing.resource_tracker import main;main(5)";'
+        "thread (5): MainThread;f (t.py:1) 5",
+    ]
+    found = list(source.parse([lines], FrameNames(), Losses()))
+    assert [stack.pids for stack in found] == [(1,), (1, 2), (2, 3), (2, 3, 4), (2, 5)]
+    assert source.hints == {1: "launcher", 3: "helper", 4: "spawned", 5: "helper"}
+    assert "secret" not in repr(found)
 
 
-def test_cut_off_last_record_is_skipped_and_counted():
-    parsed = parse_text('process 5:"a";thread (5): M;f (x.py:1) 3\nprocess 5:"a";thread (5): M;f (x.p')
-    assert len(parsed.stacks) == 1
-    assert (parsed.skipped_records, parsed.skipped_samples) == (1, 0)
+def test_deep_stacks_and_hostile_parentheses():
+    (stack,) = stacks(f"{HEAD}{';'.join(['deep (edge.py:17)'] * 3000)} 1\n")
+    assert len(stack.frames) == 3000
+    assert len(stacks('process 1:"a";thread (1): M;' + " (" * 200_000 + ") 1\n")) == 1
 
 
-def test_unreadable_prefix_counts_its_samples():
-    parsed = parse_text('process 5:"never closed;f (x.py:1) 9\n')
-    assert parsed.stacks == []
-    assert (parsed.skipped_records, parsed.skipped_samples) == (1, 9)
+@pytest.mark.parametrize(
+    ("text", "samples", "skipped"),
+    [
+        (f"{HEAD}f (x.py:1) 3\n{HEAD}f (x.p", [3], (1, 0)),
+        ('process 5:"never closed;f (x.py:1) 9\n', [], (1, 9)),
+        ("f (a.py:1) " + "9" * 5000 + "\nf (a.py:1) 2\n", [2], (1, 0)),
+    ],
+)
+def test_damage_is_counted(text: str, samples: list[int], skipped: tuple[int, int]):
+    parsed = parse(text.split("\n"))
+    assert [stack.samples for stack in parsed.stacks] == samples
+    assert (parsed.skipped_records, parsed.skipped_samples) == skipped
 
 
-def test_absurd_counts_are_skipped():
-    parsed = parse_text("f (a.py:1) " + "9" * 5000 + "\nf (a.py:1) 2\n")
-    assert [stack.samples for stack in parsed.stacks] == [2]
-    assert parsed.skipped_records == 1
-
-
-def test_deep_stack():
-    deep = ";".join(["deep (edge.py:17)"] * 3000)
-    assert len(one(f"{deep} 1\n").frames) == 3000
-
-
-def test_hostile_parentheses_do_not_hang():
-    text = 'process 1:"a";thread (1): M;' + " (" * 200_000 + ") 1\n"
-    assert len(parse_text(text).stacks) == 1
-
-
-def test_bytes_that_are_no_text(tmp_path: Path):
+def test_bytes_of_files(tmp_path: Path):
     path = tmp_path / "stacks-0.raw"
-    path.write_bytes(b'process 1:"a";thread (1): \xff\xfe;f (/tmp/\xe9.py:1) 5\n')
+    path.write_bytes(b'\xef\xbb\xbfprocess 1:"a";thread (1): \xff\xfe;f (/tmp/\xe9.py:1) 5\r\n')
     (stack,) = read_all(PySpyRaw(path)).stacks
-    assert stack.thread_name == "\\xff\\xfe"
-    assert stack.frames[0].file == "/tmp/\\xe9.py"
-
-
-def test_absent_and_empty_files(tmp_path: Path):
-    (tmp_path / "empty.raw").write_bytes(b"")
-    for name in ("none.raw", "empty.raw"):
+    assert (stack.thread_name, stack.frames[0].file, stack.samples) == ("\\xff\\xfe", "/tmp/\\xe9.py", 5)
+    path.write_bytes(b"")
+    for name in ("none.raw", path.name):
         parsed = read_all(PySpyRaw(tmp_path / name))
         assert (parsed.stacks, dict(parsed.losses.counts)) == ([], {})
 
 
-pieces = st.sampled_from(
+PIECES = st.sampled_from(
     ["process 1:", '"', ";", "thread (1)", ": ", "Main", " (", ")", ":", "a.py", " 7", "\n", " ", "7", "é", "\udcff"]
 )
 
 
-@given(st.lists(st.one_of(pieces, st.text(max_size=5)), max_size=60).map("".join))
-def test_never_raises_and_loses_no_record(text: str):
-    parsed = parse_text(text)
+@given(st.lists(st.one_of(PIECES, st.text(max_size=5)), max_size=60).map("".join))
+def test_any_text_is_read_or_counted(text: str):
+    parsed = parse(text.splitlines(keepends=True))
     assert all(stack.samples >= 0 for stack in parsed.stacks)
-    for stack in parsed.stacks:
-        repr(stack).encode()  # storable text
+    repr(parsed.stacks).encode()  # storable text
     if re.search(r"\S", text):
         assert parsed.stacks or parsed.skipped_records
 
 
+FRAMES = ("<module> (train.py:3)", "f; g (/tmp/a;b.py:2)", "0x7f02 (?)", "h (a.py)", "bare", "é (ü.py:1)")
+COMMANDS = ("python train.py", "python -c import a; b(1)", 'sh "quoted"; x')
+
+
+@st.composite
+def files(draw: st.DrawFn) -> tuple[list[str], int]:
+    """Lines of a file, of which no two neighbours were damaged, and the sum of their counts."""
+    dialect = draw(st.sampled_from(["", "s", "t", "st"]))
+    lines: list[str] = []
+    total = 0
+    damaged = True  # the first line tells the dialect of a short file
+    for _ in range(draw(st.integers(1, 8))):
+        parts: list[str] = []
+        if "s" in dialect:
+            pids = draw(st.lists(st.integers(1, 99999), min_size=1, max_size=3))
+            parts += [f'process {pid}:"{draw(st.sampled_from(COMMANDS))}"' for pid in pids]
+        if "t" in dialect:
+            name = draw(st.sampled_from(["", ": MainThread", ": Thread-1 (_serve)", ": a; b"]))
+            parts.append(f"thread ({draw(st.sampled_from(['12', '0x7f']))}){name}")
+        text = ";".join(parts + draw(st.lists(st.sampled_from(FRAMES), max_size=5)))
+        damaged = not damaged and draw(st.booleans())
+        if damaged and text:
+            position = draw(st.integers(0, len(text) - 1))
+            more = draw(st.text('abc 1;:"()\\x00é\r', max_size=6))
+            text = text[:position] + more + text[position + draw(st.integers(0, 12)) :]
+        count = draw(st.integers(0, 10**15 - 1))
+        total += count
+        lines.append(f"{text} {count}")
+    return lines, total
+
+
+@given(files())
+def test_every_legible_count_is_kept_or_counted_as_skipped(file: tuple[list[str], int]):
+    lines, total = file
+    parsed = parse(lines)
+    assert sum(stack.samples for stack in parsed.stacks) + parsed.skipped_samples == total
+    assert len(parsed.stacks) + parsed.skipped_records <= len(lines)
+
+
+@given(files(), st.data())
+@settings(suppress_health_check=[HealthCheck.too_slow])
+def test_damaged_bytes_never_raise(file: tuple[list[str], int], data: st.DataObject):
+    content = bytearray("\n".join(file[0]).encode("utf-8", "surrogateescape") + b"\n")
+    for _ in range(data.draw(st.integers(1, 6))):
+        position = data.draw(st.integers(0, len(content)))
+        content[position : position + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=8))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x"
+        path.write_bytes(content)
+        repr(read_all(PySpyRaw(path)).stacks).encode()  # storable text
+
+
 @pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")
-@pytest.mark.parametrize("path", sorted(SHARED.glob("*.txt")), ids=lambda path: path.name)
-def test_real_files_add_up(path: Path):
-    with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        text = file.read()
-    parsed = parse(text.split("\n"))
-    own = sum(int(count) for count in re.findall(r"(?m) (\d+)$", text))
-    assert sum(stack.samples for stack in parsed.stacks) + parsed.skipped_samples == own
-    assert parsed.skipped_records == 0
-    assert all(line is None or line > 0 for stack in parsed.stacks for _, _, line in stack.frames)
+def test_real_files_add_up():
+    for path in sorted(SHARED.glob("*.txt")):
+        text = path.read_bytes().decode("utf-8", "surrogateescape")
+        parsed = parse(text.split("\n"))
+        own = sum(int(count) for count in re.findall(r"(?m) (\d+)$", text))
+        assert sum(stack.samples for stack in parsed.stacks) + parsed.skipped_samples == own, path
+        assert parsed.skipped_records == 0, path
+        assert all(line is None or line > 0 for stack in parsed.stacks for _, _, line in stack.frames), path

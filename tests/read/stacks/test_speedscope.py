@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.read.raw import Frame
+from stepscope.read.raw import Frame, StackSource
 from stepscope.read.stacks.sampled_files import open_stacks
-from stepscope.read.stacks.source import FileSource
 from stepscope.read.stacks.speedscope import Speedscope
 from tests.read.stack_text import Parsed, read_all
 
@@ -37,7 +36,7 @@ def evented(
     return {**profile, "events": listed, **more}
 
 
-def write(path: Path, *profiles: Any, frames: Any = FRAMES, **more: Any) -> FileSource:
+def write(path: Path, *profiles: Any, frames: Any = FRAMES, **more: Any) -> StackSource:
     file = {"$schema": "https://www.speedscope.app/file-format-schema.json", "shared": {"frames": frames}}
     path.write_text(json.dumps({**file, "profiles": profiles, **more}))
     return open_stacks(path)
@@ -47,33 +46,30 @@ def counts(parsed: Parsed) -> dict[tuple[Frame, ...], int]:
     return {stack.frames: stack.samples for stack in parsed.stacks}
 
 
-def test_equal_weights_of_time_are_samples_at_a_rate(tmp_path: Path):
-    source = write(tmp_path / "x", sampled([[0, 1], [0, 1], [0], []], [0.02] * 4))
+US = {"seconds": 1e6, "milliseconds": 1e3, "microseconds": 1.0, "nanoseconds": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("samples", "weights", "unit", "expected", "told"),
+    [
+        # equal weights of time are samples at a rate
+        ([[0, 1], [0, 1], [0], []], [0.02] * 4, "seconds", {(MAIN, F): 2, (MAIN,): 1, (): 1}, ("samples", 50.0, None)),
+        # others are microseconds
+        *(
+            ([[0], [1]], [3000, 9000], unit, {(MAIN,): 3000 * us, (F,): 9000 * us}, ("us", None, us * 1000))
+            for unit, us in US.items()
+        ),
+        ([[0], [1]], [4096, 8], "bytes", {(MAIN,): 4096, (F,): 8}, ("bytes", None, None)),
+        ([[0], [1]], [12, 1], "none", {(MAIN,): 12, (F,): 1}, ("samples", None, None)),
+        ([[0], [0]], [], "seconds", {(MAIN,): 2}, ("samples", None, None)),
+    ],
+)
+def test_weights(tmp_path: Path, samples: Any, weights: Any, unit: str, expected: Any, told: Any):
+    source = write(tmp_path / "x", sampled(samples, weights, unit))
     parsed = read_all(source)
-    assert counts(parsed) == {(MAIN, F): 2, (MAIN,): 1, (): 1}
-    assert (source.unit, source.rate_hz, source.wall_ns) == ("samples", pytest.approx(50.0), None)
+    assert counts(parsed) == expected
+    assert (source.unit, source.rate_hz, source.wall_ns) == pytest.approx(told)
     assert not parsed.losses.counts
-
-
-def test_other_weights_of_time_are_microseconds(tmp_path: Path):
-    source = write(tmp_path / "x", sampled([[0, 1], [0, 2], [0, 1]], [1.5, 2, 0.25], "milliseconds", endValue=3.75))
-    assert counts(read_all(source)) == {(MAIN, F): 1750, (MAIN, G): 2000}
-    assert (source.unit, source.rate_hz, source.wall_ns) == ("us", None, 3_750_000)
-
-
-@pytest.mark.parametrize(("unit", "factor"), [("seconds", 1e6), ("microseconds", 1.0), ("nanoseconds", 1e-3)])
-def test_units_of_time(tmp_path: Path, unit: str, factor: float):
-    source = write(tmp_path / "x", sampled([[0], [1]], [3000, 9000], unit))
-    assert counts(read_all(source)) == {(MAIN,): round(3000 * factor), (F,): round(9000 * factor)}
-
-
-def test_bytes_and_plain_counts(tmp_path: Path):
-    source = write(tmp_path / "x", sampled([[0], [1]], [4096, 8], "bytes"))
-    assert (counts(read_all(source)), source.unit) == ({(MAIN,): 4096, (F,): 8}, "bytes")
-    source = write(tmp_path / "y", sampled([[0], [1]], [12, 1], "none"))
-    assert (counts(read_all(source)), source.unit) == ({(MAIN,): 12, (F,): 1}, "samples")
-    source = write(tmp_path / "z", sampled([[0], [0]], []))
-    assert (counts(read_all(source)), source.unit, source.rate_hz) == ({(MAIN,): 2}, "samples", None)
 
 
 def test_self_times_of_opened_and_closed_frames(tmp_path: Path):
@@ -83,9 +79,6 @@ def test_self_times_of_opened_and_closed_frames(tmp_path: Path):
     assert counts(parsed) == {(MAIN,): 3_500_000, (MAIN, F): 3_500_000, (G,): 1_000_000}
     assert (source.unit, source.wall_ns) == ("us", 10 * 10**9)
     assert not parsed.losses.counts
-
-
-def test_recursion_opens_a_frame_again(tmp_path: Path):
     events = [("O", 0, 0), ("O", 0, 1), ("C", 0, 3), ("C", 0, 10)]
     assert counts(read_all(write(tmp_path / "x", evented(events)))) == {(MAIN,): 8_000_000, (MAIN, MAIN): 2_000_000}
 
@@ -98,18 +91,14 @@ def test_events_out_of_order_are_counted(tmp_path: Path):
 
 
 def test_threads_by_the_names_of_profiles(tmp_path: Path):
-    names = (
-        'Process 14153 Thread 14153 "MainThread"',
-        'Process 14153 Thread 0x7f ""',
-        "Thread 77",
-        "odd \ud800 name",
-        5,
-    )
+    names = ('Process 14153 Thread 14153 "MainThread"', 'Process 14153 Thread 0x7f ""', "Thread 77", "odd \ud800", 5)
     profiles = [sampled([[0]], [0.01], name=name) for name in names]
     found = [(s.pids, s.thread, s.thread_name) for s in read_all(write(tmp_path / "x", *profiles)).stacks]
     assert found[:3] == [((14153,), "14153", "MainThread"), ((14153,), "0x7f", None), ((), "77", None)]
     assert len(found) == 5
     repr(found).encode()
+    (stack,) = read_all(write(tmp_path / "x", sampled([[0]], [0.01], name="train.py at 12:00"))).stacks
+    assert stack[:3] == ((), None, None)  # the only profile is of an unknown thread
 
 
 def test_processes_and_threads_that_stand_as_frames(tmp_path: Path):
@@ -126,20 +115,10 @@ def test_processes_and_threads_that_stand_as_frames(tmp_path: Path):
         ((8,), "9", "late"),
         ((8,), "9", "late"),
     ]
-    assert [[frame.function for frame in stack.frames] for stack in parsed.stacks] == [
-        ["f"],
-        ["f"],
-        ["f"],
-        ["f", "(process)"],
-        ["f"],
-    ]
+    functions = [[frame.function for frame in stack.frames] for stack in parsed.stacks]
+    assert functions == [["f"], ["f"], ["f"], ["f", "(process)"], ["f"]]
     assert source.hints == {7: "launcher"}
     assert "abc" not in repr(parsed)
-
-
-def test_the_only_profile_is_of_an_unknown_thread(tmp_path: Path):
-    (stack,) = read_all(write(tmp_path / "x", sampled([[0]], [0.01], name="train.py at 12:00"))).stacks
-    assert (stack.pids, stack.thread, stack.thread_name) == ((), None, None)
 
 
 def test_profiles_of_another_unit_are_left_out_and_counted(tmp_path: Path):
@@ -155,10 +134,10 @@ def test_samples_of_unknown_frames_and_bad_weights_are_counted(tmp_path: Path):
     assert (parsed.skipped_records, parsed.skipped_samples) == (6, 14)
 
 
-@pytest.mark.parametrize("frame", [{}, {"name": 3, "file": [], "line": "x"}, "text", None, 7])
-def test_odd_frames(tmp_path: Path, frame: Any):
-    (stack,) = read_all(write(tmp_path / "x", sampled([[0]], [0.01]), frames=[frame])).stacks
-    assert stack.frames == (Frame("?", "", None),)
+def test_odd_frames(tmp_path: Path):
+    frames: list[Any] = [{}, {"name": 3, "file": [], "line": "x"}, "text", None, 7]
+    (stack,) = read_all(write(tmp_path / "x", sampled([[0, 1, 2, 3, 4]], [0.01]), frames=frames)).stacks
+    assert stack.frames == (Frame("?", "", None),) * 5
 
 
 def test_profiles_that_are_none_cost_themselves(tmp_path: Path):
@@ -169,22 +148,12 @@ def test_profiles_that_are_none_cost_themselves(tmp_path: Path):
     assert parsed.skipped_records == 2
 
 
-def test_packed_and_with_any_name(tmp_path: Path):
-    write(tmp_path / "plain", sampled([[0]], [0.01]))
-    packed = tmp_path / "flamegraph.txt"
-    packed.write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
-    assert counts(read_all(open_stacks(packed))) == {(MAIN,): 1}
-
-
-def test_written_with_spaces_and_lines(tmp_path: Path):
+def test_written_in_other_ways(tmp_path: Path):
     file = {"shared": {"frames": FRAMES}, "profiles": [sampled([[0, 1], [0]], [3, 4], "none"), sampled([], [])]}
-    (tmp_path / "x").write_text(json.dumps(file, indent=8))
-    parsed = read_all(open_stacks(tmp_path / "x"))
+    (tmp_path / "flamegraph.txt").write_bytes(gzip.compress(json.dumps(file, indent=8).encode()))
+    parsed = read_all(open_stacks(tmp_path / "flamegraph.txt"))
     assert counts(parsed) == {(MAIN, F): 3, (MAIN,): 4}
     assert not parsed.losses.counts
-
-
-def test_the_tool_is_named(tmp_path: Path):
     assert write(tmp_path / "x", exporter="pyinstrument@5.1").tool == "pyinstrument"
     assert write(tmp_path / "y").tool == "speedscope"
 

@@ -36,10 +36,7 @@ def test_times_of_stacks(tmp_path: Path):
         (0, T0 + 500_000, T0 + 2_000_000),
     ]
     assert not run.losses.counts
-
-
-def test_absent_times(tmp_path: Path):
-    run = read_run(make_run_folder(tmp_path, stacks_raw=RAW))
+    run = read_run(make_run_folder(tmp_path / "without", stacks_raw=RAW))
     assert not run.hosts[0].segments[0].stretches.record
     assert not run.losses.counts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -60,15 +61,12 @@ def test_the_syncs_of_a_log_are_its_steps(tmp_path: Path) -> None:
     assert events(run, "counters")[0]["counters"] == {"MarkStep": 4}
 
 
-def test_a_log_whose_warnings_count_other_steps_has_none(tmp_path: Path) -> None:
-    run = read(tmp_path, debug__log=whole() + FREQUENT.format(20, 19))
+def test_a_log_without_steps_of_its_own(tmp_path: Path) -> None:
+    run = read(tmp_path, debug__log=whole() + FREQUENT.format(20, 19))  # its warnings count other steps
     assert counts(run, "compile", "step") == {None: 5}
     assert events(run, "counters")[0]["counters"] == {"MarkStep": 19}
-
-
-def test_a_log_without_executions_has_no_steps(tmp_path: Path) -> None:
     run = read(tmp_path, debug__log=analysis("Compilation", SYNC, "a") + analysis("Compilation", SYNC, "b"))
-    assert counts(run, "compile", "step") == {None: 2}
+    assert counts(run, "compile", "step") == {None: 2}  # without executions
 
 
 def test_warnings_are_told_once_with_their_repeats(tmp_path: Path) -> None:
@@ -114,27 +112,22 @@ def test_without_a_table_the_last_warning_counts_transfers(tmp_path: Path) -> No
     assert [(event["count"], event["line"]) for event in events(run, "transfer")] == [(29, None)]
 
 
-def test_lines_of_two_processes_may_be_mixed(tmp_path: Path) -> None:
-    one = analysis("Compilation", READ, "one").splitlines()
-    other = analysis("Compilation", SYNC, "other", SYNC_FRAMES).splitlines()
-    lines: list[str] = []
-    for at in range(max(len(one), len(other))):
-        lines += [*one[at : at + 1], "loss 1.5", *other[at : at + 1]]
-    run = read(tmp_path, debug__log="\n".join(lines))
-    assert [event["graph"] for event in events(run, "compile")] == ["one", "other"]
-    assert [event["cause_text"] for event in events(run, "compile")] == [READ, SYNC]
+ONE, OTHER = analysis("Compilation", READ, "one"), analysis("Compilation", SYNC, "other", SYNC_FRAMES)
+MIXED = [line for pair in zip_longest(ONE.split("\n"), OTHER.split("\n"), fillvalue="") for line in (*pair, "loss 1.5")]
+PACKAGES = ("f (/v/lib/python3.11/site-packages/a/b.py:1)", "g (/v/lib/python3.11/site-packages/c.py:2)")
 
 
-def test_an_analysis_that_is_cut_off_counts(tmp_path: Path) -> None:
-    text = analysis("Compilation", READ, "one") + analysis("Compilation", SYNC, "other")
-    run = read(tmp_path, debug__log=text[: text.rindex("Number of Graph Inputs")])
-    assert [(event["graph"], event["line"]) for event in events(run, "compile")] == [("one", 28), ("other", None)]
-
-
-def test_a_frame_of_a_package_is_nobodys_line(tmp_path: Path) -> None:
-    frames = ("f (/v/lib/python3.11/site-packages/a/b.py:1)", "g (/v/lib/python3.11/site-packages/c.py:2)")
-    run = read(tmp_path, debug__log=analysis("Compilation", READ, "one", frames))
-    assert [(event["file"], event["line"]) for event in events(run, "compile")] == [(None, None)]
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("\n".join(MIXED), [("one", READ, 28), ("other", SYNC, 29)]),  # lines of two processes
+        (ONE + OTHER[: OTHER.index("Number of Graph Inputs")], [("one", READ, 28), ("other", SYNC, None)]),  # cut off
+        (analysis("Compilation", READ, "one", PACKAGES), [("one", READ, None)]),  # a frame of a package is nobody's
+    ],
+)
+def test_analyses_in_any_state(tmp_path: Path, text: str, told: list[tuple[str, str, int | None]]) -> None:
+    run = read(tmp_path, debug__log=text)
+    assert [(event["graph"], event["cause_text"], event["line"]) for event in events(run, "compile")] == told
 
 
 # ------------------------------------------------------------------------------------------- with other files beside
@@ -162,12 +155,9 @@ def test_causes_join_the_steps_of_the_other_file_and_nothing_is_counted_twice(tm
     assert "debug.log" in source
 
 
-def test_compilations_after_the_last_step_are_kept(tmp_path: Path) -> None:
+def test_a_log_that_tells_more_or_fewer_causes_keeps_all_counts(tmp_path: Path) -> None:
     run = read(tmp_path, debug__log=whole(5), metrics__txt=metrics(4))
     assert counts(run, "compile", "step") == {0: 2, 1: 1, 2: 1, 3: 1, None: 1}
-
-
-def test_a_log_that_tells_fewer_causes_keeps_all_counts(tmp_path: Path) -> None:
     run = read(tmp_path, debug__log=whole(2), metrics__txt=metrics(4))
     assert counts(run, "compile", "step") == {0: 2, 1: 1, 2: 1, 3: 1}
     assert counts(run, "compile", "line") == {28: 1, 29: 2, None: 2}
@@ -210,13 +200,9 @@ def test_recorded_logs_hold_what_was_counted(name: str, compiles: int, execution
     texts = [event["text"] for event in events(run, "xla_warning")]
     assert ("pt-xla-profiler: CompileTime too frequent: 16 counts during 15 steps" in texts) is (name == "bad")
     assert bool(texts) is (name != "good")
-
-
-@pytest.mark.parametrize("name", ["good", "bad", "item", "fallback"])
-def test_recorded_sources_agree(name: str) -> None:
-    alone = [read_xla_files([recorded(f"{name}.{what}")]) for what in ("metricsfile.txt", "short.txt", "debug.log")]
+    alone = [read_xla_files([recorded(f"{name}.{what}")]) for what in ("metricsfile.txt", "short.txt")]
     together = read_xla_files([recorded(f"{name}.{what}") for what in ("metricsfile.txt", "short.txt", "debug.log")])
-    assert len({sum(counts(run, "compile", "line").values()) for run in [*alone, together]}) == 1
+    assert {sum(counts(one, "compile", "line").values()) for one in [*alone, together]} == {compiles}
     assert None not in counts(together, "compile", "line")
     assert None not in counts(together, "transfer", "line")
     assert sum(counts(together, "transfer", "line").values()) == sum(counts(alone[1], "transfer", "line").values())

@@ -139,21 +139,6 @@ def test_any_text_is_read_or_refused(
         assert event["duration_ns"] is None or event["duration_ns"] >= 0
 
 
-@settings(max_examples=60, deadline=None)
-@given(order=st.randoms(use_true_random=False))
-def test_shuffled_logs_never_raise(tmp_path_factory: pytest.TempPathFactory, order: object) -> None:
-    lines = [*LOG.splitlines(), *DEBUG.splitlines()]
-    order.shuffle(lines)  # type: ignore[attr-defined]
-    path = tmp_path_factory.mktemp("any") / "log.txt"
-    path.write_text("\n".join(lines))
-    if is_xla_file(path):
-        try:
-            run = read_xla_files([path])
-        except UnreadableInputError:
-            return
-        assert sum(event["count"] for event in events(run, "xla_executions")) <= 1
-
-
 def test_the_recorded_runs_together_are_refused() -> None:
     with pytest.raises(UnreadableInputError, match="one run at a time"):
         read_xla_files([recorded("good.stdout.txt").parent])

@@ -1,4 +1,4 @@
-"""A Dynamo of a few lines, and an agent to go with it: what the probe touches of both, without torch."""
+"""A Dynamo of a few lines: what the probe touches of it, without torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from stepscope.record.agent import frames
-from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.probes.compiles import LOGGER
 
 
@@ -80,38 +79,3 @@ class FakeDynamo:
 
     def _set_limit(self, size: int) -> None:
         self.utils._compilation_metrics = deque(self.utils._compilation_metrics, maxlen=size)
-
-
-class FakeAgent:
-    """The part of `Agent` the probe uses; `boundary` cuts a step, `of(kind)` are the events written."""
-
-    def __init__(self, faults: str | None = None) -> None:
-        self.errors: list[str] = []
-        self.guard = Guard(lambda probe, error: self.errors.append(f"{probe}: {error}"), faults)
-        self.clock = SimpleNamespace(now=time.time_ns)
-        self.step: int | None = 0
-        self.steps = SimpleNamespace(current_step=lambda: self.step)
-        self.written: list[dict[str, Any]] = []
-        self.events = SimpleNamespace(write=self._write)
-        self.last_compile_step: int | None = None
-        self.hooks: list[Callable[..., Any]] = []
-        self.finish_hooks: list[Callable[[], Any]] = []
-        self.after_compile: list[Callable[[], Any]] = []
-
-    def add_boundary_hook(self, hook: Callable[..., Any], probe: str) -> None:
-        self.hooks.append(self.guard.wrap(probe, hook))
-
-    def add_finish_hook(self, hook: Callable[[], Any], probe: str) -> None:
-        self.finish_hooks.append(self.guard.wrap(probe, hook))
-
-    def boundary(self) -> None:
-        row = SimpleNamespace(step=self.step, start_ns=17)
-        for hook in self.hooks:
-            hook(row, 18)
-        self.step = None if self.step is None else self.step + 1
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.written if event["kind"] == kind]
-
-    def _write(self, kind: str, time_ns: int | None = None, duration_ns: int | None = None, **fields: Any) -> None:
-        self.written.append(dict(fields, kind=kind, time_ns=time_ns, duration_ns=duration_ns))

@@ -21,6 +21,7 @@ class Loop:
         self.cutter.ask_use = lambda: self.compiled is False
         self.compiled = False  # no module can be heard
         self._ids = iter(range(1, 1_000_000))
+        self.made: dict[int, int] = {}  # loader -> its newest iterator
         if optimizers:
             self.cutter.optimizer_created()
 
@@ -37,9 +38,9 @@ class Loop:
     def spend(self, ms: float) -> None:
         self.now += int(ms * 1_000_000)
 
-    def iterate(self, loader: int, making_ms: float = 0) -> int:
-        iterator = next(self._ids)
-        self.cutter.loader_created(loader, iterator, self.now)
+    def iterate(self, loader: int, making_ms: float = 0, fetches_ahead: bool = False) -> int:
+        iterator = self.made[loader] = next(self._ids)
+        self.cutter.loader_created(loader, iterator, self.now, fetches_ahead)
         self.spend(making_ms)
         return iterator
 
@@ -89,17 +90,7 @@ class Loop:
         return self.rows
 
 
-def ms(value: int | None) -> float | None:
-    """Nanoseconds as milliseconds."""
-    return None if value is None else value / 1e6
-
-
-def walls(rows: list[StepRow]) -> list[float]:
-    return [row.wall_ns / 1e6 for row in rows]
-
-
 def phases(row: StepRow) -> tuple[float | None, ...]:
     """Data wait, forward, backward, optimizer, other in milliseconds."""
-    return tuple(
-        ms(value) for value in (row.data_wait_ns, row.forward_ns, row.backward_ns, row.optimizer_ns, row.other_ns)
-    )
+    parts = (row.data_wait_ns, row.forward_ns, row.backward_ns, row.optimizer_ns, row.other_ns)
+    return tuple(None if part is None else part / 1e6 for part in parts)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from stepscope.record.agent.probes import compiles
 from stepscope.record.agent.probes.compiles import ENTRIES_LIMIT, LOGGER, CompilesProbe
 
-from .fake_dynamo import FakeAgent, FakeDynamo
+from .fake_agent import FakeAgent
+from .fake_dynamo import FakeDynamo
 
 BACKEND = "torch.compile"
+CALLER = [("/home/user/train.py", 52, "main")]
+RESUMED = "torch_dynamo_resume_in_forward_at_"
 
 
 def installed(agent: Any) -> CompilesProbe:
@@ -221,6 +227,78 @@ def test_a_frame_given_up_is_one_graph_break_whoever_tells(monkeypatch: pytest.M
     agent.boundary()
     told = [(event["graph"], event.get("line"), event["reason"]) for event in agent.of("graph_break")]
     assert told == [("0/0", None, "Graph break in user code: line 9"), ("1/0", 9, "no")]
+
+
+def written(monkeypatch: pytest.MonkeyPatch, graph: str = "0/1", **fields: Any) -> dict[str, Any]:
+    """The event of an entry with these fields."""
+    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
+    dynamo.load()
+    installed(agent)
+    dynamo.compile_frame(graph, **fields)
+    agent.boundary()
+    return agent.of("compile")[0]
+
+
+def test_an_entry_of_another_shape_gives_nulls(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = written(monkeypatch)
+    # torch 2.6 has no id there
+    event = written(monkeypatch, "None", co_firstlineno="three", is_forward=None, co_name=None, has_guarded_code=1)
+    assert set(event) == set(known)
+    assert event["restarts"] == []
+    unknown = ("graph", "def_line", "is_forward", "direction", "function", "guarded", "fail_type", "runtime")
+    assert {event[name] for name in unknown} == {None}
+
+
+def test_texts_are_bounded_and_secrets_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    event = written(
+        monkeypatch,
+        recompile_reason="x" * 9_000,
+        fail_reason="token == 'hf_abcdefghijklmnopqrstuvwxyz'",
+        restart_reasons={f"reason {n}\nmore" for n in range(9)},
+    )
+    assert len(event["recompile_reason"]) == compiles.TEXT_LIMIT
+    assert event["fail_reason"] == "token == '***'"
+    assert event["restarts"] == [f"reason {n}" for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("function", "places", "called_by"),
+    [
+        ("forward", CALLER, (52, "main")),
+        (None, CALLER, (52, "main")),
+        ("forward", [], (None, None)),
+        # after the break in line 18, and after the one in line 20 of what followed
+        (RESUMED + "18", [("m.py", 18, "Net.forward"), *CALLER], (52, "main")),
+        (RESUMED + "20", [("m.py", 20, f"Net.{RESUMED}18"), ("m.py", 18, "Net.forward"), *CALLER], (52, "main")),
+        (RESUMED + "18", CALLER, (52, "main")),
+        # another function, called by what followed
+        ("helper", [("m.py", 20, f"Net.{RESUMED}18"), *CALLER], (20, "Net.forward")),
+    ],
+)
+def test_the_calling_line_is_the_one_that_called_the_users_function(
+    monkeypatch: pytest.MonkeyPatch, function: str | None, places: list[Any], called_by: tuple[int | None, str | None]
+) -> None:
+    monkeypatch.setattr(compiles, "user_places", lambda _skip, _most: places)
+    event = written(monkeypatch, co_name=function)
+    assert (event["call_line"], event["call_function"]) == called_by
+
+
+def test_the_start_is_on_our_clock_and_survives_a_wall_clock_that_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time_ns()
+    close = written(monkeypatch, start_time_us=now // 1_000 - 5_000_000)
+    assert abs(close["time_ns"] - (now - 5_000_000_000)) < 1_000_000_000
+    for shifted in ({"start_time_us": now // 1_000 + 10**12}, {"start_time_us": None}):
+        assert abs(written(monkeypatch, **shifted)["time_ns"] - now) < 10**10
+    assert written(monkeypatch, duration_us=None, start_time_us=2, end_time_us=5)["duration_ns"] == 3_000
+    assert written(monkeypatch, duration_us=None)["duration_ns"] is None
+
+
+def test_the_limit_has_another_name_in_older_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModuleType("torch._dynamo.config")
+    monkeypatch.setitem(sys.modules, "torch._dynamo.config", config)
+    for name, limit in (("unrelated", None), ("cache_size_limit", 8), ("recompile_limit", 4)):
+        setattr(config, name, limit)
+        assert written(monkeypatch)["limit"] == limit
 
 
 class Kept(logging.Handler):

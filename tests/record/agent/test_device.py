@@ -1,106 +1,219 @@
-"""Device time without a device: a fake torch.cuda that finishes events when told."""
+"""What a device is asked for, without one: a fake torch.cuda that finishes events when told. Time, and memory."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.segments import StepRow
-from stepscope.record.agent.step_readings import DeviceTimer
+from stepscope.record.agent.memory import MemoryLog, host_memory
+from stepscope.record.agent.step_readings import PENDING_LIMIT, DeviceTimer
+from tests.record.agent.fake_agent import FakeAgent, row
+from tests.record.agent.processes import run_script
 
-
-class FakeEvent:
-    reached = 0
-    made = 0
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-        FakeEvent.made += 1
-
-    def record(self) -> None:
-        self.at = FakeCuda.position
-
-    def query(self) -> bool:
-        return self.at <= FakeEvent.reached
-
-    def elapsed_time(self, later: FakeEvent) -> float:
-        return float(later.at - self.at)
+SECOND = 1_000_000_000
 
 
 class FakeCuda:
-    position = 0
-    capturing = False
-    initialised = True
-    Event = FakeEvent
+    """Every step moves it 10 ms on; `reached` is how far the device has come."""
 
-    @staticmethod
-    def is_initialized() -> bool:
-        return FakeCuda.initialised
+    def __init__(self) -> None:
+        self.position = self.reached = self.made = 0
+        self.capturing = False
 
-    @staticmethod
-    def is_current_stream_capturing() -> bool:
-        return FakeCuda.capturing
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    def Event(self, enable_timing: bool) -> Any:
+        assert enable_timing
+        self.made += 1
+        event = SimpleNamespace(elapsed_time=lambda later: float(later.at - event.at))
+        event.record = lambda: setattr(event, "at", self.position)
+        event.query = lambda: event.at <= self.reached
+        return event
 
 
 @pytest.fixture
-def timer(monkeypatch: pytest.MonkeyPatch) -> tuple[DeviceTimer, list[dict[str, Any]], SimpleNamespace]:
-    monkeypatch.setattr(FakeCuda, "position", 0)
-    monkeypatch.setattr(FakeCuda, "capturing", False)
-    monkeypatch.setattr(FakeEvent, "reached", 0)
-    fake = SimpleNamespace(cuda=FakeCuda, version=SimpleNamespace(cuda="12.4", hip=None))
-    monkeypatch.setitem(sys.modules, "torch", fake)
-    written: list[dict[str, Any]] = []
-    events = SimpleNamespace(write=lambda kind, **fields: written.append(dict(fields, kind=kind)))
-    faults: list[str] = []
-    agent = SimpleNamespace(guard=Guard(lambda *fault: faults.append(str(fault))), events=events, faults=faults)
-    agent.user_profiler_active = False
-    return DeviceTimer(agent.guard, events, lambda: agent.user_profiler_active), written, agent
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    found = FakeCuda()
+    version = SimpleNamespace(cuda="12.4", hip=None)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=found, version=version))
+    return found
 
 
-def step(timer: DeviceTimer, number: int) -> None:
-    FakeCuda.position += 10
-    timer.step_edge(StepRow(number, "train", 0, number * 100, 100, 1, 1, 1, 1, 1, None, 8, 1, 0, 0, "loader"))
+def timed(cuda: FakeCuda) -> tuple[FakeAgent, DeviceTimer, Any]:
+    agent: Any = FakeAgent()
+    timer = DeviceTimer(agent.guard, agent.events, lambda: agent.user_profiler_active)
+
+    def step(number: int) -> None:
+        cuda.position += 10
+        timer.step_edge(row(number, number * 100))
+
+    return agent, timer, step
 
 
-def test_a_steps_device_time_is_written_once_the_device_has_passed_it(timer: Any) -> None:
-    device, written, agent = timer
+def test_a_steps_device_time_is_written_once_the_device_has_passed_it(cuda: FakeCuda) -> None:
+    agent, timer, step = timed(cuda)
     for number in range(3):
-        step(device, number)
-    assert written == []
-    FakeEvent.reached = 20
-    step(device, 3)
-    assert written == [{"kind": "device_step", "step": 1, "device_ns": 10_000_000}]
-    FakeEvent.reached = 100
-    device.drain()
-    assert [event["step"] for event in written] == [1, 2, 3]
-    assert agent.faults == []
+        step(number)
+    assert agent.written == []
+    cuda.reached = 20
+    step(3)
+    assert [(event["step"], event["device_ns"]) for event in agent.of("device_step")] == [(1, 10_000_000)]
+    cuda.reached = 100
+    timer.drain()
+    assert [event["step"] for event in agent.written] == [1, 2, 3]
+    assert agent.errors == []
 
 
-def test_nothing_is_recorded_during_capture_or_under_the_users_profiler(timer: Any) -> None:
-    device, written, agent = timer
-    made = FakeEvent.made
-    FakeCuda.capturing = True
-    step(device, 0)
-    FakeCuda.capturing = False
-    agent.user_profiler_active = True
-    step(device, 1)
-    assert FakeEvent.made == made
+def test_nothing_is_recorded_during_capture_or_under_the_users_profiler(cuda: FakeCuda) -> None:
+    agent, timer, step = timed(cuda)
+    cuda.capturing = True
+    step(0)
+    cuda.capturing, agent.user_profiler_active = False, True
+    step(1)
+    assert cuda.made == 0
     agent.user_profiler_active = False
-    FakeEvent.reached = 1000
-    step(device, 2)
-    step(device, 3)
-    device.drain()
-    assert [event["step"] for event in written] == [3]  # the edge before step 2 was never recorded
+    cuda.reached = 1000
+    step(2)
+    step(3)
+    timer.drain()
+    assert [event["step"] for event in agent.written] == [3]  # the edge before step 2 was never recorded
 
 
-def test_a_device_far_behind_does_not_pile_up_events(timer: Any) -> None:
-    device, _written, agent = timer
-    made = FakeEvent.made
+def test_a_device_far_behind_does_not_pile_up_events(cuda: FakeCuda) -> None:
+    agent, _, step = timed(cuda)
     for number in range(2000):
-        step(device, number)
-    assert FakeEvent.made - made < 600
-    assert agent.faults == []
+        step(number)
+    assert cuda.made <= 2 * PENDING_LIMIT
+    assert agent.errors == []
+
+
+STATS = {
+    "allocated_bytes": {"all": {"current": 10, "peak": 20}, "small_pool": {"current": 1}},
+    "reserved_bytes": {"all": {"current": 30, "peak": 40}},
+    "num_alloc_retries": 2,
+    "num_ooms": 1,
+}
+USUAL: dict[str, Any] = {
+    "is_current_stream_capturing": lambda: False,
+    "current_device": lambda: 1,
+    "memory_stats_as_nested_dict": lambda _: STATS,
+    "mem_get_info": lambda _: (50, 100),
+    "get_device_properties": lambda _: SimpleNamespace(name="GPU"),
+    "get_per_process_memory_fraction": lambda _: 0.5,
+}
+TOLD = {
+    "device": "cuda:1",
+    "device_name": "GPU",
+    "free_bytes": 50,
+    "total_bytes": 100,
+    "allocated_bytes": 10,
+    "peak_allocated_bytes": 20,
+    "reserved_bytes": 30,
+    "peak_reserved_bytes": 40,
+    "retries": 2,
+    "out_of_memory": 1,
+    "fraction": 0.5,
+}
+
+
+def refuse(_: int) -> None:
+    raise RuntimeError("not supported by this allocator")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told", "errors"),
+    [
+        ({}, TOLD, 0),
+        # an older torch
+        (
+            {"memory_stats_as_nested_dict": lambda _: {}, "get_per_process_memory_fraction": None},
+            {name: TOLD[name] for name in ("device", "device_name", "free_bytes", "total_bytes")},
+            0,
+        ),
+        ({"is_current_stream_capturing": lambda: True}, {}, 0),
+        ({"memory_stats_as_nested_dict": refuse}, {}, 1),
+    ],
+)
+def test_what_torch_says_of_the_device(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], told: dict[str, Any], errors: int
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(**{**USUAL, **changes})))
+    agent: Any = FakeAgent(device=True)
+    agent.now = 0
+    log = MemoryLog(agent)
+    for second in range(1, 4):
+        log(row(7, second * SECOND - 100), second * SECOND)
+    assert len(agent.of("memory")) == 3
+    for event in agent.written:
+        own = ("kind", "time_ns", "duration_ns", "step", "private_bytes", "shared_bytes")
+        assert {name: value for name, value in event.items() if name not in own} == told
+        assert event["step"] == 7
+    assert len(agent.errors) == errors
+
+
+def test_a_reading_a_second_and_later_fewer_and_none_of_what_is_not_training() -> None:
+    agent: Any = FakeAgent()
+    agent.now = 0
+    log = MemoryLog(agent)
+    log(row(7, 0, kind="eval"), SECOND)
+    log(None, SECOND)
+    agent.own_profiler_active = True
+    log(row(7, 0), SECOND)
+    assert agent.written == []
+    agent.own_profiler_active = False
+    for tenth in range(1, 51):
+        log(row(7, 0), tenth * SECOND // 10)
+    assert len(agent.written) == 5
+    for second in range(200):
+        log(row(7, 0), (10_000 + second) * SECOND)
+    assert len(agent.written) == 5 + 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
+def test_what_the_host_holds_is_what_was_written_to() -> None:
+    before = host_memory()
+    block = bytearray(b"x" * (64 << 20))
+    after = host_memory()
+    assert after["private_bytes"] - before["private_bytes"] >= 0.9 * len(block)
+    assert after["shared_bytes"] >= 0
+
+
+SCRIPT = """\
+import contextlib
+import torch
+from plain_sgd import PlainSGD
+
+with contextlib.suppress(Exception):  # a torch without CUDA refuses; that it was asked is noted all the same
+    torch.cuda.set_per_process_memory_fraction(0.5)
+model = torch.nn.Linear(4, 4)
+optimizer = PlainSGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.process
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
+def test_a_recorded_process_tells_what_it_holds_and_the_fraction_it_was_given(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    outcome = run_script(tmp_path, script)
+    assert outcome.status == 0, outcome.stderr
+    first = outcome.events("memory")[0]
+    assert first["step"] == 1
+    assert first["private_bytes"] > 10 << 20
+    assert "device" not in first
+    (site,) = [event for event in outcome.events("site") if event["what"] == "set_per_process_memory_fraction"]
+    assert site["arguments"] == {"fraction": "0.5"}
+    assert site["line"] == 6
+    assert outcome.events("probe_error") == []

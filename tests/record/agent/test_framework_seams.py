@@ -30,8 +30,7 @@ class Recorded:
         self.events: list[dict[str, Any]] = []
         self.agent.journal.write_event = lambda record: bool(self.events.append(record))  # type: ignore[method-assign]
         self.rows: list[Any] = []
-        self.agent._at_row.add("test", self.rows.append)
-        self.agent._at_rows.add("test", self.rows.extend)
+        self.agent.journal.write_steps = self.rows.extend  # type: ignore[method-assign]
         self.evaluating: list[str] = []
         self.agent.steps.evaluation_start = lambda _now: self.evaluating.append("start")  # type: ignore[method-assign]
         self.agent.steps.evaluation_end = lambda _now: self.evaluating.append("end")  # type: ignore[method-assign]

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.model import STEP_COLUMNS
-from stepscope.record.agent.clock import Clock
-from stepscope.record.agent.config import parse
-from stepscope.record.agent.journal import BATCH_NS, EventLog, Journal, LineFile, claim_rank_folder, rank_identity
-from stepscope.record.agent.segments import StepRow
+from stepscope.record.agent.config import Clock, parse
+from stepscope.record.agent.journal import BATCH_NS, EventLog, Journal, LineFile, rank_identity
+from tests.record.agent.fake_agent import row
 
 
 def journal(folder: Path) -> Journal:
@@ -20,18 +19,14 @@ def journal(folder: Path) -> Journal:
     return Journal(str(folder), str(folder / "host-h"), Clock(5), lambda: {"pid": 1})
 
 
-def row(step: int, wall_ns: int, start_ns: int = 0) -> StepRow:
-    return StepRow(step, "train", None, start_ns, wall_ns, 1, 1, 1, 1, 1, None, None, 1, 0, 0, "loader")
-
-
 def test_nothing_is_made_before_the_first_row_and_early_events_are_kept(tmp_path: Path) -> None:
     written = journal(tmp_path)
     EventLog(written, Clock(0), lambda: None).write("site", what="DataLoader")
     assert list(tmp_path.glob("rank-*")) == []
-    written.write_step(row(0, BATCH_NS))
+    written.write_steps([row(0, 0, BATCH_NS)])
     lines = (tmp_path / "rank-0" / "steps.jsonl").read_text().splitlines()
     assert tuple(json.loads(lines[0])["columns"]) == STEP_COLUMNS
-    assert json.loads(lines[1])[:3] == [0, "train", None]
+    assert json.loads(lines[1])[:2] == [0, "train"]
     event = json.loads((tmp_path / "rank-0" / "events.jsonl").read_text())
     assert (event["kind"], event["what"], event["step"]) == ("site", "DataLoader", None)
     assert json.loads((tmp_path / "rank-0" / "rank.json").read_text())["clock"] == {"epoch_offset_ns": 5}
@@ -47,11 +42,11 @@ def test_short_steps_share_a_write_and_an_event_brings_them_along(tmp_path: Path
         return [json.loads(line)[0] for line in lines]
 
     for step in range(3):
-        written.write_step(row(step, BATCH_NS // 2, start_ns=step * BATCH_NS // 2))
+        written.write_steps([row(step, step * BATCH_NS // 2, BATCH_NS // 2)])
     assert rows_on_disk() == [0, 1]
     written.write_event({"kind": "mark"})
     assert rows_on_disk() == [0, 1, 2]
-    written.write_step(row(3, 1))
+    written.write_steps([row(3, 0, 1)])
     written.abandon()
     written.flush()
     assert rows_on_disk() == [0, 1, 2]
@@ -60,7 +55,7 @@ def test_short_steps_share_a_write_and_an_event_brings_them_along(tmp_path: Path
 def test_a_forked_child_never_writes_what_its_parent_holds(tmp_path: Path) -> None:
     written = journal(tmp_path)
     written.claim()
-    written.write_step(row(0, 1))
+    written.write_steps([row(0, 0, 1)])
     child = os.fork()
     if child == 0:  # before any hook of ours ran in it, as when the garbage collector strikes first
         written.write_event({"kind": "gc"})
@@ -68,34 +63,27 @@ def test_a_forked_child_never_writes_what_its_parent_holds(tmp_path: Path) -> No
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     written.flush()
+    assert [journal(tmp_path).claim() for _ in range(2)] == [True, True]  # taken: the next numbers
+    assert sorted(path.name for path in tmp_path.glob("rank-*")) == ["rank-0", "rank-0.2", "rank-0.3"]
     assert len((tmp_path / "rank-0" / "steps.jsonl").read_text().splitlines()) == 2
     assert (tmp_path / "rank-0" / "events.jsonl").exists() is False
-
-
-def test_a_taken_rank_gets_the_next_number(tmp_path: Path) -> None:
-    names = [os.path.basename(claim_rank_folder(str(tmp_path), 2) or "") for _ in range(3)]
-    assert names == ["rank-2", "rank-2.2", "rank-2.3"]
 
 
 def test_a_run_folder_that_cannot_be_written_is_given_up_in_silence(tmp_path: Path) -> None:
     gone = Journal(str(tmp_path / "gone"), str(tmp_path / "gone"), Clock(0), dict)
     assert not gone.claim()
-    gone.write_step(row(0, BATCH_NS))
-    assert not gone.write_event({"kind": "x"})
+    gone.write_steps([row(0, 0, BATCH_NS)])
+    gone.write_event({"kind": "x"})
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-def test_a_full_disk_ends_the_file_not_the_training() -> None:
-    file = LineFile("/dev/full", 1000)
-    assert not file.write("x")
-    assert not file.write("x")
-
-
-def test_a_file_stops_at_its_budget(tmp_path: Path) -> None:
-    file = LineFile(str(tmp_path / "x"), 10)
-    assert file.write("12345678")
-    assert not file.write("9")
-    assert file.full
+def test_a_full_disk_or_a_budget_ends_the_file_not_the_training(tmp_path: Path) -> None:
+    for path, limit in (("/dev/full", 1000), (str(tmp_path / "x"), 10)):
+        if os.path.exists(path) or limit == 10:
+            file = LineFile(path, limit)
+            assert file.write("12345678") == (limit == 10)
+            assert not file.write("9")
+            assert file.full == (limit == 10)
     assert (tmp_path / "x").read_text() == "12345678\n"
 
 

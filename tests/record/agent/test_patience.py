@@ -23,10 +23,6 @@ pytestmark = pytest.mark.torch
 STEPS = 4 * STEP_LIMIT
 
 
-def nothing() -> None:
-    """What most loops do beside training."""
-
-
 def in_region() -> None:
     with marks.region("augment"):
         pass
@@ -42,7 +38,8 @@ def run_loop(tmp_path: Path, inside: Callable[[], None], every_step: bool | None
     try:
         agent.add_step_listener(
             lambda row, _now: heard.append(row.step) if row is not None else None,
-            every_step=None if every_step is None else lambda: every_step,
+            "test",
+            None if every_step is None else lambda: every_step,
         )
         weight = torch.nn.Parameter(torch.zeros(1))
         optimizer = torch.optim.SGD([weight], lr=1e-3)
@@ -63,27 +60,20 @@ def run_loop(tmp_path: Path, inside: Callable[[], None], every_step: bool | None
 
 @pytest.mark.parametrize("every_step", [None, False])
 def test_listeners_hear_of_the_last_of_steps_cut_together(tmp_path: Path, every_step: bool | None) -> None:
-    heard = run_loop(tmp_path, nothing, every_step)
+    heard = run_loop(tmp_path, lambda: marks.mark("here"), every_step)
     assert heard == sorted(set(heard))
     assert STEPS // STEP_LIMIT <= len(heard) < STEPS
+    assert [event["step"] for event in read_events(tmp_path, "mark")] == list(range(STEPS))  # events know their step
 
 
-def test_a_listener_may_ask_for_every_step(tmp_path: Path) -> None:
-    assert run_loop(tmp_path, nothing, True) == list(range(STEPS))
-
-
-def test_the_step_limit_is_watched_at_every_step(tmp_path: Path) -> None:
-    assert run_loop(tmp_path, nothing, max_steps=7) == list(range(STEPS))
-    (limit,) = [event for event in read_events(tmp_path, "exit") if event["reason"] == "max_steps"]
+def test_steps_that_somebody_needs_are_cut_one_by_one(tmp_path: Path) -> None:
+    for number, (inside, every_step, config) in enumerate(
+        [(lambda: None, True, {}), (in_region, None, {}), (lambda: None, None, {"max_steps": 7})]
+    ):
+        run = tmp_path / str(number)
+        run.mkdir()
+        assert run_loop(run, inside, every_step, **config) == list(range(STEPS))
+    assert [event["step"] for event in read_events(tmp_path / "1", "region")] == list(range(STEPS))
+    (limit,) = [event for event in read_events(run, "exit") if event["reason"] == "max_steps"]
     assert limit["step"] is None
-    assert '"steps":7' in (tmp_path / "host" / "max-steps").read_text()
-
-
-def test_steps_with_regions_are_cut_one_by_one(tmp_path: Path) -> None:
-    assert run_loop(tmp_path, in_region) == list(range(STEPS))
-    assert [event["step"] for event in read_events(tmp_path, "region")] == list(range(STEPS))
-
-
-def test_events_name_the_step_they_happened_in(tmp_path: Path) -> None:
-    run_loop(tmp_path, lambda: marks.mark("here"))
-    assert [event["step"] for event in read_events(tmp_path, "mark")] == list(range(STEPS))
+    assert '"steps":7' in (run / "host" / "max-steps").read_text()

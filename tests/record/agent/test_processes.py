@@ -99,13 +99,3 @@ def test_warnings_and_tracebacks_name_the_same_lines_as_without_us(tmp_path: Pat
     assert "bad item" in without.stderr
     assert "reported to be 2" in without.stderr
     assert (with_us.status, with_us.stdout, with_us.stderr) == (without.status, without.stdout, without.stderr)
-
-
-@pytest.mark.thorough
-def test_compiled_code_has_the_same_graphs_and_breaks(tmp_path: Path) -> None:
-    with_us = run_script(tmp_path, "compiled.py")
-    without = run_script(tmp_path, "compiled.py", recorded=False)
-    assert json.loads(without.stdout)[0] >= 3
-    assert json.loads(with_us.stdout) == json.loads(without.stdout)
-    assert not with_us.events("probe_error")
-    assert len([step for step in with_us.steps() if step["fetches"]]) == 4

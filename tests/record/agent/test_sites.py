@@ -72,39 +72,23 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return found
 
 
-def loaders(outcome: Outcome) -> dict[int, dict[str, Any]]:
-    return {event["line"]: event for event in outcome.events("site") if event["what"] == "DataLoader"}
-
-
-def test_a_loader_that_is_iterated_leads_to_its_construction(outcome: Outcome) -> None:
-    sites = loaders(outcome)
-    iterated = [event["id"] for event in outcome.events("loader")]
-    assert iterated == [sites[14]["id"], sites[12]["id"]] * 2
+def test_constructions_lead_to_what_is_iterated(outcome: Outcome) -> None:
+    sites = {event["line"]: event for event in outcome.events("site") if event["what"] == "DataLoader"}
+    iterated = outcome.events("loader")
+    assert [event["id"] for event in iterated] == [sites[14]["id"], sites[12]["id"]] * 2
     assert len({site["id"] for site in sites.values()}) == 3
-
-
-def test_the_loader_of_a_framework_keeps_the_data_set_of_the_users(outcome: Outcome) -> None:
-    sites = loaders(outcome)
-    assert sites[14]["via"] == "accelerate/data_loader.py"
-    assert "via" not in sites[13]
+    assert {event["batch_size"] for event in iterated} == {4}  # of its sampler, where the loader has none
+    # the loader of a framework keeps the data set of the user's
+    assert (sites[14]["via"], "via" in sites[13]) == ("accelerate/data_loader.py", False)
     assert sites[13]["dataset"] == sites[14]["dataset"] != sites[12]["dataset"]
-
-
-def test_the_size_of_a_batch_comes_from_its_sampler_where_the_loader_has_none(outcome: Outcome) -> None:
-    assert {event["batch_size"] for event in outcome.events("loader")} == {4}
-
-
-def test_a_framework_that_is_imported_later_tells_its_settings(outcome: Outcome) -> None:
+    # a framework that is imported later tells its settings: where the user's own `__init__` is left for its code
     (told,) = [event for event in outcome.events("site") if event["what"] == "transformers.TrainingArguments"]
-    assert told["line"] == 8  # where its own `__init__` is left for the framework's code: a class of the user's
-
-
-def test_some_batches_say_what_a_worker_would_hand_over(outcome: Outcome) -> None:
+    assert told["line"] == 8
+    # some batches say what a worker would hand over: a few of each iterator, of 16
     looked = outcome.events("batch")
-    sites = loaders(outcome)
     assert {event["id"] for event in looked} == {sites[14]["id"], sites[12]["id"]}
     assert {(event["tensors"], event["bytes"]) for event in looked} == {(2, 4 * (3 + 1) * 4)}
-    assert len(looked) <= 3 * 4  # a few of each iterator, of 16 batches
+    assert len(looked) <= 3 * 4
     assert all(event["duration_ns"] > 0 for event in looked)
 
 
@@ -123,6 +107,7 @@ class Unread:
     [
         (torch.ones(8, 2), (1, 64, 0)),
         ([torch.ones(8), torch.ones(8)], (2, 64, 1)),
+        ([Unread()], (1, 64, 1)),
         ({"x": torch.ones(8), "name": ["ab", "cd"]}, (1, 36, 4)),
         ([[1] * 1000], (0, 0, 1002)),  # of many alike the first stand for all
         (None, (0, 0, 1)),
@@ -133,10 +118,6 @@ class Unread:
 )
 def test_tensors_bytes_and_objects_are_counted_without_reading(batch: Any, content: tuple[float, ...]) -> None:
     assert batch_content(batch) == content
-
-
-def test_a_tensor_is_asked_for_its_size_alone() -> None:
-    assert batch_content([Unread()]) == (1, 64, 1)
 
 
 def test_what_holds_itself_ends() -> None:

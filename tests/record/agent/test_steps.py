@@ -1,10 +1,356 @@
-"""Where steps are cut and what their phases hold, for every kind of loop: a fake clock, no torch."""
+"""Where steps are cut and what their phases hold, for every kind of loop: a fake clock, no torch.
+
+A scenario is a title, what happens, and the rows after the arrow. A word that happens may have a number (of a loader,
+an optimizer, a module, a line) and milliseconds after a colon; `3( ... )` does it three times, and `for1x3( ... )` is a
+loop over three batches of loader 1. A row is `T` (training) or `E` (evaluation), its milliseconds as the sum of data
+wait, forward, backward, optimizer and other (`-` where unknown), then fetches x samples.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from itertools import groupby
+
 import pytest
 
-from .loops import Loop, phases, walls
+from stepscope.record.agent.steps import StepRow
+
+from .loops import Loop, phases
+
+SCENARIOS = """
+a plain loop over a loader
+    2( for1x3( train wait:1.5 ) wait:500 )
+    -> 6*T11.5=2+3+4+1+1.5 1x8
+gradient accumulation is one step per update
+    iter1 2( 3( fetch1 fwd bwd ) fetch1 train ) stop1
+    -> 2*T37=8+12+16+1+0 4x32
+micro batches left over at the end of an epoch are a step of their own
+    2( iter1 3( fetch1 fwd bwd ) fetch1 train fetch1 fwd bwd stop1 wait:100 )
+    -> T37=8+12+16+1+0 4x32, T9=2+3+4+0+0 1x8, T37=8+12+16+1+0 4x32, T9=2+3+4+0+0 1x8
+an update after the loop belongs to the step the loop ended in
+    2( for1x3( fwd bwd ) opt )
+    -> 2*T28=6+9+12+1+0 3x24
+an overflow does not merge two iterations
+    iter1 fetch1 train 2( fetch1 fwd bwd skipped ) fetch1 train stop1
+    -> T10=2+3+4+1+0 1x8, 2*T9=2+3+4+0+0 1x8, T10=2+3+4+1+0 1x8
+a hand written update is cut by the fetch [no optimizer]
+    for1x3( fwd bwd wait:2 )
+    -> 3*T11=2+3+4+0+2 1x8
+an optimizer inside backward is a phase and the boundary stays the fetch
+    for1x3( fwd bwd_begin 2( wait:2 opt600 ) bwd_end )
+    -> 3*T11=2+3+4+2+0 1x8
+an optimizer inside backward without a loader
+    5( wait:2 fwd bwd_begin opt600 opt601 bwd_end )
+    -> T5=-+3+0+2+0 0x-, T7=-+-+0+2+5 0x-, 3*T7=2+3+0+2+0 0x-
+two optimizers on one batch are one step
+    for1x3( train500 train501 )
+    -> 3*T18=2+6+8+2+0 1x8
+two optimizers and two loaders are one step
+    iter1 iter2 4( fetch1 train500 fetch2:5 train501 ) stop1
+    -> 4*T23=7+6+8+2+0 1x8
+two optimizers without a loader are one step
+    6( wait:2 train500 train501 )
+    -> T16=-+6+8+2+0 0x-, T18=-+-+8+2+8 0x-, 4*T18=2+6+8+2+0 0x-
+no loader data wait is the gap before the first module
+    4( wait:7 train wait:0.5 )
+    -> T8=-+3+4+1+0 0x-, T15.5=-+-+4+1+10.5 0x-, 2*T15.5=7.5+3+4+1+0 0x-
+no loader and no module seen leaves data wait unknown
+    4( wait:7 bwd opt )
+    -> 3*T12=-+-+4+1+7 0x-
+lbfgs backward inside the optimizer is one step
+    for1x3( opt_begin 3( fwd bwd ) opt_end )
+    -> 3*T23=2+0+12+9+0 1x8
+nested optimizer steps count once
+    5( wait:2 fwd bwd opt_begin700 opt opt_end700 )
+    -> T8=-+3+4+1+0 0x-, T10=-+-+4+1+5 0x-, 3*T10=2+3+4+1+0 0x-
+inference only
+    for1x3( fwd wait:1 )
+    -> 3*E6=2+4+0+0+0 1x8
+leaving the loop by break ends the step there
+    iter1 2( fetch1 train ) dead1 wait:1000 for1x1( train )
+    -> 3*T10=2+3+4+1+0 1x8
+a peek at the first batch is no step
+    iter1 fetch1 dead1 wait:100 for1x2( train )
+    -> 2*T10=2+3+4+1+0 1x8
+many updates on one batch are steps
+    iter1 fetch1 200( train )
+    -> T13=2+6+4+1+0 1x8, 63*T8=0+3+4+1+0 0x-, T5=-+-+4+1+0 0x-, T8=-+-+4+1+3 0x-, 134*T8=0+3+4+1+0 0x-
+many updates on one batch are steps, the loader gone
+    iter1 fetch1 dead1 200( train )
+    -> 2*T8=-+-+4+1+3 0x-, 198*T8=0+3+4+1+0 0x-
+a loader that fetches one ahead
+    iter1 fetch1 3( fetch1 train ) stop1 train
+    -> T12=4+3+4+1+0 1x8, 2*T10=2+3+4+1+0 1x8, T8=0+3+4+1+0 1x8
+a silent optimizer falls back to the fetches
+    for1x100( fwd bwd wait:1 )
+    -> 100*T10=2+3+4+0+1 1x8
+the first update after undecided fetches merges them
+    iter1 2( 15( fetch1 fwd bwd ) fetch1 train ) stop1
+    -> 2*T145=32+48+64+1+0 16x128
+an optimizer that falls silent later
+    iter1 5( fetch1 train ) 195( fetch1 fwd bwd ) stop1
+    -> 5*T10=2+3+4+1+0 1x8, 195*T9=2+3+4+0+0 1x8
+the last step ends at its last signal
+    iter1 2( fetch1 train ) wait:5000
+    -> 2*T10=2+3+4+1+0 1x8
+an incomplete last step is dropped
+    iter1 fetch1 train fetch1 fwd bwd
+    -> T10=2+3+4+1+0 1x8
+an interruption closes what is complete and forgets the rest
+    iter1 2( fetch1 train ) interrupt wait:5000 bwd opt 2( fetch1 train )
+    -> 4*T10=2+3+4+1+0 1x8
+an optimizer that raised does not swallow the steps after it
+    iter1 fetch1 train fetch1 fwd bwd opt_begin wait:1 4( fetch1 train ) stop1
+    -> T10=2+3+4+1+0 1x8, T20=4+6+8+1+1 2x16, 3*T10=2+3+4+1+0 1x8
+validation in the middle of an epoch
+    iter1 2( 3( fetch1 train ) for2x2( fwd ) wait:50 ) stop1
+    -> 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8
+validation in the middle of an epoch, workers started
+    iter1 2( 3( fetch1 train ) iter2:800 2( fetch2 fwd ) stop2 wait:50 ) stop1
+    -> 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8
+an inner training loop cuts inside an outer loader
+    for1x2( for2x3( train ) )
+    -> T12=4+3+4+1+0 1x8, 2*T10=2+3+4+1+0 1x8, T12=4+3+4+1+0 1x8, 2*T10=2+3+4+1+0 1x8
+zipped loaders are one step and both waits count
+    iter1 iter2 3( fetch1 fetch2:6 train ) stop1 dead2
+    -> 3*T16=8+3+4+1+0 1x8
+a second loader that is restarted inside the step stays nested
+    iter2 iter1 2( fetch1 fetch2 train ) fetch1 stop2 iter2:1 fetch2 train fetch1 fetch2 train stop1
+    -> 2*T12=4+3+4+1+0 1x8, T13=4+3+4+1+1 1x8, T12=4+3+4+1+0 1x8
+tasks that take turns are steps of their own
+    iter1 iter2 4( fetch1 train fetch1 train fetch2 train )
+    -> 12*T10=2+3+4+1+0 1x8
+the first mark right after a boundary adds no step
+    4( train ) 4( train wait:0.1 profiler_step )
+    -> T8=-+3+4+1+0 0x-, T8=-+-+4+1+3 0x-, 3*T8=0+3+4+1+0 0x-, 3*T8.1=0+3+4+1+0.1 0x-
+user marks win over fetches
+    iter1 3( fetch1 train fetch1 train user ) stop1
+    -> 2*T10=2+3+4+1+0 1x8, 2*T20=4+6+8+2+0 2x16
+a weaker mark is ignored beside a stronger one
+    4( wait:2 train xla_sync wait:1 user )
+    -> T8=-+3+4+1+0 0x-, E1=-+-+0+0+1 0x-, 3*T11=2+3+4+1+1 0x-
+a mark at the top of the loop body
+    for1x4( user train )
+    -> T12=4+3+4+1+0 1x8, 2*T10=2+3+4+1+0 1x8, T8=0+3+4+1+0 0x-
+marks that stop coming are noticed
+    iter1 10( fetch1 train profiler_step ) 50( fetch1 train ) stop1
+    -> 60*T10=2+3+4+1+0 1x8
+evaluation between marked steps is cut by its fetches
+    iter1 3( fetch1 train user for2x2( fwd ) )
+    -> T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8,
+       2*E5=2+3+0+0+0 1x8
+marks alone without any hook are steps
+    user 3( wait:5 user )
+    -> 3*E5=-+-+0+0+5 0x-
+accelerate hands a batch out once the next is there [both]
+    2( ahead1 fetch1:10 4( fetch1:10 pass update ) stop1 pass update dead1 wait:100 )
+    -> T86=20+20+40+5+1 1x8, 3*T76=10+20+40+5+1 1x8, T66=0+20+40+5+1 1x8, T86=20+20+40+5+1 1x8,
+       3*T76=10+20+40+5+1 1x8, T66=0+20+40+5+1 1x8
+a loader that was thought to look ahead and does not [both]
+    ahead1 4( fetch1:10 pass update ) stop1
+    -> 4*T76=10+20+40+5+1 1x8
+trainer fetches the batches of an update first [both]
+    2( ahead1 5( fetch1:10 ) 4( pass ) update 4( fetch1:10 ) 4( pass ) update stop1 dead1 pass update )
+    -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, T66=0+20+40+5+1 1x8, T296=50+80+160+5+1 4x32,
+       T286=40+80+160+5+1 4x32, T65=0+20+40+5+0 1x8
+trainer fetches the batches of an update first, not known to look ahead [both]
+    2( iter1 5( fetch1:10 ) 4( pass ) update 4( fetch1:10 ) 4( pass ) update stop1 dead1 pass update )
+    -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, T66=0+20+40+5+1 1x8, T296=50+80+160+5+1 4x32,
+       T286=40+80+160+5+1 4x32, T65=0+20+40+5+0 1x8
+trainer with evaluation between updates [both]
+    ahead1 5( fetch1:10 ) 4( pass ) update 4( fetch1:10 ) 4( pass ) update ahead2 fetch2:10 2( fetch2:10 eval:20
+        ) stop2 eval:20 dead2 2( 4( fetch1:10 ) 4( pass ) update ) ahead2 fetch2:10 2( fetch2:10 eval:20 ) stop2
+        eval:20 dead2 4( fetch1:10 ) 4( pass ) update 3( fetch1:10 ) stop1 4( pass ) update ahead2 fetch2:10 2(
+        fetch2:10 eval:20 ) stop2 eval:20 dead2 dead1
+    -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8,
+       E20=0+20+0+0+0 1x8, 2*T286=40+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8, E20=0+20+0+0+0
+       1x8, T286=40+80+160+5+1 4x32, T276=30+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8,
+       E20=0+20+0+0+0 1x8
+trainer with evaluation between updates, nobody told that the last batch was used [compiled]
+    ahead1 5( fetch1:10 ) 4( pass ) update 4( fetch1:10 ) 4( pass ) update ahead2 fetch2:10 2( fetch2:10 eval:20
+        ) stop2 eval:20 2( 4( fetch1:10 ) 4( pass ) update ) ahead2 fetch2:10 2( fetch2:10 eval:20 ) stop2
+        eval:20 4( fetch1:10 ) 4( pass ) update 3( fetch1:10 ) stop1 4( pass ) update ahead2 fetch2:10 2(
+        fetch2:10 eval:20 ) stop2 eval:20 dead1
+    -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8,
+       E20=0+20+0+0+0 1x8, 2*T286=40+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8, E20=0+20+0+0+0
+       1x8, T286=40+80+160+5+1 4x32, T276=30+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8
+batches fetched together are trained on one after the other [both]
+    iter1 3( 2( fetch1:10 ) 2( pass ) update )
+    -> 2*T146=20+40+80+5+1 2x16, T145=20+40+80+5+0 2x16
+two batches are one pass s input [both]
+    iter1 4( 2( fetch1:10 ) pass update )
+    -> T86=20+20+40+5+1 1x8, T86=20+20+40+5+1 3x24, T86=20+20+40+5+1 2x16, T85=20+20+40+5+0 2x16
+accumulation as accelerate writes it [both]
+    2( ahead1 fetch1:10 fetch1:10 pass 2( fetch1:10 pass update fetch1:10 pass ) stop1 pass update dead1 )
+    -> T156=30+40+80+5+1 2x16, T146=20+40+80+5+1 2x16, T136=10+40+80+5+1 2x16, T156=30+40+80+5+1 2x16,
+       T146=20+40+80+5+1 2x16, T136=10+40+80+5+1 2x16
+a closure holds forward and backward [both]
+    for1x4:10( opt_begin closure1 opt_end wait:1 )
+    -> 4*T76=10+20+40+5+1 1x8
+a closure that is called several times [both]
+    3( opt_begin 4( closure1 ) opt_end wait:1 )
+    -> T260=-+80+160+20+0 0x-, 2*T261=-+80+160+20+1 0x-
+accumulation with a closure [both]
+    iter1 3( fetch1:10 pass wait:1 fetch1:10 opt_begin closure1 opt_end wait:1 ) stop1
+    -> 3*T147=20+40+80+5+2 2x16
+a sanity check and validation that end by count
+    iter2 2( fetch2:10 eval:20 ) iter1 dead2 3( fetch1:10 opt_begin closure1 opt_end wait:1 ) iter2 2( fetch2:10
+        eval:20 ) dead1 iter1 3( fetch1:10 opt_begin closure1 opt_end wait:1 ) iter2 2( fetch2:10 eval:20 )
+        dead2 dead1
+    -> 2*E30=10+20+0+0+0 1x8, 3*T76=10+20+40+5+1 1x8, 2*E30=10+20+0+0+0 1x8, 3*T76=10+20+40+5+1 1x8,
+       2*E30=10+20+0+0+0 1x8
+a loop over training data that does not train is evaluation
+    2( for1x3( train ) for1x3( eval:20 ) )
+    -> 3*T10=2+3+4+1+0 1x8, 3*E22=2+20+0+0+0 1x8, 3*T10=2+3+4+1+0 1x8, 3*E22=2+20+0+0+0 1x8
+endless loaders are validated between epochs
+    iter1 iter2 length1:4 2( 4( fetch1:10 pass update ) 12( fetch2:10 eval:20 ) )
+    -> 4*T76=10+20+40+5+1 1x8, 12*E30=10+20+0+0+0 1x8, 4*T76=10+20+40+5+1 1x8, 12*E30=10+20+0+0+0 1x8
+endless loaders are validated between epochs, compiled [compiled]
+    iter1 iter2 length1:4 2( 4( fetch1:10 pass update ) 12( fetch2:10 eval:20 ) )
+    -> 4*T76=10+20+40+5+1 1x8, 12*E30=10+20+0+0+0 1x8, 4*T76=10+20+40+5+1 1x8, 11*E30=10+20+0+0+0 1x8
+batches that are only looked through are no steps
+    for1x20( wait:1 ) iter1 fetch1 dead1 for1x3( train ) for1x20( wait:1 )
+    -> 3*T10=2+3+4+1+0 1x8
+a script that only looks through its loader has steps [no optimizer]
+    for1x3( wait:1 )
+    -> 3*E3=2+1+0+0+0 1x8
+a script that only looks through its loader has steps, many [no optimizer]
+    for1x300( wait:1 )
+    -> 300*E3=2+1+0+0+0 1x8
+a model that is tried on one batch first is no step
+    iter1 fetch1 fwd:20 dead1 for1x3( train )
+    -> 3*T10=2+3+4+1+0 1x8
+a batch fetched and not used before the loop is left is no step
+    iter2 5( fetch2 eval:20 ) fetch2 wait:0.1 dead2
+    -> 5*E22=2+20+0+0+0 1x8
+a framework that says it evaluates is believed [both]
+    2( for1x3( train ) eval_begin for2x2( wait:3 ) eval_end )
+    -> 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8
+updates by hand are cut by the next pass from the same line [no optimizer, both]
+    first7 wait:5 5( derive7 wait:5 )
+    -> T60=-+20+40+0+0 0x-, 5*T65=-+20+40+0+5 0x-
+gradients that are added up are one update by hand [no optimizer]
+    first7 2( added7 ) wait:5 3( derive7 2( added7 ) wait:5 )
+    -> T180=-+60+120+0+0 0x-, 3*T185=-+60+120+0+5 0x-
+two lines that take turns are one step by hand [no optimizer]
+    first7 wait:5 first8 wait:5 4( derive7 wait:5 derive8 wait:5 )
+    -> T125=-+40+80+0+5 0x-, 4*T130=-+40+80+0+10 0x-
+an evaluation between steps without a loader is no forward
+    6( eval:30 pass update )
+    -> T65=-+20+40+5+0 0x-, T96=-+-+40+5+51 0x-, 4*T96=-+20+40+5+31 0x-
+a teacher is forward
+    4( wait:2 eval901:30 pass update )
+    -> T65=-+20+40+5+0 0x-, T98=-+-+40+5+53 0x-, 2*T98=3+50+40+5+0 0x-
+"""
+
+
+def closure(loop: Loop, _number: int, _ms: float) -> None:
+    loop.cutter.closure_start(loop.now)
+    loop.forward(20)
+    loop.backward(40)
+    loop.cutter.closure_end(loop.now)
+    loop.spend(5)
+
+
+def derive(cleared: bool | None) -> Callable[[Loop, int, float], None]:
+    """A backward pass from a line, in a script whose parameters are changed by hand."""
+
+    def happen(loop: Loop, line: int, _ms: float) -> None:
+        loop.forward(20)
+        loop.cutter.backward_start(loop.now, line, cleared)
+        loop.spend(40)
+        loop.cutter.backward_end(loop.now)
+
+    return happen
+
+
+def mark(source: str) -> Callable[[Loop, int, float], None]:
+    return lambda loop, _number, _ms: loop.cutter.mark(source, loop.now)
+
+
+# word -> (what it does, the number and the milliseconds it has where none are given); iterators are named by loaders
+WORDS: dict[str, tuple[Callable[[Loop, int, float], object], int, float]] = {
+    "iter": (lambda loop, number, ms: loop.iterate(number, ms), 1, 0),
+    "ahead": (lambda loop, number, ms: loop.iterate(number, ms, fetches_ahead=True), 1, 0),
+    "length": (lambda loop, number, ms: loop.cutter.loader_length(loop.made[number], int(ms)), 1, 0),
+    "fetch": (lambda loop, number, ms: loop.fetch(loop.made[number], ms), 1, 2),
+    "stop": (lambda loop, number, ms: loop.stop(loop.made[number], ms), 1, 0),
+    "dead": (lambda loop, number, _: loop.dead(loop.made[number]), 1, 0),
+    "fwd": (lambda loop, number, ms: loop.forward(ms, True, number), 900, 3),
+    "eval": (lambda loop, number, ms: loop.forward(ms, False, number), 900, 3),
+    "bwd": (lambda loop, _, ms: loop.backward(ms), 0, 4),
+    "bwd_begin": (lambda loop, *_: loop.cutter.backward_start(loop.now), 0, 0),
+    "bwd_end": (lambda loop, *_: loop.cutter.backward_end(loop.now), 0, 0),
+    "opt": (lambda loop, number, ms: loop.step(number, ms), 500, 1),
+    "opt_begin": (lambda loop, number, _: loop.cutter.optimizer_start(number, loop.now), 500, 0),
+    "opt_end": (lambda loop, number, _: loop.cutter.optimizer_end(number, loop.now), 500, 0),
+    "train": (lambda loop, number, _: loop.train(number), 500, 0),
+    "pass": (lambda loop, *_: (loop.forward(20), loop.backward(40)), 0, 0),
+    "update": (lambda loop, number, _: (loop.step(number, 5), loop.spend(1)), 500, 0),
+    "closure": (closure, 0, 0),
+    "skipped": (lambda loop, number, _: loop.cutter.optimizer_skipped(number, loop.now), 500, 0),
+    "first": (derive(None), 7, 0),
+    "derive": (derive(True), 7, 0),
+    "added": (derive(False), 7, 0),
+    "eval_begin": (lambda loop, *_: loop.cutter.evaluation_start(loop.now), 0, 0),
+    "eval_end": (lambda loop, *_: loop.cutter.evaluation_end(loop.now), 0, 0),
+    "interrupt": (lambda loop, *_: loop.cutter.interrupt(loop.now), 0, 0),
+    "wait": (lambda loop, _, ms: loop.spend(ms), 0, 0),
+    **{source: (mark(source), 0, 0) for source in ("user", "profiler_step", "xla_sync")},
+}
+
+
+def happen(loop: Loop, words: list[str]) -> None:
+    """Do what the words say, up to a closing bracket."""
+    while words:
+        word = words.pop(0)
+        if word == ")":
+            return
+        if not word.endswith("("):
+            name, number, milliseconds = re.fullmatch(r"(\D+?)(\d*)(?::([\d.]+))?", word).groups()  # type: ignore[union-attr]
+            do, usual_number, usual_ms = WORDS[name]
+            do(loop, int(number or usual_number), float(milliseconds or usual_ms))
+            continue
+        loader, times, fetch_ms = re.fullmatch(r"(?:for(\d+)x)?(\d+)(?::(\d+))?\(", word).groups()  # type: ignore[union-attr]
+        iterator = loop.iterate(int(loader)) if loader else 0
+        inside = list(words)
+        for _ in range(int(times)):
+            words[:] = inside
+            if loader:
+                loop.fetch(iterator, float(fetch_ms or 2))
+            happen(loop, words)
+        if loader:
+            loop.stop(iterator)
+
+
+def shown(rows: list[StepRow]) -> str:
+    texts = []
+    for row in rows:
+        parts = "+".join("-" if part is None else f"{part:g}" for part in phases(row))
+        samples = "-" if row.samples is None else row.samples
+        texts.append(f"{'T' if row.kind == 'train' else 'E'}{row.wall_ns / 1e6:g}={parts} {row.fetches}x{samples}")
+    counted = [(len(list(same)), text) for text, same in groupby(texts)]
+    return ", ".join(text if count == 1 else f"{count}*{text}" for count, text in counted)
+
+
+def cases() -> list[object]:
+    made: list[object] = []
+    for title, flags, body in re.findall(r"^(\S[^\[\n]*?)(?: \[(.*)\])?\n((?: .*\n)+)", SCENARIOS, re.MULTILINE):
+        words, _, rows = (" ".join(part.split()) for part in body.partition("->"))
+        eager, compiled = "compiled" not in flags, "compiled" in flags or "both" in flags
+        for is_compiled in [False] * eager + [True] * compiled:
+            values = (words, rows, "no optimizer" not in flags, is_compiled)
+            made.append(pytest.param(*values, id=title + ", compiled" * is_compiled))
+    return made
+
+
+@pytest.mark.parametrize(("words", "rows", "optimizers", "compiled"), cases())
+def test_a_loop_is_cut_into_its_steps(words: str, rows: str, optimizers: bool, compiled: bool) -> None:
+    loop = Loop(optimizers)
+    loop.compiled = compiled
+    happen(loop, words.split())
+    assert shown(loop.finish()) == rows
 
 
 @pytest.fixture
@@ -12,332 +358,52 @@ def loop() -> Loop:
     return Loop()
 
 
-def test_a_plain_loop_over_a_loader(loop: Loop) -> None:
+def test_the_columns_of_a_plain_loop(loop: Loop) -> None:
     for _epoch in range(2):
         for _ in loop.batches(loader=1, count=3):
             loop.train()
-            loop.spend(1.5)  # logging
-        loop.spend(500)  # a checkpoint between the epochs is no step's cost
+        for _ in loop.batches(loader=2, count=1):
+            loop.forward(gradients=False)
     rows = loop.finish()
-    assert [row.step for row in rows] == list(range(6))
-    assert {row.kind for row in rows} == {"train"}
-    assert [row.epoch for row in rows] == [0, 0, 0, 1, 1, 1]
-    assert [row.first_batch for row in rows] == [1, 0, 0, 1, 0, 0]
-    assert [row.samples for row in rows] == [8] * 6
-    assert [row.fetches for row in rows] == [1] * 6
-    assert walls(rows) == [11.5] * 6
-    assert {phases(row) for row in rows} == {(2.0, 3.0, 4.0, 1.0, 1.5)}
-    assert {row.signal for row in rows} == {"loader"}
+    assert [row.step for row in rows] == list(range(8))
+    assert [row.epoch for row in rows] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [row.first_batch for row in rows] == [1, 0, 0, 1, 1, 0, 0, 1]
+    assert {row.signal for row in rows} <= {"loader", "end"}
 
 
-def test_gradient_accumulation_is_one_step_per_update(loop: Loop) -> None:
-    for number in loop.batches(1, 8):
-        loop.forward()
-        loop.backward()
-        if number % 4 == 3:
-            loop.step()
-    rows = loop.finish()
-    assert [(row.fetches, row.samples) for row in rows] == [(4, 32), (4, 32)]
-    assert walls(rows) == [4 * 9 + 1] * 2
-    assert phases(rows[0]) == (8.0, 12.0, 16.0, 1.0, 0.0)
+def test_an_iterator_may_go_on_to_its_next_epoch(loop: Loop) -> None:
+    happen(loop, ["iter1", "length1:4", "8(", "fetch1", "train", ")"])
+    assert [row.epoch for row in loop.finish()] == [0] * 4 + [1] * 4
 
 
-def test_micro_batches_left_over_at_the_end_of_an_epoch_are_a_step_of_their_own(loop: Loop) -> None:
-    for _epoch in range(2):
-        for number in loop.batches(1, 5):
-            loop.forward()
-            loop.backward()
-            if number % 4 == 3:
-                loop.step()
-        loop.spend(100)
-    rows = loop.finish()
-    assert [(row.fetches, row.signal) for row in rows] == [(4, "loader"), (1, "end")] * 2
-    assert walls(rows) == [37, 9] * 2
-
-
-def test_an_update_after_the_loop_belongs_to_the_step_the_loop_ended_in(loop: Loop) -> None:
-    for _epoch in range(2):
-        for _ in loop.batches(1, 3):
-            loop.forward()
-            loop.backward()
-        loop.step()
-    rows = loop.finish()
-    assert [row.fetches for row in rows] == [3, 3]
-    assert walls(rows) == [28, 28]
-
-
-def test_an_overflow_does_not_merge_two_iterations(loop: Loop) -> None:
-    for number in loop.batches(1, 4):
-        loop.forward()
-        loop.backward()
-        if number in (1, 2):
-            loop.cutter.optimizer_skipped(500, loop.now)
-        else:
-            loop.step()
-    assert walls(loop.finish()) == [10, 9, 9, 10]
-
-
-def test_a_hand_written_update_is_cut_by_the_fetch() -> None:
-    loop = Loop(optimizers=False)
-    for _ in loop.batches(1, 3):
-        loop.forward()
-        loop.backward()
-        loop.spend(2)  # parameter -= rate * gradient
-    rows = loop.finish()
-    assert walls(rows) == [11] * 3
-    assert phases(rows[1]) == (2.0, 3.0, 4.0, 0.0, 2.0)
-    assert rows[1].kind == "train"
-
-
-def test_an_optimizer_inside_backward_is_a_phase_and_the_boundary_stays_the_fetch(loop: Loop) -> None:
-    for _ in loop.batches(1, 3):
-        loop.forward()
-        loop.cutter.backward_start(loop.now)
-        for parameter in (600, 601):
-            loop.spend(2)
-            loop.step(parameter, ms=1)
-        loop.cutter.backward_end(loop.now)
-    rows = loop.finish()
-    assert walls(rows) == [11] * 3
-    assert phases(rows[0]) == (2.0, 3.0, 4.0, 2.0, 0.0)
-
-
-def test_an_optimizer_inside_backward_without_a_loader(loop: Loop) -> None:
-    for _ in range(5):
-        loop.spend(2)
-        loop.forward()
-        loop.cutter.backward_start(loop.now)
-        for parameter in (600, 601):
-            loop.step(parameter, ms=1)
-        loop.cutter.backward_end(loop.now)
-    rows = loop.finish()
-    assert walls(rows) == [5] + [7] * 4  # of the first one, what came before its first module was not seen
-    assert {(row.backward_ns, row.optimizer_ns) for row in rows} == {(0, 2_000_000)}
-
-
-def test_two_optimizers_on_one_batch_are_one_step(loop: Loop) -> None:
-    for _ in loop.batches(1, 3):
-        loop.train(optimizer=500)
-        loop.train(optimizer=501)
-    rows = loop.finish()
-    assert walls(rows) == [18] * 3
-    assert phases(rows[2]) == (2.0, 6.0, 8.0, 2.0, 0.0)
-
-
-def test_two_optimizers_and_two_loaders_are_one_step(loop: Loop) -> None:
-    first, second = loop.iterate(1), loop.iterate(2)
-    for _ in range(4):
-        loop.fetch(first)
-        loop.train(optimizer=500)
-        loop.fetch(second, ms=5)
-        loop.train(optimizer=501)
-    loop.stop(first)
-    rows = loop.finish()
-    assert walls(rows) == [23] * 4
-    assert phases(rows[1]) == (7.0, 6.0, 8.0, 2.0, 0.0)
-    assert [row.samples for row in rows] == [8] * 4
-
-
-def test_two_optimizers_without_a_loader_are_one_step(loop: Loop) -> None:
-    for _ in range(6):
-        loop.spend(2)
-        loop.train(optimizer=500)
-        loop.train(optimizer=501)
-    rows = loop.finish()
-    assert walls(rows) == [16] + [18] * 5
-    assert {row.signal for row in rows} <= {"optimizer", "end"}
-
-
-def test_no_loader_data_wait_is_the_gap_before_the_first_module(loop: Loop) -> None:
-    for _ in range(4):
-        loop.spend(7)
-        loop.train()
-        loop.spend(0.5)
-    rows = loop.finish()
-    assert walls(rows) == [8.0] + [15.5] * 3
-    assert phases(rows[0]) == (None, 3.0, 4.0, 1.0, 0.0)
-    assert phases(rows[2]) == (7.5, 3.0, 4.0, 1.0, 0.0)
-    assert rows[1].samples is None
-    assert rows[1].fetches == 0
-    assert rows[1].epoch is None
-
-
-def test_no_loader_and_no_module_seen_leaves_data_wait_unknown(loop: Loop) -> None:
-    for _ in range(4):
-        loop.spend(7)
-        loop.backward()
-        loop.step()
-    rows = loop.finish()
-    assert phases(rows[1]) == (None, None, 4.0, 1.0, 7.0)
-    assert walls(rows) == [12] * 3
-
-
-def test_lbfgs_backward_inside_the_optimizer_is_one_step(loop: Loop) -> None:
-    for _ in loop.batches(1, 3):
-        loop.cutter.optimizer_start(500, loop.now)
-        for _ in range(3):
-            loop.forward()
-            loop.backward()
-        loop.cutter.optimizer_end(500, loop.now)
-    rows = loop.finish()
-    assert walls(rows) == [23] * 3
-    assert phases(rows[0]) == (2.0, 0.0, 12.0, 9.0, 0.0)
-
-
-def test_nested_optimizer_steps_count_once(loop: Loop) -> None:
-    for _ in range(5):
-        loop.spend(2)
-        loop.forward()
-        loop.backward()
-        loop.cutter.optimizer_start(700, loop.now)
-        loop.step(500)
-        loop.cutter.optimizer_end(700, loop.now)
-    assert walls(loop.finish()) == [8] + [10] * 4
-
-
-def test_inference_only(loop: Loop) -> None:
-    for _ in loop.batches(1, 3):
-        loop.forward()
-        loop.spend(1)
-    rows = loop.finish()
-    assert [row.kind for row in rows] == ["eval"] * 3
-    assert phases(rows[1]) == (2.0, 4.0, 0.0, 0.0, 0.0)
-
-
-def test_leaving_the_loop_by_break_ends_the_step_there(loop: Loop) -> None:
-    iterator = loop.iterate(1)
-    for _ in range(2):
-        loop.fetch(iterator)
-        loop.train()
-    loop.dead(iterator)
-    loop.spend(1000)
-    for _ in loop.batches(1, 1):
-        loop.train()
-    assert walls(loop.finish()) == [10] * 3
-
-
-def test_a_peek_at_the_first_batch_is_no_step(loop: Loop) -> None:
-    peek = loop.iterate(1)
-    loop.fetch(peek)
-    loop.dead(peek)
-    loop.spend(100)
-    for _ in loop.batches(1, 2):
-        loop.train()
-    assert walls(loop.finish()) == [10, 10]
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_many_updates_on_one_batch_are_steps(loop: Loop, kept: bool) -> None:
-    iterator = loop.iterate(1)
-    loop.fetch(iterator)
-    if not kept:
-        loop.dead(iterator)
-    for _ in range(200):
-        loop.forward()
-        loop.backward()
-        loop.step()
-    rows = loop.finish()
-    assert 198 <= len(rows) <= 200
-    assert sum(wall != 8 for wall in walls(rows)) <= 3
-
-
-def test_a_loader_that_fetches_one_ahead(loop: Loop) -> None:
-    iterator = loop.iterate(1)
-    loop.fetch(iterator)
-    for _ in range(3):
-        loop.fetch(iterator)
-        loop.train()
-    loop.stop(iterator)
-    loop.train()
-    rows = loop.finish()
-    assert [(row.kind, row.fetches, row.samples) for row in rows] == [("train", 1, 8)] * 4
-    assert walls(rows) == [12, 10, 10, 8]
-
-
-def test_a_silent_optimizer_falls_back_to_the_fetches(loop: Loop) -> None:
-    for _ in loop.batches(1, 100):
-        loop.forward()
-        loop.backward()
-        loop.spend(1)
-    rows = loop.finish()
-    assert walls(rows) == [10] * 100
-    assert {row.signal for row in rows} == {"loader"}
-
-
-def test_the_first_update_after_undecided_fetches_merges_them(loop: Loop) -> None:
-    for number in loop.batches(1, 32):
-        loop.forward()
-        loop.backward()
-        if number % 16 == 15:
-            loop.step()
-    assert [row.fetches for row in loop.finish()] == [16, 16]
-
-
-def test_an_optimizer_that_falls_silent_later(loop: Loop) -> None:
-    for number in loop.batches(1, 200):
-        loop.forward()
-        loop.backward()
-        if number < 5:
-            loop.step()
-    rows = loop.finish()
-    assert len(rows) == 200
+@pytest.mark.parametrize(
+    ("words", "signals"),
+    [
+        ("iter1 3( fetch1 fwd bwd ) fetch1 train fetch1 fwd bwd stop1", ["loader", "end"]),
+        ("6( wait:2 train )", ["optimizer"] * 6),
+        ("iter1 3( fetch1 train fetch1 train user ) stop1", ["loader", "user", "user", "user"]),
+        ("4( wait:2 train xla_sync wait:1 user )", ["xla_sync", "user", "user", "user", "user"]),
+        ("iter1 2( fetch1 train profiler_step ) 50( fetch1 train ) stop1", ["profiler_step"] * 2 + ["loader"] * 50),
+    ],
+)
+def test_what_cut_a_step_is_said(loop: Loop, words: str, signals: list[str]) -> None:
+    happen(loop, words.split())
+    assert [row.signal for row in loop.finish()] == signals
 
 
 def test_time_in_listeners_is_in_no_step(loop: Loop) -> None:
     loop.listener_ms = 1000
-    for _ in loop.batches(1, 4):
-        loop.train()
+    happen(loop, ["for1x4(", "train", ")"])
     rows = loop.finish()
-    assert walls(rows) == [10] * 4
+    assert [row.wall_ns for row in rows] == [10_000_000] * 4
     assert rows[1].start_ns - rows[0].start_ns == 1010 * 1_000_000
 
 
-def test_listeners_hear_of_every_step_of_a_plain_loop_and_of_its_start(loop: Loop) -> None:
-    for _ in loop.batches(1, 3):
-        loop.train()
+def test_listeners_hear_of_every_step_and_of_a_loop_s_start(loop: Loop) -> None:
+    happen(loop, ["for1x3(", "train", ")"])
     assert [None if row is None else row.step for row in loop.live] == [None, 0, 1, 2]
-
-
-def test_listeners_hear_of_steps_without_a_loader(loop: Loop) -> None:
-    for _ in range(10):
-        loop.train()
-    assert [row.step for row in loop.live if row is not None][-3:] == [7, 8, 9]
-
-
-def test_the_last_step_ends_at_its_last_signal(loop: Loop) -> None:
-    iterator = loop.iterate(1)
-    for _ in range(2):
-        loop.fetch(iterator)
-        loop.train()
-    loop.spend(5000)  # plotting, waiting for the user
-    rows = loop.finish()
-    assert walls(rows) == [10, 10]
-    assert rows[-1].signal == "end"
-
-
-def test_an_incomplete_last_step_is_dropped(loop: Loop) -> None:
-    iterator = loop.iterate(1)
-    loop.fetch(iterator)
-    loop.train()
-    loop.fetch(iterator)
-    loop.forward()
-    loop.backward()
-    assert walls(loop.finish()) == [10]
-
-
-def test_an_interruption_closes_what_is_complete_and_forgets_the_rest(loop: Loop) -> None:
-    training = loop.iterate(1)
-    for _ in range(2):
-        loop.fetch(training)
-        loop.train()
-    loop.cutter.interrupt(loop.now)
-    loop.spend(5000)
-    loop.backward()  # the middle of a step nobody saw begin
-    loop.step()
-    for _ in range(2):
-        loop.fetch(training)
-        loop.train()
-    assert walls(loop.finish()) == [10] * 4
+    happen(loop, ["10(", "train", ")"])  # without a loader
+    assert [row.step for row in loop.live if row is not None][-3:] == [10, 11, 12]
 
 
 def test_the_window_flag_sticks_to_every_step_it_touches(loop: Loop) -> None:
@@ -348,16 +414,3 @@ def test_the_window_flag_sticks_to_every_step_it_touches(loop: Loop) -> None:
         if number == 2:
             loop.cutter.window(False)
     assert [row.in_window for row in loop.finish()] == [0, 1, 1, 0, 0]
-
-
-def test_an_optimizer_that_raised_does_not_swallow_the_steps_after_it(loop: Loop) -> None:
-    for number in loop.batches(1, 6):
-        loop.forward()
-        loop.backward()
-        if number == 1:
-            loop.cutter.optimizer_start(500, loop.now)  # out of memory, caught by the script
-            loop.spend(1)
-        else:
-            loop.step()
-    rows = loop.finish()
-    assert walls(rows)[:1] + walls(rows)[-3:] == [10] * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.record.agent import marks
 from stepscope.record.agent.window_session import apart
 from tests.record.agent.window_harness import CYCLES, read_events, read_steps, read_trace, recorded, train
 
@@ -22,7 +24,8 @@ def windows(run: Path) -> list[dict[str, Any]]:
     return read_events(run, "window")
 
 
-def test_a_window_is_a_readable_trace_with_stacks_and_shapes(tmp_path: Path) -> None:
+def test_a_window_is_a_readable_trace_and_its_steps_are_flagged(tmp_path: Path) -> None:
+    """torch assembles the trace on another thread, which has a heap of its own: nothing stays in the training's."""
     run = tmp_path / "run"
     with recorded(run, **CYCLES):
         train(8)
@@ -37,19 +40,17 @@ def test_a_window_is_a_readable_trace_with_stacks_and_shapes(tmp_path: Path) -> 
     assert [4, 8] in linear[0]["args"]["Input Dims"]
     assert not list((run / "rank-0").glob("*.tmp"))
 
-
-def test_what_a_window_leaves_behind_is_not_in_the_heap_of_the_training_thread(tmp_path: Path) -> None:
-    """torch assembles the trace on another thread, which has a heap of its own."""
-    run = tmp_path / "run"
-    with recorded(run, **CYCLES):
-        train(8)
-    (window,) = windows(run)
-    events = read_trace(run / "rank-0" / window["trace"])
     training = {e["tid"] for e in events if e.get("cat") == "cpu_op"}
     functions = [e["name"] for e in events if e.get("cat") == "python_function" and e["tid"] in training]
     assert any("_start_trace" in name for name in functions)
     assert any("apart" in name for name in functions)
     assert not any("__exit__" in name and "profiler" in name for name in functions)
+
+    steps = {step["step"]: step for step in read_steps(run)}
+    assert [number for number, step in steps.items() if step["in_window"]] == [2, 3, 4, 5, 6]
+    between = steps[7]["start_ns"] - (steps[6]["start_ns"] + steps[6]["wall_ns"])
+    assert window["stop_duration_ns"] > 0
+    assert between >= window["stop_duration_ns"] + window["export_duration_ns"]
 
 
 @pytest.mark.parametrize("of_main_thread", [True, False])
@@ -110,80 +111,54 @@ def test_a_profile_function_of_the_script_stays(tmp_path: Path) -> None:
 
 
 def test_regions_are_carried_into_the_trace(tmp_path: Path) -> None:
-    from stepscope.record.agent.marks import region
-
     run = tmp_path / "run"
 
     def mark_region(_index: int) -> None:
-        with region("augment"):
+        with marks.region("augment"):
             pass
 
     with recorded(run, **CYCLES):
         train(8, at=mark_region)
-    (window,) = windows(run)
-    events = read_trace(run / "rank-0" / window["trace"])
+    events = read_trace(run / "rank-0" / windows(run)[0]["trace"])
     assert sum(e.get("cat") == "user_annotation" and e["name"] == "augment" for e in events) == 4
 
 
-def test_steps_of_a_window_are_flagged_and_its_closing_is_in_none(tmp_path: Path) -> None:
+def fork(index: int) -> None:
+    if index == 5:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "evaluated", "at", "outcome", "words"),
+    [
+        ({}, 6, 0, None, ("kept", "low", 3), "the process ended"),
+        ({}, 3, 0, None, ("dropped", "low", 0), "ended"),
+        ({}, 5, 2, None, ("kept", "low", 2), "evaluation"),
+        ({}, 8, 0, fork, ("kept", "low", 2), "forked"),  # workers are not forked into a recording
+        ({"time_share": 0.0}, 20, 0, None, ("kept", "high", 4), "as scheduled"),  # a second one needs time
+        ({"byte_budget": 1000}, 20, 0, None, ("dropped", "high", 4), "byte budget"),
+    ],
+)
+def test_how_a_window_ends_and_what_becomes_of_it(
+    tmp_path: Path, settings: Any, steps: int, evaluated: int, at: Any, outcome: tuple[str, str, int], words: str
+) -> None:
     run = tmp_path / "run"
-    with recorded(run, **CYCLES):
-        train(8)
-    steps = read_steps(run)
-    assert [step["step"] for step in steps if step["in_window"]] == [2, 3, 4, 5, 6]
+    with recorded(run, **{**CYCLES, **settings}):
+        train(steps, at=at)
+        train(evaluated, backward=False)
     (window,) = windows(run)
-    last = next(step for step in steps if step["step"] == 6)
-    following = next(step for step in steps if step["step"] == 7)
-    between = following["start_ns"] - (last["start_ns"] + last["wall_ns"])
-    assert window["stop_duration_ns"] > 0
-    assert between >= window["stop_duration_ns"] + window["export_duration_ns"]
-
-
-def test_a_repeated_window_needs_time_in_the_budget(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with recorded(run, **{**CYCLES, "time_share": 0.0}):
-        train(20)
-    assert len(windows(run)) == 1
-    assert any("of the run's time" in event["reason"] for event in read_events(run, "window_skipped"))
-
-
-def test_a_trace_over_the_byte_budget_is_deleted_and_said(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with recorded(run, **{**CYCLES, "byte_budget": 1000}):
-        train(20)
-    (window,) = windows(run)
-    assert window["status"] == "dropped"
-    assert window["bytes"] > 1000
-    assert "byte budget" in window["reason"]
-    assert not list((run / "rank-0").glob("trace-*"))
-    assert read_events(run, "window_skipped")
-
-
-def test_a_window_open_at_the_end_is_kept_with_low_confidence(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with recorded(run, **CYCLES):
-        train(6)
-    (window,) = windows(run)
-    assert (window["status"], window["confidence"], window["steps"]) == ("kept", "low", 3)
-    assert read_trace(run / "rank-0" / window["trace"])
-
-
-def test_a_window_without_a_whole_step_is_dropped(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with recorded(run, **CYCLES):
-        train(3)
-    (window,) = windows(run)
-    assert (window["status"], window["trace"]) == ("dropped", None)
-
-
-def test_evaluation_ends_a_window(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with recorded(run, **CYCLES):
-        train(5)
-        train(2, backward=False)
-    (window,) = windows(run)
-    assert (window["status"], window["confidence"], window["steps"]) == ("kept", "low", 2)
-    assert "evaluation" in window["reason"]
+    assert (window["status"], window["confidence"], window["steps"]) == outcome
+    assert words in window["reason"]
+    kept = window["status"] == "kept"
+    assert [path.name for path in (run / "rank-0").glob("trace-*")] == ([window["trace"]] if kept else [])
+    assert not kept or read_trace(run / "rank-0" / window["trace"])
+    reasons = " ".join(event["reason"] for event in read_events(run, "window_skipped"))
+    assert ("of the run's time" in reasons) == ("time_share" in settings)
+    assert bool(reasons) == (bool(settings) or not kept)
+    assert "byte_budget" not in settings or window["bytes"] > 1000
 
 
 def test_compilation_inside_a_window_drops_it_and_allows_another(tmp_path: Path) -> None:
@@ -238,25 +213,6 @@ def test_a_boundary_on_another_thread_is_left_alone(tmp_path: Path) -> None:
     assert [window["status"] for window in windows(run)] == ["kept"]
 
 
-def test_workers_are_not_forked_into_a_recording(tmp_path: Path) -> None:
-    import os
-
-    run = tmp_path / "run"
-
-    def fork(index: int) -> None:
-        if index == 5:
-            pid = os.fork()
-            if pid == 0:
-                os._exit(0)
-            os.waitpid(pid, 0)
-
-    with recorded(run, **CYCLES):
-        train(8, at=fork)
-    (window,) = windows(run)
-    assert (window["status"], window["steps"]) == ("kept", 2)
-    assert "forked" in window["reason"]
-
-
 @pytest.mark.parametrize("faulty", ["window", "user_profiler"])
 def test_a_fault_of_ours_costs_the_window_and_nothing_else(tmp_path: Path, faulty: str) -> None:
     import torch
@@ -270,10 +226,3 @@ def test_a_fault_of_ours_costs_the_window_and_nothing_else(tmp_path: Path, fault
     assert any(event.key == "aten::add" for event in prof.key_averages())
     assert any(event["probe"] == faulty for event in read_events(run, "probe_error"))
     assert all(window["status"] == "dropped" for window in windows(run))
-
-
-def test_off_means_none(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with recorded(run, mode="off"):
-        train(12)
-    assert not read_events(run, "window", "window_skipped")

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from stepscope.record.agent import window_plan
 from stepscope.record.agent.config import WindowConfig
-from stepscope.record.agent.window_plan import (
-    HIGH,
-    LOW,
-    AutoPlan,
-    Boundary,
-    Budget,
-    Opening,
-    Plan,
-    SchedulePlan,
-    make_plan,
-)
+from stepscope.record.agent.window_plan import HIGH, LOW, AutoPlan, Boundary, Budget, Opening, make_plan
 from tests.records import replace
 
 MS = 1_000_000
 STEADY = Boundary(completed=1, kind="train", wall_ns=10 * MS, remaining=10_000)
+UNKNOWN = replace(STEADY, remaining=None)
 
 
-def first_opening(plan: Plan, boundaries: Iterable[Boundary]) -> tuple[int, Opening] | None:
+def auto(**options: object) -> AutoPlan:
+    plan = make_plan(WindowConfig(mode="auto", **options))  # type: ignore[arg-type]
+    assert isinstance(plan, AutoPlan)
+    return plan
+
+
+def first_opening(plan: AutoPlan, boundaries: Iterable[Boundary]) -> tuple[int, Opening] | None:
     """(steps completed, opening) of the first window the plan asks for."""
     for index, boundary in enumerate(boundaries, start=1):
         at = replace(boundary, completed=index)
@@ -36,113 +36,95 @@ def first_opening(plan: Plan, boundaries: Iterable[Boundary]) -> tuple[int, Open
     return None
 
 
-def test_opens_with_high_confidence_once_steady() -> None:
-    found = first_opening(AutoPlan(), [replace(STEADY, first_batch=True, wall_ns=900 * MS), *[STEADY] * 10])
+def walls(*milliseconds: float) -> list[Boundary]:
+    return [replace(STEADY, wall_ns=int(value * MS)) for value in milliseconds]
+
+
+LATE = [
+    replace(STEADY, wall_ns=(20_000 if index % 2 else 28_000) * MS, elapsed_ns=24_000 * MS * index)
+    for index in range(5)
+]
+ENDING = [replace(STEADY, remaining=5 - index, wall_ns=(50 - 10 * index) * MS) for index in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "completed", "active", "confidence", "words"),
+    [
+        # the first batch does not count; a length of a tenth of a second of training, within 3 and 10 steps
+        ([replace(STEADY, first_batch=True, wall_ns=900 * MS), *[STEADY] * 10], 6, 10, HIGH, "steady"),
+        (walls(*[1] * 6), 5, 10, HIGH, "steady"),
+        (walls(*[20] * 6), 5, 5, HIGH, "steady"),
+        (walls(*[5000] * 6), 5, 3, HIGH, "steady"),
+        (walls(900, 400, 10, 10.5, 10.2, 9.9, 10.1), 7, 9, HIGH, "steady"),  # only the newest count
+        # an epoch that ends before step time is steady, however short
+        (ENDING, 2, 3, LOW, "epoch ends"),
+        ([replace(STEADY, remaining=1 - index) for index in range(2)], 1, 1, LOW, "epoch ends"),
+        ([replace(STEADY, remaining=2 - index) for index in range(3)], 1, 2, LOW, "epoch ends"),
+        ([replace(STEADY, remaining=3 - index) for index in range(4)], 1, 3, LOW, "epoch ends"),
+        # three that agree are enough where nobody knows how many come, within a quarter
+        ([UNKNOWN] * 3, 3, 10, LOW, "3 steps agree"),
+        ([replace(one, remaining=None) for one in walls(10, 11, 12)], 3, 9, LOW, "3 steps agree"),
+        # a loop that never gets steady, by steps and by time
+        (walls(*[14, 10] * 25), 40, 10, LOW, "40 steps"),
+        (LATE, 4, 3, LOW, "4 steps in 72 s"),
+        # stalls do not hide a steady loop
+        (walls(10, 10, 40, 10) * 3, 12, 10, HIGH, "steady"),
+    ],
+)
+def test_when_a_window_opens_and_how_long_it_is(
+    boundaries: list[Boundary], completed: int, active: int, confidence: str, words: str
+) -> None:
+    found = first_opening(auto(), boundaries)
     assert found is not None
-    completed, opening = found
-    assert completed == 6  # the first batch does not count
-    assert (opening.warmup, opening.active, opening.confidence) == (0, 10, HIGH)
+    assert (found[0], found[1].active, found[1].confidence) == (completed, active, confidence)
+    assert words in found[1].reason
 
 
-@pytest.mark.parametrize(("wall_ms", "active"), [(1, 10), (20, 5), (5000, 3)])
-def test_length_aims_for_a_tenth_of_a_second_of_training(wall_ms: int, active: int) -> None:
-    found = first_opening(AutoPlan(), [replace(STEADY, wall_ns=wall_ms * MS)] * 6)
-    assert found is not None
-    assert found[1].active == active
-
-
-def test_a_device_gets_a_warm_up_step() -> None:
-    plan = AutoPlan()
-    plan.set_device(True)
-    found = first_opening(plan, [STEADY] * 6)
-    assert found is not None
-    assert found[1].warmup == 1
-
-
-@pytest.mark.parametrize("change", [{"compiled": True}, {"kind": "eval"}, {"saved": True}])
-def test_never_opens_after_such_a_step(change: dict[str, object]) -> None:
-    plan = AutoPlan()
-    assert first_opening(plan, [*[STEADY] * 4, replace(STEADY, **change)]) is None  # type: ignore[arg-type]
-    assert first_opening(plan, [replace(STEADY, **change)] * 100) is None  # type: ignore[arg-type]
-    assert first_opening(plan, [STEADY] * 2) is not None
-
-
-def test_never_opens_right_after_a_step_that_took_longer() -> None:
-    plan = AutoPlan()
-    logging_step = replace(STEADY, wall_ns=100 * MS)
-    assert first_opening(plan, [*[STEADY] * 4, logging_step]) is None
+@pytest.mark.parametrize(
+    "boundaries",
+    [
+        [STEADY] * 4,  # with a known length it waits for a steady step
+        walls(50, 30, 20, 15, 12, 11),
+        walls(14, 14, 14, 40, 14, 14, 12, 40, 12, 12, 12, 40),
+        [replace(one, remaining=None) for one in walls(10, 11, 13)],
+        [*[STEADY] * 4, replace(STEADY, wall_ns=100 * MS)],  # a step that took longer: logging, a checkpoint
+        *([*[STEADY] * 4, *[replace(STEADY, **change)] * 100] for change in (
+            {"compiled": True}, {"kind": "eval"}, {"saved": True}  # type: ignore[arg-type]
+        )),
+    ],
+)  # fmt: skip
+def test_when_none_opens(boundaries: list[Boundary]) -> None:
+    plan = auto()
+    assert first_opening(plan, boundaries) is None
     found = first_opening(plan, [STEADY] * 20)
     assert found is not None
     assert found[1].confidence == HIGH
 
 
-def test_everywhere_means_evaluation_too() -> None:
-    plan = AutoPlan(everywhere=True)
-    assert first_opening(plan, [*[STEADY] * 4, replace(STEADY, kind="eval"), STEADY]) is not None
-
-
-def test_a_short_epoch_gets_a_window_before_it_ends() -> None:
-    steps = [replace(STEADY, remaining=5 - index, wall_ns=(50 - 10 * index) * MS) for index in range(5)]
-    found = first_opening(AutoPlan(), steps)
+def test_a_device_gets_a_warm_up_step_and_everywhere_means_evaluation_too() -> None:
+    plan = auto()
+    plan.set_device(True)
+    found = first_opening(plan, [STEADY] * 6)
     assert found is not None
-    completed, opening = found
-    assert opening.confidence == LOW
-    assert completed + opening.warmup + opening.active <= 6
-
-
-@pytest.mark.parametrize("length", [2, 3, 4])
-def test_even_a_tiny_epoch_gets_one_step(length: int) -> None:
-    found = first_opening(AutoPlan(), [replace(STEADY, remaining=length - 1 - index) for index in range(length)])
-    assert found is not None
-    completed, opening = found
-    assert opening.active >= 1
-    assert completed + opening.warmup + opening.active <= length
-
-
-def test_without_a_known_length_three_that_agree_are_enough() -> None:
-    found = first_opening(AutoPlan(), [replace(STEADY, remaining=None)] * 3)
-    assert found is not None
-    assert found[1].confidence == LOW
-
-
-def test_with_a_known_length_it_waits_for_a_steady_step() -> None:
-    assert first_opening(AutoPlan(), [STEADY] * 4) is None
-
-
-def test_a_loop_that_never_gets_steady_gets_a_window_after_forty_steps() -> None:
-    noise = [replace(STEADY, wall_ns=(10 if index % 2 else 14) * MS) for index in range(50)]
-    found = first_opening(AutoPlan(), noise)
-    assert found is not None
-    completed, opening = found
-    assert completed == 40
-    assert opening.confidence == LOW
-    assert "40 steps" in opening.reason
-
-
-def test_slow_steps_get_a_window_after_a_minute() -> None:
-    noise = [
-        replace(STEADY, wall_ns=(20_000 if index % 2 else 28_000) * MS, elapsed_ns=24_000 * MS * index)
-        for index in range(5)
-    ]
-    found = first_opening(AutoPlan(), noise)
-    assert found is not None
-    assert found[0] == 4
+    assert found[1].warmup == 1
+    evaluation = [*[STEADY] * 4, replace(STEADY, kind="eval"), STEADY]
+    assert first_opening(auto(everywhere=True), evaluation) is not None
 
 
 def test_after_a_low_window_only_a_better_one_follows() -> None:
-    plan = AutoPlan()
-    unknown = replace(STEADY, remaining=None)
-    assert first_opening(plan, [unknown] * 3) is not None
+    plan = auto()
+    assert first_opening(plan, [UNKNOWN] * 3) is not None
     plan.closed(kept=True, confidence=LOW)
-    found = first_opening(plan, [unknown] * 10)
+    plan.max_active = 2  # bytes an earlier window took shorten the next
+    found = first_opening(plan, [UNKNOWN] * 10)
     assert found is not None
-    assert found[1].confidence == HIGH
+    assert (found[1].active, found[1].confidence) == (2, HIGH)
     plan.closed(kept=True, confidence=HIGH)
-    assert first_opening(plan, [unknown] * 100) is None
+    assert first_opening(plan, [UNKNOWN] * 100) is None
 
 
 def test_dropped_windows_are_tried_again_but_not_for_ever() -> None:
-    plan = AutoPlan()
+    plan = auto()
     tries = 0
     while first_opening(plan, [STEADY] * 10) is not None and tries < 50:
         tries += 1
@@ -150,53 +132,27 @@ def test_dropped_windows_are_tried_again_but_not_for_ever() -> None:
     assert 2 <= tries <= 10
 
 
-def test_bytes_an_earlier_window_took_shorten_the_next() -> None:
-    plan = AutoPlan()
-    plan.max_active = 2
-    found = first_opening(plan, [STEADY] * 10)
-    assert found is not None
-    assert found[1].active == 2
-
-
-def openings(plan: Plan, count: int, **change: object) -> list[int]:
-    """After how many completed steps the plan opens windows, each lasting its warm-up and active steps."""
+@pytest.mark.parametrize(
+    ("schedule", "count", "compiled", "opens"),
+    [
+        ({"skip_first": 5, "wait": 2, "warmup": 1, "active": 3, "repeat": 2}, 60, False, [7, 13]),  # as torch counts
+        ({"wait": 4, "warmup": 0, "active": 1, "repeat": 0}, 21, False, [4, 9, 14, 19]),  # for ever
+        ({"wait": 0, "warmup": 1, "active": 8}, 20, False, [1]),  # late rather than never
+        ({"wait": 1, "warmup": 1, "active": 8}, 5, True, []),
+    ],
+)
+def test_a_schedule_opens_where_it_says(schedule: dict[str, int], count: int, compiled: bool, opens: list[int]) -> None:
+    plan = make_plan(WindowConfig(mode="schedule", **schedule))  # type: ignore[arg-type]
     found, busy_until = [], 0
     for completed in range(1, count):
-        at = replace(STEADY, completed=completed, **change)  # type: ignore[arg-type]
+        at = replace(STEADY, completed=completed, compiled=compiled)
         plan.observe(at)
         opening = plan.decide(at) if completed >= busy_until else None
         if opening is not None:
             plan.opened(at)
             found.append(completed)
             busy_until = completed + opening.warmup + opening.active
-    return found
-
-
-def test_schedule_counts_steps_as_torch_does() -> None:
-    plan = SchedulePlan(skip_first=5, wait=2, warmup=1, active=3, repeat=2)
-    assert openings(plan, 60) == [7, 13]
-
-
-def test_schedule_repeats_for_ever_by_default() -> None:
-    plan = SchedulePlan(skip_first=0, wait=4, warmup=0, active=1, repeat=0)
-    assert openings(plan, 21) == [4, 9, 14, 19]
-
-
-def test_schedule_begins_late_rather_than_never() -> None:
-    plan = SchedulePlan(skip_first=0, wait=0, warmup=1, active=8, repeat=1)
-    assert openings(plan, 20) == [1]
-
-
-def test_schedule_waits_for_compilation_to_pass() -> None:
-    plan = SchedulePlan(skip_first=0, wait=1, warmup=1, active=8, repeat=1)
-    assert openings(plan, 5, compiled=True) == []
-    assert openings(plan, 8) == [1]
-
-
-def test_configuration_selects_the_plan() -> None:
-    assert isinstance(make_plan(WindowConfig(mode="auto")), AutoPlan)
-    plan = make_plan(WindowConfig(mode="schedule", skip_first=3, wait=1, warmup=0, active=2, repeat=1))
-    assert openings(plan, 20) == [4]
+    assert found == opens
 
 
 def test_time_budget_allows_the_first_window_and_then_a_share() -> None:
@@ -213,9 +169,18 @@ def test_byte_budget_shrinks_and_predicts() -> None:
     budget = Budget(began_ns=0, time_share=1, byte_budget=100)
     assert budget.fits(100)
     assert not budget.fits(101)
-    budget.bytes += 60
+    budget.bytes_left -= 60
     assert not budget.fits(41)
     assert budget.steps_left(60, 3) == 2
     assert budget.steps_left(60, 1) == 0
     assert not budget.outgrown_by(0)
     assert budget.outgrown_by(1 << 40)
+
+
+@given(st.lists(st.integers(0, 10**12), max_size=20), st.integers(2, 1000))
+def test_any_walls_get_an_answer_that_does_not_depend_on_the_unit(values: list[int], factor: int) -> None:
+    assert isinstance(window_plan.is_outlier(10**9, values), bool)
+    scaled = [value * factor for value in values]
+    assert window_plan.spread(values) == window_plan.spread(scaled)
+    if len(values) < 5 or min(values) >= 1000:  # shares of less than a nanosecond are rounded
+        assert window_plan.is_steady(values) == window_plan.is_steady(scaled)

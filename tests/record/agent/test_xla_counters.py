@@ -272,7 +272,7 @@ def test_without_its_functions_torch_xla_still_cuts_steps(
     monkeypatch.setattr(recording.xla.metrics, "counter_value", None)
     late = recording.late(tmp_path)
     rows: list[Any] = []
-    late.agent.add_step_listener(lambda row, _now: rows.append(row))
+    late.agent.add_step_listener(lambda row, _now: rows.append(row), "test")
     for _ in range(3):
         recording.xla.compiled()
         recording.xla.sync()
@@ -283,7 +283,7 @@ def test_without_its_functions_torch_xla_still_cuts_steps(
 
 def test_a_defect_in_reading_is_told_once_and_steps_go_on(recording: Recording) -> None:
     rows: list[Any] = []
-    recording.agent.add_step_listener(lambda row, _now: rows.append(row))
+    recording.agent.add_step_listener(lambda row, _now: rows.append(row), "test")
     recording.xla.sync()
     recording.xla._XLAC.metrics["CompileTime"] = ["no", "numbers", ()]
     for _ in range(4):

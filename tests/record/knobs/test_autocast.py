@@ -288,7 +288,7 @@ types = []
 for step in range(6):
     if step == 2:
         agent = sys.modules["stepscope.record.agent.core"].current()
-        knob = agent.knobs._knobs[0][0]
+        knob = agent.knobs._knobs[0]
         knob._leave = lambda: 1 / 0
     out = model(torch.ones(2, 4))
     types.append(str(out.dtype))

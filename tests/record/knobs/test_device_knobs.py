@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.knobs.launched import AllocatorConf, allocator_variables
-from stepscope.record.agent.knobs.settings import Setting
+from stepscope.record.agent.knobs.base import KnobBase, load
+from stepscope.record.agent.knobs.launched import allocator_variables
+from tests.record.agent.fake_agent import FakeAgent
 
 pytestmark = pytest.mark.torch
 
 
-class FakeAgent:
-    """With a device in use."""
-
-    def __init__(self) -> None:
-        self.guard = Guard(self.fail)
-        self.device = SimpleNamespace(in_use=True)
-        self.rows: list[tuple[bool, str | None, str | None]] = []
-
-    def fail(self, probe: str, error: str) -> None:
-        raise AssertionError(f"{probe}: {error}")
-
-    def report(
-        self, applied: bool, observed: str | None = None, reason: str | None = None, _place: object = None
-    ) -> None:
-        self.rows.append((applied, observed, reason))
-
-
-def install(knob: KnobBase, name: str, value: str) -> FakeAgent:
-    agent: Any = FakeAgent()
-    knob.name = name
-    knob.install(agent, value, agent.report)
-    return agent  # type: ignore[no-any-return]
+def installed(name: str, value: str) -> tuple[KnobBase, FakeAgent]:
+    agent: Any = FakeAgent(device=True)
+    knob = load(name)(agent, name, agent.report, {})
+    knob.install(value)
+    return knob, agent
 
 
 @pytest.fixture
@@ -54,13 +35,12 @@ def test_a_flag_of_cudnn_is_set_held_and_set_back(flag: str, value: str) -> None
 
     home, wanted = torch.backends.cudnn, value == "true"
     before = getattr(home, flag)
-    knob = Setting()
-    agent = install(knob, "cudnn." + flag, value)
+    knob, agent = installed("cudnn." + flag, value)
     assert getattr(home, flag) is wanted
     setattr(home, flag, not wanted)  # the script's own
     knob.at_first_step()
     assert getattr(home, flag) is wanted
-    ((applied, observed, reason),) = agent.rows
+    ((applied, observed, reason),) = agent.reports
     assert (applied, reason) == (True, None)
     assert observed is not None
     assert observed.startswith(f"torch.backends.cudnn.{flag} is {wanted}; the script had set it otherwise")
@@ -90,23 +70,21 @@ def library(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_library_is_set_and_the_scripts_own_choice_is_overruled(library: list[str]) -> None:
     import torch
 
-    knob = Setting()
-    agent = install(knob, "cuda.linalg_library", "cusolver")
+    knob, agent = installed("cuda.linalg_library", "cusolver")
     torch.backends.cuda.preferred_linalg_library("default")
     assert torch.backends.cuda.preferred_linalg_library() == "_LinalgBackend.Cusolver"
     knob.at_first_step()
-    assert agent.rows == [(True, "torch.backends.cuda.preferred_linalg_library() is _LinalgBackend.Cusolver", None)]
+    assert agent.reports == [(True, "torch.backends.cuda.preferred_linalg_library() is _LinalgBackend.Cusolver", None)]
     knob.uninstall()
     assert library[-1] == "default"
 
 
 @pytest.mark.usefixtures("library")
 def test_a_library_that_is_not_there_is_refused_by_torch() -> None:
-    knob = Setting()
-    agent = install(knob, "cuda.linalg_library", "magma")
+    knob, agent = installed("cuda.linalg_library", "magma")
     knob.at_first_step()
     knob.uninstall()
-    assert agent.rows == [
+    assert agent.reports == [
         (False, None, "Cannot set preferred backend to MAGMA if PyTorch has not been compiled with it.")
     ]
 
@@ -132,7 +110,6 @@ def test_the_allocator_is_asked_for_its_settings(
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": [], "allocator_settings": settings})
     for name in allocator_variables(CONF):
         monkeypatch.setenv(name, environment)
-    knob = AllocatorConf()
-    agent = install(knob, "allocator.conf", CONF)
+    knob, agent = installed("allocator.conf", CONF)
     knob.at_first_step()
-    assert agent.rows == [row]
+    assert agent.reports == [row]

@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.knobs import launched
 from stepscope.record.agent.knobs.launched import argument_of
 from stepscope.record.host.knobs import changed_by_knobs, with_argument
@@ -145,7 +148,8 @@ def test_the_training_process_says_what_became_of_the_allocator(
     def report(done: bool, observed: str = "", reason: str = "") -> None:
         told.append((done, observed or reason))
 
-    launched.HostAllocator().install(None, value, report)  # type: ignore[arg-type]
+    agent: Any = SimpleNamespace(guard=Guard(lambda _probe, _error: None))
+    launched.HostAllocator(agent, "host.allocator", report, {}).install(value)
     ((done, text),) = told
     assert done is applied
     assert words in text

@@ -1,33 +1,58 @@
-"""A backend in one record: what it compiled, how long that took, what it could not tell, and whether checks pass."""
+"""A backend in one record: what it compiled, how long that took of the run and of its steps, and whether checks pass.
+
+Wall time is measured, or estimated from a report. How often a backend compiled is asked three ways: over the whole run
+as the article counts, in the last steps, and late. The whole-run rate holds the compilations of warm-up for ever, so it
+speaks of runs whose compiling is long over and misses a storm that begins late. The windowed count asks the last steps
+after warm-up alone. Both are made here; what they are worth is the rules' business.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import polars as pl
+from msgspec import Struct
+from msgspec.structs import replace
 
-from stepscope.analyze.compilers.per_step import Backend
 from stepscope.analyze.compilers.prepared import (
+    COMPILATIONS,
     COMPILERS,
+    EAGER_STEPS,
+    POINTS_SHOWN,
+    QUIET_STEPS,
+    TIMED,
     TORCH_COMPILE,
     TORCH_XLA,
     TRACE,
     WARMUP_STEPS,
+    WINDOW_COMPILES,
+    WINDOW_STEPS,
+    Group,
     Prepared,
     counted,
     durations,
     per_step_ns,
     total_ns,
 )
-from stepscope.analyze.compilers.xla_reports import Report, longest_ns, step_estimate_ms
-from stepscope.engine.journal import event_data
+from stepscope.analyze.compilers.xla_reports import Rate, Report, estimated_wall_ns, longest_ns, step_estimate_ms
+from stepscope.engine.journal import event_data, mean
+from stepscope.engine.step_labels import STEADY
 from stepscope.model.compilers import (
     CompilerCause,
     CompilerCheck,
     CompilerFacts,
+    CompilerPoint,
     CompilerSteps,
     CompilersView,
+    CompileStorm,
+    EagerAfterLimit,
 )
+from stepscope.read.text import integer
+from stepscope.tables.arrays import Bools, Int64
 from stepscope.tables.schema import Tables
 
 METRICS = "CompilationMetrics"  # the source that tells everything of torch.compile
@@ -35,14 +60,14 @@ METRICS = "CompilationMetrics"  # the source that tells everything of torch.comp
 
 def backends(prepared: Prepared, reports: tuple[Report, ...], warned: bool) -> tuple[Backend, ...]:
     """The backends a run tells of, torch.compile first; `warned`: a log of torch_xla's warnings is at hand."""
-    names = {str(name) for name in prepared.rows["backend"].unique().drop_nulls().to_list()}
+    names = set(prepared.rows["backend"].drop_nulls())
     if reports or warned:
         names.add(TORCH_XLA)
     found = []
     for name in sorted(names, key=lambda name: (name != TORCH_COMPILE, name != TORCH_XLA, name)):
         own, told = prepared.of(name), reports if name == TORCH_XLA else ()
-        processes = {str(process) for process in own.rows["process"].unique().to_list()}
-        found.append(Backend(name, own, told, tuple(sorted(processes.union(report.process for report in told)))))
+        processes = {*own.rows["process"], *(report.process for report in told)}
+        found.append(Backend(name, own, told, tuple(sorted(processes))))
     return tuple(found)
 
 
@@ -50,19 +75,22 @@ def facts(tables: Tables, backend: Backend) -> CompilerFacts:
     """All ranks together."""
     rows, own, names = backend.own.rows, backend.reports, backend.processes
     measured = backend.own.steps.filter(pl.col("process").is_in(list(names))).height > 0
-    ranks = {rank for rank in rows["rank"].unique().to_list() if rank is not None}
-    ranks |= {report.rank for report in own if report.rank is not None}
+    # it tells everything of torch.compile: the handler for graph breaks goes in with the one for metrics
+    watched = rows.filter(pl.col("source").str.starts_with(METRICS)).height > 0
+    recompiled = counted(rows).filter(pl.col("kind") == "recompile")
+    breaks, transfers = count(rows, "graph_break"), rows.filter(pl.col("kind") == "transfer")
+    transfers_told = transfers.height > 0 or any(report.complete for report in own)
     return CompilerFacts(
         backend=backend.name,
         versions=_versions(tables, rows, names),
-        ranks=tuple(sorted(ranks)),
+        ranks=tuple(sorted({rank for rank in (*rows["rank"], *(report.rank for report in own)) if rank is not None})),
         source=_source(rows, own),
-        compiles=sum(_most(rows, own, name) for name in names),
-        recompiles=_recompiles(rows),
+        compiles=_most(counted(rows), backend, Report.compiles),
+        recompiles=int(recompiled["count"].sum()) if recompiled.height or watched else None,
         limit_hits=count(rows, "limit_hit"),
         failures=count(rows, "failure"),
-        graph_breaks=_graph_breaks(rows),
-        transfers=_transfers(rows, own, names),
+        graph_breaks=breaks if breaks or watched else None,
+        transfers=_most(transfers, backend, Report.transfers) if transfers_told else None,
         fallbacks=max(count(rows, "fallback"), sum(sum(report.unlowered().values()) for report in own)),
         compile_ms=_compile_ms(rows, own, names),
         in_steps_ms=_in_steps_ms(backend.own, measured),
@@ -78,45 +106,22 @@ def count(rows: pl.DataFrame, kind: str) -> int:
     return int(rows.filter(pl.col("kind") == kind)["count"].sum())
 
 
-def _most(rows: pl.DataFrame, reports: Sequence[Report], process: str) -> int:
-    """Compilations of a process: of its report, or of its events where these are more (counters can be cleared)."""
-    events = int(counted(rows.filter(pl.col("process") == process))["count"].sum())
-    return max([events, *(report.compiles() for report in reports if report.process == process)])
-
-
-def _recompiles(rows: pl.DataFrame) -> int | None:
-    recompiled = counted(rows).filter(pl.col("kind") == "recompile")
-    told = recompiled.height or rows.filter(pl.col("source").str.starts_with(METRICS)).height
-    return int(recompiled["count"].sum()) if told else None
-
-
-def _graph_breaks(rows: pl.DataFrame) -> int | None:
-    """The handler for graph breaks goes in with the one for metrics."""
-    breaks = count(rows, "graph_break")
-    return breaks if breaks or rows.filter(pl.col("source").str.starts_with(METRICS)).height else None
-
-
-def _transfers(rows: pl.DataFrame, reports: Sequence[Report], names: Sequence[str]) -> int | None:
-    events = rows.filter(pl.col("kind") == "transfer")
-    if events.is_empty() and not any(report.complete for report in reports):
-        return None
-    total = 0
-    for name in names:
-        own = int(events.filter(pl.col("process") == name)["count"].sum())
-        total += max([own, *(report.transfers() for report in reports if report.process == name)])
-    return total
+def _most(rows: pl.DataFrame, backend: Backend, reported: Callable[[Report], int]) -> int:
+    """Over its processes, of the report, or of the events `rows` where these are more (counters can be cleared)."""
+    events = dict(rows.group_by("process").agg(pl.col("count").sum()).iter_rows())
+    told = {report.process: reported(report) for report in backend.reports}
+    return sum(max(events.get(name, 0), told.get(name, 0)) for name in backend.processes)
 
 
 def _compile_ms(rows: pl.DataFrame, reports: Sequence[Report], names: Sequence[str]) -> float | None:
     """Union of spans where they are known; of a process whose report holds more than its events, the report's sum."""
+    by_report = {report.process: report.compile_ns() for report in reports}
     found = []
     for name in names:
-        told = total_ns(rows.filter(pl.col("process") == name))
-        timed = durations(rows.filter(pl.col("process") == name)).drop_nulls("time_ns").height
-        sums = [report.compile_ns() for report in reports if report.process == name]
-        own = [round(value) for value in sums if value is not None]
-        if own and not timed:
-            told = max([*own, *([told] if told is not None else [])])
+        own = rows.filter(pl.col("process") == name)
+        told, whole = total_ns(own), by_report.get(name)
+        if whole is not None and not durations(own).drop_nulls("time_ns").height:
+            told = max(round(whole), told or 0)
         if told is not None:
             found.append(told)
     return sum(found) / 1e6 if found else None
@@ -125,9 +130,9 @@ def _compile_ms(rows: pl.DataFrame, reports: Sequence[Report], names: Sequence[s
 def _in_steps_ms(own: Prepared, measured: bool) -> float | None:
     """Of steps with a wall time what was spent in them; else the time of events that name their step."""
     told = durations(own.rows)
-    if measured:
-        return int(per_step_ns(own).sum()) / 1e6 if told.height else None
-    named = total_ns(told.drop_nulls("step"))
+    if measured and told.height:
+        return int(per_step_ns(own).sum()) / 1e6
+    named = None if measured else total_ns(told.drop_nulls("step"))
     return None if named is None else named / 1e6
 
 
@@ -140,38 +145,39 @@ def _longest_ms(rows: pl.DataFrame, reports: Sequence[Report]) -> float | None:
 
 def _versions(tables: Tables, rows: pl.DataFrame, names: Sequence[str]) -> tuple[str, ...]:
     """What the ranks say of their packages, else what the events say of their source."""
-    wanted = ("torch", "torch_xla")
     told = [
         f"{package} {rank.versions[package]}"
         for rank in tables.ranks
         if rank.process in names
-        for package in wanted
+        for package in ("torch", "torch_xla")
         if rank.versions.get(package)
     ]
-    if not told:
-        tails = [str(source).rpartition(", ")[2] for source in rows["source"].unique().drop_nulls().sort().to_list()]
-        told = [tail for tail in tails if tail.startswith("torch")]
-    return tuple(dict.fromkeys(told))
+    return tuple(dict.fromkeys(told or [tail for _, tail in sorted(_sources(rows)) if tail]))
+
+
+def _sources(rows: pl.DataFrame) -> list[tuple[str, str]]:
+    """(what the figures stand on, version) of each source of events; the version "" where it names none."""
+    found = []
+    for source in rows["source"].drop_nulls().unique(maintain_order=True).to_list():
+        head, _, tail = source.rpartition(", ")
+        found.append((head or source, tail) if tail.startswith("torch") else (source, ""))
+    return found
 
 
 def _source(rows: pl.DataFrame, reports: Sequence[Report]) -> str:
     """What the figures stand on, without versions."""
-    heads = []
-    for source in rows["source"].drop_nulls().unique(maintain_order=True).to_list():
-        head, _, tail = str(source).rpartition(", ")
-        heads.append(head if head and tail.startswith("torch") else str(source))
+    heads = [head for head, _ in _sources(rows)]
     if not heads and any(report.complete for report in reports):
         return "metrics report"
     return "; ".join(dict.fromkeys(heads))
 
 
 def _unknown(tables: Tables, rows: pl.DataFrame, backend: str) -> int:
-    unread = 0
+    unread = int(rows.filter(pl.col("cause") == "unknown")["count"].sum())
     for _, data in event_data(tables, "compile_unknown"):
-        value = data.get("count")
         if (data.get("backend") or TORCH_COMPILE) == backend:
-            unread += value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
-    return unread + int(rows.filter(pl.col("cause") == "unknown")["count"].sum())
+            unread += max(integer(data.get("count")) or 1, 1)
+    return unread
 
 
 def notes(prepared: Prepared, backends: Sequence[CompilerFacts], steps: Sequence[CompilerSteps]) -> tuple[str, ...]:
@@ -313,3 +319,368 @@ def _text(causes: list[CompilerCause], noun: str) -> str:
     if steps:
         parts.append(f"the first in step {min(steps)}")
     return ", ".join(parts) + (f"; {reason}" if reason else "")
+
+
+def table(prepared: Prepared) -> pl.DataFrame:
+    """`prepared.steps` with compile_ns, the counts compiles, recompiles, transfers and breaks, and `compiling`."""
+    own, kind = pl.col("pos") == pl.col("owner"), pl.col("kind")
+    counts = {
+        "compiles": kind.is_in(COMPILATIONS) & own,
+        "recompiles": (kind == "recompile") & own,
+        "transfers": kind == "transfer",
+        "breaks": kind == "graph_break",
+        "attempts": kind.is_in(TIMED),
+    }
+    sums = (pl.col("count").filter(wanted).sum().alias(name) for name, wanted in counts.items())
+    steps = prepared.steps.with_columns(pl.Series("compile_ns", per_step_ns(prepared), dtype=pl.Int64))
+    steps = steps.join(
+        prepared.rows.drop_nulls("at").group_by("at").agg(*sums),
+        left_on="row",
+        right_on="at",
+        how="left",
+        maintain_order="left",
+    ).with_columns(pl.col(*counts).fill_null(0))
+    compiling = (pl.col("attempts") > 0) | (pl.col("compile_ns") > 0)
+    return steps.with_columns(compiling=compiling, late=pl.col("index") >= WARMUP_STEPS).drop("attempts")
+
+
+class Backend(Struct, frozen=True, dict=True):
+    """One backend of a run: its rows, torch_xla's reports (of the others none), and the processes that used it."""
+
+    name: str
+    own: Prepared
+    reports: tuple[Report, ...]
+    processes: tuple[str, ...]
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """`table` of its rows."""
+        return table(self.own)
+
+
+def compiling_steps(backend: Backend) -> list[CompilerSteps]:
+    """One per kind of step of the processes that used it, "train" first.
+
+    Of what traces alone tell, only the steps that these cover are looked at. Where none of these processes has steps
+    with wall times, one for all steps that the backend's own reports count.
+    """
+    own = backend.own
+    steps = backend.steps.filter(pl.col("process").is_in(list(backend.processes)))
+    if steps.is_empty():
+        return _reported(backend)
+    if own.rows.height and own.rows["source"].fill_null("").str.starts_with(TRACE).all() and steps["traced"].any():
+        steps = steps.filter(pl.col("traced"))
+    told = durations(own.rows).height > 0 or own.rows.filter(pl.col("kind").is_in(TIMED)).is_empty()
+    kinds = sorted(steps["kind"].unique().to_list(), key=lambda kind: (kind != "train", kind))
+    return [_of_kind(backend.name, kind, steps.filter(pl.col("kind") == kind), told) for kind in kinds]
+
+
+def known(steps: Iterable[CompilerSteps], one: CompilerFacts) -> list[CompilerSteps]:
+    """`steps` of a backend without the counts that none of its sources tells."""
+    return [
+        replace(
+            kind,
+            recompiles=None if one.recompiles is None else kind.recompiles,
+            transfers=None if one.transfers is None else kind.transfers,
+            breaks=None if one.graph_breaks is None else kind.breaks,
+        )
+        for kind in steps
+    ]
+
+
+def _of_kind(backend: str, kind: str, steps: pl.DataFrame, told: bool) -> CompilerSteps:
+    """`told`: some source says how long compiling took, or nothing was compiled.
+
+    Of the steps, those outside profiler windows; where all are inside, as in a trace of others, all.
+    """
+    outside = steps.filter(~pl.col("in_window"))
+    steps = outside if outside.height else steps
+    late = steps.filter(pl.col("late"))
+    compiling = steps.filter(pl.col("compiling"))
+    quiet = steps.filter(~pl.col("compiling") & (pl.col("reason") == STEADY))
+    compile_ns, late_ns = int(steps["compile_ns"].sum()), int(late["compile_ns"].sum())
+    wall_ns = int(steps["wall_ns"].sum())
+    return CompilerSteps(
+        backend=backend,
+        kind=kind,
+        steps=steps.height,
+        compiling_steps=compiling.height,
+        compile_ms=compile_ns / 1e6 if told else None,
+        wall_ms=wall_ns / 1e6,
+        share=compile_ns / wall_ns if told else None,
+        late_compile_ms=late_ns / 1e6 if told else None,
+        late_wall_ms=int(late["wall_ns"].sum()) / 1e6,
+        late_share=late_ns / int(late["wall_ns"].sum()) if told and late.height else None,
+        compiles=int(steps["compiles"].sum()),
+        recompiles=int(steps["recompiles"].sum()),
+        transfers=int(steps["transfers"].sum()),
+        breaks=int(steps["breaks"].sum()),
+        mean_compiling_ms=mean(compiling["wall_ns"]) / 1e6 if compiling.height else None,
+        mean_quiet_ms=mean(quiet["wall_ns"]) / 1e6 if quiet.height else None,
+    )
+
+
+def _reported(backend: Backend) -> list[CompilerSteps]:
+    """The steps that reports count, all of them "train": a report knows no kinds."""
+    marked = [report for report in backend.reports if report.marks]
+    if not marked:
+        return []
+    steps = sum(report.marks or 0 for report in marked)
+    rows = backend.own.rows.filter(pl.col("process").is_in([report.process for report in marked]))
+    walls = [estimated_wall_ns(report) for report in marked]
+    wall_ns = None if None in walls else sum(wall or 0 for wall in walls)
+    told = total_ns(rows)
+    whole = [value for report in marked if (value := report.compile_ns()) is not None]
+    compile_ns = max([*([float(told)] if told is not None else []), *([sum(whole)] if whole else [])], default=None)
+    numbered = pl.concat([_numbered(rows, report) for report in marked])
+    late = numbered.filter(pl.col("index") >= WARMUP_STEPS)
+    late_ns = total_ns(late) if late.height else 0
+    late_steps = sum(max((report.marks or 0) - WARMUP_STEPS, 0) for report in marked)
+    late_wall_ns = wall_ns * late_steps / steps if wall_ns is not None else None
+    compiled = counted(rows).height > 0 or any(report.compiles() for report in marked)
+    known = numbered.height > 0 or not compiled
+    return [
+        CompilerSteps(
+            backend=backend.name,
+            kind="train",
+            steps=steps,
+            compiling_steps=numbered.select("process", "index").n_unique() if known else None,
+            compile_ms=None if compile_ns is None else compile_ns / 1e6,
+            wall_ms=None if wall_ns is None else wall_ns / 1e6,
+            share=_share(compile_ns, wall_ns),
+            late_compile_ms=late_ns / 1e6 if known and late_ns is not None else None,
+            late_wall_ms=None if late_wall_ns is None else late_wall_ns / 1e6,
+            late_share=_share(late_ns, late_wall_ns) if known else None,
+            compiles=max(int(counted(rows)["count"].sum()), sum(report.compiles() for report in marked)),
+            recompiles=count(rows, "recompile"),
+            transfers=max(count(rows, "transfer"), sum(report.transfers() for report in marked)),
+            breaks=count(rows, "graph_break"),
+            mean_compiling_ms=None,
+            mean_quiet_ms=None,
+            estimated=wall_ns is not None,
+        )
+    ]
+
+
+def _numbered(rows: pl.DataFrame, report: Report) -> pl.DataFrame:
+    """The compilations of a report's process whose step is known, with the step's index."""
+    own = rows.filter((pl.col("process") == report.process) & pl.col("kind").is_in(COMPILATIONS))
+    index = pl.col("step") - report.first_step(own)
+    return own.drop_nulls("step").with_columns(index=index)
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    """At most 1: an estimated wall time may be shorter than what was measured inside it."""
+    return None if part is None or not whole else min(part / whole, 1.0)
+
+
+def points(prepared: Prepared, limit: int = POINTS_SHOWN) -> tuple[CompilerPoint, ...]:
+    """Steps of the lead rank's process with a compilation, graph break or transfer, of all backends, in order.
+
+    Of more than `limit`, steps that recompiled stay, then of equal stretches of the rest the dearest. Where no step
+    has a wall time, the steps that events name.
+    """
+    process = _lead(prepared)
+    if process is None:
+        return ()
+    own = Prepared(prepared.rows.filter(pl.col("process") == process), prepared.steps)
+    steps = table(own).filter(pl.col("process") == process)
+    steps = _named(own.rows) if steps.is_empty() else steps
+    active = pl.col("compiling") | (pl.col("breaks") > 0) | (pl.col("transfers") > 0)
+    shown = steps.filter(active)
+    if shown.height > limit:
+        shown = shown[_kept(shown, limit)]
+    return tuple(
+        CompilerPoint(
+            **{name: row[name] for name in ("step", "kind", "compiles", "recompiles", "breaks", "transfers")},
+            wall_ms=None if row["wall_ns"] is None else row["wall_ns"] / 1e6,
+            compile_ms=None if row["compile_ns"] is None else row["compile_ns"] / 1e6,
+        )
+        for row in shown.iter_rows(named=True)
+    )
+
+
+def _kept(steps: pl.DataFrame, limit: int) -> list[int]:
+    """Numbers of the rows to show, ascending."""
+    lengths = steps["compile_ns"].fill_null(0).to_list()
+    recompiled = (steps["recompiles"] > 0).to_list()
+    first = _dearest([row for row, chosen in enumerate(recompiled) if chosen], lengths, limit)
+    rest = [row for row, chosen in enumerate(recompiled) if not chosen]
+    return sorted(first + _dearest(rest, lengths, limit - len(first)))
+
+
+def _lead(prepared: Prepared) -> str | None:
+    """The process of the lowest rank with events; of several such, the one with the most."""
+    counts = (
+        prepared.rows.group_by("rank", "process")
+        .len()
+        .sort(["rank", "len", "process"], descending=[False, True, False])
+    )
+    return str(counts["process"][0]) if counts.height else None
+
+
+def _dearest(rows: list[int], lengths: Sequence[int], limit: int) -> list[int]:
+    """At most `limit` of the rows: of each of as many equal stretches the one that took longest."""
+    if len(rows) <= limit:
+        return rows
+    edges = [number * len(rows) // limit for number in range(limit + 1)] if limit else []
+    return [max(rows[low:high], key=lengths.__getitem__) for low, high in pairwise(edges)]
+
+
+def _named(rows: pl.DataFrame) -> pl.DataFrame:
+    """A row per step that events name, where the steps table has none."""
+    told = rows.drop_nulls("step")
+    kinds = pl.col("kind")
+    own = pl.col("pos").is_in(counted(told)["pos"].to_list())
+    lengths = durations(told).group_by("step").agg(compile_ns=pl.col("duration_ns").sum())
+    steps = told.group_by("step").agg(
+        compiles=pl.col("count").filter(own).sum(),
+        recompiles=pl.col("count").filter(own & (kinds == "recompile")).sum(),
+        transfers=pl.col("count").filter(kinds == "transfer").sum(),
+        breaks=pl.col("count").filter(kinds == "graph_break").sum(),
+    )
+    compiling = pl.col("compiles") + pl.col("recompiles") > 0
+    named = steps.join(lengths, on="step", how="left").sort("step").with_columns(compiling=compiling)
+    return named.with_columns(kind=pl.lit("train"), wall_ns=pl.lit(None, dtype=pl.Int64))
+
+
+def storm(backend: Backend, rate: Rate | None, steps: Iterable[CompilerSteps]) -> CompileStorm | None:
+    """The rates of one compiler, by its `article_rate`; None where nothing counts steps."""
+    if backend.name not in COMPILERS or rate is None:
+        return None
+    worst = max(
+        (_recent(*sequence) for sequence in _sequences(backend)),
+        key=lambda one: (one["windows"], one["quiet_before"] or 0, one["late_steps"]),
+        default=dict.fromkeys(("windows", "first_window_step", "late_step", "quiet_before")),
+    )
+    late_ms, late_share = _late(steps)
+    return CompileStorm(
+        backend=backend.name,
+        compiles=rate.compiles,
+        steps=rate.steps,
+        whole_run=rate.too_frequent,
+        late_ms=late_ms,
+        late_share=late_share,
+        **worst,
+    )
+
+
+def article_rate(backend: Backend) -> Rate | None:
+    """The rate of the process that compiled most.
+
+    torch_xla: samples of CompileTime by MarkStep, of the process's report. torch.compile, and torch_xla without a
+    report: compilations that events tell (of torch.compile, frames) by steps of all kinds. None without steps.
+    """
+    by_process = {report.process: report for report in backend.reports if report.marks}
+    compiled = counted(backend.own.rows)
+    rates = []
+    for process in backend.processes:
+        report = by_process.get(process)
+        if report is not None and report.complete:
+            rates.append(Rate(process, report.samples("CompileTime"), report.marks or 0))
+            continue
+        marks = report.marks if report is not None else None
+        steps = marks or backend.own.steps.filter(pl.col("process") == process).height
+        if steps:
+            rates.append(Rate(process, int(compiled.filter(pl.col("process") == process)["count"].sum()), steps))
+    return max(rates, key=lambda rate: (rate.too_frequent, rate.compiles, rate.steps), default=None)
+
+
+_Sequence = tuple[str | None, Int64, Bools]  # a kind of step, numbers of steps, and whether each compiled
+
+
+def _sequences(backend: Backend) -> Iterator[_Sequence]:
+    """Of each process and kind of step; of a report whose compilations name their steps, by these."""
+    by_process = {report.process: report for report in backend.reports}
+    for process in backend.processes:
+        mine = backend.steps.filter(pl.col("process") == process)
+        for part in mine.partition_by("kind", maintain_order=True):
+            ordered = part.sort("index")
+            yield str(part["kind"][0]), ordered["step"].to_numpy(), (ordered["compiles"] > 0).to_numpy()
+        report = by_process.get(process)
+        if mine.is_empty() and report is not None and report.marks:
+            rows = counted(backend.own.rows).filter(pl.col("process") == process)
+            named = rows.drop_nulls("step")
+            if named.is_empty() and (rows.height or report.compiles()):
+                continue  # it compiled, and nothing tells when
+            first, steps = report.first_step(rows), report.marks
+            at = named["step"].to_numpy() - first
+            compiled = np.zeros(steps, bool)
+            compiled[at[(at >= 0) & (at < steps)]] = True
+            yield None, first + np.arange(steps), compiled
+
+
+def _recent(kind: str | None, steps: Int64, compiled: Bools) -> dict[str, Any]:
+    """What the windowed rule and the late one find in a sequence."""
+    after = np.arange(len(compiled)) >= WARMUP_STEPS
+    so_far = np.concatenate([[0], np.cumsum(compiled & after)])
+    ends = np.arange(1, len(compiled) + 1)
+    stormy = np.flatnonzero(so_far[ends] - so_far[np.maximum(ends - WINDOW_STEPS, 0)] >= WINDOW_COMPILES)
+    at = np.flatnonzero(compiled)
+    quiet = np.diff(np.concatenate([[-1], at])) - 1
+    late = np.flatnonzero(quiet >= QUIET_STEPS)
+    return {
+        "kind": kind,
+        "windows": len(stormy),
+        "first_window_step": int(steps[stormy[0]]) if len(stormy) else None,
+        "late_step": int(steps[at[late[0]]]) if len(late) else None,
+        "quiet_before": int(quiet[late[0]]) if len(late) else None,
+        "late_steps": int((compiled & after).sum()),
+    }
+
+
+def _late(steps: Iterable[CompilerSteps]) -> tuple[float | None, float | None]:
+    """Compile time after warm-up and its share, of all kinds together."""
+    told = [kind for kind in steps if kind.late_compile_ms is not None]
+    if not told:
+        return None, None
+    late_ms = sum(kind.late_compile_ms or 0.0 for kind in told)
+    shared = [kind for kind in told if kind.late_wall_ms]
+    wall_ms = sum(kind.late_wall_ms or 0.0 for kind in shared)
+    return late_ms, min(sum(kind.late_compile_ms or 0.0 for kind in shared) / wall_ms, 1.0) if wall_ms else None
+
+
+def limits(backends: Iterable[Backend], groups: Iterable[Group]) -> tuple[EagerAfterLimit, ...]:
+    """One per cause of a limit hit, in the order of the causes."""
+    by_name = {backend.name: backend for backend in backends}
+    hits = (group for group in groups if group.cause.kind == "limit_hit")
+    return tuple(_limit(group, by_name[group.cause.backend].steps) for group in hits)
+
+
+def _limit(group: Group, steps: pl.DataFrame) -> EagerAfterLimit:
+    """Steps of the kind and the processes it happened in, windows and first batches left out, ranks pooled."""
+    firsts: dict[str, int] = {}
+    for row in group.rows:
+        if row["at"] is not None:
+            firsts.setdefault(row["process"], row["at"])
+    before, after = [], []
+    for process, at in firsts.items():
+        kind = steps["kind"][at]
+        own = steps.filter(
+            (pl.col("process") == process) & (pl.col("kind") == kind) & ~pl.col("in_window") & ~pl.col("first_batch")
+        )
+        left = own.with_columns(left_ns=pl.col("wall_ns") - pl.col("compile_ns"))
+        before.append(left.filter(pl.col("row") < at))
+        after.append(left.filter(pl.col("row") > at))
+    earlier, later = _comparable(before), _comparable(after)
+    return EagerAfterLimit(
+        cause=group.cause.id,
+        step=group.cause.first_step,
+        before_ms=_median_ms(earlier),
+        before_steps=earlier.height,
+        after_ms=_median_ms(later),
+        after_steps=later.height,
+        before_compiling=bool(earlier["compiling"].any()),
+    )
+
+
+def _comparable(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """The steps that did not compile, where there are enough of them, else all."""
+    steps = pl.concat(parts) if parts else pl.DataFrame(schema={"left_ns": pl.Int64, "compiling": pl.Boolean})
+    quiet = steps.filter(~pl.col("compiling"))
+    return quiet if quiet.height >= EAGER_STEPS else steps
+
+
+def _median_ms(steps: pl.DataFrame) -> float | None:
+    median = steps["left_ns"].median() if steps.height >= EAGER_STEPS else None
+    return median / 1e6 if isinstance(median, int | float) else None

@@ -1,4 +1,4 @@
-"""The rows of the table `compiles` made ready for questions: in order, with the step each lies in.
+"""The rows of the table `compiles` made ready for questions: in order, with the step each lies in; and the causes.
 
 Three things are settled here once. `at`: the row of the steps table an event lies in, by its time where that agrees
 with its step number, else by the number. `owner`: a backward pass compiled later belongs to the latest forward
@@ -8,16 +8,23 @@ a line gets what the recompilations before it say.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import posixpath
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.engine import intervals
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.step_labels import LabelledSteps
+from stepscope.engine.user_code import UserCode
+from stepscope.model import Place
+from stepscope.model.compilers import Change, CompilerCause
 from stepscope.tables.arrays import Int64
 from stepscope.tables.schema import Tables
 
@@ -72,37 +79,29 @@ class Prepared(Struct, frozen=True):
 
 def prepare(tables: Tables, labelled: LabelledSteps) -> Prepared:
     """Rows in order of process, step and time."""
-    steps = labelled.frame.select(
-        "rank", "process", "step", "kind", "start_ns", "wall_ns", "first_batch", "in_window", "reason"
-    ).with_columns(
-        pl.col("kind").fill_null("train"),
-        pl.col("first_batch").fill_null(False),
-        pl.col("in_window").fill_null(False),
-    )
-    steps = steps.join(_traced(tables), on=["process", "step"], how="left", maintain_order="left")
-    steps = steps.with_row_index("row").with_columns(
-        pl.col("traced").fill_null(False),
-        pl.col("row").cast(pl.Int64),
-        index=pl.int_range(pl.len()).over("process", "kind"),
+    events = tables.events.lazy()  # looked through only where events come from traces
+    if not tables.compiles["source"].str.starts_with(TRACE).any():
+        events = events.clear()
+    traced = events.select("process", "step").drop_nulls().unique().with_columns(traced=pl.lit(True)).collect()
+    columns = ("rank", "process", "step", "kind", "start_ns", "wall_ns", "first_batch", "in_window", "reason")
+    steps = (
+        labelled.frame.select(columns)
+        .join(traced, on=["process", "step"], how="left", maintain_order="left")
+        .with_row_index("row")
+        .with_columns(
+            pl.col("kind").fill_null("train"),
+            pl.col("first_batch", "in_window", "traced").fill_null(False),
+            pl.col("row").cast(pl.Int64),
+        )
+        .with_columns(index=pl.int_range(pl.len()).over("process", "kind"))
     )
     rows = tables.compiles.with_columns(
         pl.col("process").fill_null(""), pl.col("count").fill_null(1), counted=pl.col("count").is_not_null()
     )
-    rows = _ordered(_located(rows, steps))
+    rows = _located(rows, steps)
     kinds = steps["kind"].gather(rows["at"]) if steps.height else pl.Series([None] * rows.height, dtype=pl.String)
-    rows = rows.with_columns(
-        kinds.alias("step_kind"),
-        pl.Series("owner", _owners(rows), dtype=pl.Int64),
-    )
+    rows = rows.with_columns(kinds.alias("step_kind"), pl.Series("owner", _owners(rows), dtype=pl.Int64))
     return Prepared(_with_limits(rows), steps)
-
-
-def _traced(tables: Tables) -> pl.DataFrame:
-    """(process, step) of which a trace has slices; only looked for where events come from traces."""
-    events = tables.events.lazy()
-    if not tables.compiles["source"].str.starts_with(TRACE).any():
-        events = events.clear()
-    return events.select("process", "step").drop_nulls().unique().with_columns(traced=pl.lit(True)).collect()
 
 
 def counted(rows: pl.DataFrame) -> pl.DataFrame:
@@ -111,51 +110,35 @@ def counted(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _located(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """`rows` with `at` and `order`: the step they are in, or behind."""
-    rows = rows.with_row_index("input")
-    at = np.full(rows.height, _NONE, np.int64)
-    order = rows["step"].fill_null(_NONE).to_numpy().copy()
-    for (process,), own in rows.partition_by("process", as_dict=True).items():
-        mine = steps.filter(pl.col("process") == process)
-        if mine.height:
-            where = own["input"].to_numpy()
-            at[where], order[where] = _find(own, mine)
-    return rows.with_columns(
-        pl.Series("at", at).replace(_NONE, None),
-        pl.Series("order", order).replace(_NONE, None),
-        step=pl.col("step"),
+    """`rows` in order, with `pos` and `at`, the row of the step they are in."""
+    numbered = steps.unique(["process", "step"], keep="first", maintain_order=True)
+    end_ns = pl.col("start_ns") + pl.col("wall_ns")
+    timed = steps.drop_nulls("start_ns").sort("start_ns").with_columns(end_ns=end_ns)
+    found = (
+        rows.with_row_index("input")
+        .with_columns(moment=pl.col("time_ns").fill_null(_NONE))
+        .join(numbered.select("process", "step", by_number="row"), on=["process", "step"], how="left")
+        .sort("moment")
+        .join_asof(
+            timed.select(
+                "process", "start_ns", by_time="row", named="step", end_ns=pl.col("start_ns") + pl.col("wall_ns")
+            ),
+            left_on="moment",
+            right_on="start_ns",
+            by="process",
+            check_sortedness=False,
+        )
     )
-
-
-def _find(rows: pl.DataFrame, steps: pl.DataFrame) -> tuple[Int64, Int64]:
-    """For each row of one process its row of the steps table and its number in the order of steps; -1 for none."""
-    numbers = rows["step"].fill_null(_NONE).to_numpy()
-    firsts = steps.unique("step", keep="first", maintain_order=True).sort("step")
-    by_number = _lookup(firsts["step"].to_numpy(), firsts["row"].to_numpy(), numbers)
-    timed = steps.drop_nulls("start_ns").sort("start_ns")
-    if timed.is_empty():
-        return by_number, numbers
-    starts, walls = timed["start_ns"].to_numpy(), timed["wall_ns"].to_numpy()
-    times = rows["time_ns"].fill_null(_NONE).to_numpy()
-    last = np.searchsorted(starts, times, side="right") - 1
-    known = (times >= 0) & (last >= 0)
-    last = np.maximum(last, 0)
-    inside = known & (times < starts[last] + walls[last])
-    named = timed["step"].to_numpy()[last]
-    agrees = inside & ((numbers == _NONE) | (named == numbers) | (by_number == _NONE))
-    at = np.where(agrees, timed["row"].to_numpy()[last], by_number)
-    return at, np.where((numbers == _NONE) & known, named, numbers)
-
-
-def _lookup(keys: Int64, values: Int64, wanted: Int64) -> Int64:
-    """The value of each wanted key, -1 where `keys` (ascending) lacks it."""
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[at] == wanted, values[at], _NONE)
-
-
-def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
-    rows = rows.sort("process", "order", "time_ns", "input", nulls_last=True)
-    return rows.drop("input", "order").with_row_index("pos").with_columns(pl.col("pos").cast(pl.Int64))
+    number = pl.col("step")
+    agrees = number.is_null() | (pl.col("named") == number) | pl.col("by_number").is_null()
+    inside = (pl.col("moment") < pl.col("end_ns")) & agrees
+    return (
+        found.with_columns(
+            at=pl.when(inside).then("by_time").otherwise("by_number"), order=pl.coalesce(number, "named")
+        )
+        .sort("process", "order", "time_ns", "input", nulls_last=True)
+        .select(*rows.columns, "at", pos=pl.int_range(pl.len()))
+    )
 
 
 def _owners(rows: pl.DataFrame) -> list[int]:
@@ -164,12 +147,10 @@ def _owners(rows: pl.DataFrame) -> list[int]:
     latest: dict[tuple[str, str, str], int] = {}
     names = ("process", "backend", "graph", "kind", "direction")
     for pos, (process, backend, graph, kind, direction) in enumerate(rows.select(names).iter_rows()):
-        if graph is None or kind not in COMPILATIONS:
-            continue
-        if direction == "backward":
+        if graph is not None and kind in COMPILATIONS and direction == "backward":
             owners[pos] = latest.get((process, backend, graph), pos)
-        else:
-            latest[(process, backend, graph)] = pos
+        elif graph is not None and kind in COMPILATIONS:
+            latest[process, backend, graph] = pos
     return owners
 
 
@@ -255,24 +236,24 @@ def per_step_ns(prepared: Prepared) -> Int64:
     return np.minimum(found, walls)
 
 
-def by_group(rows: pl.DataFrame, groups: Int64, steps: pl.DataFrame) -> tuple[dict[int, int], dict[int, int]]:
+def by_group(rows: pl.DataFrame, groups: Int64, steps: pl.DataFrame) -> tuple[Counter[int], Counter[int]]:
     """Of each group of rows (`groups` is one number per row) the time in all, and the time inside steps, ns.
 
     Spans of a group and process that overlap count once. Groups without any duration are missing. Where a process has
     no measured steps, what names its step counts as inside, and of the rest nothing is known.
     """
-    numbered = rows.with_columns(pl.Series("group", groups, dtype=pl.Int64))
-    spans, lengths = _split(durations(numbered))
-    whole: dict[int, int] = {}
-    inside: dict[int, int] = {}
+    spans, lengths = _split(durations(rows.with_columns(pl.Series("group", groups, dtype=pl.Int64))))
+    whole: Counter[int] = Counter()
+    inside: Counter[int] = Counter()
     measured = set(steps["process"].unique().to_list())
     for group, duration, at, step, process in lengths.select(
         "group", "duration_ns", "at", "step", "process"
     ).iter_rows():
-        whole[group] = whole.get(group, 0) + duration
-        if process in measured or step is not None:
-            within = at is not None if process in measured else True
-            inside[group] = inside.get(group, 0) + (duration if within else 0)
+        whole[group] += duration
+        if process in measured:
+            inside[group] += duration if at is not None else 0
+        elif step is not None:
+            inside[group] += duration
     for (process,), own in spans.partition_by("process", as_dict=True).items():
         starts, ends = _edges(own)
         keys = own["group"].to_numpy()
@@ -281,15 +262,14 @@ def by_group(rows: pl.DataFrame, groups: Int64, steps: pl.DataFrame) -> tuple[di
         ran = intervals.union(begins, begins + timed["wall_ns"].to_numpy())
         _add(whole, keys, starts, ends)
         # on an axis that holds the time in steps alone, what a span covers is what it has inside steps
-        if process not in measured:
-            continue
-        _add(inside, keys, intervals.covered_before(ran, starts), intervals.covered_before(ran, ends))
+        if process in measured:
+            _add(inside, keys, intervals.covered_before(ran, starts), intervals.covered_before(ran, ends))
     return whole, inside
 
 
-def _add(sums: dict[int, int], keys: Int64, starts: Int64, ends: Int64) -> None:
+def _add(sums: Counter[int], keys: Int64, starts: Int64, ends: Int64) -> None:
     for key, length in zip(*intervals.union_by(keys, starts, ends), strict=True):
-        sums[int(key)] = sums.get(int(key), 0) + int(length)
+        sums[int(key)] += int(length)
 
 
 def _split(told: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -301,3 +281,148 @@ def _split(told: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 def _edges(spans: pl.DataFrame) -> tuple[Int64, Int64]:
     starts = spans["time_ns"].to_numpy()
     return starts, starts + spans["duration_ns"].to_numpy()
+
+
+Row = Mapping[str, Any]
+_KEY = ("backend", "kind", "function", "def_file", "def_line", "file", "line", "cause", "operator")
+
+
+class Group(Struct, frozen=True):
+    """A cause and the rows of `Prepared.rows` it is made of, later backward passes left out."""
+
+    cause: CompilerCause
+    rows: tuple[Row, ...]
+
+
+def groups(prepared: Prepared, code: UserCode) -> tuple[Group, ...]:
+    """All causes, most expensive first; those without time behind, by count."""
+    numbers: dict[tuple[Any, ...], int] = {}
+    members: list[list[Row]] = []
+    assigned: list[int] = []
+    for row in prepared.rows.iter_rows(named=True):  # owners come before what belongs to them
+        if row["owner"] != row["pos"]:
+            assigned.append(assigned[row["owner"]])
+            continue
+        assigned.append(numbers.setdefault(tuple(row[name] for name in _KEY), len(numbers)))
+        if assigned[-1] == len(members):
+            members.append([])
+        members[assigned[-1]].append(row)
+    whole, inside = by_group(prepared.rows, np.array(assigned, np.int64), prepared.steps)
+    found = [
+        Group(_cause(own, code, _ms(whole.get(number)), _ms(inside.get(number))), tuple(own))
+        for number, own in enumerate(members)
+    ]
+    ranked = sorted(found, key=_rank)
+    seen: Counter[str] = Counter()
+    for number, group in enumerate(ranked):  # two causes whose files differ by folder alone would share an id
+        cause = group.cause
+        seen[cause.id] += 1
+        if seen[cause.id] > 1:
+            ranked[number] = replace(group, cause=replace(cause, id=f"{cause.id}-{seen[cause.id]}"))
+    return tuple(ranked)
+
+
+def _rank(group: Group) -> tuple[bool, float, int, str]:
+    cause = group.cause
+    return cause.total_ms is None, -(cause.total_ms or 0.0), -cause.count, cause.id
+
+
+def _cause(rows: Sequence[Row], code: UserCode, total_ms: float | None, inside_ms: float | None) -> CompilerCause:
+    first, last = rows[0], rows[-1]
+    in_order = sorted(rows, key=lambda row: (row["step"] is None, row["step"] or 0))
+    steps = list(dict.fromkeys(_told(in_order, "step")))
+    subject = next((name for name, _ in Counter(_told(rows, "subject")).most_common(1)), None)
+    single = _told((row for row in rows if row["count"] == 1), "duration_ns")
+    place, definition, call = _places(first, code)
+    return CompilerCause(
+        id=_id(first, subject),
+        backend=first["backend"] or "",
+        kind=first["kind"],
+        cause=first["cause"] or "",
+        text=_reason(_last(rows, "reason")),
+        function=first["function"],
+        place=place,
+        definition=definition,
+        call=call,
+        hint=_last(rows, "hint"),
+        operator=first["operator"],
+        subject=subject,
+        count=sum(row["count"] for row in rows),
+        total_ms=total_ms if total_ms is not None else _plain_ms(rows),
+        longest_ms=_ms(max(single, default=None)),
+        steps=tuple(steps[:STEPS_SHOWN]),
+        step_count=len(steps),
+        first_step=steps[0] if steps else None,
+        last_step=steps[-1] if steps else None,
+        changes=_changes(in_order),
+        cache_entries=max(_told(rows, "cache_entries"), default=None),
+        limit=_last(rows, "limit"),
+        ranks=tuple(sorted(set(_told(rows, "rank")))),
+        kinds=tuple(sorted(set(_told(rows, "step_kind")), key=lambda kind: (kind != "train", kind))),
+        in_main_steps_ms=inside_ms if total_ms is not None else _plain_ms(row for row in rows if row["at"] is not None),
+        source="; ".join(dict.fromkeys(_told((first, last), "source"))),
+        counted=all(row["counted"] for row in rows),
+    )
+
+
+def _told(rows: Iterable[Row], name: str) -> list[Any]:
+    return [row[name] for row in rows if row[name] is not None]
+
+
+def _places(row: Row, code: UserCode) -> tuple[Place | None, Place | None, Place | None]:
+    """The user's line to blame, where the compiled function begins, and the user's line that called it.
+
+    To blame is the line the compiler named, where it is the user's; else the call, else the definition.
+    """
+    # torch.compile names the compiled function, and a cause may lie in one that it calls
+    inner = None if row["backend"] == TORCH_COMPILE else row["function"]
+    cause = _users(code, row["file"], row["line"], inner)
+    call = _users(code, row["call_file"], row["call_line"], None)
+    begins = _users(code, row["def_file"], row["def_line"], row["function"])
+    definition = begins or (Place(row["def_file"], row["def_line"], row["function"]) if row["def_file"] else None)
+    return cause or call or begins, definition, call
+
+
+def _users(code: UserCode, file: str | None, line: int | None, function: str | None) -> Place | None:
+    resolved = code.resolve(file)
+    return Place(resolved, line, function) if resolved else None
+
+
+def _changes(rows: Iterable[Row]) -> tuple[Change, ...]:
+    """What changed, step by step; ranks that saw the same are one."""
+    told = (row for row in rows if row["old"] is not None or row["new"] is not None)
+    found = dict.fromkeys(Change(row["step"], row["old"], row["new"], row["subject"]) for row in told)
+    return tuple(found)[:CHANGES_SHOWN]
+
+
+def _id(row: Row, subject: str | None) -> str:
+    """Ten hex digits that stay the same from run to run, and from machine to machine."""
+    file, line = next(
+        ((row[f"{at}file"], row[f"{at}line"]) for at in ("", "def_", "call_") if row[f"{at}file"]), (None, None)
+    )
+    where = f"{posixpath.basename(file)}:{line}" if file else ""
+    parts = (row["kind"], row["function"], where, row["cause"], subject, row["operator"])
+    return hashlib.sha256("\x00".join(str(part or "") for part in parts).encode()).hexdigest()[:10]
+
+
+def _plain_ms(rows: Iterable[Row]) -> float | None:
+    """The sum of durations that are no compiling: of transfers."""
+    told = _told(rows, "duration_ns")
+    return sum(told) / 1e6 if told else None
+
+
+def _reason(text: str | None) -> str:
+    """The first line without the graph id before it ("2/7: "), the source quoted behind it and the advice."""
+    line = next((line.strip() for line in (text or "").splitlines() if line.strip()), "")
+    head, colon, tail = line.partition(": ")
+    if colon and "/" in head and head.replace("/", "").isdigit():
+        line = tail
+    return line.partition("(HINT")[0].partition("  # ")[0].strip()
+
+
+def _last(rows: Sequence[Row], name: str) -> Any:
+    return next(iter(_told(reversed(rows), name)), None)
+
+
+def _ms(ns: int | None) -> float | None:
+    return None if ns is None else ns / 1e6

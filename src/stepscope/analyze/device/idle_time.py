@@ -3,25 +3,28 @@
 A gap begins when the queue runs empty. Where the host stood in a wait for the device at that moment, the wait is the
 cause of more than itself: had the host not waited, it would have been ahead by as long as it waited, so that much of
 the gap behind the wait is the wait's, too. What no wait, loader, compilation, allocation, file or operation with a rule
-of its own explains is the host preparing its next launch (`launches`). Copies are in `copies`.
+of its own explains is the host preparing its next launch (`launches`).
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from functools import cached_property
 from math import prod
 
 import numpy as np
 from msgspec import Struct
 
-from stepscope.analyze.device.trace_loss import TraceLoss, host_rows, trace_loss
+from stepscope.analyze.device.trace_loss import TraceLoss, host_rows
 from stepscope.engine import intervals
 from stepscope.engine.collective_names import is_backend_range
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
-from stepscope.engine.host_activity import HostActivity
 from stepscope.engine.intervals import EMPTY, Intervals
 from stepscope.engine.journal import json_list
 from stepscope.engine.scene import Scene
+from stepscope.engine.slice_tree import has_ancestor
+from stepscope.model.device_losses import COMPILED, HOST, LAUNCH, OPTIMIZER, ZERO_GRAD
 from stepscope.tables.arrays import NONE, Bools, Int64, climb
 
 # A call of the host returns a little after the device is done, and two calls of one operator lie as close together.
@@ -50,27 +53,20 @@ class Idle(Struct, frozen=True, dict=True):
 
     scene: Scene
 
-    @property
-    def host(self) -> HostActivity:
-        return self.scene.host
-
     @cached_property
     def gaps(self) -> Intervals:
         """Between the slices of all devices, from the first step's start to the last one's end."""
-        windows = self.scene.windows
         busy = self.scene.found.covered(KERNEL, FILL, COMMUNICATION, COPY)
-        return intervals.complement(busy, int(windows.start_ns[0]), int(windows.end_ns[-1]))
+        return intervals.complement(busy, int(self.scene.starts[0]), int(self.scene.ends[-1]))
 
     @cached_property
     def ended_by(self) -> Int64:
         """For each gap the slice of work that ends it, -1 for none."""
-        found = self.scene.found
-        if not len(found):
-            return np.full(len(self.gaps.ends), NONE, np.int64)
-        order = np.argsort(found.start_ns, kind="stable")
-        at = np.searchsorted(found.start_ns[order], self.gaps.ends)
+        starts = self.scene.found.start_ns
+        order = np.argsort(starts, kind="stable")
+        at = np.searchsorted(starts[order], self.gaps.ends)
         slices = order[np.minimum(at, len(order) - 1)]
-        return np.where((at < len(order)) & (found.start_ns[slices] == self.gaps.ends), slices, NONE)
+        return np.where((at < len(order)) & (starts[slices] == self.gaps.ends), slices, NONE)
 
     @cached_property
     def _first(self) -> Bools:
@@ -91,35 +87,33 @@ class Idle(Struct, frozen=True, dict=True):
     @cached_property
     def launch(self) -> Int64:
         """For each gap the row of the call that launched the slice behind it, -1 for none."""
-        found = self.scene.found
-        return np.where(self.ended_by >= 0, found.launch[self.ended_by], NONE) if len(found) else self.ended_by
+        return np.where(self.ended_by >= 0, self.scene.found.launch[self.ended_by], NONE)
 
     @cached_property
     def starved(self) -> Bools:
         """Gaps that ended because the host launched something: the call was not over when the queue ran empty."""
-        span = self.scene.span
-        found: Bools = (self.launch >= 0) & (span.ends(np.maximum(self.launch, 0)) > self.gaps.starts) & ~self.in_graph
+        over = self.scene.span.ends(np.maximum(self.launch, 0))
+        found: Bools = (self.launch >= 0) & (over > self.gaps.starts) & ~self.in_graph
         return found
-
-    @cached_property
-    def _pending(self) -> Intervals:
-        """When something had been launched long ago that had not begun."""
-        found, span = self.scene.found, self.scene.span
-        known = np.flatnonzero((found.launch >= 0) & self._first)
-        return intervals.union(span.ends(found.launch[known]) + PENDING_NS, found.start_ns[known])
 
     # ---------------------------------------------------------------------------------------------- waits
 
     def copies(self, marks: tuple[str, ...]) -> Int64:
         """Slices of work that copy in a direction."""
-        found, names = self.scene.found, self.scene.span.names
-        wanted = names.containing(*marks)
-        return np.flatnonzero((found.kind == COPY) & wanted[found.rows])
+        found = self.scene.found
+        return np.flatnonzero((found.kind == COPY) & self.scene.span.names.containing(*marks)[found.rows])
+
+    def exposed_copies(self, marks: tuple[str, ...]) -> Int64:
+        """Those in the steps, without what whole operations copy."""
+        slices = self.copies(marks)
+        inside = self.scene.step_of(self.scene.found.start_ns[slices]) >= 0
+        return slices[inside & ~self.operations.work[slices]]
 
     @cached_property
     def calls(self) -> Int64:
         """Rows of the calls of the runtime or driver."""
-        return self.host.rows[self.scene.span.is_runtime[self.host.rows]]
+        rows = self.scene.host.rows
+        return rows[self.scene.span.is_runtime[rows]]
 
     @cached_property
     def _copying_in(self) -> Intervals:
@@ -129,11 +123,9 @@ class Idle(Struct, frozen=True, dict=True):
         launches = np.unique(launches[launches >= 0])
         around = span.parent[launches]
         around = around[around >= 0]
-        around = around[span.is_operator[around]]
         marked = np.zeros(len(span) + 1, bool)  # the last for rows without a parent
-        marked[around] = True
-        rows = np.union1d(self.calls[marked[span.parent[self.calls]]], launches)
-        return span.times(rows)
+        marked[around[span.is_operator[around]]] = True
+        return span.times(np.union1d(self.calls[marked[span.parent[self.calls]]], launches))
 
     @cached_property
     def operations(self) -> Operations:
@@ -141,36 +133,30 @@ class Idle(Struct, frozen=True, dict=True):
         return Operations(self.scene, self.gaps)
 
     @cached_property
-    def before_operations(self) -> Intervals:
-        """A loader or compilation in which anything happens has the better name."""
-        return intervals.merge(self.host.data, self.host.compiling)
-
-    @cached_property
     def _other_causes(self) -> Intervals:
-        return intervals.merge(self.before_operations, self.operations.times)
+        return intervals.merge(self.operations.told, self.operations.times)
 
     @cached_property
     def pin_rows(self) -> Int64:
         """Operators of the training thread that pin memory."""
         rows = host_rows(self.scene.span, _PIN)
-        return rows[np.isin(rows, self.host.rows)]
+        return rows[np.isin(rows, self.scene.host.rows)]
 
     @cached_property
     def pinning(self) -> Intervals:
         """Idle time while the host pins memory."""
-        span, rows = self.scene.span, self.pin_rows
-        idle = intervals.intersect(self.gaps, span.times(rows))
+        idle = intervals.intersect(self.gaps, self.scene.span.times(self.pin_rows))
         return intervals.subtract(idle, self._other_causes)
 
     @cached_property
     def waits_in(self) -> Waits:
         """Waits for copies from the host."""
-        return self._waits(intervals.intersect(self.host.synchronizing, self._copying_in), EMPTY)
+        return self._waits(intervals.intersect(self.scene.host.synchronizing, self._copying_in), EMPTY)
 
     @cached_property
     def waits(self) -> Waits:
         """All other waits for the device."""
-        return self._waits(intervals.subtract(self.host.synchronizing, self._copying_in), self.waits_in.idle)
+        return self._waits(intervals.subtract(self.scene.host.synchronizing, self._copying_in), self.waits_in.idle)
 
     def _waits(self, times: Intervals, told: Intervals) -> Waits:
         """`told`: idle time of other waits."""
@@ -179,21 +165,22 @@ class Idle(Struct, frozen=True, dict=True):
             return Waits(EMPTY, np.empty(0, np.int64), EMPTY, np.empty(0, np.int64))
         wide = intervals.union(times.starts, times.ends + RETURN_NS)
         waits = Intervals(wide.starts, wide.ends - RETURN_NS)
-        gaps = self.gaps
+        gaps, found, span = self.gaps, self.scene.found, self.scene.span
         at = np.searchsorted(waits.starts, gaps.starts, side="right") - 1
         safe = np.maximum(at, 0)
         caused = (at >= 0) & (gaps.starts <= waits.ends[safe] + RETURN_NS)
         behind = np.maximum(waits.ends[safe], gaps.starts)
         reach = np.minimum(gaps.ends, behind + gaps.starts - waits.starts[safe])
         behind, reach = behind[caused], np.maximum(reach, behind)[caused]
-        told = intervals.merge(self._other_causes, self._pending, self.pinning, told)
+        known = np.flatnonzero((found.launch >= 0) & self._first)
+        pending = intervals.union(span.ends(found.launch[known]) + PENDING_NS, found.start_ns[known])
+        told = intervals.merge(self._other_causes, pending, self.pinning, told)
         after = intervals.subtract(intervals.union(behind, reach), told)
-        after = intervals.subtract(after, self.host.synchronizing)
+        after = intervals.subtract(after, self.scene.host.synchronizing)
         under = intervals.subtract(intervals.intersect(gaps, waits), told)
-        idle = intervals.merge(under, after)
         own = intervals.covered(under, waits.starts, waits.ends)
         np.add.at(own, at[caused], intervals.covered(after, behind, reach))
-        return Waits(waits, self._longest_calls(waits), idle, own)
+        return Waits(waits, self._longest_calls(waits), intervals.merge(under, after), own)
 
     def _longest_calls(self, waits: Intervals) -> Int64:
         span, calls = self.scene.span, self.calls
@@ -208,50 +195,47 @@ class Idle(Struct, frozen=True, dict=True):
     # ------------------------------------------------------------------------------------------- what is left
 
     @cached_property
+    def _waited(self) -> Intervals:
+        return intervals.merge(self._other_causes, self.waits.idle, self.waits_in.idle, self.pinning)
+
+    @cached_property
     def _allocating(self) -> Intervals:
-        told = intervals.merge(self._other_causes, self.waits.idle, self.waits_in.idle, self.pinning)
-        return intervals.subtract(intervals.intersect(self.gaps, self.host.allocating), told)
+        return intervals.subtract(intervals.intersect(self.gaps, self.scene.host.allocating), self._waited)
 
     @cached_property
     def rest(self) -> Intervals:
         """Idle time that nothing above explains: the host prepares a launch."""
-        told = intervals.merge(
-            self._other_causes,
-            self.waits.idle,
-            self.waits_in.idle,
-            self.pinning,
-            self.host.synchronizing,
-            self._allocating,
-        )
-        return intervals.subtract(intervals.subtract(self.gaps, told), self.host.io)
+        told = intervals.merge(self._waited, self.scene.host.synchronizing, self._allocating)
+        return intervals.subtract(intervals.subtract(self.gaps, told), self.scene.host.io)
 
-    # ----------------------------------------------------------------------------------------------- pieces
+    # ----------------------------------------------------------------------------------------------- losses
 
     def synchronizing(self) -> TraceLoss:
         """Waits of the host, and the copies to the host that it waits for and nothing hides."""
-        found = self.scene.found
+        found, scene, waits = self.scene.found, self.scene, self.waits.times
         out = self.copies(OUT)
         out = out[~self.operations.work[out]]
         exposed = intervals.subtract(
             intervals.union(found.start_ns[out], found.end_ns[out]), found.covered(KERNEL, FILL, COMMUNICATION)
         )
-        awaited = intervals.intersect(exposed, self.waits.times)
-        copied = intervals.covered(awaited, self.waits.times.starts, self.waits.times.ends)
+        awaited = intervals.intersect(exposed, waits)
+        copied = intervals.covered(awaited, waits.starts, waits.ends)
         weights = self.waits.idle_ns + copied
-        rows, chosen = self.waits.rows, (weights > 0) & (self.scene.step_of(self.waits.times.starts) >= 0)
-        waited = self.waits.times.ends - self.waits.times.starts
+        chosen = (weights > 0) & (scene.step_of(waits.starts) >= 0)
+        waited = waits.ends - waits.starts
         details = {"waited_ns": float(waited[chosen].sum()), "copied_ns": float(copied[chosen].sum())}
-        times = intervals.merge(intervals.intersect(self.waits.idle, self.scene.inside), awaited)
-        return trace_loss(self.scene, times, rows[chosen], weights[chosen], self.operators(rows[chosen]), details)
+        times = intervals.merge(intervals.intersect(self.waits.idle, scene.inside), awaited)
+        rows = self.waits.rows[chosen]
+        return TraceLoss(scene, times, rows, weights[chosen], self.operators(rows), details)
 
     def allocating(self) -> TraceLoss:
         """Calls that get or give back device memory while the device idles."""
         span, times = self.scene.span, intervals.intersect(self._allocating, self.scene.inside)
-        rows = self.calls
-        weights = intervals.covered(times, span.start_ns[rows], span.ends(rows))
-        chosen = (weights > 0) & (intervals.covered(self.host.allocating, span.start_ns[rows], span.ends(rows)) > 0)
-        rows = rows[chosen]
-        return trace_loss(self.scene, times, rows, weights[chosen], rows)
+        starts, ends = span.start_ns[self.calls], span.ends(self.calls)
+        weights = intervals.covered(times, starts, ends)
+        chosen = (weights > 0) & (intervals.covered(self.scene.host.allocating, starts, ends) > 0)
+        rows = self.calls[chosen]
+        return TraceLoss(self.scene, times, rows, weights[chosen], rows)
 
     def operators(self, rows: Int64) -> Int64:
         """The rows of the outermost operators around each call, else the call's.
@@ -285,11 +269,21 @@ _DISTRIBUTING = (
 )
 
 
-class Operations(Struct, frozen=True, dict=True):
-    """The owning operations of one trace; `gaps` is when no device works."""
+class Operations:
+    """The operations of one trace that own what happens in them; `gaps` is when no device works.
 
-    scene: Scene
-    gaps: Intervals
+    `told`: a loader or compilation in which anything happens has the better name.
+    """
+
+    def __init__(self, scene: Scene, gaps: Intervals) -> None:
+        self.scene, self.span, self.gaps = scene, scene.span, gaps
+        self.told = intervals.merge(scene.host.data, scene.host.compiling)
+        rows = host_rows(self.span, _LINALG)
+        self._linalg_rows = rows[self.span.is_operator[rows]]
+        self._linalg = self._serial(self._linalg_rows)
+        several = (np.unique(scene.found.device) >= 0).sum() > 1 and len(host_rows(self.span, _DATA_PARALLEL))
+        self._distributing_rows = host_rows(self.span, _DISTRIBUTING) if several else np.empty(0, np.int64)
+        self._distributing = self.span.times(self._distributing_rows)
 
     @property
     def times(self) -> Intervals:
@@ -299,103 +293,68 @@ class Operations(Struct, frozen=True, dict=True):
     @cached_property
     def work(self) -> Bools:
         """Slices of work that they launched."""
-        return self._launched_in(self._linalg_rows, self._linalg) | self._launched_in(
-            self._distributing_rows, self._distributing
-        )
+        distributed = self._launched_in(self._distributing_rows, self._distributing)
+        return self._launched_in(self._linalg_rows, self._linalg) | distributed
 
-    # ------------------------------------------------------------------------------------------ linear algebra
-
-    @cached_property
-    def _linalg_rows(self) -> Int64:
-        span = self.scene.span
-        rows = host_rows(span, _LINALG)
-        return rows[span.is_operator[rows]]
-
-    @cached_property
-    def _linalg(self) -> Intervals:
+    def _serial(self, rows: Int64) -> Intervals:
         """Calls of linear algebra that leave the device empty for most of their time."""
-        scene, span, rows = self.scene, self.scene.span, self._linalg_rows
-        calls = span.times(rows)
-        if not len(calls.starts):
-            return calls
-        found = scene.found
+        found, calls = self.scene.found, self.span.times(rows)
         mine = self._launched_in(rows, calls)
         at = self._call_of(calls, mine)
         lengths = (found.end_ns - found.start_ns)[mine]
-        blocks = span.series("blocks_per_sm").gather(found.rows[mine]).fill_null(1.0).to_numpy()
+        blocks = self.span.series("blocks_per_sm").gather(found.rows[mine]).fill_null(1.0).to_numpy()
         full = (found.kind[mine] == KERNEL) & (lengths > SHORT_NS) & (blocks >= 1)
         work = np.bincount(at, lengths, len(calls.starts))
         busy = np.bincount(at[full], lengths[full], len(calls.starts))
         serial = busy < BUSY * (work + intervals.covered(self.gaps, calls.starts, calls.ends))
         return Intervals(calls.starts[serial], calls.ends[serial])
 
-    def linear_algebra(self, told: Intervals) -> TraceLoss:
+    def linear_algebra(self) -> TraceLoss:
         """Calls of linear algebra in which the device mostly waits for the next small piece."""
         rows, calls = self._linalg_rows, self._linalg
-        found = self._owned(rows, calls, told)
-        sizes = [self._matrices(int(row)) for row in found.rows if row >= 0]
-        count = sum(number for number, _ in sizes)
+        found = self._owned(rows, calls)
+        shapes = [_first_shape(self.span.series("shapes")[int(row)]) for row in found.rows if row >= 0]
+        # how many matrices each operator got, and the rows of each; without recorded shapes none are known
+        sizes = [(prod(shape[:-2]), shape[-2]) for shape in shapes if len(shape) >= 2]
         mine = self._launched_in(rows, calls) & (self.scene.step_of(self.scene.found.start_ns) >= 0)
         found.details.update(
             launches=float(mine.sum()),
-            matrices=float(count),
+            matrices=float(sum(number for number, _ in sizes)),
             matrix_rows=float(sum(number * size for number, size in sizes)),
         )
         return found
 
-    def _matrices(self, row: int) -> tuple[int, int]:
-        """How many matrices the operator got, and the rows of each; (0, 0) where no shapes were recorded."""
-        shape = _first_shape(self.scene.span.series("shapes")[row])
-        return (prod(shape[:-2]), shape[-2]) if len(shape) >= 2 else (0, 0)
-
-    # -------------------------------------------------------------------------------------------- DataParallel
-
-    @cached_property
-    def _distributing_rows(self) -> Int64:
-        span, devices = self.scene.span, np.unique(self.scene.found.device)
-        if (devices >= 0).sum() < 2 or not len(host_rows(span, _DATA_PARALLEL)):
-            return np.empty(0, np.int64)
-        return host_rows(span, _DISTRIBUTING)
-
-    @cached_property
-    def _distributing(self) -> Intervals:
-        return self.scene.span.times(self._distributing_rows)
-
-    def data_parallel(self, told: Intervals) -> TraceLoss:
+    def data_parallel(self) -> TraceLoss:
         """DataParallel's replicate, scatter and gather, as far as nothing hides them."""
-        found = self._owned(self._distributing_rows, self._distributing, told)
-        found.details["devices"] = float(len(np.unique(self.scene.found.device)) * len(self.scene.windows))
+        found = self._owned(self._distributing_rows, self._distributing)
+        found.details["devices"] = float(len(np.unique(self.scene.found.device)) * len(self.scene))
         return found
-
-    # ---------------------------------------------------------------------------------------------------- both
 
     def _launched_in(self, rows: Int64, times: Intervals) -> Bools:
         """Slices of work whose launch lies in these times, on a thread of the rows."""
-        span, found = self.scene.span, self.scene.found
-        tracks = np.unique(span.tracks.codes[rows])
-        return self.scene.launched_during(times) & np.isin(span.tracks.codes[np.maximum(found.launch, 0)], tracks)
+        codes = self.span.tracks.codes
+        tracks = codes[np.maximum(self.scene.found.launch, 0)]
+        return self.scene.launched_during(times) & np.isin(tracks, np.unique(codes[rows]))
 
     def _call_of(self, calls: Intervals, mine: Bools) -> Int64:
-        starts = self.scene.span.start_ns[self.scene.found.launch[mine]]
+        starts = self.span.start_ns[self.scene.found.launch[mine]]
         at: Int64 = np.searchsorted(calls.starts, starts, side="right") - 1
         return at
 
-    def _owned(self, rows: Int64, calls: Intervals, told: Intervals) -> TraceLoss:
-        """Idle time inside the calls, without what is `told` elsewhere, and their work with nothing beside it."""
-        scene, span = self.scene, self.scene.span
-        mine = self._launched_in(rows, calls) if len(calls.starts) else np.zeros(len(scene.found), bool)
-        idle = intervals.subtract(intervals.intersect(self.gaps, calls), told)
+    def _owned(self, rows: Int64, calls: Intervals) -> TraceLoss:
+        """Idle time inside the calls, without what is told elsewhere, and their work with nothing beside it."""
+        scene, span = self.scene, self.span
+        mine = self._launched_in(rows, calls)
+        idle = intervals.subtract(intervals.intersect(self.gaps, calls), self.told)
         times = intervals.intersect(intervals.merge(idle, scene.exclusive(mine)), scene.inside)
         ends = calls.ends.copy()
         np.maximum.at(ends, self._call_of(calls, mine), scene.found.end_ns[mine])
         ends[:-1] = np.minimum(ends[:-1], calls.starts[1:])  # what a later call began is that call's
         weights = intervals.covered(times, calls.starts, ends)
-        order = np.lexsort((-span.duration_ns[rows], span.start_ns[rows]))
-        begins = np.searchsorted(span.start_ns[rows][order], calls.starts)
-        outer = rows[order][begins] if len(calls.starts) else np.full(0, NONE, np.int64)
-        kept = weights > 0
+        ordered = rows[np.lexsort((-span.duration_ns[rows], span.start_ns[rows]))]
+        outer = ordered[np.searchsorted(span.start_ns[ordered], calls.starts)][weights > 0]
         details = {"idle_ns": float(intervals.total(intervals.intersect(idle, scene.inside)))}
-        return trace_loss(scene, times, outer[kept], weights[kept], outer[kept], details)
+        return TraceLoss(scene, times, outer, weights[weights > 0], outer, details)
 
 
 def _first_shape(text: str | None) -> list[int]:
@@ -414,11 +373,11 @@ def from_host(idle: Idle) -> TraceLoss:
     """
     scene = idle.scene
     found, span = scene.found, scene.span
-    slices = idle.copies(IN)
-    slices = slices[(scene.step_of(found.start_ns[slices]) >= 0) & ~idle.operations.work[slices]]
-    others = intervals.merge(found.covered(KERNEL, FILL, COMMUNICATION), _copies_but(idle, slices))
+    slices = idle.exposed_copies(IN)
     starts, ends = found.start_ns[slices], found.end_ns[slices]
-    exposed = intervals.subtract(intervals.union(starts, ends), others)
+    mine = np.zeros(len(found), bool)
+    mine[slices] = True
+    exposed = scene.exclusive(mine)
     shown = intervals.covered(exposed, starts, ends)
     rows = found.launch[slices]
     waited = np.zeros(len(slices), np.int64)
@@ -426,14 +385,13 @@ def from_host(idle: Idle) -> TraceLoss:
     first = np.flatnonzero(hit)[np.unique(at[hit], return_index=True)[1]]
     waited[first] = idle.waits_in.idle_ns[at[first]]
     pageable, pinned = (span.names.containing(kind)[found.rows[slices]] for kind in ("Pageable", "Pinned"))
-    size = np.maximum(span.column("bytes", found.rows[slices]), 0)
     weights = shown + waited
     synced = _synced(idle, rows)
     pinning = intervals.intersect(idle.pinning, scene.inside)
     pinned_ns = intervals.covered(pinning, span.start_ns[idle.pin_rows], span.ends(idle.pin_rows))
     details = {
         "copied_ns": float((ends - starts).sum()),
-        "copied_bytes": float(size.sum()),
+        "copied_bytes": float(np.maximum(span.column("bytes", found.rows[slices]), 0).sum()),
         "pageable_copies": float(pageable.sum()),
         "blocking_copies": float(hit.sum()),
         "exposed_ns": float(shown.sum()),
@@ -446,10 +404,10 @@ def from_host(idle: Idle) -> TraceLoss:
         "pinning_ns": float(intervals.total(pinning)),
     }
     times = intervals.merge(exposed, intervals.intersect(idle.waits_in.idle, scene.inside), pinning)
-    rows, weights = np.concatenate([rows, idle.pin_rows]), np.concatenate([weights, pinned_ns])
-    named = np.concatenate([found.rows[slices], idle.pin_rows])
-    kept = np.concatenate([np.ones(len(slices), bool), pinned_ns > 0])
-    return trace_loss(scene, times, rows[kept], weights[kept], named[kept], details)
+    pins = pinned_ns > 0
+    named = np.concatenate([found.rows[slices], idle.pin_rows[pins]])
+    rows, weights = np.concatenate([rows, idle.pin_rows[pins]]), np.concatenate([weights, pinned_ns[pins]])
+    return TraceLoss(scene, times, rows, weights, named, details)
 
 
 def _awaited(idle: Idle, launches: Int64) -> tuple[Int64, Bools]:
@@ -468,42 +426,218 @@ def _awaited(idle: Idle, launches: Int64) -> tuple[Int64, Bools]:
 def _synced(idle: Idle, launches: Int64) -> Bools:
     """Whether the operator around a copy's launch waits with a call of its own, or the call itself is no async one."""
     span = idle.scene.span
-    names = span.names
-    waits = names.containing("Synchronize")[idle.calls]
+    waits = idle.calls[span.names.containing("Synchronize")[idle.calls]]
     marked = np.zeros(len(span) + 1, bool)  # the last for rows without a parent
-    around = span.parent[idle.calls[waits]]
-    marked[around[around >= 0]] = True
+    marked[span.parent[waits]] = True
+    marked[NONE] = False
     rows = np.maximum(launches, 0)
-    at_once = names.pick(["async" in name.lower() for name in names.values])[rows]
+    at_once = span.names.pick(["async" in name.lower() for name in span.names.values])[rows]
     synced: Bools = (launches >= 0) & (marked[span.parent[rows]] | ~at_once)
     return synced
-
-
-def _copies_but(idle: Idle, slices: Int64) -> Intervals:
-    """Copies of other kinds."""
-    found = idle.scene.found
-    other = found.kind == COPY
-    other[slices] = False
-    return intervals.union(found.start_ns[other], found.end_ns[other])
 
 
 def on_devices(idle: Idle) -> TraceLoss:
     """Copies within a device or between devices in which nothing else runs."""
     scene, found, span = idle.scene, idle.scene.found, idle.scene.span
-    slices = idle.copies((*WITHIN, *BETWEEN))
-    slices = slices[(scene.step_of(found.start_ns[slices]) >= 0) & ~idle.operations.work[slices]]
+    slices = idle.exposed_copies((*WITHIN, *BETWEEN))
+    starts, ends = found.start_ns[slices], found.end_ns[slices]
     mine = np.zeros(len(found), bool)
     mine[slices] = True
     times = scene.exclusive(mine)
-    weights = intervals.covered(times, found.start_ns[slices], found.end_ns[slices])
-    between = span.names.containing(*BETWEEN)
-    peer = between[found.rows[slices]]
+    weights = intervals.covered(times, starts, ends)
+    peer = span.names.containing(*BETWEEN)[found.rows[slices]]
     details = {
-        "copied_ns": float((found.end_ns - found.start_ns)[slices].sum()),
+        "copied_ns": float((ends - starts).sum()),
         "copied_bytes": float(np.maximum(span.column("bytes", found.rows[slices]), 0).sum()),
         "between_ns": float(weights[peer].sum()),
         "between_copies": float(peer.sum()),
     }
     rows = found.launch[slices]
     operators = idle.operators(rows)
-    return trace_loss(scene, times, rows, weights, np.where(operators >= 0, operators, found.rows[slices]), details)
+    return TraceLoss(scene, times, rows, weights, np.where(operators >= 0, operators, found.rows[slices]), details)
+
+
+# Preparing one launch takes eager PyTorch 5 to 100 us, and under a profiler with stacks a few times that. A longer gap
+# is something else that runs on the host.
+LAUNCH_NS = 1_000_000
+LONG_GAPS = 200  # whose places are looked up, the longest first
+COVERING = 0.5  # of a long gap: what a slice must cover to be named as what ran in it
+# A fused update reads and writes about as much as the two longest operations of one that is not: of Adam's 18 tensors
+# read or written 7, of SGD's with momentum 6 of 8.
+FUSED_PASSES = 2
+ONE_BY_ONE = 0.5  # of the optimizer's launches: fewer come from an update that is fused already
+# PyTorch's optimizers that take fused=True, and those that take foreach=True alone. Others have neither.
+_FUSABLE = r"^Optimizer\.step#(Adam|AdamW|SGD|Adagrad)\.step$"
+_GROUPABLE = r"^Optimizer\.step#(Adadelta|Adamax|ASGD|NAdam|RAdam|RMSprop|Rprop)\.step$"
+_ZERO_GRAD = r"^Optimizer\.zero_grad#|(^|/)torch/(optim/optimizer|nn/modules/module)\.py\(\d+\): zero_grad$"
+# Code that a compiler made, as torch.compile and its forerunners mark it.
+_COMPILED = (
+    r"^CompiledFunction(Backward)?$|^Torch-Compiled Region|^## Call CompiledFxGraph|^torch::jit::fuser|^TorchDynamo"
+)
+_GENERATED = re.compile(r"^triton_|^fused_|^kernel\d*$|CudaCodeGen")
+
+
+def launch_losses(idle: Idle) -> dict[str, TraceLoss]:
+    """Every loss to launching, by kind."""
+    found = _Launches(idle)
+    return {
+        OPTIMIZER: found.optimizer(),
+        ZERO_GRAD: found.operation(found.zeroing, found.zeros, found.zeros, {}),
+        COMPILED: found.short(compiled=True),
+        LAUNCH: found.short(compiled=False),
+        HOST: found.working(),
+    }
+
+
+class _Launches:
+    """What of the idle time that is left belongs to launching, of one trace."""
+
+    def __init__(self, idle: Idle) -> None:
+        self.idle, self.scene, self.span, self.found = idle, idle.scene, idle.scene.span, idle.scene.found
+        self.lengths = self.found.end_ns - self.found.start_ns
+        # kernels of optimizers that could be fused and are not; and of those that could at least update in groups
+        self.fusable = self._updates_of(_FUSABLE, _is_fused)
+        self.groupable = self._updates_of(_GROUPABLE, lambda name: _is_fused(name) or _is_grouped(name))
+        updates = ((_FUSABLE, self.fusable), (_GROUPABLE, self.groupable))
+        self.optimizing = self._preparing(*(self._times(pattern) for pattern, mine in updates if mine.any()))
+        clearing = self._times(_ZERO_GRAD)
+        self.zeros = self._launched_in(clearing) & ~self.fusable & ~self.groupable
+        preparing = self._preparing(clearing if self.zeros.any() else intervals.EMPTY)
+        self.zeroing = intervals.subtract(preparing, self.optimizing)
+        self.rest = intervals.subtract(idle.rest, intervals.merge(self.optimizing, self.zeroing))
+        self.rest_ns = intervals.covered(self.rest, idle.gaps.starts, idle.gaps.ends)
+
+    def _times(self, pattern: str) -> Intervals:
+        return self.span.times(host_rows(self.span, pattern))
+
+    def _launched_in(self, times: Intervals) -> Bools:
+        """Slices of kernels and fills in the steps that were launched then."""
+        inside = np.isin(self.found.kind, (KERNEL, FILL)) & (self.scene.step_of(self.found.start_ns) >= 0)
+        return self.scene.launched_during(times) & inside
+
+    def _updates_of(self, pattern: str, well_done: Callable[[str], bool]) -> Bools:
+        mine = self._launched_in(self._times(pattern))
+        done = self._named(well_done, np.flatnonzero(mine))
+        return mine if (~done).sum() >= ONE_BY_ONE * len(done) else np.zeros(len(mine), bool)
+
+    def _named(self, wanted: Callable[[str], bool], slices: Int64) -> Bools:
+        """Slices whose name or whose operator's is wanted."""
+        names = self.span.names
+        flags = names.pick([wanted(name) for name in names.values])
+        operators = self.idle.operators(self.found.launch[slices])
+        named: Bools = flags[self.found.rows[slices]] | ((operators >= 0) & flags[np.maximum(operators, 0)])
+        return named
+
+    def _preparing(self, *ranges: Intervals) -> Intervals:
+        """Idle time in these ranges: gaps as long as a launch takes, and of longer ones what operators took."""
+        gaps, rest = self.idle.gaps, self.idle.rest
+        short = intervals.covered(rest, gaps.starts, gaps.ends) <= LAUNCH_NS
+        own = intervals.merge(self.scene.host.operators, Intervals(gaps.starts[short], gaps.ends[short]))
+        return intervals.intersect(intervals.intersect(rest, intervals.merge(*ranges)), own)
+
+    # ----------------------------------------------------------------------------------------- whole operations
+
+    def optimizer(self) -> TraceLoss:
+        """Idle time in an optimizer that is not fused, and the time of its kernels that fusing would leave out."""
+        found = self.found
+        slices = np.flatnonzero(self.fusable)
+        operators = self.idle.operators(found.launch[slices])
+        codes = self.span.names.codes[np.where(operators >= 0, operators, found.rows[slices])]
+        distinct, number = np.unique(codes, return_inverse=True)
+        sums = np.bincount(number, self.lengths[slices], len(distinct))
+        lost = np.zeros(len(found), bool)
+        lost[slices[~np.isin(number, np.argsort(-sums, kind="stable")[:FUSED_PASSES])]] = True
+        mine = self.fusable | self.groupable
+        every = np.flatnonzero(mine)
+        details = {
+            "foreach_launches": float(self._named(_is_grouped, every).sum()),
+            "fusable_launches": float(len(slices)),
+            "operator_calls": float(len(np.unique(self.idle.operators(found.launch[every])))),
+        }
+        return self.operation(self.optimizing, lost, mine, details)
+
+    def operation(self, idle: Intervals, lost: Bools, mine: Bools, details: dict[str, float]) -> TraceLoss:
+        """Idle time of an operation, and the time of the slices `lost` of all slices `mine` of it."""
+        scene, found = self.scene, self.found
+        work = scene.exclusive(lost)
+        idle = intervals.intersect(idle, scene.inside)
+        slices = np.flatnonzero(mine)
+        order = slices[np.argsort(self.span.start_ns[found.launch[slices]], kind="stable")]
+        rows = found.launch[order]
+        # a kernel's part of the idle time: what lies between the launch before it and its own
+        ends = self.span.ends(rows)
+        starts = np.concatenate([ends[:1] - LAUNCH_NS, ends[:-1]])
+        own = intervals.covered(work, found.start_ns[order], found.end_ns[order])
+        weights = intervals.covered(idle, starts, ends) + np.where(lost[order], own, 0)
+        details |= {
+            "launches": float(len(slices)),
+            "idle_ns": float(intervals.total(idle)),
+            "kernels_ns": float(self.lengths[slices].sum()),
+        }
+        return TraceLoss(scene, intervals.merge(idle, work), rows, weights, self.idle.operators(rows), details)
+
+    # ------------------------------------------------------------------------------------------------- launches
+
+    def short(self, *, compiled: bool) -> TraceLoss:
+        """Short gaps in which the host prepared the launch that ended them: in compiled functions, or elsewhere."""
+        idle, found = self.idle, self.found
+        gaps = idle.gaps
+        prepared = idle.starved & (self.rest_ns <= LAUNCH_NS) & (self.rest_ns > 0)
+        chosen = np.flatnonzero(prepared & (self.scene.step_of(gaps.ends - 1) >= 0))
+        chosen = chosen[has_ancestor(self.span.parent, idle.launch[chosen], self._compiled) == compiled]
+        times = intervals.intersect(self.rest, Intervals(gaps.starts[chosen], gaps.ends[chosen]))
+        rows, ended, weights = idle.launch[chosen], idle.ended_by[chosen], self.rest_ns[chosen]
+        details = {"kernels_behind_ns": float(self.lengths[ended].sum())}
+        if compiled:
+            kernels = np.flatnonzero((found.kind == KERNEL) & (self.scene.step_of(found.start_ns) >= 0))
+            kernels = kernels[has_ancestor(self.span.parent, found.launch[kernels], self._compiled)]
+            generated = self.span.names.matching(_GENERATED.search)[found.rows[kernels]]
+            details |= {
+                "collectives_ns": float(weights[found.kind[ended] == COMMUNICATION].sum()),
+                "compiled_kernels": float(len(kernels)),
+                "generated_kernels": float(generated.sum()),
+            }
+        return TraceLoss(self.scene, times, rows, weights, idle.operators(rows), details)
+
+    @cached_property
+    def _compiled(self) -> Bools:
+        """Rows of compiled functions."""
+        marks = np.zeros(len(self.span), bool)
+        marks[host_rows(self.span, _COMPILED)] = True
+        return marks
+
+    def working(self) -> TraceLoss:
+        """Long gaps in which the host ran operators or Python but launched nothing, where it is recorded what."""
+        idle, host, span, gaps = self.idle, self.scene.host, self.span, self.idle.gaps
+        # calls of the runtime that take so long load code or set the device up: no line of the user's can help it
+        calls = span.times(idle.calls[span.duration_ns[idle.calls] > LAUNCH_NS])
+        known = intervals.subtract(intervals.merge(host.operators, host.python), calls)
+        known = intervals.intersect(self.rest, known)
+        lengths = intervals.covered(known, gaps.starts, gaps.ends)
+        ended = idle.starved | ((idle.launch < 0) & ~idle.in_graph)
+        chosen = np.flatnonzero((self.rest_ns > LAUNCH_NS) & (lengths > 0) & ended)
+        longest = np.sort(chosen[np.argsort(-lengths[chosen], kind="stable")][:LONG_GAPS])
+        # what can cover most of a long gap, without the steps themselves
+        slices = host.rows[span.duration_ns[host.rows] >= COVERING * LAUNCH_NS]
+        slices = slices[~span.is_runtime[slices] & ~span.names.starting("ProfilerStep#")[slices]]
+        rows = np.asarray([self._running(slices, int(gap)) for gap in longest], np.int64)
+        longest, rows = longest[rows >= 0], rows[rows >= 0]
+        times = intervals.intersect(known, Intervals(gaps.starts[longest], gaps.ends[longest]))
+        return TraceLoss(self.scene, times, rows, lengths[longest], rows)
+
+    def _running(self, slices: Int64, gap: int) -> int:
+        """The innermost of the slices of the host that covers most of a gap, -1 for none."""
+        span, start, end = self.span, int(self.idle.gaps.starts[gap]), int(self.idle.gaps.ends[gap])
+        over = np.minimum(span.ends(slices), end) - np.maximum(span.start_ns[slices], start)
+        covering = slices[over >= COVERING * (end - start)]
+        return int(covering[np.lexsort((covering, span.duration_ns[covering]))[0]]) if len(covering) else NONE
+
+
+def _is_fused(name: str) -> bool:
+    """An update of all parameters in one kernel: PyTorch's fused ones, apex', and those a compiler made."""
+    return "_fused_" in name or "FusedOptimizer" in name or "FusedAdam" in name or name.startswith("triton_")
+
+
+def _is_grouped(name: str) -> bool:
+    """An operation on all parameters at once."""
+    return "_foreach_" in name or "multi_tensor" in name

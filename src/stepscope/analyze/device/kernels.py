@@ -13,14 +13,14 @@ from math import ceil
 
 import numpy as np
 
-from stepscope.analyze.device.trace_loss import TraceLoss, host_rows, trace_loss
+from stepscope.analyze.device.trace_loss import TraceLoss, host_rows
 from stepscope.analyze.views import kernels
 from stepscope.engine import intervals
 from stepscope.engine.device_work import KERNEL
+from stepscope.engine.intervals import Intervals
 from stepscope.engine.journal import json_list
 from stepscope.engine.scene import Scene
 from stepscope.engine.slice_tree import has_ancestor
-from stepscope.model.device_losses import ATTENTION, LAYOUT, MATRIX, POINTWISE
 from stepscope.tables.arrays import NONE, Bools, Int64
 
 FIRST_TENSOR_CORES = 7  # major compute capability of Volta
@@ -53,72 +53,66 @@ class Kernels:
     """Kernels of one trace, in order of their start."""
 
     def __init__(self, scene: Scene) -> None:
-        self.scene = scene
+        self.scene, self.span = scene, scene.span
         found = scene.found
         kernels = np.flatnonzero(found.kind == KERNEL)
         kernels = kernels[scene.step_of(found.start_ns[kernels]) >= 0]
         self.slices = kernels[np.argsort(found.start_ns[kernels], kind="stable")]
         self.rows = found.rows[self.slices]
-        self.starts, self.ends = found.start_ns[self.slices], found.end_ns[self.slices]
-
-    @property
-    def _operator(self) -> Int64:
-        """The row of the operator that launched each kernel, -1 for none."""
-        return self.scene.found.operator[self.slices]
+        self.lengths = (found.end_ns - found.start_ns)[self.slices]
+        self.launch = found.launch[self.slices]
+        self.operator = found.operator[self.slices]  # that launched each, -1 for none
 
     def _flags(self, pattern: re.Pattern[str]) -> Bools:
-        flags: Bools = self.scene.span.names.matching(pattern.search)[self.rows]
+        flags: Bools = self.span.names.matching(pattern.search)[self.rows]
         return flags
 
-    def _piece(self, chosen: Bools, details: dict[str, float] | None = None) -> TraceLoss:
-        """A loss of some kernels: the time in which none of the others, nor a copy, ran."""
-        found = self.scene.found
-        mine = np.zeros(len(found), bool)
+    def _below(self, wanted: Bools) -> Bools:
+        """Kernels below one of the operators `wanted`, a flag for each row of the span."""
+        return has_ancestor(self.span.parent, self.operator, wanted)
+
+    def _alone(self, chosen: Bools) -> Intervals:
+        """When some kernels ran, and none of the others nor a copy."""
+        mine = np.zeros(len(self.scene.found), bool)
         mine[self.slices[chosen]] = True
-        own = self.scene.exclusive(mine)
-        launch = found.launch[self.slices[chosen]]
-        origin = np.where(launch >= 0, launch, self._operator[chosen])
-        lengths = self.ends[chosen] - self.starts[chosen]
-        return trace_loss(self.scene, own, origin, lengths, self.rows[chosen], details)
+        return self.scene.exclusive(mine)
+
+    def _loss(self, chosen: Bools, details: dict[str, float]) -> TraceLoss:
+        """A loss of some kernels, as far as they run alone."""
+        origin = np.where(self.launch >= 0, self.launch, self.operator)[chosen]
+        return TraceLoss(self.scene, self._alone(chosen), origin, self.lengths[chosen], self.rows[chosen], details)
+
+    @cached_property
+    def _on_tensor_cores(self) -> Bools:
+        names = self.span.names
+        flags: Bools = names.pick(kernels.uses_tensor_cores(names.values))[self.rows]
+        return flags
 
     # ---------------------------------------------------------------------------------------------- products
 
     @cached_property
-    def _able(self) -> Bools:
-        """Kernels on a device that has tensor cores, as far as the trace tells."""
-        gpus = self.scene.span.gpus
-        devices = self.scene.found.device[self.slices]
-        able = [number for number, gpu in gpus.items() if has_tensor_cores(gpu.name, gpu.capability)]
-        flags: Bools = np.isin(devices, np.asarray(able, np.int64))
-        return flags
-
-    @cached_property
     def _below_product(self) -> Bools:
         """Kernels below an operator that could use tensor cores."""
-        span = self.scene.span
-        return self._below(span.names.pick(kernels.eligible(span.names.values)) & span.is_operator)
-
-    def _below(self, wanted: Bools) -> Bools:
-        """Kernels below one of the operators `wanted`, a flag for each row of the span."""
-        return has_ancestor(self.scene.span.parent, self._operator, wanted)
+        names = self.span.names
+        return self._below(names.pick(kernels.eligible(names.values)) & self.span.is_operator)
 
     def products(self) -> TraceLoss:
-        """Products and convolutions on ordinary cores, where the device has others."""
-        span = self.scene.span
-        used = span.names.pick(kernels.uses_tensor_cores(span.names.values))[self.rows]
-        ordinary = self._able & self._below_product & ~used & self._flags(_PRODUCT) & ~self._flags(_DOUBLE)
-        ordinary &= ~self._flags(_CONVERSION)
-        lengths = self.ends - self.starts
+        """Products and convolutions on ordinary cores, where the device has others as far as the trace tells."""
+        having = [number for number, gpu in self.span.gpus.items() if has_tensor_cores(gpu.name, gpu.capability)]
+        able = np.isin(self.scene.found.device[self.slices], np.asarray(having, np.int64))
+        ordinary = able & self._below_product & ~self._on_tensor_cores & self._flags(_PRODUCT)
+        ordinary &= ~self._flags(_DOUBLE) & ~self._flags(_CONVERSION)
         convolutions = ordinary & self._below_convolution
-        return self._piece(
-            ordinary,
-            details={
-                "tensor_core_ns": float(lengths[used & self._able].sum()),
-                "tf32_ns": float(lengths[self._flags(_TF32) & self._able].sum()),
-                "convolutions_ns": float(lengths[convolutions].sum()),
-                "products_ns": float(lengths[ordinary & ~convolutions].sum()),
-            },
-        )
+        details = {
+            "tensor_core_ns": self._total(self._on_tensor_cores & able),
+            "tf32_ns": self._total(self._flags(_TF32) & able),
+            "convolutions_ns": self._total(convolutions),
+            "products_ns": self._total(ordinary & ~convolutions),
+        }
+        return self._loss(ordinary, details)
+
+    def _total(self, chosen: Bools) -> float:
+        return float(self.lengths[chosen].sum())
 
     # --------------------------------------------------------------------------------------------- attention
 
@@ -127,14 +121,12 @@ class Kernels:
 
         `products_ns` is the time of these products, which a fused kernel computes as well.
         """
-        span, found = self.scene.span, self.scene.found
-        chosen = np.zeros(len(self.rows), bool)
-        launch = found.launch[self.slices]
+        span, launch = self.span, self.launch
         track = np.where(launch >= 0, span.tracks.codes[np.maximum(launch, 0)], NONE)
-        linked, rows = self._operator >= 0, np.maximum(self._operator, 0)
+        linked, rows = self.operator >= 0, np.maximum(self.operator, 0)
         product = linked & span.names.where(_PRODUCT_OPERATORS)[rows]
         softmax = linked & span.names.where(_SOFTMAX)[rows]
-        products = np.zeros(len(self.rows), bool)
+        chosen, products = np.zeros(len(self.rows), bool), np.zeros(len(self.rows), bool)
         found_softmax = 0
         for one in np.unique(track[softmax & (track >= 0)]).tolist():
             own = np.flatnonzero(track == one)
@@ -148,43 +140,34 @@ class Kernels:
                     chosen[own[first + 1 : last]] = True
                     products[own[[first, last]]] = True
                     found_softmax += 1
-        lengths = self.ends - self.starts
-        details = {"softmax_calls": float(found_softmax), "products_ns": float(lengths[products].sum())}
-        return self._piece(chosen & ~products, details=details)
+        details = {"softmax_calls": float(found_softmax), "products_ns": self._total(products)}
+        return self._loss(chosen & ~products, details)
 
     # ------------------------------------------------------------------------------------- layout, pointwise
 
     @cached_property
     def _below_convolution(self) -> Bools:
-        return self._below(self._convolutions)
-
-    @cached_property
-    def _convolutions(self) -> Bools:
-        """Rows of convolutions, forward and backward."""
-        span = self.scene.span
-        return span.names.matching(_CONVOLUTION.search) & span.is_operator
+        """Kernels below convolutions, forward and backward."""
+        return self._below(self.span.names.matching(_CONVOLUTION.search) & self.span.is_operator)
 
     @cached_property
     def _conversions(self) -> Bools:
         """cuDNN's own, and copies of an operand whose layout is not the convolution's."""
-        span = self.scene.span
+        span = self.span
         copied = self._below(span.names.where(_CONTIGUOUS) & span.is_operator) & self._flags(_COPIED)
         return (self._flags(_CONVERSION) & self._below_product) | (copied & self._below_convolution)
 
     def layout(self) -> TraceLoss:
         """Conversions between memory layouts around convolutions; `first_ns`: at the first convolution of each step."""
-        scene, span = self.scene, self.scene.span
+        span, chosen = self.span, self._conversions
         outer = np.flatnonzero(span.names.where(_FORWARD_CONVOLUTION) & span.is_operator)
-        step = scene.step_of(span.start_ns[outer])
+        step = self.scene.step_of(span.start_ns[outer])
         outer, step = outer[step >= 0], step[step >= 0]
         order = np.argsort(span.start_ns[outer], kind="stable")
         first = np.zeros(len(span), bool)
         first[outer[order][np.unique(step[order], return_index=True)[1]]] = True
-        chosen, lengths = self._conversions, self.ends - self.starts
-        inside = self._below(first) & chosen
-        details = {"first_ns": float(lengths[inside].sum()), "convolutions": float(len(outer))}
-        details["conversions_ns"] = float(lengths[chosen].sum())
-        return self._piece(chosen, details)
+        details = {"first_ns": self._total(self._below(first) & chosen), "convolutions": float(len(outer))}
+        return self._loss(chosen, {**details, "conversions_ns": self._total(chosen)})
 
     def pointwise(self) -> TraceLoss:
         """Runs of pointwise kernels that follow each other on a stream: all but the longest of each run.
@@ -192,22 +175,51 @@ class Kernels:
         One kernel in place of a run reads and writes about as much as its longest. Those of the optimizer and sums of
         gradients are left out: they work on different tensors.
         """
-        span = self.scene.span
-        sums = span.names.containing("AccumulateGrad")
-        flags = self._flags(_POINTWISE) & ~self._flags(_FUSED) & ~self._in_optimizer & ~self._below(sums)
-        flags &= ~self._conversions
+        span = self.span
+        optimizing = self.scene.launched_during(span.times(host_rows(span, _OPTIMIZER)))[self.slices]
+        flags = self._flags(_POINTWISE) & ~self._flags(_FUSED) & ~optimizing & ~self._conversions
+        flags &= ~self._below(span.names.containing("AccumulateGrad"))
         stream = span.column("stream", self.rows)
         lost, runs = np.zeros(len(self.rows), bool), np.zeros(len(self.rows), bool)
         for one in np.unique(stream).tolist():
             own = np.flatnonzero(stream == one)
-            lost[own], runs[own] = _runs(flags[own], (self.ends - self.starts)[own])
-        lengths = self.ends - self.starts
-        return self._piece(lost, details={"runs_kernels": float(runs.sum()), "runs_ns": float(lengths[runs].sum())})
+            lost[own], runs[own] = _runs(flags[own], self.lengths[own])
+        return self._loss(lost, {"runs_kernels": float(runs.sum()), "runs_ns": self._total(runs)})
 
-    @cached_property
-    def _in_optimizer(self) -> Bools:
-        span = self.scene.span
-        return self.scene.launched_during(span.times(host_rows(span, _OPTIMIZER)))[self.slices]
+    # ------------------------------------------------------------------------------------------------- tiles
+
+    def tiles(self) -> TraceLoss:
+        """Of products in 16 bits on tensor cores the time that goes into filling up tiles, where nothing else runs.
+
+        Parts are named by sizes. `unaligned_ns` is the time of kernels made for rows that begin at any element.
+        """
+        span, found = self.span, self.scene.found
+        products = span.names.where(frozenset(_PRODUCTS)) & span.is_operator
+        own = (self.operator >= 0) & self._on_tensor_cores & products[np.maximum(self.operator, 0)]
+        slices, operators = self.slices[own], self.operator[own]
+        alone = intervals.covered(self._alone(own), found.start_ns[slices], found.end_ns[slices])
+        texts = span.events.select("shapes", "types")[operators].rows() if len(operators) else []
+        names = [span.names.values[code] for code in span.names.codes[found.rows[slices]].tolist()]
+        sizes = [
+            _sizes(_PRODUCTS[span.names.values[code]], shapes, types)
+            for code, (shapes, types) in zip(span.names.codes[operators].tolist(), texts, strict=True)
+        ]
+        wasted = np.asarray([waste(size, name) if size else 0.0 for size, name in zip(sizes, names, strict=True)])
+        weights = np.round(alone * wasted).astype(np.int64)
+        kept = weights > 0
+        per_step = np.zeros(len(self.scene), np.int64)
+        np.add.at(per_step, self.scene.step_of(found.start_ns[slices])[kept], weights[kept])
+        unaligned = np.asarray([_UNALIGNED.search(name) is not None for name in names], bool)
+        details = {
+            "kernels_ns": float(alone[kept].sum()),
+            "unaligned_ns": float(alone[unaligned & kept].sum()),
+            "products_ns": self._total(own),
+        }
+        labels = [" x ".join(map(str, size)) for size, keep in zip(sizes, kept.tolist(), strict=True) if keep and size]
+        rows = np.where(self.launch >= 0, self.launch, self.operator)[own][kept]
+        return TraceLoss(
+            self.scene, intervals.EMPTY, rows, weights[kept], operators[kept], details, tuple(labels), per_step
+        )
 
 
 def has_tensor_cores(name: str | None, capability: str | None) -> bool:
@@ -229,16 +241,6 @@ def _runs(flags: Bools, lengths: Int64) -> tuple[Bools, Bools]:
     return lost, runs
 
 
-def kernel_losses(busy: Kernels) -> dict[str, TraceLoss]:
-    """Every loss of work."""
-    return {
-        MATRIX: busy.products(),
-        ATTENTION: busy.attention(),
-        LAYOUT: busy.layout(),
-        POINTWISE: busy.pointwise(),
-    }
-
-
 MULTIPLE = 8  # of elements in 16 bits: 16 bytes, which cuBLAS wants rows to begin at for its best kernels
 AGREE = 0.6  # of the layers whose inputs have the same first dimension; others flatten or swap dimensions
 _PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}  # where the first factor stands
@@ -253,51 +255,6 @@ _LAYERS = {f"aten::{name}": 0 for name in ("conv1d", "conv2d", "conv3d", "linear
 }
 _loaded = lru_cache(maxsize=8192)(json_list)
 _SYNC_BATCH_NORM = frozenset({"SyncBatchNorm", "aten::batch_norm_gather_stats_with_counts"})
-
-
-def tiles(scene: Scene) -> TraceLoss:
-    """Of products in 16 bits on tensor cores the time that goes into filling up tiles, where nothing else runs.
-
-    Parts are named by sizes. `unaligned_ns` is the time of kernels made for rows that begin at any element.
-    """
-    span, found = scene.span, scene.found
-    slices, operators = _product_kernels(scene)
-    lengths = (found.end_ns - found.start_ns)[slices]
-    mine = np.zeros(len(found), bool)
-    mine[slices] = True
-    alone = intervals.covered(scene.exclusive(mine), found.start_ns[slices], found.end_ns[slices])
-    texts = span.events.select("shapes", "types")[operators].rows() if len(operators) else []
-    names = [span.names.values[code] for code in span.names.codes[found.rows[slices]].tolist()]
-    sizes = [
-        _sizes(_PRODUCTS[span.names.values[code]], shapes, types)
-        for code, (shapes, types) in zip(span.names.codes[operators].tolist(), texts, strict=True)
-    ]
-    wasted = np.asarray([waste(size, name) if size else 0.0 for size, name in zip(sizes, names, strict=True)])
-    weights = np.round(alone * wasted).astype(np.int64)
-    kept = weights > 0
-    per_step = np.zeros(len(scene.windows), np.int64)
-    np.add.at(per_step, scene.step_of(found.start_ns[slices])[kept], weights[kept])
-    unaligned = np.asarray([_UNALIGNED.search(name) is not None for name in names], bool)
-    details = {
-        "kernels_ns": float(alone[kept].sum()),
-        "unaligned_ns": float(alone[unaligned & kept].sum()),
-        "products_ns": float(lengths.sum()),
-    }
-    labels = tuple(" x ".join(map(str, size)) for size, keep in zip(sizes, kept.tolist(), strict=True) if keep and size)
-    rows = found.launch[slices][kept]
-    rows = np.where(rows >= 0, rows, operators[kept])
-    return TraceLoss(scene, per_step, rows, weights[kept], operators[kept], details, labels)
-
-
-def _product_kernels(scene: Scene) -> tuple[Int64, Int64]:
-    """Kernels on tensor cores that products launched themselves, and the rows of these operators."""
-    span, found = scene.span, scene.found
-    slices = np.flatnonzero((found.kind == KERNEL) & (scene.step_of(found.start_ns) >= 0))
-    used = span.names.pick(kernels.uses_tensor_cores(span.names.values))
-    products = span.names.where(frozenset(_PRODUCTS)) & span.is_operator
-    above = found.operator[slices]
-    chosen = (above >= 0) & used[found.rows[slices]] & products[np.maximum(above, 0)]
-    return slices[chosen], above[chosen]
 
 
 @lru_cache(maxsize=4096)
@@ -334,25 +291,19 @@ def _up(size: int, multiple: int) -> int:
     return ceil(size / multiple) * multiple
 
 
-def filling(scenes: list[Scene]) -> float | None:
+def filling(traces: list[Kernels]) -> float | None:
     """Of the kernels' time what is in kernels with a block for every multiprocessor; None where writers do not tell."""
     full = total = 0.0
-    for scene in scenes:
-        found = scene.found
-        slices = np.flatnonzero((found.kind == KERNEL) & (scene.step_of(found.start_ns) >= 0))
-        blocks = scene.span.series("blocks_per_sm").gather(found.rows[slices])
-        known = blocks.is_not_null().to_numpy()
-        lengths = (found.end_ns - found.start_ns)[slices]
-        total += float(lengths[known].sum())
-        full += float(lengths[known & (blocks.fill_null(0.0).to_numpy() >= 1)].sum())
+    for one in traces:
+        blocks = one.span.series("blocks_per_sm").gather(one.rows)
+        total += float(one.lengths[blocks.is_not_null().to_numpy()].sum())
+        full += float(one.lengths[blocks.fill_null(0.0).to_numpy() >= 1].sum())
     return full / total if total else None
 
 
 def batch_size(scenes: list[Scene]) -> int | None:
     """The first dimension that most inputs of layers share."""
-    firsts: Counter[int] = Counter()
-    for scene in scenes:
-        firsts.update(_firsts(scene))
+    firsts = Counter(first for scene in scenes for first in _firsts(scene))
     if not firsts:
         return None
     size, times = min(firsts.items(), key=lambda item: (-item[1], item[0]))

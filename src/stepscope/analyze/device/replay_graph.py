@@ -396,12 +396,14 @@ MOSTLY = 0.5  # a wait with more than this part of it cut is gone
 class Change(Struct, frozen=True):
     """A what-if: host time that takes none, durations of slices, and slices that start at once when launched.
 
-    `duration_ns` is None for all as recorded. `at_once` is None for none.
+    `duration_ns` is None for all as recorded. `at_once` is None for none. `work`: device work becomes shorter; then a
+    host that is late hides a part of what it gives.
     """
 
     cut: Intervals = EMPTY
     duration_ns: Int64 | None = None
     at_once: Bools | None = None
+    work: bool = False
 
 
 class Replayed(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -21,33 +22,26 @@ KERNELS = (MATRIX, ATTENTION, LAYOUT, POINTWISE)  # whose parts are kernels
 
 
 class TraceLoss(Struct, frozen=True):
-    """A loss in one trace: ns of each step, and what caused it, one value for each cause.
+    """A loss in one trace: when it was lost, and what caused it, one value for each cause.
 
     `rows` are host slices from which the user's line is looked up, `weights` ns, and `named` rows whose names are told;
     -1 where there is none.
     """
 
     scene: Scene
-    per_step_ns: Int64
+    times: Intervals  # of the whole trace
     rows: Int64
     weights: Int64
     named: Int64
-    details: dict[str, float] = field(default_factory=dict)  # sums over the trace; `joined` makes them per step
+    details: dict[str, float] = field(default_factory=dict)  # sums over the trace; `run_loss` makes them per step
     labels: tuple[str, ...] | None = None  # texts to tell in place of the names of `named`, one for each row
-    times: Intervals = intervals.EMPTY  # of the whole trace
+    share_ns: Int64 | None = None  # ns of each step, where only a share of `times` is lost
 
-
-def trace_loss(
-    scene: Scene,
-    times: Intervals,
-    rows: Int64,
-    weights: Int64,
-    named: Int64,
-    details: dict[str, float] | None = None,
-) -> TraceLoss:
-    """A piece whose time is the set `times`."""
-    covered = intervals.covered(times, scene.starts, scene.ends)
-    return TraceLoss(scene, covered, rows, weights, named, details or {}, times=times)
+    @property
+    def per_step_ns(self) -> Int64:
+        """Of each step."""
+        scene = self.scene
+        return intervals.covered(self.times, scene.starts, scene.ends) if self.share_ns is None else self.share_ns
 
 
 def host_rows(span: Span, pattern: str) -> Int64:
@@ -58,28 +52,30 @@ def host_rows(span: Span, pattern: str) -> Int64:
 
 def run_loss(kind: str, pieces: Sequence[TraceLoss]) -> Loss | None:
     """One loss of all traces together; None where no step lost anything."""
-    kernels = kind in KERNELS
-    per_step = np.concatenate([one.per_step_ns for one in pieces]) if pieces else np.empty(0, np.int64)
-    if not len(per_step) or not per_step.sum():
-        return None
+    per_step = np.concatenate([one.per_step_ns for one in pieces])
     steps = len(per_step)
-    parts: dict[str, int] = {}
+    if not per_step.sum():
+        return None
+    parts: Counter[str] = Counter()
     details: dict[str, float] = {}
     for one in pieces:
         for name, weight in _by_name(one):
-            parts[name] = parts.get(name, 0) + weight
+            parts[name] += weight
         for name, value in one.details.items():
             details[name] = details.get(name, 0.0) + value
     ordered = sorted(parts.items(), key=lambda item: (-item[1], item[0]))[:PARTS]
-    named = [name for name, _ in ordered]
-    shown = dict(zip(named, short_names(named) if kernels else named, strict=True))
+    names = [name for name, _ in ordered]
+    shown = short_names(names) if kind in KERNELS else names
+    lines = attribution.heaviest_lines(
+        ((one.scene.base, one.scene.span, one.rows, one.weights) for one in pieces), LINES
+    )
     return Loss(
         kind=kind,
         ns_per_step=float(per_step.mean()),
         median_ns=float(np.median(per_step)),
         calls_per_step=sum(len(one.rows) for one in pieces) / steps,
-        lines=_lines(pieces, steps),
-        parts={shown[name]: ns / steps for name, ns in ordered},
+        lines=tuple(LossLine(line.place, line.weight / steps, line.rows / steps, line.exact) for line in lines),
+        parts={name: ns / steps for name, (_, ns) in zip(shown, ordered, strict=True)},
         details={name: value / steps for name, value in sorted(details.items())},
     )
 
@@ -91,19 +87,8 @@ def _by_name(one: TraceLoss) -> Iterator[tuple[str, int]]:
         return
     names = one.scene.span.names
     known = one.named >= 0
-    codes = names.codes[one.named[known]]
-    distinct, number = np.unique(codes, return_inverse=True)
+    distinct, number = np.unique(names.codes[one.named[known]], return_inverse=True)
     sums = np.zeros(len(distinct), np.int64)
     np.add.at(sums, number, one.weights[known])
     for code, weight in zip(distinct.tolist(), sums.tolist(), strict=True):
-        if code >= 0:
-            yield names.values[code], weight
-
-
-def _lines(pieces: Sequence[TraceLoss], steps: int) -> tuple[LossLine, ...]:
-    """The user's lines of most weight."""
-    parts = ((one.scene.base, one.scene.span, one.rows, one.weights) for one in pieces)
-    return tuple(
-        LossLine(line.place, line.weight / steps, line.rows / steps, line.exact)
-        for line in attribution.heaviest_lines(parts, LINES)
-    )
+        yield names.values[code], weight

@@ -13,12 +13,12 @@ import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
+from stepscope.analyze.context import Context
 from stepscope.analyze.host.removable_calls import PLACE_COLUMNS, Calls, entry_of, place_of
-from stepscope.analyze.host.sampled_time import Share
 from stepscope.engine.host_calls import BUILTIN, Function, ProfiledCalls
 from stepscope.engine.journal import events_in_steps
 from stepscope.engine.journal import place_of as place_of_event
-from stepscope.engine.samples import Samples, bare, short
+from stepscope.engine.samples import bare, short
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import IoFacts, Place
@@ -79,19 +79,14 @@ _IO_TEXT = re.compile(
 
 
 def file_io(
-    tables: Tables,
-    labelled: LabelledSteps,
-    samples: Samples | None,
-    window: ProfiledCalls | None,
-    lines: Lines,
-    mean_ms: float | None,
-    calls: Calls | None,
+    context: Context, window: ProfiledCalls | None, mean_ms: float | None, calls: Calls | None
 ) -> tuple[IoFacts, ...] | None:
     """None when neither stacks nor a window could have seen any; costliest first."""
+    lines = context.lines
     rows = sampled_io(calls.located(), lines) if calls is not None else None
-    found = _saves(tables, labelled)
+    found = _saves(context.tables, context.labelled)
     traced = window is not None and window.has_functions
-    if mean_ms is None or (samples is None and not traced and not found):
+    if mean_ms is None or (context.sampled is None and not traced and not found):
         return None
     for fact in [*_from_window(window, lines, calls), *_from_samples(rows, calls)]:
         known = next((i for i, other in enumerate(found) if _same(fact, other)), None)
@@ -106,16 +101,14 @@ def file_io(
 
 def _with_calls(found: list[IoFacts], rows: pl.DataFrame, calls: Calls) -> list[IoFacts]:
     """The facts with the calls that hold them."""
-    shares: dict[int | None, Share | None] = {}
     numbers = [calls.number(fact.place) for fact in found]
     factors = _bounded(found, numbers, rows, calls)
+    shares = {number: calls.share(number, rows["row"]) for number in dict.fromkeys(numbers)}
     result = []
     for fact, number in zip(found, numbers, strict=True):
+        whole = shares[number]
         if _WINDOW in fact.source:
             fact = replace(fact, ms_per_step=fact.ms_per_step * factors.get(number, 1.0))
-        if number not in shares:
-            shares[number] = calls.share(number, rows["row"])
-        whole = shares[number]
         if whole is not None:
             fact = replace(
                 fact,
@@ -136,9 +129,7 @@ def _bounded(
         if number is not None and _WINDOW in fact.source:
             timed[number] = timed.get(number, 0.0) + fact.ms_per_step
     factors: dict[int | None, float] = {}
-    if calls.time.samples < ENOUGH_SAMPLES:
-        return factors
-    for number, ms in timed.items():
+    for number, ms in timed.items() if calls.time.samples >= ENOUGH_SAMPLES else ():
         inside = rows.join(calls.of_row.filter(pl.col("call") == number), on="row", how="semi")
         sampled = calls.time.share(inside)
         if 0 < sampled.at_most_ms < ms:
@@ -153,39 +144,24 @@ def sampled_io(rows: pl.DataFrame, lines: Lines) -> pl.DataFrame:
     """
     rows = rows.filter((pl.col("phase") != "data_wait") & pl.col("user_file").is_not_null())
     below = short(pl.col("below_function"))
-    library = pl.col("leaf_file").fill_null("").str.contains(_IO_FILES) | pl.col("below_file").fill_null(
-        ""
-    ).str.contains(_IO_FILES)
-    own = pl.col("library_file").is_not_null()
-    on_disk = pl.col("leaf_file").fill_null("").str.contains(_IO_FILES)
+    on_disk, by_library = (pl.col(f"{end}_file").fill_null("").str.contains(_IO_FILES) for end in ("leaf", "below"))
+    alone = pl.col("below_function").is_null()
     rows = rows.with_columns(
-        pl.when(own)
+        operation=pl.when(pl.col("library_file").is_not_null())
         .then(pl.when(on_disk).then(short(pl.col("library_function"))))
-        .when(below.is_in([*_WRAPPERS, "print"]))
+        .when(below.is_in([*_WRAPPERS, "print"]) | ((on_disk | by_library) & ~alone))
         .then(below)
-        .when(library & pl.col("below_function").is_not_null())
-        .then(below)
-        .alias("operation")
     )
-    alone = rows.filter(pl.col("operation").is_null() & pl.col("below_function").is_null())
-    texts = {
-        (file, line): _operation_in(lines.text(file, line))
-        for file, line in alone.select("user_file", "user_line").unique().rows()
-    }
+    silent = rows.filter(pl.col("operation").is_null() & alone).select("user_file", "user_line").unique()
+    matches = [(row, _IO_TEXT.search(lines.text(*row) or "")) for row in silent.rows()]
     by_text = pl.DataFrame(
-        [(file, line, operation) for (file, line), operation in texts.items() if operation],
-        schema={"user_file": pl.String, "user_line": pl.Int64, "by_text": pl.String},
+        [(*row, match[1] or match[2]) for row, match in matches if match],
+        schema={**silent.schema, "by_text": pl.String},
         orient="row",
     )
-    rows = rows.join(by_text, on=["user_file", "user_line"], how="left", maintain_order="left").with_columns(
-        pl.when(pl.col("below_function").is_null()).then("by_text").otherwise("operation").alias("operation")
-    )
+    rows = rows.join(by_text, on=["user_file", "user_line"], how="left", maintain_order="left")
+    rows = rows.with_columns(operation=pl.when(alone).then("by_text").otherwise("operation"))
     return rows.filter(pl.col("operation").is_not_null()).drop("by_text")
-
-
-def _operation_in(text: str | None) -> str | None:
-    match = _IO_TEXT.search(text) if text else None
-    return (match[1] or match[2]) if match else None
 
 
 def _same(fact: IoFacts, other: IoFacts) -> bool:

@@ -16,6 +16,7 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
+from stepscope.analyze.context import Context
 from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.engine import intervals
 from stepscope.engine.host_calls import OPERATOR, TRANSPARENT, Function, HostCalls, ProfiledCalls
@@ -97,17 +98,17 @@ class _Slices(Struct, frozen=True):
 
 
 def loops(
-    window: ProfiledCalls | None, lines: Lines, samples: Samples | None, mean_ms: float | None, time: SampledTime | None
+    context: Context, window: ProfiledCalls | None, mean_ms: float | None, time: SampledTime | None
 ) -> tuple[LoopFacts, ...] | None:
     """None without a window with Python functions; costliest first. `mean_ms` is the steady training step."""
     if window is None or not window.step_times_known or not window.has_functions:
         return None
-    loops = _find(window)
-    found = [(loop, _with_samples(_describe(window, lines, loop, mean_ms), samples, time)) for loop in loops]
+    found = []
+    for loop in _find(window):
+        fact = _describe(window, context.lines, loop, mean_ms)
+        found.append((loop, _with_samples(fact, context.sampled, time)))
     found.sort(key=lambda pair: -(pair[1].ms_per_step + (pair[1].backward_ms_per_step or 0.0)))
     found = found[:MAX_LOOPS]
-    if len(found) < 2:
-        return tuple(fact for _, fact in found)
     result: list[LoopFacts] = []
     for loop, fact in found:
         outer = next((other for around, other in found if around is not loop and _runs_in(loop, around)), None)

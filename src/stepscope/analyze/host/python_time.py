@@ -7,29 +7,34 @@ operators, and that part is taken off. What no window saw stays unknown: it coun
 and is said.
 Where the user's line only leads to training the place is the library's, and the line is where it was entered; what a
 library's modules do is their operators' work. Data wait and file I/O have facts of their own.
+
+Below: pauses of the garbage collector, and ranges that the user named: `stepscope.region` from the journal,
+`record_function` and NVTX ranges from the window.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from stepscope.analyze.context import Context
 from stepscope.analyze.host.file_io import sampled_io
 from stepscope.analyze.host.loops import stacks_in
 from stepscope.analyze.host.removable_calls import PLACE_COLUMNS, Calls, entry_of, place_of
 from stepscope.engine.host_calls import BUILTIN, LIBRARY, OPERATOR, USER, HostCalls, ProfiledCalls
-from stepscope.engine.journal import events_in_steps
+from stepscope.engine.journal import event_data, events_in_steps
 from stepscope.engine.journal import place_of as place_of_event
-from stepscope.engine.samples import Samples, bare, short
+from stepscope.engine.samples import bare, short
 from stepscope.engine.slice_names import PYTHON_NAME
-from stepscope.engine.source_lines import Lines
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import UserCode, is_torch, knows_no_tensors
 from stepscope.model import LoopFacts, Place, PythonFacts
 from stepscope.model.machine import PauseFacts, PauseLine
+from stepscope.tables.categories import ANNOTATION
 from stepscope.tables.phases import OPTIMIZER
 from stepscope.tables.schema import Tables
 
@@ -37,21 +42,21 @@ MAX_FACTS = 60
 
 
 def python_facts(
-    samples: Samples | None,
-    window: ProfiledCalls | None,
-    lines: Lines,
-    loops: tuple[LoopFacts, ...] | None,
-    calls: Calls | None,
+    context: Context, window: ProfiledCalls | None, loops: tuple[LoopFacts, ...] | None, calls: Calls | None
 ) -> tuple[PythonFacts, ...] | None:
     """None without stacks in steady steps; costliest first."""
+    samples = context.sampled
     if samples is None or calls is None:
         return None
     everything, mean_ms = calls.time.with_ms(calls.located()), calls.time.mean_ms
     rows = everything.filter((pl.col("phase") != "data_wait") & pl.col("user_file").is_not_null())
-    rows = rows.join(sampled_io(everything, lines).select("row"), on="row", how="anti")
-    rows = _weigh(rows, window, samples.code, calls.own)
-    rows = rows.filter(pl.col("weight") > 0)
-    rows = rows.join(_in_loops(samples, loops or ()), on="row", how="left")
+    rows = rows.join(sampled_io(everything, context.lines).select("row"), on="row", how="anti")
+    rows = _weigh(rows, window, samples.code, calls.own).filter(pl.col("weight") > 0)
+    inside = [pl.DataFrame(schema={"row": pl.UInt32, "loop": pl.Int64})]
+    for index, loop in enumerate(loops or ()):
+        own = stacks_in(samples, loop).cast(pl.UInt32).alias("row")
+        inside.append(pl.DataFrame([own]).with_columns(loop=pl.lit(index, pl.Int64)))
+    rows = rows.join(pl.concat(inside).group_by("row").agg(pl.col("loop").min()), on="row", how="left")
     key = [*PLACE_COLUMNS, "phase", "loop", "call"]
     of_call = _of_calls(rows, calls)
     grouped = (
@@ -107,12 +112,13 @@ def _weigh(rows: pl.DataFrame, window: ProfiledCalls | None, code: UserCode, own
 
     `own`: of calls, whether they are lines of the loop or of a module, which cannot be spared as a whole.
     """
-    files = _named(code, rows["leaf_file"])
-    plain = [file for file in rows["leaf_file"].unique().drop_nulls().to_list() if knows_no_tensors(file)]
+    # the files of functions as stacks and traces both name them, by their name here
+    names = rows["leaf_file"].unique().drop_nulls().to_list()
+    files = {file: code.resolve(file) or code.library(file) for file in names}
     rows = rows.with_columns(
         pl.col("leaf_file").replace_strict(files, default=None, return_dtype=pl.String).alias("file"),
         short(pl.col("leaf_function")).alias("name"),
-        pl.col("leaf_file").is_in(plain).alias("plain"),
+        pl.col("leaf_file").is_in([file for file in names if knows_no_tensors(file)]).alias("plain"),
         pl.col("call").replace_strict(dict(enumerate(own)), default=True, return_dtype=pl.Boolean).alias("own"),
     ).join(_python_fractions(window, code), on=["file", "name"], how="left")
     on_top = pl.col("below_function").is_null()
@@ -129,33 +135,23 @@ def _weigh(rows: pl.DataFrame, window: ProfiledCalls | None, code: UserCode, own
     return rows.with_columns(pl.when("unknown").then(1.0).otherwise("known").alias("weight"))
 
 
-def _named(code: UserCode, files: pl.Series) -> dict[str, str]:
-    """The files of functions as stacks and traces both name them, by their name here."""
-    names = files.unique().drop_nulls().to_list()
-    found = {file: code.resolve(file) or code.library(file) for file in names}
-    return {file: name for file, name in found.items() if name is not None}
-
-
-def _python_fractions(window: ProfiledCalls | None, code_of: UserCode) -> pl.DataFrame:
+def _python_fractions(window: ProfiledCalls | None, code: UserCode) -> pl.DataFrame:
     """(file, name, fraction): the part of a function's own time in the window that no torch operator takes.
 
     Own time is what a sampler shows with the function on top: its lines and the built-in functions they call. A
     built-in function around an operator is torch's.
     """
-    schema = {"file": pl.String, "name": pl.String, "fraction": pl.Float64}
-    if window is None:
-        return pl.DataFrame(schema=schema)
-    sums: dict[tuple[str, str], list[int]] = {}  # ns in Python, in torch
-    for part in window.parts:
-        for code, ns in _own_times(part).items():
-            match = re.match(PYTHON_NAME, part.span.names.values[code])
-            file = (code_of.resolve(match[1]) or code_of.library(match[1])) if match else None
-            if match is None or file is None:
-                continue
-            known = sums.setdefault((file, bare(match[3])), [0, 0])
-            known[0], known[1] = known[0] + ns[0], known[1] + ns[1]
-    rows = [(*key, python / (python + torch)) for key, (python, torch) in sums.items() if python + torch > 0]
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    python: Counter[tuple[str, str]] = Counter()
+    whole: Counter[tuple[str, str]] = Counter()
+    for part in window.parts if window is not None else ():
+        for number, (in_python, in_torch) in _own_times(part).items():
+            match = re.match(PYTHON_NAME, part.span.names.values[number])
+            file = (code.resolve(match[1]) or code.library(match[1])) if match else None
+            if match is not None and file is not None:
+                python[file, bare(match[3])] += in_python
+                whole[file, bare(match[3])] += in_python + in_torch
+    rows = [(*key, python[key] / ns) for key, ns in whole.items() if ns > 0]
+    return pl.DataFrame(rows, schema={"file": pl.String, "name": pl.String, "fraction": pl.Float64}, orient="row")
 
 
 def _own_times(part: HostCalls) -> dict[int, tuple[int, int]]:
@@ -181,15 +177,6 @@ def _own_times(part: HostCalls) -> dict[int, tuple[int, int]]:
     np.add.at(both[:, 0], number, python[rows])
     np.add.at(both[:, 1], number, torch[rows])
     return {code: (one, other) for code, (one, other) in zip(codes.tolist(), both.tolist(), strict=True)}
-
-
-def _in_loops(samples: Samples, loops: tuple[LoopFacts, ...]) -> pl.DataFrame:
-    """(row, loop): the stacks that stand in an iteration of one of the loops (its index)."""
-    found = [pl.DataFrame(schema={"row": pl.UInt32, "loop": pl.Int64})]
-    for index, loop in enumerate(loops):
-        rows = stacks_in(samples, loop)
-        found.append(pl.DataFrame({"row": rows.cast(pl.UInt32)}).with_columns(pl.lit(index, pl.Int64).alias("loop")))
-    return pl.concat(found).group_by("row").agg(pl.col("loop").min())
 
 
 FULL = 2  # generation of a collection that looks at every object
@@ -226,3 +213,50 @@ def gc_pauses(tables: Tables, labelled: LabelledSteps) -> PauseFacts | None:
         longest_ms=max(ns, default=0) / 1e6,
         lines=tuple(sorted(found, key=lambda line: (-line.ms_per_step, line.place.file, line.place.line or 0))),
     )
+
+
+_OWN_TO_TORCH = re.compile(
+    r"^(ProfilerStep|Optimizer\.|enumerate\(DataLoader\)|## |Torch-Compiled|TorchDynamo|DistributedDataParallel\."
+    r"|nn\.Module|PyTorch Profiler)"
+)
+
+
+def regions(context: Context, window: ProfiledCalls | None) -> tuple[dict[str, Any], ...]:
+    """{"name", "calls", "calls_per_step", "ms_per_step", "source"}, costliest first; per steady (or window) step."""
+    steady = context.labelled.steady()
+    steps = set(steady.select("process", "step").iter_rows())
+    found: list[dict[str, Any]] = []
+    told: dict[str, list[int]] = {}  # calls, ns
+    for row, data in event_data(context.tables, "region"):
+        if row["duration_ns"] is not None and (row["process"], row["step"]) in steps:
+            count = data.get("count", 1)
+            _add(told, str(data.get("name", "?")), count if isinstance(count, int) else 1, row["duration_ns"])
+    found += _regions(told, steady.height, "events.jsonl")
+    if window is not None:
+        seen: dict[str, list[int]] = {}
+        for part in window.parts:
+            ranges = part.span.categories.where([ANNOTATION, "gpu_user_annotation"])[part.rows]
+            among = ranges & ~part.in_loader & part.inside
+            own = np.flatnonzero(part.named(lambda name: _OWN_TO_TORCH.match(name) is None, among))
+            for position, ns in zip(own.tolist(), part.duration_ns[own].tolist(), strict=True):
+                _add(seen, part.name(position), 1, ns)
+        found += _regions(seen, window.steps, window.source)
+    return tuple(sorted(found, key=lambda region: (-region["ms_per_step"], region["name"])))
+
+
+def _add(sums: dict[str, list[int]], name: str, calls: int, ns: int) -> None:
+    known = sums.setdefault(name, [0, 0])
+    known[0], known[1] = known[0] + calls, known[1] + ns
+
+
+def _regions(sums: dict[str, list[int]], steps: int, source: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "calls": calls,
+            "calls_per_step": calls / steps,
+            "ms_per_step": ns / steps / 1e6,
+            "source": source,
+        }
+        for name, (calls, ns) in sums.items()
+    ]

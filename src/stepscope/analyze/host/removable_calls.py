@@ -17,8 +17,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.analyze.host.sampled_loop import is_fetch
-from stepscope.analyze.host.sampled_time import SampledTime, Share
+from stepscope.analyze.host.sampled_time import SampledTime, Share, is_fetch
 from stepscope.engine.call_tree import CallTree, UserPaths, rows_of
 from stepscope.engine.samples import Samples, bare, short
 from stepscope.model import Place

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 
 import numpy as np
 import polars as pl
@@ -10,8 +10,7 @@ import polars as pl
 from stepscope.analyze import ranks
 from stepscope.analyze.context import Context
 from stepscope.analyze.host import slow_steps
-from stepscope.analyze.host.sampled_loop import SampledLoop, sampled_loop
-from stepscope.analyze.host.sampled_time import whole_by_weight
+from stepscope.analyze.host.sampled_time import SampledLoop, sampled_loop, whole_by_weight
 from stepscope.analyze.host.stack_selection import idle_sampled
 from stepscope.analyze.input import loader_waits
 from stepscope.engine import intervals
@@ -19,16 +18,15 @@ from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples
 from stepscope.engine.step_labels import STEADY as STEADY_STEP
-from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import PHASES, HotLine, StackFacts, StepFacts
-from stepscope.model.sampled import CallerLine, LoaderWait, SampledViews, StageTime
+from stepscope.model.sampled import CallerLine, SampledViews, StageTime
 from stepscope.tables import phases
 from stepscope.tables.arrays import NONE, Floats, Int64
 from stepscope.tables.phases import COMPILE, IMPORT
 from stepscope.tables.schema import Tables
 
 
-def sampled_views(context: Context, labelled: LabelledSteps, train: StepFacts | None) -> SampledViews | None:
+def sampled_views(context: Context, train: StepFacts | None) -> SampledViews | None:
     """None without sampled stacks of time. What cannot be said is in `absent`, with its reason."""
     if context.tables.stacks.is_empty() or "bytes" in context.tables.segments["unit"]:
         return None
@@ -39,10 +37,15 @@ def sampled_views(context: Context, labelled: LabelledSteps, train: StepFacts | 
     slow, no_slow = slow_steps.slow_steps(context, users)
     of_ranks, no_ranks = ranks.rank_lines(context, loop, users, idle)
     of_stages = stages(context)
+    no_loop = ""
+    if loop is None:
+        no_loop = "no stack of a main thread was sampled in steady steps"
+        if context.labelled.frame.is_empty():
+            no_loop = "no step is known, and no sampled stack of a main thread fetches a batch or calls a model"
     absent = {
         "stages": "" if of_stages else "no main thread of a rank was sampled",
-        "phases": "" if loop is not None else _no_loop(labelled),
-        "waits": _no_waits(found, loop, labelled),
+        "phases": no_loop,
+        "waits": no_loop or ("" if found else "no main thread was sampled in a DataLoader"),
         "slow_steps": no_slow,
         "rank_lines": no_ranks,
     }
@@ -64,18 +67,6 @@ def _phase_shares(loop: SampledLoop) -> dict[str, float]:
     )
     total = int(counts["samples"].sum())
     return {str(phase): int(count) / total for phase, count in counts.iter_rows()}
-
-
-def _no_loop(labelled: LabelledSteps) -> str:
-    if labelled.frame.is_empty():
-        return "no step is known, and no sampled stack of a main thread fetches a batch or calls a model"
-    return "no stack of a main thread was sampled in steady steps"
-
-
-def _no_waits(found: tuple[LoaderWait, ...], loop: SampledLoop | None, labelled: LabelledSteps) -> str:
-    if found:
-        return ""
-    return _no_loop(labelled) if loop is None else "no main thread was sampled in a DataLoader"
 
 
 STARTUP, WARMUP, STEADY, OTHER = "startup", "warmup", "steady", "other"
@@ -110,10 +101,9 @@ def stages(context: Context) -> tuple[StageTime, ...]:
 
 def _by_stage(context: Context, rows: pl.DataFrame, samples: Int64) -> Int64:
     """Samples of each row by stage, in the order of `STAGES`."""
-    found = np.zeros((rows.height, len(STAGES)), np.int64)
     named = rows["stage"].to_numpy()
-    for column, stage in enumerate((IMPORT, COMPILE)):
-        found[named == stage, column] = samples[named == stage]
+    found = np.zeros((rows.height, len(STAGES)), np.int64)
+    found[:, :2] = np.stack([np.where(named == stage, samples, 0) for stage in (IMPORT, COMPILE)], axis=1)
     rest = np.flatnonzero(found.sum(axis=1) == 0)
     found[rest, 2:] = whole_by_weight(samples[rest], _weights(context, rows[rest]))
     return found
@@ -280,16 +270,15 @@ def callers(loop: SampledLoop, users: UserPaths) -> tuple[CallerLine, ...]:
         .sort(["samples", "node"], descending=[True, False])
         .head(MAX_NODES)
     )
-    own: dict[int, int] = defaultdict(int)
-    below: dict[tuple[int, int], int] = defaultdict(int)
+    own: Counter[int] = Counter()
+    below: Counter[tuple[int, int]] = Counter()
     for node, samples in counted.iter_rows():
         inner = int(users.line[node])
         own[inner] += samples
         for outer in _lines_above(users, node) - {inner}:
             below[outer, inner] += samples
-    pairs = sorted(below.items(), key=lambda pair: (-pair[1], pair[0]))
     found = []
-    for (outer, inner), samples in pairs:
+    for (outer, inner), samples in sorted(below.items(), key=lambda pair: (-pair[1], pair[0])):
         caller, callee = users.place(outer), users.place(inner)
         if caller is not None and callee is not None and samples >= max(SAMPLES, SHARE * own[inner]):
             found.append(CallerLine(caller, callee, samples, samples / own[inner]))
@@ -300,10 +289,7 @@ def callers(loop: SampledLoop, users: UserPaths) -> tuple[CallerLine, ...]:
 def _lines_above(users: UserPaths, node: int) -> set[int]:
     """The numbers of the user's lines on the path to a node."""
     found = set()
-    parent, user, line = users.tree.parent, users.user, users.line
-    node = int(parent[node])
-    while node != NONE:
-        if np.bool_(user[node]):
-            found.add(int(line[node]))
-        node = int(parent[node])
+    while (node := int(users.tree.parent[node])) != NONE:
+        if np.bool_(users.user[node]):
+            found.add(int(users.line[node]))
     return found

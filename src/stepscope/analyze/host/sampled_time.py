@@ -1,4 +1,4 @@
-"""What sampled stacks of main threads are in milliseconds of the steady step, and at most.
+"""What sampled stacks of main threads are in milliseconds of the steady step, and at most; and which lie in the loop.
 
 The journal times the backward pass, the optimizer and the loader exactly; samples only divide what lies inside each.
 So a sample counts as many milliseconds as its part of the step has for each of its samples, and chance moves shares
@@ -6,20 +6,33 @@ within a part alone. Where the parts of both disagree by more than chance, the w
 
 Samples that could not be taken are not missing by chance: most are of busy Python code. An upper bound counts all of
 them, as far as the parts have room.
+
+Where steps are known, the loop is what steady steps fill. Where they are not (files that others recorded), it is the
+user's function in which a batch is fetched and a model is called, forwards, backwards or by an optimizer, from the line
+of the fetch on; without a loader, the innermost function below which all of these are called. Setting up a parallel
+model, and what is imported or compiled, belongs to no loop.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import polars as pl
 from msgspec import Struct
+from msgspec.structs import replace
 
+from stepscope.analyze.context import Context
+from stepscope.engine.call_tree import UserPaths, at, rows_of
+from stepscope.engine.intervals import EMPTY, Intervals, union
 from stepscope.engine.samples import Samples
 from stepscope.model import Quality, StepFacts
-from stepscope.tables.arrays import Floats, Int64
+from stepscope.read.raw import Frame
+from stepscope.tables import phases
+from stepscope.tables.arrays import Bools, Floats, Int32, Int64
 from stepscope.tables.phases import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER
 
 REST = "rest"
@@ -109,37 +122,23 @@ def sampled_time(samples: Samples | None, train: StepFacts | None, quality: Qual
     own = [phase for phase in (BACKWARD, OPTIMIZER) if phase in timed]
     own += [DATA_WAIT] if DATA_WAIT in timed and (rows["phase"] == DATA_WAIT).any() else []
     # the loss is computed in the journal's forward pass and outside of any module: modules take no more than the pass
-    for phases in ([*own, FORWARD], own) if FORWARD in timed else (own,):
-        found = _divided(rows, {phase: timed[phase] for phase in phases}, train.mean_ms)
-        if found is None:
+    for tried in ([*own, FORWARD], own) if FORWARD in timed else (own,):
+        parts = {phase: timed[phase] for phase in tried}
+        parts[REST] = train.mean_ms - sum(parts.values())
+        divided = rows.with_columns(part=pl.when(pl.col("phase").is_in(tried)).then("phase").otherwise(pl.lit(REST)))
+        counts = dict(divided.group_by("part").agg(pl.col("samples").sum()).sort("part").rows())
+        if parts[REST] <= 0 or not counts.get(REST) or not _agree(counts, parts, train.mean_ms):
             continue
-        rows_of_parts, parts, counts = found
         per_sample = parts[REST] / counts[REST]
-        if FORWARD not in phases or counts.get(FORWARD, 0) * per_sample > parts[FORWARD]:
-            return SampledTime(rows_of_parts, parts, counts, train.mean_ms, by_rank, _missed(quality))
-    total = {REST: int(rows["samples"].sum())}
-    rows = rows.with_columns(part=pl.lit(REST))
-    return SampledTime(rows, {REST: train.mean_ms}, total, train.mean_ms, by_rank, _missed(quality))
-
-
-def _missed(quality: Quality) -> float:
-    counts = quality.counts
-    lost = counts.get("stack_errors", 0) + counts.get("torn_stack_samples", 0)
-    tried = counts.get("stack_errors", 0) + counts.get("stack_samples", 0)
-    return min(1.0, lost / tried) if tried else 0.0
-
-
-def _divided(
-    rows: pl.DataFrame, timed: Mapping[str, float], mean_ms: float
-) -> tuple[pl.DataFrame, dict[str, float], dict[str, int]] | None:
-    """(rows with `part`, ms of each part, samples of each); None where journal and samples do not agree."""
-    own = list(timed)
-    rows = rows.with_columns(pl.when(pl.col("phase").is_in(own)).then("phase").otherwise(pl.lit(REST)).alias("part"))
-    counts = {str(part): int(n) for part, n in rows.group_by("part").agg(pl.col("samples").sum()).sort("part").rows()}
-    parts = {**timed, REST: mean_ms - sum(timed.values())}
-    if parts[REST] <= 0 or not counts.get(REST) or not _agree(counts, parts, mean_ms):
-        return None
-    return rows, parts, counts
+        if FORWARD not in tried or counts.get(FORWARD, 0) * per_sample > parts[FORWARD]:
+            break
+    else:
+        divided, parts = rows.with_columns(part=pl.lit(REST)), {REST: train.mean_ms}
+        counts = {REST: int(rows["samples"].sum())}
+    errors = quality.counts.get("stack_errors", 0)
+    lost, tried_samples = (errors + quality.counts.get(name, 0) for name in ("torn_stack_samples", "stack_samples"))
+    missed = min(1.0, lost / tried_samples) if tried_samples else 0.0
+    return SampledTime(divided, parts, counts, train.mean_ms, by_rank, missed)
 
 
 def _agree(counts: Mapping[str, int], parts: Mapping[str, float], mean_ms: float) -> bool:
@@ -162,3 +161,119 @@ def whole_by_weight(samples: Int64, weights: Floats) -> Int64:
     place = np.argsort(order, axis=1, kind="stable")
     whole: Int64 = found + (place < left[:, None])
     return whole
+
+
+_SET_UP = ("__init__", "init_process_group")
+_SET_UP_FOLDERS = ("torch/nn/parallel/", "torch/distributed/", "torch/optim/")
+
+
+class SampledLoop(Struct, frozen=True, dict=True):
+    """`rows` of the table `stacks`: main threads of ranks in their loop. `inside`, by node, says what is in the loop.
+
+    `inside` is None where steps tell it; `steady` holds the steady steps then. `basis` is said to the reader.
+    """
+
+    rows: pl.DataFrame
+    inside: Bools | None
+    steady: pl.DataFrame
+    basis: str
+
+    def times(self, process: str) -> Intervals:
+        """When a process was in steady steps."""
+        return self._times.get(process, EMPTY)
+
+    @cached_property
+    def _times(self) -> dict[str, Intervals]:
+        known = self.steady.filter(pl.col("start_ns").is_not_null()).select(
+            "process", "start_ns", end_ns=pl.col("start_ns") + pl.col("wall_ns")
+        )
+        return {
+            str(key[0]): union(own["start_ns"].to_numpy(), own["end_ns"].to_numpy())
+            for key, own in known.partition_by("process", as_dict=True).items()
+        }
+
+    def within(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Those of other rows with nodes that lie in the loop as far as paths tell."""
+        if self.inside is None:
+            return rows
+        return rows.filter(pl.Series(at(self.inside, rows_of(rows["node"]), False)))
+
+
+def sampled_loop(context: Context, users: UserPaths) -> SampledLoop | None:
+    """None without a sample in a loop."""
+    if context.sampled is None:
+        return None
+    labelled = context.labelled
+    rows = context.sampled.rank_steps().filter(pl.col("stage").is_null() & pl.col("node").is_not_null())
+    kinds = labelled.frame["kind"].unique().drop_nulls().to_list()
+    steady = labelled.steady("train" if "train" in kinds or not kinds else kinds[0])
+    if labelled.frame.height:
+        loop = SampledLoop(rows, None, steady, "steady steps")
+    else:
+        inside = _inside(users, rows)
+        loop = SampledLoop(rows, inside, steady, "the function that runs the loop, as no step is known")
+        loop = replace(loop, rows=loop.within(rows))
+    return loop if loop.rows.height else None
+
+
+def is_fetch(frame: Frame) -> bool:
+    """Whether a batch is asked for here."""
+    return phases.phase_mark(frame) == phases.DATA_WAIT
+
+
+def _inside(users: UserPaths, rows: pl.DataFrame) -> Bools:
+    """Whether a path lies in the loop, by node."""
+    tree = users.tree
+    own = np.zeros(len(tree), np.float64)
+    own[rows_of(rows["node"])] = 1.0
+    reached = tree.totals(own) > 0
+    fetch = users.marked(is_fetch) & reached
+    open_to_calls = reached & ~(tree.innermost(fetch) >= 0)
+    calls = [
+        _outermost(users, users.marked(functools.partial(_opens, phase)) & open_to_calls)
+        for phase in (phases.FORWARD, phases.BACKWARD, phases.OPTIMIZER)
+    ]
+    # the user's functions that stand above them
+    above = (users.user & (tree.totals(nodes.astype(np.float64)) > 0) for nodes in calls if nodes.any())
+    callers = [np.unique(users.function[standing]) for standing in above]
+    if fetch.any():
+        functions = np.unique(np.concatenate(callers)) if callers else np.empty(0, np.int32)
+        marks = np.flatnonzero(_outermost(users, fetch))
+    elif callers:
+        functions = functools.reduce(np.intersect1d, callers)
+        marks = np.flatnonzero(np.logical_or.reduce(calls))
+    else:
+        return np.zeros(len(tree), bool)
+    home = tree.innermost(users.user & np.isin(users.function, functions))[marks]
+    home = np.where(home >= 0, home, tree.innermost(users.user)[marks])
+    home = np.unique(home[home >= 0])
+    loops = _from_fetch_on(users, home) if fetch.any() else users.user & np.isin(users.function, users.function[home])
+    found: Bools = (tree.innermost(loops) >= 0) & ~users.passes(_sets_up)
+    return found
+
+
+def _from_fetch_on(users: UserPaths, home: Int32) -> Bools:
+    """Frames of the functions of these nodes, not before the first line that fetches."""
+    functions, which = np.unique(users.function[home], return_inverse=True)
+    first = np.full(len(functions), np.iinfo(np.int64).max)
+    np.minimum.at(first, which, users.source_line[home])
+    found = users.user & np.isin(users.function, functions)
+    at_or_after = np.zeros(len(found), bool)
+    where = np.flatnonzero(found)
+    line = users.source_line[where]
+    at_or_after[where] = (line < 0) | (line >= first[np.searchsorted(functions, users.function[where])])
+    return at_or_after
+
+
+def _outermost(users: UserPaths, marked: Bools) -> Bools:
+    """Those of the marked nodes that have no marked one above them."""
+    found: Bools = marked & (users.tree.outermost(marked) == np.arange(len(marked)))
+    return found
+
+
+def _opens(phase: str, frame: Frame) -> bool:
+    return phases.phase_mark(frame) == phase
+
+
+def _sets_up(frame: Frame) -> bool:
+    return phases.last_part(frame.function) in _SET_UP and any(folder in frame.file for folder in _SET_UP_FOLDERS)

@@ -6,23 +6,20 @@ the time between samples, so what a line takes more must be more than that leaks
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import NamedTuple
-
 import numpy as np
 import polars as pl
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.host.removable_calls import PLACE_COLUMNS, Calls, place_of
 from stepscope.analyze.input.loader_waits import sample_gap_ns
-from stepscope.analyze.step_times import with_all_phases
+from stepscope.analyze.step_times import theil_sen, with_all_phases
 from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.samples import Samples
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import PHASES, Place
 from stepscope.model.machine import DriftFacts, DriftLine
 from stepscope.model.sampled import SlowLine, SlowSteps
-from stepscope.tables.arrays import Bools, Int64
+from stepscope.tables.arrays import Bools, Floats, Int64
 
 SLOW_RATIO = 1.5  # of the median: half a step more is what one sees as a hiccup in a log of step times
 SLOW_SPREADS = 5.0  # and so many spreads above it: in a run whose steps all vary that much, none of them is special
@@ -35,14 +32,6 @@ ONLY_SLOW = 0.1  # of its time in slow steps: with less than that in typical one
 HARDLY = 0.02  # of a typical step: and at most so much of it
 RESOLUTION = 0.5  # of the time between samples: a sample says of a line when it ran no more exactly than that
 MAX_LINES = 20
-
-
-class _Overlaps(NamedTuple):
-    """The time that stretches and steps have in common; one entry per pair of them."""
-
-    stretch: Int64
-    step: Int64
-    ns: Int64
 
 
 def slow_steps(context: Context, users: UserPaths) -> tuple[SlowSteps | None, str]:
@@ -61,7 +50,7 @@ def slow_steps(context: Context, users: UserPaths) -> tuple[SlowSteps | None, st
     )
     overlaps = _overlaps(stretches, steps)
     seen = np.zeros(len(wall), bool)
-    seen[overlaps.step] = True
+    seen[overlaps["step"].to_numpy()] = True
     slow, typical = seen & (wall > threshold), seen & (wall <= threshold)
     if slow.sum() < MIN_SLOW_STEPS:
         return None, (
@@ -78,7 +67,6 @@ def slow_steps(context: Context, users: UserPaths) -> tuple[SlowSteps | None, st
             f"slow steps take {means[0] - means[1]:.3g} ms more than typical ones, "
             f"and samples are {gap_ns / 1e6:.3g} ms apart: too coarse to tell the lines"
         )
-    lines = _slow_lines(_by_line(stretches, overlaps, slow, typical, users, gap_ns), means, least_ms, users)
     return SlowSteps(
         slow_steps=int(slow.sum()),
         typical_steps=int(typical.sum()),
@@ -86,7 +74,7 @@ def slow_steps(context: Context, users: UserPaths) -> tuple[SlowSteps | None, st
         median_ms=median / 1e6,
         slow_mean_ms=means[0],
         typical_mean_ms=means[1],
-        lines=lines,
+        lines=_slow_lines(_by_line(stretches, overlaps, slow, users, gap_ns), means, least_ms, users),
         source="sampled stacks of main threads with their times, in steady steps",
     ), ""
 
@@ -101,67 +89,48 @@ def slow_from(wall_ns: Int64) -> float:
     return max(SLOW_RATIO * median, median + SLOW_SPREADS * SPREAD * float(np.median(below)))
 
 
-def _overlaps(stretches: pl.DataFrame, steps: pl.DataFrame) -> _Overlaps:
-    """Of all processes; `steps` are sorted by process and start, those of one process do not overlap."""
-    parts = []
-    bounds = _bounds(steps["process"])
-    numbered = stretches.with_row_index("row").partition_by("process", as_dict=True)
-    for (process,), own in numbered.items():
-        if process not in bounds:
+def _overlaps(stretches: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """(stretch, step, ns): the time that stretches and steps have in common, one row per pair of them.
+
+    Of all processes; `steps` are sorted by process and start, those of one process do not overlap.
+    """
+    parts = [pl.DataFrame(schema={"stretch": pl.Int64, "step": pl.Int64, "ns": pl.Int64})]
+    own_steps = steps.with_row_index("row").partition_by("process", as_dict=True)
+    for process, own in stretches.with_row_index("row").partition_by("process", as_dict=True).items():
+        if process not in own_steps:
             continue
-        first, last = bounds[process]
-        starts = steps["start_ns"][first:last].to_numpy()
-        ends = starts + steps["wall_ns"][first:last].to_numpy()
+        these = own_steps[process]
+        starts = these["start_ns"].to_numpy()
+        ends = starts + these["wall_ns"].to_numpy()
         begin, end = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
         lowest = np.searchsorted(ends, begin, side="right")
         count = np.maximum(np.searchsorted(starts, end, side="left") - lowest, 0)
         which = np.repeat(np.arange(len(begin)), count)
         step = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count) + lowest[which]
         common = np.minimum(end[which], ends[step]) - np.maximum(begin[which], starts[step])
-        kept = common > 0
-        row = own["row"].to_numpy().astype(np.int64)
-        parts.append(_Overlaps(row[which][kept], first + step[kept], common[kept]))
-    if not parts:
-        none = np.empty(0, np.int64)
-        return _Overlaps(none, none, none)
-    return _Overlaps(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def _bounds(processes: pl.Series) -> dict[str, tuple[int, int]]:
-    """process -> (first row, behind its last row) of a sorted column."""
-    found: dict[str, tuple[int, int]] = {}
-    first = 0
-    for process, count in processes.rle().struct.unnest().select("value", "len").iter_rows():
-        found[process] = (first, first + count)
-        first += count
-    return found
+        pairs = {"stretch": own["row"].to_numpy()[which], "step": these["row"].to_numpy()[step], "ns": common}
+        parts.append(pl.DataFrame(pairs, schema=parts[0].schema))
+    return pl.concat(parts).filter(pl.col("ns") > 0)
 
 
 def _by_line(
-    stretches: pl.DataFrame, overlaps: _Overlaps, slow: Bools, typical: Bools, users: UserPaths, gap_ns: float
+    stretches: pl.DataFrame, overlaps: pl.DataFrame, slow: Bools, users: UserPaths, gap_ns: float
 ) -> pl.DataFrame:
     """(line, phase, slow, typical, samples, leaf): shares of the sampled time of slow and of typical steps."""
     nodes = rows_of(stretches["node"])
     line = at(users.line, at(users.innermost, nodes, -1), -1)
     leaf = users.leaf_names(stretches["node"]).set(pl.Series(at(users.user, nodes, False)), None)
-    rows = pl.DataFrame({"line": line, "phase": stretches["phase"], "leaf": leaf})[overlaps.stretch]
-    rows = rows.with_columns(
-        slow_ns=pl.Series(np.where(slow[overlaps.step], overlaps.ns, 0)),
-        typical_ns=pl.Series(np.where(typical[overlaps.step], overlaps.ns, 0)),
-    )
+    rows = pl.DataFrame({"line": line, "phase": stretches["phase"], "leaf": leaf})[overlaps["stretch"]]
+    in_slow = pl.Series(slow[overlaps["step"].to_numpy()])
+    rows = rows.with_columns(slow_ns=overlaps["ns"] * in_slow, typical_ns=overlaps["ns"] * ~in_slow)
     of_slow, of_typical = max(1, int(rows["slow_ns"].sum())), max(1, int(rows["typical_ns"].sum()))
     keys = ["line", "phase"]
-    leaves = (
-        rows.group_by(*keys, "leaf")
-        .agg(pl.col("slow_ns").sum())
-        .sort(["slow_ns", "leaf"], descending=[True, False])
-        .unique(keys, keep="first", maintain_order=True)
-        .select(*keys, "leaf")
-    )
     return (
-        rows.group_by(keys)
+        rows.group_by(*keys, "leaf")
         .agg(pl.col("slow_ns", "typical_ns").sum())
-        .join(leaves, on=keys, nulls_equal=True)
+        .sort(["slow_ns", "leaf"], descending=[True, False])
+        .group_by(keys, maintain_order=True)
+        .agg(pl.col("slow_ns", "typical_ns").sum(), pl.col("leaf").first())
         .with_columns(
             slow=pl.col("slow_ns") / of_slow,
             typical=pl.col("typical_ns") / of_typical,
@@ -182,24 +151,20 @@ def _slow_lines(
         .filter(pl.col("extra") >= least_ms)
         .sort(["extra", "line", "phase"], descending=[True, False, False])
     )
-    lines = []
-    for row in named.head(MAX_LINES).iter_rows(named=True):
-        place = users.place(row["line"])
-        if place is None:
-            continue
-        lines.append(
-            SlowLine(
-                place=place,
-                phase=row["phase"] or "other",
-                slow_ms_per_step=row["slow_ms"],
-                typical_ms_per_step=row["typical_ms"],
-                extra_ms_per_step=row["extra"],
-                only_slow=row["typical_ms"] <= min(ONLY_SLOW * row["slow_ms"], HARDLY * typical_ms),
-                samples=row["samples"],
-                leaf=row["leaf"],
-            )
+    return tuple(
+        SlowLine(
+            place=place,
+            phase=row["phase"] or "other",
+            slow_ms_per_step=row["slow_ms"],
+            typical_ms_per_step=row["typical_ms"],
+            extra_ms_per_step=row["extra"],
+            only_slow=row["typical_ms"] <= min(ONLY_SLOW * row["slow_ms"], HARDLY * typical_ms),
+            samples=row["samples"],
+            leaf=row["leaf"],
         )
-    return tuple(lines)
+        for row in named.head(MAX_LINES).iter_rows(named=True)
+        if (place := users.place(row["line"])) is not None
+    )
 
 
 MIN_STEPS = 60  # ten in each part: their medians mean something
@@ -214,13 +179,13 @@ UNKNOWN = 0.05  # of the steps may lack a phase, which is then told by the other
 def drift(labelled: LabelledSteps, samples: Samples | None, calls: Calls | None) -> DriftFacts | None:
     """None with fewer than `MIN_STEPS` steady training steps on a rank."""
     steady = labelled.steady().filter(pl.col("start_ns").is_not_null()).sort("process", "start_ns")
-    ranks = [own for own in steady.partition_by("process", maintain_order=True) if own.height >= MIN_STEPS]
-    if not ranks or len(ranks) < steady["process"].n_unique():
+    ranks = steady.partition_by("process", maintain_order=True)
+    if any(own.height < MIN_STEPS for own in ranks) or not ranks:
         return None
-    fits = [_theil_sen(own["wall_ns"].to_numpy() / 1e6) for own in ranks]
-    early, late = (float(np.mean([fit[end] for fit in fits])) for end in (0, 1))
-    medians = [_medians(own) for own in ranks]
-    rising = all(_rises(own, found) for own, found in zip(ranks, medians, strict=True))
+    walls = [own["wall_ns"].to_numpy() / 1e6 for own in ranks]
+    early, late = (float(end) for end in np.mean([_fit(wall) for wall in walls], axis=0))
+    medians = np.array([[np.median(part) for part in np.array_split(wall, PARTS)] for wall in walls])
+    rising = all(map(_rises, walls, medians))
     return DriftFacts(
         steps=steady.height,
         parts=PARTS,
@@ -228,53 +193,38 @@ def drift(labelled: LabelledSteps, samples: Samples | None, calls: Calls | None)
         early_ms=early,
         late_ms=late,
         lost_ms_per_step=max(0.0, (late - early) / 2),
-        medians_ms=tuple(float(value) for value in np.mean(medians, axis=0)),
+        medians_ms=tuple(medians.mean(axis=0).tolist()),
         phases=_phases(ranks),
         lines=_drift_lines(steady, samples, calls) if rising else (),
     )
 
 
-def _theil_sen(wall_ms: np.ndarray) -> tuple[float, float]:
-    """(first, last) value of the line through `wall_ms`."""
+def _fit(wall_ms: Floats) -> tuple[float, float]:
+    """(first, last) value of the line through the medians of neighbouring steps."""
     groups = np.array_split(wall_ms, min(POINTS, len(wall_ms)))
-    values = np.array([np.median(group) for group in groups])
     ends = np.cumsum([len(group) for group in groups])
     places = ends - np.array([(len(group) + 1) / 2 for group in groups])  # the middle of each group, counted from 0
-    first, second = np.triu_indices(len(values), 1)
-    slope = float(np.median((values[second] - values[first]) / (places[second] - places[first])))
-    start = float(np.median(values - slope * places))
-    return start, start + slope * (len(wall_ms) - 1)
+    return theil_sen(places, np.array([np.median(group) for group in groups]), 0, len(wall_ms) - 1)
 
 
-def _parts(count: int) -> list[Int64]:
-    return np.array_split(np.arange(count), PARTS)
-
-
-def _medians(own: pl.DataFrame) -> list[float]:
-    wall = own["wall_ns"].to_numpy() / 1e6
-    return [float(np.median(wall[part])) for part in _parts(own.height)]
-
-
-def _rises(own: pl.DataFrame, medians: list[float]) -> bool:
+def _rises(wall: Floats, medians: Floats) -> bool:
     """Every part above the one before, and the last one's faster steps above the first one's slower ones."""
-    if any(after <= before for before, after in pairwise(medians)):
-        return False
-    wall, parts = own["wall_ns"].to_numpy(), _parts(own.height)
-    return bool(np.quantile(wall[parts[-1]], 0.25) > np.quantile(wall[parts[0]], 0.75))
+    first, *_, last = np.array_split(wall, PARTS)
+    return bool((np.diff(medians) > 0).all() and np.quantile(last, 0.25) > np.quantile(first, 0.75))
 
 
 def _phases(ranks: list[pl.DataFrame]) -> dict[str, float]:
     """By how much the median of each phase grew from the first part to the last one, mean over ranks."""
     grown: dict[str, float] = {}
-    told = [phase for phase in PHASES if any(own[f"{phase}_ns"].null_count() < own.height for own in ranks)]
-    for phase in told:
+    for phase in PHASES:
         columns = [with_all_phases(own)[f"{phase}_ns"] for own in ranks]
-        if any(column.null_count() > UNKNOWN * len(column) for column in columns):
+        untold = all(own[f"{phase}_ns"].null_count() == own.height for own in ranks)
+        if untold or any(column.null_count() > UNKNOWN * len(column) for column in columns):
             continue
-        changes = []
-        for column in columns:
-            values, parts = column.cast(pl.Float64).fill_null(float("nan")).to_numpy(), _parts(len(column))
-            changes.append(float(np.nanmedian(values[parts[-1]]) - np.nanmedian(values[parts[0]])) / 1e6)
+        parts = [
+            np.array_split(column.cast(pl.Float64).fill_null(float("nan")).to_numpy(), PARTS) for column in columns
+        ]
+        changes = [float(np.nanmedian(last) - np.nanmedian(first)) / 1e6 for first, *_, last in parts]
         grown[phase] = float(np.mean(changes))
     return grown
 
@@ -286,15 +236,12 @@ def _drift_lines(steady: pl.DataFrame, samples: Samples | None, calls: Calls | N
     rows = samples.rank_steps()
     if calls is not None:
         rows = rows.join(calls.of_row, on="row", how="left", maintain_order="left")
-    begin, end = steady["start_ns"].min(), (steady["start_ns"] + steady["wall_ns"]).max()
-    assert isinstance(begin, int)
-    assert isinstance(end, int)
+    begin, end = int(min(steady["start_ns"])), int(max(steady["start_ns"] + steady["wall_ns"]))
     third = (end - begin) // THIRD
     early = _of_period(steady, rows, begin, begin + third)
-    late = _of_period(steady, rows, end - third, end)
     found = [
         DriftLine(place, early.get(place, (0.0, 0))[0], ms, count)
-        for place, (ms, count) in late.items()
+        for place, (ms, count) in _of_period(steady, rows, end - third, end).items()
         if count >= MIN_DRIFT_SAMPLES and ms > early.get(place, (0.0, 0))[0]
     ]
     found.sort(key=lambda line: (line.early_ms_per_step - line.late_ms_per_step, line.place.file, line.place.line or 0))

@@ -4,6 +4,10 @@ The number of workers comes from measured times, not from the machine: making on
 work, the rest of the step `compute_ms`; ceil(load_ms / compute_ms) workers keep up, one more absorbs jitter. The bound
 is loading's share of the cores this process may use (affinity and cgroup quota, shared by the ranks of the host): where
 loading is two thirds of all CPU work, workers on more than two thirds of the cores would starve the training process.
+
+Below: what starting workers again for every epoch costs, and waits that come in waves. An iterator of a DataLoader with
+workers that do not persist starts its processes anew. Making it, and what the first batch takes longer than the work
+for one batch explains, is time that persistent workers do not need.
 """
 
 from __future__ import annotations
@@ -11,19 +15,30 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import polars as pl
 
+from stepscope.analyze.context import Context
 from stepscope.analyze.host.sampled_stacks import hot_lines
-from stepscope.analyze.sites import first_int, site_of
+from stepscope.analyze.machine.readings import manifest_objects
+from stepscope.analyze.sites import first_int, site_of, threads_set
+from stepscope.engine.attribution import dominant_places, place
+from stepscope.engine.host_activity import LOADER_RANGE
 from stepscope.engine.host_calls import BUILTIN, ProfiledCalls
-from stepscope.engine.journal import event_data, parse_json, place_of
+from stepscope.engine.journal import event_data, mean, parse_json, place_of
 from stepscope.engine.samples import Samples, short
 from stepscope.engine.source_lines import Lines
+from stepscope.engine.spans import Base, Span
 from stepscope.engine.step_labels import LabelledSteps
-from stepscope.model import BatchContent, HotLine, LoaderFacts, StepFacts
+from stepscope.model import BatchContent, HotLine, LoaderFacts, Place, StepFacts
+from stepscope.model.machine import EpochFacts, TraceLoader, WaveFacts
 from stepscope.model.run_facts import FileReads
+from stepscope.tables.arrays import Bools, Int64, climb
 from stepscope.tables.schema import Tables
 
 MAX_LINES = 20
@@ -31,37 +46,35 @@ _NO_CORES_KNOWN = 1.0  # without a manifest, promise no more than one core
 
 
 def loader_facts(
-    tables: Tables,
-    labelled: LabelledSteps,
-    train: StepFacts | None,
-    samples: Samples | None,
-    cores: float | None,
-    lines_of: Lines,
-    opened: float | None = None,
+    context: Context, train: StepFacts | None, cores: float | None, opened: float | None
 ) -> LoaderFacts | None:
     """None without training steps whose data wait is known.
 
     Args:
         cores: mean CPU use of the training process.
-        lines_of: the text of the user's lines, where at hand.
         opened: files that the training process opened for one step, by the window.
     """
-    if train is None:
-        return None
-    wait = next((part for part in train.partition if part.category == "data_wait"), None)
-    if wait is None:
+    tables, labelled = context.tables, context.labelled
+    wait = next((part for part in train.partition if part.category == "data_wait"), None) if train else None
+    if train is None or wait is None:
         return None
     event = feeding_loader(tables, labelled)
     site = site_of(tables, event)
     arguments: dict[str, Any] = dict(site.get("arguments") or {}) if site else {}
-    workers = first_int(event.get("num_workers") if event else None, arguments.get("num_workers"))
+    workers, batch = (
+        first_int(event.get(name) if event else None, arguments.get(name)) for name in ("num_workers", "batch_size")
+    )
     in_main = not workers
-    rows, role, busy, idle = _loading(samples, in_main)
-    lines, entries, library, count = _sampled(rows, role)
-    batch = first_int(event.get("batch_size") if event else None, arguments.get("batch_size"))
+    rows, idle = _loading(context.sampled, in_main)
+    busy = None if idle is None else 1.0 - idle
+    lines, entries, library = _sampled(rows, "rank" if in_main else "loader_worker")
     compute_ms = max(0.0, train.mean_ms - wait.ms)
-    load_ms = wait.ms if in_main else _worker_load_ms(workers, busy, train.mean_ms)
-    limit, ranks, threads = cpu_limit(tables), ranks_on_host(tables), _threads(tables)
+    load_ms = wait.ms if in_main else None if busy is None else (workers or 0) * busy * train.mean_ms
+    limit, ranks, threads = cpu_limit(tables), ranks_on_host(tables), threads_set(tables)
+    if cores is None:  # CPU time of a step without its loading, by the threads that the script asked for
+        compute_cpu_ms = compute_ms * (threads[0] if threads else 1)
+    else:
+        compute_cpu_ms = cores * train.mean_ms - ((load_ms or 0.0) if in_main else 0.0)
     return LoaderFacts(
         num_workers=workers,
         batch_size=batch,
@@ -74,52 +87,35 @@ def loader_facts(
         workers_busy_share=busy,
         workers_idle_share=idle,
         cpu_limit=limit,
-        suggested_workers=suggest_workers(
-            load_ms,
-            compute_ms,
-            limit / ranks,
-            compute_cpu_ms=_compute_cpu_ms(train, load_ms, compute_ms, cores, threads, in_main),
-            current=workers or 0,
-        ),
+        suggested_workers=suggest_workers(load_ms, compute_ms, limit / ranks, compute_cpu_ms, workers or 0),
         entries=tuple(entries[:MAX_LINES]),
         load_ms=load_ms,
         compute_ms=compute_ms,
         cores_used=cores,
         library_function=library,
-        samples=count,
+        samples=int(rows["samples"].sum()) if rows is not None else 0,
         batch=_content(tables, labelled, event),
-        threads=threads,
+        threads=threads[0] if threads else None,
         ranks_on_host=ranks,
-        files=None if rows is None else file_reads(rows, lines_of, opened if in_main else None, batch),
+        files=None if rows is None else _file_reads(rows, context.lines, opened if in_main else None, batch),
     )
 
 
-def suggest_workers(
-    load_ms: float | None, compute_ms: float, cores: float, *, compute_cpu_ms: float | None = None, current: int = 0
-) -> int:
+def suggest_workers(load_ms: float | None, compute_ms: float, cores: float, compute_cpu_ms: float, current: int) -> int:
     """Workers that keep up with the step, within `cores` (of one rank), at least one.
 
     Args:
         load_ms: work to make one step's batches; None when not known, then all cores but one are promised.
         compute_ms: the rest of the step.
-        compute_cpu_ms: CPU time of the rest on all threads; `compute_ms` when None.
+        compute_cpu_ms: CPU time of the rest on all threads.
         current: workers there are now and that do not keep up; the answer is more where the cores allow it.
     """
     most = max(1, math.floor(cores))
     if load_ms is None or load_ms <= 0 or compute_ms <= 0:
         return max(1, most - 1)
-    cpu_ms = max(compute_ms, compute_cpu_ms or 0.0)
+    cpu_ms = max(compute_ms, compute_cpu_ms)
     bound = max(1, min(most, math.ceil(cores * load_ms / (load_ms + cpu_ms))))
     return min(bound, max(math.ceil(load_ms / compute_ms) + 1, current + 1))
-
-
-def _compute_cpu_ms(
-    train: StepFacts, load_ms: float | None, compute_ms: float, cores: float | None, threads: int | None, in_main: bool
-) -> float:
-    """CPU time of a step without its loading: measured, else from the threads the script asked for."""
-    if cores is None:
-        return compute_ms * (threads or 1)
-    return cores * train.mean_ms - ((load_ms or 0.0) if in_main else 0.0)
 
 
 def cpu_limit(tables: Tables) -> float:
@@ -130,29 +126,11 @@ def cpu_limit(tables: Tables) -> float:
 def known_cores(tables: Tables) -> float | None:
     """Cores a process of the (smallest) host may use: its affinity, cut by the cgroup's quota."""
     limits = []
-    for manifest in tables.manifests:
-        hardware = manifest.get("hardware")
-        if not isinstance(hardware, dict):
-            continue
+    for hardware in manifest_objects(tables, "hardware"):
         affinity, quota, logical = (hardware.get(k) for k in ("affinity", "cgroup_cpu_limit", "logical_cores"))
-        known = [float(len(affinity))] if isinstance(affinity, list) and affinity else []
-        if not known and isinstance(logical, int) and logical > 0:
-            known = [float(logical)]
-        if isinstance(quota, int | float) and quota > 0:
-            known.append(float(quota))
-        if known:
-            limits.append(min(known))
-    return min(limits) if limits else None
-
-
-def _threads(tables: Tables) -> int | None:
-    """What the script last gave `torch.set_num_threads`."""
-    threads = None
-    for _, data in event_data(tables, "site"):
-        if data.get("what") == "set_num_threads":
-            values = [first_int(value) for value in (data.get("arguments") or {}).values()]
-            threads = next((value for value in values if value), threads)
-    return threads
+        known = [len(affinity)] if isinstance(affinity, list) and affinity else [logical]
+        limits.append([float(one) for one in (*known, quota) if isinstance(one, int | float) and one > 0])
+    return min((min(known) for known in limits if known), default=None)
 
 
 def ranks_on_host(tables: Tables) -> int:
@@ -168,18 +146,18 @@ def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | 
 
     In recordings without any the one whose iterations the most training steps follow.
     """
-    events = [
-        {**data, "_process": row["process"], "_time": row["time_ns"]} for row, data in event_data(tables, "loader")
-    ]
-    if not events:
-        return None
+    events = list(_loader_events(tables))
     train = labelled.frame.filter(pl.col("kind") == "train")
-    votes = _waited_ns(batches(tables, train)) or _followed(events, train)
-    best = max(votes, key=lambda key: votes[key])
+    votes: Counter[Any] = Counter()
+    for data in _batches(tables, train):
+        votes[data.get("id")] += data["_ns"] or 0
+    if not votes:
+        votes = _followed(events, train)
+    best = max(votes, key=lambda key: votes[key], default=None)
     return next((event for event in events if event.get("id") == best), None)
 
 
-def batches(tables: Tables, train: pl.DataFrame) -> list[dict[str, Any]]:
+def _batches(tables: Tables, train: pl.DataFrame) -> list[dict[str, Any]]:
     """The `batch` events whose fetch began in one of these steps."""
     rows = tables.journal.filter((pl.col("kind") == "batch") & pl.col("time_ns").is_not_null()).sort("time_ns")
     steps = train.select("process", "start_ns", "wall_ns").drop_nulls().sort("start_ns")
@@ -191,27 +169,16 @@ def batches(tables: Tables, train: pl.DataFrame) -> list[dict[str, Any]]:
     return [{**data, "_ns": row["duration_ns"]} for row, data in found if isinstance(data, dict)]
 
 
-def _waited_ns(looked: list[dict[str, Any]]) -> dict[Any, int]:
-    votes: dict[Any, int] = {}
-    for data in looked:
-        votes[data.get("id")] = votes.get(data.get("id"), 0) + (data["_ns"] or 0)
-    return votes
-
-
-def _followed(events: list[dict[str, Any]], train: pl.DataFrame) -> dict[Any, int]:
-    votes: dict[Any, int] = {}
-    for process in {event["_process"] for event in events}:
-        own = [event for event in events if event["_process"] == process]
-        ends = train.filter(pl.col("process") == process)
-        moments = (ends["start_ns"] + ends["wall_ns"]).drop_nulls().sort()
-        for index, event in enumerate(own):
-            after = own[index + 1]["_time"] if index + 1 < len(own) else None
-            steps = (
-                moments.filter(moments >= event["_time"])
-                if after is None
-                else moments.filter((moments >= event["_time"]) & (moments < after))
-            )
-            votes[event.get("id")] = votes.get(event.get("id"), 0) + len(steps)
+def _followed(events: list[dict[str, Any]], train: pl.DataFrame) -> Counter[Any]:
+    votes: Counter[Any] = Counter()
+    for process in sorted({event["_process"] for event in events}):
+        own = [event for event in events if event["_process"] == process and event["_time"] is not None]
+        steps = train.filter(pl.col("process") == process)
+        moments = (steps["start_ns"] + steps["wall_ns"]).drop_nulls().sort()
+        times = pl.Series([event["_time"] for event in own], dtype=pl.Int64)
+        edges = [*moments.search_sorted(times, side="left"), len(moments)]
+        for event, (first, last) in zip(own, pairwise(edges), strict=True):
+            votes[event.get("id")] += int(last - first)
     return votes
 
 
@@ -222,35 +189,32 @@ def _content(tables: Tables, labelled: LabelledSteps, event: dict[str, Any] | No
     names = ("tensors", "bytes", "objects")
     own = [
         [float(data[name]) for name in names]
-        for data in batches(tables, train)
+        for data in _batches(tables, train)
         if data.get("id") == event.get("id") and all(isinstance(data.get(name), int) for name in names)
     ]
     if not own:
         return None
     tensors, size, objects = (statistics.median(column) for column in zip(*own, strict=True))
-    fetches = train["fetches"].drop_nulls().mean()
-    per_step = float(fetches) if isinstance(fetches, float) and fetches > 0 else 1.0
-    return BatchContent(tensors, size, objects, batches=len(own), per_step=per_step)
+    return BatchContent(tensors, size, objects, batches=len(own), per_step=mean(train["fetches"].drop_nulls()) or 1.0)
 
 
-def _loading(samples: Samples | None, in_main: bool) -> tuple[pl.DataFrame | None, str, float | None, float | None]:
-    """(stacks of the loading work, role, busy share, idle share); the shares are those of workers."""
+def _loading(samples: Samples | None, in_main: bool) -> tuple[pl.DataFrame | None, float | None]:
+    """(stacks of the loading work, the share of their time that workers have nothing to do)."""
     if samples is None:
-        return None, "rank", None, None
+        return None, None
     if in_main:
-        return samples.rank_steps().filter(pl.col("phase") == "data_wait"), "rank", None, None
+        return samples.rank_steps().filter(pl.col("phase") == "data_wait"), None
     everyone = samples.workers()
     parked = pl.col("waiting") & ~pl.col("in_fetch") & pl.col("user_file").is_null()
     total = int(everyone["samples"].sum())
     idle = float(everyone.filter(parked)["samples"].sum()) / total if total else None
-    busy = 1.0 - idle if idle is not None else None
-    return everyone.filter(~parked).with_columns(phase=pl.lit("data_wait")), "loader_worker", busy, idle
+    return everyone.filter(~parked).with_columns(phase=pl.lit("data_wait")), idle
 
 
-def _sampled(rows: pl.DataFrame | None, role: str) -> tuple[list[HotLine], list[HotLine], str | None, int]:
-    """(lines, entries, hottest library function, samples) of the loading work."""
+def _sampled(rows: pl.DataFrame | None, role: str) -> tuple[list[HotLine], list[HotLine], str | None]:
+    """(lines, entries, hottest library function) of the loading work."""
     if rows is None:
-        return [], [], None, 0
+        return [], [], None
     inner = "inner"
     if rows["entry_file"].null_count() == rows.height:
         # A line that merely iterates a loader of library code does no work; without a loader it may.
@@ -263,17 +227,8 @@ def _sampled(rows: pl.DataFrame | None, role: str) -> tuple[list[HotLine], list[
         .drop_nulls()
         .sort("samples", "leaf_function", descending=[True, False])
     )
-    return (
-        hot_lines(rows, role, None, inner),
-        hot_lines(rows, role, None, "entry"),
-        str(library[0, 0]) if library.height else None,
-        int(rows["samples"].sum()),
-    )
-
-
-def _worker_load_ms(workers: int | None, busy: float | None, mean_ms: float) -> float | None:
-    """Work of all workers per step: while one step passes, each is busy for its busy share of it."""
-    return workers * busy * mean_ms if workers and busy is not None else None
+    lines, entries = (hot_lines(rows, role, None, prefix) for prefix in (inner, "entry"))
+    return lines, entries, str(library[0, 0]) if library.height else None
 
 
 # Files of libraries in which everything is about bringing a file in. Decoding what was read is not: PIL opens and reads
@@ -290,44 +245,36 @@ _TEXT = re.compile(
 _OPEN = re.compile(r"^<built-in (function|method) (open|io_open|open_code)\b|^<built-in function (open|io_open)>")
 
 
-def file_reads(
+def _file_reads(
     loading: pl.DataFrame, lines: Lines, opened_per_step: float | None, batch: int | None
 ) -> FileReads | None:
     """None without samples of loading.
 
     Args:
-        loading: picked stacks (see `sampled.picks`) of threads that make batches.
+        loading: stacks of threads that make batches.
         opened_per_step: files the training process opened below its loader, by the window.
         batch: items of a step, None if unknown.
     """
-    total = int(loading["samples"].sum()) if loading.height else 0
+    total = int(loading["samples"].sum())
     if not total:
         return None
     below, leaf = short(pl.col("below_function")), short(pl.col("leaf_function"))
+    alone = pl.col("below_function").is_null()
     by_name = (
         below.is_in(_OPENERS)
-        | (leaf.is_in(_OPENERS) & pl.col("below_function").is_not_null())
+        | (leaf.is_in(_OPENERS) & ~alone)
         | pl.col("below_file").fill_null("").str.contains(_FILES)
         | pl.col("leaf_file").fill_null("").str.contains(_FILES)
     ).fill_null(False)
-    alone = loading.filter(pl.col("below_function").is_null() & pl.col("user_file").is_not_null())
-    texts = [
-        (file, line, True)
-        for file, line in alone.select("user_file", "user_line").unique().rows()
-        if _TEXT.search(lines.text(file, line) or "")
-    ]
-    named = pl.DataFrame(
-        texts, schema={"user_file": pl.String, "user_line": pl.Int64, "by_text": pl.Boolean}, orient="row"
+    places = loading.filter(alone & pl.col("user_file").is_not_null()).select("user_file", "user_line").unique()
+    opening = [row for row in places.rows() if _TEXT.search(lines.text(*row) or "")]
+    by_text = loading.filter(alone & ~by_name).join(
+        pl.DataFrame(opening, places.schema, orient="row"), on=places.columns, how="semi"
     )
-    marked = loading.join(named, on=["user_file", "user_line"], how="left").with_columns(
-        reads=by_name | (pl.col("below_function").is_null() & pl.col("by_text").fill_null(False))
-    )
-    share = int(marked.filter("reads")["samples"].sum()) / total
-    known = opened_per_step is not None and bool(batch)
     return FileReads(
-        share=share,
+        share=(int(loading.filter(by_name)["samples"].sum()) + int(by_text["samples"].sum())) / total,
         samples=total,
-        files_per_item=opened_per_step / batch if known and opened_per_step is not None and batch else None,
+        files_per_item=opened_per_step / batch if opened_per_step is not None and batch else None,
     )
 
 
@@ -335,6 +282,216 @@ def opened_per_step(window: ProfiledCalls | None) -> float | None:
     """Files opened below the loader per step of the window; None where it recorded no Python functions."""
     if window is None or not window.has_functions or not window.step_times_known:
         return None
-    among = ((part, (part.what == BUILTIN) & part.in_loader & part.inside) for part in window.parts)
-    opens = (part.named(lambda name: _OPEN.search(name) is not None, own).sum() for part, own in among)
-    return float(sum(opens)) / window.steps
+    opened = 0
+    for part in window.parts:
+        below = (part.what == BUILTIN) & part.in_loader & part.inside
+        opened += int(part.named(lambda name: _OPEN.search(name) is not None, below).sum())
+    return opened / window.steps
+
+
+MIN_WAVES = 5  # fewer may stand in a row by chance
+ENDING = 1.5  # of the time to start workers: ending them took 1.3 times as long where it was measured
+FIRST_STEPS = 8  # of an epoch, at most: while workers start they take cores and memory from the steps; untuned
+FASTER = 0.25
+
+_Event = dict[str, Any]
+
+
+def epoch_facts(tables: Tables, labelled: LabelledSteps, loader: LoaderFacts | None) -> tuple[EpochFacts, ...] | None:
+    """One per loader with workers that was iterated again during training; None where there is none."""
+    frame = labelled.frame.filter(pl.col("start_ns").is_not_null()).sort("process", "start_ns")
+    train = frame.filter(pl.col("kind") == "train")
+    if train.is_empty():
+        return None
+    events = [event for event in _loader_events(tables) if event["_time"] is not None]
+    feeding = feeding_loader(tables, labelled)
+    wall_ns = float(train["wall_ns"].sum()) + sum(_between(event, frame) for event in events if _during(event, train))
+    found = []
+    for loader_id in sorted({event["id"] for event in events if event["id"] is not None}):
+        feeds = feeding is not None and feeding["id"] == loader_id
+        batch_ms = loader.load_ms if feeds and loader is not None else None
+        own = [event for event in events if event["id"] == loader_id]
+        found.append(_of_loader(tables, frame, own, events, batch_ms, wall_ns / train.height / 1e6))
+    return tuple(fact for fact in found if fact is not None) or None
+
+
+def periodic_waits(tables: Tables, labelled: LabelledSteps) -> WaveFacts | None:
+    """Of the first rank. None with fewer than two workers, or too few steps for `MIN_WAVES` waves."""
+    event = feeding_loader(tables, labelled)
+    period = event.get("num_workers") if event else None
+    if not isinstance(period, int) or period < 2:
+        return None
+    steady = labelled.steady().filter(pl.col("data_wait_ns").is_not_null()).sort("process", "step")
+    if steady.is_empty():
+        return None
+    own = steady.filter(pl.col("process") == steady["process"][0])
+    count = own.height // period
+    if count < MIN_WAVES:
+        return None
+    wait, step = own["data_wait_ns"].to_numpy(), own["step"].to_numpy()
+    order = np.argsort(-wait, kind="stable")
+    highest, others = np.sort(order[:count]), order[count:]
+    total = float(wait.sum())
+    distances = [int(step[after] - step[before]) for before, after in pairwise(highest)]
+    return WaveFacts(
+        period=period,
+        waves=count,
+        share=float(wait[highest].sum()) / total if total > 0 else 0.0,
+        regular=sum(distance == period for distance in distances) / len(distances),
+        wave_wait_ms=float(np.median(wait[highest])) / 1e6,
+        other_wait_ms=float(np.median(wait[others])) / 1e6,
+    )
+
+
+def _loader_events(tables: Tables) -> Iterator[_Event]:
+    for row, data in event_data(tables, "loader"):
+        number = data.get("id") if isinstance(data.get("id"), int) else None
+        own = {"id": number, "_process": row["process"], "_time": row["time_ns"], "_ns": row["duration_ns"]}
+        yield {**data, **own}
+
+
+def _during(event: _Event, train: pl.DataFrame) -> bool:
+    """Whether an iterator was made after the first training step of its process and before the end of the last."""
+    own = train.filter(pl.col("process") == event["_process"])
+    return own.height > 0 and own["start_ns"][0] < event["_time"] < own["start_ns"][-1] + own["wall_ns"][-1]
+
+
+def _of_loader(
+    tables: Tables,
+    frame: pl.DataFrame,
+    own: list[_Event],
+    events: list[_Event],
+    batch_ms: float | None,
+    total_ms: float,
+) -> EpochFacts | None:
+    train = frame.filter(pl.col("kind") == "train")
+    workers = own[0].get("num_workers")
+    again = [
+        event
+        for process in sorted({event["_process"] for event in own})
+        for event in [each for each in own if each["_process"] == process][1:]
+        if _during(event, train) and event["_ns"] is not None
+    ]
+    if not isinstance(workers, int) or workers < 1 or not again:
+        return None
+    fed = [_fed(frame, event, events) for event in again]
+    firsts = [steps["data_wait_ns"][0] for steps in fed if steps.height and steps["first_batch"][0]]
+    firsts = [ns for ns in firsts if ns is not None]
+    rest = [ns for steps in fed for ns in steps.filter(~pl.col("first_batch"))["data_wait_ns"].drop_nulls()]
+    usual_ns = float(np.median(rest)) if rest else 0.0
+    made_ns = [event["_ns"] for event in again]
+    waited_ns = 0.0
+    if batch_ms is not None:
+        waited_ns = sum(max(0.0, ns - usual_ns - batch_ms * 1e6) for ns in firsts)
+    at_most_ns = sum(_between(event, frame) for event in again) + max(waited_ns, _slower(fed))
+    kinds = Counter(kind for steps in fed for kind in steps["kind"])
+    site = site_of(tables, own[0])
+    arguments = (site or {}).get("arguments") or {}
+    return EpochFacts(
+        site=place_of(site),
+        num_workers=workers,
+        persistent=str(arguments.get("persistent_workers", False)) == "True" if site else None,
+        kind=kinds.most_common(1)[0][0] if kinds else "train",
+        restarts=len(again),
+        make_ms=float(np.median(made_ns)) / 1e6,
+        first_wait_ms=float(np.median(firsts)) / 1e6 if firsts else 0.0,
+        usual_wait_ms=usual_ns / 1e6,
+        batch_ms=batch_ms,
+        lost_ms_per_step=(float(sum(made_ns)) + waited_ns) / train.height / 1e6,
+        at_most_ms_per_step=at_most_ns / train.height / 1e6,
+        total_ms_per_step=total_ms,
+    )
+
+
+def _between(event: _Event, frame: pl.DataFrame) -> float:
+    """ns between two steps for a new iterator: making it and, before that, ending the old workers.
+
+    Ending them is counted up to a time that goes by how long starting them took: the rest is other work between epochs.
+    """
+    own = frame.filter((pl.col("process") == event["_process"]) & (pl.col("start_ns") < event["_time"]))
+    made = float(event["_ns"] or 0)
+    if own.is_empty():
+        return made
+    return made + min(ENDING * made, max(0.0, float(event["_time"] - own["start_ns"][-1] - own["wall_ns"][-1])))
+
+
+def _slower(fed: list[pl.DataFrame]) -> float:
+    """ns by which the first steps of these epochs took longer than the faster quarter of the second halves, at most.
+
+    The quarter, since what a fork leaves behind (pages to copy, cold caches) may last for all of a short epoch.
+    """
+    epochs = [steps.filter(~pl.col("in_window").fill_null(False))["wall_ns"].to_numpy() for steps in fed]
+    epochs = [wall for wall in epochs if len(wall) > 1]
+    if not epochs:
+        return 0.0
+    level = float(np.quantile(np.concatenate([wall[len(wall) // 2 :] for wall in epochs]), FASTER))
+    firsts = np.concatenate([wall[:FIRST_STEPS] for wall in epochs])
+    return max(0.0, float(firsts.sum()) - level * len(firsts))
+
+
+def _fed(frame: pl.DataFrame, event: _Event, events: list[_Event]) -> pl.DataFrame:
+    """The steps after an iterator was made, up to the next one of any loader of the process."""
+    later = [each["_time"] for each in events if each["_process"] == event["_process"]]
+    end = min((time for time in later if time > event["_time"]), default=None)
+    inside = (pl.col("process") == event["_process"]) & (pl.col("start_ns") >= event["_time"])
+    return frame.filter(inside if end is None else inside & (pl.col("start_ns") < end)).with_columns(
+        pl.col("first_batch").fill_null(False)
+    )
+
+
+SINGLE, MULTI = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
+MAX_ENTRIES = 5
+
+
+def trace_loaders(base: Base) -> tuple[TraceLoader, ...]:
+    """One per run of traces in which a loader's range was recorded."""
+    runs: dict[str, list[tuple[Span, Int64]]] = {}
+    for span in base.spans:
+        # in these the training thread is in its loader
+        rows = np.flatnonzero(span.names.like(LOADER_RANGE) & ~span.on_device)
+        if len(rows):
+            runs.setdefault(span.ref.run, []).append((span, rows))
+    return tuple(_of_run(base, run, own) for run, own in sorted(runs.items()))
+
+
+def _of_run(base: Base, run: str, parts: list[tuple[Span, Int64]]) -> TraceLoader:
+    names: set[str] = set()
+    calls: Counter[Place] = Counter()
+    entries: Counter[Place] = Counter()
+    for span, rows in parts:
+        names.update(span.names.values[code] for code in np.unique(span.names.codes[rows]))
+        caller = dominant_places(base, span, np.zeros(len(rows), np.int64), rows, span.duration_ns[rows], 1)[0]
+        if caller is not None:
+            calls[caller[0]] += len(rows)
+        entries.update(_entries(base, span, rows))
+    fetches = sum(len(rows) for _, rows in parts)
+    total = sum(int(span.duration_ns[rows].sum()) for span, rows in parts)
+    single, multi = (any(kind in name for name in names) for kind in (SINGLE, MULTI))
+    longest = sorted(entries, key=lambda where: (-entries[where], where.file, where.line or 0))[:MAX_ENTRIES]
+    return TraceLoader(
+        run=run,
+        # neither, or both: a training and an evaluation loader
+        workers=None if single == multi else "none" if single else "some",
+        call=max(calls, key=lambda where: (calls[where], where.file), default=None),
+        entries=tuple(
+            Place(where.file, where.line, where.function, min(1.0, entries[where] / total) if total else None)
+            for where in longest
+        ),
+        fetches=fetches,
+        fetch_ms=total / fetches / 1e6,
+    )
+
+
+def _entries(base: Base, span: Span, ranges: Int64) -> Counter[Place]:
+    """ns of the user's functions inside the ranges, by place; only the outermost function of each call counts."""
+    below: Counter[Place] = Counter()
+    user = base.origins.user[span.first : span.first + len(span)]
+    inside: Bools = np.zeros(len(span), bool)
+    inside[ranges] = True
+    candidates = np.flatnonzero((user >= 0) & span.is_function)
+    met = climb(span.parent, span.parent[candidates], inside | (user >= 0))
+    entered = (met >= 0) & inside[met]  # below another function of the user's it is part of that one
+    for index in np.unique(user[candidates[entered]]):
+        rows = candidates[entered & (user[candidates] == index)]
+        below[place(base, int(index))[0]] += int(span.duration_ns[rows].sum())
+    return below

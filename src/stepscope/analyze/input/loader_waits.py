@@ -17,8 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.host.sampled_loop import SampledLoop, is_fetch
-from stepscope.analyze.host.sampled_time import whole_by_weight
+from stepscope.analyze.host.sampled_time import SampledLoop, is_fetch, whole_by_weight
 from stepscope.engine.call_tree import UserPaths, at, is_worker_loop, rows_of
 from stepscope.engine.intervals import Intervals, covered, intersect, subtract, total, union
 from stepscope.model import PHASES, StepFacts

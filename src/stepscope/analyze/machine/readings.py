@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import polars as pl
 
 from stepscope.engine.journal import mean
-from stepscope.engine.step_labels import LabelledSteps
+from stepscope.engine.step_labels import STEADY, LabelledSteps
 from stepscope.tables.schema import Tables
 
 # Readings come once a second, anywhere in a step: the first and the last may each be wrong by one. Of long steps five
@@ -19,23 +20,49 @@ SHORT_STEPS = 40  # between the first reading and the last
 def training_readings(tables: Tables, labelled: LabelledSteps) -> pl.DataFrame | None:
     """Readings between the first and the last steady training step; None with too few of them."""
     steady = labelled.steady().filter(pl.col("start_ns").is_not_null())
-    if steady.is_empty():
-        return None
-    readings = tables.system.filter(pl.col("value").is_not_null() & pl.col("time_ns").is_not_null())
-    first, last = steady["start_ns"].min(), (steady["start_ns"] + steady["wall_ns"]).max()
-    inside = readings.filter(pl.col("time_ns").is_between(first, last))
+    inside = _during(_known(tables), steady)
     count = inside["time_ns"].n_unique()
-    if count < FEW_READINGS:
+    if steady.is_empty() or count < FEW_READINGS:
         return None
     steps = steady.filter(pl.col("start_ns").is_between(inside["time_ns"].min(), inside["time_ns"].max())).height
     return inside if count >= MIN_READINGS or steps >= SHORT_STEPS else None
 
 
+def _known(tables: Tables) -> pl.DataFrame:
+    return tables.system.drop_nulls(["value", "time_ns"])
+
+
+def _during(readings: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Readings between the start of the first step and the end of the last."""
+    first, last = steps["start_ns"].min(), (steps["start_ns"] + steps["wall_ns"]).max()
+    return readings.filter(pl.col("time_ns").is_between(first, last))
+
+
+def of(readings: pl.DataFrame, metric: str, pids: list[int] | None = None) -> pl.DataFrame:
+    """The readings of a metric, of these processes alone where some are named."""
+    own = readings.filter(pl.col("metric") == metric)
+    return own if pids is None else own.filter(pl.col("pid").is_in(pids))
+
+
+def manifest_objects(tables: Tables, name: str) -> list[dict[str, Any]]:
+    """What the manifests of the hosts hold under a name; those that hold nothing there are left out."""
+    return [found for manifest in tables.manifests if isinstance(found := manifest.get(name), dict)]
+
+
+def rank_pids(tables: Tables) -> list[int]:
+    """The training processes."""
+    return [rank.pid for rank in tables.ranks]
+
+
+def worker_pids(tables: Tables) -> list[int]:
+    """The loader's workers."""
+    return tables.processes.filter(pl.col("role") == "loader_worker")["pid"].drop_nulls().unique().to_list()
+
+
 def growths(readings: pl.DataFrame, metric: str, pids: list[int], least: int = FEW_READINGS) -> dict[int, float]:
     """Growth of a counter per second of wall time, by process with `least` readings."""
-    own = readings.filter((pl.col("metric") == metric) & pl.col("pid").is_in(pids)).sort("time_ns")
     result = {}
-    for (pid,), rows in own.partition_by("pid", as_dict=True, maintain_order=True).items():
+    for (pid,), rows in of(readings, metric, pids).sort("time_ns").partition_by("pid", as_dict=True).items():
         seconds = (rows["time_ns"][-1] - rows["time_ns"][0]) / 1e9
         if seconds > 0 and rows.height >= least:
             result[pid] = max(0.0, rows["value"][-1] - rows["value"][0]) / seconds
@@ -44,12 +71,18 @@ def growths(readings: pl.DataFrame, metric: str, pids: list[int], least: int = F
 
 def average(values: dict[int, float]) -> float | None:
     """Mean over processes."""
-    return sum(values.values()) / len(values) if values else None
+    return mean_of(values.values()) if values else None
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """The mean of some values."""
+    found = list(values)
+    return sum(found) / len(found)
 
 
 def level(readings: pl.DataFrame, metric: str) -> tuple[float | None, str]:
     """(mean, of what): the cgroup's own figure where there is one, else the machine's."""
-    rows = readings.filter(pl.col("metric") == metric)
+    rows = of(readings, metric)
     cgroup = rows.filter(pl.col("device") == "cgroup")
     chosen = cgroup if cgroup.height else rows.filter(pl.col("device").is_null())
     return (mean(chosen["value"]) if chosen.height else None), "cgroup" if cgroup.height else "machine"
@@ -57,8 +90,7 @@ def level(readings: pl.DataFrame, metric: str) -> tuple[float | None, str]:
 
 def seconds(readings: pl.DataFrame) -> float:
     """From the first reading to the last."""
-    values: list[int] = readings["time_ns"].to_list()
-    return (max(values) - min(values)) / 1e9
+    return float(readings["time_ns"].to_numpy().max() - readings["time_ns"].to_numpy().min()) / 1e9
 
 
 _COUNTERS = {  # metric -> (key, divisor): reported as growth over the training time
@@ -91,80 +123,44 @@ _MEANS = (
     "gpu_sm_clock_mhz",
     "gpu_sm_clock_max_mhz",
 )
-_PEAKS = {"gpu_memory_bytes": "gpu_memory_peak_bytes"}
 
 
 def telemetry_summary(tables: Tables, labelled: LabelledSteps) -> dict[str, Any]:
-    """Only what was measured has a key; an empty dict without telemetry."""
-    readings = tables.system.filter(pl.col("value").is_not_null() & pl.col("time_ns").is_not_null())
-    if readings.is_empty():
-        return {}
-    readings = _during_training(readings, labelled)
+    """Only what was measured has a key; an empty dict without telemetry.
+
+    Of the time between the first steady step's start and the last one's end; of all time if no reading lies there.
+    """
+    readings = _known(tables)
+    steady = labelled.frame.filter((pl.col("reason") == STEADY) & pl.col("start_ns").is_not_null())
+    inside = _during(readings, steady)
+    readings = inside if inside.height else readings
     result: dict[str, Any] = {}
-    ranks = [rank.pid for rank in tables.ranks]
-    workers = tables.processes.filter(pl.col("role") == "loader_worker")["pid"].drop_nulls().unique().to_list()
-    _of_processes(result, "rank", readings.filter(pl.col("pid").is_in(ranks)))
-    _of_processes(result, "workers", readings.filter(pl.col("pid").is_in(workers)))
+    ranks = rank_pids(tables)
+    workers = worker_pids(tables)
+    for key, pids, together in (("rank", ranks, mean), ("workers", workers, pl.Series.sum)):
+        cpu = of(readings, "cpu_pct", pids).group_by("pid").agg(pl.col("value").mean()).sort("pid")["value"]
+        resident = of(readings, "rss_bytes", pids)["value"].to_list()
+        if len(cpu):
+            result[f"{key}_cpu_pct"] = float(together(cpu))
+        if resident:
+            result[f"{key}_rss_peak_bytes"] = int(max(resident))
     for metric, key in _RATES.items():
-        rate = _growth_rate(readings.filter((pl.col("metric") == metric) & pl.col("pid").is_in(ranks)))
+        rate = average(growths(readings, metric, ranks, 2))
         if rate is not None:
             result[key] = rate
     for metric, (key, divisor) in _COUNTERS.items():
-        values = _values(readings, metric)
+        values = of(readings, metric)["value"].to_list()
         if len(values) > 1:
             result[key] = (max(values) - min(values)) / divisor
     for metric in _MEANS:
-        values = _values(readings, metric)
+        values = of(readings, metric)["value"].to_list()
         if values:
             result[metric] = sum(values) / len(values)
-    for metric, key in _PEAKS.items():
-        values = _values(readings, metric)
-        if values:
-            result[key] = max(values)
-    return result
-
-
-def _of_processes(result: dict[str, Any], key: str, own: pl.DataFrame) -> None:
-    """CPU use (mean over processes of a rank, sum over workers) and the highest resident size of one of them."""
-    cpu = own.filter(pl.col("metric") == "cpu_pct").group_by("pid").agg(pl.col("value").mean())["value"].to_list()
-    if cpu:
-        result[f"{key}_cpu_pct"] = sum(cpu) if key == "workers" else sum(cpu) / len(cpu)
-    resident = _values(own, "rss_bytes")
-    if resident:
-        result[f"{key}_rss_peak_bytes"] = int(max(resident))
-
-
-def _values(readings: pl.DataFrame, metric: str) -> list[float]:
-    return readings.filter(pl.col("metric") == metric)["value"].to_list()
+    values = of(readings, "gpu_memory_bytes")["value"].to_list()
+    return {**result, "gpu_memory_peak_bytes": max(values)} if values else result
 
 
 def cores_used(summary_of_run: dict[str, Any]) -> float | None:
     """Mean CPU use of a training process, in cores."""
     value = summary_of_run.get("rank_cpu_pct")
     return value / 100.0 if isinstance(value, float) else None
-
-
-def _during_training(readings: pl.DataFrame, labelled: LabelledSteps) -> pl.DataFrame:
-    """Readings between the first steady step's start and the last one's end; all of them if none lies there."""
-    steady = labelled.frame.filter((pl.col("reason") == "steady") & pl.col("start_ns").is_not_null())
-    if steady.is_empty():
-        return readings
-    first, last = steady["start_ns"].min(), (steady["start_ns"] + steady["wall_ns"]).max()
-    inside = readings.filter(pl.col("time_ns").is_between(first, last))
-    return inside if inside.height else readings
-
-
-def _growth_rate(values: pl.DataFrame) -> float | None:
-    """Growth per second of a counter, mean over processes."""
-    spans = (
-        values.sort("time_ns")
-        .group_by("pid")
-        .agg(
-            grown=pl.col("value").last() - pl.col("value").first(),
-            seconds=(pl.col("time_ns").last() - pl.col("time_ns").first()) / 1e9,
-        )
-        .filter(pl.col("seconds") > 0)
-    )
-    if spans.is_empty():
-        return None
-    return mean(spans["grown"] / spans["seconds"])

@@ -13,7 +13,7 @@ from stepscope.analyze import step_times
 from stepscope.analyze.context import Context
 from stepscope.analyze.host import sampled_time
 from stepscope.analyze.host.sampled_time import SampledTime
-from stepscope.analyze.redundant import backward_work, extra_calls, float64, model_copies
+from stepscope.analyze.redundant import extra_calls, needless_operators
 from stepscope.analyze.redundant.training_steps import TrainingScene, scenes
 from stepscope.engine.samples import Samples
 from stepscope.model.device_losses import PassesFacts, PassFacts
@@ -28,7 +28,7 @@ def facts(context: Context) -> PassesFacts | None:
         runs.setdefault(scene.span.ref.run, []).append(scene)
     found = PassesFacts(
         runs=tuple(_of_run(run, runs[run], context.sampled, timed) for run in sorted(runs)),
-        copies=model_copies.sampled_copies(context.sampled, timed),
+        copies=extra_calls.sampled_copies(context.sampled, timed),
     )
     return found if found.runs or found.copies is not None else None
 
@@ -53,8 +53,8 @@ def _of_run(run: str, own: Sequence[TrainingScene], samples: Samples | None, tim
         functions=any(bool(scene.span.is_function.any()) for scene in own),
         numbered=any(scene.has("sequence") for scene in own),
         extra_calls=extra_calls.extra_calls(own, samples, timed if recorded else None),
-        doubles=float64.doubles(own),
-        recompute=backward_work.recompute(own, samples, timed if recorded else None),
-        wide_gradients=backward_work.wide_gradients(own),
-        copies=model_copies.traced_copies(own),
+        doubles=needless_operators.doubles(own),
+        recompute=needless_operators.recompute(own, samples, timed if recorded else None),
+        wide_gradients=needless_operators.wide_gradients(own),
+        copies=extra_calls.traced_copies(own),
     )

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
+from stepscope.read.raw import Frame, FrameNames, Losses, Progress, RawStack, StackSource
 from stepscope.read.stacks.source import (
     BYTES,
     LINES,
@@ -20,10 +20,8 @@ from stepscope.read.stacks.source import (
     MAX_SAMPLES,
     MICROSECONDS,
     NO_PREFIXES,
-    FileSource,
     FrameTexts,
     Prefixes,
-    Progress,
     count_of,
     pyspy_frame,
     split_prefixes,
@@ -35,34 +33,12 @@ MAX_STACK_CHARS = 4 * 2**20
 MAX_MERGED_STACKS = 200_000
 MAX_MERGED_CHARS = 64 * 2**20
 
-_TACHYON = re.compile(r"tid:(\d{1,20}|0x[0-9A-Fa-f]{1,16})")
-_AUSTIN = re.compile(r"P(\d{1,18});T(?:(\d{1,20}|0x[0-9A-Fa-f]{1,16}):)?(\d{1,20}|0x[0-9A-Fa-f]{1,16})(?:;|\Z)")
+_THREAD = r"(?P<thread>\d{1,20}|0x[0-9A-Fa-f]{1,16})(?:;|\Z)"
+_TACHYON = re.compile(rf"(?P<pid>)tid:{_THREAD}")
+_AUSTIN = re.compile(rf"P(?P<pid>\d{{1,18}});T(?:(?:\d{{1,20}}|0x[0-9A-Fa-f]{{1,16}}):)?{_THREAD}")
 _AUSTIN_FACT = re.compile(r"# (austin|interval|mode|duration|memory): (.{0,100})")
 _DECIMAL = re.compile(r"\d{1,15}\.\d{1,20}")
 _LINE = re.compile(r"-?[0-9]{1,9}")
-
-
-class _EqualStacks:
-    """Equal stacks of a file with a line per sample as one: their text, the sum of their counts, their first record."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, list[int]] = {}
-        self._chars = 0
-
-    def add(self, text: str, samples: int, record: int) -> bool:
-        """Add a record; True where it is time to take all."""
-        known = self._found.get(text)
-        if known is not None:
-            known[0] += samples
-            return False
-        self._found[text] = [samples, record]
-        self._chars += len(text)
-        return len(self._found) >= MAX_MERGED_STACKS or self._chars > MAX_MERGED_CHARS
-
-    def take(self) -> Iterator[tuple[str, int, int]]:
-        """All stacks so far, which are then forgotten."""
-        found, self._found, self._chars = self._found, {}, 0
-        return ((text, min(samples, MAX_SAMPLES), record) for text, (samples, record) in found.items())
 
 
 def _colon_frame(text: str) -> Frame:
@@ -70,12 +46,11 @@ def _colon_frame(text: str) -> Frame:
     parts = text.rsplit(":", 2)
     if len(parts) < 3 or not parts[1] or not _LINE.fullmatch(parts[2]):
         return Frame(clean(text), "", None)
-    line = int(parts[2])
-    return Frame(clean(parts[1]), clean(parts[0]), line if line else None)
+    return Frame(clean(parts[1]), clean(parts[0]), int(parts[2]) or None)
 
 
-class Collapsed(FileSource):
-    """A file of collapsed stacks as a `StackSource`."""
+class Collapsed(StackSource):
+    """A file of collapsed stacks."""
 
     format = "collapsed"
     frame_of = staticmethod(pyspy_frame)  # `name (file:line)` or a name
@@ -83,8 +58,8 @@ class Collapsed(FileSource):
     def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
         """The stacks, equal ones as one."""
         texts = FrameTexts(names, self.frame_of)
-        equal = _EqualStacks()
-        record = 0
+        equal: dict[str, list[int]] = {}  # text of a stack -> the sum of its counts, and its first record
+        chars = record = 0
         for lines in read_lines(self.path, self.label, losses, LINES, progress):
             for raw in lines:
                 line = raw.rstrip("\r ")
@@ -95,33 +70,35 @@ class Collapsed(FileSource):
                 if samples is None or not space or len(text) > MAX_STACK_CHARS:
                     losses.add("skipped_records", self.label)
                     losses.add("skipped_samples", self.label, samples or 0)
-                elif equal.add(text, samples, record):
-                    yield from self._stacks(equal, texts, losses)
+                elif text in equal:
+                    equal[text][0] += samples
+                else:
+                    equal[text] = [samples, record]
+                    chars += len(text)
                 record += 1
+                if len(equal) >= MAX_MERGED_STACKS or chars > MAX_MERGED_CHARS:
+                    yield from self._stacks(equal, texts, losses)
+                    equal, chars = {}, 0
         yield from self._stacks(equal, texts, losses)
 
-    def _stacks(self, equal: _EqualStacks, texts: FrameTexts, losses: Losses) -> Iterator[RawStack]:
-        for text, samples, record in equal.take():
+    def _stacks(self, equal: dict[str, list[int]], texts: FrameTexts, losses: Losses) -> Iterator[RawStack]:
+        for text, (count, record) in equal.items():
+            samples = min(count, MAX_SAMPLES)
             prefixes, used = self._prefixes(text)
-            rest = text[used:]
-            parts = rest.split(";") if rest else []
+            parts = text[used:].split(";") if text[used:] else []
             if len(parts) > MAX_FRAMES:
                 losses.add("skipped_records", self.label)
                 losses.add("skipped_samples", self.label, samples)
-                continue
-            frames = tuple(map(texts.number, parts))
-            yield RawStack(*prefixes, frames, samples, record)
+            else:
+                yield RawStack(*prefixes, tuple(map(texts.number, parts)), samples, record)
 
-    def _note(self, line: str) -> bool:
+    def _note(self, line: str) -> bool:  # noqa: ARG002 - which formats with comments read
         """Take in a comment; False for a line that is none."""
-        del line
         return False
 
     def _count(self, text: str) -> int | None:
         """The count that ends a line."""
-        if _DECIMAL.fullmatch(text):
-            return round(float(text))
-        return count_of(text)
+        return round(float(text)) if _DECIMAL.fullmatch(text) else count_of(text)
 
     def _prefixes(self, text: str) -> tuple[Prefixes, int]:
         """Who a stack is of, and how much of its text says so; here only py-spy's prefixes do."""
@@ -132,24 +109,30 @@ class Collapsed(FileSource):
         return prefixes._replace(name=clean(prefixes.name) if prefixes.name else None), used
 
 
-class Tachyon(Collapsed):
+class _ColonStacks(Collapsed):
+    """Frames as `file:function:line`, behind a thread that `prefix` finds."""
+
+    frame_of = staticmethod(_colon_frame)
+    prefix = _TACHYON
+
+    def _prefixes(self, text: str) -> tuple[Prefixes, int]:
+        match = self.prefix.match(text)
+        if match is None:
+            return NO_PREFIXES, 0
+        return Prefixes((int(match["pid"]),) if match["pid"] else (), match["thread"], None), match.end()
+
+
+class Tachyon(_ColonStacks):
     """What `python -m profiling.sampling --collapsed` writes."""
 
     format = "collapsed, Python's sampler"
-    frame_of = staticmethod(_colon_frame)
-
-    def _prefixes(self, text: str) -> tuple[Prefixes, int]:
-        match = _TACHYON.match(text)
-        if match is None:
-            return NO_PREFIXES, 0
-        return Prefixes((), match[1], None), match.end() + 1
 
 
-class Austin(Collapsed):
+class Austin(_ColonStacks):
     """Austin's text format. Times are microseconds, memory is bytes; `interval` is the time between samples."""
 
     format = "austin"
-    frame_of = staticmethod(_colon_frame)
+    prefix = _AUSTIN
 
     def __init__(self, path: Path, label: str | None = None, *, tool: str = "austin", head: str = "") -> None:
         super().__init__(path, label, tool=tool)
@@ -176,10 +159,4 @@ class Austin(Collapsed):
 
     def _count(self, text: str) -> int | None:
         # All metrics at once: microseconds, whether the thread was idle, bytes.
-        return count_of(text.partition(",")[0] if "," in text else text)
-
-    def _prefixes(self, text: str) -> tuple[Prefixes, int]:
-        match = _AUSTIN.match(text)
-        if match is None:
-            return NO_PREFIXES, 0
-        return Prefixes((int(match[1]),), match[3], None), match.end()
+        return count_of(text.partition(",")[0])

@@ -12,17 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from stepscope.read.raw import FrameNames, Losses, RawStack
+from stepscope.read.raw import FrameNames, Losses, Progress, RawStack, StackSource
 from stepscope.read.stacks.source import (
     LINES,
     MAX_FRAMES,
     NO_PREFIXES,
     START_PROCESS,
     START_THREAD,
-    FileSource,
     FrameTexts,
     Prefixes,
-    Progress,
     count_of,
     pyspy_frame,
     split_prefixes,
@@ -37,7 +35,7 @@ MAX_PREFIX_CHARS = 32 * 2**20
 _LOOKED_AT = 1000  # lines that tell whether records carry prefixes
 
 
-class PySpyRaw(FileSource):
+class PySpyRaw(StackSource):
     """A raw file as a `StackSource`."""
 
     format = "py-spy raw"

@@ -1,6 +1,6 @@
 """Files of sampled stacks: which format one is by its first bytes, whatever its name, and many of them as one run.
 
-To add a format, write a file with a `FileSource`, and add a line with its detector here. What people give instead of
+To add a format, write a file with a `StackSource`, and add a line with its detector here. What people give instead of
 stacks stands in `REFUSALS`, with what to do.
 """
 
@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read.raw import FrameNames, Losses, RawHost, RawRun, RawSegment
+from stepscope.read.raw import FrameNames, Losses, RawHost, RawRun, RawSegment, StackSource
 from stepscope.read.stacks import speedscope
 from stepscope.read.stacks.collapsed import Austin, Collapsed, Tachyon
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
-from stepscope.read.stacks.source import START_PROCESS, START_THREAD, FileSource
+from stepscope.read.stacks.source import START_PROCESS, START_THREAD
 from stepscope.read.streams import BYTE_ORDER_MARK, HEAD_BYTES, common_folder, files_in, name_below, read_head
 
 Detect = Callable[[bytes], bool]
-Open = Callable[[Path, str, bytes], FileSource]
+Open = Callable[[Path, str, bytes], StackSource]
 
 _LOOKED_AT = 200  # lines that are enough to tell formats apart
 _FRAME = re.compile(r".+ \(.*[.:/<?\\].*\)|.+ \(\?\)", re.DOTALL)  # "name (file)", not any words in brackets
@@ -29,7 +29,7 @@ _TACHYON = re.compile(r"tid:(?:\d{1,20}|0x[0-9A-Fa-f]{1,16});")
 _AUSTIN = re.compile(r"# austin: |P\d{1,18};T(?:\w{1,24}:)?\w{1,24}[; ]")
 
 
-def open_stacks(path: Path, label: str | None = None) -> FileSource:
+def open_stacks(path: Path, label: str | None = None) -> StackSource:
     """Open a file of stacks; nothing is read yet but its beginning. `label` names it in the losses.
 
     Raises UnreadableInputError, with what to do, where no format knows the file or it cannot be read.
@@ -45,7 +45,8 @@ def open_stacks(path: Path, label: str | None = None) -> FileSource:
     for detect, opener in FORMATS:
         if detect(head):
             return opener(path, label or path.name, head)
-    raise UnreadableInputError(f"{path}: {_EMPTY if empty else _what_else(head)}")
+    what = _EMPTY if empty else next((reason for detect, reason in REFUSALS if detect(head)), _TEXT)
+    raise UnreadableInputError(f"{path}: {what}")
 
 
 def is_stack_file(path: Path) -> bool:
@@ -91,10 +92,6 @@ def _written_as_pyspy(pieces: list[str]) -> bool:
     return 2 * sum(1 for piece in pieces if _FRAME.fullmatch(piece)) >= len(pieces)
 
 
-def _is_austin(head: bytes) -> bool:
-    return any(_AUSTIN.match(line) for line in _lines(head)[:1])
-
-
 def _is_tachyon(head: bytes) -> bool:
     lines = _lines(head)
     return bool(lines) and 2 * sum(1 for line in lines if _TACHYON.match(line)) >= len(lines)
@@ -110,14 +107,13 @@ def _is_collapsed(head: bytes) -> bool:
     return 10 * len(whole) >= 9 * len(lines) and 2 * stacked >= len(whole)
 
 
-def _open_austin(path: Path, label: str, head: bytes) -> FileSource:
-    return Austin(path, label, head=head[:4096].decode("utf-8", "replace"))
-
-
 # Tried in order; the first detector that says yes decides.
 FORMATS: tuple[tuple[Detect, Open], ...] = (
     (speedscope.detect, speedscope.open_speedscope),
-    (_is_austin, _open_austin),
+    (
+        lambda head: any(_AUSTIN.match(line) for line in _lines(head)[:1]),
+        lambda path, label, head: Austin(path, label, head=head[:4096].decode("utf-8", "replace")),
+    ),
     (_is_tachyon, lambda path, label, _: Tachyon(path, label, tool="profiling.sampling")),
     (_is_pyspy, lambda path, label, _: PySpyRaw(path, label)),
     (_is_collapsed, lambda path, label, _: Collapsed(path, label)),
@@ -127,42 +123,48 @@ FORMATS: tuple[tuple[Detect, Open], ...] = (
 # ------------------------------------------------------------------------------------------------------ what is none
 
 _EMPTY = "an empty file: what writes it was killed before, or still runs; py-spy writes when it ends (Ctrl-C)"
-_SVG = "an SVG flame graph holds pictures, not stacks; record with --format raw"
-_HTML = "an HTML page holds pictures, not stacks; have its tool write collapsed stacks or speedscope's format"
-_TRACE = "a trace, and no sampled stacks; give it to `stepscope analyze`"
-_JSON = "JSON without stacks; give py-spy's raw format, collapsed stacks or a file of speedscope"
-_PSTATS = "a file of cProfile holds totals of functions, not stacks; record with `py-spy record --format raw`"
-_PERF = "perf's own file; fold it first: `perf script -i FILE | stackcollapse-perf.pl > stacks.txt`"
-_MOJO = "Austin's binary format; make text of it first: `mojo2austin FILE stacks.austin`"
-_PPROF = "a binary file, not stacks as text; give py-spy's raw format, collapsed stacks or a file of speedscope"
 _TEXT = (
     "no sampled stacks in it; give py-spy's raw format (`py-spy record --format raw`), collapsed stacks or speedscope"
 )
 _NO_FILE = "no file of sampled stacks in it; give files of `py-spy record --format raw`, collapsed stacks or speedscope"
-_BROKEN = "a packed file that cannot be unpacked; copy it anew"
-
+_ELSE = "give py-spy's raw format, collapsed stacks or a file of speedscope"
 _EVENT = re.compile(rb'"ph"\s*:\s*"|"traceEvents"')
-
-# What a file begins with, and what to say of it.
-REFUSALS: tuple[tuple[Detect, str], ...] = (
-    (lambda head: b"<svg" in head[:4096].lower(), _SVG),
-    (lambda head: head[:512].lstrip().lower().startswith((b"<!doctype html", b"<html")), _HTML),
-    (lambda head: head.startswith((b"PERFILE2", b"2ELIFREP")), _PERF),
-    (lambda head: head.startswith(b"MOJ"), _MOJO),
-    (lambda head: head[:1] in (b"{", b"\xfb") and head[1:2] in (b"(", b")", b"\xa8", b"\xa9"), _PSTATS),
-    (lambda head: _looks_like_json(head) and bool(_EVENT.search(head)), _TRACE),
-    (lambda head: _looks_like_json(head), _JSON),
-    (lambda head: b"\0" in head, _PPROF),
-    (lambda head: not head, _BROKEN),
-)
 
 
 def _looks_like_json(head: bytes) -> bool:
     return head.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] in (b"{", b"[") and b"\0" not in head
 
 
-def _what_else(head: bytes) -> str:
-    return next((reason for detect, reason in REFUSALS if detect(head)), _TEXT)
+# What a file begins with, and what to say of it.
+REFUSALS: tuple[tuple[Detect, str], ...] = (
+    (
+        lambda head: b"<svg" in head[:4096].lower(),
+        "an SVG flame graph holds pictures, not stacks; record with --format raw",
+    ),
+    (
+        lambda head: head[:512].lstrip().lower().startswith((b"<!doctype html", b"<html")),
+        "an HTML page holds pictures, not stacks; have its tool write collapsed stacks or speedscope's format",
+    ),
+    (
+        lambda head: head.startswith((b"PERFILE2", b"2ELIFREP")),
+        "perf's own file; fold it first: `perf script -i FILE | stackcollapse-perf.pl > stacks.txt`",
+    ),
+    (
+        lambda head: head.startswith(b"MOJ"),
+        "Austin's binary format; make text of it first: `mojo2austin FILE stacks.austin`",
+    ),
+    (
+        lambda head: head[:1] in (b"{", b"\xfb") and head[1:2] in (b"(", b")", b"\xa8", b"\xa9"),
+        "a file of cProfile holds totals of functions, not stacks; record with `py-spy record --format raw`",
+    ),
+    (
+        lambda head: _looks_like_json(head) and bool(_EVENT.search(head)),
+        "a trace, and no sampled stacks; give it to `stepscope analyze`",
+    ),
+    (_looks_like_json, f"JSON without stacks; {_ELSE}"),
+    (lambda head: b"\0" in head, f"a binary file, not stacks as text; {_ELSE}"),
+    (lambda head: not head, "a packed file that cannot be unpacked; copy it anew"),
+)
 
 
 # ------------------------------------------------------------------------------------------------------ files as a run
@@ -179,7 +181,7 @@ def read_stack_files(paths: Sequence[Path]) -> RawRun:
         raise UnreadableInputError("no path given; give a file of sampled stacks or a folder of them")
     losses = Losses()
     root = common_folder(paths)
-    sources: dict[str, FileSource] = {}
+    sources: dict[str, StackSource] = {}
     for path in paths:
         for file in _stack_files(path, losses):
             sources.setdefault(os.path.realpath(file), open_stacks(file, name_below(root, file)))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
+from stepscope.read.raw import Frame, FrameNames
 from stepscope.read.streams import Limits, LineRules
 from stepscope.read.text import clean
 
@@ -97,27 +96,25 @@ def _note(pid: int, command: str, above: str, hints: dict[int, str]) -> None:
 
 # ----------------------------------------------------------------------------------------------------- command lines
 
-_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.semaphore_tracker", "multiprocessing.forkserver")
-_LAUNCHER_PROGRAMS = {
-    *("torchrun", "torchrun.py", "accelerate", "accelerate-launch", "deepspeed", "deepspeed.py", "composer"),
-    *("horovodrun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "hydra_pmi_proxy"),
-    *("srun", "sbatch", "salloc", "jsrun", "aprun", "flux", "colossalai", "stepscope"),
-}
-_LAUNCHER_MODULES = (
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "torch.distributed.elastic",
-    "accelerate.commands",
-    "accelerate.launch",
-    "deepspeed.launcher",
-    "horovod.runner",
-    "composer.cli",
-    "colossalai.cli",
-    "mpi4py.run",
-    "stepscope",
+_HELPERS = re.compile(r"from multiprocessing\.(?:resource_tracker|semaphore_tracker|forkserver) import")
+_PYTHON = r"(?:python|pypy)[\d.]*(?:-dbg|t|w)?(?:\.exe)?"
+# Options, without the one that names a module (-m, -Im) or holds the program itself (-c).
+_OPTIONS = r"(?:\s+(?:(?:-X|-W|--check-hash-based-pycs)\s+\S+|-(?![XWc]\s|-check-hash-based-pycs\s|(?!-)\S*m\s)\S*))*"
+_PROGRAMS = "|".join(
+    (
+        *("torchrun", "torchrun.py", "accelerate", "accelerate-launch", "deepspeed", "deepspeed.py", "composer"),
+        *("horovodrun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "hydra_pmi_proxy"),
+        *("srun", "sbatch", "salloc", "jsrun", "aprun", "flux", "colossalai", "stepscope"),
+    )
 )
-_PYTHON = re.compile(r"(?:python|pypy)[\d.]*(?:-dbg|t|w)?(?:\.exe)?", re.IGNORECASE)
-_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+_MODULES = (
+    r"(?:torch\.distributed\.(?:run|launch|elastic)|accelerate\.(?:commands|launch)|deepspeed\.launcher"
+    r"|horovod\.runner|composer\.cli|colossalai\.cli|mpi4py\.run|stepscope)(?:\.\S*)?"
+)
+_PROGRAM = rf"(?:(?:\S*[/\\])?(?:{_PROGRAMS})|\S*torch[/\\]distributed[/\\](?:run|launch)\.py)"
+_LAUNCHER = re.compile(
+    rf"\s*(?:{_PROGRAM}|(?:\S*[/\\])?(?i:{_PYTHON}){_OPTIONS}\s+(?:{_PROGRAM}|-(?!-)\S*m\s+{_MODULES}))(?:\s|\Z)"
+)
 _MAX_CHARS = 4096
 
 
@@ -130,48 +127,11 @@ def hint_of(command: str, above: str = "") -> str | None:
     text = command[:_MAX_CHARS]
     if "--multiprocessing-fork" in text or "from multiprocessing.spawn import" in text:
         return "spawned"
-    if any(f"from {module} import" in text for module in _HELPERS):
+    if _HELPERS.search(text):
         return "spawned" if command == above else "helper"
-    return "launcher" if command != above and _launches(text) else None
+    return "launcher" if command != above and _LAUNCHER.match(text) else None
 
 
-def _launches(text: str) -> bool:
-    words = text.split()
-    if not words:
-        return False
-    if not _PYTHON.fullmatch(_base(words[0])):
-        return _is_launcher_program(words[0])
-    return _python_runs_launcher(words[1:])
-
-
-def _python_runs_launcher(words: list[str]) -> bool:
-    """Whether the script or module behind `python` and its options is a launcher."""
-    position = 0
-    while position < len(words) and words[position].startswith("-"):
-        option = words[position]
-        if option == "-m" or (option.startswith("-") and not option.startswith("--") and option.endswith("m")):
-            module = words[position + 1] if position + 1 < len(words) else ""
-            return any(module == known or module.startswith(f"{known}.") for known in _LAUNCHER_MODULES)
-        if option == "-c":
-            return False
-        position += 2 if option in _WITH_VALUE else 1
-    return position < len(words) and _is_launcher_program(words[position])
-
-
-def _is_launcher_program(word: str) -> bool:
-    name = _base(word)
-    if name in _LAUNCHER_PROGRAMS:
-        return True
-    return word.replace("\\", "/").endswith(("torch/distributed/run.py", "torch/distributed/launch.py"))
-
-
-def _base(word: str) -> str:
-    return word.replace("\\", "/").rpartition("/")[2]
-
-
-Progress = Callable[[int], None]
-
-SAMPLES = "samples"
 MICROSECONDS = "us"
 BYTES = "bytes"
 MAX_COUNT_DIGITS = 15
@@ -186,29 +146,6 @@ LINES = LineRules(Limits(unpacked_bytes=256 * 2**30, ratio_from_bytes=2**27), 16
 MORE_FRAMES = Frame("(more different frames than are kept)", "", None)
 
 _LINE = re.compile(r":(-?[0-9]{1,9})\Z")
-
-
-class FileSource:
-    """A `StackSource` with what the beginning of its file tells: who wrote it, and whether waiting was sampled.
-
-    `label` names the file in the losses. `idle` is None where nothing tells it.
-    """
-
-    format = ""
-
-    def __init__(self, path: Path, label: str | None = None, *, tool: str = "unknown") -> None:
-        self.path = path
-        self.label = label or path.name
-        self.tool = tool
-        self.idle: bool | None = None
-        self.unit = SAMPLES
-        self.rate_hz: float | None = None
-        self.wall_ns: int | None = None
-        self.hints: dict[int, str] = {}
-
-    def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
-        """The stacks; see `StackSource`."""
-        raise NotImplementedError
 
 
 def count_of(digits: str) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from stepscope.read.raw import Frame, FrameNames, Losses, RawStack
+from stepscope.read.raw import SAMPLES, Frame, FrameNames, Losses, Progress, RawStack, StackSource
 from stepscope.read.stacks.source import (
     BYTES,
     MAX_DISTINCT_FRAMES,
@@ -25,11 +25,8 @@ from stepscope.read.stacks.source import (
     MICROSECONDS,
     MORE_FRAMES,
     NO_PREFIXES,
-    SAMPLES,
-    FileSource,
     Prefixes,
     PrefixFrame,
-    Progress,
     prefix_frame,
     prefixes_of_frames,
 )
@@ -84,7 +81,7 @@ def detect(head: bytes) -> bool:
     return _SCHEMA in text or bool(_SHARED.search(text)) or bool(_PROFILES.search(text))
 
 
-class Speedscope(FileSource):
+class Speedscope(StackSource):
     """A speedscope file as a `StackSource`."""
 
     format = "speedscope"

@@ -1,29 +1,25 @@
-"""Frames as torch_xla prints them, `name (file:line)`, innermost first, and which of them is the user's."""
+"""A debug log of torch_xla (PT_XLA_DEBUG), a line at a time: analyses, warnings, and the table of frames at its end.
+
+An analysis tells of one compilation or execution its cause, graph and Python frames. Warnings tell counts of metrics
+and operators without lowering; the table, which lines called such operators. Lines of several processes may be mixed.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct, field
 
+from stepscope.model.findings import Place
 from stepscope.read.text import clean
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "\\site-packages\\")
 
 
-class Place(NamedTuple):
-    """A line of code."""
-
-    file: str
-    line: int
-    function: str
-
-
 def frame_of(line: str) -> Place | None:
-    """The frame that `line` is, or None."""
+    """The frame that `line` is, `name (file:line)`, or None."""
     text = line.strip()
     name, bracket, rest = text.partition(" (")
     if not bracket or not rest.endswith(")") or len(text) > 4096:
@@ -35,14 +31,11 @@ def frame_of(line: str) -> Place | None:
 
 
 def user_place(frames: Sequence[Place]) -> Place | None:
-    """The innermost frame that belongs to no installed package, nor to Python or torch_xla itself."""
+    """Of frames, innermost first, the first of no installed package, rather one that is not Python's or torch_xla's."""
     own = [frame for frame in frames if not any(part in frame.file for part in _LIBRARIES)]
-    named = [frame for frame in own if not _is_runtime(frame.file)]
-    return next(iter(named or own), None)
-
-
-def _is_runtime(file: str) -> bool:
-    return file.startswith("<") or "/lib/python3." in file or "/torch_xla/" in file
+    runtime = ("/lib/python3.", "/torch_xla/")
+    named = (frame for frame in own if frame.file[:1] != "<" and not any(part in frame.file for part in runtime))
+    return next(named, own[0] if own else None)
 
 
 MAX_TEXT = 2_000
@@ -78,6 +71,10 @@ class Compile(Struct, frozen=True):
     place: Place | None
     step: int | None = None
 
+    def kind(self, graph: str | None = None) -> Compile:
+        """All compilations of the same cause and place (and graph)."""
+        return Compile(self.cause, graph, None, None, self.place)
+
 
 class FrameCount(Struct, frozen=True):
     """A line of the table of frames: how often operators without lowering were called there."""
@@ -87,7 +84,7 @@ class FrameCount(Struct, frozen=True):
     count: int
 
 
-class _Open(Struct):
+class _Analysis(Struct):
     """An analysis that is being printed."""
 
     cause: str | None = None
@@ -96,6 +93,18 @@ class _Open(Struct):
     outputs: int | None = None
     frames: list[Place] = field(default_factory=list)
     framed: bool = False
+
+
+class _Table(Struct):
+    """A row of the table of frames that is being printed."""
+
+    count: int
+    operator: str | None = None
+    frames: list[Place] = field(default_factory=list)
+
+
+# What begins a line of an analysis -> the field that follows.
+_DETAILS = {"Graph Hash": "graph", "Number of Graph Inputs": "inputs", "Number of Graph Outputs": "outputs"}
 
 
 class Analyses:
@@ -113,7 +122,7 @@ class Analyses:
         self.syncs = 0
         self._steps_hold = True
         self._steps_told = 0
-        self._opened: dict[str, list[_Open]] = {"Compilation": [], "Execution": []}
+        self._opened: dict[str, list[_Analysis]] = {"Compilation": [], "Execution": []}
         self._table: _Table | None = None
 
     def __bool__(self) -> bool:
@@ -142,27 +151,23 @@ class Analyses:
     def end(self) -> None:
         """The log is over: an analysis that was cut off counts as well."""
         for kind, opened in self._opened.items():
-            for analysis in opened:
-                self._close(kind, analysis)
-            opened.clear()
+            while opened:
+                self._close(kind, opened.pop(0))
         self._close_table()
 
     # ----------------------------------------------------------------------------------------------- analyses
 
     def _analysis(self, line: str) -> bool:
         head, _, text = line.partition(MARK)
-        if head.endswith("Compilation "):
-            if head.endswith("Post Compilation "):
-                return True
-            kind = "Compilation"
-        elif head.endswith("Execution "):
-            kind = "Execution"
-        else:
+        if head.endswith("Post Compilation "):
+            return True
+        kind = next((kind for kind in self._opened if head.endswith(f"{kind} ")), None)
+        if kind is None:
             return False
         opened = self._opened[kind]
         words = text.strip()
         if words == f"{kind} Cause":
-            opened.append(_Open())
+            opened.append(_Analysis())
             if len(opened) > MAX_OPEN:
                 self._close(kind, opened.pop(0))
         elif words.startswith("---"):
@@ -170,29 +175,25 @@ class Analyses:
             if done is not None:
                 opened.remove(done)
                 self._close(kind, done)
-        elif opened and words and not words.startswith("==="):
+        elif words and not words.startswith("==="):
             _detail(opened, words)
         return True
 
-    def _close(self, kind: str, analysis: _Open) -> None:
-        step = self.syncs
-        found = Compile(
-            analysis.cause, analysis.graph, analysis.inputs, analysis.outputs, user_place(analysis.frames), step
-        )
-        if kind == "Compilation":
-            if len(self.compiles) < MAX_COMPILES:
-                self.compiles.append(found)
-            else:
-                self._count(self.more_compiles, found)
+    def _close(self, kind: str, analysis: _Analysis) -> None:
+        place = user_place(analysis.frames)
+        found = Compile(analysis.cause, analysis.graph, analysis.inputs, analysis.outputs, place, self.syncs)
+        if kind == "Execution":
+            self._count(self.executions, found)
+            self.syncs += found.cause is not None and found.cause.startswith(_SYNCS)
+        elif len(self.compiles) < MAX_COMPILES:
+            self.compiles.append(found)
         else:
-            self._count(self.executions, Compile(found.cause, found.graph, None, None, found.place))
-            if analysis.cause is not None and analysis.cause.startswith(_SYNCS):
-                self.syncs += 1
+            self._count(self.more_compiles, found)
 
     def _count(self, counter: Counter[Compile], found: Compile) -> None:
-        whole = Compile(found.cause, found.graph, None, None, found.place)
+        whole = found.kind(found.graph)
         if whole not in counter and len(counter) >= MAX_GROUPS:
-            whole = Compile(found.cause, None, None, None, found.place)
+            whole = found.kind()
             if whole not in counter and len(counter) >= 2 * MAX_GROUPS:
                 whole = Compile(None, None, None, None, None)
         counter[whole] += 1
@@ -248,48 +249,37 @@ class Analyses:
         table, self._table = self._table, None
         if table is None:
             return
-        operator = table.operator if table.operator != _ANY_FALLBACK else None
-        place = user_place(table.frames)
-        if place is None:
-            if table.operator is not None:
-                self.fallback_calls = (self.fallback_calls or 0) + table.count
-        elif len(self.frames) < MAX_GROUPS:
-            self.frames.append(FrameCount(operator, place, table.count))
+        place, name = user_place(table.frames), table.operator
+        if place is None and name is not None:
+            self.fallback_calls = (self.fallback_calls or 0) + table.count
+        elif place is not None and len(self.frames) < MAX_GROUPS:
+            operator = name if name is None or "::" in name else f"aten::{name}"
+            self.frames.append(FrameCount(operator if name != _ANY_FALLBACK else None, place, table.count))
 
 
-class _Table(Struct):
-    count: int
-    operator: str | None = None
-    frames: list[Place] = field(default_factory=list)
-
-
-_DETAILS = {"Graph Hash": "graph", "Number of Graph Inputs": "inputs", "Number of Graph Outputs": "outputs"}
-
-
-def _detail(opened: list[_Open], words: str) -> None:
+def _detail(opened: list[_Analysis], words: str) -> None:
     """Give a line of an analysis to the oldest open one that lacks it."""
+
+    def first(lacks: Callable[[_Analysis], bool]) -> _Analysis | None:
+        return next((analysis for analysis in opened if lacks(analysis)), None)
+
     key, _, text = words.partition(":")
     name = _DETAILS.get(key)
     if name is not None:
-        analysis = next((analysis for analysis in opened if getattr(analysis, name) is None), None)
-        if analysis is not None:
-            text = text.strip()
-            setattr(analysis, name, clean(text[:200]) if name == "graph" else _count(text))
+        text = text.strip()
+        count = int(text) if text.isdecimal() and len(text) <= 15 else None
+        if (analysis := first(lambda one: getattr(one, name) is None)) is not None:
+            setattr(analysis, name, clean(text[:200]) if name == "graph" else count)
     elif key == "Python Frame Triggered Execution":
-        analysis = next((analysis for analysis in opened if not analysis.framed), None)
-        if analysis is not None:
+        if (analysis := first(lambda one: not one.framed)) is not None:
             analysis.framed = True
     elif key != "Graph Info":
         frame = frame_of(words)
-        analysis = next((analysis for analysis in opened if analysis.framed), None)
+        analysis = first(lambda one: one.framed)
         if frame is not None and analysis is not None:
             if len(analysis.frames) < MAX_FRAMES:
                 analysis.frames.append(frame)
             return
-        analysis = next((analysis for analysis in opened if analysis.cause is None), None)
+        analysis = first(lambda one: one.cause is None)
         if analysis is not None and not analysis.framed:
             analysis.cause = clean(words[:MAX_TEXT])
-
-
-def _count(text: str) -> int | None:
-    return int(text) if text.isdecimal() and len(text) <= 15 else None

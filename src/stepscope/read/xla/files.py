@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 
 from stepscope.errors import UnreadableInputError
@@ -18,7 +19,7 @@ from stepscope.read.raw import Losses, RawRank, RawRun
 from stepscope.read.streams import GZIP, Limits, LineRules, common_folder, files_in, name_below, read_lines, unpacked
 from stepscope.read.xla.debug_log import MARK, Analyses
 from stepscope.read.xla.journal import Sources, changes_of, events
-from stepscope.read.xla.report import HEAD, Report, ReportReader, Sections, change_of, contradict, highest, section_step
+from stepscope.read.xla.report import HEAD, Report, ReportReader, Sections, contradict, highest, section_step
 
 LOOKED_AT = 2**18  # bytes of the beginning, and of the end: a script prints its report last
 PACKED_LOOKED_AT = 2**20  # of a packed file, whose end cannot be had without the rest
@@ -194,27 +195,27 @@ def _sources(contents: list[Content]) -> Sources:
     debug = _only([content for content in contents if content.analyses.compiles], "debug logs")
     debug = debug or next((content for content in contents if content.analyses), None)
     reports = [content for content in contents if content.sections.count or content.report]
-    for place, one in enumerate(reports):
-        for other in reports[place + 1 :]:
-            if contradict(one.totals(), other.totals()):
-                raise _several(one, other, "their counts contradict each other")
+    for one, other in combinations(reports, 2):
+        if contradict(one.totals(), other.totals()):
+            raise _several(one, other, "their counts contradict each other")
     whole = highest([content.totals() for content in reports])
-    sections = tuple(stepped.sections.changes()) if stepped is not None else ()
+    sections = stepped.sections if stepped is not None else Sections()
+    known = sections.report()
     named = [f"{stepped.label} (XLA_METRICS_FILE)"] if stepped is not None else []
-    known = stepped.sections.report().figures() if stepped is not None else {}
+    labels = [content.label for content in reports if content is not stepped]
     # Reports are named where they count what the log with steps does not.
-    if stepped is None or any(
-        figure > known.get(name, 0) for content in reports for name, figure in content.report.figures().items()
-    ):
-        labels = [content.label for content in reports if content is not stepped]
+    counted = (
+        figure.samples > known.count(name) for content in reports for name, figure in content.report.figures.items()
+    )
+    if labels and (stepped is None or any(counted)):
         more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
-        named += [f"{labels[-1]}{more} (metrics report)"] if labels else []
+        named.append(f"{labels[-1]}{more} (metrics report)")
     return Sources(
-        changes=changes_of(sections, change_of(whole)),
+        changes=changes_of(sections.changes, whole),
         source="; ".join(named),
         report=whole,
-        last_step=stepped.sections.last_step if stepped is not None else None,
-        analyses=debug.analyses if debug is not None else None,
+        last_step=sections.last_step,
+        analyses=debug.analyses if debug is not None else Analyses(),
         log=f"{debug.label} (PT_XLA_DEBUG)" if debug is not None else "",
     )
 

@@ -12,10 +12,22 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import asdict, replace
 
+from stepscope.model.findings import Place
 from stepscope.read.raw import Row
-from stepscope.read.xla.debug_log import Analyses, Compile, Place
-from stepscope.read.xla.report import EAGER_COMPILE, SCALAR, STEPS, TRANSFER, Report, StepChange
+from stepscope.read.xla.debug_log import Analyses, Compile
+from stepscope.read.xla.report import (
+    COMPILE,
+    EAGER_COMPILE,
+    INBOUND,
+    SCALAR,
+    STEPS,
+    TRANSFER,
+    Report,
+    StepChange,
+    Totals,
+)
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -69,6 +81,7 @@ BACKEND = "torch_xla"
 MAX_EVENTS = 400_000
 _UNKNOWN = Compile(None, None, None, None, None)
 _Target = tuple["str | None", "Place | None"]  # operator, place
+_NOWHERE: _Target = (None, None)
 
 
 class Sources(Struct, frozen=True):
@@ -78,8 +91,14 @@ class Sources(Struct, frozen=True):
     source: str
     report: Report  # the highest totals of all files
     last_step: int | None
-    analyses: Analyses | None
+    analyses: Analyses  # empty without a debug log
     log: str  # names the debug log
+
+    @property
+    def unlowered(self) -> set[str]:
+        """Operators without lowering that were called, by any source."""
+        counted = {name for change in self.changes for name in change.operators}
+        return (counted | set(self.analyses.operators)) - {SCALAR}
 
 
 def events(found: Sources) -> list[Row]:
@@ -89,11 +108,7 @@ def events(found: Sources) -> list[Row]:
         rows.extend(part)
         if len(rows) > MAX_EVENTS:
             break
-    if found.analyses is not None:
-        rows.extend(_executions(found.analyses, found.log))
-        rows.extend(_warnings(found.analyses, found.log))
-    rows.extend(_counters(found))
-    return rows
+    return [*rows, *_executions(found), *_warnings(found), *_counters(found)]
 
 
 def _event(kind: str, step: int | None, duration_ns: int | None, source: str, **fields: Any) -> Row:
@@ -101,166 +116,124 @@ def _event(kind: str, step: int | None, duration_ns: int | None, source: str, **
     return {**common, "step_source": "file" if step is not None else None, **fields, "source": source}
 
 
-def _at(place: Place | None, function: bool = True) -> dict[str, Any]:
-    fields: dict[str, Any] = {"file": place.file if place else None, "line": place.line if place else None}
-    if function:
-        fields["function"] = place.function if place else None
-    return fields
+def _at(place: Place | None) -> dict[str, Any]:
+    return {"file": place.file if place else None, "line": place.line if place else None}
 
 
 # ---------------------------------------------------------------------------------------------------- compilations
 
 
 def _compiles(found: Sources) -> Iterator[Row]:
-    analyses = found.analyses
-    cells = [change for change in found.changes if change.compiles]
-    counted = sum(cell.compiles for cell in cells)
-    logged = [] if analyses is None else analyses.compiles
-    if not logged or analyses is None:
-        for cell in cells:
-            yield _compile(_UNKNOWN, cell.compiles, cell.step, round(cell.compile_ns), found.source)
+    analyses, log = found.analyses, found.log
+    cells = [change for change in found.changes if change.samples[COMPILE]]
+    counts = [cell.samples[COMPILE] for cell in cells]
+    counted, logged = sum(counts), analyses.compiles
+    if not logged:
+        for cell, count in zip(cells, counts, strict=True):
+            yield _compile(_UNKNOWN, count, cell.step, round(cell.totals[COMPILE]), found.source)
         return
-    whole = len(logged) + sum(analyses.more_compiles.values())
-    counts = [cell.compiles for cell in cells]
     exact = len(logged) >= counted
-    steps = analyses.steps_hold and not cells
-    nameless = [_stepless(compile_) for compile_ in logged] if not steps else logged
-    shares = in_order(counts, nameless) if exact else evenly(counts, Counter(map(_ungraphed, logged)), _UNKNOWN)
+    if cells or not analyses.steps_hold:
+        logged = [replace(compile_, step=None) for compile_ in logged]
+    shares = in_order(counts, logged) if exact else evenly(counts, Counter(map(Compile.kind, logged)), _UNKNOWN)
     for cell, share in zip(cells, shares, strict=True):
-        lengths = split(cell.compile_ns, share)
-        source = _joined(found, exact=exact, shared=sum(share.values()) > 1)
+        lengths = split(cell.totals[COMPILE], share)
+        notes = ["causes in their order" if exact else "causes shared out evenly"]
+        notes += ["time shared by number"] if share.total() > 1 else []
         for compile_, count in share.items():
+            source = f"{found.source}; {log} ({', '.join(notes)})"
             yield _compile(compile_, count, cell.step, lengths[compile_], source)
-    if exact:
-        for compile_, count in Counter(nameless[counted:]).items():
-            yield _compile(compile_, count, compile_.step, None, found.log)
-        yield from _unkept(analyses, whole - max(counted, len(logged)), found.log)
-
-
-def _unkept(analyses: Analyses, count: int, source: str) -> Iterator[Row]:
-    """Compilations beyond those that are kept one by one."""
-    for compile_, more in analyses.more_compiles.items():
-        if count > 0:
-            yield _compile(compile_, min(more, count), None, None, source)
-        count -= more
+    if not exact:
+        return
+    for compile_, count in Counter(logged[counted:]).items():
+        yield _compile(compile_, count, compile_.step, None, log)
+    # Beyond those that are kept one by one.
+    left = len(logged) + analyses.more_compiles.total() - max(counted, len(logged))
+    for compile_, count in analyses.more_compiles.items():
+        if left > 0:
+            yield _compile(compile_, min(count, left), None, None, log)
+        left -= count
 
 
 def _compile(compile_: Compile, count: int, step: int | None, duration_ns: int | None, source: str) -> Row:
-    return _event(
-        "compile",
-        step,
-        duration_ns,
-        source,
-        count=count,
-        graph=compile_.graph,
-        cause_text=compile_.cause,
-        inputs=compile_.inputs,
-        outputs=compile_.outputs,
-        **_at(compile_.place),
-    )
-
-
-def _stepless(compile_: Compile) -> Compile:
-    return Compile(compile_.cause, compile_.graph, compile_.inputs, compile_.outputs, compile_.place)
-
-
-def _ungraphed(compile_: Compile) -> Compile:
-    return Compile(compile_.cause, None, None, None, compile_.place)
-
-
-def _joined(found: Sources, *, exact: bool, shared: bool) -> str:
-    notes = ["causes in their order" if exact else "causes shared out evenly"]
-    if shared:
-        notes.append("time shared by number")
-    return f"{found.source}; {found.log} ({', '.join(notes)})"
+    fields = {"graph": compile_.graph, "cause_text": compile_.cause, "inputs": compile_.inputs}
+    place = compile_.place
+    fields |= {"outputs": compile_.outputs, **_at(place), "function": place.function if place else None}
+    return _event("compile", step, duration_ns, source, count=count, **fields)
 
 
 def _eager(found: Sources) -> Iterator[Row]:
+    source = f"{EAGER_COMPILE} of {found.source}"
     for change in found.changes:
-        if change.eager_compiles:
-            source = f"{EAGER_COMPILE} of {found.source}"
-            yield _compile(_UNKNOWN, change.eager_compiles, change.step, round(change.eager_compile_ns), source)
+        if count := change.samples[EAGER_COMPILE]:
+            yield _compile(_UNKNOWN, count, change.step, round(change.totals[EAGER_COMPILE]), source)
 
 
 # ------------------------------------------------------------------------------------------------------- transfers
 
 
 def _transfers(found: Sources) -> Iterator[Row]:
-    cells = [change for change in found.changes if change.transfers]
-    analyses = found.analyses
+    cells = [change for change in found.changes if change.samples[TRANSFER]]
     if not cells:
-        yield from _logged_transfers(found) if analyses is not None else ()
+        yield from _logged_transfers(found)
         return
+    transfers = [cell.samples[TRANSFER] for cell in cells]
     scalars = [cell.scalars for cell in cells]
-    others = [cell.transfers - cell.scalars for cell in cells]
     targets, spread = _targets(found)
-    nowhere: _Target = (None, None)
     if targets is None:  # which operator was called at which line is not known
-        shares = list(evenly([cell.transfers for cell in cells], spread, nowhere))
+        shares = list(evenly(transfers, spread, _NOWHERE))
     else:
         read = evenly(scalars, {(SCALAR, place): count for place, count in targets.items()}, (SCALAR, None))
-        rest = evenly(others, spread, nowhere)
-        shares = [one + other for one, other in zip(read, rest, strict=True)]
+        others = [count - scalar for count, scalar in zip(transfers, scalars, strict=True)]
+        shares = [one + other for one, other in zip(read, evenly(others, spread, _NOWHERE), strict=True)]
     source = found.source if not (targets or spread) else f"{found.source}; lines of {found.log}"
     for cell, share in zip(cells, shares, strict=True):
-        times, sizes = split(cell.transfer_ns, share), split(cell.transfer_bytes, share)
+        times, sizes = split(cell.totals[TRANSFER], share), split(cell.totals[INBOUND], share)
         for target, count in share.items():
-            size = sizes[target] if cell.transfer_bytes else None
-            yield _transfer(target, count, cell.step, times[target], size, source)
+            size = sizes[target] if cell.totals[INBOUND] else None
+            yield _transfer(target, count, source, cell.step, times[target], size)
 
 
-def _targets(found: Sources) -> tuple[dict[Place | None, int] | None, dict[_Target, int]]:
+def _targets(found: Sources) -> tuple[Counter[Place | None] | None, Counter[_Target]]:
     """Lines of reads of single values, or None where they cannot be told from those of others; lines of the others."""
-    analyses = found.analyses
-    if analyses is None or not analyses.frames:
-        return {}, {}
-    named = [frame for frame in analyses.frames if frame.operator is not None]
-    if named:
-        scalar = Counter[Place | None]()
-        other = Counter[_Target]()
-        for frame in named:
-            if frame.operator in (SCALAR, SCALAR.removeprefix("aten::")):
-                scalar[frame.place] += frame.count
-            else:
-                other[None, frame.place] += frame.count
-        return dict(scalar), dict(other)
-    places = Counter[Place | None]()
-    for frame in analyses.frames:
-        places[frame.place] += frame.count
-    if not _unlowered(found):
-        return dict(places), {}
-    if len(places) == 1:
-        return dict(places), {(None, place): count for place, count in places.items()}
-    return None, {(None, place): count for place, count in places.items()}
-
-
-def _unlowered(found: Sources) -> set[str]:
-    """Operators without lowering that were called, by any source."""
-    names = {name for change in found.changes for name in change.operators}
-    return (names | set(found.analyses.operators if found.analyses is not None else ())) - {SCALAR}
+    frames = found.analyses.frames
+    scalar, other = Counter[Place | None](), Counter[_Target]()
+    named = [frame for frame in frames if frame.operator is not None]
+    for frame in named or frames:
+        if frame.operator in (None, SCALAR):
+            scalar[frame.place] += frame.count
+        else:
+            other[None, frame.place] += frame.count
+    if named or not found.unlowered:
+        return scalar, other
+    other = Counter({(None, place): count for place, count in scalar.items()})
+    return scalar if len(scalar) <= 1 else None, other
 
 
 def _transfer(
-    target: _Target, count: int, step: int | None, duration_ns: int | None, size: int | None, source: str
+    target: _Target,
+    count: int,
+    source: str,
+    step: int | None = None,
+    duration_ns: int | None = None,
+    size: int | None = None,
 ) -> Row:
     operator, place = target
     fields = {"direction": "device_to_host", "operator": operator, "count": count, "bytes": size, "cause_text": None}
-    return _event("transfer", step, duration_ns, source, **fields, **_at(place))
+    fields |= {**_at(place), "function": place.function if place else None}
+    return _event("transfer", step, duration_ns, source, **fields)
 
 
 def _logged_transfers(found: Sources) -> Iterator[Row]:
     """Of a debug log alone: the table of frames, or what the last warning counted."""
     analyses = found.analyses
-    assert analyses is not None
-    default = SCALAR if not _unlowered(found) else None
-    shown = 0
+    default = SCALAR if not found.unlowered else None
     for frame in analyses.frames:
-        shown += frame.count
-        operator = frame.operator if frame.operator is None or "::" in frame.operator else f"aten::{frame.operator}"
-        yield _transfer((operator or default, frame.place), frame.count, None, None, None, found.log)
+        yield _transfer((frame.operator or default, frame.place), frame.count, found.log)
+    shown = sum(frame.count for frame in analyses.frames)
     warned = max(analyses.counts.get(TRANSFER, 0), analyses.counts.get("TransferFromServerTime", 0))
     if warned > shown:
-        yield _transfer((None, None), warned - shown, None, None, None, found.log)
+        yield _transfer(_NOWHERE, warned - shown, found.log)
 
 
 # ------------------------------------------------------------------------------------------------------- fallbacks
@@ -269,77 +242,64 @@ def _logged_transfers(found: Sources) -> Iterator[Row]:
 def _fallbacks(found: Sources) -> Iterator[Row]:
     analyses = found.analyses
     lines = _fallback_lines(found)
-    seen = set()
+    seen = {SCALAR}
     for change in found.changes:
         for operator, count in change.operators.items():
             if operator != SCALAR:
                 seen.add(operator)
                 yield _fallback(operator, count, change.step, lines.get(operator), found.source)
-    for operator in analyses.operators if analyses is not None else ():
-        if operator not in seen and operator != SCALAR:
-            alone = analyses.fallback_calls if analyses is not None and len(analyses.operators) == 1 else None
+    for operator in analyses.operators:
+        if operator not in seen:
+            alone = analyses.fallback_calls if len(analyses.operators) == 1 else None
             yield _fallback(operator, alone, None, lines.get(operator), found.log)
 
 
 def _fallback(operator: str, count: int | None, step: int | None, place: Place | None, source: str) -> Row:
-    return _event("fallback", step, None, source, operator=operator, count=count, **_at(place, function=False))
+    return _event("fallback", step, None, source, operator=operator, count=count, **_at(place))
 
 
-def _fallback_lines(found: Sources) -> Mapping[str, Place]:
+def _fallback_lines(found: Sources) -> dict[str, Place]:
     """The line of each operator: the one named with it, or the only one there is."""
-    frames = found.analyses.frames if found.analyses is not None else []
-    most: dict[str, tuple[int, Place]] = {}
-    for frame in frames:
-        if frame.operator is not None:
-            name = frame.operator if "::" in frame.operator else f"aten::{frame.operator}"
-            if name not in most or most[name][0] < frame.count:
-                most[name] = frame.count, frame.place
+    frames = found.analyses.frames
+    named = [frame for frame in frames if frame.operator is not None]
     places = {frame.place for frame in frames}
-    if not most and len(places) == 1:
-        return dict.fromkeys(_unlowered(found), places.pop())
-    return {name: place for name, (_, place) in most.items()}
+    if not named and len(places) == 1:
+        return dict.fromkeys(found.unlowered, places.pop())
+    named.sort(key=lambda frame: frame.count, reverse=True)
+    lines: dict[str, Place] = {}
+    for frame in named:
+        lines.setdefault(frame.operator or "", frame.place)
+    return lines
 
 
 # --------------------------------------------------------------------------------------------- the rest of the log
 
 
-def _executions(analyses: Analyses, source: str) -> Iterator[Row]:
-    for execution, count in analyses.executions.items():
+def _executions(found: Sources) -> Iterator[Row]:
+    for execution, count in found.analyses.executions.items():
         fields = {"count": count, "cause_text": execution.cause, "graph": execution.graph}
-        yield _event("xla_executions", None, None, source, **fields, **_at(execution.place, function=False))
+        yield _event("xla_executions", None, None, found.log, **fields, **_at(execution.place))
 
 
-def _warnings(analyses: Analyses, source: str) -> Iterator[Row]:
-    for text, repeats in analyses.warnings.values():
-        yield _event("xla_warning", None, None, source, text=text, repeats=repeats)
+def _warnings(found: Sources) -> Iterator[Row]:
+    for text, repeats in found.analyses.warnings.values():
+        yield _event("xla_warning", None, None, found.log, text=text, repeats=repeats)
 
 
 def _counters(found: Sources) -> Iterator[Row]:
-    report = found.report
-    if report:
-        metrics = {
-            name: {
-                "unit": metric.unit,
-                "samples": metric.samples,
-                "total": metric.total,
-                "samples_per_second": metric.samples_per_second,
-                "value_per_second": metric.value_per_second,
-                "percentiles": metric.percentiles,
-            }
-            for name, metric in sorted(report.metrics.items())
-        }
-        fields = {"metrics": metrics, "counters": dict(sorted(report.counters.items())), "renamed": report.renamed}
+    figures = sorted(found.report.figures.items())
+    if figures:
+        metrics = {name: asdict(figure) for name, figure in figures if figure.unit is not None}
+        counters = {name: figure.samples for name, figure in figures if figure.unit is None}
+        fields = {"metrics": metrics, "counters": counters, "renamed": found.report.renamed}
         yield _event("counters", found.last_step, None, found.source, **fields)
-    elif found.analyses is not None and found.analyses.steps:
-        yield _event(
-            "counters", None, None, found.log, metrics={}, counters={STEPS: found.analyses.steps}, renamed={}
-        )  # fmt: skip
+    elif steps := found.analyses.steps:
+        yield _event("counters", None, None, found.log, metrics={}, counters={STEPS: steps}, renamed={})
 
 
-def changes_of(sections: Sequence[StepChange], whole: StepChange) -> tuple[StepChange, ...]:
+def changes_of(sections: Sequence[StepChange], report: Report) -> tuple[StepChange, ...]:
     """The steps, and without a step what a report of the whole run counts beyond them."""
-    rest = StepChange(None)
-    rest.add(whole)
+    rest = Totals().add(report)
     for change in sections:
-        rest.add(change, -1)
+        rest.remove(change)
     return (*sections, rest) if rest else tuple(sections)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -70,16 +71,13 @@ def number(text: str) -> float | None:
     return figure if math.isfinite(figure) else None
 
 
-def whole(text: str) -> int | None:
+def _whole(text: str) -> int | None:
     """A whole number from zero on, or None."""
     text = text.strip()
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
-def per_second(text: str) -> str:
-    """The value of a rate, `851ms / second`."""
-    return text.partition("/")[0].strip()
-
+# ------------------------------------------------------------------------------------------------------ one report
 
 MAX_NAMES = 10_000
 MAX_PERCENTILES = 1_000
@@ -90,19 +88,27 @@ OLD_NAMES = {
     "TransferFromServerTime": "TransferFromDeviceTime",
     "TransferToServerTime": "TransferToDeviceTime",
 }
-
 STEPS = "MarkStep"
+COMPILE = "CompileTime"
+EAGER_COMPILE = "EagerOpCompileTime"
+TRANSFER = "TransferFromDeviceTime"
+INBOUND = "InboundData"  # bytes that came from the device
+SCALAR = "aten::_local_scalar_dense"
 _ENOUGH_STEPS = 3  # in which something happens every time, to tell that it did so more often elsewhere
 
-_KEYS = frozenset(["Metric", "Counter", "TotalSamples", "Accumulator", "ValueRate", "Rate", "Percentiles", "Value"])
+_FIELDS = "Metric|Counter|TotalSamples|Accumulator|ValueRate|Rate|Percentiles|Value"
+_KEYS = frozenset(_FIELDS.split("|"))
 # The same behind a prefix of a launcher or a logger.
-_FIELD = re.compile(r"(?<=[\s\]:|>])(Metric|Counter|TotalSamples|Accumulator|ValueRate|Rate|Percentiles|Value): (\S.*)")
+_FIELD = re.compile(rf"(?<=[\s\]:|>])({_FIELDS}): (\S.*)")
 
 
-class Metric(Struct, frozen=True):
-    """Totals since the process began; rates and percentiles of the last samples only. Values are in `unit`."""
+class Figure(Struct, frozen=True):
+    """Totals since the process began; rates and percentiles of the last samples only. Values are in `unit`.
 
-    unit: str  # ns | bytes | count
+    A counter has no unit, and its value as `samples`.
+    """
+
+    unit: str | None  # ns | bytes | count
     samples: int
     total: float
     samples_per_second: float | None = None
@@ -111,18 +117,28 @@ class Metric(Struct, frozen=True):
 
 
 class Report(Struct):
-    """Everything one report says. A name that is not there had no sample: it counts 0."""
+    """Everything one report says by name. A name that is not there had no sample: it counts 0."""
 
-    metrics: dict[str, Metric] = field(default_factory=dict)
-    counters: dict[str, int] = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)  # new name -> the old one that stood there
 
     def __bool__(self) -> bool:
-        return bool(self.metrics or self.counters)
+        return bool(self.figures)
 
-    def figures(self) -> dict[str, int]:
-        """Every count by name: samples of metrics, values of counters."""
-        return {**self.counters, **{name: metric.samples for name, metric in self.metrics.items()}}
+    def count(self, name: str) -> int:
+        """Samples of a metric, or the value of a counter."""
+        figure = self.figures.get(name)
+        return figure.samples if figure is not None else 0
+
+    def take(self, name: str, figure: Figure) -> None:
+        """Keep of one name the figure with the highest count; a metric rather than a counter."""
+        known = self.figures.get(name)
+        if known is None or _rank(known) <= _rank(figure):
+            self.figures[name] = figure
+
+
+def _rank(figure: Figure) -> tuple[bool, int, float]:
+    return figure.unit is not None, figure.samples, figure.total
 
 
 class _Block(Struct):
@@ -130,9 +146,8 @@ class _Block(Struct):
     metric: bool
     samples: int | None = None
     total: tuple[str, float] | None = None  # (unit, value)
-    value: int | None = None
     seen: set[str] = field(default_factory=set)
-    rates: dict[str, float] = field(default_factory=dict)
+    rates: dict[str, float | None] = field(default_factory=dict)
     percentiles: dict[str, float] = field(default_factory=dict)
 
 
@@ -160,12 +175,16 @@ class ReportReader:
                 return False
             key, text = match[1], match[2]
         text = text[:MAX_LINE_CHARS].rstrip()
-        if key == "Metric" or (key == "Counter" and not self._is_accumulator(text)):
+        block = self._block
+        if key == "Counter" and block is not None and block.metric and block.total is None and value(text) is not None:
+            key = "Accumulator"  # old reports call that of a metric its counter
+        if key in ("Metric", "Counter"):
             self._begin(_Block(clean(text), key == "Metric"))
-        elif self._block is not None:
-            self._field(self._block, "Accumulator" if key == "Counter" else key, text)
-        else:
+        elif block is None:
             return False
+        elif key not in block.seen:
+            block.seen.add(key)
+            self.bad_lines += not self._field(block, key, text)
         return True
 
     def cut(self) -> None:
@@ -175,38 +194,28 @@ class ReportReader:
             self._done(self._report)
         self._report = Report()
 
-    def _is_accumulator(self, text: str) -> bool:
-        """Old reports call the accumulator of a metric its counter."""
-        block = self._block
-        return block is not None and block.metric and block.total is None and value(text) is not None
-
     def _begin(self, block: _Block) -> None:
         self._end_block()
-        known = self._report.metrics if block.metric else self._report.counters
-        if not self.in_section and OLD_NAMES.get(block.name, block.name) in known:
+        known = self._report.figures.get(OLD_NAMES.get(block.name, block.name))
+        if not self.in_section and known is not None and (known.unit is not None) == block.metric:
             self.cut()
         self._block = block
 
-    def _field(self, block: _Block, key: str, text: str) -> None:
-        if key in block.seen:
-            return
-        block.seen.add(key)
-        good = True
-        if key == "Value":
-            block.value = whole(text) if not block.metric else None
-        elif key == "TotalSamples":
-            block.samples = whole(text)
+    def _field(self, block: _Block, key: str, text: str) -> bool:
+        """Take in a field; False where it cannot be read. A block without a count is told at its end."""
+        if key in ("Value", "TotalSamples"):
+            if block.metric == (key == "TotalSamples"):
+                block.samples = _whole(text)
         elif key == "Accumulator":
             block.total = value(text)
-            good = block.total is not None
-        elif key == "Rate":
-            good = _keep(block.rates, "samples", number(per_second(text)))
-        elif key == "ValueRate":
-            rate = value(per_second(text))
-            good = _keep(block.rates, "value", rate[1] if rate is not None else None)
+            return block.total is not None
+        elif key == "Percentiles":
+            return _percentiles(block.percentiles, text)
         else:
-            good = _percentiles(block.percentiles, text)
-        self.bad_lines += not good
+            rate = value(text.partition("/")[0])  # `851ms / second`
+            block.rates[key] = rate[1] if rate is not None and (key != "Rate" or rate[0] == COUNT) else None
+            return block.rates[key] is not None
+        return True
 
     def _end_block(self) -> None:
         block, self._block = self._block, None
@@ -214,28 +223,14 @@ class ReportReader:
             return
         report = self._report
         name = OLD_NAMES.get(block.name, block.name)
-        if len(name) > 200 or " " in name or len(report.metrics) + len(report.counters) >= MAX_NAMES:
+        unit, total = (block.total or (None, -1.0)) if block.metric else (None, float(block.samples or 0))
+        if len(name) > 200 or " " in name or len(report.figures) >= MAX_NAMES or block.samples is None or total < 0:
             self.bad_lines += bool(block.seen)  # a line of the script's that happens to begin like a block is none
             return
-        if block.metric and block.samples is not None and block.total is not None and block.total[1] >= 0:
-            unit, total = block.total
-            known = report.metrics.get(name)
-            if known is None or known.samples <= block.samples:
-                report.metrics[name] = Metric(
-                    unit, block.samples, total, block.rates.get("samples"), block.rates.get("value"), block.percentiles
-                )
-            if name != block.name:
-                report.renamed[name] = block.name
-        elif not block.metric and block.value is not None:
-            report.counters[name] = max(block.value, report.counters.get(name, 0))
-        else:
-            self.bad_lines += bool(block.seen)
-
-
-def _keep(rates: dict[str, float], name: str, rate: float | None) -> bool:
-    if rate is not None:
-        rates[name] = rate
-    return rate is not None
+        rates = block.rates.get("Rate"), block.rates.get("ValueRate")
+        report.take(name, Figure(unit, block.samples, total, *rates, block.percentiles))
+        if name != block.name:
+            report.renamed[name] = block.name
 
 
 def _percentiles(found: dict[str, float], text: str) -> bool:
@@ -253,53 +248,44 @@ def _percentiles(found: dict[str, float], text: str) -> bool:
 # ------------------------------------------------------------------------------------------- one report of several
 
 
-def highest(reports: list[Report]) -> Report:
+def highest(reports: Sequence[Report]) -> Report:
     """The reports of one process as one: of every name, the entry with the highest count."""
     best = Report()
     for report in reports:
-        for name, metric in report.metrics.items():
-            known = best.metrics.get(name)
-            if known is None or (metric.samples, metric.total) >= (known.samples, known.total):
-                best.metrics[name] = metric
-        for name, figure in report.counters.items():
-            best.counters[name] = max(figure, best.counters.get(name, 0))
+        for name, figure in report.figures.items():
+            best.take(name, figure)
         best.renamed.update(report.renamed)
     return best
 
 
 def contradict(one: Report, other: Report) -> bool:
     """Whether no single process can have written both: what it counts only ever grows, and little between two steps."""
-    ours, theirs = one.figures(), other.figures()
     # Every report, a short one too, holds all operators without lowering: one that is missing was never called.
-    both = (ours.keys() & theirs.keys()) | {name for name in ours.keys() | theirs.keys() if "aten::" in name}
-    pairs = [(ours.get(name, 0), theirs.get(name, 0)) for name in both]
+    shared = one.figures.keys() & other.figures.keys()
+    both = shared | {name for name in one.figures.keys() | other.figures.keys() if "aten::" in name}
+    pairs = [(one.count(name), other.count(name)) for name in both]
     if any(mine > their for mine, their in pairs) and any(mine < their for mine, their in pairs):
         return True
-    steps = ours.get(STEPS, 0)
-    if steps == theirs.get(STEPS) and steps >= _ENOUGH_STEPS:
-        lows = [(min(pair), max(pair)) for pair in pairs]
-        if any(low >= steps and high > 2 * low for low, high in lows):
-            return True
-    return any(
-        metric.samples == other.metrics[name].samples and not _same(metric, other.metrics[name])
-        for name, metric in one.metrics.items()
-        if name in other.metrics
-    )
+    steps = one.count(STEPS)
+    often = any(min(pair) >= steps and max(pair) > 2 * min(pair) for pair in pairs)
+    if often and steps == other.count(STEPS) and steps >= _ENOUGH_STEPS:
+        return True
+    return any(not _same(one.figures[name], other.figures[name]) for name in shared)
 
 
-def _same(one: Metric, other: Metric) -> bool:
+def _same(one: Figure, other: Figure) -> bool:
+    """Whether the totals are the same, as far as the same samples must have the same."""
+    if one.samples != other.samples:
+        return True
     # A rounded size may differ by its last digit where two files were written by two versions; times are exact.
     if one.unit in (BYTES, COUNT):
         return abs(one.total - other.total) <= 0.01 * max(one.total, other.total, 1.0)
     return abs(one.total - other.total) < 1.0
 
 
+# ------------------------------------------------------------------------------------------------- reports by step
+
 HEAD = "[MetricsData; step="
-COMPILE = "CompileTime"
-EAGER_COMPILE = "EagerOpCompileTime"
-TRANSFER = "TransferFromDeviceTime"
-INBOUND = "InboundData"  # bytes that came from the device
-SCALAR = "aten::_local_scalar_dense"
 MAX_STEPS = 200_000  # in which something happened; what happens later is counted without its step
 
 _HEAD = re.compile(r"\[MetricsData; step=(\d{1,15})\]")
@@ -307,142 +293,118 @@ _HEAD = re.compile(r"\[MetricsData; step=(\d{1,15})\]")
 
 def section_step(line: str) -> int | None:
     """The step of a section's first line, or None where `line` is none."""
-    at = line.find(HEAD)
-    match = _HEAD.match(line, at) if at >= 0 else None
+    match = _HEAD.search(line)
     return int(match[1]) if match is not None else None
 
 
 class StepChange(Struct):
-    """What happened in a step, or in several together (`step` None). Times are in ns; None where nothing tells."""
+    """What happened in a step, or in several together (`step` None), by name: samples, and totals of metrics."""
 
     step: int | None
-    compiles: int = 0
-    compile_ns: float = 0.0
-    eager_compiles: int = 0
-    eager_compile_ns: float = 0.0
-    transfers: int = 0
-    transfer_ns: float = 0.0
-    transfer_bytes: float = 0.0
-    operators: Counter[str] = field(default_factory=Counter)  # "aten::…" -> calls
+    samples: Counter[str] = field(default_factory=Counter)
+    totals: Any = field(default_factory=Counter)  # a Counter of float; times are in ns
+
+    @property
+    def operators(self) -> dict[str, int]:
+        """Calls of operators without lowering ("aten::…")."""
+        return {name: count for name, count in sorted(self.samples.items()) if "aten::" in name}
 
     @property
     def scalars(self) -> int:
         """Transfers that read the value of a tensor with one element."""
-        return min(self.operators[SCALAR], self.transfers)
+        return min(self.samples[SCALAR], self.samples[TRANSFER])
 
     def __bool__(self) -> bool:
-        return bool(self.compiles or self.eager_compiles or self.transfers or self.operators)
+        return any(name in (COMPILE, EAGER_COMPILE, TRANSFER) or "aten::" in name for name in self.samples)
 
-    def add(self, other: StepChange, sign: int = 1) -> None:
-        """Take in what happened in another step; with a negative sign take it away, down to nothing."""
-        for name in CHANGE_FIGURES:
-            setattr(self, name, max(0, getattr(self, name) + sign * getattr(other, name)))
-        (self.operators.update if sign > 0 else self.operators.subtract)(other.operators)
-        self.operators = +self.operators
+    def add(self, other: StepChange) -> None:
+        """Take in what happened in another step."""
+        self.samples.update(other.samples)
+        self.totals.update(other.totals)
 
-
-CHANGE_FIGURES = tuple(name for name in StepChange.__struct_fields__ if name not in ("step", "operators"))
+    def remove(self, other: StepChange) -> None:
+        """Take away what happened in another step, down to nothing."""
+        self.samples -= other.samples
+        self.totals -= other.totals
 
 
 class Totals:
     """Totals of a process that only grow, from reports whose totals may have been cleared between."""
 
     def __init__(self) -> None:
-        self._before: dict[str, tuple[int, float]] = {}
-        self._cleared: dict[str, tuple[int, float]] = {}
-        self._last: dict[str, Metric] = {}
+        self._before = Report()
+        self._cleared = StepChange(None)
+        self._last: dict[str, Figure] = {}
 
     def add(self, report: Report) -> StepChange:
         """What has happened since the report before."""
-        now: dict[str, tuple[int, float]] = {name: (count, float(count)) for name, count in report.counters.items()}
-        now.update((name, (metric.samples, metric.total)) for name, metric in report.metrics.items())
-        grown: dict[str, tuple[int, float]] = {}
-        for name in now.keys() | self._before.keys():
-            samples, total = now.get(name, (0, 0.0))
-            old_samples, old_total = self._before.get(name, (0, 0.0))
-            if samples < old_samples:
-                kept_samples, kept_total = self._cleared.get(name, (0, 0.0))
-                self._cleared[name] = (kept_samples + old_samples, kept_total + old_total)
-                old_samples, old_total = 0, 0.0
-            if samples > old_samples:
-                grown[name] = (samples - old_samples, max(0.0, total - old_total))
-        self._before = now
-        self._last.update(report.metrics)
-        return _change(grown)
+        grown = StepChange(None)
+        for name in report.figures.keys() | self._before.figures.keys():
+            now, old = (one.figures.get(name, _NOTHING) for one in (report, self._before))
+            if now.samples < old.samples:
+                self._cleared.samples[name] += old.samples
+                self._cleared.totals[name] += old.total
+                old = _NOTHING
+            if now.samples > old.samples:
+                grown.samples[name] = now.samples - old.samples
+                grown.totals[name] = max(0.0, now.total - old.total)
+        self._before = report
+        self._last.update(report.figures)
+        return grown
 
     def report(self) -> Report:
         """The totals of all, with the rates and percentiles that stood last."""
         whole = Report()
-        for name in self._before.keys() | self._cleared.keys():
-            samples, total = self._before.get(name, (0, 0.0))
-            kept_samples, kept_total = self._cleared.get(name, (0, 0.0))
-            metric = self._last.get(name)
-            if metric is not None:
-                whole.metrics[name] = replace(metric, samples=samples + kept_samples, total=total + kept_total)
-            else:
-                whole.counters[name] = samples + kept_samples
+        for name in self._before.figures.keys() | self._cleared.samples.keys():
+            now, cleared = self._before.figures.get(name, _NOTHING), self._cleared
+            samples, total = now.samples + cleared.samples[name], now.total + cleared.totals[name]
+            whole.figures[name] = replace(self._last[name], samples=samples, total=total)
         return whole
 
 
-def _change(grown: dict[str, tuple[int, float]]) -> StepChange:
-    compiles, eager, transfers = (grown.get(name, (0, 0.0)) for name in (COMPILE, EAGER_COMPILE, TRANSFER))
-    operators = Counter({name: count for name, (count, _) in sorted(grown.items()) if "aten::" in name})
-    return StepChange(None, *compiles, *eager, *transfers, grown.get(INBOUND, (0, 0.0))[1], operators)
-
-
-def change_of(report: Report) -> StepChange:
-    """All that a report says happened, without steps."""
-    return Totals().add(report)
+_NOTHING = Figure(None, 0, 0.0)
 
 
 class Sections:
     """The sections of a file, in order. A file is appended to: where a new process begins, what was before is dropped.
 
-    `earlier_runs` counts those. `steps` is the number of the last step and one.
+    `earlier_runs` counts those. `changes` are the steps in which something happened, in order.
     """
 
     def __init__(self) -> None:
         self.earlier_runs = 0
-        self._step = -1
-        self._marks = 0
         self._begin()
 
     def _begin(self) -> None:
         self.count = 0
+        self.changes: list[StepChange] = []
+        self._step = -1
+        self._marks = 0
         self._totals = Totals()
-        self._changes: list[StepChange] = []
-        self._more = StepChange(None)
         self._renamed: dict[str, str] = {}
 
     def add(self, step: int, report: Report) -> None:
         """Take in the report of a section."""
-        marks = report.counters.get(STEPS, 0)
+        marks = report.count(STEPS)
         if step < self._step and marks < self._marks:
             self.earlier_runs += 1
             self._begin()
-            self._step = -1
         self._step, self._marks = max(step, self._step), marks
         self.count += 1
         self._renamed.update(report.renamed)
         change = self._totals.add(report)
-        if not change:
-            return
-        change.step = self._step
-        if len(self._changes) < MAX_STEPS:
-            self._changes.append(change)
-        else:
-            self._more.add(change)
+        if change and len(self.changes) < MAX_STEPS:
+            change.step = self._step
+            self.changes.append(change)
+        elif change:
+            if len(self.changes) == MAX_STEPS:
+                self.changes.append(StepChange(None))
+            self.changes[-1].add(change)
 
     @property
     def last_step(self) -> int | None:
         """The number of the last step."""
         return self._step if self.count else None
-
-    def changes(self) -> Iterator[StepChange]:
-        """Steps in which something happened, in order."""
-        yield from self._changes
-        if self._more:
-            yield self._more
 
     def report(self) -> Report:
         """The totals of the whole process."""

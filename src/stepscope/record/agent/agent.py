@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
-from stepscope.record.agent.clock import Clock
+from stepscope.record.agent.config import Clock
 from stepscope.record.agent.guard import Guard, HookList
 from stepscope.record.agent.journal import EventLog, Journal, append_line, masked_command, rank_identity
 from stepscope.record.agent.step_queue import QueuedCutter
@@ -22,35 +22,14 @@ from stepscope.record.agent.step_readings import DeviceTimer, FrameworkSteps, Pa
 from stepscope.record.agent.steps import StepRow
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
     from stepscope.record.agent.config import Config
-
-    class Probe(Protocol):
-        """Something installed in torch. `name` is what the guard and the fault injection know it by."""
-
-        name: str
-
-        def install(self, agent: Agent) -> None:
-            """Put the hooks in. May be called again after `uninstall`."""
-
-        def uninstall(self) -> None:
-            """Take every hook out and restore the originals."""
-
-    class Knobs(Protocol):
-        """The knobs in force."""
-
-        def in_loader_worker(self) -> None:
-            """In a forked worker of a loader, before its first batch."""
-
-        def uninstall_all(self) -> None:
-            """Leave torch as it was found."""
+    from stepscope.record.agent.knobs.base import KnobSet
+    from stepscope.record.agent.patches import Probe
 
 
 StepListener = Callable[[Optional[StepRow], int], None]
-ProbeTable = Tuple[
-    Tuple[str, str], ...
-]  # (module of `probes`, class) of each, installed in this order, taken out in reverse
+# (module of `probes`, class) of each, installed in this order, taken out in reverse
+ProbeTable = Tuple[Tuple[str, str], ...]
 
 # Stays in while the others are suspended: it is the one that notices the end of the user's profiler.
 PERMANENT = frozenset(["user_profiler", "ptracer"])
@@ -63,12 +42,7 @@ class ProbeSet:
         self._agent = agent
         self._table = table
         self._probes: list[Probe] = []
-        self._reason: str | None = None
-
-    @property
-    def suspended(self) -> bool:
-        """Whether the probes are out because the user's profiler records stacks."""
-        return self._reason is not None
+        self.suspended = False  # the probes are out because the user's profiler records stacks
 
     def get(self, name: str) -> Probe | None:
         """The installed probe called `name`, or None."""
@@ -80,7 +54,7 @@ class ProbeSet:
             probe = self._guarded(class_name, partial(_load, module, class_name))
             if probe is not None:
                 self._probes.append(probe)
-                self._guarded(probe.name, lambda probe=probe: self._install(probe))
+                self._guarded(probe.name, partial(probe.install, self._agent))
 
     def add(self, probe: Probe) -> None:
         """Take in a probe that is installed already, so that it is suspended and resumed with the others."""
@@ -88,9 +62,9 @@ class ProbeSet:
 
     def suspend(self, reason: str) -> None:
         """Take all probes out (except the permanent ones) and close the step that cannot be followed any further."""
-        if self._reason is not None:
+        if self.suspended:
             return
-        self._reason = reason
+        self.suspended = True
         self._agent.events.write("suspended", reason=reason)
         self._agent.steps.interrupt(self._agent.clock.now())
         for probe in reversed(self._probes):
@@ -99,12 +73,12 @@ class ProbeSet:
 
     def resume(self) -> None:
         """Put the probes back in; steps are cut again from the next boundary on."""
-        if self._reason is None:
+        if not self.suspended:
             return
-        self._reason = None
+        self.suspended = False
         for probe in self._probes:
             if probe.name not in PERMANENT:
-                self._guarded(probe.name, lambda probe=probe: self._install(probe))
+                self._guarded(probe.name, partial(probe.install, self._agent))
 
     def uninstall_all(self) -> None:
         """Leave torch as it was found."""
@@ -115,9 +89,6 @@ class ProbeSet:
     def _take_out(self, probe: Probe) -> None:
         # A switch of its own: a probe that failed is off, and its wrappers must leave torch all the same.
         self._guarded(probe.name + ".uninstall", probe.uninstall)
-
-    def _install(self, probe: Probe) -> None:
-        probe.install(self._agent)
 
     def _guarded(self, name: str, action):  # type: ignore[no-untyped-def]
         return self._agent.guard.wrap(name, action, inject=False)()
@@ -141,8 +112,8 @@ class Agent:
         self.events = EventLog(self.journal, self.clock, self.steps.current_step)
         self.device = DeviceTimer(self.guard, self.events, lambda: self.user_profiler_active)
         self.probes = ProbeSet(self, probes)
-        self.knobs: Knobs | None = None
-        self.flush_regions: Callable[[], None] = _nothing  # writes those summed up so far, once there are marks
+        self.knobs: KnobSet | None = None
+        self.flush_regions: Callable[[], Any] = list  # writes those summed up so far, once there are marks
         self.before_compile: list[Callable[[], None]] = []  # called when torch.compile is, on the guard of its caller
         self.after_compile: list[Callable[[], Any]] = []
         self.own_profiler_active = False  # a profiler of ours is being made or is recording
@@ -155,10 +126,8 @@ class Agent:
         self.started_ns = self.clock.now()
         self.regions_written = False  # since the last step was cut
         self.framework_steps: FrameworkSteps | None = None  # once a framework trains that counts its steps
-        self._at_row = HookList(self.guard)
-        self._at_row.add("journal", self._write_row)
-        self._at_rows = HookList(self.guard)
-        self._at_rows.add("journal", self.journal.write_steps)
+        self._write_row = self.guard.wrap("journal", self._row_cut)
+        self._write_rows = self.guard.wrap("journal", lambda rows: self.journal.write_steps(rows))
         self._at_boundary = HookList(self.guard)
         self._after_unfed = HookList(self.guard)
         self._every_step: list[Callable[[], bool | None]] = []  # ask whether a listener needs the next step at once
@@ -206,7 +175,8 @@ class Agent:
 
     def announce(self, role: str) -> None:
         """Say in the launcher's folder that this process exists."""
-        record: dict[str, Any] = {
+        identity = rank_identity()
+        record = {
             "time_ns": self.clock.now(),
             "pid": os.getpid(),
             "ppid": os.getppid(),
@@ -214,22 +184,22 @@ class Agent:
             "executable": sys.executable,
             "python": platform.python_version(),
             "torch": _torch_version(),
+            **{name: identity[name] for name in ("rank", "local_rank", "world_size")},
+            "role": role,
         }
-        identity = rank_identity()
-        record.update({name: identity[name] for name in ("rank", "local_rank", "world_size")})
-        record["role"] = role
         append_line(os.path.join(self.config.host_dir, "agents.jsonl"), record)
 
     # ------------------------------------------------------------------------------------------- what others add
 
-    def add_step_listener(self, listener: StepListener, every_step: Callable[[], bool] | None = None) -> None:
+    def add_step_listener(
+        self, listener: StepListener, probe: str, every_step: Callable[[], bool] | None = None
+    ) -> None:
         """Call `listener(row, now_ns)` between two steps, on the training thread, right after a step was cut.
 
         `row` is None when a loop starts instead. Time spent in listeners is in no step. Short steps may be cut several
         at a time, and listeners then hear of the last of them alone, unless `every_step()` says they need each; it is
         asked after every call of the listeners.
         """
-        probe = getattr(listener, "probe_name", "listener")
         self._at_boundary.add(probe, listener)
         if every_step is not None:
             self._every_step.append(self.guard.wrap(probe, every_step, inject=False))
@@ -304,31 +274,28 @@ class Agent:
             if self.framework_steps is not None:
                 row = self.framework_steps.filled(row, now_ns)
             (row,) = self.page_faults.fill([row])
-            self._at_row.call(row)
+            self._write_row(row)
         if live:
             if row is not None and row.fetches == 0:
                 self._after_unfed.call(row, now_ns)
             self._at_boundary.call(row, now_ns)
-            self.steps.patient = self._is_patient()
+            # Steps may be cut late where nothing must happen right when one ends.
+            self.steps.patient = not (
+                self.config.max_steps is not None
+                or self.own_profiler_active
+                or self.user_profiler_active
+                or self.device.in_use
+                or any(wanted() for wanted in self._every_step)
+            )
 
     def _on_rows(self, rows: list[StepRow]) -> None:
-        """Rows of steps cut late, all but the last of which something happens after; see `_is_patient`."""
+        """Rows of steps cut late, none of which something happens after."""
         if self.framework_steps is not None:
             rows = [self.framework_steps.filled(row, row.start_ns + row.wall_ns) for row in rows]
-        self._at_rows.call(self.page_faults.fill(rows))
+        self._write_rows(self.page_faults.fill(rows))
 
-    def _is_patient(self) -> bool:
-        """Whether steps may be cut late: nothing must happen right where one ends."""
-        return not (
-            self.config.max_steps is not None
-            or self.own_profiler_active
-            or self.user_profiler_active
-            or self.device.in_use
-            or any(wanted() for wanted in self._every_step)
-        )
-
-    def _write_row(self, row: StepRow) -> None:
-        self.journal.write_step(row)
+    def _row_cut(self, row: StepRow) -> None:
+        self.journal.write_steps([row])
         if self.device.possible:
             self.device.step_edge(row)
         if self.regions_written:
@@ -342,17 +309,13 @@ class Agent:
             self._train_steps += 1
         else:
             self._eval_steps += 1
-        if (self._train_steps or self._eval_steps) >= limit:
+        steps = self._train_steps or self._eval_steps
+        if steps >= limit:
             self._limit_reached = True
             self._run_end_hooks()
-            self._tell_launcher_limit()
-
-    def _tell_launcher_limit(self) -> None:
-        self.events.write("exit", reason="max_steps", step=None)
-        append_line(
-            os.path.join(self.config.host_dir, "max-steps"),
-            {"time_ns": self.clock.now(), "pid": os.getpid(), "steps": self._train_steps or self._eval_steps},
-        )
+            self.events.write("exit", reason="max_steps", step=None)
+            told = {"time_ns": self.clock.now(), "pid": os.getpid(), "steps": steps}
+            append_line(os.path.join(self.config.host_dir, "max-steps"), told)
 
     def _describe(self) -> dict[str, Any]:
         return dict(_describe_process(), started_ns=self.started_ns)
@@ -360,10 +323,6 @@ class Agent:
     def _report_fault(self, probe: str, error: str) -> None:
         self._faults[probe] = error
         self.events.write("probe_error", probe=probe, error=error)
-
-
-def _nothing() -> None:
-    return
 
 
 def _torch_version() -> str | None:
@@ -376,35 +335,23 @@ def _describe_process() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     build = getattr(torch, "version", None)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    versions = {
-        "python": platform.python_version(),
-        "torch": _torch_version(),
-        "cuda": getattr(build, "cuda", None),
-        "hip": getattr(build, "hip", None),
-    }
+    versions = {"python": platform.python_version(), "torch": _torch_version()}
+    versions.update({name: getattr(build, name, None) for name in ("cuda", "hip")})
+    threads = getattr(torch, "get_num_threads", None)
+    try:
+        folder: str | None = os.getcwd()
+    except OSError:  # it was removed under the process
+        folder = None
     return {
         "pid": os.getpid(),
         "host": platform.node(),
         "argv": masked_command(),
         "main_file": os.path.abspath(main) if main else None,
-        "cwd": _working_directory(),
+        "cwd": folder,
         "versions": {name: str(value) for name, value in versions.items() if value is not None},
         "device": _device_kind(torch),
-        "threads": _threads(torch),
+        "threads": None if threads is None else int(threads()),  # of each operator on the CPU, when training begins
     }
-
-
-def _threads(torch: Any) -> int | None:
-    """Of each operator on the CPU, as torch has it when training begins."""
-    count = getattr(torch, "get_num_threads", None)
-    return None if count is None else int(count())
-
-
-def _working_directory() -> str | None:
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed under the process
-        return None
 
 
 def _device_kind(torch: Any) -> str | None:

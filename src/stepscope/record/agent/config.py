@@ -1,4 +1,4 @@
-"""What the launcher tells the agent, parsed from the JSON text in STEPSCOPE_RECORD.
+"""What the launcher tells the agent, parsed from the JSON text in STEPSCOPE_RECORD, and the clock it sets.
 
 Every field has a default, unknown fields are ignored and a field of the wrong type falls back to its default: an older
 or newer launcher must never stop the training process from starting.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
+from time import monotonic_ns
+from typing import Any, Callable
 
 from stepscope.schema import Knob
 
@@ -37,13 +38,13 @@ class WindowConfig:
 class Config:
     """The agent's settings. `run` is the run folder, `host_dir` its RUN/host-H.
 
-    With knobs or a seed the training is not the one the script alone describes: `record.agent.knobs`, `.seed`.
+    With knobs or a seed the training is not the one the script alone describes: `record.agent.knobs`, `core`.
     """
 
     run: str
     host_dir: str
     epoch_offset_ns: int = 0
-    window: WindowConfig = field(default_factory=WindowConfig)
+    window: WindowConfig = WindowConfig()
     max_steps: int | None = None
     sampler_hz: int = 50
     faults: str | None = None
@@ -52,9 +53,26 @@ class Config:
     losses: bool = False  # keep the loss of every step
 
 
+class Clock:
+    """One clock for all processes of a host: monotonic nanoseconds plus the offset the launcher chose.
+
+    CLOCK_MONOTONIC is the same in every process of a Linux machine, so files of ranks, workers and the sampler line up
+    without any exchange, and a correction of the wall clock during the run cannot bend a step. `now()` gives
+    nanoseconds since the epoch; the hooks of every step add `source()` and `epoch_offset_ns` themselves, which saves a
+    call among cold caches. `source` is replaceable so that tests need not wait.
+    """
+
+    now: Callable[[], int]
+
+    def __init__(self, epoch_offset_ns: int, source: Callable[[], int] = monotonic_ns) -> None:
+        self.epoch_offset_ns = epoch_offset_ns
+        self.source = source
+        self.now = lambda: source() + epoch_offset_ns
+
+
 def epoch_offset_ns() -> int:
     """The offset that turns this host's monotonic clock into epoch time."""
-    return time.time_ns() - time.monotonic_ns()
+    return time.time_ns() - monotonic_ns()
 
 
 def parse(text: str) -> Config | None:
@@ -65,20 +83,22 @@ def parse(text: str) -> Config | None:
         return None
     if not isinstance(data, dict) or not isinstance(data.get("run"), str) or not data["run"]:
         return None
-    run = data["run"]
-    window = data.get("window")
+    run, window, host = data["run"], data.get("window"), os.uname().nodename
     # Started on another host than the launcher (`stepscope run -- srun ...`): monotonic clocks of hosts differ by days.
-    elsewhere = _typed(data, "host", str, os.uname().nodename) != os.uname().nodename
-    offset = None if elsewhere else _typed(data, "epoch_offset_ns", int, None)
+    offset = _typed(data, "epoch_offset_ns", int, None) if _typed(data, "host", str, host) == host else None
+    default = asdict(Config.window)
+    kinds = {name: (int, float) if type(value) is float else type(value) for name, value in default.items()}
+    given = window if isinstance(window, dict) else {}
+    pairs = data.get("knobs")
     return Config(
         run=run,
-        host_dir=_typed(data, "host_dir", str, os.path.join(run, "host-" + os.uname().nodename)),
+        host_dir=_typed(data, "host_dir", str, os.path.join(run, "host-" + host)),
         epoch_offset_ns=offset or epoch_offset_ns(),
-        window=_window(window if isinstance(window, dict) else {}),
+        window=WindowConfig(**{name: _typed(given, name, kinds[name], value) for name, value in default.items()}),
         max_steps=_typed(data, "max_steps", int, None),
         sampler_hz=_typed(data, "sampler_hz", int, 50),
         faults=_typed(data, "faults", str, None),
-        knobs=_knobs(data.get("knobs")),
+        knobs=tuple(Knob(*pair) for pair in (pairs if isinstance(pairs, list) else ()) if _is_knob(pair)),
         seed=_typed(data, "seed", int, None),
         losses=_typed(data, "losses", bool, False),
     )
@@ -90,30 +110,8 @@ def from_environment() -> Config | None:
     return parse(text) if text else None
 
 
-def _window(data: dict[str, Any]) -> WindowConfig:
-    default = WindowConfig()
-    return WindowConfig(
-        mode=_typed(data, "mode", str, default.mode),
-        skip_first=_typed(data, "skip_first", int, default.skip_first),
-        wait=_typed(data, "wait", int, default.wait),
-        warmup=_typed(data, "warmup", int, default.warmup),
-        active=_typed(data, "active", int, default.active),
-        repeat=_typed(data, "repeat", int, default.repeat),
-        memory=_typed(data, "memory", bool, default.memory),
-        byte_budget=_typed(data, "byte_budget", int, default.byte_budget),
-        time_share=float(_typed(data, "time_share", (int, float), default.time_share)),
-        everywhere=_typed(data, "everywhere", bool, default.everywhere),
-    )
-
-
-def _knobs(data: Any) -> tuple[Knob, ...]:
-    """`[[name, value], …]` as knobs; what is no pair of texts is left out."""
-    pairs = data if isinstance(data, list) else []
-    return tuple(
-        Knob(*pair)
-        for pair in pairs
-        if isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
-    )
+def _is_knob(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
 
 
 def _typed(data: dict[str, Any], name: str, kind: Any, default: Any) -> Any:

@@ -8,18 +8,33 @@ from __future__ import annotations
 
 import atexit
 import os
+import random
 import sys
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Callable
 
 from stepscope.record.agent import marks
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.compiling import skip_own_code
 from stepscope.record.agent.config import Config, from_environment
+from stepscope.record.agent.imports import when_imported
+from stepscope.record.agent.journal import rank_identity
 from stepscope.record.agent.probes import PROBES
 from stepscope.record.agent.probes.frameworks import FrameworkSeamsProbe
 from stepscope.record.agent.probes.side_events import allow_tracing
+
+# What adds itself to an agent by its `attach`, in this order, where the configuration wants it: (module, not in a
+# forked child, wanted). A forked child opens no window: the profiler's threads are the parent's, and waiting for them
+# would hang it. The sampler follows a fork by itself.
+_PARTS: tuple[tuple[str, bool, Callable[[Config], bool]], ...] = (
+    ("window", True, lambda config: config.window.mode in ("auto", "schedule")),
+    ("sampler", True, lambda _: True),
+    ("memory", False, lambda _: True),
+    ("losses", False, lambda config: config.losses),
+    ("source_log", False, lambda _: True),
+)
+_SEEDS = 1 << 32  # what numpy takes
 
 _agent: Agent | None = None
 
@@ -78,11 +93,7 @@ def module_imported(agent: Agent, name: str) -> None:
 
 
 def _begin(agent: Agent, forked: bool = False) -> None:
-    """Announce this process, install the probes, be told of forks and of the exit.
-
-    A forked child opens no window: the profiler's threads are the parent's, and waiting for them would hang it. The
-    sampler follows a fork by itself.
-    """
+    """Announce this process, install the probes, be told of forks and of the exit."""
     agent.announce("fork" if forked else _role())
     atexit.register(agent.guard.wrap("exit", agent.finish, inject=False))
     if hasattr(os, "register_at_fork"):
@@ -92,14 +103,37 @@ def _begin(agent: Agent, forked: bool = False) -> None:
     if agent.config.knobs:
         agent.knobs = agent.guard.wrap("knobs", partial(_attach, "knobs.base", agent), inject=False)()
     agent.probes.install_all()
-    early = () if forked else ("seed", "window", "sampler")
-    for module in (*early, "memory", "losses", "source_log"):  # each in a file of its own, and adds itself
-        agent.guard.wrap(module, partial(_attach, module, agent), inject=False)()
+    if agent.config.seed is not None and not forked:
+        agent.guard.wrap("seed", partial(_seed, agent, agent.config.seed), inject=False)()
+    for module, at_start_only, is_wanted in _PARTS:
+        if is_wanted(agent.config) and not (forked and at_start_only):
+            agent.guard.wrap(module, partial(_attach, module, agent), inject=False)()
     agent.guard.wrap("compiling", skip_own_code, inject=False)()
 
 
 def _attach(module: str, agent: Agent) -> Any:
     return import_module("stepscope.record.agent." + module).attach(agent)
+
+
+def _seed(agent: Agent, seed: int) -> None:
+    """The random number generators of Python, torch and, as soon as it is there, numpy start from a given number.
+
+    Before the script's own code goes on; a script that seeds them itself later wins. Ranks get different seeds, as they
+    would by chance, so that they do not all draw the same augmentations.
+    """
+    seed = (seed + (rank_identity()["rank"] or 0)) % _SEEDS
+
+    def seed_numpy() -> None:
+        sys.modules["numpy"].random.seed(seed)
+
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        seed_numpy()
+    else:
+        when_imported("numpy", agent.guard.wrap("seed", seed_numpy, inject=False))
+    torch = sys.modules["torch"]
+    torch.manual_seed(seed)
+    agent.events.write("seed", value=seed, observed=int(torch.initial_seed()))
 
 
 def _after_fork(agent: Agent) -> None:

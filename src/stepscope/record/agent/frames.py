@@ -11,7 +11,7 @@ from typing import Any, Tuple
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _MARKERS = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _TORCH = "torch" + os.sep
-_FRAME_LIMIT = 200
+_FRAME_LIMIT = 300
 
 Place = Tuple[str, int, str]
 
@@ -44,7 +44,21 @@ def is_user_file(path: str) -> bool:
 
 def user_place(skip: int = 1) -> Place | None:
     """(file, line, function) of the innermost user frame, `skip` frames up at least; None when there is none."""
-    return caller(skip + 1)[0]
+    places = user_places(skip + 1, 1)
+    return places[0] if places else None
+
+
+def user_places(skip: int, most: int) -> list[Place]:
+    """(file, line, function) of the `most` innermost user frames, `skip` frames up at least."""
+    places: list[Place] = []
+    frame: FrameType | None = sys._getframe(skip)
+    for _ in range(_FRAME_LIMIT):
+        if frame is None or len(places) == most:
+            break
+        if is_user_file(frame.f_code.co_filename):
+            places.append(_place(frame))
+        frame = frame.f_back
+    return places
 
 
 def caller(skip: int = 1) -> tuple[Place | None, str | None]:
@@ -56,25 +70,24 @@ def caller(skip: int = 1) -> tuple[Place | None, str | None]:
     via: str | None = None
     for _ in range(_FRAME_LIMIT):
         if frame is None:
-            return None, via
-        code = frame.f_code
-        if is_user_file(code.co_filename):
-            file = code.co_filename if code.co_filename.startswith("<") else os.path.abspath(code.co_filename)
-            return (file, frame.f_lineno, getattr(code, "co_qualname", code.co_name)), via
-        via = _of_package(code.co_filename) or via
+            break
+        path = frame.f_code.co_filename
+        if is_user_file(path):
+            return _place(frame), via
+        for marker in _MARKERS:
+            _, found, name = path.rpartition(marker)
+            if found and not name.startswith(_TORCH) and not path.startswith(_PACKAGE):
+                via = name
         frame = frame.f_back
     return None, via
 
 
-def _of_package(path: str) -> str | None:
-    for marker in _MARKERS:
-        _, found, name = path.rpartition(marker)
-        if found and not name.startswith(_TORCH) and not path.startswith(_PACKAGE):
-            return name
-    return None
+def _place(frame: FrameType) -> Place:
+    code = frame.f_code
+    file = code.co_filename if code.co_filename.startswith("<") else os.path.abspath(code.co_filename)
+    return file, frame.f_lineno, getattr(code, "co_qualname", code.co_name)
 
 
 def place_fields(place: Place | None) -> dict[str, Any]:
     """`file`, `line`, `function` as events carry them, each None when unknown."""
-    file, line, function = place if place is not None else (None, None, None)
-    return {"file": file, "line": line, "function": function}
+    return dict(zip(("file", "line", "function"), place or (None, None, None)))

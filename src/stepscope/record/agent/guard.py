@@ -7,7 +7,7 @@ injection lives here too, so that tests exercise exactly the path a real defect 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, TypeVar
 
 if TYPE_CHECKING:
     from typing import ParamSpec
@@ -24,27 +24,34 @@ class InjectedFault(Exception):
     """Raised inside the guard instead of running a hook that the configuration names as faulty."""
 
 
-class _Switch:
-    __slots__ = ("off",)
+class Switch:
+    """Of one probe: off once a hook of it has raised."""
 
-    def __init__(self) -> None:
+    __slots__ = ("off", "trip")
+
+    def __init__(self, probe: str, report: Callable[[str, str], None]) -> None:
         self.off = False
 
+        def trip(error: Exception) -> None:
+            self.off = True
+            try:
+                report(probe, f"{type(error).__name__}: {error}"[:500])
+            except Exception:  # noqa: BLE001 - reporting a failure must not become one
+                return
 
-class Pair:
+        self.trip = trip
+
+
+class Pair(NamedTuple):
     """What a probe does before and after a call, with the probe's switch.
 
     The wrapper around the call is the guard itself: it asks `switch.off`, calls `before` and `after` directly and hands
-    what they raise to `trip`. A layer less than a wrapped hook, for calls made several times a step.
+    what they raise to `switch.trip`. A layer less than a wrapped hook, for calls made several times a step.
     """
 
-    __slots__ = ("after", "before", "switch", "trip")
-
-    def __init__(self, switch: _Switch, before: Before, after: After, trip: Callable[[Exception], None]) -> None:
-        self.switch = switch
-        self.before = before
-        self.after = after
-        self.trip = trip
+    switch: Switch
+    before: Before
+    after: After
 
 
 class HookList:
@@ -65,7 +72,7 @@ class HookList:
                 try:
                     pair.before(*args)
                 except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
-                    pair.trip(defect)
+                    pair.switch.trip(defect)
 
 
 class Guard:
@@ -74,7 +81,7 @@ class Guard:
     def __init__(self, report: Callable[[str, str], None], faults: str | None = None) -> None:
         self._report = report
         self._faults: frozenset[str] = frozenset((faults or "").replace(",", " ").split())
-        self._switches: dict[str, _Switch] = {}
+        self._switches: dict[str, Switch] = {}
         self._stopped = False
 
     def wrap(self, probe: str, hook: Callable[P, R], inject: bool = True) -> Callable[P, R | None]:
@@ -91,22 +98,20 @@ class Guard:
             try:
                 return run(*args, **kwargs)  # type: ignore[no-any-return]
             except Exception as error:  # noqa: BLE001 - the one guard: nothing of ours may reach the training
-                self._trip(probe, switch, error)
+                switch.trip(error)
                 return None
 
         return guarded
 
     def pair(self, probe: str, before: Before, after: After | None = None) -> Pair:
         """`before` and `after` for a wrapper that guards them (see `Pair`), on the switch of `probe`."""
-        switch = self._switch(probe)
         if self._is_faulty(probe):
             before = after = _raise_injected
-        return Pair(switch, before, after or _nothing, lambda error: self._trip(probe, switch, error))
+        return Pair(self._switch(probe), before, after or _nothing)
 
     def is_off(self, probe: str) -> bool:
         """Whether `probe` has failed or the whole guard was stopped."""
-        switch = self._switches.get(probe)
-        return self._stopped or (switch is not None and switch.off)
+        return self._stopped or (probe in self._switches and self._switches[probe].off)
 
     def stop(self) -> None:
         """Turn every guarded hook, present and future, into a no-op (used in forked children)."""
@@ -114,20 +119,15 @@ class Guard:
         for switch in self._switches.values():
             switch.off = True
 
-    def _switch(self, probe: str) -> _Switch:
-        switch = self._switches.setdefault(probe, _Switch())
+    def _switch(self, probe: str) -> Switch:
+        switch = self._switches.get(probe)
+        if switch is None:
+            switch = self._switches[probe] = Switch(probe, self._report)
         switch.off = switch.off or self._stopped
         return switch
 
     def _is_faulty(self, probe: str) -> bool:
         return bool(self._faults) and ("*" in self._faults or probe in self._faults)
-
-    def _trip(self, probe: str, switch: _Switch, error: Exception) -> None:
-        switch.off = True
-        try:
-            self._report(probe, f"{type(error).__name__}: {error}"[:500])
-        except Exception:  # noqa: BLE001 - reporting a failure must not become one
-            return
 
 
 def _nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:

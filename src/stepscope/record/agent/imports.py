@@ -77,10 +77,15 @@ class Finder:
             )
         if name not in self._waiting:
             return None
-        spec = self._find_behind(name, path, target)
-        if spec is not None and spec.loader is not None:
-            self._prepare(name, spec.loader)
-        return spec
+        for finder in list(sys.meta_path):
+            find_spec = getattr(finder, "find_spec", None)
+            if finder is not self and find_spec is not None:
+                spec: ModuleSpec | None = find_spec(name, path, target)
+                if spec is not None:
+                    if spec.loader is not None:
+                        self._prepare(name, spec.loader)
+                    return spec
+        return None
 
     def when_imported(self, name: str, hook: Callable[[], Any]) -> None:
         """Call `hook`, which must not raise, once the module `name` has been imported."""
@@ -102,26 +107,13 @@ class Finder:
         except Exception:  # noqa: BLE001 - before the agent's guard exists; the user's import must not fail because of us
             return
 
-    def _find_behind(self, name: str, path: Any, target: ModuleType | None) -> ModuleSpec | None:
-        for finder in list(sys.meta_path):
-            find_spec = getattr(finder, "find_spec", None)
-            if finder is not self and find_spec is not None:
-                spec: ModuleSpec | None = find_spec(name, path, target)
-                if spec is not None:
-                    return spec
-        return None
-
     def _prepare(self, name: str, loader: Any) -> None:
         """Have `_tell(name)` called after this one loader object has executed the module."""
-        original = getattr(loader, "exec_module", None)
-        attributes: dict[str, Any] | None = getattr(loader, "__dict__", None)
-        if original is None or attributes is None or "exec_module" in attributes:
+        original: Any = getattr(loader, "exec_module", None)
+        attributes: dict[str, Any] = getattr(loader, "__dict__", {"exec_module": None})
+        if original is None or "exec_module" in attributes:
             return
-        attributes["exec_module"] = self._executor(name, original, attributes)
 
-    def _executor(
-        self, name: str, original: Callable[[ModuleType], None], attributes: dict[str, Any]
-    ) -> Callable[[ModuleType], None]:
         def exec_module(module: ModuleType) -> None:
             attributes.pop("exec_module", None)
             original(module)
@@ -132,7 +124,7 @@ class Finder:
                 for hook in self._hooks.pop(name, ()):
                     hook()
 
-        return exec_module
+        attributes["exec_module"] = exec_module
 
 
 def when_imported(name: str, hook: Callable[[], Any]) -> bool:

@@ -14,7 +14,7 @@ import os
 import sys
 from typing import Any, Callable, Mapping
 
-from stepscope.record.agent.clock import Clock
+from stepscope.record.agent.config import Clock
 from stepscope.record.agent.masking import mask_argv
 from stepscope.record.agent.segments import StepRow
 from stepscope.schema import RANK_SCHEMA, STEP_COLUMNS, STEPS_SCHEMA
@@ -31,11 +31,6 @@ _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 # Whole numbers, None and two plain words: half the time the encoder takes.
 _ROW_FORMAT = "[" + ",".join('"%s"' if name in ("kind", "signal") else "%s" for name in STEP_COLUMNS) + "]"
-
-
-def _encode_rows(rows: list[StepRow]) -> str:
-    """Rows as lines of JSON, without the last line break."""
-    return "\n".join([_ROW_FORMAT % row for row in rows]).replace("None", "null")
 
 
 class LineFile:
@@ -86,9 +81,12 @@ class LineFile:
 
 def append_line(path: str, record: dict[str, Any]) -> bool:
     """Append `record` as one JSON line to a file several processes share. False when it could not be written."""
-    data = (_encode(record) + "\n").encode("utf-8", "backslashreplace")
+    return _write_at_once(path, (_encode(record) + "\n").encode("utf-8", "backslashreplace"), os.O_APPEND | os.O_CREAT)
+
+
+def _write_at_once(path: str, data: bytes, flags: int) -> bool:
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
         try:
             os.write(descriptor, data)
         finally:
@@ -117,7 +115,7 @@ def rank_identity() -> dict[str, int | None]:
     if found["rank"] is None:
         names = next((names for names in _STARTERS if (_environment_int(names[2]) or 1) > 1), _slurm_names())
         for key, name in zip(("rank", "local_rank", "world_size"), names):
-            found[key] = _first(found[key], _environment_int(name))
+            found[key] = _environment_int(name) if found[key] is None else found[key]
     return found
 
 
@@ -195,18 +193,14 @@ class Journal:
         self._events = LineFile(os.path.join(folder, "events.jsonl"), EVENTS_BYTE_LIMIT)
         self._write_rank(folder, identity)
         self._steps.write(_encode({"schema": STEPS_SCHEMA, "columns": STEP_COLUMNS}))
-        early, self._early = self._early, []
-        for line in early:
+        for line in self._early:
             self._events.write(line)
+        self._early.clear()
         append_line(
             os.path.join(self._host_dir, "agents.jsonl"),
             {"time_ns": self._clock.now(), "pid": self._pid, "folder": os.path.basename(folder)},
         )
         return True
-
-    def write_step(self, row: StepRow) -> None:
-        """Append a row, now or together with those of the next `BATCH_NS`."""
-        self.write_steps([row])
 
     def write_steps(self, rows: list[StepRow]) -> None:
         """Append rows (at least one), now or together with those of the next `BATCH_NS`."""
@@ -222,33 +216,30 @@ class Journal:
         if not rows or (self._steps is None and not self.claim()) or self._steps is None:
             return
         was_full = self._steps.full
-        if not self._steps.write(_encode_rows(rows)):
+        if not self._steps.write("\n".join([_ROW_FORMAT % row for row in rows]).replace("None", "null")):
             self._lose("steps", len(rows) - (0 if self._missing["steps"] else self._steps.whole))
         if self._steps.full and not was_full:
             self.write_event({"kind": "budget", "time_ns": self._clock.now(), "duration_ns": None, "step": None,
                               "file": "steps.jsonl", "bytes": STEPS_BYTE_LIMIT})  # fmt: skip
 
-    def write_event(self, record: dict[str, Any]) -> bool:
+    def write_event(self, record: dict[str, Any]) -> None:
         """Append an event; kept in memory (at most 1,000) until this process claims a rank folder."""
         line = _encode(record)
         if os.getpid() != self._pid:
-            return False
+            return
         if self._pending:
             self.flush()
-        if self._events is None:
-            if not self._refused and len(self._early) < 1000:
-                self._early.append(line)
-            return False
-        written = self._events.write(line)
-        if not written:
-            self._lose("events", 1)
-        return written
+        if self._events is not None:
+            if not self._events.write(line):
+                self._lose("events", 1)
+        elif not self._refused and len(self._early) < 1000:
+            self._early.append(line)
 
     def close(self) -> None:
         """Say how much is missing in all, if anything is."""
         if self._last_word is not None and any(self._missing.values()) and os.getpid() == self._pid:
-            files = [file for file in (self._steps, self._events) if file is not None and file.error]
-            reasons = {os.path.basename(file.path): file.error for file in files}
+            files = [file for file in (self._steps, self._events) if file is not None]
+            reasons = {os.path.basename(file.path): file.error for file in files if file.error}
             if reasons:
                 self._last_word.say({"time_ns": self._clock.now(), "missing": self._missing, "reasons": reasons})
 
@@ -268,11 +259,9 @@ class Journal:
         self._early.clear()
 
     def _write_rank(self, folder: str, identity: dict[str, int | None]) -> None:
-        record: dict[str, Any] = {"schema": RANK_SCHEMA}
-        record.update(identity)
-        record["rank"] = identity["rank"] or 0
-        record.update(self._describe())
-        record["clock"] = {"epoch_offset_ns": self._clock.epoch_offset_ns}
+        clock = {"epoch_offset_ns": self._clock.epoch_offset_ns}
+        identity = {"schema": RANK_SCHEMA, **identity, "rank": identity["rank"] or 0}  # type: ignore[dict-item]
+        record = {**identity, **self._describe(), "clock": clock}
         path = os.path.join(folder, "rank.json")
         try:
             with open(path + ".part", "w", encoding="utf-8", errors="backslashreplace") as file:
@@ -292,13 +281,10 @@ class EventLog:
 
     def write(self, kind: str, time_ns: int | None = None, duration_ns: int | None = None, **fields: Any) -> None:
         """Append an event that started at `time_ns` (now when None) and lasted `duration_ns`."""
-        record: dict[str, Any] = {
-            "kind": kind,
-            "time_ns": self._clock.now() if time_ns is None else time_ns,
-            "duration_ns": duration_ns,
-            "step": fields.pop("step") if "step" in fields else self._current_step(),
-        }
-        record.update(fields)
+        time_ns = self._clock.now() if time_ns is None else time_ns
+        record = {"kind": kind, "time_ns": time_ns, "duration_ns": duration_ns, "step": None, **fields}
+        if "step" not in fields:
+            record["step"] = self._current_step()
         self._journal.write_event(record)
 
 
@@ -310,10 +296,6 @@ def masked_command() -> list[str]:
 def _environment_int(name: str) -> int | None:
     text = os.environ.get(name, "")
     return int(text) if text.isdigit() else None
-
-
-def _first(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
 
 
 NAME = "last-word.json"
@@ -332,13 +314,5 @@ class LastWord:
         self._write(json.dumps(record, separators=(",", ":")).encode(), 0)
 
     def _write(self, data: bytes, flags: int) -> None:
-        if len(data) >= SIZE:
-            return
-        try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
-            try:
-                os.write(descriptor, data.ljust(SIZE - 1) + b"\n")
-            finally:
-                os.close(descriptor)
-        except OSError:
-            return
+        if len(data) < SIZE:
+            _write_at_once(self._path, data.ljust(SIZE - 1) + b"\n", flags)

@@ -15,7 +15,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from stepscope.record.agent.compiling import is_dynamo_compiling_check
-from stepscope.record.agent.patches import Patches
+from stepscope.record.agent.patches import Probe
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
@@ -28,26 +28,25 @@ CHUNK = 500  # values per event
 PATIENCE_S = 5.0  # for a device that has not finished; one that never does must not keep the process from ending
 
 
-def attach(agent: Agent) -> Losses | None:
-    """Keep the losses of `agent`'s training; None where they are not asked for."""
-    if not agent.config.losses:
-        return None
+def attach(agent: Agent) -> Losses:
+    """Keep the losses of `agent`'s training."""
     losses = Losses(agent)
     losses.install(agent)
     agent.probes.add(losses)
-    agent.add_step_listener(losses, every_step=losses.wants_each)
+    agent.add_step_listener(losses, NAME, losses.wants_each)
     agent.add_end_hook(losses.write, NAME)
     return losses
 
 
-class Losses:
-    """A probe: wraps `torch.autograd.backward`, and `GradScaler.scale` to know the loss from its scaled self."""
+class Losses(Probe):
+    """Wraps `torch.autograd.backward`, and `GradScaler.scale` to know the loss from its scaled self."""
 
-    name = probe_name = NAME
+    name = NAME
 
     def __init__(self, agent: Agent) -> None:
+        super().__init__()
         self._agent = agent
-        self._patches = Patches()
+        self._is_compiling = is_dynamo_compiling_check()
         self._depth = 0  # backward passes inside one another, as reentrant checkpoints make them
         self._kept: list[tuple[int, Any]] = []  # (time, tensor of one element)
         self._steps: list[int] = []  # that were cut, and where they ended: a step is known only once it is over
@@ -57,27 +56,22 @@ class Losses:
 
     def install(self, agent: Agent) -> None:
         """Put the wrappers in, or wake them up; not once all is written."""
-        if self._written:
-            return
-        backward = agent.guard.pair(NAME, self._before_backward, self._after_backward)
-        scale = agent.guard.pair(NAME, self._before_scale, self._after_scale)
-        self._is_compiling = is_dynamo_compiling_check()
-
-        def make() -> None:
-            import torch
-
-            home = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
-            self._plain: Any = torch.Tensor
-            self._patches.around(torch.autograd, "backward", backward)
-            self._patches.around(home.GradScaler, "scale", scale)
-
-        self._patches.install(make)
+        if not self._written:
+            super().install(agent)
 
     def uninstall(self) -> None:
         """Restore the originals."""
-        self._patches.remove()
+        super().uninstall()
         self._depth = 0
         self._scaled = None
+
+    def _wrap_all(self) -> None:
+        import torch
+
+        home = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
+        self._plain: Any = torch.Tensor
+        self._around(torch.autograd, "backward", self._before_backward, self._after_backward)
+        self._around(home.GradScaler, "scale", lambda _scaler, outputs=None, *_, **__: outputs, self._after_scale)
 
     def __call__(self, row: StepRow | None, _now_ns: int) -> None:
         """Told of every step."""
@@ -95,15 +89,12 @@ class Losses:
         self.uninstall()
         if not kept or not self._device_done():
             return
-        steps, values = [self._step_at(time_ns) for time_ns, _ in kept], read_out([tensor for _, tensor in kept])
+        known = [*self._steps, self._steps[-1] + 1 if self._steps else 0]  # after the last known step, the next
+        steps = [known[bisect_right(self._ends, time_ns)] for time_ns, _ in kept]
+        values = read_out([tensor for _, tensor in kept])
         for start in range(0, len(steps), CHUNK):
             part = slice(start, start + CHUNK)
             self._agent.events.write("loss", step=None, steps=steps[part], values=[plain(x) for x in values[part]])
-
-    def _step_at(self, time_ns: int) -> int:
-        """The step in which `time_ns` lies; after the last known one, the next."""
-        index = bisect_right(self._ends, time_ns)
-        return self._steps[index] if index < len(self._steps) else self._steps[-1] + 1 if self._steps else 0
 
     def _before_backward(self, tensors: Any = None, *_args: Any, **_kwargs: Any) -> bool:
         thread = self._agent.training_thread
@@ -116,7 +107,9 @@ class Losses:
                 tensors = tensors[0]
             if scaled is not None and scaled[0] is tensors:
                 tensors = scaled[1]
-            if tensors.__class__ is self._plain and tensors.numel() == 1 and not _is_capturing(tensors):
+            torch: Any = sys.modules["torch"]
+            is_scalar = tensors.__class__ is self._plain and tensors.numel() == 1
+            if is_scalar and not (tensors.is_cuda and torch.cuda.is_current_stream_capturing()):
                 # A copy: the memory may be reused, as that of a CUDA graph's output is, or be a view of much more.
                 self._kept.append((self._agent.clock.now(), tensors.detach().clone()))
         return True
@@ -124,9 +117,6 @@ class Losses:
     def _after_backward(self, counted: bool | None, _result: Any, _error: BaseException | None) -> None:
         if counted:
             self._depth = max(0, self._depth - 1)
-
-    def _before_scale(self, _scaler: Any, outputs: Any = None, *_args: Any, **_kwargs: Any) -> Any:
-        return outputs
 
     def _after_scale(self, outputs: Any, result: Any, error: BaseException | None) -> None:
         if error is None and get_ident() == (self._agent.training_thread or get_ident()):
@@ -163,7 +153,3 @@ def read_out(tensors: list[Any]) -> list[float]:
 def plain(value: float) -> float | str:
     """`value` as JSON has it: what is not finite is a word."""
     return value if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-
-
-def _is_capturing(tensor: Any) -> bool:
-    return bool(tensor.is_cuda) and bool(sys.modules["torch"].cuda.is_current_stream_capturing())

@@ -31,13 +31,13 @@ class _Recorder:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._written = 0
-        self._sums: dict[tuple[str, str], list[int]] = {}  # (kind, name) -> [count, duration, first start]
+        self._sums: dict[tuple[str, str], tuple[int, int, int]] = {}  # (kind, name) -> count, duration, first start
         self._warned_device = False
         guard = agent.guard
         self.now = agent.clock.now
         self.step = guard.wrap("marks", self._step)
         self.region = guard.wrap("marks", self._region)
-        self.mark = guard.wrap("marks", self._mark)
+        self.mark = guard.wrap("marks", lambda name: agent.events.write("mark", name=name))
         self.log = guard.wrap("marks", self._log)
         self.flush = guard.wrap("marks", self._flush)
 
@@ -50,25 +50,22 @@ class _Recorder:
         self._agent.steps.hurry()  # regions are counted by step
         if self._written < REGIONS_PER_STEP:
             self._written += 1
-            fields = {} if kind == "region" else {"source": kind}
-            self._agent.events.write("region", start_ns, end_ns - start_ns, name=name, **fields)
+            self._write_region(kind, name, start_ns, end_ns - start_ns)
             return
-        total = self._sums.setdefault((kind, name), [0, 0, start_ns])
-        total[0] += 1
-        total[1] += end_ns - start_ns
+        count, duration_ns, first_ns = self._sums.get((kind, name), (0, 0, start_ns))
+        self._sums[kind, name] = count + 1, duration_ns + end_ns - start_ns, first_ns
 
-    def _mark(self, name: str) -> None:
-        self._agent.events.write("mark", name=name)
+    def _write_region(self, kind: str, name: str, start_ns: int, duration_ns: int, **fields: Any) -> None:
+        source = {} if kind == "region" else {"source": kind}
+        self._agent.events.write("region", start_ns, duration_ns, name=name, **fields, **source)
 
     def _log(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             number = self._as_float(value)
-            if number is None:
-                continue
-            if math.isfinite(number):
-                self._agent.events.write("scalar", name=str(name), value=number)
-            else:
-                self._agent.events.write("scalar", name=str(name), value=None, text=str(number))
+            if number is not None:
+                finite = math.isfinite(number)
+                shown = {"value": number} if finite else {"value": None, "text": str(number)}
+                self._agent.events.write("scalar", name=str(name), **shown)
 
     def _as_float(self, value: Any) -> float | None:
         """`value` as a float, or None when reading it would wait for a device or it is no single number."""
@@ -87,11 +84,9 @@ class _Recorder:
 
     def _flush(self) -> None:
         self._written = 0
-        if self._sums:
-            sums, self._sums = self._sums, {}
-            for (kind, name), (count, duration, start) in sums.items():
-                fields = {} if kind == "region" else {"source": kind}
-                self._agent.events.write("region", start, duration, name=name, count=count, **fields)
+        sums, self._sums = self._sums, {}
+        for (kind, name), (count, duration, start) in sums.items():
+            self._write_region(kind, name, start, duration, count=count)
 
 
 _recorder: _Recorder | None = None

@@ -68,7 +68,8 @@ MIN_BITS_OF_AWS = 4.5  # paths of that length stay below
 
 def is_secret_name(name: str) -> bool:
     """Whether a flag, variable or argument of this name usually holds a credential."""
-    return bool(_SECRET_NAME.search(_snake(name))) and not _ORDINARY_NAME.search(_snake(name))
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)  # so that `apiKey` and `authToken` are seen as words
+    return bool(_SECRET_NAME.search(name)) and not _ORDINARY_NAME.search(name)
 
 
 def mask_text(text: str) -> str:
@@ -87,16 +88,22 @@ def mask_argv(argv: Sequence[str]) -> list[str]:
 
     A long one is cut: `...` ends an argument that was, and stands for arguments that were left out.
     """
-    return _masked(_bounded(argv))
+    kept: list[str] = []
+    left = MAX_ALL
+    for argument in argv[:MAX_ARGUMENTS]:
+        longest = min(MAX_ARGUMENT, left)
+        kept.append(argument if len(argument) <= longest else argument[:longest] + CUT)
+        left -= min(len(argument), longest)
+        if left <= 0:
+            break
+    return _masked(kept if len(kept) == len(argv) else [*kept, CUT])
 
 
 def _masked(argv: Sequence[str]) -> list[str]:
     programs = [argument.rpartition("/")[2] for argument in argv[:4]]
-    takes_password: bool | None = None  # in -p; None: nobody knows
+    takes_password: bool | None = any(map(_PASSWORD_PROGRAMS.match, programs)) or None  # in -p; None: nobody knows
     if any(map(_PARTITION_PROGRAMS.match, programs)):
         takes_password = False
-    elif any(map(_PASSWORD_PROGRAMS.match, programs)):
-        takes_password = True
     masked: list[str] = []
     before = ""
     for argument in argv:
@@ -124,8 +131,10 @@ def _is_value_of_secret(flag: str, argument: str, takes_password: bool | None) -
 
 
 def _mask_argument(argument: str, takes_password: bool | None) -> str:
-    if any(character.isspace() for character in argument):
-        return _mask_words(mask_text(argument))
+    if any(character.isspace() for character in argument):  # a whole command, as `sh -c` takes it
+        parts = re.split(r"(\s+)", mask_text(argument))
+        words = iter(_masked([part for part in parts if part and not part.isspace()]))
+        return "".join(part if not part or part.isspace() else next(words) for part in parts)
     names = ""
     for _ in range(MAX_NAMES):  # --env=TOKEN=abc
         assignment = _ASSIGNMENT.match(argument)
@@ -152,23 +161,9 @@ def _is_mixed(text: str) -> bool:
     return sum(any(kind(character) for character in text) for kind in kinds) > 1
 
 
-def _bounded(argv: Sequence[str]) -> list[str]:
-    kept: list[str] = []
-    left = MAX_ALL
-    for argument in argv[:MAX_ARGUMENTS]:
-        longest = min(MAX_ARGUMENT, left)
-        kept.append(argument if len(argument) <= longest else argument[:longest] + CUT)
-        left -= min(len(argument), longest)
-        if left <= 0:
-            break
-    return kept if len(kept) == len(argv) else [*kept, CUT]
-
-
 def _mask_pair(found: Match[str]) -> str:
-    if not is_secret_name(found.group("word")):
-        return found.group(0)
     value = found.group("value")
-    if _NUMBER.match(value):
+    if not is_secret_name(found.group("word")) or _NUMBER.match(value):
         return found.group(0)
     quote = value[0] if value[0] in "\"'" else ""
     return found.group("name") + quote + MASK + quote
@@ -194,15 +189,3 @@ def _is_random(word: str) -> bool:
 def _bits(word: str) -> float:
     """Shannon's entropy of its characters."""
     return -sum(n / len(word) * math.log2(n / len(word)) for n in Counter(word).values())
-
-
-def _mask_words(text: str) -> str:
-    """A whole command inside one argument, as `sh -c` takes it."""
-    pieces = re.split(r"(\s+)", text)
-    words = iter(_masked([piece for piece in pieces if piece and not piece.isspace()]))
-    return "".join(piece if not piece or piece.isspace() else next(words) for piece in pieces)
-
-
-def _snake(name: str) -> str:
-    """camelCase as camel_Case, so that `apiKey` and `authToken` are seen as words."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)

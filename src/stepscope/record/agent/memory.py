@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
 from typing import TYPE_CHECKING, Any
@@ -33,17 +34,13 @@ EVERY_NS = 1_000_000_000
 RARER = 100  # after a time, one reading per hundredth of it: some 900 in a day
 
 
-def attach(agent: Agent) -> MemoryLog:
+def attach(agent: Agent) -> None:
     """Add readings of memory to `agent`."""
-    log = MemoryLog(agent)
-    agent.add_step_listener(log)
-    return log
+    agent.add_step_listener(MemoryLog(agent), NAME)
 
 
 class MemoryLog:
     """A step listener; a call that is not due costs a comparison."""
-
-    probe_name = NAME
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -58,8 +55,7 @@ class MemoryLog:
         if agent.own_profiler_active or agent.user_profiler_active:
             return  # what a profiler holds for its trace is not the training's
         self._due_ns = now_ns + max(EVERY_NS, (now_ns - self._began_ns) // RARER)
-        fields: dict[str, Any] = host_memory()
-        fields.update(self._read_device() or {})
+        fields = {**host_memory(), **(self._read_device() or {})}
         if fields:
             agent.events.write("memory", now_ns, step=row.step, **fields)
 
@@ -78,13 +74,9 @@ def host_memory() -> dict[str, int]:
             text = file.read()
     except OSError:
         return {}
-    found = {}
-    for name, field in (("private_bytes", b"\nRssAnon:"), ("shared_bytes", b"\nRssShmem:")):
-        at = text.find(field)
-        words = text[at + len(field) : at + len(field) + 40].split() if at >= 0 else []
-        if words and words[0].isdigit():
-            found[name] = int(words[0]) * 1024
-    return found
+    fields = {"private_bytes": rb"\nRssAnon:\s*(\d+)", "shared_bytes": rb"\nRssShmem:\s*(\d+)"}
+    found = {name: re.search(pattern, text) for name, pattern in fields.items()}
+    return {name: int(match.group(1)) * 1024 for name, match in found.items() if match is not None}
 
 
 def device_memory(cuda: Any) -> dict[str, Any]:
@@ -92,25 +84,20 @@ def device_memory(cuda: Any) -> dict[str, Any]:
     index = cuda.current_device()
     stats = cuda.memory_stats_as_nested_dict(index)
     free, total = cuda.mem_get_info(index)
-    fields: dict[str, Any] = {
-        "device": f"cuda:{index}",
-        "device_name": str(cuda.get_device_properties(index).name)[:80],
-        "free_bytes": int(free),
-        "total_bytes": int(total),
+    allocated, reserved = (stats.get(kind, {}).get("all", {}) for kind in ("allocated_bytes", "reserved_bytes"))
+    figures = {
+        "free_bytes": free,
+        "total_bytes": total,
+        "allocated_bytes": allocated.get("current"),
+        "peak_allocated_bytes": allocated.get("peak"),
+        "reserved_bytes": reserved.get("current"),
+        "peak_reserved_bytes": reserved.get("peak"),
+        "retries": stats.get("num_alloc_retries"),
+        "out_of_memory": stats.get("num_ooms"),
     }
-    for name, kind, when in (
-        ("allocated_bytes", "allocated_bytes", "current"),
-        ("peak_allocated_bytes", "allocated_bytes", "peak"),
-        ("reserved_bytes", "reserved_bytes", "current"),
-        ("peak_reserved_bytes", "reserved_bytes", "peak"),
-    ):
-        value = stats.get(kind, {}).get("all", {}).get(when)
-        if value is not None:
-            fields[name] = int(value)
-    for name, key in (("retries", "num_alloc_retries"), ("out_of_memory", "num_ooms")):
-        if stats.get(key) is not None:
-            fields[name] = int(stats[key])
+    fields: dict[str, Any] = {name: int(value) for name, value in figures.items() if value is not None}
     fraction = getattr(cuda, "get_per_process_memory_fraction", None)
     if fraction is not None:
         fields["fraction"] = float(fraction(index))
-    return fields
+    name = str(cuda.get_device_properties(index).name)[:80]
+    return {"device": f"cuda:{index}", "device_name": name, **fields}

@@ -1,4 +1,4 @@
-"""What is put into torch: attributes replaced by wrappers, and the exact originals put back.
+"""What is put into torch: attributes replaced by wrappers, global hooks, and the exact originals put back.
 
 A wrapper that someone else has wrapped since cannot be taken out any more; it then passes everything straight through.
 """
@@ -8,10 +8,14 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Callable
 
+from stepscope.record.agent.compiling import is_compiling_check
 from stepscope.record.agent.wrapper_importlib_bootstrap import Answer, Call, make_wrapper
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.guard import Guard, Pair
+    from stepscope.record.agent.agent import Agent
+    from stepscope.record.agent.guard import After, Before, Guard, Pair
+
+    Refused = Callable[[Call, BaseException], Any]
 
 
 class Patch:
@@ -50,9 +54,7 @@ class Patches:
         if not self._stuck:
             make()
 
-    def around(
-        self, owner: Any, name: str, pair: Pair, refused: Callable[[Call, BaseException], Any] | None = None
-    ) -> bool:
+    def around(self, owner: Any, name: str, pair: Pair, refused: Refused | None = None) -> bool:
         """Call the hooks of `pair` around `owner.name`; False where there is no such function."""
         if getattr(owner, name, None) is None:
             return False
@@ -66,6 +68,76 @@ class Patches:
         self._patches.clear()
 
 
+class Probe:
+    """Something installed in torch; this one wraps functions. `name` is what guard and fault injection know it by."""
+
+    name = ""
+    _agent: Agent
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+
+    def install(self, agent: Agent) -> None:
+        """Put everything in. May be called again after `uninstall`."""
+        self._agent = agent
+        self._patches.install(self._wrap_all)
+
+    def uninstall(self) -> None:
+        """Take everything out and restore the originals."""
+        self._patches.remove()
+
+    def _wrap_all(self) -> None:
+        """Call `_around` for every function that is wrapped."""
+
+    def _around(self, owner: Any, name: str, before: Before, after: After | None = None) -> bool:
+        """Have `before` and `after` called around `owner.name`; False where there is no such function."""
+        return self._patches.around(owner, name, self._agent.guard.pair(self.name, before, after))
+
+
+class ModuleHook:
+    """A global hook on calls of modules, `call(module)` before them or `call(module, output)` after, while it is in.
+
+    In what Dynamo traces it folds away. Global hooks slow every module down and make Dynamo compile anew.
+    """
+
+    def __init__(self, call: Callable[..., Any], after: bool = False) -> None:
+        self._call = call
+        self._after = after
+        self._handle: Any = None
+
+    @property
+    def is_in(self) -> bool:
+        """Whether modules are listened to."""
+        return self._handle is not None
+
+    def add(self) -> None:
+        """Put it in, where it is not."""
+        if self._handle is not None:
+            return
+        from torch.nn.modules import module as modules
+
+        is_compiling, call = is_compiling_check(), self._call
+
+        def before_forward(module: Any, _inputs: Any) -> None:
+            if not is_compiling():
+                call(module)
+
+        def after_forward(module: Any, _inputs: Any, output: Any) -> None:
+            if not is_compiling():
+                call(module, output)
+
+        if self._after:
+            self._handle = modules.register_module_forward_hook(after_forward)
+        else:
+            self._handle = modules.register_module_forward_pre_hook(before_forward)
+
+    def remove(self) -> None:
+        """Take it out, where it is in."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
 class CallPatches(Patches):
     """Wrappers that change calls, on the guard's switch `name`: once it has failed, calls pass straight through."""
 
@@ -75,13 +147,17 @@ class CallPatches(Patches):
         self._name = name
         self.enabled = True
 
+    def look(self, owner: Any, name: str, before: Before, after: After | None = None) -> bool:
+        """Have `before` and `after` called around `owner.name`. False where there is no such function."""
+        return self.around(owner, name, self._guard.pair(self._name, before, after))
+
     def change(
         self,
         owner: Any,
         name: str,
         change: Callable[..., Call | Answer | None],
         after: Callable[[Call, Any], Any] | None = None,
-        refused: Callable[[Call, BaseException], Any] | None = None,
+        refused: Refused | None = None,
     ) -> bool:
         """Have calls of `owner.name` go through `change`; None of it leaves a call alone. False without it.
 

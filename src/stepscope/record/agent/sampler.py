@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, Tuple
 from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.journal import append_line, masked_command
 from stepscope.record.agent.masking import mask_text
+from stepscope.record.agent.patches import Probe
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -46,7 +47,7 @@ _sampler: FallbackSampler | None = None
 def attach(agent: Agent) -> None:
     """Called once by the agent: start sampling now, or as soon as the launcher asks for it."""
     if not maybe_start(agent):
-        agent.add_step_listener(_Lookout(agent))
+        agent.add_step_listener(_Lookout(agent), "sampler")
 
 
 def maybe_start(agent: Agent) -> bool:
@@ -56,7 +57,11 @@ def maybe_start(agent: Agent) -> bool:
         return True
     if not os.path.exists(os.path.join(agent.config.host_dir, MARKER)):
         return False
-    _sampler = FallbackSampler(agent.config, agent.clock.now, lambda: _is_busy(agent), agent.guard)
+
+    def is_busy() -> bool:  # a profiler, ours or the user's, is recording: our thread must not show up in it
+        return agent.probes.suspended or agent.own_profiler_active or agent.user_profiler_active
+
+    _sampler = FallbackSampler(agent.config, agent.clock.now, is_busy, agent.guard)
     _sampler.start()
     agent.probes.add(_sampler)
     agent.add_finish_hook(_end, "sampler")
@@ -71,15 +76,8 @@ def _end() -> None:
         sampler.stop()
 
 
-def _is_busy(agent: Agent) -> bool:
-    """Whether a profiler, ours or the user's, is recording: our thread must not show up in it."""
-    return bool(agent.probes.suspended) or agent.own_profiler_active or agent.user_profiler_active
-
-
 class _Lookout:
     """A step listener that looks for the marker, ever more rarely: refusals show in the first seconds."""
-
-    probe_name = "sampler"
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -129,10 +127,11 @@ class Stretches:
         self.interrupt(ended_ns)
         if self.full or not self._closed:
             return None
+        record, starts_ns, ends_ns = zip(*self._closed)
         columns = {
-            "record": [position for position, _, _ in self._closed],
-            "start_us": [(start_ns - started_ns) // 1000 for _, start_ns, _ in self._closed],
-            "end_us": [(end_ns - started_ns) // 1000 for _, _, end_ns in self._closed],
+            "record": record,
+            "start_us": [(start_ns - started_ns) // 1000 for start_ns in starts_ns],
+            "end_us": [(end_ns - started_ns) // 1000 for end_ns in ends_ns],
         }
         value = {"schema": TIMES_SCHEMA, "start_ns": started_ns, "stretches": columns}
         return json.dumps(value, separators=(",", ":")) + "\n"
@@ -144,7 +143,7 @@ class Stretches:
             self._closed.append((position, start_ns, end_ns))
 
 
-class FallbackSampler:
+class FallbackSampler(Probe):
     """Samples all Python threads of this process. `busy()` tells when to hold still; `now()` is the run's clock.
 
     In children made by `multiprocessing` it starts anew, with files of its own. It is a probe as well: while the user's
@@ -156,8 +155,9 @@ class FallbackSampler:
     def __init__(
         self, config: Config, now: Callable[[], int], busy: Callable[[], bool], guard: Guard | None = None
     ) -> None:
+        super().__init__()
         self._config, self._now, self._busy = config, now, busy
-        self._guard = guard if guard is not None else Guard(_ignore, config.faults)
+        self._guard = guard if guard is not None else self._own_guard()
         self._rate_hz = max(1, min(config.sampler_hz, HIGHEST_HZ))
         self._lock = threading.Lock()  # around the segment under way: the thread samples, the exit flushes
         self._thread: threading.Thread | None = None
@@ -203,13 +203,17 @@ class FallbackSampler:
 
         if self._stopping:  # recording had ended before the fork
             return
-        self._guard = Guard(_ignore, self._config.faults)
+        self._guard = self._own_guard()
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._stopping, self._number, self._busy = False, 0, lambda: False
         self._reset()
         self._guard.wrap("sampler", self._launch, inject=False)()
         Finalize(None, self._guard.wrap("sampler", self.stop, inject=False), exitpriority=100)
+
+    def _own_guard(self) -> Guard:
+        """There is no journal to report to in a child; its sampler just ends."""
+        return Guard(lambda _probe, _error: None, self._config.faults)
 
     def _reset(self) -> None:
         self._counts: dict[Stack, int] = {}
@@ -228,7 +232,8 @@ class FallbackSampler:
                 self._end.wait(SUSPENDED_POLL_SECONDS)
                 continue
             self._stretches.resume(self._now())
-            self._end.wait(interval * random_factor())
+            # Jitter, so that a loop of the same period is not always met at the same place.
+            self._end.wait(interval * _random.uniform(0.5, 1.5))
             with self._lock:
                 if not self._stopping and not self._end.is_set() and not self._busy():
                     self._sample()
@@ -236,13 +241,11 @@ class FallbackSampler:
                 self._flush()
 
     def _sample(self) -> None:
-        own = threading.get_ident()
         frames = sys._current_frames()
         now_ns = self._now()
+        frames.pop(threading.get_ident(), None)
         positions: dict[int, int] = {}
         for ident, frame in frames.items():
-            if ident == own:
-                continue
             stack: list[tuple[CodeType, int]] = []
             current: Any = frame
             while current is not None and len(stack) < DEEPEST_STACK:
@@ -254,7 +257,8 @@ class FallbackSampler:
         self._stretches.add(positions, now_ns)
         for thread in threading.enumerate():
             if thread.ident is not None and thread.ident not in self._names:
-                self._names[thread.ident] = _thread_label(thread)
+                name = mask_text(thread.name[:200]).replace("\n", " ")
+                self._names[thread.ident] = f"thread ({thread.native_id or thread.ident}): {name}"
 
     def _flush(self) -> None:
         """Write the segment and begin the next."""
@@ -269,8 +273,7 @@ class FallbackSampler:
         stem = f"stacks-{self._pid}-{number}"
         path = os.path.join(self._config.host_dir, stem)
         times = stretches.text(started_ns, ended_ns)
-        if times is not None and not _write(path + ".times.json", [times]):
-            times = None
+        has_times = times is not None and _write(path + ".times.json", [times])
         if not _write(path + ".raw", self._lines(counts, names)):
             return
         row: dict[str, Any] = {
@@ -278,23 +281,21 @@ class FallbackSampler:
             "end_ns": ended_ns, "rate_hz": float(self._rate_hz), "idle": True, "blocking": True,
             "samples": sum(counts.values()), "errors": 0, "status": "ok", "message": None,
         }  # fmt: skip
-        if times is not None:
+        if has_times:
             row["times"] = stem + ".times.json"
         append_line(os.path.join(self._config.host_dir, "stacks.jsonl"), row)
 
     def _lines(self, counts: dict[Stack, int], names: dict[int, str]) -> list[str]:
-        command = " ".join(masked_command()).replace("\n", " ")
-        process = f'process {self._pid}:"{command}"'
+        process = 'process {}:"{}"'.format(self._pid, " ".join(masked_command()).replace("\n", " "))
         lines = []
         for (ident, stack), count in counts.items():
             thread = names.get(ident) or f"thread ({ident:#x})"
-            frames = [_frame_text(code, line) for code, line in stack]
+            frames = [
+                f"{getattr(code, 'co_qualname', code.co_name)} ({code.co_filename}{f':{line}' if line else ''})"
+                for code, line in stack
+            ]
             lines.append(";".join([process, thread, *frames]) + f" {count}\n")
         return lines
-
-
-def _ignore(probe: str, error: str) -> None:
-    """There is no journal to report to in a child; its sampler just ends."""
 
 
 def _write(path: str, lines: list[str]) -> bool:
@@ -308,20 +309,4 @@ def _write(path: str, lines: list[str]) -> bool:
     return True
 
 
-def random_factor() -> float:
-    """Jitter around 1, so that a loop of the same period is not always met at the same place."""
-    return _random.uniform(0.5, 1.5)
-
-
 _random = random.Random(os.urandom(8))  # the user's generator is not ours to advance
-
-
-def _thread_label(thread: threading.Thread) -> str:
-    tid = getattr(thread, "native_id", None) or thread.ident
-    name = mask_text(thread.name[:200]).replace("\n", " ")
-    return f"thread ({tid}): {name}"
-
-
-def _frame_text(code: CodeType, line: int) -> str:
-    name = getattr(code, "co_qualname", code.co_name)
-    return f"{name} ({code.co_filename}:{line})" if line else f"{name} ({code.co_filename})"

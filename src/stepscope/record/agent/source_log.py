@@ -29,14 +29,12 @@ MAX_ALL_BYTES = 20_000_000  # 20 ms
 def attach(agent: Agent) -> None:
     """Hash the user's files of `agent`'s process."""
     log = SourceLog(agent)
-    agent.add_step_listener(log)
+    agent.add_step_listener(log, NAME)
     agent.add_finish_hook(log.write, NAME)
 
 
 class SourceLog:
     """A step listener; every call but the first costs a comparison."""
-
-    probe_name = NAME
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -53,9 +51,14 @@ class SourceLog:
         """Write the hashes of files that were not seen before; without a rank folder there is nothing to quote."""
         if self._agent.journal.folder is None:
             return
+        # No attribute of a lazy module is asked for.
+        files = (
+            vars(module).get("__file__") for module in list(sys.modules.values()) if isinstance(module, ModuleType)
+        )
+        named = [os.path.abspath(file) for file in files if isinstance(file, str) and file.endswith(SUFFIXES)]
         hashes: dict[str, str] = {}
-        for file in _user_files():
-            if file not in self._seen and len(self._seen) < MAX_FILES:
+        for file in named:
+            if file not in self._seen and is_user_file(file) and len(self._seen) < MAX_FILES:
                 self._seen.add(file)
                 found = self._hash(file)
                 if found is not None:
@@ -68,19 +71,11 @@ class SourceLog:
 
         try:
             status = os.stat(file)
-            size = status.st_size
             changed = status.st_mtime_ns > self._agent.started_ns
-            if changed or not stat.S_ISREG(status.st_mode) or size > min(MAX_BYTES, self._left):
+            if changed or not stat.S_ISREG(status.st_mode) or status.st_size > min(MAX_BYTES, self._left):
                 return None
-            self._left -= size
+            self._left -= status.st_size
             with open(file, "rb") as source:
                 return hashlib.sha256(source.read(MAX_BYTES)).hexdigest()
         except OSError:
             return None
-
-
-def _user_files() -> list[str]:
-    """Source files of loaded modules that are the user's own, absolute. No attribute of a lazy module is asked for."""
-    files = (vars(module).get("__file__") for module in list(sys.modules.values()) if isinstance(module, ModuleType))
-    named = [os.path.abspath(file) for file in files if isinstance(file, str) and file.endswith(SUFFIXES)]
-    return [file for file in dict.fromkeys(named) if is_user_file(file)]

@@ -12,8 +12,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Callable, List
 
-from stepscope.record.agent.segments import BACKWARD, DATA_WAIT, OPTIMIZER, Emit, Iterator, StepRow
-from stepscope.record.agent.steps import StepCutter
+from stepscope.record.agent.segments import BACKWARD, DATA_WAIT, OPTIMIZER, Iterator, StepRow
+from stepscope.record.agent.steps import Emit, StepCutter
 
 BACKWARD_START, BACKWARD_END, OPTIMIZER_START, OPTIMIZER_END = range(4)
 # An event is three entries of the queue: which, the optimizer, the time.

@@ -11,8 +11,14 @@ import sys
 import weakref
 from bisect import bisect_left, bisect_right
 from collections import deque
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Callable
+
+try:
+    import resource
+except ImportError:  # the system does not count for a process
+    resource = None  # type: ignore[assignment]
 
 from stepscope.record.agent.segments import StepRow
 
@@ -24,23 +30,14 @@ if TYPE_CHECKING:
 READINGS_LIMIT = 4096
 
 
-def _counter() -> Callable[[], Any] | None:
-    """What the system counts for this process, or None where it does not."""
-    if sys.platform == "win32":
-        return None
-    try:
-        from resource import RUSAGE_SELF, getrusage
-    except ImportError:
-        return None
-    return lambda: getrusage(RUSAGE_SELF)
-
-
 class PageFaults:
     """The readings, by time. `counter` gives `ru_minflt` and `ru_majflt`; `fed`: a loader was asked for this step."""
 
     def __init__(self, clock: Callable[[], int], counter: Callable[[], Any] | None = None) -> None:
         self._clock = clock
-        self._count = counter or _counter()
+        self._count = counter
+        if counter is None and resource is not None:
+            self._count = partial(resource.getrusage, resource.RUSAGE_SELF)
         self._readings: dict[int, Any] = {}
         self.fed = False
 
@@ -227,17 +224,14 @@ def reader(owner: Any, path: str) -> Callable[[], int | None]:
             value = get(living())
         except AttributeError:
             return None
-        return value if value.__class__ is int else _in_tensor(value, views)
+        if value.__class__ is int:
+            return int(value)
+        tensor = getattr(value, "_value", value)  # of a Keras variable
+        if id(tensor) not in views:
+            if getattr(getattr(tensor, "device", None), "type", None) != "cpu" or tensor.numel() != 1:
+                return None
+            views.clear()
+            views[id(tensor)] = tensor, tensor.detach().numpy()
+        return int(views[id(tensor)][1])
 
     return read
-
-
-def _in_tensor(value: Any, views: dict[int, tuple[Any, Any]]) -> int | None:
-    tensor = getattr(value, "_value", value)  # of a Keras variable
-    known = views.get(id(tensor))
-    if known is None:
-        if getattr(getattr(tensor, "device", None), "type", None) != "cpu" or tensor.numel() != 1:
-            return None
-        views.clear()
-        known = views[id(tensor)] = tensor, tensor.detach().numpy()
-    return int(known[1])

@@ -11,7 +11,7 @@ their time is in other. Event methods take `now` in nanoseconds and never raise,
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Callable, Optional
 
 from stepscope.record.agent.segments import (
     BACKWARD,
@@ -22,11 +22,11 @@ from stepscope.record.agent.segments import (
     UNUSED,
     WITH_GRADIENTS,
     WITHOUT_GRADIENTS,
-    Emit,
     Iterator,
-    OpenStep,
     Segment,
     Snapshot,
+    build_row,
+    merge,
 )
 from stepscope.record.agent.segments import StepRow as StepRow
 
@@ -47,7 +47,10 @@ MARK_PRIORITY = {"user": 3, "profiler_step": 2, "xla_sync": 1}
 BACKWARD_AS_OPTIMIZER = -1  # stands for all optimizers that step inside backward
 
 
-class StepCutter(OpenStep):
+Emit = Callable[[Optional[StepRow], bool, int], None]
+
+
+class StepCutter:
     """Cuts steps. `emit(row, live, now)` gets each row; `live` when called between two steps, where listeners may act.
 
     With `row` None a loop starts. `clock` is read again after a live `emit`: what it took is in no step. `ask_use` is
@@ -55,7 +58,20 @@ class StepCutter(OpenStep):
     """
 
     def __init__(self, clock: Callable[[], int], emit: Emit) -> None:
-        super().__init__(clock, emit)
+        self._clock = clock
+        self._emit = emit
+        self._segments: list[Segment] = []  # of the open step, the last one open; empty between loops
+        self._stack: list[tuple[int, int]] = []  # (phase, token) of the calls we are inside
+        self._anchor: int | None = None  # the iterator whose fetches are boundaries
+        self._resting: Snapshot | None = None  # the loop ended inside a step; where, if nothing continues it
+        self._optimizers_exist = False
+        self._optimizer_signalled = False
+        self._mark: str | None = None  # the strongest source of marks seen
+        self._number = 0
+        self._most_fetches = 0
+        self._window = False
+        self._written_ns = 0  # the end of the last row: no step begins before it, whatever the clock does
+        self._iterators: dict[int, Iterator] = {}
         self.ask_use: Callable[[], bool] = lambda: False
         self._evaluating = 0
         self._looked_through: list[Segment] = []  # batches that nothing was done with, in a script with no step yet
@@ -96,14 +112,12 @@ class StepCutter(OpenStep):
         if iterator is not None and batches > 0:
             iterator.length = batches
 
-    def evaluation_start(self, now: int) -> None:
+    def evaluation_start(self, _now: int) -> None:
         """The script, or its framework, says that it evaluates from here on (nested calls are welcome)."""
-        del now
         self._evaluating += 1
 
-    def evaluation_end(self, now: int) -> None:
+    def evaluation_end(self, _now: int) -> None:
         """The innermost evaluation ends."""
-        del now
         self._evaluating = max(0, self._evaluating - 1)
 
     def fetch_start(self, iterator_id: int, now: int) -> None:
@@ -636,3 +650,166 @@ class StepCutter(OpenStep):
         open_segment = self._segments.pop()
         self._write_each(signal)
         self._segments = [open_segment]
+
+    # ------------------------------------------------------------------------------ segments, phases and rows
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward pass is running."""
+        return any(phase == BACKWARD for phase, _ in self._stack)
+
+    @property
+    def optimizers_exist(self) -> bool:
+        """Whether the script has made an optimizer: what else it differentiates is no step."""
+        return self._optimizers_exist
+
+    def current_step(self) -> int | None:
+        """Number of the open step, None between loops.
+
+        Batches of a loader that has never trained are taken for steps of evaluation, until it is known what they are.
+        """
+        if not self._segments or self._resting is not None:
+            return None
+        before = self._segments[:-1]
+        iterator = self._iterators.get(self._segments[0].leader or 0) if before else None
+        if iterator is None or iterator.trained or any(segment.trained for segment in self._segments):
+            return self._number
+        return self._number + sum(segment.use != UNUSED for segment in before)
+
+    def window(self, active: bool) -> None:
+        """torch.profiler is on from now on, or off; the open step counts as inside when it was on at any time."""
+        self._window = active
+        if active and self._segments:
+            self._segments[-1].in_window = True
+
+    def _without_loader(self) -> bool:
+        return self._anchor is None and all(segment.leader is None for segment in self._segments)
+
+    @staticmethod
+    def _step_optimizers(segments: list[Segment]) -> set[int]:
+        return {optimizer for segment in segments for optimizer in segment.optimizers}
+
+    def _start_loop(self, now: int) -> int:
+        self._emit(None, True, now)
+        now = max(now, self._clock())
+        self._open(now, partial=False)
+        return now
+
+    def _open(self, now: int, partial: bool) -> Segment:
+        segment = Segment(max(now, self._written_ns), self._window)
+        segment.partial = partial
+        self._segments = [segment]
+        self._resting = None
+        return segment
+
+    def _lead(self, segment: Segment, iterator: Iterator) -> None:
+        segment.leader = iterator.number
+        segment.epoch = iterator.epoch
+        segment.knows_forward = True
+
+    def _split_off_last(self, signal: str) -> None:
+        """The last division was a boundary: what precedes it is a step."""
+        last = self._segments.pop()
+        self._close(signal, live=False)
+        self._segments = [last]
+
+    def _settle_rest(self, live: bool = True) -> int:
+        """Nothing continued the step the last loop ended in: write it as it was then."""
+        end = self._resting
+        self._resting = None
+        if end is not None and self._segments:
+            self._segments[-1].rewind(end)
+        return self._close_undecided("end", live)
+
+    def _close_undecided(self, signal: str, live: bool) -> int:
+        """Write segments no later event can settle: one step each where boundaries were guessed, else one step."""
+        silent = not self._optimizer_signalled and self._optimizers_exist
+        if (silent or self._mark is not None) and len(self._segments) > 1:
+            self._write_each("loader")
+            self._segments = []
+            return self._clock()
+        return self._close(signal, live)
+
+    def _write_each(self, signal: str) -> None:
+        for segment in self._segments:
+            self._write([segment], signal, live=False)
+
+    def _close(self, signal: str, live: bool) -> int:
+        """Write the open segments as one step. Returns the time from which the next step may run."""
+        segments, self._segments = self._segments, []
+        return self._write(segments, signal, live)
+
+    def _write(self, segments: list[Segment], signal: str, live: bool) -> int:
+        end = segments[-1].end_ns
+        row: StepRow | None = None
+        if not segments[0].partial:
+            row = build_row(segments, self._number, signal)
+            iterator = self._iterators.get(segments[0].leader or 0)
+            if iterator is not None:
+                row = self._used(iterator, segments, row)
+            self._written_ns = end
+            self._number += 1
+            self._most_fetches = max(self._most_fetches, row.fetches)
+        if row is not None or live:
+            self._emit(row, live, end)
+        return max(end, self._clock()) if live else end
+
+    @staticmethod
+    def _used(iterator: Iterator, segments: list[Segment], row: StepRow) -> StepRow:
+        """The row with the batches that were used in the step: one that a loader fetched ahead is the next step's."""
+        if row.kind == "train":
+            iterator.trained, iterator.evaluates = True, False
+        else:
+            iterator.busy_ns = row.forward_ns or 0
+        if iterator.ahead is False:
+            return row
+        uses = sum(segment.backward for segment in segments)
+        if row.kind == "eval":
+            uses = sum(segment.use != UNUSED for segment in segments)
+        beyond = row.fetches == uses + 1 and segments[0].fetches > 0 and not segments[0].trained
+        if iterator.ahead is None:
+            iterator.ahead = beyond and (len(segments) > 1 or segments[0].fetches > 1)
+            if not iterator.ahead:
+                return row
+        held = iterator.held
+        last = iterator.exhausted and not segments[-1].fetches  # the call that found the loader empty
+        # In every step, or in none: what it fetches is one step's.
+        if (held and beyond and not last) or (not held and row.fetches == 1 and not last):
+            iterator.ahead = False
+            iterator.held = []
+        elif row.fetches and not last:
+            merged = segments[0] if len(segments) == 1 else merge(segments)
+            iterator.held = [merged.last_samples]
+        else:
+            iterator.held = []
+        samples = [row.samples, *held, *(None if late is None else -late for late in iterator.held)]
+        known = [count for count in samples if count is not None]
+        return row._replace(
+            fetches=row.fetches + len(held) - len(iterator.held), samples=sum(known) if known else row.samples
+        )
+
+    def _enter(self, phase: int, token: int, now: int, gap: int) -> None:
+        if self._segments:
+            self._segments[-1].charge(now, self._stack[-1][0] if self._stack else gap)
+        self._stack.append((phase, token))
+
+    def _leave(self, phase: int, now: int, token: int | None = None) -> bool:
+        """End the innermost call of `phase`, and calls inside it whose end was never told. False when there is none."""
+        if len(self._stack) == 1:  # nearly always, and three times a step: hence `charge` written out
+            if self._stack[0][0] != phase or token not in (None, self._stack[0][1]):
+                return False
+            self._stack.clear()
+            if not self._segments:
+                return False
+            segment = self._segments[-1]
+            if now > segment.end_ns:
+                segment.phases[phase] += now - segment.end_ns
+                segment.end_ns = now
+            return True
+        for index in range(len(self._stack) - 1, -1, -1):
+            if self._stack[index][0] == phase and token in (None, self._stack[index][1]):
+                if self._segments:
+                    self._segments[-1].charge(now, self._stack[-1][0])
+                del self._stack[index:]
+                return bool(self._segments)
+        return False

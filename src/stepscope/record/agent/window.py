@@ -1,8 +1,8 @@
 """Opens torch.profiler for a few steps and keeps what it recorded.
 
 The manager is a step listener: prepare, start, stop and export happen between two steps, on the thread that trains;
-what they take is in no step and is written with the window. `window_plan` decides when, `window_budget` what it may
-cost, `window_session` talks to torch, the `user_profiler` probe says when the script's own profiler needs the room.
+what they take is in no step and is written with the window. `window_plan` decides when and what it may cost,
+`window_session` talks to torch, the `user_profiler` probe says when the script's own profiler needs the room.
 Ends of a window: its steps are done, the script's profiler opens, compilation or evaluation begins, workers are
 forked, the process ends.
 """
@@ -19,7 +19,7 @@ from stepscope.record.agent import memory
 from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.probes.loader import LoaderProbe
 from stepscope.record.agent.probes.user_profiler import UserProfilerProbe
-from stepscope.record.agent.window_plan import HIGH, LOW, AutoPlan, Boundary, Budget, Opening, make_plan
+from stepscope.record.agent.window_plan import HIGH, LOW, Boundary, Budget, Opening, make_plan
 from stepscope.record.agent.window_session import (
     Session,
     anything_enabled,
@@ -42,10 +42,7 @@ WAIT_FOR_CLOSE_S = 5.0
 
 
 def attach(agent: Agent) -> WindowManager | None:
-    """Add windows to `agent` as its configuration asks; None when they are off or could meet the user's profiler."""
-    config = agent.config.window
-    if config.mode not in ("auto", "schedule"):
-        return None
+    """Add windows to `agent` as its configuration asks; None when they could meet the user's profiler."""
     probe = agent.probes.get("user_profiler")
     if not isinstance(probe, UserProfilerProbe):
         agent.events.write("window_skipped", reason="the script's own profilers cannot be seen", step=None)
@@ -53,7 +50,7 @@ def attach(agent: Agent) -> WindowManager | None:
     manager = WindowManager(agent, probe)
     if is_cpu_build():
         manager.begin_here()
-    agent.add_step_listener(manager, every_step=lambda: manager.is_open or not manager.plan.over)
+    agent.add_step_listener(manager, NAME, lambda: manager.is_open or not manager.plan.over)
     probe.make_room = manager.make_room
     agent.add_finish_hook(manager.finish, NAME)
     if hasattr(os, "register_at_fork"):
@@ -83,18 +80,13 @@ class _Window:
 class WindowManager:
     """All windows of a process, within a share of its time and a number of bytes."""
 
-    probe_name = NAME
-
     def __init__(self, agent: Agent, probe: UserProfilerProbe) -> None:
         self._agent = agent
         self._probe = probe
         self._config = agent.config.window
-        self.plan = make_plan(agent.config.window)
-        self.budget = Budget(
-            began_ns=agent.clock.now(),
-            time_share=self._config.time_share,
-            byte_budget=self._config.byte_budget,
-        )
+        config = agent.config.window
+        self.plan = make_plan(config)
+        self.budget = Budget(began_ns=agent.clock.now(), time_share=config.time_share, byte_budget=config.byte_budget)
         self._first_step_ns: int | None = None
         self._window: _Window | None = None
         self._lock = threading.RLock()
@@ -155,31 +147,31 @@ class WindowManager:
         if opening is None:
             return
         why = self._refusal(now_ns)
-        if why is not None:
+        if why is None or self._config.mode == "schedule":
+            self.plan.opened(at)
+        if why is None:
+            self._open(opening, at)
+        else:
             self._skip(why)
-            if self._config.mode == "schedule":
-                self.plan.opened(at)
-            return
-        self.plan.opened(at)
-        self._open(opening, at)
 
     def _boundary(self, row: StepRow, now_ns: int) -> Boundary:
         agent = self._agent
         if self._first_step_ns is None:
             self._first_step_ns = now_ns
-        if isinstance(self.plan, AutoPlan):
-            self.plan.set_device(device_in_use() is not None)
+        self.plan.set_device(device_in_use() is not None)
         compiled = agent.last_compile_step
-        saved = agent.last_save_step
+        loader = agent.probes.get("loader")
+        batches = loader.remaining() if isinstance(loader, LoaderProbe) else None
         return Boundary(
             completed=row.step + 1,
             kind=row.kind,
             wall_ns=row.wall_ns,
             first_batch=bool(row.first_batch),
             compiled=compiled is not None and row.step - compiled < COMPILE_DISTANCE,
-            saved=saved == row.step,
+            saved=agent.last_save_step == row.step,
             in_window=bool(row.in_window),
-            remaining=_remaining(agent, row),
+            # whole steps that the loader of this loop still feeds in this epoch
+            remaining=None if batches is None else batches // max(1, row.fetches),
             elapsed_ns=now_ns - self._first_step_ns,
         )
 
@@ -220,15 +212,8 @@ class WindowManager:
             if not stacks:
                 opening = replace(opening, reason=f"{opening.reason}; without Python functions: {PROFILE_FUNCTION}")
             session = Session(memory=self._config.memory, device=device, stacks=stacks, is_apart=apart)
-            window = _Window(
-                session=session,
-                opening=opening,
-                compile_step=agent.last_compile_step,
-                foreign_calls=self._probe.foreign_calls,
-                warmup_left=opening.warmup,
-                first_step=at.completed,
-                start_ns=started_ns,
-            )
+            compiled, calls = agent.last_compile_step, self._probe.foreign_calls
+            window = _Window(session, opening, compiled, calls, opening.warmup, at.completed, started_ns)
             self._window = window
             if window.warmup_left:
                 session.prepare()
@@ -249,15 +234,14 @@ class WindowManager:
                 self._end(window, discard="compilation began inside the window")
             elif row is None:
                 return
-            elif window.session.state == "prepared":
-                self._warm_up(window, row)
-            else:
+            elif window.session.state == "recording":
                 self._count(window, row)
+            elif self._asked is not None:
+                self._end(window, early=self._asked)
+            else:
+                self._warm_up(window, row)
 
     def _warm_up(self, window: _Window, row: StepRow) -> None:
-        if self._asked is not None:
-            self._end(window, early=self._asked)
-            return
         window.warmup_left -= 1
         if window.warmup_left <= 0:
             started_ns = self._agent.clock.now()
@@ -304,7 +288,11 @@ class WindowManager:
         finally:
             self._forget(window)
         exported_ns = clock.now()
-        self._charge(window, exported_ns - before_ns, size)
+        # What it cost: its calls, and how much longer its steps took than usual.
+        slower_ns = max(0, window.wall_ns - window.steps * self._usual_wall_ns)
+        self.budget.charge(window.start_duration_ns + exported_ns - before_ns + slower_ns)
+        if size is not None and window.steps:
+            self.plan.max_active = self.budget.steps_left(size, window.steps)
         kept = discard is None
         if kept:
             self._best = HIGH if HIGH in (self._best, confidence) else LOW
@@ -320,7 +308,7 @@ class WindowManager:
             status="kept" if kept else "dropped",
         )
 
-    def _export(self, window: _Window) -> Any:
+    def _export(self, window: _Window) -> tuple[str | None, int | None, str | None]:
         """(file name or None, bytes, why it was dropped or None)."""
         folder = self._agent.journal.folder
         if folder is None:
@@ -330,15 +318,8 @@ class WindowManager:
         if not self.budget.fits(size):
             os.unlink(path)
             return None, size, f"the trace takes {size} bytes, the byte budget left is {self.budget.bytes_left}"
-        self.budget.bytes += size
+        self.budget.bytes_left -= size
         return os.path.basename(path), size, None
-
-    def _charge(self, window: _Window, closing_ns: int, size: int | None) -> None:
-        """Account for what the window cost: its calls, and how much longer its steps took than usual."""
-        slower_ns = max(0, window.wall_ns - window.steps * self._usual_wall_ns)
-        self.budget.charge(window.start_duration_ns + closing_ns + slower_ns)
-        if size is not None and window.steps:
-            self.plan.max_active = self.budget.steps_left(size, window.steps)
 
     def _forget(self, window: _Window) -> None:
         if self._window is window:
@@ -365,19 +346,17 @@ class WindowManager:
             window.session.stop()
 
     def _record(self, window: _Window, **fields: Any) -> None:
-        record: dict[str, Any] = dict.fromkeys(("trace", "stop_duration_ns", "export_duration_ns", "bytes"))
-        record.update(
-            first_step=window.first_step,
-            steps=window.steps,
-            start_ns=window.start_ns,
-            start_duration_ns=window.start_duration_ns,
-            cost_ns=self.budget.last_cost_ns,
-        )
-        record.update(fields)
-        now_ns = self._agent.clock.now()
-        self._agent.events.write(
-            "window", time_ns=window.start_ns, duration_ns=now_ns - window.start_ns, step=window.first_step, **record
-        )
+        record: dict[str, Any] = {
+            **dict.fromkeys(("trace", "stop_duration_ns", "export_duration_ns", "bytes")),
+            "first_step": window.first_step,
+            "steps": window.steps,
+            "start_ns": window.start_ns,
+            "start_duration_ns": window.start_duration_ns,
+            "cost_ns": self.budget.last_cost_ns,
+            **fields,
+        }
+        lasted_ns = self._agent.clock.now() - window.start_ns
+        self._agent.events.write("window", window.start_ns, lasted_ns, step=window.first_step, **record)
 
     # ------------------------------------------------------------------------------------- asked to end from outside
 
@@ -407,7 +386,7 @@ class WindowManager:
         if window is not None and window.session.thread == threading.get_ident():
             self.make_room("processes were forked", wait=False)
 
-    def finish(self, reason: str = "the process ended") -> None:
+    def finish(self) -> None:
         """Close and keep an open window, and say why there is none or no better one. Called at the process's end."""
         window = self._window
         if window is not None and window.session.thread == threading.get_ident():
@@ -415,15 +394,8 @@ class WindowManager:
                 if self._is_lost(window):
                     self._drop_lost(window)
                 else:
-                    self._end(window, early=reason)
+                    self._end(window, early="the process ended")
         if self._first_step_ns is None or self._said is not None or self._best == HIGH:
             return
         if self._best is None or self._why_not is not None:
             self._skip(self._why_not or "no step was fit for a window")
-
-
-def _remaining(agent: Agent, row: StepRow) -> int | None:
-    """Whole steps the loader of this loop still feeds in this epoch; None without a loader or a known length."""
-    loader = agent.probes.get("loader")
-    batches = loader.remaining() if isinstance(loader, LoaderProbe) else None
-    return None if batches is None else batches // max(1, row.fetches)

@@ -56,8 +56,9 @@ class Opening:
 class Plan:
     """What both plans share. `observe` is told of every boundary; `decide` only answers."""
 
-    def __init__(self, everywhere: bool = False) -> None:
-        self.everywhere = everywhere
+    def __init__(self, config: WindowConfig) -> None:
+        self.everywhere = config.everywhere
+        self.warmup = 0
         self.max_active: int | None = None  # set from the bytes an earlier window took
 
     @property
@@ -65,12 +66,21 @@ class Plan:
         """Whether no window will be asked for any more."""
         raise NotImplementedError
 
+    def set_device(self, in_use: bool) -> None:
+        """Whether a device will be traced as well."""
+
     def observe(self, at: Boundary) -> None:
         """A step was cut."""
 
     def decide(self, at: Boundary) -> Opening | None:
         """An `Opening`, or None to go on without a window. `at` is the boundary observed last."""
-        raise NotImplementedError
+        # Stacks recorded during compilation are gigabytes.
+        if at.compiled or (not self.everywhere and (at.kind != "train" or at.saved)):
+            return None
+        opening = self._opening(at)
+        if opening is None or self.max_active is None or opening.active <= self.max_active:
+            return opening
+        return replace(opening, active=max(1, self.max_active))
 
     def opened(self, _at: Boundary) -> None:
         """The window decided on was opened, or given up for a reason outside this plan."""
@@ -78,23 +88,15 @@ class Plan:
     def closed(self, *, kept: bool, confidence: str) -> None:
         """A window that was opened has ended."""
 
-    def _forbidden(self, at: Boundary) -> bool:
-        if at.compiled:  # stacks recorded during compilation are gigabytes
-            return True
-        return not self.everywhere and (at.kind != "train" or at.saved)
-
-    def _limited(self, opening: Opening) -> Opening:
-        if self.max_active is None or opening.active <= self.max_active:
-            return opening
-        return replace(opening, active=max(1, self.max_active))
+    def _opening(self, at: Boundary) -> Opening | None:
+        raise NotImplementedError
 
 
 class AutoPlan(Plan):
     """One window over steady steps; before that at most one of low confidence, for runs that may end first."""
 
-    def __init__(self, *, everywhere: bool = False) -> None:
-        super().__init__(everywhere)
-        self.warmup = 0
+    def __init__(self, config: WindowConfig) -> None:
+        super().__init__(config)
         self._walls: deque[int] = deque(maxlen=NOISY_STEPS)
         self._outlier = False
         self._seen = 0
@@ -107,7 +109,6 @@ class AutoPlan(Plan):
         return self._done or self._attempts >= MAX_ATTEMPTS
 
     def set_device(self, in_use: bool) -> None:
-        """Whether a device will be traced as well."""
         self.warmup = DEVICE_WARMUP if in_use else 0
 
     def observe(self, at: Boundary) -> None:
@@ -118,14 +119,6 @@ class AutoPlan(Plan):
         if not (at.first_batch or at.compiled or at.saved or at.in_window):
             self._walls.append(at.wall_ns)
 
-    def decide(self, at: Boundary) -> Opening | None:
-        if self.over or self._forbidden(at):
-            return None
-        if self._outlier and not self.everywhere:
-            return None
-        opening = self._steady(at) or self._fallback(at)
-        return None if opening is None else self._limited(opening)
-
     def opened(self, _at: Boundary) -> None:
         self._attempts += 1
 
@@ -135,95 +128,64 @@ class AutoPlan(Plan):
         elif kept:
             self._low += 1
 
-    def _active(self) -> int:
-        if not self._walls:
-            return MIN_ACTIVE
-        return min(MAX_ACTIVE, max(MIN_ACTIVE, AIM_NS // max(1, median(self._walls))))
-
-    def _steady(self, at: Boundary) -> Opening | None:
+    def _opening(self, at: Boundary) -> Opening | None:
+        if self.over or (self._outlier and not self.everywhere):
+            return None
         walls = list(self._walls)
-        active = self._active()
+        aim = AIM_NS // max(1, median(walls)) if walls else MIN_ACTIVE
+        usual = active = min(MAX_ACTIVE, max(MIN_ACTIVE, aim))
         if at.remaining is not None:
             active = max(MIN_ACTIVE, min(active, at.remaining - self.warmup))
-            if at.remaining < self.warmup + active:
-                return None
-        if not is_steady(walls):
-            return None
-        return Opening(self.warmup, active, HIGH, "step time is steady")
-
-    def _fallback(self, at: Boundary) -> Opening | None:
+        fits = at.remaining is None or at.remaining >= self.warmup + active
+        if fits and is_steady(walls):
+            return Opening(self.warmup, active, HIGH, "step time is steady")
         if self._low >= MAX_LOW:
             return None
-        return self._last_chance(at) or self._few_that_agree(at) or self._never_steady(at)
-
-    def _last_chance(self, at: Boundary) -> Opening | None:
-        needed = self.warmup + MIN_ACTIVE
-        if at.remaining is None or not 1 <= at.remaining <= needed + LAST_CHANCE_MARGIN:
+        if at.remaining is not None and 1 <= at.remaining <= self.warmup + MIN_ACTIVE + LAST_CHANCE_MARGIN:
+            warmup = self.warmup if at.remaining > self.warmup + 1 else 0
+            active = max(1, min(MIN_ACTIVE, at.remaining - warmup))
+            return Opening(warmup, active, LOW, "the epoch ends before step time was steady")
+        if at.remaining is None and agree(walls):
+            reason = f"{AGREEING_STEPS} steps agree, too few to call step time steady"
+        elif walls and (self._seen >= GIVE_UP_STEPS or at.elapsed_ns >= GIVE_UP_NS):
+            reason = f"step time was not steady after {self._seen} steps in {at.elapsed_ns / 1e9:.0f} s"
+        else:
             return None
-        warmup = self.warmup if at.remaining > self.warmup + 1 else 0
-        active = max(1, min(MIN_ACTIVE, at.remaining - warmup))
-        return Opening(warmup, active, LOW, "the epoch ends before step time was steady")
-
-    def _few_that_agree(self, at: Boundary) -> Opening | None:
-        if at.remaining is not None or not agree(list(self._walls)):
-            return None
-        reason = f"{AGREEING_STEPS} steps agree, too few to call step time steady"
-        return Opening(self.warmup, self._active(), LOW, reason)
-
-    def _never_steady(self, at: Boundary) -> Opening | None:
-        if not self._walls or (self._seen < GIVE_UP_STEPS and at.elapsed_ns < GIVE_UP_NS):
-            return None
-        reason = f"step time was not steady after {self._seen} steps in {at.elapsed_ns / 1e9:.0f} s"
-        return Opening(self.warmup, self._active(), LOW, reason)
+        return Opening(self.warmup, usual, LOW, reason)
 
 
 class SchedulePlan(Plan):
     """skip_first, then cycles of wait, warmup and active steps; `repeat` cycles, 0 for as long as the run lasts."""
 
-    def __init__(
-        self, *, skip_first: int, wait: int, warmup: int, active: int, repeat: int, everywhere: bool = False
-    ) -> None:
-        super().__init__(everywhere)
-        self.skip_first = skip_first
-        self.wait = wait
-        self.warmup = warmup
-        self.active = max(1, active)
-        self.repeat = repeat
+    def __init__(self, config: WindowConfig) -> None:
+        super().__init__(config)
+        self.warmup = config.warmup
+        self._config = config
+        self._active = max(1, config.active)
         self._last_cycle = -1  # the cycle a window was last opened in
 
     @property
     def over(self) -> bool:
-        return 0 < self.repeat <= self._last_cycle + 1
+        return 0 < self._config.repeat <= self._last_cycle + 1
 
     def opened(self, _at: Boundary) -> None:
         self._last_cycle = self._position(_at)[0]
 
-    def decide(self, at: Boundary) -> Opening | None:
+    def _opening(self, at: Boundary) -> Opening | None:
         cycle, position = self._position(at)
-        if cycle <= self._last_cycle or (0 < self.repeat <= cycle):
-            return None
         # Later than planned where the planned step compiled or evaluated; a cycle without a fit step is left out.
-        if position < self.wait or self._forbidden(at):
+        if cycle <= self._last_cycle or 0 < self._config.repeat <= cycle or position < self._config.wait:
             return None
-        return self._limited(Opening(self.warmup, self.active, HIGH, "as scheduled"))
+        return Opening(self.warmup, self._active, HIGH, "as scheduled")
 
     def _position(self, at: Boundary) -> tuple[int, int]:
         """(cycle, step in it) of the step that begins; cycle -1 while the first steps are skipped."""
-        return divmod(at.completed - self.skip_first, self.wait + self.warmup + self.active)
+        return divmod(at.completed - self._config.skip_first, self._config.wait + self.warmup + self._active)
 
 
 def make_plan(config: WindowConfig) -> Plan:
     """The plan `config.mode` asks for ("auto" or "schedule")."""
-    if config.mode == "auto":
-        return AutoPlan(everywhere=config.everywhere)
-    return SchedulePlan(
-        skip_first=config.skip_first,
-        wait=config.wait,
-        warmup=config.warmup,
-        active=config.active,
-        repeat=config.repeat,
-        everywhere=config.everywhere,
-    )
+    return AutoPlan(config) if config.mode == "auto" else SchedulePlan(config)
 
 
 # Measured: a recorded event takes about a third of the memory that it takes as JSON.
@@ -236,32 +198,25 @@ class Budget:
 
     def __init__(self, *, began_ns: int, time_share: float, byte_budget: int) -> None:
         self.time_share = time_share
-        self.byte_budget = byte_budget
-        self.bytes = 0  # of the traces kept
-        self.spent_ns = 0
+        self.bytes_left = byte_budget  # that further traces may take
         self.last_cost_ns = 0
+        self._spent_ns = 0
         self._began_ns = began_ns
-        self._opened = 0
-
-    @property
-    def bytes_left(self) -> int:
-        """Bytes further traces may take."""
-        return self.byte_budget - self.bytes
+        self._opened = False
 
     def opened(self) -> None:
         """A window was opened."""
-        self._opened += 1
+        self._opened = True
 
     def charge(self, cost_ns: int) -> None:
         """A window cost so much: its calls, and how much longer its steps took than usual."""
         self.last_cost_ns = cost_ns
-        self.spent_ns += cost_ns
+        self._spent_ns += cost_ns
 
     def affords_time(self, now_ns: int) -> bool:
         """Whether another window like the last one would stay within the share of the time run so far."""
-        if not self._opened:
-            return True
-        return self.spent_ns + self.last_cost_ns <= self.time_share * (now_ns - self._began_ns)
+        allowed_ns = self.time_share * (now_ns - self._began_ns)
+        return not self._opened or self._spent_ns + self.last_cost_ns <= allowed_ns
 
     def over_time(self) -> str:
         """The reason to give when `affords_time` is False."""
@@ -311,22 +266,15 @@ def spread(walls: Sequence[int]) -> float:
 
 def is_steady(walls: Sequence[int]) -> bool:
     """True when the newest steps agree, or when many noisy ones show no drift. `walls` is oldest first."""
-    if len(walls) < STEADY_STEPS:
-        return False
-    if spread(walls[-STEADY_STEPS:]) <= STEADY_SPREAD:
+    if len(walls) >= STEADY_STEPS and spread(walls[-STEADY_STEPS:]) <= STEADY_SPREAD:
         return True
-    return _steady_but_noisy(walls[-NOISY_STEPS:])
-
-
-def _steady_but_noisy(walls: Sequence[int]) -> bool:
+    walls = walls[-NOISY_STEPS:]
     if len(walls) < NOISY_STEPS:
         return False
-    ordered = sorted(walls)
-    quarter = len(ordered) // 4
-    middle = median(walls)
+    ordered, middle = sorted(walls), median(walls)
+    quarter, half = len(ordered) // 4, len(walls) // 2
     if middle <= 0 or (ordered[-1 - quarter] - ordered[quarter]) / middle > NOISY_QUARTILE_SPREAD:
         return False
-    half = len(walls) // 2
     return abs(median(walls[half:]) - median(walls[:half])) / middle <= NOISY_DRIFT
 
 

@@ -133,10 +133,6 @@ def _runs(thread: int, code: CodeType) -> bool:
     return frame is not None and frame.f_code is code
 
 
-def _here(work: Callable[[], None]) -> None:
-    work()
-
-
 def begin_here() -> None:
     """Open and close an empty session, a millisecond: libkineto wants its first one on the thread that imported torch,
     and says so on the script's stderr otherwise.
@@ -194,7 +190,7 @@ class Session:
         with our_call():
             self._profiler: Any
             self._profiler, all_threads = _build(memory=memory, device=device, stacks=stacks)
-        self._run: Callable[[Callable[[], None]], None] = apart if is_apart and all_threads else _here
+        self._run: Callable[[Callable[[], None]], None] = apart if is_apart and all_threads else lambda work: work()
 
     def prepare(self) -> None:
         """Device tracing warms up from here on."""
@@ -221,25 +217,27 @@ class Session:
         """Recording ends; torch assembles the trace, which takes longer than anything else here."""
         if self.state == "prepared":  # torch complains on stderr when a prepared session is left behind
             self.start()
-        self._run(self._stop)
+
+        def stop() -> None:
+            with our_call():
+                self._profiler.__exit__(None, None, None)
+            self.state = "stopped"
+
+        self._run(stop)
 
     def export(self, path: str) -> int:
         """Writes plain JSON to `path` by way of a temporary name; the file's size in bytes."""
         temporary = path + ".tmp"
-        self._run(lambda: self._export(temporary))
+
+        def export() -> None:
+            with our_call():
+                self._profiler.export_chrome_trace(temporary)
+
+        self._run(export)
         size = os.path.getsize(temporary)
         os.replace(temporary, path)
         self._profiler = None
         return size
-
-    def _stop(self) -> None:
-        with our_call():
-            self._profiler.__exit__(None, None, None)
-        self.state = "stopped"
-
-    def _export(self, path: str) -> None:
-        with our_call():
-            self._profiler.export_chrome_trace(path)
 
     def abandon(self) -> None:
         """Another session took over: touching this one would crash the process, so it is only forgotten."""
@@ -266,15 +264,8 @@ def _add_metadata(torch: Any, *, stacks: bool) -> None:
         add(key, "1")
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        add("distributedInfo", json.dumps(_distributed_info(distributed)))
-
-
-def _distributed_info(distributed: Any) -> dict[str, Any]:
-    return {
-        "backend": str(distributed.get_backend()),
-        "rank": distributed.get_rank(),
-        "world_size": distributed.get_world_size(),
-    }
+        group = {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
+        add("distributedInfo", json.dumps({"backend": str(distributed.get_backend()), **group}))
 
 
 def _build(*, memory: bool, device: str | None, stacks: bool) -> tuple[Any, bool]:
@@ -295,17 +286,13 @@ def _build(*, memory: bool, device: str | None, stacks: bool) -> tuple[Any, bool
     if device is not None:
         if "use_device" in accepted:
             arguments["use_device"] = device
-        if device == "cuda" and "use_cuda" in accepted and not _use_device_suffices(torch):
+        # Before 2.3 `use_device` named only third-party backends and CUDA had a switch of its own.
+        version = (*map(int, str(torch.__version__).split(".")[:2]), 0)
+        if device == "cuda" and "use_cuda" in accepted and version < (2, 3):
             arguments["use_cuda"] = True
             arguments.pop("use_device", None)
     made = torch.autograd.profiler.profile(**{k: v for k, v in arguments.items() if k in accepted})
     return made, all_threads and "experimental_config" in accepted
-
-
-def _use_device_suffices(torch: Any) -> bool:
-    """Before 2.3 `use_device` named only third-party backends and CUDA had a switch of its own."""
-    parts = str(torch.__version__).split(".")
-    return len(parts) > 1 and (int(parts[0]), int(parts[1])) >= (2, 3)
 
 
 def _experimental_config(torch: Any, *, all_threads: bool) -> tuple[Any | None, bool]:

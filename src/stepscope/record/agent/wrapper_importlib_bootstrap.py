@@ -8,7 +8,7 @@ pass with our frame taken off their traceback again (Python 3.11 and later; befo
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -26,24 +26,18 @@ if TYPE_CHECKING:
 _REFUSALS = (TypeError, ValueError, RuntimeError, NotImplementedError, AssertionError)
 
 
-class Call:
+class Call(NamedTuple):
     """From `before`: call the original with these arguments instead. `token` is for `after` and `refused`."""
 
-    __slots__ = ("args", "kwargs", "token")
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], token: Any = None) -> None:
-        self.args = args
-        self.kwargs = kwargs
-        self.token = token
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    token: Any = None
 
 
-class Answer:
+class Answer(NamedTuple):
     """From `before`: do not call the original; its caller gets `result`."""
 
-    __slots__ = ("result",)
-
-    def __init__(self, result: Any = None) -> None:
-        self.result = result
+    result: Any = None
 
 
 def make_wrapper(
@@ -67,7 +61,7 @@ def make_wrapper(
         try:
             token = before(*args, **kwargs)
         except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
-            pair.trip(defect)
+            switch.trip(defect)
         try:
             if token.__class__ is Answer:
                 return token.result
@@ -78,14 +72,18 @@ def make_wrapper(
             else:
                 result, token = _offer(original, token, args, kwargs, refused)
         except BaseException as error:
-            _tell(pair, token, error)
+            if not switch.off:
+                try:
+                    after(token, None, error)
+                except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
+                    switch.trip(defect)
             error.__traceback__ = _beyond_this_file(error.__traceback__)
             raise
         if not switch.off:
             try:
                 after(token, result, None)
             except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
-                pair.trip(defect)
+                switch.trip(defect)
         return result
 
     return stepscope_wrapper
@@ -108,16 +106,8 @@ def _offer(
     return result, None
 
 
-def _tell(pair: Pair, token: Any, error: BaseException) -> None:
-    """The call raised."""
-    if not pair.switch.off:
-        try:
-            pair.after(token, None, error)
-        except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
-            pair.trip(defect)
-
-
 def _beyond_this_file(traceback: TracebackType | None) -> TracebackType | None:
+    # Not in the wrapper itself, whose frame would then be held by what it holds.
     while traceback is not None and traceback.tb_frame.f_code.co_filename == _offer.__code__.co_filename:
         traceback = traceback.tb_next
     return traceback

@@ -146,14 +146,10 @@ def find_ranks(tree: ProcessTree) -> dict[int, int]:
         children.add(pid)
         if number is None and tree.members[pid].argv != tree.members[above].argv:
             unclear.add(above)
-    found: dict[int, int] = {}
-    for pid in sorted(training.keys() - children - unclear):
-        number = training[pid]
-        if number is not None:
-            found.setdefault(number, pid)
-    numberless = [pid for pid in training.keys() - children - unclear if training[pid] is None]
-    if len(numberless) == 1 and not found:
-        found[0] = numberless[0]
+    alone = sorted(training.keys() - children - unclear, reverse=True)
+    found = {number: pid for pid in alone if (number := training[pid]) is not None}
+    if not found and len(alone) == 1:
+        return {0: alone[0]}
     return dict(sorted(found.items()))
 
 
@@ -167,15 +163,11 @@ class _Attachment:
         self._manifest, self._offset = manifest, offset
 
     def run(self, tree: ProcessTree, ranks: Mapping[int, int], progress: Progress | None) -> Attached:
+        options = self._options
         config = TelemetryConfig(
-            host_dir=str(self._folder.host),
-            root_pid=self._options.pid,
-            epoch_offset_ns=self._offset,
-            rate_hz=self._options.rate_hz,
-            segment_seconds=SEGMENT_SECONDS,
-            pyspy=self._program,
-            native=self._options.native,
-        )
+            str(self._folder.host), options.pid, self._offset, options.rate_hz, SEGMENT_SECONDS, self._program,
+            options.native,
+        )  # fmt: skip
         started_ns = now_ns(self._offset)
         self._manifest.started(started_ns, self._options.pid)
         for rank, pid in ranks.items():
@@ -187,7 +179,7 @@ class _Attachment:
             telemetry = Telemetry(config, gpus)
             telemetry.hear({"pid": pid, "folder": f"rank-{rank}"} for rank, pid in ranks.items())
             timer.living = telemetry.living
-            telemetry.run(timer)
+            telemetry.run(timer.wait)
         describe.join(_DESCRIBE_SECONDS)
         ended_ns = now_ns(self._offset)
         self._manifest.values["ended_ns"] = ended_ns
@@ -243,12 +235,12 @@ class _Attachment:
         for rank in self._folder.run.glob("rank-*"):
             shutil.rmtree(rank, ignore_errors=True)
         self._folder.discard()
-        if os.path.exists(f"/proc/{pid}") and (reason or messages):
-            look = Look(works=False, refused=is_refusal(reason or messages[0]), message=reason or messages[0])
-            raise refusal(pid, look, rights(pid))
-        if os.path.exists(f"/proc/{pid}"):
+        if not os.path.exists(f"/proc/{pid}"):
+            raise UnreadableInputError(f"process {pid} ended before a sample was taken; attach to one that runs longer")
+        message = reason or next(iter(messages), None)
+        if message is None:
             raise UnreadableInputError(f"process {pid} gave no sample in that time; sample it longer with --seconds")
-        raise UnreadableInputError(f"process {pid} ended before a sample was taken; attach to one that runs longer")
+        raise refusal(pid, Look(works=False, refused=is_refusal(message), message=message), rights(pid))
 
 
 class _Timer:
@@ -384,7 +376,11 @@ def _missing(message: str, asked: Rights) -> str:
         return f"ptrace_scope is 3, so nobody may attach until the machine is restarted; {_FROM_INSIDE}"
     if not asked.capability:
         if asked.owner is not None and asked.owner != asked.user and asked.user != 0:
-            return f"it belongs to {_user_name(asked.owner)}; run this as that user, or with sudo"
+            try:
+                owner: str | int = pwd.getpwuid(asked.owner).pw_name
+            except KeyError:
+                owner = asked.owner
+            return f"it belongs to user {owner}; run this as that user, or with sudo"
         if asked.yama == _YAMA_ADMINISTRATORS:
             return f"ptrace_scope is 2, so only administrators may attach; run this with sudo, or {_FROM_INSIDE}"
         if asked.yama == _YAMA_PARENTS:
@@ -397,25 +393,14 @@ def _missing(message: str, asked: Rights) -> str:
 def _unsupported(pid: int, message: str) -> EnvironmentRefusal:
     """py-spy was let in and did not find what it knows."""
     program = os.path.basename(read_executable(pid) or "")
-    if _FREE_THREADED.fullmatch(program) or _maps_free_threaded(pid):
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
+    except OSError:
+        maps = ""
+    if _FREE_THREADED.fullmatch(program) or re.search(r"/libpython3\.\d+t\.so", maps):
         what = "it is a free-threaded Python, which py-spy cannot read; run the training with a build that has the GIL"
     elif program.startswith("pypy"):
         what = "it is PyPy, which py-spy cannot read; run the training with CPython"
     else:
         what = f"py-spy says {message.rstrip('.')!r}; upgrade py-spy, or {_FROM_INSIDE}"
     return EnvironmentRefusal(f"process {pid} cannot be sampled: {what}")
-
-
-def _maps_free_threaded(pid: int) -> bool:
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
-    except OSError:
-        return False
-    return re.search(r"/libpython3\.\d+t\.so", maps) is not None
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"user {uid}"

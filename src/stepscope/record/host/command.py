@@ -67,9 +67,11 @@ def find_script(command: Sequence[str], environ: Mapping[str, str], cwd: Path) -
         if base in _SHELLS:
             return _after_shell(base, rest, cwd)
         if index == 0 and (path := shutil.which(word, path=environ.get("PATH"))):
-            direct = _direct(Path(path))
-            if direct is not None:
-                return direct
+            interpreter = os.path.basename(_shebang(path) or "")  # of a script started by its own first line
+            if _PYTHON.match(interpreter) or interpreter in _SHELLS:
+                kind = "script" if path.endswith(".py") else "other"
+                python = _shebang(path) if _PYTHON.match(interpreter) else None
+                return Script(kind, Path(path).absolute(), Path(path).stem, python)
     return Script("other", None, os.path.basename(command[0]), None)
 
 
@@ -89,18 +91,6 @@ def first_argument(command: Sequence[str], environ: Mapping[str, str], cwd: Path
 
 def _search_path(environ: Mapping[str, str], cwd: Path) -> list[Path]:
     return [cwd, *(cwd / part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part)]
-
-
-def _direct(path: Path) -> Script | None:
-    """A script started by its own shebang line."""
-    interpreter = _shebang(str(path))
-    if interpreter is None:
-        return None
-    kind = "script" if path.suffix == ".py" else "other"
-    python = interpreter if _PYTHON.match(os.path.basename(interpreter)) else None
-    if python is None and os.path.basename(interpreter) not in _SHELLS:
-        return None
-    return Script(kind, path.absolute(), path.stem, python)
 
 
 def _after_python(rest: Sequence[str], search: Sequence[Path], cwd: Path, python: str | None) -> Script:
@@ -185,18 +175,11 @@ def user_roots(script: Script, cwd: Path, git_root: Path | None) -> list[str]:
     """
     folders = [cwd, git_root]
     if script.path is not None and (script.kind != "other" or script.path.suffix in (".sh", ".bash", ".slurm", "")):
-        folders.insert(0, _top_package(script.path.parent) if script.kind == "module" else script.path.parent)
-    roots: list[str] = []
-    for folder in folders:
-        if folder is not None and _is_user_folder(folder) and str(folder) not in roots:
-            roots.append(str(folder))
-    return roots
-
-
-def _top_package(folder: Path) -> Path:
-    while (folder.parent / "__init__.py").is_file() and folder.parent != folder:
-        folder = folder.parent
-    return folder
+        own = script.path.parent
+        while script.kind == "module" and (own.parent / "__init__.py").is_file() and own.parent != own:
+            own = own.parent
+        folders.insert(0, own)
+    return list(dict.fromkeys(str(folder) for folder in folders if folder is not None and _is_user_folder(folder)))
 
 
 def _is_user_folder(folder: Path) -> bool:

@@ -68,7 +68,7 @@ def examine(python: str | None = None, root: Path = ROOT) -> Doctor:
     )
     checks = (
         stacks_check(attach()),
-        *gpu_checks(gpus()),
+        *gpu_checks(root),
         torch_check(torch_build(python)),
         processors_check(cpus, online_cpus(root), cgroups),
         memory_check(cgroups),
@@ -91,14 +91,10 @@ def pinned_cpus(
     whole = {tuple(sorted(core)) for core in all_cores}
     usable = [sorted(core) for core in cores if tuple(sorted(core)) in whole] or [sorted(core) for core in cores]
     usable.sort()
-    count = len(usable)
-    if count >= _SPARE_CORES_FROM:
+    if len(usable) >= _SPARE_CORES_FROM:
         usable = usable[1:]
-        count -= 1
-    if limit is not None:
-        count = max(1, min(count, int(limit)))
-    chosen = sorted(cpu for core in usable[:count] for cpu in core)
-    return [cpu for cpu in chosen if cpu in set(allowed)]
+    count = len(usable) if limit is None else max(1, min(len(usable), int(limit)))
+    return sorted(cpu for core in usable[:count] for cpu in core if cpu in set(allowed))
 
 
 def stacks_check(attach: Attach) -> Check:
@@ -118,33 +114,28 @@ def stacks_check(attach: Attach) -> Check:
     return Check("stacks (py-spy)", "limited", f"attaching is refused ({rights}): {attach.refusal}", cost, remedy)
 
 
-def gpu_checks(gpus: GpuAccess) -> tuple[Check, ...]:
-    """NVML for telemetry, CUPTI for kernels in windows."""
-    if not gpus.names:
-        why = gpus.reason or "no device"
-        return (
-            Check(
-                "GPU telemetry (NVML)",
-                "missing",
-                why,
-                "with a GPU in it: its load, memory, power and clocks, and whether it was throttled",
-                "install the driver; start a container with --gpus all (nothing is lost without a GPU)",
-            ),
-        )
-    names = f"{len(gpus.names)} × {gpus.names[0]}, driver {gpus.driver}"
-    nvml = Check("GPU telemetry (NVML)", "ok", names)
-    if gpus.counters_restricted:
-        cupti = Check(
-            "GPU kernels (CUPTI)",
-            "limited",
-            "hardware counters are for administrators only (RmProfilingAdminOnly: 1)",
-            "kernel times are recorded, occupancy and throughput counters are not",
-            "set NVreg_RestrictProfilingToAdminUsers=0 for the nvidia module, or run as root",
-        )
-    else:
-        state = "unknown" if gpus.counters_restricted is None else "ok"
-        cupti = Check("GPU kernels (CUPTI)", state, "not restricted" if state == "ok" else "the driver does not tell")
-    return nvml, cupti
+def gpu_checks(root: Path) -> tuple[Check, ...]:
+    """NVML for telemetry, CUPTI for kernels in windows, whose counters the driver may keep from ordinary users."""
+    with Gpus() as gpus:
+        names = [device["name"] or "GPU" for device in gpus.describe()]
+        driver, reason = gpus.driver_version(), gpus.reason
+    if not names:
+        cost = "with a GPU in it: its load, memory, power and clocks, and whether it was throttled"
+        remedy = "install the driver; start a container with --gpus all (nothing is lost without a GPU)"
+        return (Check("GPU telemetry (NVML)", "missing", reason or "no device", cost, remedy),)
+    nvml = Check("GPU telemetry (NVML)", "ok", f"{len(names)} × {names[0]}, driver {driver}")
+    told = re.search(r"RmProfilingAdminOnly:\s*(\d)", read_text(root / "proc/driver/nvidia/params") or "")
+    if told is None:
+        return nvml, Check("GPU kernels (CUPTI)", "unknown", "the driver does not tell")
+    if told[1] != "1":
+        return nvml, Check("GPU kernels (CUPTI)", "ok", "not restricted")
+    return nvml, Check(
+        "GPU kernels (CUPTI)",
+        "limited",
+        "hardware counters are for administrators only (RmProfilingAdminOnly: 1)",
+        "kernel times are recorded, occupancy and throughput counters are not",
+        "set NVreg_RestrictProfilingToAdminUsers=0 for the nvidia module, or run as root",
+    )
 
 
 def torch_check(build: TorchBuild) -> Check:
@@ -254,16 +245,6 @@ class Attach:
 
 
 @dataclass(frozen=True)
-class GpuAccess:
-    """`reason` says why there are none; `counters_restricted` None: not told."""
-
-    names: tuple[str, ...]
-    driver: str | None
-    reason: str | None
-    counters_restricted: bool | None
-
-
-@dataclass(frozen=True)
 class TorchBuild:
     """What `python` imports as torch; `version` None with a `problem` when it imports none."""
 
@@ -305,15 +286,6 @@ def has_ptrace_capability(status: str) -> bool | None:
     """Whether the effective set in a /proc/PID/status holds CAP_SYS_PTRACE."""
     match = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", status, re.MULTILINE)
     return bool(int(match[1], 16) >> _CAP_SYS_PTRACE & 1) if match else None
-
-
-def gpus(root: Path = ROOT) -> GpuAccess:
-    """Devices NVML shows, and whether the driver keeps counters from ordinary users."""
-    with Gpus() as found:
-        names = tuple(device["name"] or "GPU" for device in found.describe())
-        driver, reason = found.driver_version(), found.reason
-    match = re.search(r"RmProfilingAdminOnly:\s*(\d)", read_text(root / "proc/driver/nvidia/params") or "")
-    return GpuAccess(names, driver, reason, match[1] == "1" if match else None)
 
 
 def torch_build(python: str | None) -> TorchBuild:

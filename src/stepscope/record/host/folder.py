@@ -60,23 +60,21 @@ def claim_folder(
     the name is made of the scheduler's label or the time, and of `script`. Raises `UsageError` when `out` holds another
     recording, `EnvironmentRefusal` when nothing can be written there.
     """
-    host_name = _host_name(scheduler, host)
+    host_name = "host-" + safe_name(
+        host or (scheduler.host if scheduler is not None else None) or socket.gethostname() or "localhost"
+    )
+    if scheduler is not None and scheduler.local_index:
+        host_name += f".{scheduler.local_index + 1}"
     if out is not None:
         return _claim_named(out.absolute(), host_name, scheduler)
     label = scheduler.label if scheduler is not None else f"{now:%Y%m%d-%H%M%S}"
     base = Path.cwd() / DEFAULT_PARENT / f"{safe_name(label)}-{safe_name(script)}"
     for attempt in range(1, _MOST_SUFFIXES):
         run = base if attempt == 1 else base.with_name(f"{base.name}-{attempt}")
-        claimed = _claim(run, host_name, scheduler, new=not _is_shared(scheduler))
+        claimed = _claim(run, host_name, scheduler, new=scheduler is None or scheduler.identity is None)
         if claimed is not None:
             return claimed
     raise EnvironmentRefusal(f"{base} and its numbered successors are all taken; name a folder with --out")
-
-
-def _host_name(scheduler: Scheduler | None, host: str | None) -> str:
-    given = scheduler.host if scheduler is not None else None
-    name = "host-" + safe_name(host or given or socket.gethostname() or "localhost")
-    return f"{name}.{scheduler.local_index + 1}" if scheduler is not None and scheduler.local_index else name
 
 
 def _claim_named(out: Path, host_name: str, scheduler: Scheduler | None) -> RunFolder:
@@ -85,7 +83,11 @@ def _claim_named(out: Path, host_name: str, scheduler: Scheduler | None) -> RunF
     run = _after_restart(out, scheduler)
     if run.exists() and not run.is_dir():
         raise UsageError(f"--out {run} is a file; name a folder that does not exist yet")
-    if _is_used(run) and not _same_job(run, scheduler):
+    try:
+        used = run.is_dir() and any(run.iterdir())
+    except OSError as error:
+        raise _unwritable(run, error) from None
+    if used and not _same_job(run, scheduler):
         raise UsageError(f"--out {run} is not empty; {_advice(scheduler)}")
     claimed = _claim(run, host_name, scheduler, new=False)
     if claimed is None:
@@ -105,21 +107,11 @@ def _after_restart(out: Path, scheduler: Scheduler | None) -> Path:
     """Where a job that was started again (requeued, restarted workers) records: refusing would end its training."""
     if scheduler is None or not scheduler.attempt or not out.is_dir():
         return out
-    for job, attempt in (_job(path) for path in out.glob("host-*")):
+    for path in out.glob("host-*"):
+        job, attempt = job_in_manifest(_scheduler_of(_read_json(path / "manifest.json")))
         if job is not None and job == scheduler.job and attempt < scheduler.attempt:
             return out.with_name(f"{out.name}-restart{scheduler.attempt}")
     return out
-
-
-def _is_used(run: Path) -> bool:
-    try:
-        return run.is_dir() and any(run.iterdir())
-    except OSError as error:
-        raise _unwritable(run, error) from None
-
-
-def _is_shared(scheduler: Scheduler | None) -> bool:
-    return scheduler is not None and scheduler.identity is not None
 
 
 def _same_job(run: Path, scheduler: Scheduler | None) -> bool:
@@ -137,12 +129,8 @@ def _same_job(run: Path, scheduler: Scheduler | None) -> bool:
     )
 
 
-def _job(host_folder: Path) -> tuple[tuple[str, ...] | None, int]:
-    return job_in_manifest(_scheduler_of(_read_json(host_folder / "manifest.json") or {}))
-
-
-def _scheduler_of(manifest: dict[str, Any]) -> dict[str, Any]:
-    found = manifest.get("scheduler")
+def _scheduler_of(manifest: dict[str, Any] | None) -> dict[str, Any]:
+    found = (manifest or {}).get("scheduler")
     return found if isinstance(found, dict) else {}
 
 
@@ -248,42 +236,22 @@ class Part(enum.Enum):
 
 def part_in_report(run: Path, host_dir: Path) -> Part:
     """The part of the launcher that owns `host_dir`, after its manifest has been completed; never raises OSError."""
-    scheduler = _manifest(host_dir).get("scheduler")
-    folders = _host_folders(run)
-    if not isinstance(scheduler, dict) or not scheduler.get("identity"):
+    scheduler = _scheduler_of(_read_json(host_dir / "manifest.json"))
+    if not scheduler.get("identity"):
         return Part.REPORT
+    try:
+        folders = [path for path in run.glob("host-*") if path.is_dir()]
+    except OSError:
+        folders = []
     if len(folders) <= 1 and (scheduler.get("members") or 1) <= 1:
         return Part.REPORT
-    if len(folders) <= LARGEST_REPORTED_JOB and _all_ended(folders) and _claim_report(run, len(folders)):
-        return Part.REPORT
+    ended = ((_read_json(folder / "manifest.json") or {}).get("ended_ns") for folder in folders)
+    if len(folders) <= LARGEST_REPORTED_JOB and all(time is not None for time in ended):
+        # Where the claim fails another has it, or nothing can be written, the report neither.
+        with contextlib.suppress(OSError):
+            (run / CLAIM.format(ended=len(folders))).open("x").close()
+            return Part.REPORT
     return Part.SILENT if scheduler.get("index") else Part.WORD
-
-
-def _host_folders(run: Path) -> list[Path]:
-    try:
-        return [path for path in run.glob("host-*") if path.is_dir()]
-    except OSError:
-        return []
-
-
-def _all_ended(folders: list[Path]) -> bool:
-    return all(_manifest(folder).get("ended_ns") is not None for folder in folders)
-
-
-def _claim_report(run: Path, ended: int) -> bool:
-    try:
-        (run / CLAIM.format(ended=ended)).open("x").close()
-    except OSError:
-        return False  # another has it, or nothing can be written, the report neither
-    return True
-
-
-def _manifest(host_dir: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((host_dir / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 _CHUNK = 1 << 20
@@ -304,11 +272,7 @@ def own_rank_folders(run: Path, host_dir: Path) -> list[Path]:
 
 def compress_traces(folders: list[Path]) -> int:
     """Replace every `trace-*.json` by its `.json.gz`; returns how many. One that fails stays as it is."""
-    done = 0
-    for folder in folders:
-        for path in sorted(folder.glob("trace-*.json")):
-            done += _compress(path)
-    return done
+    return sum(_compress(path) for folder in folders for path in sorted(folder.glob("trace-*.json")))
 
 
 def _compress(path: Path) -> bool:

@@ -75,10 +75,8 @@ def sibling_groups(cpus: Iterable[int], root: Path = ROOT) -> list[list[int]]:
 
 
 def numa_nodes(root: Path = ROOT) -> dict[str, list[int]]:
-    nodes = {}
-    for path in sorted((root / "sys/devices/system/node").glob("node[0-9]*")):
-        nodes[path.name[4:]] = parse_cpu_list(read_text(path / "cpulist") or "")
-    return nodes
+    folders = sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
+    return {folder.name[4:]: parse_cpu_list(read_text(folder / "cpulist") or "") for folder in folders}
 
 
 def parse_cpu_list(text: str) -> list[int]:
@@ -104,15 +102,9 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
 
 
 def cpu_model(root: Path = ROOT) -> str | None:
-    try:
-        with (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                if name.strip() in ("model name", "Model", "cpu model", "uarch"):
-                    return value.strip()
-    except OSError:
-        pass
-    return None
+    names = ("model name", "Model", "cpu model", "uarch")
+    fields = (line.partition(":") for line in _lines(root / "proc/cpuinfo"))
+    return next((value.strip() for name, _, value in fields if name.strip() in names), None)
 
 
 def memory_bytes(root: Path = ROOT) -> int | None:
@@ -122,11 +114,8 @@ def memory_bytes(root: Path = ROOT) -> int | None:
 
 def governor(root: Path = ROOT) -> str | None:
     """The scaling governor, several joined by a comma when cores differ; None where the machine hides it."""
-    found = set()
-    for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor"):
-        if text := read_text(path):
-            found.add(text)
-    return ",".join(sorted(found)) or None
+    paths = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    return ",".join(sorted({text for path in paths if (text := read_text(path))})) or None
 
 
 def turbo(root: Path = ROOT) -> bool | None:
@@ -146,13 +135,9 @@ def smt_active(root: Path = ROOT) -> bool | None:
 def frequency_mhz(cpus: Iterable[int], root: Path = ROOT) -> float | None:
     """The present frequency, averaged over at most 16 of `cpus`; None where the machine hides it."""
     wanted = sorted(cpus)[:16]
-    values = []
-    for cpu in wanted:
-        text = read_text(root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq")
-        if text and text.isdecimal():
-            values.append(int(text) / 1000.0)
-    if not values:
-        values = _cpuinfo_mhz(set(wanted), root)
+    paths = (root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in wanted)
+    texts = (read_text(path) for path in paths)
+    values = [int(text) / 1000.0 for text in texts if text and text.isdecimal()] or _cpuinfo_mhz(set(wanted), root)
     return sum(values) / len(values) if values else None
 
 
@@ -203,57 +188,35 @@ class Cgroups:
 
     def throttled_ns(self) -> int | None:
         """Time this cgroup was kept from running by its quota; a counter."""
-        for folder in self.cpu[:1]:
-            values = read_pairs(folder / "cpu.stat")
-            if "throttled_usec" in values:
-                return values["throttled_usec"] * 1000
-            if "throttled_time" in values:
-                return values["throttled_time"]
-        return None
+        values = read_pairs(self.cpu[0] / "cpu.stat") if self.cpu else {}
+        return values["throttled_usec"] * 1000 if "throttled_usec" in values else values.get("throttled_time")
 
     def oom_events(self) -> int | None:
         """Processes killed in this cgroup because memory ran out; a counter."""
-        for folder in self.memory[:1]:
-            for name in ("memory.events", "memory.oom_control"):
-                values = read_pairs(folder / name)
-                if "oom_kill" in values:
-                    return values["oom_kill"]
-        return None
+        files = [folder / name for folder in self.memory[:1] for name in ("memory.events", "memory.oom_control")]
+        return next((count for path in files if (count := read_pairs(path).get("oom_kill")) is not None), None)
 
     def pressure_file(self, resource: str) -> Path | None:
         """`cpu.pressure`, `io.pressure` or `memory.pressure` of this cgroup (version 2 below the root)."""
-        if self.version != 2:
-            return None
-        for folder in self.cpu[:1]:
-            path = folder / f"{resource}.pressure"
-            if path.is_file():
-                return path
-        return None
+        path = self.cpu[0] / f"{resource}.pressure" if self.version == 2 else None
+        return path if path is not None and path.is_file() else None
 
 
 def find_cgroups(root: Path = Path("/")) -> Cgroups:
     """Where the current process is limited. Never raises: an unreadable system has no known limits."""
-    lines = _lines(root / "proc/self/cgroup")
     mount = root / "sys/fs/cgroup"
     paths: dict[str, str] = {}
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        for controller in controllers.split(",") if controllers else [""]:
-            paths[controller] = path
+    for line in _lines(root / "proc/self/cgroup"):  # number:controllers:path
+        controllers, _, path = line.partition(":")[2].partition(":")
+        paths.update(dict.fromkeys(controllers.split(","), path))
     if (mount / "cgroup.controllers").is_file():
         folders = tuple(_levels(mount, paths.get("", "/")))
         return Cgroups(2, folders, folders)
-    cpu = _version_1(mount, paths, ("cpu", "cpu,cpuacct"), "cpu")
-    memory = _version_1(mount, paths, ("memory",), "memory")
-    return Cgroups(1 if cpu or memory else None, cpu, memory)
-
-
-def _version_1(mount: Path, paths: dict[str, str], names: tuple[str, ...], controller: str) -> tuple[Path, ...]:
-    for name in names:
+    found: dict[str, tuple[Path, ...]] = {}
+    for name, controller in (("cpu,cpuacct", "cpu"), ("cpu", "cpu"), ("memory", "memory")):
         if (mount / name).is_dir() and controller in paths:
-            return tuple(_levels(mount / name, paths[controller]))
-    return ()
+            found[controller] = tuple(_levels(mount / name, paths[controller]))
+    return Cgroups(1 if found else None, found.get("cpu", ()), found.get("memory", ()))
 
 
 def _levels(mount: Path, path: str) -> Iterator[Path]:
@@ -278,25 +241,17 @@ def _cpu_limit(folder: Path) -> float | None:
 
 def read_pairs(path: Path) -> dict[str, int]:
     """A file of `name number` lines."""
-    pairs = {}
-    for line in _lines(path):
-        words = line.split()
-        if len(words) == 2 and words[1].isdecimal():
-            pairs[words[0]] = int(words[1])
-    return pairs
+    rows = (line.split() for line in _lines(path))
+    return {words[0]: int(words[1]) for words in rows if len(words) == 2 and words[1].isdecimal()}
 
 
 def read_pressure_some(path: Path) -> float | None:
     """`some avg10` of a pressure file, in percent of the last ten seconds."""
-    for line in _lines(path):
-        if line.startswith("some "):
-            for word in line.split()[1:]:
-                if word.startswith("avg10="):
-                    try:
-                        return float(word[6:])
-                    except ValueError:
-                        return None
-    return None
+    found = re.search(r"^some .*?\bavg10=([0-9.]+)", "\n".join(_lines(path)), re.MULTILINE)
+    try:
+        return float(found[1]) if found else None
+    except ValueError:
+        return None
 
 
 def _integer(path: Path) -> int | None:

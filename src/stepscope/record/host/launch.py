@@ -75,12 +75,19 @@ def launch(
     nothing of ours is raised.
     """
     environment = dict(os.environ if environ is None else environ)
-    cwd = _working_directory()
+    try:
+        cwd = Path.cwd()
+    except OSError:
+        raise EnvironmentRefusal("the working directory no longer exists; change to one that does") from None
     options, environment = changed_by_knobs(options, environment, cwd)
     executable = resolve_executable(options.command, environment)
     script = find_script(options.command, environment, cwd)
     now = datetime.datetime.now()
-    scheduler = detect_scheduler(environment, now=now, parent_started=_parent_started())
+    parent, parent_started = read_stat(os.getppid()), None
+    if parent is not None:
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - parent.start_ticks / os.sysconf("SC_CLK_TCK")
+        parent_started = datetime.datetime.fromtimestamp(round(time.time() - age))
+    scheduler = detect_scheduler(environment, now=now, parent_started=parent_started)
     folder = claim_folder(options.out, script.label, scheduler, now=now)
     offset = measure_epoch_offset_ns()
     pyspy = find_pyspy(environment)
@@ -151,7 +158,10 @@ class _Launch:
                 ending = {name: self._manifest.values[name] for name in ("ended_ns", "exit")}
                 problems = [self._manifest.problem, *self._manifest.values["problems"]]
                 self._last_word.say({**ending, "problems": [problem[:500] for problem in problems]})
-            _remove_if_empty(self._folder.host / RECORDER_LOG)
+            with contextlib.suppress(OSError):
+                log = self._folder.host / RECORDER_LOG
+                if log.stat().st_size == 0:
+                    log.unlink()
         return Outcome(
             run=self._folder.run,
             host_dir=self._folder.host,
@@ -199,13 +209,9 @@ class _Launch:
         }
 
     def _start_telemetry(self, root: int) -> subprocess.Popen[bytes] | None:
+        options = self._options
         config = TelemetryConfig(
-            host_dir=str(self._folder.host),
-            root_pid=root,
-            epoch_offset_ns=self._offset,
-            rate_hz=self._options.rate_hz,
-            segment_seconds=self._options.segment_seconds,
-            pyspy=self._pyspy,
+            str(self._folder.host), root, self._offset, options.rate_hz, options.segment_seconds, self._pyspy
         )
         try:
             with (self._folder.host / RECORDER_LOG).open("ab") as log:
@@ -227,7 +233,10 @@ class _Launch:
         self, child: subprocess.Popen[bytes], signals: BlockedSignals, telemetry: subprocess.Popen[bytes] | None
     ) -> None:
         """Until the command has ended: hand signals on, and end it after the steps it was allowed."""
-        limit = self._step_limit(child.pid) if self._options.max_steps is not None else None
+        limit = None
+        if self._options.max_steps is not None:
+            run, host = self._folder.run, self._folder.host
+            limit = StepLimit(host, lambda: own_rank_folders(run, host), lambda: interrupt_as_terminal(child.pid))
         while child.poll() is None:
             soon = _POLL_SECONDS if limit is not None and limit.pending else _AGAIN_SECONDS
             number = signals.wait(child, _IDLE_SECONDS if limit is None else soon)
@@ -235,10 +244,6 @@ class _Launch:
                 _tell(telemetry, "cut")  # what was sampled so far survives, should everything be killed
             if limit is not None:
                 limit.look()
-
-    def _step_limit(self, pid: int) -> StepLimit:
-        run, host = self._folder.run, self._folder.host
-        return StepLimit(host, lambda: own_rank_folders(run, host), lambda: interrupt_as_terminal(pid))
 
     def _stop_telemetry(self, telemetry: subprocess.Popen[bytes] | None, seconds: float) -> None:
         """Let it write its last segment and reading, then make sure it is gone."""
@@ -320,20 +325,15 @@ def interrupt_as_terminal(root: int) -> None:
     for pid in (root, *sorted(descendants(root))):
         stat = read_stat(pid)
         if stat is not None and leader is not None and stat.pgrp == leader.pgrp:
-            try:
+            with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGTERM if ignores(pid, signal.SIGINT) else signal.SIGINT)
-            except OSError:
-                continue
 
 
 def _tell(telemetry: subprocess.Popen[bytes] | None, command: str) -> None:
-    if telemetry is None or telemetry.stdin is None:
-        return
-    try:
-        telemetry.stdin.write(command.encode() + b"\n")
-        telemetry.stdin.flush()
-    except OSError:
-        return  # it has died; its log says why
+    if telemetry is not None and telemetry.stdin is not None:
+        with contextlib.suppress(OSError):  # it has died; its log says why
+            telemetry.stdin.write(command.encode() + b"\n")
+            telemetry.stdin.flush()
 
 
 def _threads(ranks: list[Path]) -> int | None:
@@ -349,30 +349,5 @@ def _threads(ranks: list[Path]) -> int | None:
 
 
 def _mark_fallback(host_dir: Path, time_ns: int, reason: str) -> None:
-    try:
+    with contextlib.suppress(OSError):
         (host_dir / FALLBACK_MARKER).write_text(json.dumps({"time_ns": time_ns, "reason": reason}) + "\n")
-    except OSError:
-        return
-
-
-def _remove_if_empty(path: Path) -> None:
-    try:
-        if path.stat().st_size == 0:
-            path.unlink()
-    except OSError:
-        return
-
-
-def _working_directory() -> Path:
-    try:
-        return Path.cwd()
-    except OSError:
-        raise EnvironmentRefusal("the working directory no longer exists; change to one that does") from None
-
-
-def _parent_started() -> datetime.datetime | None:
-    stat = read_stat(os.getppid())
-    if stat is None:
-        return None
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / os.sysconf("SC_CLK_TCK")
-    return datetime.datetime.fromtimestamp(round(time.time() - age))

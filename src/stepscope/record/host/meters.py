@@ -33,7 +33,8 @@ def machine_metrics(cgroups: Cgroups, cpus: list[int]) -> list[Metric]:
     words = _text("/proc/loadavg").split()
     if len(words) >= 4:
         add("load_1m", "processes", float(words[0]))
-        add("runnable", "processes", _integer(words[3].partition("/")[0]))
+        runnable = words[3].partition("/")[0]
+        add("runnable", "processes", int(runnable) if runnable.isdecimal() else None)
     add("cpu_frequency_mhz", "MHz", frequency_mhz(cpus))
     add("cgroup_throttled_ns", "ns", cgroups.throttled_ns())
     add("cgroup_oom_events", "count", cgroups.oom_events())
@@ -60,23 +61,25 @@ class ProcessMeter:
 
         Of processes that neither train nor load only what tells how much of the machine they use.
         """
+        status, io = _text(f"/proc/{self._pid}/status"), _text(f"/proc/{self._pid}/io")
+        resident_kib = _field(status, "VmRSS")
         values: list[tuple[str, str, float | None]] = [
             ("cpu_pct", "%", self._cpu_pct(stat, monotonic_ns)),
             ("threads", "count", stat.threads),
             ("minor_faults", "count", stat.minor_faults),
             ("major_faults", "count", stat.major_faults),
             ("migrations", "count", self._migrations(stat)),
+            ("rss_bytes", "bytes", None if resident_kib is None else resident_kib * 1024),
+            ("involuntary_switches", "count", _field(status, "nonvoluntary_ctxt_switches")),
+            ("read_bytes", "bytes", _field(io, "read_bytes")),
+            ("write_bytes", "bytes", _field(io, "write_bytes")),
         ]
-        status = _text(f"/proc/{self._pid}/status")
-        values.append(("rss_bytes", "bytes", _scaled(_field(status, "VmRSS"), 1024)))
-        values.append(("involuntary_switches", "count", _field(status, "nonvoluntary_ctxt_switches")))
-        io = _text(f"/proc/{self._pid}/io")
-        values.append(("read_bytes", "bytes", _field(io, "read_bytes")))
-        values.append(("write_bytes", "bytes", _field(io, "write_bytes")))
         if role in _LOADING_ROLES:
-            values.append(("requested_bytes", "bytes", _field(io, "rchar")))
-            values.append(("blocked", "count", 1 if stat.state == "D" else None))
-            values.append(("block_io_delay_ns", "ns", stat.block_io_ticks * _TICK_NS if _delays_counted() else None))
+            values += [
+                ("requested_bytes", "bytes", _field(io, "rchar")),
+                ("blocked", "count", 1 if stat.state == "D" else None),
+                ("block_io_delay_ns", "ns", stat.block_io_ticks * _TICK_NS if _delays_counted() else None),
+            ]
         values += self._threads(stat, status, role)
         return [(name, unit, value, self._pid, None) for name, unit, value in values if value is not None]
 
@@ -90,15 +93,13 @@ class ProcessMeter:
             ("voluntary_switches", "count", _field(status, "voluntary_ctxt_switches")),
         ]
         if main is not None:
-            found += [("run_delay_ns", "ns", main.delay_ns), ("main_cpu_ns", "ns", main.cpu_ns)]
-            found.append(("main_timeslices", "count", main.timeslices))
+            found += zip(("main_cpu_ns", "run_delay_ns", "main_timeslices"), _UNITS_OF_TIMES, main, strict=True)
         alone = read_stat(self._pid, thread=self._pid)
         if alone is not None:
             found.append(("main_minor_faults", "count", alone.minor_faults))
         pool = self._pool.read(stat.threads)
         if pool is not None:
-            found += [("pool_cpu_ns", "ns", pool.cpu_ns), ("pool_delay_ns", "ns", pool.delay_ns)]
-            found.append(("pool_timeslices", "count", pool.timeslices))
+            found += zip(("pool_cpu_ns", "pool_delay_ns", "pool_timeslices"), _UNITS_OF_TIMES, pool, strict=True)
         return found
 
     def _cpu_pct(self, stat: Stat, monotonic_ns: int) -> float | None:
@@ -129,23 +130,10 @@ def _field(text: str, name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _scaled(value: int | None, factor: int) -> int | None:
-    return None if value is None else value * factor
-
-
-def _integer(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
-
-
 def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+    return (_read(path) or b"").decode("utf-8", "replace")
 
 
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 # A file for each thread takes some 10 us: a process with more threads is read so many times less often.
 THREADS_PER_READING = 64
 _CHUNK = 1 << 16
@@ -160,6 +148,7 @@ class Times(NamedTuple):
 
 
 _NONE = Times(0, 0, 0)
+_UNITS_OF_TIMES = ("ns", "ns", "count")
 
 
 class CoresMeter:
@@ -178,11 +167,10 @@ class CoresMeter:
         last, self._last = self._last, (monotonic_ns, *ticks)
         if last is None or monotonic_ns <= last[0]:
             return []
-        per_tick = 1e9 / (_TICKS_PER_SECOND * (monotonic_ns - last[0]))
-        grown = (max(0, ticks[0] - last[1]), max(0, ticks[1] - last[2]))
+        per_tick = _TICK_NS / (monotonic_ns - last[0])
         return [
-            (name, "cores", round(value * per_tick, 4), None, None)
-            for name, value in zip(("busy_cores", "stolen_cores"), grown, strict=True)
+            (name, "cores", round(max(0, now - before) * per_tick, 4), None, None)
+            for name, now, before in zip(("busy_cores", "stolen_cores"), ticks, last[1:], strict=True)
         ]
 
     def _ticks(self) -> tuple[int, int] | None:
@@ -273,7 +261,6 @@ _MOST_WORDS = 256
 _NO_DATA = re.compile(r"\.(?:py[co]?|so(?:\.[\d.]+)?|pth|egg)$| \(deleted\)$|^/(?:dev|proc|sys|run|memfd:)")
 _PSEUDO = ("proc", "sysfs", "devtmpfs", "devpts", "mqueue", "securityfs", "debugfs", "tracefs", "bpf", "configfs")
 _ESCAPED = re.compile(r"\\([0-7]{3})")
-_WRITE_ONLY, _ACCESS, _DIRECTORY = os.O_WRONLY, os.O_ACCMODE, os.O_DIRECTORY
 
 Mounts = list[tuple[str, str]]  # (mount point, kind), longest first
 
@@ -313,7 +300,7 @@ class StorageLooks:
         return self._mounts[space]
 
     def _open(self, pid: int) -> list[str]:
-        """Paths of files that the process may be reading."""
+        """Paths of files, no folders, that the process may be reading."""
         try:
             numbers = [name for name in os.listdir(f"/proc/{pid}/fd") if name not in ("0", "1", "2")]
         except OSError:
@@ -324,8 +311,9 @@ class StorageLooks:
                 path = os.readlink(f"/proc/{pid}/fd/{number}")
                 if path.startswith("/") and not _NO_DATA.search(path) and not path.startswith(self._own):
                     with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii", errors="replace") as file:
-                        text = file.read(256)
-                    if _readable(text):
+                        told = re.search(r"^flags:\s*([0-7]+)", file.read(256), re.MULTILINE)
+                    flags = int(told[1], 8) if told is not None else os.O_WRONLY
+                    if flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_DIRECTORY:
                         found.append(path)
             except OSError:
                 continue  # closed meanwhile
@@ -360,15 +348,6 @@ def named_paths(pid: int) -> list[str]:
         return []
     values = [word.partition("=")[2] if word.startswith("-") and "=" in word else word for word in words[1:_MOST_WORDS]]
     return [os.path.normpath(value) for value in values if value.startswith("/") and not _NO_DATA.search(value)]
-
-
-def _readable(text: str) -> bool:
-    """Whether the `flags` of an fdinfo file say that a file, no folder, can be read through it."""
-    match = re.search(r"^flags:\s*([0-7]+)", text, re.MULTILINE)
-    if match is None:
-        return False
-    flags = int(match[1], 8)
-    return flags & _ACCESS != _WRITE_ONLY and not flags & _DIRECTORY
 
 
 def _counted(name: str, pid: int, mounts: Mounts, paths: Iterable[str]) -> list[Metric]:

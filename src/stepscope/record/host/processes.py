@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _PYTHON = re.compile(r"^(python|pypy)[\d.]*(t|d)?$")
@@ -107,10 +107,9 @@ def descendants(root: int) -> set[int]:
     found: set[int] = set()
     pending = [root]
     while pending:
-        for child in parents.get(pending.pop(), []):
-            if child not in found:
-                found.add(child)
-                pending.append(child)
+        children = [child for child in parents.get(pending.pop(), ()) if child not in found]
+        found.update(children)
+        pending += children
     return found
 
 
@@ -174,7 +173,7 @@ class ProcessTree:
         """Add processes that appeared since the last call; returns the new ones."""
         present = _all_pids()
         self._strangers = {pid: ppid for pid, ppid in self._strangers.items() if pid in set(present)}
-        fresh = {pid: stat for pid in present if self._is_unknown(pid) and (stat := self._new_stat(pid)) is not None}
+        fresh = {pid: stat for pid in present if (stat := self._new_stat(pid)) is not None}
         added: list[Process] = []
         grown = True
         while grown:
@@ -201,23 +200,22 @@ class ProcessTree:
         except OSError:  # another user's, or gone
             return False
 
-    def _is_unknown(self, pid: int) -> bool:
-        if pid in self._strangers:
-            return pid in self._agent_roles  # an agent spoke from it: it is ours after all
-        member = self.members.get(pid)
-        return member is None or not member.alive
-
     def _new_stat(self, pid: int) -> Stat | None:
-        """The stat of a process that is neither a zombie nor a dead member that is still listed."""
-        stat = read_stat(pid)
-        if stat is None or stat.state in "ZX":
-            return None
+        """The stat of a process we do not know yet; not of a zombie, nor of a dead member that is still listed."""
         member = self.members.get(pid)
-        return None if member is not None and member.start_ticks == stat.start_ticks else stat
+        if pid in self._strangers:
+            if pid not in self._agent_roles:  # else an agent spoke from it: it is ours after all
+                return None
+        elif member is not None and member.alive:
+            return None
+        stat = read_stat(pid)
+        if stat is None or stat.state in "ZX" or (member is not None and member.start_ticks == stat.start_ticks):
+            return None
+        return stat
 
     def refresh(self, process: Process, age_seconds: float) -> bool:
         """Look at a living member again; returns whether anything that is written down has changed."""
-        before = (process.comm, process.executable, process.argv, process.python, process.torch, process.role)
+        before = replace(process)
         argv = tuple(read_command(process.pid))
         if argv and argv != process.argv:
             if process.argv:
@@ -229,11 +227,9 @@ class ProcessTree:
         while process.looks < len(_LIBRARY_LOOKS) and age_seconds >= _LIBRARY_LOOKS[process.looks]:
             process.looks += 1
             if process.torch is not True:
-                self._look_for_libraries(process)
+                _look_for_libraries(process)
         process.role = self.role_of(process)
-        return before != (
-            process.comm, process.executable, process.argv, process.python, process.torch, process.role,
-        )  # fmt: skip
+        return replace(before, looks=process.looks) != process
 
     def sampling_order(self) -> list[int]:
         """Living Python processes worth sampling: ranks, then the root, loader workers and others.
@@ -251,18 +247,6 @@ class ProcessTree:
             found.insert(0, (member.pid, member.argv))
             member = self.members.get(member.ppid) if member.pid != self.root else None
         return found
-
-    def _look_for_libraries(self, process: Process) -> None:
-        try:
-            with open(f"/proc/{process.pid}/maps", "rb") as file:
-                maps = file.read()
-        except OSError:
-            return
-        if not maps:
-            return
-        process.torch = b"/libtorch" in maps or b"/libtorch_cpu" in maps
-        if b"/libpython" in maps:
-            process.python = True
 
     def role_of(self, process: Process) -> str:
         """The most specific thing that is known of a process."""
@@ -288,3 +272,15 @@ class ProcessTree:
         if spawned and parent.role == "helper":
             parent = self.members.get(parent.ppid, parent)
         return parent.pid in self._claims and (spawned or process.argv == parent.argv)
+
+
+def _look_for_libraries(process: Process) -> None:
+    try:
+        with open(f"/proc/{process.pid}/maps", "rb") as file:
+            maps = file.read()
+    except OSError:
+        return
+    if maps:
+        process.torch = b"/libtorch" in maps
+        if b"/libpython" in maps:
+            process.python = True

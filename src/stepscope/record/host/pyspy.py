@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +31,7 @@ from stepscope.record.host.pyspy_stacks import (
     UnreadableTraceError,
     count,
     read_trace,
+    remove,
     write_segment,
 )
 
@@ -210,29 +211,14 @@ class Sampler:
         path = self._folder / f"stacks-{segment.number}.{len(segment.spies)}.part"
         output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the sampler
         longest = max(1, round(self._segment_seconds * _DEAD_MAN_FACTOR))
-        command = [
-            self._program,
-            "record",
-            "--pid",
-            str(pid),
-            "--idle",
-            "--native" if self._native else "--nonblocking",  # py-spy unwinds native frames of a process at rest only
-            "--full-filenames",
-            "--threads",
-        ]
-        command += [
-            "--format",
-            "chrometrace",
-            "--rate",
-            str(self._rate_hz),
-            "--duration",
-            str(longest),
-            "--output",
-            str(path),
-        ]
+        stopped = "--native" if self._native else "--nonblocking"  # native frames are unwound of a process at rest only
+        command = f"record --pid {pid} --idle {stopped} --full-filenames --threads --format chrometrace".split()
+        command += f"--rate {self._rate_hz} --duration {longest} --output".split()
         spawned_ns = self._now_ns()
         try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            process = subprocess.Popen(
+                [self._program, *command, str(path)], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
         except OSError as error:
             output.close()
             self._end(f"py-spy cannot be run: {error.strerror}")
@@ -261,34 +247,33 @@ class Sampler:
     def _close(self, segment: _Segment) -> None:
         """Put what the samplers wrote into one file, and its line into stacks.jsonl."""
         path = self._folder / f"stacks-{segment.number}.raw"
-        parts, counts, messages = self._convert(segment)
+        parts, errors, messages = self._convert(segment)
         written, times = write_segment(path, parts) if parts else (False, None)
+        # When the last sampler stopped: it takes one more sample after it was told to.
+        told_ns = segment.interrupted_ns or self._now_ns()
+        end_ns = max([told_ns, *(part.start_ns + part.counted.last_us * 1000 for part in parts)])
         for spy in segment.spies:
-            with contextlib.suppress(OSError):
-                spy.path.unlink(missing_ok=True)
+            remove(spy.path)
         if not written and not messages:
             return  # too early, or the process had just ended
         self._write(
             {
                 "segment": segment.number, "file": path.name, "source": "py-spy", "pid": self._root,
-                "start_ns": segment.started_ns, "end_ns": self._end_ns(segment, parts),
+                "start_ns": segment.started_ns, "end_ns": end_ns,
                 "rate_hz": float(self._rate_hz), "idle": True, "blocking": self._native,
-                "samples": sum(samples for samples, _ in counts) if written else None,
-                "errors": sum(errors for _, errors in counts) if written else None,
+                "samples": sum(sum(part.counted.counts) for part in parts) if written else None,
+                "errors": errors if written else None,
                 "status": "ok" if written else "failed", "message": messages[0] if messages else None,
                 **({"times": times} if times is not None else {}),
             }
         )  # fmt: skip
 
-    def _end_ns(self, segment: _Segment, parts: Sequence[SpyPart]) -> int:
-        """When the last sampler stopped: it takes one more sample after it was told to."""
-        told_ns = segment.interrupted_ns or self._now_ns()
-        return max([told_ns, *(part.start_ns + part.counted.last_us * 1000 for part in parts)])
-
-    def _convert(self, segment: _Segment) -> tuple[list[SpyPart], list[tuple[int, int]], list[str]]:
-        """What each sampler has seen, its (samples, errors), and what must be said of those that failed."""
+    def _convert(self, segment: _Segment) -> tuple[list[SpyPart], int, list[str]]:
+        """What each sampler has seen, the errors they counted, and what must be said of those that failed."""
         wall_minus_run_ns = time.time_ns() - self._now_ns()
-        parts, counts, messages = [], [], []
+        parts: list[SpyPart] = []
+        messages: list[str] = []
+        errors = 0
         for spy in segment.spies:
             reported = spy.counts
             if reported is None:
@@ -301,8 +286,8 @@ class Sampler:
                 messages.append(str(error))
                 continue
             parts.append(SpyPart(process_prefix(self._chain(spy.pid)), start_ns, counted))
-            counts.append((sum(counted.counts), reported[1]))
-        return parts, counts, messages
+            errors += reported[1]
+        return parts, errors, messages
 
     def _judge(self, spy: Spy) -> None:
         """Decide what the end of a sampler means for the next try."""
@@ -397,7 +382,7 @@ class Spy:
         """What it has sampled, and its start on the run's clock. Raises `UnreadableTraceError`."""
         trace = read_trace(self.path)
         start_ns = self.start_ns(trace.last_us, wall_minus_run_ns)
-        known = self.tasks.knows(thread.tid for thread in trace.threads)
+        known = self.tasks.knows([thread.tid for thread in trace.threads])
 
         def last_seen_us(thread: ThreadHistory) -> int | None:
             if thread.tid is None or not known:
@@ -426,9 +411,9 @@ class TaskWatch:
         self._last_ns = now_ns
         self._seen_ns.update((int(name), now_ns) for name in names if name.isdecimal())
 
-    def knows(self, tids: Iterable[int | None]) -> bool:
+    def knows(self, tids: Sequence[int | None]) -> bool:
         """Whether threads called `tids` by the process can be told here; not those of another pid namespace."""
-        return any(tid in self._seen_ns for tid in tids if tid is not None)
+        return any(tid in self._seen_ns for tid in tids)
 
     def last_seen_ns(self, tid: int, met_ns: int) -> int | None:
         """When a thread that the sampler met at `met_ns` was last there; None when, for all we know, it lives on."""

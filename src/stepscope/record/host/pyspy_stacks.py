@@ -2,7 +2,7 @@
 
 An array of begin and end events. py-spy writes them for a thread only when its stack has changed since the sample
 before, and ends all that is open when it ends itself; with `--threads` the outermost frame is `thread (TID): NAME`. A
-thread that has ended looks as if it stood still from then on (`pyspy_tasks` knows better). Times are microseconds
+thread that has ended looks as if it stood still from then on (`pyspy.TaskWatch` knows better). Times are microseconds
 since py-spy's own start.
 """
 
@@ -130,11 +130,9 @@ class _Lanes:
             lane.time_us = event.ts
         if event.ph == "B":
             key = (event.name, event.args.filename, event.args.line)
-            text = self._frames.get(key)
-            if text is None:
-                text = frame_text(*key)
-                text = self._frames[key] = mask_text(text) if _THREAD.match(text) else text
-            lane.stack.append(text)
+            if key not in self._frames:
+                self._frames[key] = _frame_text(*key)
+            lane.stack.append(self._frames[key])
         elif event.ph == "E" and lane.stack:
             lane.stack.pop()
         else:
@@ -180,11 +178,10 @@ class _Lanes:
         return number
 
 
-def frame_text(name: str, file: str, line: int | None) -> str:
+def _frame_text(name: str, file: str, line: int | None) -> str:
     """A frame as py-spy's raw format writes it; `line` 0 or None is unknown, an empty `file` too."""
-    if not file:
-        return name
-    return f"{name} ({file}:{line})" if line else f"{name} ({file})"
+    text = name if not file else f"{name} ({file}:{line})" if line else f"{name} ({file})"
+    return mask_text(text) if _THREAD.match(text) else text
 
 
 _FARTHEST_LENDER = 64  # stretches away; beyond it any that can spare a sample lends one
@@ -322,15 +319,20 @@ def write_segment(path: Path, parts: Sequence[SpyPart]) -> tuple[bool, str | Non
 
     There are no times (None) where they would be too many or cannot be written. Never raises `OSError`.
     """
-    times = path.with_name(path.name.removesuffix(".raw") + ".times.json")
-    timed = _replace(times, times_text(parts))
-    if not _replace(path, _raw_text(parts)):
-        _remove(times)
+    times, text = path.with_name(path.name.removesuffix(".raw") + ".times.json"), _times_text(parts)
+    timed = text is not None and _replace(times, text)
+    records = (
+        f"{part.prefix}{_one_record(record)} {number}\n"
+        for part in parts
+        for record, number in zip(part.counted.records, part.counted.counts, strict=True)
+    )
+    if not _replace(path, "".join(records)):
+        remove(times)
         return False, None
     return True, times.name if timed else None
 
 
-def times_text(parts: Sequence[SpyPart]) -> str | None:
+def _times_text(parts: Sequence[SpyPart]) -> str | None:
     """The file of times: a stretch's `record` is the position of its record in the raw file, counted from 0."""
     if not 0 < sum(len(part.counted.stretches) for part in parts) <= MOST_STRETCHES:
         return None
@@ -348,33 +350,24 @@ def times_text(parts: Sequence[SpyPart]) -> str | None:
     return json.dumps(value, separators=(",", ":")) + "\n"
 
 
-def _raw_text(parts: Sequence[SpyPart]) -> str:
-    return "".join(
-        f"{part.prefix}{_one_record(record)} {number}\n"
-        for part in parts
-        for record, number in zip(part.counted.records, part.counted.counts, strict=True)
-    )
-
-
 def _one_record(text: str) -> str:
     """A name may hold line breaks, and py-spy writes them; only what would read as the next record is moved aside."""
     return text.replace("\nprocess ", "\n process ") if "\n" in text else text
 
 
-def _replace(path: Path, text: str | None) -> bool:
-    if text is None:
-        return False
+def _replace(path: Path, text: str) -> bool:
     temporary = Path(f"{path}.part")
     try:
         with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as sink:
             sink.write(text)
         os.replace(temporary, path)
     except OSError:
-        _remove(temporary)
+        remove(temporary)
         return False
     return True
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Without a file, or where it cannot be, nothing is done."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)

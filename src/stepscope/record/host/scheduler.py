@@ -23,15 +23,6 @@ _MPI_NAMESPACES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_e
 
 
 @dataclass(frozen=True)
-class Member:
-    """One of the processes that a launcher has started: its number on this host, how many there are, its number."""
-
-    local_index: int | None
-    members: int | None
-    index: int | None
-
-
-@dataclass(frozen=True)
 class Scheduler:
     """What a launcher says about this process.
 
@@ -78,13 +69,24 @@ def detect_scheduler(
     `parent_started` is when the parent process started: equal for all processes that one torchrun has started.
     """
     started = f"{parent_started or now:%Y%m%d-%H%M%S}"
-    slurm = _SlurmPlace(environ) if _SlurmPlace.job_id(environ) else None
+    slurm = _SlurmPlace(environ) if environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") else None
     if environ.get("TORCHELASTIC_RUN_ID"):
         return _torchrun(environ, slurm, started)
-    if _number(environ.get("OMPI_COMM_WORLD_RANK")) is not None:
-        return _open_mpi(environ, slurm, started)
-    if _number(environ.get("PMI_RANK")) is not None and _number(environ.get("MPI_LOCALRANKID")) is not None:
-        return _hydra(environ, slurm, started)
+    local, members, index = _numbers(
+        environ, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"
+    )
+    if index is not None:
+        if slurm is not None:
+            # Open MPI's daemons on the other nodes are a step, the one beside the batch script is not: no member may
+            # look at it.
+            slurm.step = slurm.facts["step_id"] = None
+        space = next((environ[name] for name in _MPI_NAMESPACES if environ.get(name)), None)
+        return _nested("mpi", space or started, slurm, {"run_id": space}, local, members, index)
+    local, members, index = _numbers(environ, "MPI_LOCALRANKID", "PMI_SIZE", "PMI_RANK")
+    if index is not None and local is not None:
+        # MPICH and its relatives (Hydra); SLURM's numbers are then those of one helper per node.
+        run_id = started if slurm is None or slurm.step is None else "hydra"
+        return _nested("mpi", run_id, slurm, {"run_id": None}, local, members, index)
     return _slurm(environ, slurm, now) if slurm is not None else None
 
 
@@ -105,7 +107,8 @@ class _SlurmPlace:
             environ.get("SLURM_HET_JOB_ID")
             or environ.get("SLURM_PACK_JOB_ID")
             or environ.get("SLURM_JOB_ID_HET_GROUP_0")
-            or self.job_id(environ)
+            or environ.get("SLURM_JOB_ID")
+            or environ["SLURM_JOBID"]
         )
         step = _number(environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID"))
         self.step = None if step is None or step >= _FIRST_SPECIAL_STEP else str(step)
@@ -119,14 +122,6 @@ class _SlurmPlace:
         # Outside of a step this is where the batch script runs, whatever the host of this process.
         self.host = environ.get("SLURMD_NODENAME") or None if self.step is not None else None
 
-    @staticmethod
-    def job_id(environ: Mapping[str, str]) -> str:
-        return environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or ""
-
-    def label(self, otherwise: str) -> str:
-        """Job and step, or the job and `otherwise` where there is no step."""
-        return f"{self.name}.{self.step}" if self.step is not None else f"{self.name}-{otherwise}"
-
 
 def _slurm(environ: Mapping[str, str], slurm: _SlurmPlace, now: datetime.datetime) -> Scheduler:
     again = _again(slurm.restart)
@@ -134,88 +129,61 @@ def _slurm(environ: Mapping[str, str], slurm: _SlurmPlace, now: datetime.datetim
         # The batch script itself: one host, and perhaps several recordings one after the other. The time tells them
         # apart.
         return Scheduler("slurm", f"{slurm.name}{again}-{now:%Y%m%d-%H%M%S}", None, 0, slurm.facts)
+    local, index = _numbers(environ, "SLURM_LOCALID", "SLURM_PROCID")
     return Scheduler(
         kind="slurm",
-        label=slurm.label("") + again,
+        label=f"{slurm.name}.{slurm.step}{again}",
         identity=("slurm", slurm.job, slurm.step, str(slurm.restart)),
-        local_index=_number(environ.get("SLURM_LOCALID")) or 0,
+        local_index=local or 0,
         facts=slurm.facts,
         host=slurm.host,
         members=_number(environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")),
-        index=_number(environ.get("SLURM_PROCID")),
+        index=index,
     )
 
 
 def _torchrun(environ: Mapping[str, str], slurm: _SlurmPlace | None, started: str) -> Scheduler:
     run_id = environ["TORCHELASTIC_RUN_ID"]
-    restart = _number(environ.get("TORCHELASTIC_RESTART_COUNT")) or 0
+    restart, local, here, members, index = _numbers(
+        environ, "TORCHELASTIC_RESTART_COUNT", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "RANK"
+    )
     # The default rendezvous has no name of its own; the start of the launcher tells its run from the next one on this
     # host, while the hosts of such a job each get a folder, unless a SLURM step gives them a name in common.
     named = started if run_id == "none" and (slurm is None or slurm.step is None) else run_id
-    local = _number(environ.get("LOCAL_RANK")) or 0
     if slurm is not None:
-        local += (_number(environ.get("SLURM_LOCALID")) or 0) * (_number(environ.get("LOCAL_WORLD_SIZE")) or 0)
-    return _nested(
-        "torchrun",
-        named,
-        slurm,
-        restart,
-        {"run_id": run_id},
-        Member(local, _number(environ.get("WORLD_SIZE")), _number(environ.get("RANK"))),
-    )
-
-
-def _open_mpi(environ: Mapping[str, str], slurm: _SlurmPlace | None, started: str) -> Scheduler:
-    space = next((environ[name] for name in _MPI_NAMESPACES if environ.get(name)), None)
-    if slurm is not None:
-        # Its daemons on the other nodes are a step, the one beside the batch script is not: no member may look at it.
-        slurm.step = slurm.facts["step_id"] = None
-    return _nested(
-        "mpi",
-        space or started,
-        slurm,
-        0,
-        {"run_id": space},
-        _member(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    )
-
-
-def _hydra(environ: Mapping[str, str], slurm: _SlurmPlace | None, started: str) -> Scheduler:
-    """MPICH and its relatives; SLURM's numbers are then those of one helper per node."""
-    return _nested(
-        "mpi",
-        started if slurm is None or slurm.step is None else "hydra",
-        slurm,
-        0,
-        {"run_id": None},
-        _member(environ, "MPI_LOCALRANKID", "PMI_SIZE", "PMI_RANK"),
-    )
-
-
-def _member(environ: Mapping[str, str], local: str, size: str, rank: str) -> Member:
-    return Member(*(_number(environ.get(name)) for name in (local, size, rank)))
+        local = (local or 0) + (_number(environ.get("SLURM_LOCALID")) or 0) * (here or 0)
+    return _nested("torchrun", named, slurm, {"run_id": run_id}, local, members, index, restart=restart or 0)
 
 
 def _nested(
-    kind: str, run_id: str, slurm: _SlurmPlace | None, restart: int, facts: dict[str, Any], member: Member
+    kind: str,
+    run_id: str,
+    slurm: _SlurmPlace | None,
+    facts: dict[str, Any],
+    local_index: int | None,
+    members: int | None,
+    index: int | None,
+    *,
+    restart: int = 0,
 ) -> Scheduler:
     """A launcher in its own right, or one inside a SLURM job, which then gives the name."""
     label, total = f"{kind}-{run_id}", restart
     identity: tuple[str, ...] = (kind, run_id, str(restart))
     if slurm is not None:
-        label, total = slurm.label(run_id), slurm.restart + restart
+        label = f"{slurm.name}-{run_id}" if slurm.step is None else f"{slurm.name}.{slurm.step}"
+        total = slurm.restart + restart
         identity = ("slurm", slurm.job, slurm.step or "batch", kind, run_id, f"{slurm.restart}.{restart}")
         facts = {**slurm.facts, **facts}
     return Scheduler(
         kind=kind,
         label=label + _again(total),
         identity=identity,
-        local_index=member.local_index or 0,
+        local_index=local_index or 0,
         facts={**facts, "restart_count": total},
         # MPI can hand one node's environment to the processes on all of them
         host=slurm.host if slurm is not None and kind == "torchrun" else None,
-        members=member.members,
-        index=member.index,
+        members=members,
+        index=index,
     )
 
 
@@ -226,6 +194,10 @@ def _job_of(facts: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 def _again(restart: int) -> str:
     return f"-restart{restart}" if restart else ""
+
+
+def _numbers(environ: Mapping[str, str], *names: str) -> list[int | None]:
+    return [_number(environ.get(name)) for name in names]
 
 
 def _number(text: str | None) -> int | None:

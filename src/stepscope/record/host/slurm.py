@@ -17,7 +17,6 @@ from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.record.host.slurm_shell import Command, UnclosedText, Word, commands
 
 _SHEBANG = re.compile(r"#!\s*(\S+)(?:[ \t]+(\S+))?")
-_UNDERSTOOD = ("bash", "sh", "dash", "zsh", "ksh")
 MOST_CHARACTERS = 1_000_000
 
 
@@ -46,48 +45,41 @@ def switch_on(script: str, *, program: str = "stepscope") -> SwitchedOn:
     Raises `UnreadableInputError` for what is no text, `UsageError` for a script of another shell and for one whose
     quotes never close.
     """
-    _check_shell(script)
+    if len(script) > MOST_CHARACTERS or "\0" in script:
+        raise UnreadableInputError("this is no batch script; give the script that is handed to sbatch")
+    shebang = _SHEBANG.match(script)
+    if shebang is not None:
+        shell = (shebang[2] if shebang[1].endswith("/env") and shebang[2] else shebang[1]).rpartition("/")[2]
+        if shell not in SHELLS:
+            raise UsageError(
+                f"this is a script for {shell}; put `stepscope run --` in front of its training command by hand"
+            )
     if shlex.quote(program) != program:
         raise UsageError(f"--stepscope {program} needs quoting in a shell; give a path without blanks or special signs")
-    try:
-        found = find_launches(commands(script))
-    except UnclosedText as error:
-        raise UsageError(
-            f"line {_line(script, error.offset)}: {error.what} is never closed; check the script with bash -n"
-        ) from None
-    except RecursionError:
-        raise UsageError("quotes and brackets in it are nested too deeply; put the recorder in by hand") from None
-    places = {one.offset: one for one in sorted(found, key=lambda one: one.offset) if isinstance(one, Place)}
-    cuts = [0, *places, len(script)]
     ends = [match.start() for match in re.finditer("\n", script)]
 
     def line(offset: int) -> int:
         return bisect.bisect_left(ends, offset) + 1
 
+    try:
+        read = commands(script)
+        finder = _Finder(Variables(read))
+        found = [one for command in read for one in finder.command(command)]
+    except UnclosedText as error:
+        raise UsageError(
+            f"line {line(error.offset)}: {error.what} is never closed; check the script with bash -n"
+        ) from None
+    except RecursionError:
+        raise UsageError("quotes and brackets in it are nested too deeply; put the recorder in by hand") from None
+    places = {one.offset: one.text for one in sorted(found, key=lambda one: one.offset) if one.what == PLACE}
+    cuts = [0, *places, len(script)]
     return SwitchedOn(
         text=f"{program} run -- ".join(script[start:end] for start, end in itertools.pairwise(cuts)),
         lines=tuple(dict.fromkeys(line(offset) for offset in places)),
-        recorded=tuple(dict.fromkeys(line(one.offset) for one in found if isinstance(one, Recorded))),
-        left=tuple(Remark(line(one.offset), one.reason) for one in found if isinstance(one, LeftAlone)),
-        remarks=tuple(Remark(line(offset), one.note) for offset, one in places.items() if one.note),
+        recorded=tuple(dict.fromkeys(line(one.offset) for one in found if one.what == RECORDED)),
+        left=tuple(Remark(line(one.offset), one.text) for one in found if one.what == LEFT),
+        remarks=tuple(Remark(line(offset), note) for offset, note in places.items() if note),
     )
-
-
-def _check_shell(script: str) -> None:
-    if len(script) > MOST_CHARACTERS or "\0" in script:
-        raise UnreadableInputError("this is no batch script; give the script that is handed to sbatch")
-    found = _SHEBANG.match(script)
-    if found is None:
-        return
-    shell = (found[2] if found[1].endswith("/env") and found[2] else found[1]).rpartition("/")[2]
-    if shell not in _UNDERSTOOD:
-        raise UsageError(
-            f"this is a script for {shell}; put `stepscope run --` in front of its training command by hand"
-        )
-
-
-def _line(script: str, offset: int) -> int:
-    return script.count("\n", 0, offset) + 1
 
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
@@ -98,30 +90,17 @@ _DEEPEST = 5  # variables within variables, shells within shells
 IN_CONTAINER = "it runs inside a container: stepscope must be installed in there too"
 
 
-@dataclass(frozen=True)
-class Place:
-    """The recorder goes in at `offset`."""
-
-    offset: int
-    note: str | None = None
+PLACE, LEFT, RECORDED = "place", "left", "recorded"
 
 
 @dataclass(frozen=True)
-class LeftAlone:
-    """The command at `offset` may start a training, but stays as it is because of `reason`."""
+class Found:
+    """A command at `offset` that may start a training: the recorder goes in there, the command stays as it is because
+    of `text`, or it is recorded already. Of a place `text` is a remark, empty without one."""
 
+    what: str
     offset: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """The command at `offset` is recorded already."""
-
-    offset: int
-
-
-Found = Place | LeftAlone | Recorded
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -147,7 +126,7 @@ class _Way:
 
     in_task: bool = False
     anchor: _Part | None = None
-    note: str | None = None
+    note: str = ""
     depth: int = 0
 
 
@@ -158,14 +137,12 @@ class Variables:
         self._values: dict[str, tuple[str, ...] | None] = {}
         for command in script:
             words = command.words[1:] if command.words[0].text in _DECLARES else command.words
-            if all(word.assigned for word in words):
-                for word in words:
-                    self._note(word)
+            assigned = [(word, *word.assigned) for word in words if word.assigned is not None]
+            if len(assigned) == len(words):
+                for word, name, text in assigned:
+                    self._note(word, name, text)
 
-    def _note(self, word: Word) -> None:
-        if word.assigned is None:
-            return
-        name, text = word.assigned
+    def _note(self, word: Word, name: str, text: str) -> None:
         value = tuple(text.split()) if word.elements is None else tuple(part.text for part in word.elements)
         known = self._values.get(name, ())
         if re.match(r"\w+\+=", word.text):
@@ -188,12 +165,6 @@ class Variables:
         return [word for part in value for word in self.expand(part, depth=depth + 1)]
 
 
-def find_launches(script: Sequence[Command]) -> list[Found]:
-    """What is to be done with each command that may start a training, in the order of the script."""
-    finder = _Finder(Variables(script))
-    return [found for command in script for found in finder.command(command)]
-
-
 class _Finder:
     def __init__(self, variables: Variables) -> None:
         self._variables = variables
@@ -204,10 +175,10 @@ class _Finder:
             texts = self._variables.expand(word.text, whole=word.quoted)
             parts += [_Part(text, word, first=index == 0) for index, text in enumerate(texts)]
         found = self._program(parts, way or _Way())
-        if not found and command.fed and any(reads_programs(part.base) for part in parts):
+        if not found and command.fed and any(part.base in SHELLS or PYTHON.fullmatch(part.base) for part in parts):
             return _left(parts[0], "its program is a here-document")
         if command.piped:
-            return [LeftAlone(one.offset, "it reads from a pipe") if isinstance(one, Place) else one for one in found]
+            return [Found(LEFT, one.offset, "it reads from a pipe") if one.what == PLACE else one for one in found]
         return found
 
     def _program(self, parts: list[_Part], way: _Way) -> list[Found]:
@@ -234,7 +205,7 @@ class _Finder:
         """A program that starts no other that we could look at."""
         head, base = parts[0], parts[0].base
         if base == "stepscope":
-            return [Recorded(head.word.start)] if len(parts) > 1 and parts[1].text == "run" else []
+            return [Found(RECORDED, head.word.start)] if len(parts) > 1 and parts[1].text == "run" else []
         if PYTHON.fullmatch(base):
             return self._python(parts, way)
         if base in TRAINERS:
@@ -266,17 +237,14 @@ class _Finder:
         rest = parts[1:]
         while rest:
             colon = next((index for index, part in enumerate(rest) if part.text == ":"), len(rest))
-            found += self._task(rest[:colon], starter, inner)
+            task = rest[_after_options(rest[:colon], starter, guess=True) : colon]
+            if task and task[0].unknown:
+                # options in a variable that is set elsewhere; the program shows further on, or not at all
+                known = next((index for index, part in enumerate(task) if _is_program(part.base)), 0)
+                task = task[known:]
+            found += self._program(task, inner)
             rest = rest[colon + 1 :]
         return found
-
-    def _task(self, parts: list[_Part], starter: Starter, way: _Way) -> list[Found]:
-        rest = parts[_after_options(parts, starter, guess=True) :]
-        if rest and rest[0].unknown:
-            # options in a variable that is set elsewhere; the program shows further on, or not at all
-            known = next((index for index, part in enumerate(rest) if _is_program(part.base)), None)
-            rest = rest if known is None else rest[known:]
-        return self._program(rest, way)
 
     def _started(self, parts: list[_Part], way: _Way) -> list[Found]:
         base = parts[0].base
@@ -344,7 +312,7 @@ class _Finder:
     def _module(self, words: list[str], parts: list[_Part], way: _Way) -> list[Found]:
         module = words[0] if words else ""
         if module == "stepscope":
-            return [Recorded(parts[0].word.start)] if words[1:2] == ["run"] else []
+            return [Found(RECORDED, parts[0].word.start)] if words[1:2] == ["run"] else []
         if module in PROFILER_MODULES:
             return _left(parts[0], f"it runs under {module}, another profiler")
         return [] if module in NO_TRAINING_MODULES or not module else self._place(parts[0], way)
@@ -354,11 +322,11 @@ class _Finder:
         if not before.first:
             where = f"put `stepscope run --` before {head.base} where {before.word.text} is set"
             return _left(before, f"{before.word.text} holds more than the program; {where}")
-        return [Place(before.word.start, way.note)]
+        return [Found(PLACE, before.word.start, way.note)]
 
 
 def _left(part: _Part, reason: str) -> list[Found]:
-    return [LeftAlone(part.word.start, reason)]
+    return [Found(LEFT, part.word.start, reason)]
 
 
 def _after_options(parts: Sequence[_Part], starter: Starter, *, guess: bool = False) -> int:
@@ -372,20 +340,17 @@ def _after_options(parts: Sequence[_Part], starter: Starter, *, guess: bool = Fa
         if text == "--":
             index += 1
             break
-        following = parts[index + 1] if index + 1 < len(parts) else None
+        unknown = text.startswith("--") and not (text.startswith("--no-") or "=" in text or text in TASK_FLAGS)
         if text in starter.pairs:
             index += 3
-        elif text in starter.values or (guess and _takes_the_next(text, following)):
+        elif text in starter.values:
             index += 2
+        elif guess and unknown and index + 1 < len(parts):
+            following = parts[index + 1]
+            index += 1 if following.text.startswith("-") or _is_known(following.base) else 2
         else:
             index += 1
     return index + starter.operands
-
-
-def _takes_the_next(option: str, following: _Part | None) -> bool:
-    if following is None or not option.startswith("--") or "=" in option or option in TASK_FLAGS:
-        return False
-    return not (option.startswith("--no-") or following.text.startswith("-") or _is_known(following.base))
 
 
 def _is_known(base: str) -> bool:
@@ -394,18 +359,7 @@ def _is_known(base: str) -> bool:
 
 
 def _is_program(base: str) -> bool:
-    return (
-        base in TASK_STARTERS
-        or base in STARTERS
-        or base in SHELLS
-        or base in CONTAINERS
-        or base in OTHER_CONTAINERS
-        or base in RUNNERS
-        or base in TRAINERS
-        or base in PROFILERS
-        or base in ("stepscope", "taskset")
-        or PYTHON.fullmatch(base) is not None
-    )
+    return base in PROGRAMS or PYTHON.fullmatch(base) is not None
 
 
 def _mentions(parts: Iterable[_Part]) -> bool:
@@ -544,6 +498,9 @@ PROFILERS = _words(
     "perf strace ltrace kernprof pyinstrument"
 )
 PROFILER_MODULES = _words("cProfile profile scalene viztracer memray torch.utils.bottleneck kernprof pyinstrument")
+PROGRAMS = frozenset(("stepscope", "taskset")).union(
+    TASK_STARTERS, STARTERS, SHELLS, CONTAINERS, OTHER_CONTAINERS, RUNNERS, TRAINERS, PROFILERS
+)
 # What scripts also do, with names of Python files in it or not.
 HARMLESS = _words(
     "echo printf export declare typeset local readonly unset set shopt module ml source . which type cp mv rm "
@@ -557,8 +514,3 @@ HARMLESS = _words(
 MENTION = re.compile(
     r"\.py(?![\w.])|(?<![\w.-])(?:torchrun|deepspeed|horovodrun|accelerate launch|python[\d.]*)(?![\w.-])"
 )
-
-
-def reads_programs(base: str) -> bool:
-    """Whether a program of this name runs what it reads from its input."""
-    return base in SHELLS or PYTHON.fullmatch(base) is not None

@@ -88,8 +88,8 @@ class _Reader:
                 command = Command(piped=is_pipe or goes_on)
             else:
                 word = self._word()
-                if self._is_descriptor(word):
-                    continue
+                if word.text.isdecimal() and not word.quoted and self._text[self._at : self._at + 1] in ("<", ">"):
+                    continue  # the 2 of `2>file`
                 if not command.words and not word.quoted and word.text == "[[":
                     self._skip_test()
                 elif command.words or word.quoted or word.text not in _INTRODUCTIONS:
@@ -163,10 +163,6 @@ class _Reader:
                 if (line.lstrip("\t") if strip else line) == end:
                     break
         self._heredocs.clear()
-
-    def _is_descriptor(self, word: Word) -> bool:
-        """The 2 of `2>file`."""
-        return word.text.isdecimal() and not word.quoted and self._text[self._at : self._at + 1] in ("<", ">")
 
     def _skip_test(self) -> None:
         """Pass `[[ … ]]`, in which operators mean something else."""

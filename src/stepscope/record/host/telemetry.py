@@ -14,10 +14,10 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from stepscope.record.agent.masking import mask_argv, mask_text
 from stepscope.record.host.clock import now_ns
@@ -25,7 +25,7 @@ from stepscope.record.host.gpu import Gpus, Metric
 from stepscope.record.host.hardware import affinity, find_cgroups
 from stepscope.record.host.jsonlines import JsonLines, JsonLinesTail
 from stepscope.record.host.meters import CoresMeter, ProcessMeter, StorageLooks, machine_metrics
-from stepscope.record.host.processes import Process, ProcessTree, Stat, read_stat
+from stepscope.record.host.processes import Process, ProcessTree, read_stat
 from stepscope.record.host.pyspy import FALLBACK_MARKER, Sampler
 
 _TICK_SECONDS = 0.25  # a process that lives shorter may go unseen
@@ -55,10 +55,8 @@ class TelemetryConfig:
         return json.dumps(asdict(self))
 
 
-class Commands(Protocol):
-    """Who says when telemetry ends: `cut`, `orphan` or `stop N`, waited for `seconds` at most."""
-
-    def wait(self, seconds: float) -> list[str]: ...
+# Who says when telemetry ends: `cut`, `orphan` or `stop N`, waited for as many seconds at most.
+Commands = Callable[[float], list[str]]
 
 
 class Control:
@@ -133,26 +131,23 @@ class Telemetry:
     def _now(self) -> int:
         return now_ns(self._config.epoch_offset_ns)
 
-    def run(self, control: Commands) -> None:
+    def run(self, commands: Commands) -> None:
         """Until the launcher says stop, or is gone."""
         next_read = time.monotonic() + _FIRST_READ_SECONDS
         self._tick()
         while True:
-            for command in control.wait(self._pause(next_read)):
+            due = _TICK_SECONDS if self._sampler is None else self._sampler.seconds_until_due()
+            for command in commands(min(_TICK_SECONDS, next_read - time.monotonic(), due)):
                 if command == "cut" and self._sampler is not None:
                     self._sampler.cut()
-                elif command == "orphan" or command.startswith("stop"):
-                    self._finish(_stop_seconds(command))
-                    return
+                elif command == "orphan":
+                    return self._finish(_ORPHAN_STOP_SECONDS)
+                elif command.startswith("stop "):
+                    return self._finish(float(command.removeprefix("stop ")))
             self._tick()
             if time.monotonic() >= next_read:
                 self._read()
                 next_read = max(next_read + _READ_SECONDS, time.monotonic() + _READ_SECONDS / 2)
-
-    def _pause(self, next_read: float) -> float:
-        """Seconds until there is something to do."""
-        due = _TICK_SECONDS if self._sampler is None else self._sampler.seconds_until_due()
-        return min(_TICK_SECONDS, next_read - time.monotonic(), due)
 
     def _tick(self) -> None:
         self._tree.hear(self._agents.read())
@@ -185,19 +180,14 @@ class Telemetry:
             process.comm = stat.comm
             if self._tree.refresh(process, (now - process.first_seen_ns) / 1e9):
                 self._write_process(process, now)
-            metrics += self._meter(process, stat)
+            if process.pid not in self._meters and len(self._meters) < _MOST_METERED:
+                self._meters[process.pid] = ProcessMeter(process.pid)
+            if process.pid in self._meters:
+                metrics += self._meters[process.pid].metrics(stat, time.monotonic_ns(), process.role)
             if process.role in ("rank", "loader_worker"):
                 loading.append(process.pid)
         metrics += self._storage.metrics(loading)
         self._system.append({"time_ns": now, "metrics": metrics})
-
-    def _meter(self, process: Process, stat: Stat) -> list[Metric]:
-        pid = process.pid
-        if pid not in self._meters:
-            if len(self._meters) >= _MOST_METERED:
-                return []
-            self._meters[pid] = ProcessMeter(pid)
-        return self._meters[pid].metrics(stat, time.monotonic_ns(), process.role)
 
     def _write_process(self, process: Process, now: int) -> None:
         start_ns = self._boot_ns + process.start_ticks * 1_000_000_000 // _TICKS_PER_SECOND
@@ -225,14 +215,6 @@ class Telemetry:
             log.close()
 
 
-def _stop_seconds(command: str) -> float:
-    words = command.split()
-    try:
-        return float(words[1])
-    except (IndexError, ValueError):
-        return _ORPHAN_STOP_SECONDS
-
-
 def main(arguments: list[str]) -> int:
     """Run until told to stop; the argument is a `TelemetryConfig` as JSON."""
     # The launcher blocks signals while it waits; this process and py-spy must not inherit that. SIGTERM and SIGHUP are
@@ -244,7 +226,7 @@ def main(arguments: list[str]) -> int:
     config = TelemetryConfig(**json.loads(arguments[0]))
     with Gpus() as gpus:
         telemetry = Telemetry(config, gpus)
-        telemetry.run(Control(sys.stdin.fileno()))
+        telemetry.run(Control(sys.stdin.fileno()).wait)
     return LOST if telemetry.dropped else 0
 
 

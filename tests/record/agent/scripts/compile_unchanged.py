@@ -1,4 +1,4 @@
-"""A fullgraph forward, a compiled optimizer step, a module with hooks, a changing batch; prints Dynamo's counters."""
+"""A fullgraph forward, a compiled step and a whole iteration, hooks, a changing batch; prints Dynamo's counters."""
 
 import json
 
@@ -34,11 +34,19 @@ def update():
     optimizer.step()
 
 
+@torch.compile(backend="eager")
+def iteration(x):
+    plain(x).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 loader = DataLoader(TensorDataset(torch.randn(10, 8)), batch_size=4)  # the last batch is smaller
 for (x,) in loader:
     (forward(x).mean() + model(x).mean()).backward()
     update()
     optimizer.zero_grad()
+    iteration(x)
 entries = [(entry.compile_id, entry.co_name, entry.is_forward) for entry in dynamo.get_compilation_metrics()]
 counters = {name: dict(dynamo.counters[name]) for name in ("stats", "graph_break")}
 print(json.dumps({"counters": counters, "entries": entries}))

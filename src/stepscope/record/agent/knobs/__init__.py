@@ -8,16 +8,29 @@ reported as not applied, and the training goes on as it would have. What was rea
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Callable
 
 from stepscope.errors import UsageError
-from stepscope.record.agent.knobs import values
 from stepscope.record.agent.masking import MASK, is_secret_name, mask_text
 from stepscope.schema import Knob
 
 AGENT = "agent"  # applied inside the training process
 LAUNCH = "launch"  # applied to the command or its environment; the agent looks whether it arrived
+
+_CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DASHED = re.compile(r"-{1,2}[A-Za-z0-9][^\s=]*")
+_ASSIGNED = re.compile(r"[+~]{0,2}[A-Za-z_][\w.\-/@]*")
+_SETTING = r"[a-z][a-z0-9_]*:(?:[A-Za-z0-9_.\-]+|\[[A-Za-z0-9_.:,\-]*\])"
+_ALLOCATOR_CONF = re.compile(f"{_SETTING}(?:,{_SETTING})*")
+_HIGHEST_CPU = 16_383  # beyond any machine; bounds what a range may unfold to
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+TRUTHS = {"true": True, "false": False}
+# What stepscope itself sends to the training process through its environment.
+_OWN_PREFIX = "STEPSCOPE_"
 
 
 @dataclass(frozen=True)
@@ -35,109 +48,132 @@ class KnobEntry:
     where: str = AGENT
 
 
-_TRUTH = "true or false"
+def _whole(module: str, class_name: str, least: int, most: int, summary: str) -> KnobEntry:
+    """Of a whole number from `least` to `most`, in plain decimal digits."""
+    words = f"a whole number{' from 1' if least else ', 0 for none'}"
+    return KnobEntry(module, class_name, words, summary, partial(_is_whole, least, most))
+
+
+def _choice(module: str, class_name: str, choices: str, summary: str, where: str = AGENT) -> KnobEntry:
+    """Of one of the words of `choices`."""
+    *others, last = words = choices.split()
+    shown = f"{', '.join(others)} or {last}" if others else last
+    return KnobEntry(module, class_name, shown, summary, frozenset(words).__contains__, where)
+
+
+def _truth(module: str, class_name: str, summary: str) -> KnobEntry:
+    return _choice(module, class_name, "true false", summary)
+
+
+def _is_whole(least: int, most: int, text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 9 and least <= int(text) <= most
+
+
+def _is_anything(_text: str) -> bool:
+    return True
+
+
+def _is_collector(text: str) -> bool:
+    return text in ("freeze", "off") or _is_whole(1, 999_999_999, text)
+
+
+def _is_allocator_conf(text: str) -> bool:
+    """Settings of torch's allocator, such as expandable_segments:True,max_split_size_mb:512."""
+    return len(text) <= 1000 and _ALLOCATOR_CONF.fullmatch(text) is not None
+
+
+def _is_cpu_list(text: str) -> bool:
+    try:
+        cpu_list(text)
+    except UsageError:
+        return False
+    return True
+
+
+def _is_variable(name: str) -> bool:
+    """The name of an environment variable that is not one of stepscope's own."""
+    return _VARIABLE.fullmatch(name) is not None and not name.startswith(_OWN_PREFIX)
+
+
+def _is_flag(name: str) -> bool:
+    """A flag with its dashes, or the left side of a NAME=VALUE argument as configuration frameworks take them."""
+    return _DASHED.fullmatch(name) is not None or _ASSIGNED.fullmatch(name) is not None
+
 
 # name -> entry. The two that end in a word in capitals or in --flag stand for every name with that prefix.
 KNOBS: dict[str, KnobEntry] = {
-    "loader.num_workers": KnobEntry(
-        "loader", "LoaderArgument", "a whole number, 0 for none", "worker processes of every DataLoader",
-        values.whole(0, 512),
+    "loader.num_workers": _whole("loader", "LoaderArgument", 0, 512, "worker processes of every DataLoader"),
+    "loader.prefetch_factor": _whole("loader", "LoaderArgument", 1, 1024, "batches each loader worker makes ahead"),
+    "loader.pin_memory": _truth(
+        "loader", "LoaderArgument", "batches are copied to page-locked memory, for an accelerator"
     ),
-    "loader.prefetch_factor": KnobEntry(
-        "loader", "LoaderArgument", "a whole number from 1", "batches each loader worker makes ahead",
-        values.whole(1, 1024),
+    "loader.persistent_workers": _truth(
+        "loader", "LoaderArgument", "loader workers are kept from one epoch to the next"
     ),
-    "loader.pin_memory": KnobEntry(
-        "loader", "LoaderArgument", _TRUTH, "batches are copied to page-locked memory, for an accelerator", values.truth
-    ),
-    "loader.persistent_workers": KnobEntry(
-        "loader", "LoaderArgument", _TRUTH, "loader workers are kept from one epoch to the next", values.truth
-    ),
-    "torch.num_threads": KnobEntry(
-        "settings", "Setting", "a whole number from 1", "threads of one operator on the CPU", values.whole(1, 4096)
-    ),
-    "torch.num_interop_threads": KnobEntry(
-        "settings", "Setting", "a whole number from 1", "threads that run operators side by side",
-        values.whole(1, 4096),
-    ),
+    "torch.num_threads": _whole("settings", "Setting", 1, 4096, "threads of one operator on the CPU"),
+    "torch.num_interop_threads": _whole("settings", "Setting", 1, 4096, "threads that run operators side by side"),
     "cpu.affinity": KnobEntry(
-        "process", "MainAffinity", "CPUs, such as 0-3,8", "the CPUs the training process may use", values.is_cpu_list
+        "process", "MainAffinity", "CPUs, such as 0-3,8", "the CPUs the training process may use", _is_cpu_list
     ),
     "cpu.worker_affinity": KnobEntry(
-        "process", "WorkerAffinity", "CPUs, such as 4-7", "the CPUs that loader workers may use", values.is_cpu_list
+        "process", "WorkerAffinity", "CPUs, such as 4-7", "the CPUs that loader workers may use", _is_cpu_list
     ),
     "gc": KnobEntry(
         "process", "Collector", "freeze, off or a threshold (a whole number from 1)",
-        "Python's garbage collector, from the first steady step on", values.collector,
+        "Python's garbage collector, from the first steady step on", _is_collector,
     ),
-    "amp.dtype": KnobEntry(
-        "autocast", "AmpDtype", "bf16, fp16 or off", "autocast of forward pass and loss; fp16 scales gradients",
-        values.one_of("bf16", "fp16", "off"),
+    "amp.dtype": _choice(
+        "autocast", "AmpDtype", "bf16 fp16 off", "autocast of forward pass and loss; fp16 scales gradients"
     ),
-    "matmul_precision": KnobEntry(
-        "settings", "Setting", "highest, high or medium", "how exactly matrices of float32 are multiplied",
-        values.one_of("highest", "high", "medium"),
+    "matmul_precision": _choice(
+        "settings", "Setting", "highest high medium", "how exactly matrices of float32 are multiplied"
     ),
-    "cudnn.allow_tf32": KnobEntry("settings", "Setting", _TRUTH, "convolutions of float32 may use TF32", values.truth),
-    "cudnn.benchmark": KnobEntry(
-        "settings", "Setting", _TRUTH, "cuDNN tries its algorithms for each new shape", values.truth
+    "cudnn.allow_tf32": _truth("settings", "Setting", "convolutions of float32 may use TF32"),
+    "cudnn.benchmark": _truth("settings", "Setting", "cuDNN tries its algorithms for each new shape"),
+    "cuda.linalg_library": _choice(
+        "settings", "Setting", "cusolver magma default", "the library torch.linalg uses on CUDA"
     ),
-    "cuda.linalg_library": KnobEntry(
-        "settings", "Setting", "cusolver, magma or default", "the library torch.linalg uses on CUDA",
-        values.one_of("cusolver", "magma", "default"),
-    ),
-    "memory_format": KnobEntry(
-        "model", "MemoryFormat", "channels_last", "memory format of the model's convolutions",
-        values.one_of("channels_last"),
-    ),
-    "compile": KnobEntry(
-        "model", "Compile", "true, false, default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs",
+    "memory_format": _choice("model", "MemoryFormat", "channels_last", "memory format of the model's convolutions"),
+    "compile": _choice(
+        "model", "Compile", "true false " + " ".join(COMPILE_MODES),
         "torch.compile of the model, or false to run what the script compiles as it is written",
-        values.one_of("true", "false", *values.COMPILE_MODES),
     ),
-    "compile.mode": KnobEntry(
-        "model", "Compile", "default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs",
+    "compile.mode": _choice(
+        "model", "Compile", " ".join(COMPILE_MODES),
         "the mode of what the script compiles, else of the model, which is then compiled",
-        values.one_of(*values.COMPILE_MODES),
     ),
-    "compile.dynamic": KnobEntry(
-        "model", "Compile", _TRUTH, "whether shapes are dynamic in what the script or compile=true compiles",
-        values.truth,
+    "compile.dynamic": _truth(
+        "model", "Compile", "whether shapes are dynamic in what the script or compile=true compiles"
     ),
-    "optimizer.fused": KnobEntry(
-        "optimizer", "OptimizerArgument", _TRUTH, "one kernel updates many parameters", values.truth
+    "optimizer.fused": _truth("optimizer", "OptimizerArgument", "one kernel updates many parameters"),
+    "optimizer.foreach": _truth(
+        "optimizer", "OptimizerArgument", "each operation of the update is done for all parameters at once"
     ),
-    "optimizer.foreach": KnobEntry(
-        "optimizer", "OptimizerArgument", _TRUTH, "each operation of the update is done for all parameters at once",
-        values.truth,
-    ),
-    "zero_grad.set_to_none": KnobEntry(
-        "optimizer", "SetToNone", _TRUTH, "zero_grad lets go of gradients instead of filling them with zeros",
-        values.truth,
+    "zero_grad.set_to_none": _truth(
+        "optimizer", "SetToNone", "zero_grad lets go of gradients instead of filling them with zeros"
     ),
     "allocator.conf": KnobEntry(
         "launched", "AllocatorConf", "settings such as expandable_segments:True",
-        "PYTORCH_CUDA_ALLOC_CONF of the command", values.allocator_conf, LAUNCH,
+        "PYTORCH_CUDA_ALLOC_CONF of the command", _is_allocator_conf, LAUNCH,
     ),
-    "host.allocator": KnobEntry(
-        "launched", "HostAllocator", "keep, keep_all, huge_pages, jemalloc or tcmalloc",
-        "how the process gets memory of the host, and whether it gives it back",
-        values.one_of("keep", "keep_all", "huge_pages", "jemalloc", "tcmalloc"), LAUNCH,
+    "host.allocator": _choice(
+        "launched", "HostAllocator", "keep keep_all huge_pages jemalloc tcmalloc",
+        "how the process gets memory of the host, and whether it gives it back", LAUNCH,
     ),
     "env:NAME": KnobEntry(
-        "launched", "Environment", "any text", "an environment variable of the command", values.anything, LAUNCH
+        "launched", "Environment", "any text", "an environment variable of the command", _is_anything, LAUNCH
     ),
     "arg:--flag": KnobEntry(
         "launched", "Argument", "any text, or nothing for a flag that takes no value", "a flag of the script's own",
-        values.anything, LAUNCH,
+        _is_anything, LAUNCH,
     ),
 }  # fmt: skip
 
 ENVIRONMENT_PREFIX = "env:"
 ARGUMENT_PREFIX = "arg:"
 _PREFIXES = {
-    ENVIRONMENT_PREFIX: ("env:NAME", values.is_variable, "a variable's name after env:, not one of stepscope's own"),
-    ARGUMENT_PREFIX: ("arg:--flag", values.is_flag, "a flag after arg:, such as arg:--workers=4 or arg:model.width=64"),
+    ENVIRONMENT_PREFIX: ("env:NAME", _is_variable, "a variable's name after env:, not one of stepscope's own"),
+    ARGUMENT_PREFIX: ("arg:--flag", _is_flag, "a flag after arg:, such as arg:--workers=4 or arg:model.width=64"),
 }
 
 
@@ -188,6 +224,29 @@ def masked(name: str, value: str) -> str:
     """The value of knob `name` as it may be written: without what the variable or flag holds if that is a secret."""
     bare = name.partition(":")[2] or name
     return MASK if value and is_secret_name(bare.lstrip("-+~")) else mask_text(value)
+
+
+def cpu_list(text: str) -> frozenset[int]:
+    """The CPUs of a list such as `0-3,8`. Raises UsageError."""
+    cpus: set[int] = set()
+    for part in text.split(","):
+        match = _CPU_RANGE.fullmatch(part.strip()) if part.isascii() else None
+        first, last = (int(match.group(1)), int(match.group(2) or match.group(1))) if match else (1, 0)
+        if first > last or last > _HIGHEST_CPU:
+            raise UsageError(f"{text!r} is no list of CPUs; write such as 0-3,8")
+        cpus.update(range(first, last + 1))
+    return frozenset(cpus)
+
+
+def cpu_text(cpus: frozenset[int] | set[int]) -> str:
+    """`cpus` as a list with ranges, the way the kernel writes it."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and cpu == ranges[-1][1] + 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def _nearest(name: str) -> str:

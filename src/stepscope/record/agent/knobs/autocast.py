@@ -3,12 +3,12 @@
 A real `torch.autocast` is entered at the first module call after a backward pass, an optimizer step or a fetch, and
 left where the next of them begins: what the script would write around forward and loss. Once torch.compile is used it
 is entered right after these instead, for a global module hook would make Dynamo compile anew. Where the script has an
-autocast of its own, that one gets the type.
+autocast of its own, that one gets the type. Gradients of float16 are scaled (`Scaling`), and for one step it is looked
+at what modules return (`Watch`).
 """
 
 from __future__ import annotations
 
-from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Iterator
 from weakref import ref
@@ -16,12 +16,10 @@ from weakref import ref
 from stepscope.record.agent.compiling import is_compiling_check
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.patches import CallPatches, Patches
+from stepscope.record.agent.patches import CallPatches, ModuleHook
 from stepscope.record.agent.wrapper_importlib_bootstrap import Answer
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.knobs.base import Report
     from stepscope.record.agent.steps import StepRow
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "off": None}
@@ -31,20 +29,20 @@ class AmpDtype(KnobBase):
     """The autocast of the training thread. `_entered` is the context it is in, None outside."""
 
     missed = "no module was called before a backward pass"
+    _torch: Any = None  # once installed
 
-    def install(self, agent: Agent, value: str, report: Report) -> None:
+    def install(self, value: str) -> None:
         """`value`: bf16, fp16 or off."""
         import torch
 
         name = DTYPES[value]
-        self._torch: Any = torch
-        self._agent, self._report = agent, report
+        self._torch = torch
         self._dtype = None if name is None else getattr(torch, name)
-        self._scaling = Scaling(agent, self.name) if value == "fp16" else None
+        self._scaling = Scaling(self) if value == "fp16" else None
         self._thread = get_ident()  # until a thread trains: torch is imported by the one that will, as a rule
         self._entered: Any = None
         self._contexts: dict[tuple[str, bool], Any] = {}
-        self._hook: Any = None
+        self._next_call = ModuleHook(self.guarded(self._called))
         self._busy = 0  # fetches and backward passes under way, in which nothing is entered
         self._in_backward = 0
         self._own_depth = 0  # autocast contexts of the script that are open
@@ -53,31 +51,24 @@ class AmpDtype(KnobBase):
         self._model: Any = None  # weak reference to what was handed to torch.compile
         self._place: Place | None = None
         self._stopped = False
-        self._watch: Watch | None = Watch(torch, self._dtype)
+        self._watch: Watch | None = Watch(self, self._dtype)
         self._is_compiling = is_compiling_check()
-        self._patches = Patches()
-        self._handles: list[Any] = []
-        self._patches.install(partial(self._wrap_all, torch))
-        self._wrap_optimizers()
-        agent.add_boundary_hook(self._leave_if_failed, "knob_autocast_left")
+        self._wrap_all(torch)
+        if self._dtype is not None:
+            self._hook_optimizers()
+        self.agent.add_boundary_hook(self._leave_if_failed, "knob_autocast_left")
         self._ready()
 
     def uninstall(self) -> None:
         """Leave autocast, if we are in it on this thread, and take everything out."""
-        if not hasattr(self, "_handles"):
-            return
-        self._stop()
-        self._patches.remove()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        if self._torch is not None:
+            self._stop()
+        super().uninstall()
 
     def at_end(self) -> None:
         """What is known by now, should no backward pass have told it."""
-        if self._report.made or self._stopped:
-            return
-        if self._dtype is None and not self._own_seen:
-            self._report(False, reason="the script uses no autocast that could be turned off")
+        if not (self.report.made or self._stopped or self._own_seen) and self._dtype is None:
+            self.report(False, reason="the script uses no autocast that could be turned off")
 
     # ------------------------------------------------------------------------------------------------ the places
 
@@ -85,34 +76,35 @@ class AmpDtype(KnobBase):
         from torch.utils import checkpoint
         from torch.utils.data import dataloader
 
-        around, pair = self._patches.around, partial(self._agent.guard.pair, "knob." + self.name)
-        around(torch.amp.autocast_mode.autocast, "__enter__", pair(self._own_enters, self._own_entered))
-        around(torch.amp.autocast_mode.autocast, "__exit__", pair(self._own_exits))
-        around(torch.autograd, "backward", pair(self._before_backward, self._after_backward))
-        around(torch, "compile", pair(self._before_compile, self._after_compile))
+        look, autocast = self._patches.look, torch.amp.autocast_mode.autocast
+        look(autocast, "__enter__", self._own_enters, self._own_entered)
+        look(autocast, "__exit__", self._own_exits)
+        look(torch.autograd, "backward", self._before_backward, self._after_backward)
+        look(torch, "compile", self._before_compile, self._after_compile)
         if self._dtype is None:
             return
-        fetch = pair(self._before_fetch, self._after_fetch)
-        around(dataloader._BaseDataLoaderIter, "__next__", fetch)
-        around(dataloader.DataLoader, "_get_iterator", fetch)  # workers must not be forked inside
-        around(dataloader._MultiProcessingDataLoaderIter, "_reset", fetch)
+        for owner, name in (
+            (dataloader._BaseDataLoaderIter, "__next__"),
+            (dataloader.DataLoader, "_get_iterator"),  # workers must not be forked inside
+            (dataloader._MultiProcessingDataLoaderIter, "_reset"),
+        ):
+            look(owner, name, self._before_fetch, self._after_fetch)
         # Weights cast while no gradient is recorded have none: they must not be found in the cache by a forward pass
         # that needs it.
-        forget = pair(_nothing, self._forget_casts)
-        around(torch.no_grad, "__exit__", forget)
-        around(torch.inference_mode, "__exit__", forget)
-        around(torch.autograd.grad_mode.set_grad_enabled, "__init__", forget)
-        around(torch.autograd.grad_mode.set_grad_enabled, "__exit__", forget)
-        around(torch.cuda.graph, "__enter__", pair(self._before_capture))
-        around(checkpoint, "_get_autocast_kwargs", pair(self._before_checkpoint))
+        for owner, name in (
+            (torch.no_grad, "__exit__"),
+            (torch.inference_mode, "__exit__"),
+            (torch.autograd.grad_mode.set_grad_enabled, "__init__"),
+            (torch.autograd.grad_mode.set_grad_enabled, "__exit__"),
+        ):
+            look(owner, name, _nothing, self._forget_casts)
+        look(torch.cuda.graph, "__enter__", self._before_capture)
+        look(checkpoint, "_get_autocast_kwargs", self._before_checkpoint)
 
-    def _wrap_optimizers(self) -> None:
-        if self._dtype is None:
-            return
+    def _hook_optimizers(self) -> None:
         from torch.optim import optimizer as module
 
-        wrap, is_compiling = partial(self._agent.guard.wrap, "knob." + self.name), self._is_compiling
-        leave, ready = wrap(self._before_step), wrap(self._after_step)
+        is_compiling, leave, ready = self._is_compiling, self.guarded(self._before_step), self.guarded(self._after_step)
 
         def before_step(_optimizer: Any, args: Any, kwargs: Any) -> None:
             if not is_compiling():
@@ -129,7 +121,7 @@ class AmpDtype(KnobBase):
 
     def _here(self) -> bool:
         """Whether this is the thread that trains."""
-        return get_ident() == (self._agent.training_thread or self._thread)
+        return get_ident() == (self.agent.training_thread or self._thread)
 
     def _before_fetch(self, *_args: Any, **_kwargs: Any) -> bool:
         if not self._here():
@@ -145,7 +137,7 @@ class AmpDtype(KnobBase):
 
     def _before_step(self, has_closure: bool) -> None:
         # The closure of an optimizer runs forward and backward inside the step.
-        if self._here() and not self._busy and not (has_closure and self._agent.compile_used):
+        if self._here() and not self._busy and not (has_closure and self.agent.compile_used):
             self._leave()
             if has_closure:
                 self._ready(at_once=False)
@@ -190,8 +182,8 @@ class AmpDtype(KnobBase):
 
     def _before_checkpoint(self, *_args: Any, **_kwargs: Any) -> None:
         """Activation checkpointing is about to note whether autocast is on, for the time it computes again."""
-        if self._hook is not None and not self._busy and self._here():
-            self._remove_hook()
+        if self._next_call.is_in and not self._busy and self._here():
+            self._next_call.remove()
             self._begin(self._device_of_model())
 
     # ----------------------------------------------------------------------------------------- entering, leaving
@@ -200,20 +192,11 @@ class AmpDtype(KnobBase):
         """Enter at the next module call; or `at_once`, where no hook may be used."""
         if self._stopped or self._entered is not None or self._busy:
             return
-        if self._agent.compile_used:
+        if self.agent.compile_used:
             if at_once and self._dtype is not None:
                 self._enter(self._device_of_model())
-        elif self._hook is None and (self._dtype is not None or self._watch is not None):
-            from torch.nn.modules.module import register_module_forward_pre_hook
-
-            is_compiling = self._is_compiling
-            called = self._agent.guard.wrap("knob." + self.name, self._called)
-
-            def before_forward(module: Any, _inputs: Any) -> None:
-                if not is_compiling():
-                    called(module)
-
-            self._hook = register_module_forward_pre_hook(before_forward)
+        elif self._dtype is not None or self._watch is not None:
+            self._next_call.add()
 
     def _called(self, module: Any) -> None:
         """The first module since: enter, on the device it is on."""
@@ -222,7 +205,7 @@ class AmpDtype(KnobBase):
         parameter = next(module.parameters(), None)
         if parameter is None or self._device not in (None, parameter.device.type):
             return
-        self._remove_hook()
+        self._next_call.remove()
         self._begin(parameter.device.type)
 
     def _begin(self, device: str) -> None:
@@ -252,12 +235,7 @@ class AmpDtype(KnobBase):
         if self._entered is not None and not self._own_depth:
             context, self._entered = self._entered, None
             context.__exit__(None, None, None)
-        self._remove_hook()
-
-    def _remove_hook(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        self._next_call.remove()
 
     def _device_of_model(self) -> str:
         """Of what was handed to torch.compile, while it is not known where training takes place."""
@@ -267,11 +245,11 @@ class AmpDtype(KnobBase):
         parameter = None if model is None else next(model.parameters(), None)
         if parameter is not None:
             return str(parameter.device.type)
-        return "cuda" if self._agent.device.in_use else "cpu"
+        return "cuda" if self.agent.device.in_use else "cpu"
 
     def _before_compile(self, target: Any = None, *_args: Any, **_kwargs: Any) -> bool:
-        was_ready = self._hook is not None
-        self._remove_hook()
+        was_ready = self._next_call.is_in
+        self._next_call.remove()
         if self._watch is not None:
             self._watch.stop()
         module = target if isinstance(target, self._torch.nn.Module) else getattr(target, "__self__", None)
@@ -281,7 +259,7 @@ class AmpDtype(KnobBase):
         return was_ready
 
     def _after_compile(self, was_ready: bool | None, _result: Any, _error: BaseException | None) -> None:
-        if was_ready and self._agent.training_thread is not None and self._here():
+        if was_ready and self.agent.training_thread is not None and self._here():
             self._ready()
 
     # ------------------------------------------------------------------------------------ the script's own autocast
@@ -312,7 +290,7 @@ class AmpDtype(KnobBase):
 
     def _leave_if_failed(self, _row: StepRow | None, _now_ns: int) -> None:
         """A defect turns all hooks off, the one that would leave included: not for longer than a step."""
-        if not self._stopped and self._agent.guard.is_off("knob." + self.name):
+        if not self._stopped and self.agent.guard.is_off(self.probe):
             self._own_depth = 0
             self._stop()
 
@@ -335,17 +313,17 @@ class AmpDtype(KnobBase):
             observed += f"; the script's own autocast {'is turned off' if self._dtype is None else 'got the type'}"
         if self._scaling is not None:
             observed += "; " + self._scaling.words()
-        self._report(applied, observed, None if applied else "the modules do not heed it", self._place)
+        self.report(applied, observed, None if applied else "the modules do not heed it", self._place)
 
     def _give_up(self, reason: str) -> None:
-        self._report(False, reason=reason, place=self._place)
+        self.report(False, reason=reason, place=self._place)
         self._stop()
 
     def _stop(self) -> None:
         self._stopped = True
         if self._here():
             self._leave()
-        self._remove_hook()
+        self._next_call.remove()
         self._end_watch()
         if self._scaling is not None:
             self._scaling.stop()
@@ -366,32 +344,15 @@ OUTPUTS_LIMIT = 10_000
 class Watch:
     """Looks on from `start` to `stop`, by a global forward hook: for one step, not longer."""
 
-    def __init__(self, torch: Any, wanted: Any) -> None:
-        self._torch = torch
+    def __init__(self, knob: AmpDtype, wanted: Any) -> None:
+        torch = self._torch = knob._torch
         self._wanted = wanted  # a torch.dtype; None for "not shortened"
-        self._handle: Any = None
+        self._hook = ModuleHook(knob.guarded(self._look), after=True)
+        self.start, self.stop = self._hook.add, self._hook.remove  # what was seen stays known
         self._seen: tuple[str, Any] | None = None  # (class, type) of an output, of the wanted type where there is one
         self._state: tuple[bool, Any] | None = None
         self._outputs = 0
         self._watched = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
-        self._is_compiling = is_compiling_check()
-
-    def start(self) -> None:
-        """Begin to look, if not begun."""
-        if self._handle is None:
-            from torch.nn.modules.module import register_module_forward_hook
-
-            def after_forward(module: Any, _inputs: Any, output: Any) -> None:
-                if isinstance(module, self._watched) and not self._is_compiling():
-                    self._look(module, output)
-
-            self._handle = register_module_forward_hook(after_forward)
-
-    def stop(self) -> None:
-        """Take the hook out. What was seen stays known."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
 
     def note_state(self, enabled: bool, dtype: Any) -> None:
         """What torch said of autocast inside a context."""
@@ -409,6 +370,8 @@ class Watch:
         return self._fits_state(), f"autocast is on, to {dtype}" if enabled else "autocast is off"
 
     def _look(self, module: Any, output: Any) -> None:
+        if not isinstance(module, self._watched):
+            return
         self._outputs += 1
         found = self._seen is not None and (self._wanted is None or self._fits(self._seen[1]))
         if found or self._outputs > OUTPUTS_LIMIT:
@@ -440,12 +403,9 @@ def autocast_state(torch: Any, device: str) -> tuple[bool, Any]:
 class Scaling:
     """Works between `before_backward` and `after_backward`, and at every optimizer step."""
 
-    def __init__(self, agent: Agent, knob: str) -> None:
-        import torch
-
-        self._torch: Any = torch
-        self._agent = agent
-        self._knob = knob
+    def __init__(self, knob: AmpDtype) -> None:
+        torch = self._torch = knob._torch
+        self._agent = knob.agent
         self._optimizers: list[ref[Any]] = []
         self._patched: set[type] = set()
         self._scaler: Any = None
@@ -456,21 +416,15 @@ class Scaling:
         self._unscaled_inside: set[int] = set()  # optimizers that stepped within it
         self._hook: Any = None
         self._stopped = False
-        self._looks, self._steps = Patches(), CallPatches(agent.guard, "knob." + knob)
-        made, scale = agent.guard.pair("knob." + knob, self._note), agent.guard.pair("knob." + knob, self._their_scale)
         self._home = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
-
-        def make() -> None:
-            self._looks.around(torch.optim.Optimizer, "__init__", made)
-            self._looks.around(self._home.GradScaler, "scale", scale)
-
-        self._looks.install(make)
+        self._patches = CallPatches(knob.agent.guard, knob.probe)
+        self._patches.look(torch.optim.Optimizer, "__init__", self._note)
+        self._patches.look(self._home.GradScaler, "scale", self._their_scale)
 
     def stop(self) -> None:
         """Take everything out; gradients are unscaled between two backward passes, so nothing is left to undo."""
         self._stopped = True
-        self._looks.remove()
-        self._steps.remove()
+        self._patches.remove()
         self._optimizers.clear()
 
     def words(self) -> str:
@@ -538,7 +492,7 @@ class Scaling:
         home = next((kind for kind in type(optimizer).__mro__ if "step" in vars(kind)), None)
         if home is not None and home not in self._patched:
             self._patched.add(home)
-            self._steps.change(home, "step", self._before_step)
+            self._patches.change(home, "step", self._before_step)
 
     def _before_step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Answer | None:
         if self._stopped or self._theirs:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from stepscope.errors import UsageError
 from stepscope.record.agent.knobs import check, entry, masked
+from stepscope.record.agent.patches import CallPatches
 from stepscope.schema import Knob
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ class Report:
 
     def __init__(self, agent: Agent, name: str, value: str) -> None:
         self._agent = agent
-        self._name = name
-        self._value = masked(name, value)
+        self._knob: dict[str, Any] = {"knob": name, "value": masked(name, value)}
         self._written: set[tuple[Any, ...]] = set()
 
     @property
@@ -45,43 +45,42 @@ class Report:
         place: Sequence[Any] | None = None,
     ) -> None:
         file, line = (place[0], place[1]) if place is not None else (None, None)
-        row = (applied, observed, reason, file, line)
-        if row in self._written or len(self._written) >= REPORTS_PER_KNOB:
-            return
-        self._written.add(row)
-        self._agent.events.write(
-            "knob",
-            knob=self._name,
-            value=self._value,
-            applied=applied,
-            observed=observed,
-            reason=reason,
-            file=file,
-            line=line,
-        )
+        row: dict[str, Any] = {"applied": applied, "observed": observed, "reason": reason, "file": file, "line": line}
+        key = tuple(row.values())
+        if key not in self._written and len(self._written) < REPORTS_PER_KNOB:
+            self._written.add(key)
+            self._agent.events.write("knob", **self._knob, **row)
 
 
 class KnobBase:
     """A knob. Every method runs behind the guard; one that raises makes the set `uninstall` the knob.
 
     Knobs are installed right after torch was imported, before the probes and before the script's own code goes on.
+    `_patches` are its wrappers, on its switch of the guard, and `_handles` its hooks in torch.
     """
 
-    name = ""  # set to the knob's full name, such as env:OMP_NUM_THREADS
     family = ""  # knobs of one family share their wrappers, and a switch: when one fails, all have
     missed = "the script never came to what this knob changes"
 
-    @property
-    def probe(self) -> str:
-        """The name of the guard's switch for everything of this knob."""
-        return "knob." + (self.family or self.name)
+    def __init__(self, agent: Agent, name: str, report: Callable[..., None], parts: dict[Any, Any]) -> None:
+        self.name = name  # the full one, such as env:OMP_NUM_THREADS
+        self.probe = "knob." + (self.family or name)  # the guard's switch for everything of this knob
+        self.report: Any = report
+        self.agent = agent
+        self._parts = parts
+        self._patches = CallPatches(agent.guard, self.probe)
+        self._handles: list[Any] = []
 
-    def install(self, agent: Agent, value: str, report: Report) -> None:
+    def install(self, value: str) -> None:
         """Apply the knob, or wait for what it applies to. `value` is one that the table accepts."""
         raise NotImplementedError
 
     def uninstall(self) -> None:
         """Take out what was put into torch, at the end or after a failure. May be called again."""
+        self._patches.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def at_first_step(self) -> None:
         """On the training thread, after the first training step was cut; by then the script is set up."""
@@ -91,6 +90,16 @@ class KnobBase:
 
     def in_loader_worker(self) -> None:
         """In a forked worker of a loader, before its first batch. Nothing can be reported from there."""
+
+    def shared(self, make: Callable[[KnobBase], Any]) -> Any:
+        """What several knobs of a process share: made for the first that asks."""
+        if make not in self._parts:
+            self._parts[make] = make(self)
+        return self._parts[make]
+
+    def guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """`hook` on the knob's switch of the guard."""
+        return self.agent.guard.wrap(self.probe, hook)
 
 
 def attach(agent: Agent) -> KnobSet:
@@ -105,42 +114,39 @@ class KnobSet:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._knobs: list[tuple[KnobBase, Report]] = []
+        self._knobs: list[KnobBase] = []
         self._first_step_seen = False
         self._ended = False
 
     def install_all(self, knobs: Sequence[Knob]) -> None:
         """Install each; what cannot be is reported as not applied."""
         agent = self._agent
+        parts: dict[Any, Any] = {}
         for knob in knobs:
             report = Report(agent, knob.knob, knob.value)
-            found = entry(knob.knob)
             try:
                 check(knob)
             except UsageError as error:
                 report(False, reason=str(error))
                 continue
-            made = agent.guard.wrap(
-                "knob." + knob.knob, lambda found=found: load(found.module, found.class_name), inject=False
-            )()
-            if made is None:
+            kind = agent.guard.wrap("knob." + knob.knob, load, inject=False)(knob.knob)
+            if kind is None:
                 self._say_failed("knob." + knob.knob, report)
                 continue
-            made.name = knob.knob
-            self._knobs.append((made, report))
-            self._call(made, report, made.install, agent, knob.value, report)
+            made = kind(agent, knob.knob, report, parts)
+            self._knobs.append(made)
+            self._call(made, made.install, knob.value)
 
         def at_boundary(row: StepRow | None, _now_ns: int) -> None:
             if row is not None and row.kind == "train":
                 self._tell_first_step()
 
-        at_boundary.probe_name = "knobs"  # type: ignore[attr-defined]
-        agent.add_step_listener(at_boundary, every_step=lambda: not self._first_step_seen)
+        agent.add_step_listener(at_boundary, "knobs", lambda: not self._first_step_seen)
         agent.add_end_hook(self.end, "knobs")
 
     def in_loader_worker(self) -> None:
         """Called in a forked loader worker, before the guard is stopped there."""
-        for knob, _ in self._knobs:
+        for knob in self._knobs:
             self._agent.guard.wrap(knob.probe, knob.in_loader_worker, inject=False)()
 
     def end(self) -> None:
@@ -149,38 +155,42 @@ class KnobSet:
             return
         self._ended = True
         self._tell_first_step()
-        for knob, report in self._knobs:
-            self._call(knob, report, knob.at_end)
-            if not report.made:
-                report(False, reason=knob.missed)
+        for knob in self._knobs:
+            self._call(knob, knob.at_end)
+            if not knob.report.made:
+                knob.report(False, reason=knob.missed)
 
     def uninstall_all(self) -> None:
         """Leave torch as it was found, the newest knob first."""
         self.end()
-        for knob, _ in reversed(self._knobs):
-            # A switch of its own: a knob that failed is off, and its wrappers must leave torch all the same.
-            self._agent.guard.wrap(knob.probe + ".uninstall", knob.uninstall, inject=False)()
+        for knob in reversed(self._knobs):
+            self._take_out(knob)
         self._knobs.clear()
 
     def _tell_first_step(self) -> None:
         if not self._first_step_seen:
             self._first_step_seen = True
-            for knob, report in self._knobs:
-                self._call(knob, report, knob.at_first_step)
+            for knob in self._knobs:
+                self._call(knob, knob.at_first_step)
 
-    def _call(self, knob: KnobBase, report: Report, method: Any, *arguments: Any) -> None:
+    def _call(self, knob: KnobBase, method: Any, *arguments: Any) -> None:
         """`method`, guarded; when the knob has failed, here or before in a hook of its own, it is said once."""
-        guard = self._agent.guard
-        guard.wrap(knob.probe, method)(*arguments)
-        if guard.is_off(knob.probe):
-            self._say_failed(knob.probe, report)
-            guard.wrap(knob.probe + ".uninstall", knob.uninstall, inject=False)()
+        self._agent.guard.wrap(knob.probe, method)(*arguments)
+        if self._agent.guard.is_off(knob.probe):
+            self._say_failed(knob.probe, knob.report)
+            self._take_out(knob)
+
+    def _take_out(self, knob: KnobBase) -> None:
+        # A switch of its own: a knob that failed is off, and its wrappers must leave torch all the same.
+        self._agent.guard.wrap(knob.probe + ".uninstall", knob.uninstall, inject=False)()
 
     def _say_failed(self, probe: str, report: Report) -> None:
         error = self._agent.fault(probe)
         report(False, reason="it failed in this process" + (f": {error}" if error else ""))
 
 
-def load(module: str, class_name: str) -> KnobBase:
-    """A new knob of a class of this package."""
-    return getattr(import_module(__package__ + "." + module), class_name)()  # type: ignore[no-any-return]
+def load(name: str) -> type[KnobBase]:
+    """The class of a knob, by a name of the table."""
+    found = entry(name)
+    assert found is not None
+    return getattr(import_module(__package__ + "." + found.module), found.class_name)  # type: ignore[no-any-return]

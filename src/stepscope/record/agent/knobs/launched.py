@@ -1,49 +1,41 @@
-"""`env:NAME=value`: the launcher sets the variable; here the training process is asked whether it sees it."""
+"""Knobs that the launcher applies, to command or environment; here the process is asked whether they arrived."""
 
 from __future__ import annotations
 
 import glob
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Sequence
 
 from stepscope.record.agent.knobs import masked
 from stepscope.record.agent.knobs.base import NO_DEVICE, KnobBase
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.knobs.base import Report
 
 
 class Environment(KnobBase):
     """Reports what the variable is once torch is imported, which is when nearly all variables of torch are read."""
 
-    def install(self, _agent: Agent, value: str, report: Report) -> None:
-        variable = self.name.partition(":")[2]
-        seen = os.environ.get(variable)
+    def install(self, value: str) -> None:
+        seen = os.environ.get(self.name.partition(":")[2])
         if seen == value:
-            report(True, masked(self.name, seen))
+            self.report(True, masked(self.name, seen))
         elif seen is None:
-            report(False, reason="the training process does not have the variable; something in between removed it")
+            reason = "the training process does not have the variable; something in between removed it"
+            self.report(False, reason=reason)
         else:
-            report(False, masked(self.name, seen), "the script or what starts it sets the variable itself")
+            self.report(False, masked(self.name, seen), "the script or what starts it sets the variable itself")
 
 
 class Argument(KnobBase):
     """Reports the arguments as `sys.argv` has them when torch is imported."""
 
-    def install(self, _agent: Agent, value: str, report: Report) -> None:
-        flag = self.name.partition(":")[2]
-        words = sys.argv[1:]
-        seen = argument_of(words, flag)
-        if value == "" and seen is not None:
-            report(True, "given")
-        elif seen == value:
-            report(True, masked(self.name, seen))
-        elif seen is None:
-            report(False, reason="the training process did not get it; the command does not hand it on")
+    def install(self, value: str) -> None:
+        seen = argument_of(sys.argv[1:], self.name.partition(":")[2])
+        if seen is None:
+            self.report(False, reason="the training process did not get it; the command does not hand it on")
+        elif value in ("", seen):
+            self.report(True, masked(self.name, seen) if value else "given")
         else:
-            report(False, masked(self.name, seen), "the training process got another value")
+            self.report(False, masked(self.name, seen), "the training process got another value")
 
 
 POSITIONAL_FROM_HERE = "--"
@@ -94,37 +86,28 @@ class AllocatorConf(KnobBase):
 
     missed = NO_DEVICE
 
-    def install(self, agent: Agent, value: str, report: Report) -> None:
+    def install(self, value: str) -> None:
         """`value`: the settings."""
-        self._agent, self._value, self._report = agent, value, report
+        self._value = value
 
     def at_first_step(self) -> None:
         """Read back what the allocator itself says of its settings, where it does."""
-        if not self._agent.device.in_use:
-            self._report(False, reason=NO_DEVICE)
+        if not self.agent.device.in_use:
+            self.report(False, reason=NO_DEVICE)
             return
         if self._value not in [os.environ.get(name) for name in VARIABLES]:
-            self._report(False, reason=f"the process does not see it in {VARIABLES[0]}")
+            self.report(False, reason=f"the process does not see it in {VARIABLES[0]}")
             return
-        settings = _settings()
+        memory: Any = sys.modules["torch"].cuda.memory
+        found = memory._snapshot().get("allocator_settings") if hasattr(memory, "_snapshot") else None
+        settings = found if isinstance(found, dict) else {}  # this torch may not tell them
         told = settings.get(VARIABLES[0]) or settings.get(VARIABLES[1])
         if told is not None and told != self._value:
-            self._report(False, f"the allocator has {told}", "the script sets its own")
+            self.report(False, f"the allocator has {told}", "the script sets its own")
             return
-        words = ", ".join(f"{name} is {settings[name]}" for name in _names(self._value) if name in settings)
-        self._report(True, f"the allocator says {words}" if words else f"{VARIABLES[0]} is set in the process")
-
-
-def _names(conf: str) -> list[str]:
-    return [part.partition(":")[0] for part in conf.split(",") if ":" in part]
-
-
-def _settings() -> dict[str, Any]:
-    """Of the allocator, by name; {} where this torch does not tell them."""
-    memory: Any = sys.modules["torch"].cuda.memory
-    snapshot = getattr(memory, "_snapshot", None)
-    found = snapshot().get("allocator_settings") if snapshot is not None else None
-    return {str(name): value for name, value in found.items()} if isinstance(found, dict) else {}
+        names = [part.partition(":")[0] for part in self._value.split(",") if ":" in part]
+        words = ", ".join(f"{name} is {settings[name]}" for name in names if name in settings)
+        self.report(True, f"the allocator says {words}" if words else f"{VARIABLES[0]} is set in the process")
 
 
 # glibc takes no larger threshold than this; tensors above it are mapped anew whatever it is, unless nothing may be.
@@ -162,30 +145,28 @@ def host_allocator_variables(value: str, preloaded: str | None = None) -> dict[s
 class HostAllocator(KnobBase):
     """Reads back what the process was started with."""
 
-    def install(self, _agent: Agent, value: str, report: Report) -> None:
+    def install(self, value: str) -> None:
         """`value`: KEEP, KEEP_ALL, HUGE or one of `LIBRARIES`."""
-        if value in LIBRARIES:
-            self._report_library(value, report)
-            return
-        wanted = host_allocator_variables(value)
+        wanted = _VARIABLES.get(value, {})
         missing = [name for name, text in wanted.items() if os.environ.get(name) != text]
-        if not sys.platform.startswith("linux"):
-            report(False, reason="these are variables of Linux")
+        loaded = _loaded(value) if value in LIBRARIES else " ".join(f"{name}={text}" for name, text in wanted.items())
+        if value in LIBRARIES and loaded is None:
+            reason = f"the process was started without lib{value}.so: something in between removed it"
+            if installed(value) is None:
+                reason = f"lib{value}.so is not installed on this machine"
+            self.report(False, reason=reason)
+        elif wanted and not sys.platform.startswith("linux"):
+            self.report(False, reason="these are variables of Linux")
         elif missing:
-            report(False, reason=f"the training process does not see {', '.join(missing)} as set")
+            self.report(False, reason=f"the training process does not see {', '.join(missing)} as set")
         else:
-            report(True, " ".join(f"{name}={text}" for name, text in wanted.items()))
+            self.report(True, loaded)
 
-    @staticmethod
-    def _report_library(value: str, report: Report) -> None:
-        try:
-            with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-                loaded = next((line.split()[-1] for line in maps if f"/lib{value}" in line), None)
-        except OSError:
-            loaded = None
-        if loaded is not None:
-            report(True, loaded)
-        elif installed(value) is None:
-            report(False, reason=f"lib{value}.so is not installed on this machine")
-        else:
-            report(False, reason=f"the process was started without lib{value}.so: something in between removed it")
+
+def _loaded(library: str) -> str | None:
+    """The path of an allocator's library in this process."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            return next((line.split()[-1] for line in maps if f"/lib{library}" in line), None)
+    except OSError:
+        return None

@@ -9,41 +9,35 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, Mapping, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple
 
 from stepscope.record.agent.frames import user_place
-from stepscope.record.agent.knobs.base import KnobBase, Report
-from stepscope.record.agent.knobs.values import TRUTHS
+from stepscope.record.agent.knobs.base import KnobBase
 from stepscope.record.agent.patches import Arguments, CallPatches, parameter_names
 from stepscope.record.agent.wrapper_importlib_bootstrap import Call
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
+    pass
 
 NUM_WORKERS = "num_workers"
 PREFETCH = "prefetch_factor"
 PIN = "pin_memory"
 PERSISTENT = "persistent_workers"
-_FAMILY = "loader"
-_NEVER_READ = "no batch was fetched from the loader"
 
 
 class _Loaders:
     """The wrappers, and every loader they changed. One per process, made by the first loader knob that comes."""
 
-    shared: _Loaders | None = None
-
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, knob: KnobBase) -> None:
         from torch.utils.data import DataLoader
 
         self.knobs: dict[str, LoaderArgument] = {}  # by argument
         self._names = parameter_names(DataLoader.__init__)
         self._made: dict[int, tuple[Any, Any]] = {}  # id -> (weak reference, (arguments changed, place))
         self.made_any = False
-        self._calls = CallPatches(agent.guard, "knob." + _FAMILY)
+        self._calls = CallPatches(knob.agent.guard, knob.probe)
         self._calls.change(DataLoader, "__init__", self._change, self._after_init, self._refused)
-        iterate = agent.guard.pair("knob." + _FAMILY, lambda loader: loader, self._after_iterator)
-        self._calls.around(DataLoader, "_get_iterator", iterate)
+        self._calls.look(DataLoader, "_get_iterator", lambda loader: loader, self._after_iterator)
 
     def remove(self) -> None:
         self._calls.remove()
@@ -77,13 +71,10 @@ class _Loaders:
 
     def _after_iterator(self, loader: Any, iterator: Any, error: BaseException | None) -> None:
         reference, token = self._made.get(id(loader), (None, None))
-        if error is not None or reference is None or reference() is not loader:
-            return
-        names, place = token
-        for name in names:
-            knob = self.knobs.get(name)
-            if knob is not None:
-                knob.look(loader, iterator, place)
+        if error is None and reference is not None and reference() is loader:
+            names, place = token
+            for name in names:
+                self.knobs[name].look(loader, iterator, place)
 
 
 class LoaderArgument(KnobBase):
@@ -93,26 +84,20 @@ class LoaderArgument(KnobBase):
     `pin_memory` is for an accelerator.
     """
 
-    family = _FAMILY
+    family = "loader"
     missed = "the script made no DataLoader"
 
-    def install(self, agent: Agent, value: str, report: Report) -> None:
+    def install(self, value: str) -> None:
         self._argument = self.name.partition(".")[2]
-        self.wish: Any = int(value) if self._argument in (NUM_WORKERS, PREFETCH) else TRUTHS[value]
-        self.report = report
-        if _Loaders.shared is None:
-            _Loaders.shared = _Loaders(agent)
-        _Loaders.shared.knobs[self._argument] = self
+        self.wish: Any = int(value) if self._argument in (NUM_WORKERS, PREFETCH) else value == "true"
+        self.shared(_Loaders).knobs[self._argument] = self
 
     def uninstall(self) -> None:
-        shared, _Loaders.shared = _Loaders.shared, None
-        if shared is not None:
-            shared.remove()
+        self.shared(_Loaders).remove()
 
     def at_end(self) -> None:
-        shared = _Loaders.shared
-        if not self.report.made and shared is not None and shared.made_any:
-            self.report(False, reason=_NEVER_READ)
+        if not self.report.made and self.shared(_Loaders).made_any:
+            self.report(False, reason="no batch was fetched from the loader")
 
     def look(self, loader: Any, iterator: Any, place: Any) -> None:
         """Report what holds for the batches of `iterator`, which `loader` has just made."""
@@ -131,24 +116,19 @@ class LoaderArgument(KnobBase):
 def _given(dataset: Any, workers: int, wishes: dict[str, Any]) -> Given:
     from torch.utils.data import IterableDataset
 
+    torch: Any = sys.modules["torch"]
+    accelerator = getattr(torch, "accelerator", torch.cuda)
     return Given(
         num_workers=workers,
         iterable=isinstance(dataset, IterableDataset),
         # The default is asked for without fixing it, which would forbid the script to choose.
         start_method=multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
         daemon=bool(multiprocessing.current_process().daemon),
-        pins=bool(wishes.get(PIN)) and _has_accelerator(),
+        # asked only where memory would be pinned, which makes torch ask the same
+        pins=bool(wishes.get(PIN)) and bool(accelerator.is_available()),
     )
 
 
-def _has_accelerator() -> bool:
-    """Asked only where memory would be pinned, which makes torch ask the same."""
-    torch: Any = sys.modules["torch"]
-    accelerator = getattr(torch, "accelerator", None)
-    return bool(torch.cuda.is_available() if accelerator is None else accelerator.is_available())
-
-
-_NO_WORKERS = "this loader has no workers"
 # What has a meaning with workers only, and what it is without.
 _WORKERS_ONLY: dict[str, Any] = {PREFETCH: None, PERSISTENT: False, "timeout": 0, "multiprocessing_context": None}
 
@@ -163,34 +143,27 @@ class Given(NamedTuple):
     pins: bool  # there is an accelerator that memory can be pinned for
 
 
-Plan = Tuple[Dict[str, Any], Dict[str, str]]
-
-
-def plan(wishes: Mapping[str, Any], given: Given) -> Plan:
+def plan(wishes: Mapping[str, Any], given: Given) -> tuple[dict[str, Any], dict[str, str]]:
     """(arguments to change, reason for every wish that is left out). `wishes` are converted values by argument."""
     changes: dict[str, Any] = {}
     refused: dict[str, str] = {}
     workers = given.num_workers
     if NUM_WORKERS in wishes:
-        reason = _why_no_workers(given) if wishes[NUM_WORKERS] > 0 else None
-        if reason is None:
+        why_none = _why_no_workers(given) if wishes[NUM_WORKERS] > 0 else None
+        if why_none is None:
             workers = changes[NUM_WORKERS] = wishes[NUM_WORKERS]
         else:
-            refused[NUM_WORKERS] = reason
+            refused[NUM_WORKERS] = why_none
     if workers == 0 and given.num_workers > 0:
         changes.update(_WORKERS_ONLY)
-    for name in (PREFETCH, PERSISTENT):
-        if name not in wishes:
-            continue
-        if workers > 0 or wishes[name] is False:
+    for name in (PREFETCH, PERSISTENT, PIN):
+        allowed, reason = workers > 0, "this loader has no workers"
+        if name == PIN:
+            allowed, reason = given.pins, "there is no accelerator to pin memory for"
+        if name in wishes and (allowed or wishes[name] is False):
             changes[name] = wishes[name]
-        else:
-            refused[name] = _NO_WORKERS
-    if PIN in wishes:
-        if given.pins or not wishes[PIN]:
-            changes[PIN] = wishes[PIN]
-        else:
-            refused[PIN] = "there is no accelerator to pin memory for"
+        elif name in wishes:
+            refused[name] = reason
     return changes, refused
 
 

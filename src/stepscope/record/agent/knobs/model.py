@@ -1,8 +1,8 @@
-"""The models of a script: the outermost modules that are called in training.
+"""Knobs of the model: torch.compile, and the memory format of convolutions.
 
-Found by a global forward pre-hook that is in place until the first training step is over, and no longer: it would slow
-every module call down. Once torch.compile is used there is none at all, for Dynamo would compile anew without it; what
-the script hands to torch.compile is a model then.
+The models of a script are the outermost modules that are called in training, found by a global hook that is in place
+until the first training step is over, and no longer: it would slow every module call down. Once torch.compile is used
+there is none at all, for Dynamo would compile anew without it; what the script hands to torch.compile is a model then.
 """
 
 from __future__ import annotations
@@ -10,78 +10,49 @@ from __future__ import annotations
 import sys
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Callable
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
-from stepscope.record.agent.compiling import is_compiling_check, skip_own_code
+from stepscope.record.agent.compiling import skip_own_code
 from stepscope.record.agent.frames import Place, user_place
+from stepscope.record.agent.knobs import COMPILE_MODES
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.knobs.values import COMPILE_MODES, TRUTHS
-from stepscope.record.agent.patches import CallPatches, Patches
+from stepscope.record.agent.patches import CallPatches, ModuleHook
 from stepscope.record.agent.wrapper_importlib_bootstrap import Call
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.knobs.base import Report
     from stepscope.record.agent.steps import StepRow
 
 NAME = "knob_roots"
 
-_finders: WeakKeyDictionary[Agent, RootFinder] = WeakKeyDictionary()
-
-
-def finder(agent: Agent) -> RootFinder:
-    """The finder that all knobs of `agent` share, started on first use."""
-    found = _finders.get(agent)
-    if found is None:
-        found = _finders[agent] = RootFinder(agent)
-        found.start()
-    return found
-
 
 class RootFinder:
-    """Listens until `close`."""
+    """Listens until `close`. One per process, started for the first knob that asks for it."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._patches = Patches()
-        self._handle: Any = None
+    def __init__(self, knob: KnobBase) -> None:
+        import torch
+
+        agent = self._agent = knob.agent
+        self._is_grad_enabled = torch.is_grad_enabled
+        self._module_type = torch.nn.Module
         self._inner: set[int] = set()  # ids of the roots and all that is inside them
         self._listeners: list[Callable[[Any], Any]] = []
         self._roots: list[ref[Any]] = []
+        self._patches = CallPatches(agent.guard, NAME)
+        self._patches.look(torch, "compile", self._before_compile)
+        self._hook = ModuleHook(agent.guard.wrap(NAME, self._called))
+        self._hook.add()
 
-    def listen(self, knob: str, listener: Callable[[Any], Any]) -> None:
-        """Call `listener(module)` right before the first call of each root, on the switch of `knob`."""
-        self._listeners.append(self._agent.guard.wrap("knob." + knob, listener))
-
-    def start(self) -> None:
-        """Put the hook in, and be told of torch.compile."""
-        import torch
-        from torch.nn.modules.module import register_module_forward_pre_hook
-
-        self._is_grad_enabled = torch.is_grad_enabled
-        self._module_type = torch.nn.Module
-        is_compiling, called = is_compiling_check(), self._agent.guard.wrap(NAME, self._called)
-
-        def before_forward(module: Any, _inputs: Any) -> None:
-            if not is_compiling():
-                called(module)
-
-        pair = self._agent.guard.pair(NAME, self._before_compile)
-        self._patches.install(lambda: self._patches.around(torch, "compile", pair))
-        self._handle = register_module_forward_pre_hook(before_forward)
+    def listen(self, listener: Callable[[Any], Any]) -> None:
+        """Call `listener(module)`, which must not raise, right before the first call of each root."""
+        self._listeners.append(listener)
 
     def close(self) -> list[Any]:
         """End the search. Returns the models found that still exist, in order; may be asked again."""
-        self._remove_hook()
+        self._hook.remove()
         self._patches.remove()
         self._inner.clear()
         self._listeners.clear()
         return [module for module in (reference() for reference in self._roots) if module is not None]
-
-    def _remove_hook(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
 
     def _called(self, module: Any) -> None:
         thread = self._agent.training_thread
@@ -98,7 +69,7 @@ class RootFinder:
                 listener(module)
 
     def _before_compile(self, target: Any = None, *_args: Any, **_kwargs: Any) -> None:
-        self._remove_hook()
+        self._hook.remove()
         module = target if isinstance(target, self._module_type) else getattr(target, "__self__", None)
         if isinstance(module, self._module_type) and id(module) not in self._inner:
             self._note(module)
@@ -106,19 +77,15 @@ class RootFinder:
 
 STEPS_TO_SEE = 5  # after them a compiled frame must have run
 
-_plans: WeakKeyDictionary[Agent, Plan] = WeakKeyDictionary()
 
-
-class Plan:
+class _Plan:
     """What the three knobs of an agent want together, and what comes of it."""
 
-    def __init__(self, agent: Agent, knob: str) -> None:
+    def __init__(self, knob: KnobBase) -> None:
         import torch
 
         self._torch: Any = torch
-        self._agent = agent
-        self._knob = knob
-        self._reports: dict[str, Report] = {}
+        self.reports: dict[str, Any] = {}
         self._eager = False
         self._compile = False  # the models, where the script compiles nothing
         self._arguments: dict[str, Any] = {}  # of torch.compile
@@ -130,28 +97,22 @@ class Plan:
         self._rows = 0
         self._set_up = False
         self._model_place: Place | None = None
-        self._finder = finder(agent)
-        self._finder.listen(knob, self._note_model)
-        self._patches = CallPatches(agent.guard, "knob." + knob)
-        self._patches.change(torch, "compile", self._changed, None, self._refused)
-        agent.add_boundary_hook(self._at_boundary, "knob." + knob)
+        self._finder: RootFinder = knob.shared(RootFinder)
+        self._finder.listen(knob.guarded(self._note_model))
+        self.patches = CallPatches(knob.agent.guard, knob.probe)
+        self.patches.change(torch, "compile", self._changed, None, self._refused)
+        knob.agent.add_boundary_hook(self._at_boundary, knob.probe)
 
-    def want(self, knob: str, value: str, report: Report) -> None:
+    def want(self, knob: str, value: str, report: Any) -> None:
         """Take in one of the knobs."""
-        self._reports[knob] = report
+        self.reports[knob] = report
         if knob == "compile.dynamic":
-            self._arguments["dynamic"] = TRUTHS[value]
+            self._arguments["dynamic"] = value == "true"
             return
         self._eager = self._eager or value == "false"
         self._compile = self._compile or value != "false"
         if value in COMPILE_MODES:
             self._arguments["mode"] = value
-
-    def uninstall(self) -> None:
-        """Restore torch.compile. A model that was compiled stays so."""
-        self._finder.close()
-        self._patches.remove()
-        self._reports.clear()
 
     # ------------------------------------------------------------------------------------ what the script compiles
 
@@ -199,7 +160,7 @@ class Plan:
             self._tell(False, reason="the script compiles nothing, and no compile=true is given")
         elif self._refusal is not None:
             self._tell(False, reason=self._refusal, place=self._script_place)
-        elif not self._eager and "compile" in self._reports and not self._arguments:
+        elif not self._eager and "compile" in self.reports and not self._arguments:
             self._tell(False, reason="the script compiles its model already", place=self._script_place)
 
     def _compile_models(self, models: list[Any]) -> None:
@@ -255,38 +216,39 @@ class Plan:
         self._tell(compiled > 0, words, reason, self._script_place or self._model_place)
 
     def _done(self) -> bool:
-        return all(report.made for report in self._reports.values())
+        return all(report.made for report in self.reports.values())
 
     def _tell(
         self, applied: bool, observed: str | None = None, reason: str | None = None, place: Place | None = None
     ) -> None:
-        for report in self._reports.values():
+        for report in self.reports.values():
             if not report.made:
                 report(applied, observed, reason, place)
 
 
 class Compile(KnobBase):
-    """compile (true, a mode, or false), compile.mode and compile.dynamic: one plan of all that are given."""
+    """compile (true, a mode, or false), compile.mode and compile.dynamic: one plan of all that are given.
 
+    A model that was compiled stays so when the knob is taken out.
+    """
+
+    family = "compile"
     missed = "no training step was completed after it"
 
-    def install(self, agent: Agent, value: str, report: Report) -> None:
+    def install(self, value: str) -> None:
         """`value`: a mode of torch.compile, true or false, as the knob takes them."""
-        self._plan = _plans.get(agent)
-        if self._plan is None:
-            self._plan = _plans[agent] = Plan(agent, self.name)
-        self._plan.want(self.name, value, report)
+        self.shared(_Plan).want(self.name, value, self.report)
 
     def uninstall(self) -> None:
         """Restore torch.compile."""
-        plan = getattr(self, "_plan", None)
-        if plan is not None:
-            plan.uninstall()
+        self.shared(RootFinder).close()
+        plan = self.shared(_Plan)
+        plan.patches.remove()
+        plan.reports.clear()
 
     def at_end(self) -> None:
         """A last look."""
-        if self._plan is not None:
-            self._plan.look()
+        self.shared(_Plan).look()
 
 
 def _compile_in_place(torch: Any, model: Any, arguments: dict[str, Any]) -> None:
@@ -307,40 +269,36 @@ def _frames(which: str) -> int:
 
 
 class MemoryFormat(KnobBase):
-    """Converts every root it is told of."""
+    """Converts every root it is told of; weights stay so when it is taken out, their values are the same."""
 
     missed = "no model was called in training"
 
-    def install(self, agent: Agent, value: str, report: Report) -> None:
+    def install(self, value: str) -> None:
         """`value`: channels_last."""
         import torch
 
-        self._torch: Any = torch
-        self._agent, self._report = agent, report
+        self._convolution: Any = torch.nn.Conv2d
         self._format = getattr(torch, value)
         self._weight: Any = None  # one that was converted
         self._place: Place | None = None
         self._output: tuple[str, bool] | None = None  # class of the first convolution seen, and whether it heeds it
-        self._handle: Any = None
-        self._is_compiling = is_compiling_check()
-        self._finder = finder(agent)
-        self._finder.listen(self.name, self._convert)
+        self._outputs = ModuleHook(self.guarded(self._look), after=True)
+        self.shared(RootFinder).listen(self.guarded(self._convert))
 
     def uninstall(self) -> None:
-        """End the search. Converted weights stay as they are: their values are the same."""
-        if hasattr(self, "_finder"):
-            self._finder.close()
-            self._remove_hook()
-            self._weight = None
+        """End the search."""
+        self.shared(RootFinder).close()
+        self._outputs.remove()
+        self._weight = None
 
     def at_first_step(self) -> None:
         """Read a weight, and what was seen of the first convolution."""
-        found = self._finder.close()
-        self._remove_hook()
+        found = self.shared(RootFinder).close()
+        self._outputs.remove()
         weight, self._weight = self._weight, None
         if weight is None:
             if found:
-                self._report(False, reason="the model has no weights of four dimensions", place=self._place)
+                self.report(False, reason="the model has no weights of four dimensions", place=self._place)
             return
         applied = bool(weight.is_contiguous(memory_format=self._format))
         words = f"a weight of {tuple(weight.shape)} has its channels {'last' if applied else 'not last'}"
@@ -348,7 +306,7 @@ class MemoryFormat(KnobBase):
             kind, heeded = self._output
             words += f", and {kind} returns {'the same' if heeded else 'another format'}"
             applied = applied and heeded
-        self._report(applied, words, None if applied else "it does not stay so", self._place)
+        self.report(applied, words, None if applied else "it does not stay so", self._place)
 
     def _convert(self, module: Any) -> None:
         if self._place is None:
@@ -361,27 +319,11 @@ class MemoryFormat(KnobBase):
         telling = [one for one in weights if one.shape[1] > 1 and one.shape[2] * one.shape[3] > 1]
         if self._weight is None:
             self._weight = (telling or weights)[0]
-            if telling and not self._agent.compile_used:
-                self._look_at_outputs()
-
-    def _look_at_outputs(self) -> None:
-        from torch.nn.modules.module import register_module_forward_hook
-
-        convolution, is_compiling = self._torch.nn.Conv2d, self._is_compiling
-        look = self._agent.guard.wrap("knob." + self.name, self._look)
-
-        def after_forward(module: Any, _inputs: Any, output: Any) -> None:
-            if isinstance(module, convolution) and not is_compiling():
-                look(module, output)
-
-        self._handle = register_module_forward_hook(after_forward)
+            if telling and not self.agent.compile_used:
+                self._outputs.add()
 
     def _look(self, module: Any, output: Any) -> None:
-        if getattr(output, "dim", int)() == 4 and output.shape[1] > 1 and output.shape[2] * output.shape[3] > 1:
+        four = isinstance(module, self._convolution) and getattr(output, "dim", int)() == 4
+        if four and output.shape[1] > 1 and output.shape[2] * output.shape[3] > 1:
             self._output = (type(module).__name__, bool(output.is_contiguous(memory_format=self._format)))
-            self._remove_hook()
-
-    def _remove_hook(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+            self._outputs.remove()

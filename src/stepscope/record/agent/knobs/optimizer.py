@@ -1,26 +1,21 @@
-"""optimizer.fused and optimizer.foreach: how torch's optimizers update their parameters.
+"""Knobs of the optimizer: how it updates its parameters (optimizer.fused and optimizer.foreach), and zero_grad.
 
-Both are arguments of their constructors; a constructor that refuses what the knob asks for is called again as the
-script has it. What the parameter groups hold when the first step is taken is what counts: a checkpoint loaded in
-between brings its own settings along.
+Both of the former are arguments of their constructors; a constructor that refuses what the knob asks for is called
+again as the script has it. What the parameter groups hold when the first step is taken is what counts: a checkpoint
+loaded in between brings its own settings along.
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import Any
 from weakref import ref
 
 from stepscope.record.agent.compiling import is_dynamo_compiling_check
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.knobs.values import TRUTHS
-from stepscope.record.agent.patches import Arguments, CallPatches, Patches, parameter_names
+from stepscope.record.agent.patches import Arguments, parameter_names
 from stepscope.record.agent.wrapper_importlib_bootstrap import Call
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.knobs.base import Report
 
 PENDING_LIMIT = 1_000  # optimizers made and not yet stepped that are looked after
 
@@ -33,41 +28,31 @@ class OptimizerArgument(KnobBase):
 
     missed = "the script made no optimizer"
 
-    def install(self, agent: Agent, value: str, report: Report) -> None:
+    def install(self, value: str) -> None:
         """`value`: true or false."""
         import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         self.argument = self.name.partition(".")[2]
-        self._value, self._report = TRUTHS[value], report
+        self._value = value == "true"
         self._pending: dict[int, tuple[ref[Any], Place | None]] = {}  # optimizers that have not taken a step
         self._refusals: dict[int, str] = {}
-        self._patches = CallPatches(agent.guard, "knob." + self.name)
-        self._made = Patches()
         for kind in list(vars(torch.optim).values()):
             if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
                 self._change(kind)
-        made = agent.guard.pair("knob." + self.name, self._note)
-        self._made.install(lambda: self._made.around(torch.optim.Optimizer, "__init__", made))
-        is_compiling = is_dynamo_compiling_check()
-        look = agent.guard.wrap("knob." + self.name, self._look)
+        self._patches.look(torch.optim.Optimizer, "__init__", self._note)
+        is_compiling, look = is_dynamo_compiling_check(), self.guarded(self._look)
 
         def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             if self._pending and not is_compiling():
                 look(optimizer)
 
-        self._handle = register_optimizer_step_pre_hook(before_step)
+        self._handles = [register_optimizer_step_pre_hook(before_step)]
 
     def uninstall(self) -> None:
         """Restore the constructors."""
-        handle = getattr(self, "_handle", None)
-        if handle is not None:
-            handle.remove()
-            self._made.remove()
-            self._pending.clear()
-        patches = getattr(self, "_patches", None)
-        if patches is not None:
-            patches.remove()
+        super().uninstall()
+        self._pending.clear()
 
     def at_end(self) -> None:
         """Optimizers that never took a step."""
@@ -118,20 +103,17 @@ class OptimizerArgument(KnobBase):
         """Read back what the parameter groups hold."""
         name, argument = type(optimizer).__name__, self.argument
         if argument not in optimizer.defaults:
-            self._report(False, reason=f"{name} takes no {argument}", place=place)
+            self.report(False, reason=f"{name} takes no {argument}", place=place)
             return
         values = {group.get(argument) for group in optimizer.param_groups}
         observed = f"{name} has {argument}={', '.join(sorted(map(str, values)))}"
         refusal = self._refusals.pop(id(optimizer), None)
         if values == {self._value}:
-            self._report(True, observed, place=place)
+            self.report(True, observed, place=place)
         elif refusal is not None:
-            self._report(False, observed, f"{name} refuses it: {refusal}", place)
+            self.report(False, observed, f"{name} refuses it: {refusal}", place)
         else:
-            self._report(False, observed, "its parameter groups, or a checkpoint loaded, have their own", place)
-
-
-_NAMES = ["self", "set_to_none"]
+            self.report(False, observed, "its parameter groups, or a checkpoint loaded, have their own", place)
 
 
 class SetToNone(KnobBase):
@@ -139,27 +121,23 @@ class SetToNone(KnobBase):
 
     missed = "zero_grad was never called while there were gradients"
 
-    def install(self, agent: Agent, value: str, report: Report) -> None:
+    def install(self, value: str) -> None:
         """`value`: true or false."""
         import torch
 
-        self._value, self._report = TRUTHS[value], report
+        self._value = value == "true"
         self._looks = 2  # places: of an optimizer, and of a module
-        self._patches = CallPatches(agent.guard, "knob." + self.name)
         self._patches.change(torch.optim.Optimizer, "zero_grad", self._changed, self._look)
         self._patches.change(torch.nn.Module, "zero_grad", self._changed, self._look)
 
-    def uninstall(self) -> None:
-        """Restore the originals."""
-        patches = getattr(self, "_patches", None)
-        if patches is not None:
-            patches.remove()
-
     def _changed(self, *args: Any, **kwargs: Any) -> Call:
-        arguments = Arguments(_NAMES, args, kwargs)
+        arguments = Arguments(["self", "set_to_none"], args, kwargs)
         watched = None
         if self._looks > 0:
-            watched = next((one for one in _parameters(args[0]) if one.grad is not None), None)
+            groups = getattr(args[0], "param_groups", None)
+            of_groups = (one for group in groups or () for one in group["params"])
+            parameters = of_groups if isinstance(groups, list) else args[0].parameters()
+            watched = next((one for one in parameters if one.grad is not None), None)
         given = arguments.get("set_to_none", True)
         arguments.set("set_to_none", self._value)
         return arguments.call(None if watched is None else (watched, given))
@@ -176,13 +154,4 @@ class SetToNone(KnobBase):
             words += ", as the script's own call has it"
         applied = found == ("None" if self._value else "a tensor of zeros")
         reason = None if applied else "this zero_grad does not heed its argument"
-        self._report(applied, words, reason, user_place())
-
-
-def _parameters(owner: Any) -> Iterator[Any]:
-    groups = getattr(owner, "param_groups", None)
-    if isinstance(groups, list):
-        for group in groups:
-            yield from group["params"]
-    else:
-        yield from owner.parameters()
+        self.report(applied, words, reason, user_place())

@@ -1,4 +1,4 @@
-"""Knobs of CPU affinity: of the training process, and of the workers of its loaders.
+"""Knobs of the process: the CPUs of the training and of its loader's workers, and Python's garbage collector.
 
 A worker inherits the mask of the process that forks it. It is put back on the CPUs the process had at first, unless the
 second knob says which it may use. Workers that are spawned or started by a server are not reached.
@@ -10,61 +10,50 @@ import gc
 import os
 from typing import TYPE_CHECKING, Any
 
-from stepscope.record.agent.knobs.base import KnobBase, Report
-from stepscope.record.agent.knobs.values import cpu_list, cpu_text
-from stepscope.record.agent.patches import Patches
+from stepscope.record.agent.knobs import cpu_list, cpu_text
+from stepscope.record.agent.knobs.base import KnobBase
 from stepscope.record.agent.window_plan import NOISY_STEPS, is_steady
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.steps import StepRow
 
 _LOADERS_LOOKED_AT = 20  # a script that starts workers again for every epoch has told enough by then
 
 
 class _Masks:
-    """What both knobs must agree on: the CPUs before any of them, and what workers get."""
+    """What both knobs must agree on: the CPUs this process had before any of them, and what workers get."""
 
-    original: frozenset[int] | None = None
-    workers: frozenset[int] | None = None
-
-    @classmethod
-    def allowed(cls) -> frozenset[int]:
-        """The CPUs this process had before the first knob."""
-        if cls.original is None:
-            cls.original = frozenset(os.sched_getaffinity(0))
-        return cls.original
-
-    @classmethod
-    def apply_in_worker(cls) -> None:
-        mask = cls.workers or cls.original
-        if mask:
-            os.sched_setaffinity(0, mask)
+    def __init__(self, _knob: KnobBase) -> None:
+        self.original = frozenset(os.sched_getaffinity(0))
+        self.workers: frozenset[int] | None = None
 
 
 class _Affinity(KnobBase):
-    def usable(self, value: str, report: Report) -> frozenset[int] | None:
+    _cpus: frozenset[int] | None = None
+
+    def usable(self, value: str) -> frozenset[int] | None:
         """The CPUs of `value`, or None, reported, where this process may not use them all."""
         if not hasattr(os, "sched_setaffinity"):
-            report(False, reason="this system has no CPU affinity")
+            self.report(False, reason="this system has no CPU affinity")
             return None
-        cpus, allowed = cpu_list(value), _Masks.allowed()
+        cpus, allowed = cpu_list(value), self.shared(_Masks).original
         if not cpus <= allowed:
-            report(False, cpu_text(allowed), f"this process may use CPUs {cpu_text(allowed)} only")
+            self.report(False, cpu_text(allowed), f"this process may use CPUs {cpu_text(allowed)} only")
             return None
         return cpus
 
     def in_loader_worker(self) -> None:
         """Also of the other knob, which may come first or last."""
-        _Masks.apply_in_worker()
+        if self._cpus is not None:
+            masks = self.shared(_Masks)
+            os.sched_setaffinity(0, masks.workers or masks.original)
 
 
 class MainAffinity(_Affinity):
     """The training process: all its threads, those to come, and processes it starts that are no loader workers."""
 
-    def install(self, _agent: Agent, value: str, report: Report) -> None:
-        self._report = report
-        self._cpus = self.usable(value, report)
+    def install(self, value: str) -> None:
+        self._cpus = self.usable(value)
         if self._cpus is not None:
             _set_all_threads(self._cpus)
 
@@ -72,13 +61,13 @@ class MainAffinity(_Affinity):
         """Give the process back all the CPUs it had."""
         cpus, self._cpus = self._cpus, None
         if cpus is not None:
-            _set_all_threads(_Masks.allowed())
+            _set_all_threads(self.shared(_Masks).original)
 
     def at_first_step(self) -> None:
         if self._cpus is not None:
             now = frozenset(os.sched_getaffinity(0))
             reason = None if now == self._cpus else "the script or a library has set another affinity since"
-            self._report(now == self._cpus, cpu_text(now), reason)
+            self.report(now == self._cpus, cpu_text(now), reason)
 
 
 class WorkerAffinity(_Affinity):
@@ -86,23 +75,22 @@ class WorkerAffinity(_Affinity):
 
     missed = "the script started no loader workers"
 
-    def install(self, agent: Agent, value: str, report: Report) -> None:
-        self._report = report
-        self._patches = Patches()
+    def install(self, value: str) -> None:
         self._left = _LOADERS_LOOKED_AT
         self._waiting: list[list[int]] = []  # process ids of the workers of an iterator
-        _Masks.workers = self._cpus = self.usable(value, report)
+        self._cpus = self.usable(value)
         if self._cpus is None:
             return
+        self.shared(_Masks).workers = self._cpus
         from torch.utils.data import DataLoader
 
-        made = agent.guard.pair(self.probe, lambda _loader: None, self._after_iterator)
-        self._patches.install(lambda: self._patches.around(DataLoader, "_get_iterator", made))
-        agent.add_boundary_hook(self._at_boundary, self.probe)
+        self._patches.look(DataLoader, "_get_iterator", lambda _loader: None, self._after_iterator)
+        self.agent.add_boundary_hook(self._at_boundary, self.probe)
 
     def uninstall(self) -> None:
-        _Masks.workers = None
-        self._patches.remove()
+        super().uninstall()
+        if self._cpus is not None:
+            self.shared(_Masks).workers = None
 
     def at_end(self) -> None:
         self._look()
@@ -125,7 +113,7 @@ class WorkerAffinity(_Affinity):
                 continue
             wanted = cpu_text(self._cpus)
             reason = None if masks == {wanted} else "its workers are not forked, or set their affinity themselves"
-            self._report(masks == {wanted}, " and ".join(sorted(masks)), reason)
+            self.report(masks == {wanted}, " and ".join(sorted(masks)), reason)
 
 
 def _set_all_threads(cpus: frozenset[int]) -> None:
@@ -157,17 +145,12 @@ class Collector(KnobBase):
 
     missed = f"training was over before its steps were steady, or {_SOONER_OR_LATER} of them done"
 
-    def install(self, agent: Agent, value: str, report: Report) -> None:
-        self._value, self._report = value, report
+    def install(self, value: str) -> None:
+        self._value = value
         self._walls: list[int] = []
         self._before = (gc.isenabled(), gc.get_threshold())
         self._done = self._over = False
-
-        def at_boundary(row: StepRow | None, _now_ns: int) -> None:
-            self._count(row)
-
-        at_boundary.probe_name = self.probe  # type: ignore[attr-defined]
-        agent.add_step_listener(at_boundary, every_step=lambda: not self._done)
+        self.agent.add_step_listener(self._count, self.probe, lambda: not self._done)
 
     def uninstall(self) -> None:
         """The collector as it was."""
@@ -185,9 +168,9 @@ class Collector(KnobBase):
     def at_end(self) -> None:
         self._over = True  # a script may go on for some steps until it is told to end
         if self._done and not self._holds():
-            self._report(False, _state(), "the script has set the collector otherwise since")
+            self.report(False, _state(), "the script has set the collector otherwise since")
 
-    def _count(self, row: StepRow | None) -> None:
+    def _count(self, row: StepRow | None, _now_ns: int) -> None:
         if self._done or self._over or row is None or row.kind != "train":
             return
         self._walls.append(row.wall_ns)
@@ -205,7 +188,7 @@ class Collector(KnobBase):
         else:
             gc.set_threshold(int(self._value), *gc.get_threshold()[1:])
         holds = self._holds()
-        self._report(holds, _state(), None if holds else "Python did not take it")
+        self.report(holds, _state(), None if holds else "Python did not take it")
 
     def _holds(self) -> bool:
         if self._value == "freeze":

@@ -9,17 +9,11 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs.base import NO_DEVICE, KnobBase
-from stepscope.record.agent.knobs.values import TRUTHS
-from stepscope.record.agent.patches import CallPatches
 from stepscope.record.agent.wrapper_importlib_bootstrap import Answer, Call
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.knobs.base import Report
 
 
 class _Setting(NamedTuple):
@@ -36,6 +30,7 @@ class _Setting(NamedTuple):
 
 
 IN_USE, BUILT = "in use", "built"
+_truth = "true".__eq__
 _OTHER_THREADS = "torch has another number of threads once it trains"
 
 SETTINGS = {
@@ -43,8 +38,8 @@ SETTINGS = {
         "torch", "get_float32_matmul_precision", "set_float32_matmul_precision",
         without_device="; without a CUDA device only oneDNN heeds it, where it can",
     ),
-    "cudnn.allow_tf32": _Setting("torch.backends.cudnn", "allow_tf32", "", TRUTHS.__getitem__, IN_USE),
-    "cudnn.benchmark": _Setting("torch.backends.cudnn", "benchmark", "", TRUTHS.__getitem__, IN_USE),
+    "cudnn.allow_tf32": _Setting("torch.backends.cudnn", "allow_tf32", "", _truth, IN_USE),
+    "cudnn.benchmark": _Setting("torch.backends.cudnn", "benchmark", "", _truth, IN_USE),
     "cuda.linalg_library": _Setting(
         "torch.backends.cuda", "preferred_linalg_library", "preferred_linalg_library", str, BUILT,
         "torch prefers another one", default="default",
@@ -59,18 +54,18 @@ SETTINGS = {
 class Setting(KnobBase):
     """One of `SETTINGS`, by its name."""
 
-    def install(self, agent: Agent, value: str, report: Report) -> None:
+    def install(self, value: str) -> None:
         """`value`: as the table of knobs has it."""
         torch = sys.modules["torch"]
         self._setting = setting = SETTINGS[self.name]
         self._home: Any = sys.modules[setting.home]
-        self._wish, self._report, self._device = setting.convert(value), report, agent.device
+        self._wish = setting.convert(value)
         self._place: Place | None = None  # of the script's own call
-        self._calls: CallPatches | None = None
+        self._is_set = False
         if setting.needs:
             self.missed = NO_DEVICE
         if setting.needs == BUILT and not (torch.version.cuda or getattr(torch.version, "hip", None)):
-            report(False, reason="this torch is built without CUDA")
+            self.report(False, reason="this torch is built without CUDA")
             return
         self._before = setting.default or self._read()
         self._set: Callable[[Any], Any] = (
@@ -81,31 +76,30 @@ class Setting(KnobBase):
         except RuntimeError as error:
             if setting.needs != BUILT:
                 raise
-            report(False, reason=str(error).splitlines()[0][:200])
+            self.report(False, reason=str(error).splitlines()[0][:200])
             return
+        self._is_set = True
         self._own = os.path.dirname(torch.__file__ or "") + os.sep
-        self._calls = CallPatches(agent.guard, self.probe)
         if setting.setter:
-            self._calls.change(self._home, setting.setter, self._called)
+            self._patches.change(self._home, setting.setter, self._called)
 
     def uninstall(self) -> None:
         """Set it back, unless the script has its own by now; threads stay, their number cannot matter any more."""
-        calls, self._calls = getattr(self, "_calls", None), None
-        if calls is not None:
-            calls.remove()
-            if self._setting.convert is not int and self._holds(self._read()):
-                self._set(self._before)
+        super().uninstall()
+        is_set, self._is_set = self._is_set, False
+        if is_set and self._setting.convert is not int and self._holds(self._read()):
+            self._set(self._before)
 
     def at_first_step(self) -> None:
         """Read it back, and set it again where the script has used another way than torch's function."""
         setting = self._setting
-        if self._calls is None:
+        if not self._is_set:
             return
-        if setting.needs and not self._device.in_use:
-            self._report(False, reason=NO_DEVICE)
+        if setting.needs and not self.agent.device.in_use:
+            self.report(False, reason=NO_DEVICE)
             return
         if setting.home == "torch.backends.cudnn" and not self._home.is_available():
-            self._report(False, reason="this torch has no cuDNN")
+            self.report(False, reason="this torch has no cuDNN")
             return
         late = setting.convert is not int and not self._holds(self._read())
         if late:
@@ -117,10 +111,10 @@ class Setting(KnobBase):
             words = f"{setting.home}.{setting.getter}{'()' if setting.setter else ''} is {found}"
         if late:
             words += "; the script had set it otherwise in the first step"
-        if not self._device.in_use:
+        if not self.agent.device.in_use:
             words += setting.without_device
         holds = self._holds(found)
-        self._report(holds, words, None if holds else setting.differs, self._place)
+        self.report(holds, words, None if holds else setting.differs, self._place)
 
     def _read(self) -> Any:
         found = getattr(self._home, self._setting.getter)
@@ -135,16 +129,12 @@ class Setting(KnobBase):
         setting = self._setting
         if setting.getter == setting.setter and not args and not kwargs:
             return None  # it only asks
-        if setting.convert is int and (
-            self._is_torch() or not (len(args) == 1 and args[0].__class__ is int and args[0] > 0)
-        ):
-            return None  # torch in its loader workers and where it pins memory; or an argument it will not take
+        if setting.convert is int:
+            frame: Any = sys._getframe(1)
+            while frame.f_code.co_name == "stepscope_wrapper":  # of this knob and of a probe
+                frame = frame.f_back
+            is_torch = frame.f_code.co_filename.startswith(self._own)  # in its loader workers, where it pins memory
+            if is_torch or not (len(args) == 1 and args[0].__class__ is int and args[0] > 0):
+                return None  # or an argument that torch will not take
         self._place = self._place or user_place()
         return Answer() if setting.getter == "get_num_interop_threads" else Call((self._wish,), {})
-
-    def _is_torch(self) -> bool:
-        """Whether torch is calling; between it and us are wrappers, of this knob and of a probe."""
-        frame: Any = sys._getframe(2)
-        while frame is not None and frame.f_code.co_name == "stepscope_wrapper":
-            frame = frame.f_back
-        return frame is not None and frame.f_code.co_filename.startswith(self._own)

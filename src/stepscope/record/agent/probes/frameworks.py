@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from operator import attrgetter
 from threading import get_ident
@@ -16,7 +17,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 
 from stepscope.record.agent import marks
-from stepscope.record.agent.patches import Patches
+from stepscope.record.agent.patches import Patches, Probe
 from stepscope.record.agent.step_readings import FrameworkSteps, reader
 
 if TYPE_CHECKING:
@@ -61,180 +62,91 @@ class Framework(NamedTuple):
     hooks: tuple[str, ...] = ("on_",)  # what methods of callbacks begin with
 
 
-def _lightning(package: str, top: str) -> Framework:
-    return Framework(
-        "Lightning",
-        top,
-        ("2.6",),
-        (
-            Seam(TRAIN, f"{package}.trainer.trainer", "Trainer", "fit"),
-            Seam(CALLBACKS, f"{package}.loops.fit_loop", "_FitLoop", "run", "trainer.callbacks"),
-            Seam(EVALUATION, f"{package}.loops.evaluation_loop", "_EvaluationLoop", "run"),
-            Seam(CHECKPOINT, f"{package}.trainer.trainer", "Trainer", "save_checkpoint"),
-            Seam(
-                LOGGING,
-                f"{package}.trainer.connectors.logger_connector.logger_connector",
-                "_LoggerConnector",
-                "log_metrics",
-            ),
-        ),
-        counter="global_step",
-        counts="optimizer steps",
+def _at(module: str, owner: str, path: str = "", unless: str = "", **methods: str) -> tuple[Seam, ...]:
+    """Seams of one class: by what they mean, its methods."""
+    return tuple(
+        Seam(meaning, module, owner, name, path, unless) for meaning, names in methods.items() for name in names.split()
     )
+
+
+def _lightning(package: str, top: str) -> Framework:
+    connector = f"{package}.trainer.connectors.logger_connector.logger_connector"
+    return Framework("Lightning", top, ("2.6",), (
+        *_at(f"{package}.trainer.trainer", "Trainer", train="fit"),
+        *_at(f"{package}.loops.fit_loop", "_FitLoop", "trainer.callbacks", callbacks="run"),
+        *_at(f"{package}.loops.evaluation_loop", "_EvaluationLoop", evaluation="run"),
+        *_at(f"{package}.trainer.trainer", "Trainer", checkpoint="save_checkpoint"),
+        *_at(connector, "_LoggerConnector", logging="log_metrics"),
+    ), counter="global_step", counts="optimizer steps")  # fmt: skip
 
 
 def _fabric(package: str, top: str) -> Framework:
-    module = f"{package}.fabric"
-    return Framework(
-        "Fabric",
-        top,
-        ("2.6",),
-        (
-            Seam(CALL, module, "Fabric", "backward", "_callbacks"),
-            Seam(CHECKPOINT, module, "Fabric", "save"),
-            Seam(LOGGING, module, "Fabric", "log_dict"),
-        ),
-    )
+    seams = _at(f"{package}.fabric", "Fabric", "_callbacks", call="backward", checkpoint="save", logging="log_dict")
+    return Framework("Fabric", top, ("2.6",), seams)
 
 
 # A framework that trains through another one stands before it: the first that trains names the run.
 FRAMEWORKS: tuple[Framework, ...] = (
-    Framework(
-        "HF Trainer",
-        "transformers",
-        ("5.23",),
-        (
-            Seam(TRAIN, "transformers.trainer", "Trainer", "train", "callback_handler.callbacks"),
-            Seam(EVALUATION, "transformers.trainer", "Trainer", "evaluate"),
-            Seam(EVALUATION, "transformers.trainer", "Trainer", "predict"),
-            Seam(CHECKPOINT, "transformers.trainer", "Trainer", "_save_checkpoint"),
-            Seam(CHECKPOINT, "transformers.trainer", "Trainer", "save_model"),
-            Seam(LOGGING, "transformers.trainer", "Trainer", "log"),
-        ),
-        counter="state.global_step",
-    ),
+    Framework("HF Trainer", "transformers", ("5.23",), _at(
+        "transformers.trainer", "Trainer", "callback_handler.callbacks", train="train", evaluation="evaluate predict",
+        checkpoint="_save_checkpoint save_model", logging="log",
+    ), counter="state.global_step"),
     _lightning("lightning.pytorch", "lightning"),
     _lightning("pytorch_lightning", "pytorch_lightning"),
     _fabric("lightning.fabric", "lightning"),
     _fabric("lightning_fabric", "lightning_fabric"),
-    Framework(
-        "fastai",
-        "fastai",
-        ("2.8",),
-        (
-            Seam(TRAIN, "fastai.learner", "Learner", "_do_fit", "cbs"),
-            Seam(EVALUATION, "fastai.learner", "Learner", "_do_epoch_validate"),
-            Seam(OPTIMIZER, "fastai.optimizer", "Optimizer", "step"),
-            Seam(CHECKPOINT, "fastai.learner", "Learner", "save"),
-        ),
-        counter="train_iter",
-        counts="batches",
-        hooks=("before_", "after_"),
-    ),
-    Framework(
-        "ignite",
-        "ignite",
-        ("0.5",),
-        (
-            Seam(ENGINE, "ignite.engine.engine", "Engine", "run"),
-            Seam(EVENT, "ignite.engine.engine", "Engine", "_fire_event", "_event_handlers"),
-            Seam(CHECKPOINT, "ignite.handlers.checkpoint", "Checkpoint", "__call__"),
-        ),
-        counter="state.iteration",
-        counts="batches",
-    ),
-    Framework(
-        "Keras",
-        "keras",
-        ("3.15",),
-        (
-            Seam(TRAIN, "keras.src.backend.torch.trainer", "TorchTrainer", "fit"),
-            Seam(EVALUATION, "keras.src.backend.torch.trainer", "TorchTrainer", "evaluate"),
-            Seam(EVALUATION, "keras.src.backend.torch.trainer", "TorchTrainer", "predict"),
-            Seam(CALLBACKS, "keras.src.callbacks.callback_list", "CallbackList", "on_train_begin", "callbacks"),
-            Seam(OPTIMIZER, "keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),
-            Seam(CHECKPOINT, "keras.src.models.model", "Model", "save"),
-            Seam(CHECKPOINT, "keras.src.models.model", "Model", "save_weights"),
-        ),
-        counter="optimizer._iterations",  # `iterations` divides it by the accumulation, on the device
-        counts="batches",
-    ),
-    Framework(
-        "skorch",
-        "skorch",
-        ("1.4",),
-        (
-            Seam(TRAIN, "skorch.net", "NeuralNet", "fit_loop", "callbacks_"),
-            Seam(EVALUATION, "skorch.net", "NeuralNet", "run_single_epoch", unless="training"),
-            Seam(CHECKPOINT, "skorch.net", "NeuralNet", "save_params"),
-        ),
-    ),
-    Framework(
-        "Composer",
-        "composer",
-        ("0.33",),
-        (
-            Seam(TRAIN, "composer.trainer.trainer", "Trainer", "fit", "state.callbacks"),
-            Seam(EVALUATION, "composer.trainer.trainer", "Trainer", "_eval_loop"),
-            Seam(CHECKPOINT, "composer.callbacks.checkpoint_saver", "CheckpointSaver", "_save_checkpoint"),
-            Seam(LOGGING, "composer.loggers.logger", "Logger", "log_metrics"),
-        ),
-        counter="state.timestamp.batch.value",
-        hooks=("run_event", "before_", "after_", "fit_", "iteration_", "epoch_", "batch_", "eval_"),
-    ),
-    Framework(
-        "Ultralytics",
-        "ultralytics",
-        ("8.4",),
-        (
-            Seam(TRAIN, "ultralytics.engine.trainer", "BaseTrainer", "_do_train"),
-            Seam(EVENT, "ultralytics.engine.trainer", "BaseTrainer", "run_callbacks", "callbacks"),
-            Seam(EVALUATION, "ultralytics.engine.trainer", "BaseTrainer", "validate"),
-            Seam(CHECKPOINT, "ultralytics.engine.trainer", "BaseTrainer", "save_model"),
-            Seam(LOGGING, "ultralytics.engine.trainer", "BaseTrainer", "save_metrics"),
-        ),
-    ),
-    Framework(
-        "torchtitan",
-        "torchtitan",
-        ("0.2",),
-        (
-            Seam(TRAIN, "torchtitan.trainer", "Trainer", "train"),
-            Seam(TRAIN, "torchtitan.train", "Trainer", "train"),
-            Seam(EVALUATION, "torchtitan.components.validate", "Validator", "validate"),
-            Seam(CHECKPOINT, "torchtitan.components.checkpointer.base", "BaseCheckpointManager", "save"),
-            Seam(CHECKPOINT, "torchtitan.components.checkpoint", "CheckpointManager", "save"),
-            Seam(LOGGING, "torchtitan.components.metrics", "MetricsProcessor", "log"),
-        ),
-        counter="step",
-        begun=True,
-    ),
-    Framework(
-        "DeepSpeed",
-        "deepspeed",
-        ("0.19",),
-        (
-            Seam(CALL, "deepspeed.runtime.engine", "DeepSpeedEngine", "backward"),
-            Seam(CALL, "deepspeed.runtime.engine", "DeepSpeedEngine", "step"),
-            Seam(CALL, "deepspeed.runtime.pipe.engine", "PipelineEngine", "train_batch"),
-            Seam(EVALUATION, "deepspeed.runtime.pipe.engine", "PipelineEngine", "eval_batch"),
-            Seam(CHECKPOINT, "deepspeed.runtime.engine", "DeepSpeedEngine", "save_checkpoint"),
-            Seam(LOGGING, "deepspeed.monitor.monitor", "MonitorMaster", "write_events"),
-        ),
-        counter="global_steps",
-    ),
-    Framework(
-        "Accelerate",
-        "accelerate",
-        ("1.15",),
-        (
-            Seam(CALL, "accelerate.accelerator", "Accelerator", "backward"),
-            Seam(CHECKPOINT, "accelerate.accelerator", "Accelerator", "save_state"),
-            Seam(CHECKPOINT, "accelerate.accelerator", "Accelerator", "save_model"),
-            Seam(LOGGING, "accelerate.accelerator", "Accelerator", "log"),
-        ),
-    ),
-)
+    Framework("fastai", "fastai", ("2.8",), (
+        *_at("fastai.learner", "Learner", "cbs", train="_do_fit", evaluation="_do_epoch_validate"),
+        *_at("fastai.optimizer", "Optimizer", optimizer="step"),
+        *_at("fastai.learner", "Learner", checkpoint="save"),
+    ), counter="train_iter", counts="batches", hooks=("before_", "after_")),
+    Framework("ignite", "ignite", ("0.5",), (
+        *_at("ignite.engine.engine", "Engine", engine="run"),
+        *_at("ignite.engine.engine", "Engine", "_event_handlers", event="_fire_event"),
+        *_at("ignite.handlers.checkpoint", "Checkpoint", checkpoint="__call__"),
+    ), counter="state.iteration", counts="batches"),
+    Framework("Keras", "keras", ("3.15",), (
+        *_at("keras.src.backend.torch.trainer", "TorchTrainer", train="fit", evaluation="evaluate predict"),
+        *_at("keras.src.callbacks.callback_list", "CallbackList", "callbacks", callbacks="on_train_begin"),
+        *_at("keras.src.optimizers.base_optimizer", "BaseOptimizer", optimizer="apply"),
+        *_at("keras.src.models.model", "Model", checkpoint="save save_weights"),
+        # `iterations` divides it by the accumulation, on the device
+    ), counter="optimizer._iterations", counts="batches"),
+    Framework("skorch", "skorch", ("1.4",), (
+        *_at("skorch.net", "NeuralNet", "callbacks_", train="fit_loop"),
+        *_at("skorch.net", "NeuralNet", unless="training", evaluation="run_single_epoch"),
+        *_at("skorch.net", "NeuralNet", checkpoint="save_params"),
+    )),
+    Framework("Composer", "composer", ("0.33",), (
+        *_at("composer.trainer.trainer", "Trainer", "state.callbacks", train="fit", evaluation="_eval_loop"),
+        *_at("composer.callbacks.checkpoint_saver", "CheckpointSaver", checkpoint="_save_checkpoint"),
+        *_at("composer.loggers.logger", "Logger", logging="log_metrics"),
+    ), counter="state.timestamp.batch.value",
+        hooks=("run_event", "before_", "after_", "fit_", "iteration_", "epoch_", "batch_", "eval_")),
+    Framework("Ultralytics", "ultralytics", ("8.4",), (
+        *_at("ultralytics.engine.trainer", "BaseTrainer", train="_do_train"),
+        *_at("ultralytics.engine.trainer", "BaseTrainer", "callbacks", event="run_callbacks"),
+        *_at("ultralytics.engine.trainer", "BaseTrainer", evaluation="validate", checkpoint="save_model",
+             logging="save_metrics"),
+    )),
+    Framework("torchtitan", "torchtitan", ("0.2",), (
+        *_at("torchtitan.trainer", "Trainer", train="train"),
+        *_at("torchtitan.train", "Trainer", train="train"),
+        *_at("torchtitan.components.validate", "Validator", evaluation="validate"),
+        *_at("torchtitan.components.checkpointer.base", "BaseCheckpointManager", checkpoint="save"),
+        *_at("torchtitan.components.checkpoint", "CheckpointManager", checkpoint="save"),
+        *_at("torchtitan.components.metrics", "MetricsProcessor", logging="log"),
+    ), counter="step", begun=True),
+    Framework("DeepSpeed", "deepspeed", ("0.19",), (
+        *_at("deepspeed.runtime.engine", "DeepSpeedEngine", call="backward step"),
+        *_at("deepspeed.runtime.pipe.engine", "PipelineEngine", call="train_batch", evaluation="eval_batch"),
+        *_at("deepspeed.runtime.engine", "DeepSpeedEngine", checkpoint="save_checkpoint"),
+        *_at("deepspeed.monitor.monitor", "MonitorMaster", logging="write_events"),
+    ), counter="global_steps"),
+    Framework("Accelerate", "accelerate", ("1.15",), _at(
+        "accelerate.accelerator", "Accelerator", call="backward", checkpoint="save_state save_model", logging="log",
+    )),
+)  # fmt: skip
 
 # Distributions that work inside a framework's loop; named where the object that trains, or its model, is of them.
 ON_TOP = ("trl", "peft", "accelerate", "deepspeed")
@@ -246,53 +158,53 @@ CALLBACKS_LIMIT = 500  # methods that are wrapped
 BASES = ("Callback", "TrainerCallback")
 
 
+@dataclass
 class _Training:
     """A framework at work. `owner`: a weak reference to its object that trains, which may hold models.
 
     `endless`: in a loop of the user's own, whose end nobody tells.
     """
 
-    __slots__ = ("cls", "endless", "framework", "optimizer_events", "owner", "written")
-
-    def __init__(self, framework: Framework, owner: Any, endless: bool, optimizer_events: int) -> None:
-        self.framework = framework
-        self.owner = weakref.ref(owner)
-        self.cls = type(owner)
-        self.endless = endless
-        self.optimizer_events = optimizer_events  # as many as there were before
-        self.written = False
+    framework: Framework
+    owner: weakref.ref[Any]
+    cls: type
+    endless: bool
+    optimizer_events: int  # as many as there were before
+    written: bool = False
 
 
-class FrameworkSeamsProbe:
+class FrameworkSeamsProbe(Probe):
     """Writes `framework` once per framework that trains, `region` with the source "framework", and numbers steps."""
 
     name = "framework_seams"
 
     def __init__(self, table: tuple[Framework, ...] = FRAMEWORKS) -> None:
+        super().__init__()
         self._table = table
-        self._patches: dict[tuple[str, Seam], Patches] = {}
+        self._seams: dict[tuple[str, Seam], Patches] = {}
         self._callbacks: dict[tuple[type, str], Patches] = {}
         self._training: _Training | None = None
         self._open: set[str] = set()  # regions we are in
         self._written: set[tuple[str, type]] = set()
         self._sums: dict[str, list[int]] = {}  # name -> [calls, duration, first start]
-        self._agent: Agent | None = None
+        self._is_told = False  # of steps and of the end
 
     def install(self, agent: Agent) -> None:
         """Patch the seams of every framework that is loaded."""
-        if self._agent is None:
+        self._agent = agent
+        if not self._is_told:
+            self._is_told = True
             agent.add_boundary_hook(self._step_cut, self.name)
             agent.add_finish_hook(self._finish, self.name)
-        self._agent = agent
         for module in {seam.module for framework in self._table for seam in framework.seams}:
             if not getattr(getattr(sys.modules.get(module), "__spec__", None), "_initializing", False):
                 self.module_imported(module)
         for (cls, name), patches in self._callbacks.items():  # a training went on while the probes were out
-            _around(patches, cls, name, self._guarded(self._callback_begins, self._region_ends))
+            self._wrap(patches, cls, name, self._callback_begins, self._region_ends)
 
     def uninstall(self) -> None:
         """Restore all originals. A training under way is still known."""
-        for patches in (*self._callbacks.values(), *self._patches.values()):
+        for patches in (*self._callbacks.values(), *self._seams.values()):
             patches.remove()
 
     def module_imported(self, name: str) -> None:
@@ -300,17 +212,16 @@ class FrameworkSeamsProbe:
         module = sys.modules.get(name)
         for framework in self._table:
             for seam in framework.seams:
-                if seam.module == name and isinstance(getattr(module, seam.owner, None), type):
-                    self._patch(framework, seam, getattr(module, seam.owner))
+                owner = getattr(module, seam.owner, None) if seam.module == name else None
+                if isinstance(owner, type) and callable(getattr(owner, seam.name, None)):
+                    patches = self._seams.setdefault((framework.package, seam), Patches())
+                    self._wrap(patches, owner, seam.name, *self._hooks(framework, seam))
 
     # ---------------------------------------------------------------------------------------------- what is patched
 
-    def _patch(self, framework: Framework, seam: Seam, owner: type) -> None:
-        if not callable(getattr(owner, seam.name, None)):
-            return
-        patches = self._patches.setdefault((framework.package, seam), Patches())
-        hooks = self._hooks(framework, seam)
-        _around(patches, owner, seam.name, self._guarded(*hooks))
+    def _wrap(self, patches: Patches, owner: type, name: str, before: Before, after: After) -> None:
+        pair = self._agent.guard.pair(self.name, before, after)
+        patches.install(lambda: patches.around(owner, name, pair))
 
     def _hooks(self, framework: Framework, seam: Seam) -> tuple[Before, After]:
         """What to do before and after a call."""
@@ -320,7 +231,7 @@ class FrameworkSeamsProbe:
                 self._training_ends,
             )
         if seam.meaning == CALLBACKS:
-            return lambda owner, *_args, **_kwargs: self._watch_callbacks(framework, owner, seam.path), _nothing
+            return lambda owner, *_args, **_kwargs: self._watch_callbacks(framework, owner, seam.path), _done
         if seam.meaning == OPTIMIZER:
             return self._update_begins, self._update_ends
         if seam.meaning == EVENT:
@@ -329,22 +240,19 @@ class FrameworkSeamsProbe:
         name, unless = seam.meaning, seam.unless
         return lambda *_args, **kwargs: None if kwargs.get(unless) else self._region_begins(name), self._region_ends
 
-    def _guarded(self, before: Before, after: After) -> Any:
-        assert self._agent is not None
-        return self._agent.guard.pair(self.name, before, after)
-
     # --------------------------------------------------------------------------------------------------- who trains
 
     def _training_begins(self, framework: Framework, seam: Seam, owner: Any) -> Any:
         agent, training = self._agent, self._training
-        assert agent is not None
         if not self._on_training_thread():
             return None
         if training is not None and not (training.endless and seam.meaning != CALL):
             # Whoever trains inside another framework's training is a part of it, an engine inside an engine evaluates.
             inside = seam.meaning == ENGINE and training.owner() is not owner
             return self._region_begins(EVALUATION) if inside else None
-        training = self._training = _Training(framework, owner, seam.meaning == CALL, agent.optimizer_events)
+        endless = seam.meaning == CALL
+        training = _Training(framework, weakref.ref(owner), type(owner), endless, agent.optimizer_events)
+        self._training = training
         if framework.counter:
             if agent.framework_steps is None:
                 agent.framework_steps = FrameworkSteps(agent.guard)
@@ -356,7 +264,7 @@ class FrameworkSeamsProbe:
     def _training_ends(self, token: Any, _result: Any, _error: BaseException | None) -> None:
         if isinstance(token, tuple):
             self._region_ends(token, None, None)
-        elif token is not None and not token.endless and self._agent is not None:
+        elif token is not None and not token.endless:
             if self._agent.framework_steps is not None:
                 self._agent.framework_steps.end(self._agent.clock.now())
             self._finish()
@@ -368,25 +276,24 @@ class FrameworkSeamsProbe:
 
     def _step_cut(self, row: StepRow | None, _now_ns: int) -> None:
         training = self._training
-        if training is not None and not training.written and row is not None and row.kind == "train":
+        if training is not None and row is not None and row.kind == "train":
             self._write_framework(training)
 
     def _finish(self) -> None:
-        agent, training = self._agent, self._training
-        if agent is not None and training is not None and agent.optimizer_events > training.optimizer_events:
+        training = self._training
+        if training is not None and self._agent.optimizer_events > training.optimizer_events:
             self._write_framework(training)  # its only step was never cut between two steps
-        self._write_sums()
+        for name in list(self._sums):
+            self._write_sum(name)
 
     def _write_framework(self, training: _Training) -> None:
-        assert self._agent is not None
         framework, cls = training.framework, training.cls
-        if training.written or (framework.package, cls) in self._written:
-            training.written = True
+        was_written, training.written = training.written, True
+        if was_written or (framework.package, cls) in self._written:
             return
-        training.written = True
         self._written.add((framework.package, cls))
         version = version_of(framework.package)
-        patched = {seam for package, seam in self._patches if package == framework.package}
+        patched = {seam for package, seam in self._seams if package == framework.package}
         found = [seam for seam in framework.seams if seam in patched]
         meanings = {seam.meaning for seam in found}
         model = getattr(training.owner(), "__dict__", {}).get("model")  # no property, which may do anything
@@ -419,7 +326,7 @@ class FrameworkSeamsProbe:
 
     def _region_begins(self, name: str) -> tuple[str, int] | None:
         agent = self._agent
-        if agent is None or name in self._open or not self._on_training_thread():
+        if name in self._open or not self._on_training_thread():
             return None  # `save_model` inside `_save_checkpoint`, a method that calls its parent's
         now = agent.clock.now()
         self._open.add(name)
@@ -429,7 +336,7 @@ class FrameworkSeamsProbe:
 
     def _region_ends(self, token: tuple[str, int] | None, _result: Any, _error: BaseException | None) -> None:
         agent = self._agent
-        if token is None or agent is None:
+        if token is None:
             return
         name, start = token
         self._open.discard(name)
@@ -439,24 +346,22 @@ class FrameworkSeamsProbe:
         if now - start >= SHORTEST_NS:
             marks.record_region(name, start, now, "framework")
             return
-        total = self._sums.get(name)
-        if total is None:
-            total = self._sums[name] = [0, 0, start]
+        total = self._sums.setdefault(name, [0, 0, start])
         total[0] += 1
         total[1] += now - start
         if total[1] >= SUM_NS:
-            self._write_sum(name, *self._sums.pop(name))
+            self._write_sum(name)
 
     def _update_begins(self, optimizer: Any, *_args: Any, **_kwargs: Any) -> int | None:
         agent = self._agent
-        if agent is None or self._training is None or not agent.accepts(strong=True):
+        if self._training is None or not agent.accepts(strong=True):
             return None
         agent.optimizer_events += 1
         agent.steps.optimizer_start(id(optimizer), agent.clock.now())
         return id(optimizer)
 
     def _update_ends(self, optimizer_id: int | None, _result: Any, _error: BaseException | None) -> None:
-        if optimizer_id is not None and self._agent is not None:
+        if optimizer_id is not None:
             self._agent.steps.optimizer_end(optimizer_id, self._agent.clock.now())
 
     def _event(self, handlers: Any, event: Any) -> tuple[str, int] | None:
@@ -464,17 +369,12 @@ class FrameworkSeamsProbe:
             return None
         return self._region_begins(f"callback:{getattr(event, 'name', event)}")
 
-    def _write_sums(self) -> None:
-        sums, self._sums = self._sums, {}
-        for name, total in sums.items():
-            self._write_sum(name, *total)
-
-    def _write_sum(self, name: str, count: int, duration: int, start: int) -> None:
-        if self._agent is not None:
-            self._agent.events.write("region", start, duration, name=name, source="framework", count=count)
+    def _write_sum(self, name: str) -> None:
+        count, duration, start = self._sums.pop(name)
+        self._agent.events.write("region", start, duration, name=name, source="framework", count=count)
 
     def _on_training_thread(self) -> bool:
-        return self._agent is not None and self._agent.training_thread in (None, get_ident())
+        return self._agent.training_thread in (None, get_ident())
 
     # ---------------------------------------------------------------------------------------------------- callbacks
 
@@ -490,7 +390,7 @@ class FrameworkSeamsProbe:
             for cls, name in _events(type(callback), framework):
                 if (cls, name) not in self._callbacks and len(self._callbacks) < CALLBACKS_LIMIT:
                     patches = self._callbacks[cls, name] = Patches()
-                    _around(patches, cls, name, self._guarded(self._callback_begins, self._region_ends))
+                    self._wrap(patches, cls, name, self._callback_begins, self._region_ends)
 
     def _callback_begins(self, callback: Any, *_args: Any, **_kwargs: Any) -> tuple[str, int] | None:
         return self._region_begins("callback:" + type(callback).__name__)
@@ -537,9 +437,5 @@ def _events(cls: type, framework: Framework) -> Iterator[tuple[type, str]]:
                 yield each, name
 
 
-def _around(patches: Patches, owner: type, name: str, pair: Any) -> None:
-    patches.install(lambda: patches.around(owner, name, pair))
-
-
-def _nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
+def _done(_token: Any, _result: Any, _error: BaseException | None) -> None:
     return

@@ -11,11 +11,10 @@ import itertools
 import os
 import sys
 import weakref
-from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from stepscope.record.agent.patches import Patches
+from stepscope.record.agent.patches import Probe
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
@@ -49,7 +48,8 @@ def batch_rows(batch: Any, batch_size: int | None = None, depth: int = 3) -> int
         return int(shape[0]) if isinstance(shape, tuple) and shape and isinstance(shape[0], int) else None
     if depth == 0 or batch is None or isinstance(batch, (str, bytes, int, float)):
         return None
-    parts = _parts(batch)
+    inside = batch if isinstance(batch, (list, tuple)) else getattr(batch, "__dict__", {}).values()
+    parts = list(itertools.islice(batch.values() if isinstance(batch, dict) else inside, 8))
     for part in parts:
         if hasattr(part, "shape"):
             rows = batch_rows(part)
@@ -90,59 +90,41 @@ def batch_content(batch: Any, depth: int = CONTENT_DEPTH) -> tuple[float, float,
     )
 
 
-def _parts(batch: Any) -> list[Any]:
-    if isinstance(batch, dict):
-        return list(itertools.islice(batch.values(), 8))
-    if isinstance(batch, (list, tuple)):
-        return list(batch[:8])
-    return list(itertools.islice(getattr(batch, "__dict__", {}).values(), 8))
-
-
-class LoaderProbe:
+class LoaderProbe(Probe):
     """Feeds the step cutter with fetches, writes a `loader` event per iterator and a `batch` event now and then."""
 
     name = "loader"
 
     def __init__(self) -> None:
-        self._patches = Patches()
+        super().__init__()
         self._serials = itertools.count(1)
         self._known: dict[int, tuple[int, Any]] = {}  # id of a loader or a data set -> (serial, weak reference)
-        self._loaders: dict[int, int] = {}  # serial of an iterator -> that of its loader
+        self._loaders: dict[int, Any] = {}  # serial of an iterator -> that of its loader
         self._looks: dict[int, int] = {}  # serial of a loader -> its batches that were counted
         self._look = False  # at the batch that is being fetched
         self._began = 0  # when that fetch did
         self._watched: dict[int, Any] = {}  # serial -> weak reference to the iterator
-        self._sizes: dict[int, int] = {}  # serial -> batch size of its loader
+        self._sizes: dict[int, Any] = {}  # serial -> batch size of its loader
         self._deaths: list[int] = []  # told while one of our own functions was running
-        self._lengths: dict[int, int | None] = {}  # serial of an iterator -> batches of its epoch
+        self._lengths: dict[int, Any] = {}  # serial of an iterator -> batches of its epoch, None where unknown
         self._fetching = 0  # serial of the iterator fetched from last
 
     def install(self, agent: Agent) -> None:
         """Wrap `_BaseDataLoaderIter.__next__` and the places where an iterator is made or started anew."""
-        self._agent, self._steps, self._faults = agent, agent.steps, agent.page_faults
+        self._steps, self._faults = agent.steps, agent.page_faults
         self._source, self._offset_ns = agent.clock.source, agent.clock.epoch_offset_ns
-        pair = partial(agent.guard.pair, self.name)
-        fetch = pair(self._before_next, self._after_next)
-        made = pair(self._before_make, self._after_make)
-        reset = pair(self._before_reset, self._after_make)
-        deleted = pair(self._before_delete)
         self._dead = agent.guard.wrap(self.name, self._iterator_dead)
         self._count = agent.guard.wrap("batch", self._count_content)  # a strange batch costs the looks alone
+        super().install(agent)
 
-        def make() -> None:
-            from torch.utils.data import dataloader
+    def _wrap_all(self) -> None:
+        from torch.utils.data import dataloader
 
-            around = self._patches.around
-            around(dataloader._BaseDataLoaderIter, "__next__", fetch)
-            around(dataloader.DataLoader, "_get_iterator", made)
-            around(dataloader._MultiProcessingDataLoaderIter, "_reset", reset)
-            around(dataloader._MultiProcessingDataLoaderIter, "__del__", deleted)
-
-        self._patches.install(make)
-
-    def uninstall(self) -> None:
-        """Restore the originals."""
-        self._patches.remove()
+        several = dataloader._MultiProcessingDataLoaderIter
+        self._around(dataloader._BaseDataLoaderIter, "__next__", self._before_next, self._after_next)
+        self._around(dataloader.DataLoader, "_get_iterator", self._before_make, self._after_make)
+        self._around(several, "_reset", self._before_reset, self._after_make)
+        self._around(several, "__del__", self._before_delete)
 
     def remaining(self) -> int | None:
         """Batches the iterator fetched from last still holds for this epoch; None where that is unknown."""
@@ -163,7 +145,8 @@ class LoaderProbe:
             serial = self._adopt(iterator)
         self._fetching = serial
         number = iterator.__dict__.get("_num_yielded", 0)
-        self._look = number > 0 and (number % LOOK_EVERY == 0 or (number <= FIRST_LOOKS and self._early_look(serial)))
+        early = number <= FIRST_LOOKS and self._looks.get(self._loaders.get(serial, 0), 0) < LOOKS_AT_ONCE
+        self._look = number > 0 and (number % LOOK_EVERY == 0 or early)
         self._began = now = self._source() + self._offset_ns
         if self._deaths:
             self._tell_deaths(now)
@@ -192,9 +175,6 @@ class LoaderProbe:
         else:
             steps.fetch_end(token, None, now)
 
-    def _early_look(self, serial: int) -> bool:
-        return self._looks.get(self._loaders.get(serial, 0), 0) < LOOKS_AT_ONCE
-
     def _count_content(self, serial: int, batch: Any, waited_ns: int) -> None:
         loader = self._loaders.get(serial)
         if loader is None:
@@ -207,18 +187,15 @@ class LoaderProbe:
 
     # Called around the making of an iterator -----------------------------------------------------------------
 
-    def _before_make(self, loader: Any) -> tuple[int, int, Any] | None:
-        return self._begin(loader)
-
     def _before_reset(self, iterator: Any, loader: Any, first_iter: bool = False) -> tuple[int, int, Any] | None:
         if first_iter:
             return None
-        token = self._begin(loader)
+        token = self._before_make(loader)
         if token is not None:
             iterator.__dict__[_SERIAL] = token[0]
         return token
 
-    def _begin(self, loader: Any) -> tuple[int, int, Any] | None:
+    def _before_make(self, loader: Any) -> tuple[int, int, Any] | None:
         agent = self._agent
         agent.making_loader = True
         if not agent.accepts():
@@ -268,10 +245,8 @@ class LoaderProbe:
             self._iterator_dead(serial)
 
     def _iterator_dead(self, serial: int) -> None:
-        self._watched.pop(serial, None)
-        self._lengths.pop(serial, None)
-        self._sizes.pop(serial, None)
-        self._loaders.pop(serial, None)
+        for known in (self._watched, self._lengths, self._sizes, self._loaders):
+            known.pop(serial, None)
         if _struck_own_code():
             self._deaths.append(serial)
         elif self._agent.accepts():

@@ -1,4 +1,7 @@
-"""Python's garbage collector: how long collections took and which line of the user's code they struck."""
+"""What happens beside the steps: garbage collections, `torch.save`, processes started, NVTX ranges, our being traced.
+
+All but the last are written as events, with the line of the user's code they struck or were called from.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ import multiprocessing.process
 import os
 import subprocess
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Tuple
 
 from stepscope.record.agent import marks
 from stepscope.record.agent.compiling import is_compiling_check
 from stepscope.record.agent.frames import Place, place_fields, user_place
 from stepscope.record.agent.masking import mask_argv
-from stepscope.record.agent.patches import Patch, Patches
+from stepscope.record.agent.patches import Patch, Probe
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
@@ -22,12 +26,13 @@ if TYPE_CHECKING:
 SHORTEST_NS = 1_000_000  # shorter collections of the young generations are only counted
 
 
-class CollectorProbe:
-    """Writes `gc` for full collections and those above a millisecond."""
+class CollectorProbe(Probe):
+    """Python's garbage collector: writes `gc` for full collections and those above a millisecond."""
 
     name = "collector"
 
     def __init__(self) -> None:
+        super().__init__()
         self._callback: Callable[[str, dict[str, int]], Any] | None = None
         self._start: int | None = None
 
@@ -49,10 +54,8 @@ class CollectorProbe:
             self._start = now
             return
         start, self._start = self._start, None
-        if start is None:
-            return
         generation = info.get("generation", 0)
-        if generation < 2 and now - start < SHORTEST_NS:
+        if start is None or (generation < 2 and now - start < SHORTEST_NS):
             return
         fields = place_fields(user_place())
         self._agent.events.write(
@@ -60,29 +63,15 @@ class CollectorProbe:
         )
 
 
-class SavesProbe:
-    """Writes a `save` event per call."""
+class SavesProbe(Probe):
+    """Writes a `save` event per call of `torch.save`."""
 
     name = "saves"
 
-    def __init__(self) -> None:
-        self._patches = Patches()
+    def _wrap_all(self) -> None:
+        import torch
 
-    def install(self, agent: Agent) -> None:
-        """Wrap `torch.save`."""
-        self._agent = agent
-        pair = agent.guard.pair(self.name, self._before, self._after)
-
-        def make() -> None:
-            import torch
-
-            self._patches.around(torch, "save", pair)
-
-        self._patches.install(make)
-
-    def uninstall(self) -> None:
-        """Restore the original."""
-        self._patches.remove()
+        self._around(torch, "save", self._before, self._after)
 
     def _before(self, _obj: Any = None, f: Any = None, *_args: Any, **_kwargs: Any) -> tuple[int, Any]:
         return self._agent.clock.now(), f
@@ -105,38 +94,31 @@ COMMAND_LENGTH = 300
 _Token = Tuple[int, str, str, Any]  # when it began, how, the command, what stands for it
 
 
-class ChildrenProbe:
+class ChildrenProbe(Probe):
     """Writes a `child` event for each process that is started."""
 
     name = "children"
 
     def __init__(self) -> None:
-        self._patches = Patches()
+        super().__init__()
         self._written: dict[Place | None, int] = {}
         self._starting = threading.local()  # `inside`: a process is being started that will be written with its number
         self._asks_forks = False
 
     def install(self, agent: Agent) -> None:
         """Wrap what starts processes, and be told of forks."""
-        self._agent = agent
-        self._patches.install(self._wrap_all)
+        super().install(agent)
         if not self._asks_forks and hasattr(os, "register_at_fork"):
             # `os.fork` is not wrapped: Python warns there, and the warning names the line that called.
             os.register_at_fork(before=agent.guard.wrap(self.name, self._before_fork))
             self._asks_forks = True
 
-    def uninstall(self) -> None:
-        """Restore the originals."""
-        self._patches.remove()
-
     def _wrap_all(self) -> None:
-        pair = self._agent.guard.pair
-        around = self._patches.around
-        around(subprocess.Popen, "__init__", pair(self.name, self._before_program, self._after))
-        around(multiprocessing.process.BaseProcess, "start", pair(self.name, self._before_process, self._after))
+        self._around(subprocess.Popen, "__init__", self._before_program, self._after)
+        self._around(multiprocessing.process.BaseProcess, "start", self._before_process, self._after)
         for name in ("posix_spawn", "posix_spawnp"):
-            around(os, name, pair(self.name, self._before_spawn, self._after))
-        around(os, "system", pair(self.name, self._before_system))
+            self._around(os, name, self._before_spawn, self._after)
+        self._around(os, "system", self._before_system)
 
     # The number of the process is known afterwards: by the object that stands for it, or by what the call returns ----
 
@@ -178,10 +160,9 @@ class ChildrenProbe:
     def _write(self, time_ns: int, how: str, command: str | None, pid: int | None) -> None:
         place = user_place()
         count = self._written.get(place, 0)
-        if count >= EVENTS_PER_PLACE or (count == 0 and len(self._written) >= PLACES_LIMIT):
-            return
-        self._written[place] = count + 1
-        self._agent.events.write("child", time_ns, pid=pid, how=how, command=command, **place_fields(place))
+        if count < EVENTS_PER_PLACE and (count or len(self._written) < PLACES_LIMIT):
+            self._written[place] = count + 1
+            self._agent.events.write("child", time_ns, pid=pid, how=how, command=command, **place_fields(place))
 
 
 def _command(args: Any) -> str:
@@ -194,56 +175,37 @@ def _command(args: Any) -> str:
     return " ".join(mask_argv(known))[:COMMAND_LENGTH]
 
 
-class NvtxProbe:
-    """Times `range_push` to `range_pop`, nested, per thread; only the training thread's are written."""
+class NvtxProbe(Probe):
+    """Times `torch.cuda.nvtx.range_push` to `range_pop`, nested, per thread; only the training thread's are written."""
 
     name = "nvtx"
 
     def __init__(self) -> None:
-        self._patches: list[Patch] = []
+        super().__init__()
+        self._stuck: list[Patch] = []  # a wrapper others have wrapped since stays in
         self._local = threading.local()
 
     def install(self, agent: Agent) -> None:
-        """Wrap `torch.cuda.nvtx.range_push` and `range_pop`; a wrapper others have wrapped since stays in."""
+        """Wrap both, by functions that Dynamo can fold."""
         import torch.cuda.nvtx as nvtx
 
         self._agent = agent
-        if self._patches:
-            return
-        is_compiling = is_compiling_check()
-        pushed = agent.guard.wrap(self.name, self._pushed)
-        popped = agent.guard.wrap(self.name, self._popped)
-
-        def wrap_push(original: Callable[..., Any]) -> Callable[..., Any]:
-            def range_push(msg: Any) -> Any:
-                result = original(msg)
-                if not is_compiling():
-                    pushed(msg)
-                return result
-
-            return range_push
-
-        def wrap_pop(original: Callable[..., Any]) -> Callable[..., Any]:
-            def range_pop() -> Any:
-                result = original()
-                if not is_compiling():
-                    popped()
-                return result
-
-            return range_pop
-
-        self._patches = [Patch(nvtx, "range_push", wrap_push), Patch(nvtx, "range_pop", wrap_pop)]
+        if not self._stuck:
+            self._stuck = [
+                Patch(nvtx, "range_push", partial(_then, agent.guard.wrap(self.name, self._pushed))),
+                Patch(nvtx, "range_pop", partial(_then, agent.guard.wrap(self.name, self._popped))),
+            ]
 
     def uninstall(self) -> None:
         """Restore the originals."""
-        self._patches = [patch for patch in reversed(self._patches) if not patch.remove()]
+        self._stuck = [patch for patch in reversed(self._stuck) if not patch.remove()]
 
     def _stack(self) -> list[tuple[str, int]]:
         stack: list[tuple[str, int]] = self._local.__dict__.setdefault("stack", [])
         return stack
 
-    def _pushed(self, name: Any) -> None:
-        self._stack().append((str(name), self._agent.clock.now()))
+    def _pushed(self, msg: Any) -> None:
+        self._stack().append((str(msg), self._agent.clock.now()))
 
     def _popped(self) -> None:
         stack = self._stack()
@@ -251,6 +213,18 @@ class NvtxProbe:
             name, start = stack.pop()
             if self._agent.accepts():
                 marks.record_region(name, start, self._agent.clock.now(), "nvtx")
+
+
+def _then(told: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    is_compiling = is_compiling_check()
+
+    def nvtx_range(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if not is_compiling():
+            told(*args, **kwargs)
+        return result
+
+    return nvtx_range
 
 
 _PR_SET_PTRACER = 0x59616D61
@@ -264,14 +238,11 @@ def allow_tracing() -> None:
         prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
-class PtracerProbe:
-    """Allows tracing once, at the start; there is nothing to take out."""
+class PtracerProbe(Probe):
+    """Allows tracing once, at the start; there is nothing to take out, for the sampler still needs it."""
 
     name = "ptracer"
 
     def install(self, agent: Agent) -> None:
         """Declare the process traceable."""
         agent.guard.wrap(self.name, allow_tracing)()
-
-    def uninstall(self) -> None:
-        """Nothing: the declaration is harmless and the sampler still needs it."""

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Callable
 from stepscope.record.agent.frames import caller, place_fields
 from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.masking import MASK, is_secret_name, mask_text
-from stepscope.record.agent.patches import Patches
+from stepscope.record.agent.patches import Probe
 
 if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
+    pass
 
 EVENTS_PER_SITE = 5  # a constructor inside a loop is written a few times, then no more
 SITES_LIMIT = 500
@@ -68,24 +68,15 @@ def short_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     return short
 
 
-class SitesProbe:
+class SitesProbe(Probe):
     """Writes `site` events and tells the agent of optimizers and torch.compile."""
 
     name = "sites"
 
     def __init__(self) -> None:
-        self._patches = Patches()
+        super().__init__()
         self._written: dict[Any, int] = {}
         self._optimizer: Any = None
-
-    def install(self, agent: Agent) -> None:
-        """Wrap the constructors and functions of interest, as far as this torch has them."""
-        self._agent = agent
-        self._patches.install(self._wrap_all)
-
-    def uninstall(self) -> None:
-        """Restore the originals."""
-        self._patches.remove()
 
     def _wrap_all(self) -> None:
         import torch
@@ -131,7 +122,6 @@ class SitesProbe:
     ) -> None:
         found: Any = getattr(owner, name, None)
         function = unwrap(found)  # a knob may have wrapped it before us
-        is_method = isinstance(owner, type)
 
         def before(*args: Any, **kwargs: Any) -> None:
             if told is not None:
@@ -139,20 +129,22 @@ class SitesProbe:
             # A subclass that builds its base: the line is the user's either way, the name is the subclass's.
             kind = what if what is not None else type(args[0]).__name__
             if owner is self._optimizer:
-                args, kwargs = args[:1], _optimizer_arguments(*args[1:], **kwargs)
-            self._write(kind, function, args, kwargs, is_method)
+                # What a subclass hands on: its own arguments are the defaults of the parameter groups.
+                defaults = args[2] if len(args) > 2 else kwargs.get("defaults")
+                args, kwargs = args[:1], dict(defaults) if isinstance(defaults, dict) else {}
+            self._write(kind, function, args, kwargs)
 
         def after(_token: Any, _result: Any, _error: BaseException | None) -> None:
             if told_after is not None:
                 told_after()
 
-        self._patches.around(owner, name, self._agent.guard.pair(self.name, before, after if told_after else None))
+        self._around(owner, name, before, after if told_after else None)
 
     def _optimizer_made(self) -> None:
         if self._agent.observes():
             self._agent.steps.optimizer_created(self._agent.clock.now())
 
-    def _write(self, what: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_method: bool) -> None:
+    def _write(self, what: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         place, via = caller()
         key = (what, place)
         count = self._written.get(key, 0)
@@ -160,8 +152,6 @@ class SitesProbe:
             return
         self._written[key] = count + 1
         shown = short_arguments(function, args, kwargs)
-        if is_method:
-            shown.pop("self", None)
         fields = place_fields(place)
         if via is not None:
             fields["via"] = via
@@ -170,8 +160,3 @@ class SitesProbe:
             fields["id"] = probe.serial_of(args[0])
             fields["dataset"] = probe.serial_of(kwargs.get("dataset", args[1] if len(args) > 1 else None))
         self._agent.events.write("site", what=what, arguments=shown, **fields)
-
-
-def _optimizer_arguments(_params: Any = None, defaults: Any = None, **_other: Any) -> dict[str, Any]:
-    """What a subclass handed to `Optimizer.__init__`: its own arguments are the defaults of the parameter groups."""
-    return dict(defaults) if isinstance(defaults, dict) else {}

@@ -1,4 +1,6 @@
-"""Backward passes: `Tensor.backward` and `torch.autograd.backward`, nested calls counted once.
+"""What a training loop does: backward passes, optimizer steps and their closures, updates left out, the first module.
+
+Of backward passes (`Tensor.backward` and `torch.autograd.backward`) nested calls are counted once.
 
 In a script without an optimizer they are all there is to cut steps by. It is then told which line calls them, and
 whether gradients were cleared since the last pass: the parameters were changed in between. Where not even `backward` is
@@ -12,14 +14,13 @@ import weakref
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from stepscope.record.agent.compiling import is_compiling_check, is_dynamo_compiling_check
+from stepscope.record.agent.compiling import is_dynamo_compiling_check
 from stepscope.record.agent.frames import user_place
-from stepscope.record.agent.patches import Patches
+from stepscope.record.agent.patches import ModuleHook, Patches, Probe
 from stepscope.record.agent.wrapper_importlib_bootstrap import make_wrapper
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.guard import After
     from stepscope.record.agent.segments import StepRow
 
 # Nodes of a graph that are looked at for a parameter; it stands behind every branch, most of them short.
@@ -80,17 +81,36 @@ def _parameter(tensors: Any) -> Any:
     return None
 
 
-class AutogradProbe:
+class AutogradProbe(Probe):
     """Tells the step cutter where backward begins and ends."""
 
     name = "autograd"
 
     def __init__(self) -> None:
-        self._patches = Patches()
+        super().__init__()
         self._functional = Patches()
 
     def install(self, agent: Agent) -> None:
-        """Wrap `torch.autograd.backward`, which `Tensor.backward` calls as well."""
+        """Wrap `torch.autograd.backward`, which `Tensor.backward` calls, and `grad` while it may stand for it."""
+        super().install(agent)
+        if not agent.compile_used and not agent.steps.optimizers_exist:
+            self._functional.install(self._wrap_functional)
+            if self.without_functional not in agent.before_compile:
+                agent.before_compile.append(self.without_functional)
+
+    def uninstall(self) -> None:
+        """Restore the originals."""
+        self._functional.remove()
+        super().uninstall()
+
+    def without_functional(self) -> None:
+        """Leave `torch.autograd.grad` alone: the script trains otherwise, or compiles what Dynamo knows by identity."""
+        self._functional.remove()
+
+    def _wrap_all(self) -> None:
+        import torch
+
+        agent = self._agent
         steps, source, offset_ns = agent.steps, agent.clock.source, agent.clock.epoch_offset_ns
         gradients = Gradients()
 
@@ -117,54 +137,37 @@ class AutogradProbe:
                 if steps.wants_roots:
                     gradients.after()
 
-        pair = agent.guard.pair(self.name, before, after)
+        self._around(torch.autograd, "backward", before, after)
 
-        def make() -> None:
-            import torch
+    def _wrap_functional(self) -> None:
+        import torch
 
-            self._patches.around(torch.autograd, "backward", pair)
+        agent, steps = self._agent, self._agent.steps
 
-        self._patches.install(make)
-        if not agent.compile_used and not steps.optimizers_exist:
-            self._install_functional(agent, after)
-
-    def _install_functional(self, agent: Agent, after: After) -> None:
         def before(*_args: Any, **_kwargs: Any) -> bool:
-            if agent.steps.optimizers_exist:
+            if steps.optimizers_exist:
                 self.without_functional()
                 return False
             if get_ident() != agent.training_thread and not agent.accepts(strong=True):
                 return False
-            agent.steps.backward_start(agent.clock.now(), (hash(user_place(2)) or 1) if agent.steps.wants_roots else 0)
+            steps.backward_start(agent.clock.now(), (hash(user_place(2)) or 1) if steps.wants_roots else 0)
             return True
 
-        def make() -> None:
-            import torch
+        def after(begun: bool | None, _result: Any, _error: BaseException | None) -> None:
+            if begun:
+                steps.backward_end(agent.clock.now())
 
-            self._functional.around(torch.autograd, "grad", agent.guard.pair(self.name, before, after))
-
-        self._functional.install(make)
-        if self.without_functional not in agent.before_compile:
-            agent.before_compile.append(self.without_functional)
-
-    def without_functional(self) -> None:
-        """Leave `torch.autograd.grad` alone: the script trains otherwise, or compiles what Dynamo knows by identity."""
-        self._functional.remove()
-
-    def uninstall(self) -> None:
-        """Restore the originals."""
-        self._functional.remove()
-        self._patches.remove()
+        self._functional.around(torch.autograd, "grad", agent.guard.pair(self.name, before, after))
 
 
-class OptimizerProbe:
+class OptimizerProbe(Probe):
     """Tells the step cutter where an optimizer step begins and ends."""
 
     name = "optimizer"
 
     def __init__(self) -> None:
+        super().__init__()  # nothing in torch is replaced: the patches switch the wrappers of closures
         self._handles: list[Any] = []
-        self._closures = Patches()  # nothing in torch is replaced: it switches the wrappers of closures
 
     def install(self, agent: Agent) -> None:
         """Register the global pre and post hooks."""
@@ -185,9 +188,10 @@ class OptimizerProbe:
                 faults.optimizer_ended(now)
                 steps.optimizer_end(id(optimizer), now)
 
-        pair = agent.guard.pair(self.name, start, end)
-        switch, before, after = pair.switch, pair.before, pair.after
-        self._time_closures(agent)
+        switch, before, after = agent.guard.pair(self.name, start, end)
+        self._agent = agent
+        self._in_closure = agent.guard.pair(self.name, self._closure_starts, self._closure_ends)
+        self._patches.enabled = True
 
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
             if is_compiling() or switch.off:
@@ -196,7 +200,7 @@ class OptimizerProbe:
                 before(optimizer)
                 return self._with_closure(args, kwargs) if kwargs or len(args) > 1 else None
             except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
-                pair.trip(defect)
+                switch.trip(defect)
             return None
 
         def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -204,67 +208,48 @@ class OptimizerProbe:
                 try:
                     after(optimizer, None, None)
                 except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
-                    pair.trip(defect)
+                    switch.trip(defect)
 
         self._handles = [
             module.register_optimizer_step_pre_hook(before_step),
             module.register_optimizer_step_post_hook(after_step),
         ]
 
-    def _time_closures(self, agent: Agent) -> None:
-        steps, clock = agent.steps, agent.clock
+    def _closure_starts(self, *_args: Any, **_kwargs: Any) -> None:
+        if self._agent.accepts(strong=True):
+            self._agent.steps.closure_start(self._agent.clock.now())
 
-        def start(*_args: Any, **_kwargs: Any) -> None:
-            if agent.accepts(strong=True):
-                steps.closure_start(clock.now())
-
-        def end(_token: None, _result: Any, _error: BaseException | None) -> None:
-            if agent.accepts(strong=True):
-                steps.closure_end(clock.now())
-
-        self._in_closure = agent.guard.pair(self.name, start, end)
-        self._closures.enabled = True
+    def _closure_ends(self, _token: None, _result: Any, _error: BaseException | None) -> None:
+        if self._agent.accepts(strong=True):
+            self._agent.steps.closure_end(self._agent.clock.now())
 
     def _with_closure(self, args: Any, kwargs: Any) -> Any:
         """The arguments with the closure timed: forward and backward inside it are none of the optimizer's time."""
         if len(args) > 1 and callable(args[1]):
-            return (args[0], make_wrapper(self._closures, args[1], self._in_closure), *args[2:]), kwargs
+            return (args[0], make_wrapper(self._patches, args[1], self._in_closure), *args[2:]), kwargs
         if callable(kwargs.get("closure")):
-            return args, dict(kwargs, closure=make_wrapper(self._closures, kwargs["closure"], self._in_closure))
+            return args, dict(kwargs, closure=make_wrapper(self._patches, kwargs["closure"], self._in_closure))
         return None
 
     def uninstall(self) -> None:
         """Remove both hooks."""
-        self._closures.enabled = False
+        super().uninstall()
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
 
-class ScalerProbe:
+class ScalerProbe(Probe):
     """Tells the step cutter of optimizer steps a GradScaler left out, and writes `scaler_skip`."""
 
     name = "scaler"
 
-    def __init__(self) -> None:
-        self._patches = Patches()
+    def _wrap_all(self) -> None:
+        import torch
 
-    def install(self, agent: Agent) -> None:
-        """Wrap `step` of torch.amp's GradScaler, or of torch.cuda.amp's where that is all there is (before 2.3)."""
-        self._agent = agent
-        pair = agent.guard.pair(self.name, self._before, self._after)
-
-        def make() -> None:
-            import torch
-
-            home = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
-            self._patches.around(home.GradScaler, "step", pair)
-
-        self._patches.install(make)
-
-    def uninstall(self) -> None:
-        """Restore the original."""
-        self._patches.remove()
+        # before torch 2.3 there is the second alone
+        home = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
+        self._around(home.GradScaler, "step", self._before, self._after)
 
     def _before(self, _scaler: Any, optimizer: Any, *_args: Any, **_kwargs: Any) -> tuple[int, int]:
         return id(optimizer), self._agent.optimizer_events
@@ -283,24 +268,23 @@ class ScalerProbe:
 CALLS_LIMIT = 20_000
 
 
-class ModuleForwardProbe:
-    """Registers a one-shot forward pre-hook at the boundaries of steps that had no loader, and on request."""
+class ModuleForwardProbe(Probe):
+    """Listens for the next module call at the boundaries of steps that had no loader, and on request."""
 
     name = "module_forward"
 
     def __init__(self) -> None:
-        self._agent: Agent | None = None
-        self._handle: Any = None
+        super().__init__()
+        self._hook: ModuleHook | None = None
         self._calls = 0
         self._installed = False
 
     def install(self, agent: Agent) -> None:
         """Wait for step boundaries."""
-        if self._agent is None:
+        if self._hook is None:
             self._agent = agent
-            self._called = agent.guard.wrap(self.name, self._call)
-            self._is_compiling = is_compiling_check()
-            agent.before_compile.append(self.remove)
+            self._hook = ModuleHook(agent.guard.wrap(self.name, self._called))
+            agent.before_compile.append(self._hook.remove)
             agent.add_boundary_hook(self._at_boundary, self.name, unfed_only=True)
             agent.steps.ask_use = lambda: agent.guard.wrap(self.name, self._ask)() or False
         self._installed = True
@@ -309,43 +293,29 @@ class ModuleForwardProbe:
     def uninstall(self) -> None:
         """Remove the hook if it is waiting."""
         self._installed = False
-        self.remove()
-
-    def remove(self) -> None:
-        """Remove the waiting hook; called at once when torch.compile is used."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        if self._hook is not None:
+            self._hook.remove()
 
     def _at_boundary(self, row: StepRow | None, _now: int) -> None:
         if row is not None:
             self._ask()
 
     def _ask(self) -> bool:
-        agent = self._agent
-        if agent is None or not self._installed or agent.compile_used:
+        if self._hook is None or not self._installed or self._agent.compile_used:
             return False
-        if self._handle is None:
-            from torch.nn.modules.module import register_module_forward_pre_hook
-
-            is_compiling, called = self._is_compiling, self._called
-
-            def first_forward(module: Any, _inputs: Any) -> None:
-                if not is_compiling():
-                    called(module)
-
+        if not self._hook.is_in:
             self._calls = 0
-            self._handle = register_module_forward_pre_hook(first_forward)
+            self._hook.add()
         return True
 
-    def _call(self, module: Any) -> None:
+    def _called(self, module: Any) -> None:
         agent = self._agent
-        if agent is None or not agent.observes():
+        if not agent.observes():
             return
         gradients = sys.modules["torch"].is_grad_enabled()
         self._calls += 1
         if self._calls > 1 and not gradients and self._calls < CALLS_LIMIT:
             return  # an evaluation goes on
         again = agent.steps.module_forward(agent.page_faults.now(), gradients, id(module))
-        if not again or self._calls >= CALLS_LIMIT:
-            self.remove()
+        if self._hook is not None and (not again or self._calls >= CALLS_LIMIT):
+            self._hook.remove()

@@ -16,7 +16,7 @@ import weakref
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Callable
 
-from stepscope.record.agent.patches import Patches
+from stepscope.record.agent.patches import Probe
 from stepscope.record.agent.window_session import in_our_call, in_shared_call
 
 if TYPE_CHECKING:
@@ -27,20 +27,18 @@ MAKING = "the script made a profiler of its own"
 OPENING = "the script's own profiler opens"
 SUSPENDED = "user profiler records stacks"
 
-# make_room(why, wait): close the window of ours, if one is open. `wait` from another thread for a bounded time.
-MakeRoom = Callable[[str, bool], None]
 
-
-class UserProfilerProbe:
+class UserProfilerProbe(Probe):
     """`busy()` says why no window may be opened; `foreign_calls` moves whenever somebody else touches a session."""
 
     name = NAME
 
     def __init__(self) -> None:
+        super().__init__()
         self.foreign_calls = 0
-        self.make_room: MakeRoom | None = None
-        self._agent: Agent | None = None
-        self._patches: list[tuple[Any, str, Any]] = []
+        # make_room(why, wait): closes the window of ours, if one is open. `wait` from another thread for a bounded time
+        self.make_room: Callable[[str, bool], Any] = lambda _why, _wait: None
+        self._replaced: list[tuple[Any, str, Any]] = []
         self._unfinished: list[weakref.ref[Any]] = []
         self._recording = 0  # sessions of the user that record now, on any thread
         self._suspender = False
@@ -50,7 +48,7 @@ class UserProfilerProbe:
 
     def busy(self) -> str | None:
         """Why no window of ours may be opened now, or None."""
-        if not self._patches:
+        if not self._replaced:
             return "the script's own profilers cannot be seen"
         if self._recording:
             return "the script's own profiler records"
@@ -66,39 +64,41 @@ class UserProfilerProbe:
 
     def install(self, agent: Agent) -> None:
         """Patch torch's Python side of the profiler. Idempotent."""
-        if self._patches:
+        if self._replaced:
             return
         import torch.autograd.profiler as low
         import torch.profiler.profiler as high
 
         self._agent = agent
         guarded = partial(agent.guard.wrap, NAME)
-        self._patch(low, "_run_on_profiler_start", partial(self._on_start, guarded(self._note_start)))
-        self._patch(low, "_run_on_profiler_stop", partial(self._on_stop, guarded(self._note_stop)))
-        if not self._patch(low.profile, "_prepare_trace", partial(self._on_call, guarded(self._note_opening))):
-            self._patch(low.profile, "__enter__", partial(self._on_call, guarded(self._note_opening)))
-            self._patch(high.profile, "start", partial(self._on_call, guarded(self._note_opening)))
+        opening = partial(self._before, guarded(self._note_opening))
+        self._replace(low, "_run_on_profiler_start", partial(self._before, guarded(self._note_start)))
+        self._replace(low, "_run_on_profiler_stop", partial(self._on_stop, guarded(self._note_stop)))
+        if not self._replace(low.profile, "_prepare_trace", opening):
+            self._replace(low.profile, "__enter__", opening)
+            self._replace(high.profile, "start", opening)
         tracker = getattr(low, "KinetoStepTracker", None)
-        self._patch_tracker(tracker, "init_step_count", guarded(self._note_made), high.profile)
-        self._patch_tracker(tracker, "erase_step_count", guarded(self._note_finished), high.profile)
-        self._patch(high._KinetoProfile, "export_chrome_trace", partial(self._on_export, guarded(self._adopt)))
-        self._patch(low.profile, "export_chrome_trace", partial(self._on_export, guarded(self._adopt)))
+        self._replace_tracker(tracker, "init_step_count", guarded(self._note_made), high.profile)
+        self._replace_tracker(tracker, "erase_step_count", guarded(self._note_finished), high.profile)
+        exported = partial(self._on_export, guarded(self._adopt))
+        self._replace(high._KinetoProfile, "export_chrome_trace", exported)
+        self._replace(low.profile, "export_chrome_trace", exported)
 
     def uninstall(self) -> None:
         """Put torch's own functions back."""
-        while self._patches:
-            owner, name, original = self._patches.pop()
+        while self._replaced:
+            owner, name, original = self._replaced.pop()
             setattr(owner, name, original)
 
-    def _patch(self, owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
         original = vars(owner).get(name)
         if original is None:
             return False
         setattr(owner, name, wraps(original)(make(original)))
-        self._patches.append((owner, name, original))
+        self._replaced.append((owner, name, original))
         return True
 
-    def _patch_tracker(self, tracker: Any, name: str, note: Callable[[Any], Any], kind: type) -> None:
+    def _replace_tracker(self, tracker: Any, name: str, note: Callable[[Any], Any], kind: type) -> None:
         """The last call of `profile.__init__` and of `profile.__exit__`: wrapping those would move their warnings."""
         descriptor = vars(tracker).get(name) if tracker is not None else None
         if descriptor is None:
@@ -112,43 +112,33 @@ class UserProfilerProbe:
             return original(*args, **kwargs)
 
         setattr(tracker, name, staticmethod(wraps(original)(call)))
-        self._patches.append((tracker, name, descriptor))
+        self._replaced.append((tracker, name, descriptor))
 
     # --------------------------------------------------------------- what replaces torch's functions (not guarded)
 
-    def _on_start(self, note: Callable[[Any], Any], original: Callable[[], Any]) -> Callable[[], Any]:
-        def _run_on_profiler_start() -> Any:
+    def _before(self, note: Callable[[Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
             if not in_our_call():
                 note(sys._getframe(1).f_locals.get("self"))
                 self.foreign_calls += 1
-            return original()
-
-        return _run_on_profiler_start
-
-    def _on_stop(self, note: Callable[[], Any], original: Callable[[], Any]) -> Callable[[], Any]:
-        def _run_on_profiler_stop() -> Any:
-            if not in_our_call():
-                self.foreign_calls += 1
-                result = original()
-                note()
-                return result
-            return original()
-
-        return _run_on_profiler_stop
-
-    def _on_call(self, note: Callable[[Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(profiler: Any, *args: Any, **kwargs: Any) -> Any:
-            if not in_our_call():
-                note(sys._getframe(1).f_locals.get("self"))
-                self.foreign_calls += 1
-            return original(profiler, *args, **kwargs)
+            return original(*args, **kwargs)
 
         return call
 
+    def _on_stop(self, note: Callable[[], Any], original: Callable[[], Any]) -> Callable[[], Any]:
+        def _run_on_profiler_stop() -> Any:
+            if in_our_call():
+                return original()
+            self.foreign_calls += 1
+            result = original()
+            note()
+            return result
+
+        return _run_on_profiler_stop
+
     def _on_export(self, note: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
         def export_chrome_trace(profiler: Any, *args: Any, **kwargs: Any) -> Any:
-            outermost = not in_our_call() and not getattr(self._exporting, "inside", False)
-            if not outermost:
+            if in_our_call() or getattr(self._exporting, "inside", False):  # one of the two may call the other
                 return original(profiler, *args, **kwargs)
             self._exporting.inside = True
             try:
@@ -163,40 +153,31 @@ class UserProfilerProbe:
     # ----------------------------------------------------------------------------------------------- notes (guarded)
 
     def _note_made(self, profiler: Any) -> None:
-        self._make_room(MAKING, wait=False)
+        self.make_room(MAKING, False)
         self._unfinished.append(weakref.ref(profiler))
-        self._follow_stop(profiler)
-
-    def _follow_stop(self, profiler: Any) -> None:
-        """`stop` ends in the action listed for (current action, None), run after torch has stopped recording."""
+        # `stop` ends in the action listed for (current action, None), run after torch has stopped recording.
         actions = getattr(profiler, "action_map", None)
         kinds = getattr(sys.modules.get("torch.profiler.profiler"), "ProfilerAction", None)
-        if not isinstance(actions, dict) or kinds is None:
-            return
-        finished = partial(self._note_finished_ref, weakref.ref(profiler))
-        assert self._agent is not None
-        told = self._agent.guard.wrap(NAME, finished)
-        for kind in kinds:
-            actions[(kind, None)] = [*(actions.get((kind, None)) or []), told]
-
-    def _note_finished_ref(self, reference: weakref.ref[Any]) -> None:
-        self._note_finished(reference())
+        if isinstance(actions, dict) and kinds is not None:
+            living = weakref.ref(profiler)
+            told = self._agent.guard.wrap(NAME, lambda: self._note_finished(living()))
+            for kind in kinds:
+                actions[(kind, None)] = [*(actions.get((kind, None)) or []), told]
 
     def _note_finished(self, profiler: Any) -> None:
         self._unfinished = [ref for ref in self._unfinished if ref() is not None and ref() is not profiler]
 
     def _note_opening(self, caller: Any) -> None:
         """A session of the user's is being prepared; `caller` is the object whose method asked for it."""
-        self._make_room(OPENING, wait=True)
+        self.make_room(OPENING, True)
         tracked = any(ref() is caller for ref in self._unfinished)
         if not tracked and hasattr(caller, "action_map"):  # started again after a stop
             self._unfinished.append(weakref.ref(caller))
 
     def _note_start(self, session: Any) -> None:
-        self._make_room(OPENING, wait=True)
+        self.make_room(OPENING, True)
         self._recording += 1
         agent = self._agent
-        assert agent is not None
         agent.user_profiler_active = True
         agent.steps.window(True)
         if getattr(session, "with_stack", False) and not in_shared_call() and not agent.probes.suspended:
@@ -206,7 +187,6 @@ class UserProfilerProbe:
     def _note_stop(self) -> None:
         self._recording = max(0, self._recording - 1)
         agent = self._agent
-        assert agent is not None
         if self._recording:
             return
         agent.user_profiler_active = False
@@ -216,12 +196,8 @@ class UserProfilerProbe:
         agent.steps.window(agent.own_profiler_active)
 
     def _adopt(self, path: Any) -> None:
-        if path is not None and self._agent is not None and not in_shared_call():
+        if path is not None and not in_shared_call():
             self._agent.events.write("user_trace", path=os.path.abspath(os.fspath(path)))
-
-    def _make_room(self, why: str, wait: bool) -> None:
-        if self.make_room is not None:
-            self.make_room(why, wait)
 
 
 class _Schedule:
@@ -239,39 +215,37 @@ class _Schedule:
         return getattr(self.__dict__["stepscope_original"], name)
 
 
-class ProfilerStepProbe:
+class ProfilerStepProbe(Probe):
     """Marks a step each time a profiler that is not ours steps."""
 
     name = "profiler_step"
 
     def __init__(self) -> None:
-        self._patches = Patches()
+        super().__init__()
         self._profilers: list[Any] = []  # weak references
 
     def install(self, agent: Agent) -> None:
         """Wrap `torch.profiler.profile.__init__`, and the schedules of profilers seen before a suspension."""
-        self._agent = agent
+        super().install(agent)
         self.asked = agent.guard.wrap(self.name, self._asked)
-        pair = agent.guard.pair(self.name, _first_argument, self._after_init)
-
-        def make() -> None:
-            from torch.profiler import profile
-
-            self._patches.around(profile, "__init__", pair)
-
-        self._patches.install(make)
-        for reference in self._profilers:
-            profiler = reference()
-            if profiler is not None and not isinstance(profiler.schedule, _Schedule):
+        for profiler in self._living():
+            if not isinstance(profiler.schedule, _Schedule):
                 profiler.schedule = _Schedule(self, profiler.schedule)
 
     def uninstall(self) -> None:
         """Restore the originals, those of living profilers included."""
-        self._patches.remove()
-        for reference in self._profilers:
-            profiler = reference()
-            if profiler is not None and isinstance(profiler.schedule, _Schedule):
+        super().uninstall()
+        for profiler in self._living():
+            if isinstance(profiler.schedule, _Schedule):
                 profiler.schedule = profiler.schedule.stepscope_original
+
+    def _wrap_all(self) -> None:
+        from torch.profiler import profile
+
+        self._around(profile, "__init__", lambda profiler, *_args, **_kwargs: profiler, self._after_init)
+
+    def _living(self) -> list[Any]:
+        return [profiler for profiler in (reference() for reference in self._profilers) if profiler is not None]
 
     def _after_init(self, profiler: Any, _result: Any, error: BaseException | None) -> None:
         if error is not None or profiler is None or self._agent.own_profiler_active:
@@ -282,10 +256,5 @@ class ProfilerStepProbe:
             profiler.schedule = _Schedule(self, profiler.schedule)
 
     def _asked(self) -> None:
-        agent = self._agent
-        if agent.accepts():
-            agent.steps.mark("profiler_step", agent.page_faults.now())
-
-
-def _first_argument(profiler: Any, *_args: Any, **_kwargs: Any) -> Any:
-    return profiler
+        if self._agent.accepts():
+            self._agent.steps.mark("profiler_step", self._agent.page_faults.now())

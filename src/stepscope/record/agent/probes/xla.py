@@ -11,44 +11,41 @@ import time
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
-from stepscope.record.agent.patches import Patches
+from stepscope.record.agent.patches import Probe
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.segments import StepRow
 
 
-class XlaProbe:
+class XlaProbe(Probe):
     """Marks a step at each outermost sync. Does nothing while torch_xla is not imported."""
 
     name = "xla"
 
     def __init__(self) -> None:
-        self._patches = Patches()
+        super().__init__()
         self._depth = 0
         self._counters: XlaCounters | None = None
 
     def install(self, agent: Agent) -> None:
         """Wrap what this version of torch_xla has; called again when torch_xla has been imported."""
         self._agent = agent
-        if "torch_xla" not in sys.modules:
-            return
-        pair = agent.guard.pair(self.name, self._before, self._after)
-
-        def make() -> None:
-            self._patches.around(sys.modules["torch_xla"], "sync", pair)
-            model = sys.modules.get("torch_xla.core.xla_model")
-            if model is not None:
-                self._patches.around(model, "mark_step", pair)
-
-        self._patches.install(make)
-        agent.guard.wrap("xla_counters", self._count)()
+        if "torch_xla" in sys.modules:
+            super().install(agent)
+            agent.guard.wrap(COUNTERS, self._count)()
 
     def uninstall(self) -> None:
         """Restore the originals."""
-        self._patches.remove()
+        super().uninstall()
         if self._counters is not None:
-            self._counters.stop()
+            self._counters.pause()
+
+    def _wrap_all(self) -> None:
+        self._around(sys.modules["torch_xla"], "sync", self._before, self._after)
+        model = sys.modules.get("torch_xla.core.xla_model")
+        if model is not None:
+            self._around(model, "mark_step", self._before, self._after)
 
     def _count(self) -> None:
         if self._counters is None:
@@ -62,14 +59,13 @@ class XlaProbe:
         return True
 
     def _after(self, begun: bool | None, _result: Any, _error: BaseException | None) -> None:
-        if not begun:
-            return
-        self._depth -= 1
-        agent = self._agent
-        if self._depth == 0 and agent.accepts():
-            agent.steps.mark("xla_sync", agent.page_faults.now())
+        if begun:
+            self._depth -= 1
+            if self._depth == 0 and self._agent.accepts():
+                self._agent.steps.mark("xla_sync", self._agent.page_faults.now())
 
 
+COUNTERS = "xla_counters"  # their switch of the guard
 COMPILE = "CompileTime"
 EAGER_COMPILE = "EagerOpCompileTime"
 TRANSFER = "TransferFromDeviceTime"
@@ -131,16 +127,13 @@ def find_api() -> Api | None:
     )
 
 
-class Growth:
+class Growth(NamedTuple):
     """What a metric has gained in one step, or outside of steps (`step` None)."""
 
-    __slots__ = ("count", "samples", "step", "total")
-
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        self.count = 0
-        self.total = 0.0
-        self.samples: list[Sample] = []
+    step: Step
+    number: int
+    total: float
+    samples: Sequence[Sample]
 
 
 class Metric:
@@ -184,9 +177,7 @@ class Metric:
         first = bisect_left([start for start, _ in rows], since)
         covered = rows[min(first, len(rows) - 1) :]
         if len(covered) == 1:
-            one = Growth(covered[0][1])
-            one.count, one.total, one.samples = new, total, list(samples)
-            return [one]
+            return [Growth(covered[0][1], new, total, samples)]
         return _by_step(new, total, samples, covered, time.time_ns() - clock())
 
 
@@ -195,25 +186,20 @@ def _by_step(
 ) -> list[Growth]:
     """Give every sample to the step in which it ended; those that are kept no more are of no step."""
     starts = [start for start, _ in rows]
-    found: dict[Step, Growth] = {}
-    for end_s, value in samples:
-        at = bisect_right(starts, round(end_s * 1e9) - ahead_ns) - 1
-        step = rows[max(at, 0)][1]
-        growth = found.setdefault(step, Growth(step))
-        growth.count += 1
-        growth.total += value
-        growth.samples.append((end_s, value))
+    found: dict[Step, list[Sample]] = {}
+    for sample in samples:
+        at = bisect_right(starts, round(sample[0] * 1e9) - ahead_ns) - 1
+        found.setdefault(rows[max(at, 0)][1], []).append(sample)
+    grown = {step: Growth(step, len(part), sum(value for _, value in part), part) for step, part in found.items()}
     if new > len(samples):
-        rest = found.setdefault(None, Growth(None))
-        rest.count += new - len(samples)
-        rest.total += max(0.0, total - sum(value for _, value in samples))
-    return list(found.values())
+        known = grown.get(None, Growth(None, 0, 0.0, []))
+        gone = max(0.0, total - sum(value for _, value in samples))
+        grown[None] = Growth(None, known.number + new - len(samples), known.total + gone, known.samples)
+    return list(grown.values())
 
 
 class XlaCounters:
     """Polls at step boundaries, and writes `compile`, `transfer`, `fallback` and `counters`."""
-
-    probe_name = "xla_counters"
 
     def __init__(self, agent: Agent, api: Api) -> None:
         self._agent = agent
@@ -242,13 +228,13 @@ class XlaCounters:
             metric.look()
         self._operators = self._calls()
         # The listener only reads numbers, but needs every step on its own to tell which one they are of.
-        self._agent.add_step_listener(self, self._wants_steps)
-        self._agent.add_finish_hook(self.finish, self.probe_name)
+        self._agent.add_step_listener(self, COUNTERS, lambda: self._active)
+        self._agent.add_finish_hook(self.finish, COUNTERS)
         # torch_xla ends itself at exit, and what is registered later is called earlier.
-        atexit.register(self._agent.guard.wrap(self.probe_name, self.finish, inject=False))
+        atexit.register(self._agent.guard.wrap(COUNTERS, self.finish, inject=False))
 
-    def stop(self) -> None:
-        """Pause."""
+    def pause(self) -> None:
+        """Write nothing until it starts again."""
         self._active = False
 
     def finish(self) -> None:
@@ -259,17 +245,16 @@ class XlaCounters:
             now = self._agent.clock.now()
             self._rows.append((self._boundary_ns, self._agent.steps.current_step()))
             self._poll(now, at_once=True)
-            self._write_counters(self._names())
+            names = self._api.metric_names
+            self._write_counters(OFTEN if names is None else names())
 
     def __call__(self, row: StepRow | None, now: int) -> None:
         """A step was cut, or a loop starts (None)."""
         if not self._active:
             return
-        if row is None:
+        if row is None or row.start_ns - self._boundary_ns > GAP_NS:
             self._rows.append((self._boundary_ns, None))
-        else:
-            if row.start_ns - self._boundary_ns > GAP_NS:
-                self._rows.append((self._boundary_ns, None))
+        if row is not None:
             self._rows.append((row.start_ns, row.step))
         self._boundary_ns = now
         if len(self._rows) > MAX_STEPS:
@@ -279,26 +264,23 @@ class XlaCounters:
             self._counted_ns = now
             self._write_counters(OFTEN)
 
-    def _wants_steps(self) -> bool:
-        return self._active
-
     # ------------------------------------------------------------------------------------------------ polling
 
     def _poll(self, now: int, at_once: bool = False) -> None:
-        step = self._rows[-1][1]
-        self._poll_operators(step)
-        waiting = False
+        self._poll_operators(self._rows[-1][1])
         for metric in self._compiles:
             if at_once or metric.due_ns <= now:
-                self._write_compiles(metric, metric.growth(now, self._rows, self._agent.clock.now))
-            waiting = waiting or metric.due_ns > now
+                self._write_compiles(metric, self._growth(metric, now))
         if at_once or self._transfers.due_ns <= now:
-            found = self._transfers.growth(now, self._rows, self._agent.clock.now)
+            found = self._growth(self._transfers, now)
             if found:
                 self._write_transfers(found, now)
             self._scalars.clear()
-        if not (waiting or self._transfers.due_ns > now):
+        if all(metric.due_ns <= now for metric in (*self._compiles, self._transfers)):
             self._rows.clear()
+
+    def _growth(self, metric: Metric, now: int) -> list[Growth]:
+        return metric.growth(now, self._rows, self._agent.clock.now)
 
     def _calls(self) -> dict[str, int]:
         """Calls of every operator without lowering, and of reading single values."""
@@ -330,10 +312,8 @@ class XlaCounters:
 
     def _write(self, kind: str, time_ns: int | None, duration_ns: int | None, step: Step, **fields: Any) -> None:
         fields["source"] += self._source
-        known = "poll" if step is not None else None
-        self._agent.events.write(
-            kind, time_ns, duration_ns, step=step, step_source=known, backend="torch_xla", **fields
-        )  # fmt: skip
+        fields.update(step=step, step_source=None if step is None else "poll", backend="torch_xla")
+        self._agent.events.write(kind, time_ns, duration_ns, **fields)
 
     def _start_ns(self, sample: Sample) -> int:
         """When a sample began, on the agent's clock."""
@@ -344,27 +324,26 @@ class XlaCounters:
         for growth in found:
             if growth.step is not None:
                 self._agent.last_compile_step = growth.step
-            if len(growth.samples) == growth.count <= MAX_SINGLE:
+            if len(growth.samples) == growth.number <= MAX_SINGLE:
                 for sample in growth.samples:
                     start, length = self._start_ns(sample), round(sample[1])
                     self._write("compile", start, length, growth.step, count=1, source=source)
             else:
                 begun = self._start_ns(growth.samples[0]) if growth.samples else None
-                self._write("compile", begun, round(growth.total), growth.step, count=growth.count, source=source)
+                self._write("compile", begun, round(growth.total), growth.step, count=growth.number, source=source)
 
     def _write_transfers(self, found: list[Growth], now: int) -> None:
-        inbound = self._inbound.growth(now, self._rows, self._agent.clock.now)
-        sizes = {growth.step: growth.total for growth in inbound}
-        reads = [min(self._scalars.get(growth.step, 0), growth.count) for growth in found]
+        sizes = {growth.step: growth.total for growth in self._growth(self._inbound, now)}
+        reads = [min(self._scalars.get(growth.step, 0), growth.number) for growth in found]
         over = sum(self._scalars.values()) - sum(reads)
         for growth, read in zip(found, reads):
             begun = self._start_ns(growth.samples[0]) if growth.samples else None
             # Reads are known by when they were counted, transfers by when they ended.
-            scalars = read + max(0, min(over, growth.count - read))
+            scalars = read + max(0, min(over, growth.number - read))
             over -= scalars - read
-            for operator, count in ((SCALAR, scalars), (None, growth.count - scalars)):
+            for operator, count in ((SCALAR, scalars), (None, growth.number - scalars)):
                 if count:
-                    share = count / growth.count
+                    share = count / growth.number
                     size = sizes.get(growth.step)
                     self._write(
                         "transfer",
@@ -378,10 +357,6 @@ class XlaCounters:
                         source="metric " + self._transfers.name,
                     )
 
-    def _names(self) -> Sequence[str]:
-        names = self._api.metric_names
-        return OFTEN if names is None else names()
-
     def _write_counters(self, names: Sequence[str]) -> None:
         api = self._api
         metrics = {}
@@ -389,7 +364,7 @@ class XlaCounters:
             unit = _unit(name)
             data = api.metric_data(name) if unit is not None else None
             if unit is not None and data and data[0]:
-                metrics[name] = _summary(unit, data[0], data[1], [(end, value) for end, value in data[2]])
+                metrics[name] = _summary(unit, *data)
         counters = {name: api.counter_value(name) for name in (api.counter_names() if api.counter_names else ())}
         counters = {name: value for name, value in counters.items() if value}
         if metrics or counters:
@@ -405,7 +380,7 @@ def _unit(name: str) -> str | None:
     return "ns" if name.endswith("Time") or name in _TIMES else None
 
 
-def _summary(unit: str, count: int, total: float, samples: list[Sample]) -> dict[str, Any]:
+def _summary(unit: str, count: int, total: float, samples: Sequence[Sample]) -> dict[str, Any]:
     values = sorted(value for _, value in samples)
     ends = [end for end, _ in samples]
     span = max(ends) - min(ends) if ends else 0.0

@@ -1,0 +1,60 @@
+"""As much of an agent as a part of it works with, without torch: what is written and what fails is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from stepscope.record.agent.guard import Guard
+from stepscope.record.agent.segments import StepRow
+
+
+class FakeAgent:
+    """`boundary` cuts a step, `of(kind)` are the events written; `now` is its clock where it was set."""
+
+    def __init__(self, faults: str | None = None, device: bool = False) -> None:
+        self.errors: list[str] = []
+        self.guard = Guard(lambda probe, error: self.errors.append(f"{probe}: {error}"), faults)
+        self.now: int | None = None
+        self.clock = SimpleNamespace(now=lambda: time.time_ns() if self.now is None else self.now)
+        self.device = SimpleNamespace(in_use=device)
+        self.own_profiler_active = self.user_profiler_active = False
+        self.training_thread: int | None = None
+        self.step: int | None = 0
+        self.steps = SimpleNamespace(current_step=lambda: self.step)
+        self.written: list[dict[str, Any]] = []
+        self.events = SimpleNamespace(write=self._write)
+        self.last_compile_step: int | None = None
+        self.hooks: list[Callable[..., Any]] = []
+        self.after_compile: list[Callable[[], Any]] = []
+        self.reports: list[tuple[bool, str | None, str | None]] = []
+
+    def add_boundary_hook(self, hook: Callable[..., Any], probe: str) -> None:
+        self.hooks.append(self.guard.wrap(probe, hook))
+
+    def add_finish_hook(self, hook: Callable[[], Any], probe: str) -> None:
+        """No test of these parts ends a recording."""
+
+    def report(
+        self, applied: bool, observed: str | None = None, reason: str | None = None, _place: object = None
+    ) -> None:
+        """What becomes of a knob."""
+        self.reports.append((applied, observed, reason))
+
+    def boundary(self) -> None:
+        for hook in self.hooks:
+            hook(row(self.step or 0, 17), 18)
+        self.step = None if self.step is None else self.step + 1
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.written if event["kind"] == kind]
+
+    def _write(self, kind: str, time_ns: int | None = None, duration_ns: int | None = None, **fields: Any) -> None:
+        self.written.append(dict(fields, kind=kind, time_ns=time_ns, duration_ns=duration_ns))
+
+
+def row(step: int, start_ns: int, wall_ns: int = 100, kind: str = "train") -> StepRow:
+    """A step of one batch of eight."""
+    return StepRow(step, kind, 0, start_ns, wall_ns, 1, 1, 1, 1, 1, None, 8, 1, 0, 0, "loader")
