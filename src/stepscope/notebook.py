@@ -144,7 +144,8 @@ def _write_report(run: api.Run, *, source: bool) -> Path | None:
 
 def _publish(run: api.Run, *, source: bool, page: Path | None) -> None:
     """Into the notebook where there is one, else onto stdout."""
-    from stepscope.report import notebook, outputs
+    from stepscope.dashboard import notebook
+    from stepscope.report import outputs
 
     report = run.report(source=source)
     shown = _relative(page) if page is not None else None

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
 from stepscope.dashboard import blocks
-from stepscope.dashboard.pages import traced
-from stepscope.report.words import Shortener
 from tests.dashboard import page_shapes
 
 EVIL = "</script>\x1b[31m\u202ename\x00"
-SHORTEN = Shortener({"cwd": "/home/me"})
 
 
 def texts(value: Any) -> list[str]:
@@ -126,31 +122,3 @@ def test_figures_of_the_model_bring_their_definition() -> None:
     assert (figure["value"], figure["unit"]) == (4.5, "s")
     assert figure["help"]["text"]
     assert blocks.meaning("StepFacts", "no_such_figure") is None
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a table needs of a page."""
-
-    limit: int
-    shorten: Shortener = SHORTEN
-    embedded: bool = False
-
-
-def test_places_are_shortened_and_guesses_marked() -> None:
-    rows = [
-        {
-            "name": "aten::add",
-            "calls": 1,
-            "file": "/home/me/train.py",
-            "line": 3,
-            "function": "main",
-            "place_exact": False,
-        }
-    ]
-    links = {"name": blocks.cell_link("kernels", "q", "id")}
-    block = traced.block(Context(5), "operators", rows, sort="calls", links=links)  # type: ignore[arg-type]
-    place = block["rows"][0]["place"]
-    assert (place["shown"], place["guess"], place["function"]) == ("train.py:3", True, "main")
-    assert next(column for column in block["columns"] if column["place"])["key"] == "place"
-    assert block["columns"][0]["link"] == {"page": "kernels", "params": {}, "param": "q", "key": "id"}

@@ -58,20 +58,6 @@ def test_an_entry_shows_what_a_report_says(tmp_path: Path) -> None:
     assert (entry["steps"], entry["mean_ms"], entry["first_finding"]) == (None, None, None)
 
 
-def test_runs_that_appear_and_go_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import shutil
-
-    monkeypatch.setattr("stepscope.dashboard.server.catalog.AGAIN_S", 0.0)
-    places = Places([tmp_path])
-    assert places.all() == []
-    run = make_run_folder(tmp_path, name="a")
-    assert [place.name for place in places.all()] == ["a"]
-    key = places.all()[0].key
-    shutil.rmtree(run)
-    assert places.all() == []
-    assert places.get(key).name == "a"
-
-
 def test_many_runs_are_listed_and_counted(tmp_path: Path) -> None:
     one = make_run_folder(tmp_path, name="run-0000", steps=[])
     manifest = (one / "host-a" / "manifest.json").read_bytes()

@@ -104,28 +104,6 @@ def test_values_stand_in_a_table_and_in_csv(show: Callable[..., View]) -> None:
     ]
 
 
-def test_values_are_told_on_hover_and_by_keyboard(show: Callable[..., View]) -> None:
-    view = show(steps_chart())
-    plot = section(view, "steps").get_by_role("slider")
-    box = plot.bounding_box()
-    assert box is not None
-    view.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    readout = section(view, "steps").locator(".readout")
-    view.until(lambda: readout.count() == 1)
-    assert readout.inner_text().startswith("Step ")
-    assert "forward" in readout.inner_text()
-    view.page.mouse.move(2, 2)
-    view.until(lambda: readout.count() == 0)
-
-    plot.focus()
-    plot.press("Home")
-    plot.press("ArrowRight")
-    told = plot.get_attribute("aria-valuetext")
-    assert told.replace("\u202f", " ") == "Step 1, forward 13 ms, data wait 3 ms"
-    plot.press("End")
-    assert plot.get_attribute("aria-valuetext").startswith("Step 99,")
-
-
 def test_steps_are_chosen_by_numbers_and_by_keys(show: Callable[..., View]) -> None:
     view = show(steps_chart())
     first, last = section(view, "steps").get_by_role("spinbutton").all()
@@ -177,22 +155,6 @@ def test_charts_zoom_together_and_links_restore_it(show: Callable[..., View]) ->
     assert ends(section(again, "two").get_by_role("slider")) == ends(two)
     one.dblclick()
     view.until(lambda: "z.time=" not in view.page.url)
-
-
-def test_series_are_switched_off_by_their_names(show: Callable[..., View]) -> None:
-    view = show(steps_chart())
-    wait = section(view, "steps").get_by_role("button", name="data wait")
-    forward = section(view, "steps").get_by_role("button", name="forward")
-    wait.click()
-    view.until(lambda: "c.steps=off%3A0" in view.page.url and wait.get_attribute("aria-pressed") == "false")
-    forward.click()  # the last one stays
-    assert forward.get_attribute("aria-pressed") == "true"
-    plot = section(view, "steps").get_by_role("slider")
-    plot.focus()
-    plot.press("Home")
-    assert "data wait" not in plot.get_attribute("aria-valuetext")
-    wait.click()
-    view.until(lambda: "c.steps" not in view.page.url)
 
 
 def test_hostile_names_are_text(show: Callable[..., View]) -> None:

@@ -56,7 +56,7 @@ def test_an_experiment_shows_intervals_beside_ceilings(fabricated: Report, nothi
     assert "makes training faster" in said(found, "good")
     assert {"verdict", "loss", "doubt"} <= {row["about"] for row in part(found, "candidate-notes")["rows"]}
     assert all(column.get("signed") for column in part(found, "candidates")["columns"] if column["unit"] == "share")
-    assert not pages.empty(PageContext(shown, shown), "compare")
+    assert not pages.PAGES["compare"].empty(PageContext(shown, shown))
 
 
 def test_an_experiment_can_be_chosen_like_a_run(tmp_path: Path, slow: dict[str, api.Run]) -> None:

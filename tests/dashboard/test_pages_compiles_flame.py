@@ -13,7 +13,6 @@ import pytest
 from stepscope import api
 from stepscope.dashboard.pages import flame
 from stepscope.errors import UsageError
-from tests import gpu_traces
 from tests.builders import step_rows
 from tests.dashboard import served_runs
 from tests.dashboard.page_shapes import is_empty, page, part, parts
@@ -44,12 +43,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
     """A recorded run without windows, stacks or compilers."""
     manifest = {"command": ["python", "my train.py"]}
     return api.open_run(make_run_folder(tmp_path_factory.mktemp("plain"), manifest=manifest))
-
-
-@pytest.fixture(scope="module")
-def cpu(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
-    path = served_runs.cpu_trace(tmp_path_factory.mktemp("cpu") / "cpu.pt.trace.json")
-    return api.open_run(path, options=api.ReadOptions(cache=False))
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +79,6 @@ def test_compiles_by_cause_and_step(compiled: api.Run):
     figures = {item["label"]: item for item in parts(document, "figures")[0]["items"]}
     assert figures["Compiles"]["value"] == compiled.analysis.compilers.backends[0].compiles
     assert "union" in figures["Compile time"]["help"]["text"]
-
-
-def test_what_was_not_recorded_of_compiles_is_said(compiled: api.Run):
-    (facts,) = parts(page(compiled, "compiles"), "facts")
-    assert "Metrics of torch_xla" in [row["label"] for row in facts["rows"]]
 
 
 def with_compilers(run: api.Run, **changes: Any) -> api.Run:
@@ -137,12 +125,6 @@ def test_a_run_to_compare_with_that_is_not_there(sampled: dict[str, api.Run]):
     assert "no such run" in said["why"]
 
 
-def test_a_run_that_counts_other_things_is_no_comparison(sampled: dict[str, api.Run], plain: api.Run):
-    document = page(sampled["one"], "flame", catalog=Runs({"plain": plain}), **{"with": "plain"})
-    (said,) = parts(document, "empty")
-    assert not said["why"].startswith("--")
-
-
 def test_a_rank_that_was_not_sampled(sampled: dict[str, api.Run]):
     (said,) = parts(page(sampled["one"], "flame", worker="rank-1"), "empty")
     assert "rank-1" in said["why"]
@@ -166,14 +148,3 @@ def test_trees_have_as_many_boxes_as_fit(tmp_path: Path, monkeypatch: pytest.Mon
     assert max(every) > 900
     assert max(fewer) <= 700
     assert sum(fewer) <= max(700, flame.LEAST_BOXES * len(fewer))
-
-
-def test_nothing_sampled_and_no_python_stacks(cpu: api.Run, tmp_path: Path):
-    assert not is_empty(cpu, "flame")
-    path = tmp_path / "bare.pt.trace.json"
-    events = [gpu_traces.host("aten::add", 10, 5), gpu_traces.host("aten::mm", 20, 5)]
-    path.write_text(json.dumps({"traceEvents": events}))
-    run = api.open_run(path, options=api.ReadOptions(cache=False))
-    assert is_empty(run, "flame")
-    (said,) = parts(page(run, "flame"), "empty")
-    assert said["command"].startswith("stepscope run")

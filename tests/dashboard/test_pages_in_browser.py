@@ -143,33 +143,6 @@ def _long_table(view: View) -> Any:
     return view.page.locator("section.table").filter(has=view.page.get_by_placeholder("Filter rows")).first
 
 
-def test_help_opens_by_keyboard_and_closes_by_escape(dashboard: Dashboard, served: Served, look: Look) -> None:
-    view = look(dashboard.page(served("small"), "gpu"), axe=True).ready()
-    button = view.page.get_by_role("button", name="means").filter(visible=True).first
-    button.focus()
-    tip = view.page.get_by_role("tooltip")
-    view.until(lambda: tip.count() == 1)
-    assert button.get_attribute("aria-describedby") == tip.get_attribute("id")
-    box = tip.bounding_box()
-    assert box is not None
-    assert box["x"] >= 0
-    assert box["x"] + box["width"] <= 1280
-    assert view.violations() == []
-    view.page.keyboard.press("Escape")
-    view.until(lambda: tip.count() == 0)
-
-
-def test_skip_link_and_focus(dashboard: Dashboard, served: Served, look: Look) -> None:
-    view = look(dashboard.page(served("small"), "findings")).ready()
-    view.page.keyboard.press("Tab")
-    view.page.keyboard.press("Enter")
-    focused = view.page.locator(":focus")
-    assert focused.get_attribute("id") == "main"
-    assert view.text("h1") == "Findings"
-    view.open("steps")
-    assert focused.evaluate("tag => tag.tagName") == "H1"  # a new page begins at its heading
-
-
 def test_what_is_not_there_says_so(dashboard: Dashboard, served: Served, look: Look) -> None:
     view = look(dashboard.page(served("small"), "findings")).ready()
     missing: list[str] = []

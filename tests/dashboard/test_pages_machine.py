@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from stepscope import api
-from stepscope.model import Report
 from tests import builders
 from tests.builders import MS, T0, step_rows
-from tests.dashboard.opened import OPTIONS, figures, page, part, said, series
+from tests.dashboard.opened import OPTIONS, page, part, series
 from tests.records import replace
 from tests.run_folders import make_run_folder
 
@@ -53,18 +52,3 @@ def test_a_range_of_steps_cuts_the_telemetry(small: api.Run) -> None:
     whole = part(page(small, "system"), "cpu")["x"]["values"]
     assert part(found, "cpu")["x"]["values"] == whole[:2]
     assert len(part(found, "steps-over-time")["x"]["values"]) == 7
-
-
-# ------------------------------------------------------------------------------------------------------ environment
-
-
-def test_the_environment_names_what_ran_and_what_was_lost(fabricated: Report, nothing: api.Run) -> None:
-    found = page(nothing.showing(fabricated), "environment")
-    facts = {row["label"]: row["value"] for b in found["blocks"] if b["kind"] == "facts" for row in b["rows"]}
-    assert facts["Command"] == "python train.py --lr 0.1"
-    assert (facts["torch"], facts["cpu model"], facts["governor"]) == ("2.13.0", "Some CPU", "powersave")
-    assert "1 torn line" in said(found, "warning")
-    assert "sampled at 100 Hz" in said(found, "note")
-    assert part(found, "windows")["rows"][0]["overhead_ratio"] == 1.4
-    assert part(found, "sites")["rows"][0]["arguments"] == "batch_size=32"
-    assert figures(found)["torn lines"]["value"] == 1

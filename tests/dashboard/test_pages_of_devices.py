@@ -6,33 +6,12 @@ import json
 import pickle
 from pathlib import Path
 
-import pytest
-
 from stepscope import api
-from stepscope.analyze.views.select import Selection
 from tests import gpu_traces
-from tests.dashboard.page_shapes import is_empty, page, part, parts
-from tests.dashboard.worker_traces import MIB, two_workers
+from tests.dashboard.page_shapes import is_empty, page, part
 from tests.read.memory_files import Allocator
 
-
-@pytest.fixture(scope="module")
-def gpus(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
-    return two_workers(tmp_path_factory.mktemp("gpus"))
-
-
 # ------------------------------------------------------------------------------------------------------- memory
-
-
-def test_what_stood_at_the_peak(gpus: api.Run):
-    document = page(gpus, "memory", worker="worker0")
-    chart = part(document, "memory-peak-operator")
-    found = dict(zip(chart["x"]["values"], chart["series"][0]["values"], strict=True))
-    assert found == {"aten::mm": 20 * MIB, "before the recording": 10 * MIB}
-    lines = part(document, "memory-lines")["rows"]
-    assert sum(row["at_peak_bytes"] for row in lines) == 20 * MIB
-    blocks = part(document, "memory-blocks")["rows"]
-    assert {row["allocated_ns"] for row in blocks if row["at_peak"]} == {0}
 
 
 def test_a_snapshot_of_the_allocator(tmp_path: Path):
@@ -57,17 +36,6 @@ def test_a_snapshot_of_the_allocator(tmp_path: Path):
 
 
 # ------------------------------------------------------------------------------------------------------- GPUs
-
-
-def test_gpu_figures_explain_themselves(gpus: api.Run):
-    document = page(gpus, "gpu", worker="worker1")
-    (figures,) = parts(document, "figures")
-    items = {item["label"]: item for item in figures["items"]}
-    (want,) = gpus.table("gpus", Selection(worker="worker1")).rows
-    assert items["Utilisation"]["value"] == want.utilization_pct
-    assert items["Tensor cores"]["value"] == want.tensor_core_pct
-    assert items["Utilisation"]["help"]["picture"] == "utilisation"
-    assert "Test GPU" in figures["title"]
 
 
 def test_what_ranks_exchange(tmp_path: Path):

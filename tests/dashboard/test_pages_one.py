@@ -9,26 +9,16 @@ import pytest
 
 from stepscope import api
 from stepscope.dashboard import pages
-from stepscope.dashboard.pages import PAGES, PageContext
+from stepscope.dashboard.pages import PageContext
 from stepscope.errors import UsageError
-from stepscope.model import Report, StepFacts
+from stepscope.model import Report
 from tests.builders import MS, T0, step_rows
 from tests.dashboard import served_runs
-from tests.dashboard.opened import EVIL, KEYS, OPTIONS, Runs, figures, kinds, page, part, series
+from tests.dashboard.opened import EVIL, KEYS, OPTIONS, Runs, figures, page, part, series
 from tests.records import replace
 from tests.run_folders import make_run_folder
 
 # ------------------------------------------------------------------------------------------------------ the registry
-
-
-def test_pages_stand_in_their_order() -> None:
-    order = ["findings", "steps", "timeline", "flame", "operators", "kernels", "modules", "memory", "compiles", "gpu"]
-    assert list(PAGES) == [*order, "system", "compare", "environment"]
-    groups = [page.group for page in PAGES.values()]
-    assert [group for at, group in enumerate(groups) if group not in groups[:at]] == sorted(
-        set(groups), key=groups.index
-    )
-    assert all(groups[at] == groups[at - 1] for at in range(1, len(groups)) if groups[at] in groups[:at])
 
 
 def test_a_page_that_there_is_not_is_named(small: api.Run) -> None:
@@ -56,15 +46,6 @@ def test_names_from_a_run_are_harmless_text(tmp_path: Path, key: str) -> None:
     assert not any(character in text for character in "\x00\x1b\u202e\u2028")
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_a_run_without_anything_has_every_page(nothing: api.Run, key: str) -> None:
-    found = page(nothing, key)
-    empty = pages.empty(PageContext(nothing, nothing), key)
-    assert empty == (key != "environment")
-    assert ("empty" in kinds(found)) == empty
-    assert all(b["why"] and b["record"] and b["command"] for b in found["blocks"] if b["kind"] == "empty")
-
-
 # ------------------------------------------------------------------------------------------------------ findings
 
 
@@ -81,29 +62,6 @@ def test_a_run_that_nobody_explained_is_not_called_healthy(fabricated: Report, n
 # ------------------------------------------------------------------------------------------------------ steps
 
 
-def test_steps_are_stacked_of_their_phases_and_the_stall_stays(small: api.Run) -> None:
-    found = page(small, "steps", embedded=True)
-    chart = part(found, "steps")
-    at = chart["x"]["values"].index(served_runs.STALL)
-    parts = series(chart)
-    assert parts["data wait"][at] == 150
-    assert sum(values[at] for values in parts.values()) == pytest.approx(159)
-    assert (chart["type"], chart["select"], chart["sync"]) == ("stacked_bars", "steps", "steps")
-    assert {"from": 0, "to": 3, "label": "under the profiler"} in chart["marks"]
-    assert (
-        f"the longest after the warm-up is step {served_runs.STALL} with 159 ms, most of it data wait"
-        in chart["sentence"]
-    )
-
-
-def test_figures_are_the_ones_of_the_report(small: api.Run) -> None:
-    facts: StepFacts = small.analysis.steps[0]
-    shown = figures(page(small, "steps"))
-    assert shown["Mean step"]["value"] == facts.mean_ms
-    assert shown["95th percentile"]["value"] == facts.p95_ms
-    assert shown["Mean step"]["help"]["text"].startswith("Mean wall time")
-
-
 def test_long_runs_are_thinned_with_their_stalls(tmp_path: Path) -> None:
     rows = step_rows(5_000)
     rows[3_333] = {**rows[3_333], "wall_ns": 900 * MS, "other_ns": 891 * MS}
@@ -113,13 +71,6 @@ def test_long_runs_are_thinned_with_their_stalls(tmp_path: Path) -> None:
     at = chart["x"]["values"].index(3_333)
     assert sum(values[at] for values in series(chart).values()) == pytest.approx(900)
     assert "of 5,000 steps" in chart["notes"][0]
-
-
-def test_the_distribution_counts_every_step_once(small: api.Run) -> None:
-    chart = part(page(small, "steps"), "distribution")
-    assert sum(sum(each["values"]) for each in chart["series"]) == 240
-    assert chart["series"][0]["values"][-1] == 2  # the stall of either rank lies behind the last edge
-    assert chart["marks"][0]["label"] == "and longer"
 
 
 def test_a_range_of_steps_is_what_was_read(small: api.Run) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from stepscope import api
-from stepscope.errors import UsageError
 from stepscope.report.escape import plain as plain_text
 from tests.dashboard import served_runs
 from tests.dashboard.page_shapes import is_empty, page, part, parts
@@ -92,23 +91,7 @@ def test_steps_without_a_trace_name_those_that_have_one(gpus: api.Run):
         assert "between 1 and 2" in said["why"]
 
 
-def test_a_span_that_is_none_is_refused(gpus: api.Run):
-    with pytest.raises(UsageError, match="not a span"):
-        page(gpus, "operators", span="../../etc")
-
-
 # ------------------------------------------------------------------------------------------------------- operators
-
-
-def test_operators_are_those_of_the_command_line(gpus: api.Run):
-    table = part(page(gpus, "operators"), "operators")
-    want = {row.name: (row.calls, row.device_self_ns, row.host_self_ns) for row in gpus.table("operators").rows}
-    found = {row["name"]: (row["calls"], row["device_self_ns"], row["host_self_ns"]) for row in table["rows"]}
-    assert found["aten::mm"] == want["aten::mm"] == (4, 900_000, want["aten::mm"][2])
-    assert table["total"] == len(want)
-    assert table["sorted_by"] == "device_self_ns"
-    helps = {column["key"]: column["help"] for column in table["columns"]}
-    assert "union" in helps["device_self_ns"]["text"]
 
 
 def test_one_operator_shows_what_lies_behind_it(gpus: api.Run):
@@ -126,19 +109,3 @@ def test_the_operator_that_a_click_names_is_found_though_its_name_was_made_harml
     assert "\u202e" not in shown
     document = page(gpus, "operators", operator=shown)
     assert part(document, "stacks")["rows"]
-
-
-# ------------------------------------------------------------------------------------------------------- kernels
-
-
-def test_kernels_and_their_tensor_cores(gpus: api.Run):
-    document = page(gpus, "kernels")
-    table = part(document, "kernels")
-    assert sum(row["total_ns"] for row in table["rows"]) == sum(row.total_ns for row in gpus.table("kernels").rows)
-    chart = part(document, "kernels-top")
-    cores, others = chart["series"]
-    assert cores["values"] == [900_000, None]
-    assert others["values"] == [None, 400_000]
-
-
-# ------------------------------------------------------------------------------------------------------- modules

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -18,10 +17,6 @@ def shown(*made: dict[str, Any]) -> Page:
     page = Page(static_page.render("a run", [Section("A page", made)]))
     assert page.open == []
     return page
-
-
-def text_of(*made: dict[str, Any]) -> str:
-    return words_of(shown(*made).text).partition("A page ")[2]
 
 
 def chart(kind: str, xs: list[Any], *series: list[Any], **more: Any) -> dict[str, Any]:
@@ -53,14 +48,6 @@ def test_a_line_leads_over_no_missing_value() -> None:
     page = shown(chart("line", list(range(40)), [None if at == 20 else 1.0 for at in range(40)]))
     lines = [value for tag, name, value in page.attributes if (tag, name) == ("polyline", "points")]
     assert [len(line.split()) for line in lines] == [20, 19]
-
-
-def test_missing_is_said_as_missing() -> None:
-    items = [blocks.figure("Mean", None, "ms", missing="no step was seen"), blocks.figure("Other", 0, "ms")]
-    columns = [blocks.column("a", "A", "ms"), blocks.column("b", "B", "ms"), blocks.column("c", "C", "ms")]
-    rows = [{"a": None, "b": 0.0, "c": None}, {"a": 1.5, "b": math.nan, "c": None}]
-    text = text_of(blocks.figures(items), blocks.table("t", "T", columns, rows, limit=9))
-    assert text.startswith("Mean – no step was seen Other 0.0 ms T A B – 0.0 ms 1.5 ms –")
 
 
 def test_every_kind_of_block_takes_any_text() -> None:

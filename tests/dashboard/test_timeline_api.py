@@ -80,16 +80,6 @@ def test_a_worker_has_its_own_tracks_and_steps(small: api.Run) -> None:
     assert {track["key"].split("/")[0] for track in block["window"]["tracks"]} <= {"rank-1"}
 
 
-def test_windows_are_cut_on_demand(gpu: api.Run) -> None:
-    found = timeline.window(gpu, from_ns=0, to_ns=200_000, width=100)
-    assert (found["from_ns"], found["to_ns"]) == (0, 200_000)
-    assert 0 < found["total"] < timeline.window(gpu)["total"]
-    with pytest.raises(UsageError, match="not a window"):
-        timeline.window(gpu, from_ns=500, to_ns=500)
-    with pytest.raises(UsageError, match="not a window"):
-        timeline.window(gpu, from_ns=10**17, to_ns=10**17 + 5)
-
-
 def test_a_search_and_the_slice_that_it_finds(gpu: api.Run) -> None:
     found = timeline.search(gpu, "LINEAR")
     assert found["schema"] == "stepscope.search/1"
@@ -137,14 +127,6 @@ def test_a_run_without_a_trace_says_so(growing_run: Any) -> None:
     assert blocks[1]["sliceable"] is False
     with pytest.raises(UsageError, match="no trace"):
         timeline.slice_of_trace(run, None, Path("never.json.gz"))
-
-
-def test_an_empty_run_says_what_to_record(empty_run: Path) -> None:
-    run = opened(empty_run)
-    blocks = page(PageContext(run=run, base=run), "timeline")["blocks"]
-    assert [block["kind"] for block in blocks] == ["empty"]
-    assert blocks[0]["record"]
-    assert timeline.has_nothing(run)
 
 
 def test_a_slice_of_the_trace_holds_the_steps_asked_for(gpu: api.Run, tmp_path: Path) -> None:

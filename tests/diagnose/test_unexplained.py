@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from stepscope.analyze import analyze
+from stepscope.dashboard import notebook
 from stepscope.diagnose import diagnose
 from stepscope.diagnose.thresholds import SILENCE
 from stepscope.model import Report, Unexplained
-from stepscope.report import notebook, sentences, terminal
+from stepscope.report import sentences, terminal
 from stepscope.report.document import build, read_report, report_bytes
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TORCH, TRAIN, stack

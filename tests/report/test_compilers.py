@@ -164,25 +164,6 @@ def test_reasons_say_whether_one_looked(file: str) -> None:
     assert "not watched" not in str(rows_of(clean, "transfers").absent)
 
 
-def test_tables_hold_what_belongs_there(file: str) -> None:
-    kinds = {table: [row["kind"] for row in rows_of(view(file), table).rows] for table in ("compiles", "graph-breaks")}
-    assert kinds == {"compiles": ["recompile", "compile", "limit_hit", "recompile"], "graph-breaks": ["graph_break"]}
-    assert [row["operator"] for row in rows_of(view(file), "transfers").rows] == [
-        "aten::_local_scalar_dense",
-        "aten::median",
-        "aten::nonzero",
-    ]
-    first = rows_of(view(file), "compiles").rows[0]
-    assert (first["old"], first["new"], first["line"], first["definition_line"], first["call_line"]) == (
-        *("8", "72"),
-        *(7, 6, 12),
-    )
-    changes = rows_of(view(file), "compiles", group="change").rows
-    assert [(row["step"], row["old"], row["new"]) for row in changes[:2]] == [(1, "8", "16"), (2, "16", "24")]
-    metrics = rows_of(xla_view(file), "xla-metrics").rows
-    assert (metrics[0]["p50"], metrics[0]["unit"], metrics[2]["samples"]) == (336.64, "ms", None)
-
-
 def test_a_part_of_traces_cannot_be_asked_for(file: str) -> None:
     for chosen in ({"worker": "a"}, {"span": 1}, {"step": 1}, {"device": 0}, {"group": "shapes"}):
         with pytest.raises(select.UsageError):

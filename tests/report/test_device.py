@@ -158,18 +158,6 @@ def test_what_the_rules_could_not_judge_is_not_called_healthy(folder: Path) -> N
     assert "by the rules that could be judged." in words_of(shown(build(foreign(folder), NONE_FOUND)))
 
 
-def test_the_command_that_was_used_is_offered_again(report: Report) -> None:
-    import io
-
-    from rich.console import Console
-
-    from stepscope.report import terminal
-
-    stream = io.StringIO()
-    terminal.render(report, Console(file=stream, width=80), again="stepscope analyze a.json --html report.html")
-    assert "stepscope analyze a.json --html report.html" in stream.getvalue()
-
-
 def test_hostile_names_do_nothing(folder: Path) -> None:
     bad = DeviceLines(
         "device",

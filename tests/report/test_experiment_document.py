@@ -110,37 +110,6 @@ def test_what_is_no_experiment_is_refused(data: bytes) -> None:
         experiment_report.loads(data)
 
 
-def damaged(path: tuple[Any, ...], value: Any) -> bytes:
-    document = json.loads(experiment_report.dumps(experiment()))
-    place = document
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return json.dumps(document).encode()
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("protocol",), None),
-        (("protocol", "command"), "python"),
-        (("candidates",), [1]),
-        (("candidates", 0, "verdict"), None),
-        (("candidates", 0, "runs"), [{}]),
-        (("candidates", 0, "runs", 0, "baseline", "losses"), [3]),
-        (("baseline",), [1]),
-        (("skipped",), {"a": 1}),
-        (("finished",), "yes"),
-    ],
-)
-def test_a_damaged_file_is_refused_and_not_shown(tmp_path: Path, path: tuple[Any, ...], value: Any) -> None:
-    (tmp_path / "experiment.json").write_bytes(damaged(path, value))
-
-    with pytest.raises(UnreadableInputError):
-        experiment_report.load(tmp_path)
-    assert experiment_report.view(tmp_path) is None
-
-
 def test_a_folder_without_an_experiment_has_no_view(tmp_path: Path) -> None:
     assert experiment_report.view(tmp_path) is None
     with pytest.raises(UnreadableInputError, match=r"experiment\.json"):

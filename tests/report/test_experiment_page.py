@@ -60,20 +60,6 @@ def test_the_experiment_comes_first_and_the_report_stays_whole(report: Report) -
         assert part in headings, part
 
 
-def test_what_is_drawn_lies_in_its_picture(report: Report) -> None:
-    drawn = page_of_report(experiment_report.with_experiment(report, experiment_document(experiment())))
-    drawing = drawn[drawn.index("<svg class='intervals'") :].split("</svg>")[0]
-    page = Page(drawing + "</svg>")
-    places = [float(value) for _, name, value in page.attributes if name in ("x", "x1", "x2")]
-
-    assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("rect", "class", "bar")]) == 3
-    assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("line", "class", "tick")]) == 3
-    assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("line", "class", "ceiling")]) == 2
-    assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("rect", "class", "dot")]) == 8
-    assert min(places) >= 0
-    assert max(places) <= 960
-
-
 def test_main_effects_and_noise_have_their_tables(report: Report) -> None:
     def tables_of(found: Experiment) -> str:
         shown = experiment_report.with_experiment(report, experiment_document(found))

@@ -15,9 +15,9 @@ from rich.console import Console
 
 import stepscope
 from stepscope import api
-from stepscope.dashboard import pages, single
+from stepscope.dashboard import notebook, pages, single
 from stepscope.dashboard.pages import PageContext
-from stepscope.report import comparison_report, notebook, sentences, terminal, words
+from stepscope.report import comparison_report, sentences, terminal, words
 from stepscope.report.document import report_bytes
 from stepscope.report.sentences import groups
 from tests.analyze.shared_traces import TRACES

@@ -111,7 +111,11 @@ def documents(run: api.Run, report: Report, *, source: bool = True) -> dict[str,
     shown = run.showing(report)
     context = PageContext(run=shown, base=shown, limit=EMBEDDED_ROWS, embedded=True, key=RUN, source=source)
     made = {key: _page_document(context, key) for key in PAGES}
-    head = _head(context, report, {key: _is_empty(context, document) for key, document in made.items()})
+    empty = {
+        key: all(block["kind"] == "empty" for block in document["blocks"]) or PAGES[key].empty(context)
+        for key, document in made.items()
+    }
+    head = _head(context, report, empty)
     return {f"runs/{RUN}": head, **{f"runs/{RUN}/pages/{key}": document for key, document in made.items()}}
 
 
@@ -150,14 +154,6 @@ def _page_of(page: Page, shown: list[Block]) -> dict[str, Any]:
         "scope": {"worker": None, "span": None, "steps": None, "follows": list(page.follows), "note": None},
         "blocks": shown,
     }
-
-
-def _is_empty(context: PageContext, document: Mapping[str, Any]) -> bool:
-    from stepscope.dashboard import pages
-
-    if all(block["kind"] == "empty" for block in document["blocks"]):
-        return True
-    return pages.empty(context, document["page"])
 
 
 def _sections(found: Mapping[str, Mapping[str, Any]]) -> Iterator[static_page.Section]:
