@@ -1,7 +1,7 @@
 """What the server answers, as documents: the list, a run's head, its pages and timeline, and how it goes on.
 
 Nothing here knows HTTP. Methods take the texts of a request, which may be anything, and raise errors whose class says
-what is wrong with it (`answers.status_of`).
+what is wrong with it (`security.status_of`).
 """
 
 from __future__ import annotations
